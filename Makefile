@@ -1,0 +1,39 @@
+# Every target makes .venv by itself on a fresh machine and reuses it afterwards.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup test check demo bench clean
+
+help:
+	@echo "make demo    30 seconds: wrap a small network, watch it adapt"
+	@echo "make test    the whole test suite"
+	@echo "make check   ruff, mypy --strict, and the import-direction test"
+	@echo "make bench   measured ratios of this version (minutes)"
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ctta needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $(READY)
+
+test: $(READY)
+	$(BIN)/pytest
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -q -n 0 tests/test_layout.py
+
+demo: $(READY)
+	$(BIN)/python examples/01_wrap_any_model.py
+
+bench: $(READY)
+	$(BIN)/python benchmarks/checkpoint_speed.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,64 @@
+"""How much longer ctta.save takes than writing the same bytes with fsync: the ratio of medians of one run.
+
+python benchmarks/checkpoint_speed.py
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import nn
+
+import ctta
+
+REPEATS = 9
+TARGET = 1.5
+
+
+def big_network() -> nn.Module:
+    """36 million parameters, as many as a WideResNet-28-10 has."""
+    layers = [module for _ in range(9) for module in (nn.Linear(2000, 2000), nn.LayerNorm(2000))]
+    return nn.Sequential(nn.Linear(64, 2000), *layers, nn.Linear(2000, 10))
+
+
+def seconds_for_a_new_file(write: Callable[[Path], None], path: Path) -> float:
+    """The file is new for both, and gone before the next is timed, so that both find the page cache alike."""
+    start = time.perf_counter()
+    write(path)
+    spent = time.perf_counter() - start
+    path.unlink()
+    return spent
+
+
+def main() -> None:
+    net = big_network()
+    model = ctta.CoTTA(net, views=())
+    model(torch.randn(4, 64))
+    with TemporaryDirectory(dir=".") as folder:
+        path = Path(folder) / "stream.safetensors"
+        ctta.save(model, path)  # the first save also computes the fingerprint of the source
+        content = path.read_bytes()
+
+        def write_plainly(path: Path) -> None:
+            with path.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+
+        pairs = [
+            (seconds_for_a_new_file(write_plainly, path), seconds_for_a_new_file(partial(ctta.save, model), path))
+            for _ in range(REPEATS)
+        ]
+    plainly, ours = (statistics.median(column) for column in zip(*pairs, strict=True))
+    parameters = sum(parameter.numel() for parameter in net.parameters())
+    print(f"{parameters / 1e6:.1f} M parameters, {len(content) / 2**20:.0f} MiB in the file")
+    print(f"write + fsync {plainly:.2f} s, ctta.save {ours:.2f} s, ratio {ours / plainly:.2f} (target {TARGET})")
+
+
+if __name__ == "__main__":
+    main()

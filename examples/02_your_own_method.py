@@ -1,0 +1,52 @@
+"""Write a method of your own: store the hyperparameters under their names, write one step, run the contract checks.
+
+This one follows SHOT's idea: predictions should be sure one by one and diverse together.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+import ctta
+from ctta.functional import entropy
+from ctta.learning import OptimizerFactory
+
+
+class SureAndDiverse(ctta.AdaptiveModel):
+    """Minimise the entropy of each prediction while keeping that of the mean prediction high."""
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        optimizer: OptimizerFactory = partial(torch.optim.SGD, lr=1e-2),
+        diversity: float = 1.0,
+    ) -> None:
+        super().__init__(net)
+        self.diversity = diversity
+        self.student = self.copy_of_source()
+        self.optimize(self.student, optimizer)
+
+    def adapt_step(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.student(x)
+        mean = logits.softmax(1).mean(0, keepdim=True).log()
+        self.minimize(entropy(logits).mean() - self.diversity * entropy(mean).mean())
+        return logits
+
+    def predict_step(self, x: Tensor) -> Tensor:  # optional: the inherited one is right, but copies the model
+        logits: Tensor = self.student(x)
+        return logits
+
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(1568, 5))
+model = SureAndDiverse(net, diversity=0.5)
+for _ in range(5):
+    model(torch.rand(32, 3, 16, 16))
+    assert model.last_step is not None
+    print(f"step {model.num_steps}: loss {model.last_step.loss:.3f}")
+
+classifier = {"convolution": lambda: nn.Sequential(nn.Conv2d(3, 6, 16), nn.BatchNorm2d(6), nn.Flatten())}
+ctta.testing.check_method(SureAndDiverse, networks=classifier)
+print(f"SureAndDiverse keeps all {len(ctta.testing.CHECKS)} promises of the contract")

@@ -1,0 +1,41 @@
+"""Continual test-time adaptation: a network that keeps adapting, online and without labels.
+
+>>> import torch, ctta
+>>> net = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.Flatten(), torch.nn.Linear(192, 10))
+>>> stream = [torch.rand(4, 3, 8, 8) for _ in range(2)]
+>>> model = ctta.CoTTA(net)
+>>> for x in stream:
+...     logits = model(x)    # predicts and adapts
+"""
+
+from importlib.metadata import version
+
+from ctta import functional, testing, views
+from ctta.base import AdaptiveModel, Step
+from ctta.calibration import calibrate_threshold
+from ctta.checkpoint import CheckpointError, load, save
+from ctta.fingerprint import fingerprint
+from ctta.methods import METHODS, BNStats, CoTTA, PseudoLabel, Source, Tent, TestAug, adapt
+
+__version__ = version("ctta")
+
+__all__ = [
+    "METHODS",
+    "AdaptiveModel",
+    "BNStats",
+    "CheckpointError",
+    "CoTTA",
+    "PseudoLabel",
+    "Source",
+    "Step",
+    "Tent",
+    "TestAug",
+    "adapt",
+    "calibrate_threshold",
+    "fingerprint",
+    "functional",
+    "load",
+    "save",
+    "testing",
+    "views",
+]

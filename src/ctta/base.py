@@ -1,0 +1,206 @@
+"""The contract that every method keeps.
+
+A method subclasses :class:`AdaptiveModel`, stores its hyperparameters under their own names and writes
+:meth:`~AdaptiveModel.adapt_step`. Checks, modes, randomness, reset, fork, moving between devices and saving then work
+by themselves, thanks to one rule: *state lives only in submodules, fixed-capacity buffers, the optimiser, and
+counters named* ``num_*``.
+"""
+
+import copy
+import hashlib
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ctta.learning import OptimizerFactory, build_optimizer, step_if_finite_
+from ctta.norms import estimate_running_statistics_, use_batch_statistics_
+from ctta.surgery import Output, adaptable_copy, images_of, plain_copy, train_only_
+from ctta.validation import check_batch, check_fraction
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the last update did; a figure that the method has no use for is None. Nothing here holds a graph."""
+
+    loss: Tensor
+    skipped: bool  # the loss or a gradient was not finite, so nothing was updated
+    confidence: Tensor | None = None  # mean over the batch, of the network that decides on augmentation
+    augmented: Tensor | None = None  # share of the elements whose target was averaged over views
+
+
+class AdaptiveModel(nn.Module, ABC):
+    """A network that predicts and adapts when it is called.
+
+    The caller's network is copied and never touched. ``source`` is that copy, frozen: at once the confidence anchor,
+    the restore target and what ``reset`` goes back to. A method that learns adds a ``student`` and an ``optimizer``
+    (:meth:`copy_of_source`, :meth:`optimize`), and CoTTA a ``teacher``. Their calls return logits.
+
+    Args:
+        net: any network; compiled and data-parallel wrappers are taken off.
+        batch_stats: share m of the batch in BatchNorm's statistics, (1-m) * running + m * batch.
+        seed: with the number of steps so far, all that the randomness of a step depends on.
+        output: where the logits are in what the network returns: a key, an index or a function; found by itself
+            in tensors, in anything with ``.logits`` and in dicts with ``out`` or ``logits``.
+    """
+
+    def __init__(self, net: nn.Module, *, batch_stats: float = 1.0, seed: int = 0, output: Output = None) -> None:
+        if not isinstance(net, nn.Module) or isinstance(net, AdaptiveModel):
+            raise TypeError(f"expected a network (torch.nn.Module) that does not adapt yet, got {type(net).__name__}")
+        check_fraction("batch_stats", batch_stats)
+        super().__init__()
+        self.batch_stats, self.seed, self.output = batch_stats, seed, output
+        self.source = adaptable_copy(net, batch_stats=batch_stats, output=output)
+        self._trainable = {name for name, parameter in self.source.named_parameters() if parameter.requires_grad}
+        self.source.requires_grad_(False)
+        self.optimizer: Optimizer | None = None
+        self.last_step: Step | None = None
+        self.frozen = False
+        self.num_steps = 0
+        self.num_skipped = 0
+
+    # ---- for users ----
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``adapt(x)``, or ``predict(x)`` while frozen."""
+        return self.predict(x) if self.frozen else self.adapt(x)
+
+    def adapt(self, x: Tensor) -> Tensor:
+        """Logits for x, and an update for the batches to come. An empty batch comes back as it is."""
+        self.check_input(x)
+        if len(x) == 0:
+            return x
+        # Callers rightly loop under no_grad or inference_mode; learning works under neither.
+        with torch.inference_mode(False), torch.enable_grad():
+            logits = self.adapt_step(x.clone() if x.is_inference() else x.detach())
+        self.num_steps += 1
+        return logits.detach()
+
+    def predict(self, x: Tensor) -> Tensor:
+        """What ``adapt(x)`` would return, changing and advancing nothing."""
+        self.check_input(x)
+        if len(x) == 0:
+            return x
+        # With gradients on, as in adapt: without, torch picks other attention kernels, which round differently.
+        with torch.inference_mode(False), torch.enable_grad():
+            return self.predict_step(x.clone() if x.is_inference() else x.detach()).detach()
+
+    def freeze(self) -> Self:
+        """Only predict, until ``unfreeze()``. A mode, not state: ``reset`` keeps it, and so does a saved file."""
+        self.frozen = True
+        return self
+
+    def unfreeze(self) -> Self:
+        """Adapt again."""
+        self.frozen = False
+        return self
+
+    def reset(self) -> Self:
+        """Forget the stream: exactly as new, down to the random draws to come."""
+        kept = {name for name in vars(self) if name in ("training", "frozen") or "hooks" in name}
+        self.__dict__.update({name: value for name, value in vars(self.fork()).items() if name not in kept})
+        return self
+
+    def fork(self) -> Self:
+        """A fresh stream with the same hyperparameters that shares this one's source weights."""
+        fresh = type(self)(self.copy_of_source(), **self.hyperparameters)
+        fresh.source = self.source
+        for name, buffer in self.named_buffers(recurse=False):
+            setattr(fresh, name, getattr(fresh, name).to(buffer))  # same device and dtype as here
+        return fresh
+
+    def deploy(self, batches: Iterable[Any] | None = None) -> nn.Module:
+        """The adapted network as a plain one of the caller's class, which no longer adapts.
+
+        Its weights are the teacher's where there is one, else the student's. With ``batches`` (inputs, or tuples that
+        start with them) BatchNorm's running statistics are estimated anew on these, and the network answers each
+        image by itself. Without, its BatchNorms stay on the batch statistics that the method used, also after
+        ``eval()``: an answer then depends on the other images of its batch.
+        """
+        net = plain_copy(getattr(self, "teacher", getattr(self, "student", self.source)))
+        train_only_(net, self._trainable)
+        if batches is not None:
+            estimate_running_statistics_(net, images_of(batches))
+        elif self.batch_stats > 0:
+            use_batch_statistics_(net, self.batch_stats)
+        return net
+
+    # ---- for a method to write ----
+
+    @abstractmethod
+    def adapt_step(self, x: Tensor) -> Tensor:
+        """Predict a checked, non-empty batch and update; gradients are on."""
+
+    def predict_step(self, x: Tensor) -> Tensor:
+        """What ``adapt_step`` would return: right for every method as it is; override it for a cheaper way."""
+        return copy.deepcopy(self, {id(self.source): self.source}).adapt(x)
+
+    def check_input(self, x: Tensor) -> None:
+        """Refuse a batch before anything changes; a method with further wishes extends this."""
+        check_batch(x, self.source)
+
+    # ---- for a method to build on ----
+
+    @torch.inference_mode(False)
+    def copy_of_source(self) -> nn.Module:
+        """A network to adapt; what was trainable in the caller's network is so in it."""
+        net = copy.deepcopy(self.source)
+        train_only_(net, self._trainable)
+        return net
+
+    def optimize(self, net: nn.Module, factory: OptimizerFactory) -> None:
+        """Have :meth:`minimize` train what requires grad in this network."""
+        self.optimizer, self.optimizer_factory = build_optimizer(factory, net), factory
+
+    def minimize(self, loss: Tensor, *, confidence: Tensor | None = None, augmented: Tensor | None = None) -> bool:
+        """One optimiser step, noted in ``last_step``; False, and no step, if the loss or a gradient is not finite."""
+        assert self.optimizer is not None, "a method that learns calls optimize() in its constructor"
+        finite = step_if_finite_(self.optimizer, loss)
+        self.num_skipped += not finite
+        self.last_step = Step(loss.detach(), not finite, confidence, augmented)
+        return finite
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """The random draws of this step for one purpose: a function of (seed, number of steps, purpose) only."""
+        digest = hashlib.blake2b(f"{self.seed}/{self.num_steps}/{purpose}".encode(), digest_size=8).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest))
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """The constructor's keyword arguments, read back from the attributes of the same name."""
+        _net, *names = inspect.signature(type(self)).parameters
+        # ``optimizer`` is the built one, so its hyperparameter is the factory.
+        return {name: getattr(self, "optimizer_factory" if name == "optimizer" else name) for name in names}
+
+    # ---- nn.Module ----
+
+    def train(self, mode: bool = True) -> Self:
+        """Set this module's flag only: the modes of the networks inside belong to the method."""
+        self.training = mode
+        return self
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={_shown(value)}" for name, value in self.hyperparameters.items())
+
+    @torch.inference_mode(False)
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self.source = copy.deepcopy(self.source)  # a fork may share it, and must not move with this stream
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.optimizer is not None:
+            # Loading casts the optimiser's state to the device and dtype that its parameters have now.
+            self.optimizer.load_state_dict(self.optimizer.state_dict())
+        return self
+
+
+def _shown(value: Any) -> str:
+    """An optimiser factory as ``Adam(lr=0.001)``, anything else as Python shows it."""
+    factory = partial(value) if isinstance(value, type) else value
+    if not isinstance(factory, partial):
+        return repr(value)
+    return f"{factory.func.__name__}({', '.join(f'{key}={argument!r}' for key, argument in factory.keywords.items())})"

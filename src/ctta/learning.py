@@ -1,0 +1,43 @@
+"""Building an optimiser, and taking a step only where it is finite."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+#: Builds an optimiser for the parameters it is given, as ``partial(torch.optim.Adam, lr=1e-3)`` does.
+OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
+
+
+def build_optimizer(factory: OptimizerFactory, net: nn.Module) -> Optimizer:
+    """An optimiser over what is trainable in the network."""
+    parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise ValueError(
+            "there is nothing to train: the network has none of the parameters that this method adapts, or they do "
+            "not require grad (call net.requires_grad_(True) before wrapping it)"
+        )
+    optimizer = factory(parameters) if callable(factory) else None
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            "optimizer must be a factory like functools.partial(torch.optim.Adam, lr=1e-3), since a method trains its "
+            f"own copy of the network; got {factory!r}"
+        )
+    return optimizer
+
+
+def step_if_finite_(optimizer: Optimizer, loss: Tensor) -> bool:
+    """One optimiser step down the loss; False, and nothing changes, if the loss or a gradient is not finite."""
+    try:
+        loss.backward()
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        # The largest gradient, because a sum of squares may overflow where all of them are finite.
+        finite = bool(torch.isfinite(loss) & torch.isfinite(nn.utils.get_total_norm(gradients, math.inf)))
+        if finite:
+            optimizer.step()
+        return finite
+    finally:
+        optimizer.zero_grad()  # also after an error, or the next step would add to half a gradient

@@ -1,0 +1,150 @@
+"""CoTTA: continual test-time adaptation by an averaged teacher, averaged views and stochastic restoring."""
+
+from functools import partial
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from ctta.base import AdaptiveModel
+from ctta.functional import (
+    confidence,
+    cross_entropy,
+    ema_update_,
+    hard_cross_entropy,
+    stochastic_restore_,
+    symmetric_cross_entropy,
+)
+from ctta.learning import OptimizerFactory
+from ctta.norms import uses_batch_statistics
+from ctta.surgery import Output
+from ctta.validation import check_choice, check_fraction
+from ctta.views import Average, Views, average_views, check_images, check_views, draw_views, image_views
+
+LOSSES = {"cross_entropy": cross_entropy, "symmetric": symmetric_cross_entropy, "hard": hard_cross_entropy}
+
+
+class CoTTA(AdaptiveModel):
+    """A student learns from its own moving average, the teacher, and forgets its way back to the source.
+
+    The teacher's answer is the target; where the source is unsure of an input, the teacher's mean answer over
+    augmented views is. After each step a few weights at random go back to the source's values.
+    The defaults are the authors' code for CIFAR10-C; :meth:`paper` is the text of the paper.
+
+    Args:
+        net: any network; every parameter that requires grad is trained and restored.
+        optimizer: factory; ImageNet's in the authors' code is
+            ``partial(torch.optim.SGD, lr=0.01, momentum=0.9, nesterov=True)``.
+        decay: how much of itself the teacher keeps at each step; 0 makes it the student.
+        restore: probability for each weight to go back to the source's value; 0 never.
+        threshold: views are averaged where the source's confidence is below; <= 0 never, > 1 always.
+            See :func:`ctta.calibrate_threshold`.
+        views: what to average over, () for nothing; see :mod:`ctta.views`.
+        gate: compare the mean confidence of the ``"batch"`` with the threshold, or that of each ``"element"``
+            (an image, or a pixel where the answer is dense).
+        average: the mean over views of ``"logits"`` or of ``"probabilities"``.
+        predict_with: answer with the ``"refined"`` target or with the ``"teacher"``'s direct prediction.
+        loss: ``"cross_entropy"``, ``"symmetric"`` (half of it each way) or ``"hard"`` (against the target's argmax).
+        batch_stats: share of the batch in BatchNorm's statistics, in student, teacher and source.
+        seed: of the draws of views and of restored weights.
+        output: where the logits are in what the network returns, if not found by itself.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
+    >>> model = CoTTA(net, views=image_views(4))
+    >>> logits = model(torch.rand(16, 3, 8, 8))    # predicts and adapts
+
+    Reference: Wang, Fink, Van Gool, Dai, "Continual test-time domain adaptation", CVPR 2022.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
+        decay: float = 0.999,
+        restore: float = 0.01,
+        threshold: float = 0.92,
+        views: Views = image_views(32),
+        gate: Literal["batch", "element"] = "batch",
+        average: Average = "logits",
+        predict_with: Literal["refined", "teacher"] = "refined",
+        loss: Literal["cross_entropy", "symmetric", "hard"] = "cross_entropy",
+        batch_stats: float = 1.0,
+        seed: int = 0,
+        output: Output = None,
+    ) -> None:
+        super().__init__(net, batch_stats=batch_stats, seed=seed, output=output)
+        check_fraction("decay", decay)
+        check_fraction("restore", restore)
+        check_choice("gate", gate, ("batch", "element"))
+        check_choice("average", average, ("logits", "probabilities"))
+        check_choice("predict_with", predict_with, ("refined", "teacher"))
+        check_choice("loss", loss, tuple(LOSSES))
+        check_views(views)
+        if threshold != threshold:
+            raise ValueError("threshold must be a number, got NaN")
+        self.decay, self.restore, self.threshold, self.views = decay, restore, threshold, views
+        self.gate, self.average, self.predict_with, self.loss = gate, average, predict_with, loss
+        self.student = self.copy_of_source()
+        self.teacher = self.copy_of_source().requires_grad_(False)
+        self.optimize(self.student, optimizer)
+
+    @classmethod
+    def official(cls, net: nn.Module, **overrides: Any) -> Self:
+        """The authors' code for CIFAR10-C, which made the published numbers: the defaults."""
+        return cls(net, **overrides)
+
+    @classmethod
+    def paper(cls, net: nn.Module, **overrides: Any) -> Self:
+        """The text of the paper: gate per input, probabilities averaged, the teacher's direct prediction."""
+        return cls(net, **{"gate": "element", "average": "probabilities", "predict_with": "teacher"} | overrides)
+
+    def check_input(self, x: Tensor) -> None:
+        super().check_input(x)
+        if self.threshold > 0:
+            check_images(x, self.views)  # now, and not only once the gate opens
+
+    def adapt_step(self, x: Tensor) -> Tensor:
+        """Algorithm 1."""
+        unsure, certainty = self.unsure_elements(x)
+        direct = self.teacher(x) if self.predict_with == "teacher" else None
+        target = self.pseudo_label(x, unsure, direct)  # Eq. 3-4
+        loss = LOSSES[self.loss](self.student(x), target).mean()  # Eq. 5
+        if self.minimize(loss, confidence=certainty, augmented=unsure.float().mean()):
+            ema_update_(self.teacher, self.student, self.decay)  # Eq. 2
+            stochastic_restore_(self.student, self.source, self.restore, self.generator("restore"))  # Eq. 7-8
+        return target if direct is None else direct
+
+    def predict_step(self, x: Tensor) -> Tensor:
+        if self.predict_with == "teacher":
+            prediction: Tensor = self.teacher(x)
+            return prediction
+        return self.pseudo_label(x, self.unsure_elements(x)[0])
+
+    @torch.no_grad()
+    def unsure_elements(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Where views are averaged: one truth value for the batch, or one per element; and the mean confidence."""
+        if not self.views or self.threshold <= 0 or self.threshold > 1:
+            # Known without asking the source.
+            return torch.tensor(bool(self.views) and self.threshold > 1, device=x.device), None
+        certainty = confidence(self.source(x))
+        mean = certainty.mean()
+        return (mean if self.gate == "batch" else certainty) < self.threshold, mean
+
+    @torch.no_grad()
+    def pseudo_label(self, x: Tensor, unsure: Tensor, direct: Tensor | None = None) -> Tensor:
+        """The target y' as logits: the teacher's direct answer, and its mean over the views where unsure."""
+        if direct is None and not unsure.all():
+            direct = self.teacher(x)
+        if direct is not None and not unsure.any():
+            return direct
+        views = draw_views(self.views, self.generator("views"))
+        if direct is None or unsure.all():
+            return average_views(views, self.teacher, x, self.average)
+        if uses_batch_statistics(self.teacher):
+            refined = average_views(views, self.teacher, x, self.average)  # every image shapes the statistics
+        else:
+            rows = unsure.reshape(len(unsure), -1).any(1)
+            refined = direct.clone()
+            refined[rows] = average_views(views, self.teacher, x[rows], self.average)
+        return torch.where(unsure.unsqueeze(1), refined, direct)

@@ -1,0 +1,52 @@
+"""Pseudo-label: learn from the network's own most probable class."""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from ctta.base import AdaptiveModel
+from ctta.functional import confidence, hard_cross_entropy
+from ctta.learning import OptimizerFactory
+from ctta.norms import norm_parameters
+from ctta.surgery import Output, train_only_
+
+
+class PseudoLabel(AdaptiveModel):
+    """One gradient step on each batch against the student's own argmax, over the norm layers' scale and shift only.
+
+    Args:
+        net: a network with normalisation layers of any kind.
+        optimizer: factory of the optimiser.
+        batch_stats: share of the batch in BatchNorm's statistics.
+        output: where the logits are in what the network returns, if not found by itself.
+
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+    >>> logits = PseudoLabel(net)(torch.randn(16, 4))
+
+    Reference: Lee, "Pseudo-label: the simple and efficient semi-supervised learning method for deep neural networks",
+    ICML workshop 2013; here on the test stream, with TENT's parameters, as the CoTTA paper compares it.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
+        batch_stats: float = 1.0,
+        output: Output = None,
+    ) -> None:
+        super().__init__(net, batch_stats=batch_stats, output=output)
+        self.student = self.copy_of_source()
+        train_only_(self.student, norm_parameters(self.student))
+        self.optimize(self.student, optimizer)
+
+    def adapt_step(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.student(x)
+        loss = hard_cross_entropy(logits, logits.detach()).mean()
+        self.minimize(loss, confidence=confidence(logits.detach()).mean())
+        return logits
+
+    def predict_step(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.student(x)
+        return logits

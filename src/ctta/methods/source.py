@@ -1,0 +1,27 @@
+"""Source: the network as it was trained."""
+
+from torch import Tensor, nn
+
+from ctta.base import AdaptiveModel
+from ctta.surgery import Output
+
+
+class Source(AdaptiveModel):
+    """The network as it was trained, the yardstick of every table: nothing adapts.
+
+    >>> import torch
+    >>> net = torch.nn.Linear(4, 3)
+    >>> x = torch.randn(2, 4)
+    >>> torch.equal(Source(net)(x), net(x))
+    True
+    """
+
+    def __init__(self, net: nn.Module, *, output: Output = None) -> None:
+        super().__init__(net, batch_stats=0, output=output)
+
+    def adapt_step(self, x: Tensor) -> Tensor:
+        return self.predict_step(x)
+
+    def predict_step(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.source(x)
+        return logits

@@ -1,0 +1,130 @@
+"""Normalisation layers: batch statistics, running statistics anew, and the parameters to train."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+
+@dataclass(frozen=True)
+class BatchStatistics:
+    """Forward pre-hook of a BatchNorm: normalise by (1-m) * running + m * batch statistics.
+
+    Running statistics are read, never written, and stay in the ``state_dict``. The hook puts its layer into the
+    right mode at each call, so a later ``eval()`` cannot silently bring the running statistics back.
+    """
+
+    share: float
+
+    def __call__(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        x = inputs[0]
+        self.set_mode(module)
+        if self.share < 1:
+            return (self.shifted(module, x), *inputs[1:])
+        if x.numel() == x.shape[1]:
+            raise ValueError(
+                f"batch statistics need more than one value per channel, and a BatchNorm got {tuple(x.shape)}: "
+                "give larger batches, or blend in the source's statistics with batch_stats=0.1, say"
+            )
+        return None
+
+    def set_mode(self, module: _BatchNorm) -> None:
+        """On batch statistics alone the layer trains, but tracks nothing; on a blend it reads what it has."""
+        module.training = self.share == 1
+        module.track_running_stats = self.share < 1
+
+    def shifted(self, module: _BatchNorm, x: Tensor) -> Tensor:
+        """x moved and scaled so that the layer's own running statistics then give the blended normalisation."""
+        mean, variance = module.running_mean, module.running_var
+        assert mean is not None and variance is not None, "checked by use_batch_statistics_"
+        values = x.to(mean.dtype)
+        axes = [axis for axis in range(x.ndim) if axis != 1]
+        batch_variance, batch_mean = torch.var_mean(values, axes, correction=0)
+        blended_mean = mean.lerp(batch_mean, self.share)
+        scale = ((variance + module.eps) / (variance.lerp(batch_variance, self.share) + module.eps)).sqrt()
+        along_channels = (1, -1) + (1,) * (x.ndim - 2)
+        shift = mean - blended_mean * scale
+        return (values * scale.view(along_channels) + shift.view(along_channels)).to(x.dtype)
+
+
+def use_batch_statistics_(net: nn.Module, share: float) -> None:
+    """Let every BatchNorm normalise by (1-share) * running + share * batch statistics."""
+    for name, module in net.named_modules():
+        if isinstance(module, _BatchNorm):
+            if share < 1 and module.running_mean is None:
+                raise ValueError(
+                    f"batch_stats={share} blends running with batch statistics, and layer '{name}' keeps no running "
+                    "statistics; use batch_stats=1"
+                )
+            hook = BatchStatistics(share)
+            hook.set_mode(module)
+            module.register_forward_pre_hook(hook)
+
+
+def avoid_group_norm_crash_(net: nn.Module) -> None:
+    """Let no GroupNorm meet the input whose backward crashes torch on the CPU."""
+    for module in net.modules():
+        if isinstance(module, nn.GroupNorm):
+            module.register_forward_pre_hook(contiguous_if_constant)
+
+
+def contiguous_if_constant(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Forward pre-hook of a GroupNorm: a channels-last input that needs no gradient becomes contiguous.
+
+    Without this the CPU's backward (seen in torch 2.13) writes that gradient through a null pointer. It happens to
+    everyone who trains the first GroupNorm but not the convolution before it, as TENT does.
+    """
+    x, *others = inputs
+    constant = torch.is_grad_enabled() and not x.requires_grad
+    return (x.contiguous() if constant else x, *others)
+
+
+def uses_batch_statistics(net: nn.Module) -> bool:
+    """Whether one element's answer depends on the others of its batch."""
+    return any(
+        isinstance(module, _BatchNorm)
+        and (
+            module.running_mean is None
+            or any(isinstance(hook, BatchStatistics) for hook in module._forward_pre_hooks.values())
+        )
+        for module in net.modules()
+    )
+
+
+@torch.no_grad()
+def estimate_running_statistics_(net: nn.Module, batches: Iterable[Tensor]) -> None:
+    """Replace the running statistics of a plain network by their mean over the batches."""
+    layers = [module for module in net.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    momenta = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # torch's word for a cumulative average
+        layer.train()
+    num_batches = 0
+    for x in batches:
+        net(x)
+        num_batches += 1
+    if num_batches == 0:
+        raise ValueError("no batches to estimate running statistics from; give some, or leave batches out")
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum
+    net.eval()
+
+
+def norm_parameters(net: nn.Module) -> set[str]:
+    """Names of the scales and shifts of normalisation layers that require grad.
+
+    Torch's own layers, and any module whose class is named ...Norm... (timm, transformers and users write their
+    own): of these only parameters that are vectors, since a block that is merely named so may hold matrices.
+    """
+    known = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+    return {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in net.named_modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.requires_grad
+        and (isinstance(module, known) or ("norm" in type(module).__name__.lower() and parameter.ndim <= 1))
+    }

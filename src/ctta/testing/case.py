@@ -1,0 +1,69 @@
+"""What every check works with: a method on a network, and comparisons of answers and of states."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctta.base import AdaptiveModel
+
+Build = Callable[[], nn.Module]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method on a network; everything it makes is the same at each call."""
+
+    method: type[AdaptiveModel]
+    build: Build
+    hyperparameters: dict[str, Any]
+
+    def net(self) -> nn.Module:
+        """The network with the same weights each time, and running statistics that are not the initial ones."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            net = self.build()
+            for name, buffer in net.named_buffers():
+                if name.endswith("running_mean"):
+                    buffer.normal_()
+        return net.eval()
+
+    def model(self, net: nn.Module | None = None) -> AdaptiveModel:
+        return self.method(self.net() if net is None else net, **self.hyperparameters)
+
+    def batch(self, number: int, size: int = 6) -> Tensor:
+        return torch.rand(size, 3, 16, 16, generator=torch.Generator().manual_seed(number))
+
+    def stream(self, count: int = 3) -> list[Tensor]:
+        return [self.batch(number) for number in range(count)]
+
+
+#: Every check by its name.
+CHECKS: dict[str, Callable[[Case], None]] = {}
+
+
+def contract(check: Callable[[Case], None]) -> Callable[[Case], None]:
+    """Enter a check into CHECKS under its own name."""
+    CHECKS[check.__name__] = check
+    return check
+
+
+def run(model: AdaptiveModel, stream: list[Tensor]) -> list[Tensor]:
+    return [model(x) for x in stream]
+
+
+def assert_same(ours: list[Tensor], theirs: list[Tensor], what: str) -> None:
+    assert len(ours) == len(theirs), what
+    for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        assert torch.equal(one, other), f"{what}: differ at batch {number} by {(one - other).abs().max():.3g}"
+
+
+def state_of(model: nn.Module) -> list[Tensor]:
+    """All that a stream is: weights, buffers, optimiser state and counters."""
+    tensors = [value.detach().clone() for value in (*model.parameters(), *model.buffers())]
+    optimizer = getattr(model, "optimizer", None)
+    for _, values in sorted(optimizer.state_dict()["state"].items()) if optimizer else ():
+        tensors += [torch.as_tensor(value).clone() for _, value in sorted(values.items())]
+    return tensors + [torch.tensor(value) for name, value in sorted(vars(model).items()) if name.startswith("num_")]

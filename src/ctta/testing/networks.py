@@ -1,0 +1,61 @@
+"""Four small networks for images (N, 3, 16, 16), one of each kind that the contract is checked on."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+CLASSES = 5
+
+
+def _blocks(norm: Callable[[int], nn.Module]) -> list[nn.Module]:
+    first, second = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.Conv2d(8, 12, 3, stride=2, padding=1)
+    return [first, norm(8), nn.ReLU(), second, norm(12), nn.ReLU()]
+
+
+def batch_norm_net() -> nn.Module:
+    """A convolution network with BatchNorm."""
+    return nn.Sequential(*_blocks(nn.BatchNorm2d), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, CLASSES))
+
+
+def group_norm_net() -> nn.Module:
+    """A convolution network with GroupNorm."""
+    norm = lambda channels: nn.GroupNorm(4, channels)  # noqa: E731
+    return nn.Sequential(*_blocks(norm), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, CLASSES))
+
+
+def segmentation_net() -> nn.Module:
+    """A fully convolutional network with BatchNorm; its map has half the size of the image."""
+    return nn.Sequential(*_blocks(nn.BatchNorm2d), nn.Conv2d(12, CLASSES, 1))
+
+
+class TinyViT(nn.Module):
+    """A vision transformer: parameters that are no module's weight or bias, and LayerNorm throughout."""
+
+    def __init__(self, width: int = 16, patch: int = 8) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, patch, stride=patch)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.pos_embed = nn.Parameter(torch.randn(1, (16 // patch) ** 2 + 1, width) * 0.02)
+        self.norm_before = nn.LayerNorm(width)
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patches(x).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.cls_token.expand(len(x), -1, -1), tokens], 1) + self.pos_embed
+        attended = self.norm_before(tokens)
+        tokens = tokens + self.attention(attended, attended, attended, need_weights=False)[0]
+        logits: Tensor = self.head((tokens + self.mlp(tokens))[:, 0])
+        return logits
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "batch_norm": batch_norm_net,
+    "group_norm": group_norm_net,
+    "vit": TinyViT,
+    "segmentation": segmentation_net,
+}

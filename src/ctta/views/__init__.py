@@ -1,0 +1,35 @@
+"""Augmented views of a batch, over which a model's answer is averaged.
+
+A *view* is a callable ``(model, x) -> logits`` whose logits are aligned with ``x``: it transforms the batch, calls
+the model and undoes what moves pixels. A method's ``views`` is a sequence of views, or an object whose
+``draw(generator)`` gives the views of one step. Your own view needs nothing from this file.
+"""
+
+from ctta.views.average import (
+    Average,
+    DrawnViews,
+    View,
+    Views,
+    average_views,
+    check_images,
+    check_views,
+    draw_views,
+)
+from ctta.views.image import ImageView, ImageViews, image_views
+from ctta.views.multiscale import ScaledView, multiscale_flip
+
+__all__ = [
+    "Average",
+    "DrawnViews",
+    "ImageView",
+    "ImageViews",
+    "ScaledView",
+    "View",
+    "Views",
+    "average_views",
+    "check_images",
+    "check_views",
+    "draw_views",
+    "image_views",
+    "multiscale_flip",
+]

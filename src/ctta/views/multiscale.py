@@ -1,0 +1,37 @@
+"""The views for segmentation: several scales, as they are and flipped."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ctta.surgery import resize
+from ctta.views.average import Model
+
+
+def multiscale_flip(
+    scales: Sequence[float] = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0),
+) -> tuple["ScaledView", ...]:
+    """The authors' views for segmentation: each scale, as it is and flipped left to right.
+
+    >>> len(multiscale_flip())
+    14
+    """
+    if not scales or min(scales) <= 0:
+        raise ValueError(f"multiscale_flip needs scales above 0, got {scales!r}")
+    return tuple(ScaledView(float(scale), flip) for scale in scales for flip in (False, True))
+
+
+@dataclass(frozen=True)
+class ScaledView:
+    """The batch resized and perhaps flipped; a dense answer is brought back to the batch's size and side."""
+
+    scale: float
+    flip: bool
+
+    def __call__(self, model: Model, x: Tensor) -> Tensor:
+        size = [max(1, round(side * self.scale)) for side in x.shape[2:]]
+        logits = model(resize(x.flip(-1) if self.flip else x, size))
+        if logits.ndim < x.ndim:
+            return logits  # one answer per image: nothing has moved
+        return resize(logits.flip(-1) if self.flip else logits, x.shape[2:])

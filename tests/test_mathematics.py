@@ -1,0 +1,227 @@
+"""Twenty steps of every method and of every switch of CoTTA agree with the naive implementation to 1e-10."""
+
+from functools import partial
+
+import pytest
+import torch
+from naive import (
+    NaiveAdam,
+    NaiveNesterov,
+    naive_copy,
+    naive_cotta,
+    naive_self_training,
+    naive_test_aug,
+    step_generator,
+)
+from torch import nn
+
+import ctta
+
+STEPS = 20
+#: A student that equals its teacher has a gradient of zero but for rounding, and Adam with its usual eps blows that
+#: noise up, differently on either side; with a large one both stay in step.
+EPS = 0.1
+CLOSE = partial(torch.testing.assert_close, rtol=0, atol=1e-10)
+
+
+def classifier() -> nn.Sequential:
+    torch.manual_seed(3)
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 3, 2, stride=2),
+        nn.BatchNorm2d(3),
+        nn.Flatten(),
+        nn.Linear(12, 4),
+    )
+    return with_statistics(net)
+
+
+def pixel_classifier() -> nn.Sequential:
+    torch.manual_seed(4)
+    return with_statistics(
+        nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 1))
+    )
+
+
+def with_statistics(net: nn.Sequential) -> nn.Sequential:
+    for layer in net:
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.running_mean.normal_(0.1, 0.3)
+            layer.running_var.uniform_(0.5, 2)
+            nn.init.normal_(layer.weight, 1, 0.2)
+            nn.init.normal_(layer.bias, 0, 0.2)
+    return net.double().eval()
+
+
+def stream(size: int = 5) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return [torch.rand(size, 3, 4, 4, generator=generator, dtype=torch.float64) for _ in range(STEPS)]
+
+
+def norm_parameters(net: nn.Sequential) -> list[nn.Parameter]:
+    return [p for layer in net if hasattr(layer, "running_mean") for p in (layer.weight, layer.bias)]
+
+
+VIEWS = (
+    lambda model, x: model(x.flip(-1)),
+    lambda model, x: model(x * 0.7),
+    lambda model, x: model((x + 0.2).clamp(0, 1)),
+)
+DENSE_VIEWS = (lambda model, x: model(x.flip(-1)).flip(-1), lambda model, x: model(x * 0.7))
+
+
+def assert_same_run(model: ctta.AdaptiveModel, batches, answers) -> None:
+    for step, (x, expected) in enumerate(zip(batches, answers, strict=True)):
+        CLOSE(model(x), expected, msg=lambda text, step=step: f"step {step}: {text}")
+
+
+def assert_same_weights(ours: nn.Module, theirs: nn.Module) -> None:
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        CLOSE(one.detach(), other.detach())
+
+
+def test_source() -> None:
+    net = classifier()
+    assert_same_run(ctta.Source(net), stream(), [naive_copy(net, 0.0)(x).detach() for x in stream()])
+
+
+@pytest.mark.parametrize("share", [1.0, 0.3, 0.0])
+def test_bn_stats(share: float) -> None:
+    net = classifier()
+    answers = [naive_copy(net, share)(x).detach() for x in stream()]
+    assert_same_run(ctta.BNStats(net, batch_stats=share), stream(), answers)
+
+
+@pytest.mark.parametrize("average", ["logits", "probabilities"])
+def test_test_aug(average: str) -> None:
+    net = classifier()
+    answers = naive_test_aug(net, stream(), draw=lambda step: VIEWS, average=average)
+    assert_same_run(ctta.TestAug(net, views=VIEWS, average=average), stream(), answers)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.3])
+@pytest.mark.parametrize("build", [classifier, pixel_classifier])
+@pytest.mark.parametrize(("method", "loss"), [(ctta.Tent, "entropy"), (ctta.PseudoLabel, "argmax")])
+def test_self_training(method, loss: str, build, share: float) -> None:
+    net, batches = build(), stream(2 if build is pixel_classifier else 5)
+    model = method(net, optimizer=partial(torch.optim.Adam, lr=0.01, eps=EPS), batch_stats=share)
+    answers, student = naive_self_training(
+        net, batches, parameters=norm_parameters, loss=loss, optimizer=partial(NaiveAdam, lr=0.01, eps=EPS), share=share
+    )
+    assert_same_run(model, batches, answers)
+    assert_same_weights(model.student, student)
+
+
+DEFAULTS = {
+    "gate": "batch",
+    "average": "logits",
+    "predict_with": "refined",
+    "loss": "cross_entropy",
+    "threshold": 0.408,
+    "decay": 0.9,
+    "restore": 0.1,
+}
+SWITCHES = [
+    {},
+    {"gate": "element"},
+    {"average": "probabilities"},
+    {"predict_with": "teacher"},
+    {"loss": "symmetric"},
+    {"loss": "hard"},
+    {"threshold": -1.0},
+    {"threshold": 0.0},
+    {"threshold": 1.5},
+    {"decay": 0.0},
+    {"decay": 1.0},
+    {"restore": 0.0},
+    {"restore": 1.0},
+    {"batch_stats": 0.3},
+    {"batch_stats": 0.0},
+    {"views": ()},
+    {"views": (), "restore": 0.0},
+    {"gate": "element", "average": "probabilities", "predict_with": "teacher"},
+    {"gate": "element", "average": "probabilities", "loss": "symmetric"},
+    {"gate": "element", "predict_with": "teacher", "batch_stats": 0.0},
+]
+
+
+@pytest.mark.parametrize("switch", SWITCHES, ids=lambda switch: ",".join(f"{k}={v}" for k, v in switch.items()))
+@pytest.mark.parametrize("build", [classifier, pixel_classifier])
+def test_cotta(build, switch: dict) -> None:
+    net, settings = build(), DEFAULTS | switch
+    dense = build is pixel_classifier
+    batches = stream(2 if dense else 5)
+    views = settings.pop("views", DENSE_VIEWS if dense else VIEWS)
+    share = settings.pop("batch_stats", 1.0)
+    optimizer = partial(torch.optim.Adam, lr=0.02, eps=EPS)
+    model = ctta.CoTTA(net, optimizer=optimizer, views=views, batch_stats=share, seed=7, **settings)
+    naive_optimizer = partial(NaiveAdam, lr=0.02, eps=EPS)
+    answers, student, teacher = naive_cotta(
+        net, batches, draw=lambda step: views, optimizer=naive_optimizer, share=share, seed=7, **settings
+    )
+    assert_same_run(model, batches, answers)
+    assert_same_weights(model.student, student)
+    assert_same_weights(model.teacher, teacher)
+
+
+def test_the_gate_of_these_streams_opens_and_closes() -> None:
+    """Else the switches above would not be told apart."""
+    model = ctta.CoTTA(classifier(), views=VIEWS, **DEFAULTS | {"gate": "element"})
+    shares = []
+    for x in stream():
+        model(x)
+        shares.append(float(model.last_step.augmented))
+    assert any(0 < share < 1 for share in shares)
+    batchwise = ctta.CoTTA(classifier(), views=VIEWS, **DEFAULTS)
+    opened = set()
+    for x in stream():
+        batchwise(x)
+        opened.add(float(batchwise.last_step.augmented))
+    assert opened == {0.0, 1.0}
+
+
+def test_cotta_with_drawn_views_and_nesterov() -> None:
+    net = classifier()
+    views = ctta.views.image_views(3)
+    optimizer = partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True)
+    model = ctta.CoTTA(net, optimizer=optimizer, views=views, seed=2, **DEFAULTS)
+    answers, student, teacher = naive_cotta(
+        net,
+        stream(),
+        draw=lambda step: views.draw(step_generator(2, step, "views")),
+        optimizer=partial(NaiveNesterov, lr=0.05, momentum=0.9),
+        seed=2,
+        **DEFAULTS,
+    )
+    assert_same_run(model, stream(), answers)
+    assert_same_weights(model.student, student)
+    assert_same_weights(model.teacher, teacher)
+
+
+def test_defaults_are_the_official_cifar10c_column() -> None:
+    ours, official = ctta.CoTTA(classifier()), ctta.CoTTA.official(classifier())
+    assert repr(ours) == repr(official)
+    settings = ours.hyperparameters
+    optimizer = settings.pop("optimizer")
+    assert (optimizer.func, optimizer.keywords) == (torch.optim.Adam, {"lr": 1e-3})
+    assert settings == {
+        "decay": 0.999,
+        "restore": 0.01,
+        "threshold": 0.92,
+        "views": ctta.views.image_views(32),
+        "gate": "batch",
+        "average": "logits",
+        "predict_with": "refined",
+        "loss": "cross_entropy",
+        "batch_stats": 1.0,
+        "seed": 0,
+        "output": None,
+    }
+
+
+def test_the_paper_preset_and_its_overrides() -> None:
+    model = ctta.CoTTA.paper(classifier(), restore=0.001)
+    assert (model.gate, model.average, model.predict_with) == ("element", "probabilities", "teacher")
+    assert (model.loss, model.decay, model.restore) == ("cross_entropy", 0.999, 0.001)

@@ -1,0 +1,180 @@
+"""Views: the recipe, pixel by pixel; normalised input; alignment of dense answers; averages."""
+
+import math
+
+import pytest
+import torch
+from naive import naive_view
+from torch import nn
+
+import ctta
+from ctta.views import ImageView, ImageViews, average_views, image_views, multiscale_flip
+from ctta.views.image import ImageView as View
+
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+
+
+def draw(seed: int = 0, **settings) -> ImageView:
+    return image_views(1, **settings).draw(torch.Generator().manual_seed(seed))[0]
+
+
+def images(n: int = 20, count: int = 2) -> torch.Tensor:
+    return torch.rand(count, 3, n, n, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def noise_of(view: ImageView, x: torch.Tensor) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(view.noise_seed)
+    return 0.005 * torch.randn(x.shape, generator=generator, dtype=x.dtype)
+
+
+@pytest.mark.parametrize(("seed", "n"), [(0, 20), (1, 20), (2, 20), (3, 21), (4, 18), (5, 25)])
+def test_a_view_follows_the_recipe_pixel_by_pixel(seed: int, n: int) -> None:
+    view, x = draw(seed), images(n)
+    expected = torch.stack([naive_view(view, image) for image in x])
+    torch.testing.assert_close(view.augment(x), (expected + noise_of(view, x)).clamp(0, 1), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("sigma", [0.001, 0.1, 0.2, 0.3, 0.5])
+def test_taps_left_out_of_the_blur_are_below_rounding(sigma: float) -> None:
+    settings = vars(draw()) | {"sigma": sigma}
+    view = View(**settings)
+    fast, exact = view.augment(images().float()), view.augment(images())
+    # The noise is drawn in the dtype of the images, so it is taken off before comparing.
+    fast, exact = fast - noise_of(view, images().float()), exact - noise_of(view, images())
+    inside = (exact > 0.03) & (exact < 0.97)
+    torch.testing.assert_close(fast.double()[inside], exact[inside], rtol=0, atol=3e-6)
+
+
+def test_the_draws_cover_their_ranges() -> None:
+    drawn = image_views(4000).draw(torch.Generator().manual_seed(0))
+    ranges = {
+        "brightness": (0.6, 1.4),
+        "contrast": (0.7, 1.3),
+        "saturation": (0.5, 1.5),
+        "hue": (-0.06, 0.06),
+        "gamma": (0.7, 1.3),
+        "degrees": (-15, 15),
+        "translate_x": (-1 / 16, 1 / 16),
+        "translate_y": (-1 / 16, 1 / 16),
+        "scale": (0.9, 1.1),
+        "sigma": (0.001, 0.5),
+    }
+    for name, (low, high) in ranges.items():
+        values = torch.tensor([getattr(view, name) for view in drawn])
+        assert low <= values.min() < low + 0.01 * (high - low), name
+        assert high - 0.01 * (high - low) < values.max() <= high, name
+        assert abs(values.mean() - (low + high) / 2) < 0.02 * (high - low), name
+        assert abs(values.std() - (high - low) / math.sqrt(12)) < 0.02 * (high - low), name
+    assert abs(sum(view.flip for view in drawn) / 4000 - 0.5) < 0.03
+    orders = {view.colour_order for view in drawn}
+    assert len(orders) == math.factorial(5)
+    assert len({view.noise_seed for view in drawn}) == 4000
+
+
+def test_one_draw_is_shared_by_the_batch() -> None:
+    view = draw()
+    twice = images(count=1).expand(2, -1, -1, -1)
+    quiet = view.augment(twice) - noise_of(view, twice)
+    inside = (quiet > 0.03).all(0) & (quiet < 0.97).all(0)
+    torch.testing.assert_close(quiet[0][inside], quiet[1][inside])
+
+
+def test_a_view_is_deterministic_and_steps_differ() -> None:
+    x = images()
+    assert torch.equal(draw(3).augment(x), draw(3).augment(x))
+    assert not torch.equal(draw(3).augment(x), draw(4).augment(x))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 32, 32), (1, 3, 7, 5), (2, 3, 48, 64), (1, 1, 16, 16), (1, 3, 1, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_any_image_size(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    for view in image_views(8).draw(torch.Generator().manual_seed(0)):
+        shown = view.augment(torch.rand(shape, dtype=dtype))
+        assert shown.shape == shape
+        assert shown.dtype == dtype
+        assert shown.min() >= 0
+        assert shown.max() <= 1
+
+
+def test_input_normalised_outside_is_augmented_in_unit_range() -> None:
+    mean, std = (torch.tensor(IMAGENET[key], dtype=torch.float64).view(1, 3, 1, 1) for key in ("mean", "std"))
+    x = images()
+    plain, normalised = draw(5), draw(5, **IMAGENET)
+    torch.testing.assert_close(normalised.augment((x - mean) / std), (plain.augment(x) - mean) / std)
+
+
+@pytest.mark.parametrize(
+    ("views", "x", "word"),
+    [
+        (image_views(1), images() * 255, "mean="),
+        (image_views(1), images() * 4 - 2, "[0, 1]"),
+        (image_views(1, **IMAGENET), images() * 9, "after undoing"),
+        (image_views(1), torch.rand(2, 5, 8, 8), "RGB or grey"),
+        (image_views(1), torch.rand(2, 8), "RGB or grey"),
+        (image_views(1, mean=(0.5,), std=(0.5,)), images(), "1 channels"),
+    ],
+)
+def test_input_outside_the_declared_range_is_an_error(views: ImageViews, x: torch.Tensor, word: str) -> None:
+    (view,) = views.draw(torch.Generator())
+    with pytest.raises(ValueError) as caught:
+        view(lambda images: images, x)
+    assert word in str(caught.value)
+
+
+def test_a_method_refuses_the_range_at_once_even_where_its_gate_stays_shut() -> None:
+    model = ctta.CoTTA(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), threshold=1e-9)
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
+        model(torch.randn(2, 3, 2, 2) * 3)
+    assert model.num_steps == 0
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: image_views(0),
+        lambda: image_views(2, mean=(0.5,)),
+        lambda: image_views(2, mean=(0.5,), std=(0.0,)),
+        lambda: multiscale_flip(()),
+        lambda: multiscale_flip((0.5, -1)),
+    ],
+)
+def test_bad_settings_of_views(build) -> None:
+    with pytest.raises(ValueError):
+        build()
+
+
+def test_scaled_views_align_dense_answers() -> None:
+    """A network that answers with the image itself: every view must give the image back."""
+    smooth = torch.linspace(0, 1, 32).view(1, 1, 1, 32) + torch.linspace(0, 2, 24).view(1, 1, 24, 1)
+    for view in multiscale_flip((1.0, 2.0)):
+        answer = view(lambda x: x, smooth)
+        assert answer.shape == smooth.shape
+        torch.testing.assert_close(answer[..., 2:-2, 2:-2], smooth[..., 2:-2, 2:-2], rtol=0, atol=1e-5)
+
+
+def test_scaled_views_show_the_scales_and_sides() -> None:
+    seen = []
+    x = torch.rand(1, 3, 10, 20)
+    for view in multiscale_flip((0.5, 1.5)):
+        view(lambda shown: seen.append(shown) or shown.mean((2, 3)), x)
+    assert [tuple(shown.shape[2:]) for shown in seen] == [(5, 10), (5, 10), (15, 30), (15, 30)]
+    torch.testing.assert_close(seen[0], seen[1].flip(-1))
+
+
+def test_probabilities_average_to_probabilities_and_stay_finite() -> None:
+    sure = torch.tensor([[200.0, -200.0]])
+    answer = average_views([lambda m, x: sure, lambda m, x: sure], None, torch.zeros(1, 2), "probabilities")
+    assert torch.isfinite(answer).all()
+    torch.testing.assert_close(answer.softmax(1), torch.tensor([[1.0, 0.0]]))
+
+
+def test_views_are_computed_one_at_a_time() -> None:
+    batch_sizes = []
+    x = torch.rand(3, 3, 8, 8)
+
+    def model(shown):
+        batch_sizes.append(len(shown))
+        return shown.mean((2, 3))
+
+    average_views(image_views(5).draw(torch.Generator()), model, x, "logits")
+    assert batch_sizes == [3] * 5
