@@ -1,5 +1,6 @@
 """Every example runs as a newcomer would run it, and stays short."""
 
+import os
 import re
 import subprocess
 import sys
@@ -9,12 +10,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+#: Two test workers share the machine.
+ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_example(example: Path, tmp_path: Path) -> None:
     assert len(example.read_text().splitlines()) < 60
-    run = subprocess.run([sys.executable, example], cwd=tmp_path, capture_output=True, text=True)
+    run = subprocess.run([sys.executable, example], cwd=tmp_path, capture_output=True, text=True, env=ONE_THREAD)
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip()
     assert "Warning" not in run.stderr
@@ -40,5 +43,5 @@ def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
     )
     script = tmp_path / "readme.py"
     script.write_text(before + "\n".join(blocks))
-    run = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
+    run = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, env=ONE_THREAD)
     assert run.returncode == 0, run.stderr
