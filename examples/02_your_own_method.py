@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 import ctta
 from ctta.functional import entropy
-from ctta.learning import OptimizerFactory
 
 
 class SureAndDiverse(ctta.AdaptiveModel):
@@ -20,7 +19,7 @@ class SureAndDiverse(ctta.AdaptiveModel):
         self,
         net: nn.Module,
         *,
-        optimizer: OptimizerFactory = partial(torch.optim.SGD, lr=1e-2),
+        optimizer: ctta.OptimizerFactory = partial(torch.optim.SGD, lr=1e-2),
         diversity: float = 1.0,
     ) -> None:
         super().__init__(net)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import ctta
+from ctta.learning import step_if_finite_
 
 
 def layer_normed() -> nn.Module:
@@ -190,3 +191,56 @@ def test_an_error_in_the_middle_of_a_step_leaves_no_gradient_behind() -> None:
     assert torch.equal(model(x), untouched(x))
     for ours, theirs in zip(model.student.parameters(), untouched.student.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("method", ctta.METHODS)
+def test_too_many_axes(method: str) -> None:
+    settings = {"views": (lambda m, x: m(x),)} if method in ("cotta", "test_aug") else {}
+    with pytest.raises(ValueError, match="4 axes"):
+        ctta.adapt(convolution(), method, **settings)(torch.rand(2, 1, 3, 6, 6))
+
+
+def test_networks_may_add_the_channel_axis_themselves() -> None:
+    class Spectrogram(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = convolution()
+
+        def forward(self, x):
+            return self.body(x.unsqueeze(1).expand(-1, 3, -1, -1))
+
+    for size in (2, 3, 4):
+        assert ctta.Tent(Spectrogram())(torch.rand(size, 6, 6)).shape == (size, 3)
+
+
+def test_scaled_views_of_something_that_is_no_image() -> None:
+    model = ctta.TestAug(layer_normed(), views=ctta.views.multiscale_flip())
+    with pytest.raises(ValueError, match="spatial"):
+        model(torch.rand(2, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_16_bit_weights_are_not_trained(dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match="autocast"):
+        ctta.CoTTA(layer_normed().to(dtype))
+    assert ctta.Source(layer_normed().to(dtype))(torch.rand(2, 4, dtype=dtype)).dtype == dtype
+
+
+def test_a_loss_that_is_not_finite_skips_the_step_even_if_its_gradient_is() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=1)
+    assert not step_if_finite_(optimizer, weight.sum() + torch.inf)
+    assert torch.equal(weight.detach(), torch.ones(2))
+    assert weight.grad is None
+    assert step_if_finite_(optimizer, weight.sum())
+    assert torch.equal(weight.detach(), torch.zeros(2))
+
+
+def test_large_finite_gradients_are_no_reason_to_skip() -> None:
+    weight = nn.Parameter(torch.zeros(100))
+    assert step_if_finite_(torch.optim.SGD([weight], lr=1e-30), (3e38 * weight).sum())
+
+
+def test_seed_must_be_a_whole_number() -> None:
+    with pytest.raises(TypeError, match="seed"):
+        ctta.CoTTA(layer_normed(), seed=1.5)

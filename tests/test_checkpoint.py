@@ -1,8 +1,10 @@
 """Save and load: the file, what it holds, and every way in which it is refused."""
 
+import copy
 import json
 import os
 import signal
+import stat
 import struct
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import textwrap
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -29,7 +32,11 @@ def net(seed: int = 0, width: int = 6) -> nn.Module:
 
 
 def adapted(**settings) -> ctta.CoTTA:
-    model = ctta.CoTTA(net(), **{"views": ctta.views.image_views(2)} | settings)
+    return adapted_from(net(), **settings)
+
+
+def adapted_from(source: nn.Module, **settings) -> ctta.CoTTA:
+    model = ctta.CoTTA(source, **{"views": ctta.views.image_views(2)} | settings)
     for x in STREAM[:3]:
         model(x)
     return model
@@ -41,11 +48,13 @@ def header_of(path: Path) -> dict:
 
 
 def rewritten(path: Path, change) -> Path:
-    """The file with its header, or its tensors, changed."""
+    """The file with its header, or its tensors, changed; the list of tensors follows."""
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     header = header_of(path)
+    header["tensors"] = None
     change(header, tensors)
+    header["tensors"] = header["tensors"] or sorted(tensors)
     save_file(tensors, path, metadata={"ctta": json.dumps(header)})
     return path
 
@@ -94,9 +103,96 @@ def test_a_learning_rate_changed_on_the_way_is_kept(tmp_path: Path) -> None:
     model.optimizer.param_groups[0]["lr"] = 0.5
     ctta.save(model, tmp_path / "s")
     assert ctta.load(tmp_path / "s", net()).optimizer.param_groups[0]["lr"] == 0.5
-    changed = ctta.load(tmp_path / "s", net(), optimizer=partial(torch.optim.Adam, lr=0.25))
-    assert changed.optimizer.param_groups[0]["lr"] == 0.25
-    assert len(changed.optimizer.state_dict()["state"]) == len(model.optimizer.state_dict()["state"])
+
+
+@pytest.mark.parametrize(
+    "optimizer", [partial(torch.optim.Adam, lr=0.25), torch.optim.SGD, partial(torch.optim.Adam, amsgrad=True)]
+)
+def test_a_new_optimizer_starts_afresh(optimizer, tmp_path: Path) -> None:
+    model = adapted()
+    ctta.save(model, tmp_path / "s")
+    changed = ctta.load(tmp_path / "s", net(), optimizer=optimizer)
+    assert changed.optimizer.state_dict()["state"] == {}
+    assert torch.equal(changed.student[0].weight, model.student[0].weight)
+    changed(STREAM[3])
+    assert changed.num_steps == 4
+
+
+def test_an_optimizer_that_no_file_can_hold_is_given_again_and_goes_on(tmp_path: Path) -> None:
+    factory = lambda parameters: torch.optim.Adam(parameters, lr=0.01)  # noqa: E731
+    model = adapted(optimizer=factory)
+    ctta.save(model, tmp_path / "s")
+    again = ctta.load(tmp_path / "s", net(), optimizer=factory)
+    assert torch.equal(again(STREAM[3]), model(STREAM[3]))
+    for ours, theirs in zip(again.student.parameters(), model.student.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_single_numbers_of_an_optimizer_keep_their_dtype(tmp_path: Path) -> None:
+    model = ctta.CoTTA(net().double(), views=(), optimizer=torch.optim.NAdam, decay=0.5)
+    x = STREAM[0].double()
+    model(x), model(x)
+    ctta.save(model, tmp_path / "s")
+    again = ctta.load(tmp_path / "s", net().double())
+    moved = copy.deepcopy(model).to("cpu")
+    expected = [model(x) for _ in range(3)]
+    for other in (again, moved):
+        assert all(torch.equal(other(x), answer) for answer in expected)
+
+
+def test_a_learning_rate_that_is_a_tensor_is_refused_by_name(tmp_path: Path) -> None:
+    model = adapted(optimizer=lambda parameters: torch.optim.Adam(parameters, lr=torch.tensor(1e-3)))
+    with pytest.raises(TypeError, match="'lr'"):
+        ctta.save(model, tmp_path / "s")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_numpy_numbers_are_stored_as_numbers(tmp_path: Path) -> None:
+    ctta.save(adapted(threshold=np.float32(0.5)), tmp_path / "s")
+    assert ctta.load(tmp_path / "s", net()).threshold == 0.5
+
+
+def test_a_source_that_was_written_to_has_another_fingerprint(tmp_path: Path) -> None:
+    model = adapted()
+    ctta.save(model, tmp_path / "s")
+    model.load_state_dict(adapted_from(net(seed=1)).state_dict())
+    ctta.save(model, tmp_path / "s")
+    with pytest.raises(ctta.CheckpointError, match="fingerprint"):
+        ctta.load(tmp_path / "s", net())
+    ctta.load(tmp_path / "s", net(seed=1))
+
+
+def test_the_fingerprint_tells_names_dtypes_and_shapes_and_is_computed_once(tmp_path: Path, monkeypatch) -> None:
+    def with_buffer(name: str, value: Tensor) -> nn.Module:
+        module = nn.Module()
+        module.register_buffer(name, value)
+        return module
+
+    modules = [
+        with_buffer("a", torch.zeros(4)),
+        with_buffer("b", torch.zeros(4)),
+        with_buffer("a", torch.zeros(2, 2)),
+        with_buffer("a", torch.zeros(4, dtype=torch.int32)),
+        with_buffer("a", torch.ones(4)),
+    ]
+    assert len({ctta.fingerprint(module) for module in modules}) == len(modules)
+    assert ctta.fingerprint(nn.DataParallel(net())) == ctta.fingerprint(net())
+    model = adapted()
+    ctta.save(model, tmp_path / "s")
+    module = sys.modules["ctta.fingerprint"]
+    monkeypatch.setattr(module, "fingerprint", lambda net: pytest.fail("computed again"))
+    ctta.save(model, tmp_path / "s")
+    ctta.save(model.fork(), tmp_path / "fork")
+
+
+def test_complex_buffers(tmp_path: Path) -> None:
+    source = net()
+    source.register_buffer("constant", torch.zeros(2, dtype=torch.complex128))
+    source.register_buffer("filter", torch.zeros(2, dtype=torch.complex64))
+    model = ctta.Tent(source)
+    model.student.filter.add_(1j)
+    ctta.save(model, tmp_path / "s")
+    assert torch.equal(ctta.load(tmp_path / "s", source).student.filter, model.student.filter)
 
 
 def test_hyperparameters_can_be_changed_on_load(tmp_path: Path) -> None:
@@ -204,8 +300,9 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
     for path in (html, plain, odd, tmp_path / "pickle"):
         with pytest.raises(ctta.CheckpointError):
             ctta.load(path, net())
-    with pytest.raises(FileNotFoundError):
-        ctta.load(tmp_path / "nothing", net())
+    for absent in (tmp_path / "nothing", tmp_path):
+        with pytest.raises(FileNotFoundError):
+            ctta.load(absent, net())
     with pytest.raises(ctta.CheckpointError):
         (tmp_path / "long").write_bytes(struct.pack("<Q", 2**60) + b"{}")
         ctta.load(tmp_path / "long", net())
@@ -239,6 +336,47 @@ def other_groups(header, tensors):
     header["optimizer"]["groups"].append({"params": [99]})
 
 
+def lost_tensors(header, tensors):
+    header["tensors"] = sorted(tensors)
+    del tensors["student.0.weight"]
+
+
+def tensor_of_the_source(header, tensors):
+    tensors["source.0.bias"] = torch.zeros(6)
+
+
+def foreign_counter(header, tensors):
+    header["counters"]["predict_step"] = 5
+
+
+def counter_of_words(header, tensors):
+    header["counters"]["num_steps"] = "many"
+
+
+def no_source(header, tensors):
+    del header["source"]
+
+
+def unknown_view(header, tensors):
+    header["hyperparameters"]["views"]["view"] = "kaleidoscope"
+
+
+def no_optimizer_of_torch(header, tensors):
+    header["hyperparameters"]["optimizer"]["optimizer"] = "lr_scheduler"
+
+
+def bad_argument(header, tensors):
+    header["hyperparameters"]["optimizer"]["arguments"] = {"speed": 3}
+
+
+def bad_setting(header, tensors):
+    header["hyperparameters"]["decay"] = 7
+
+
+def negative_number(header, tensors):
+    tensors["optimizer.-1.exp_avg"] = torch.zeros(4)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -249,6 +387,16 @@ def other_groups(header, tensors):
         (wrong_state, "0.exp_avg"),
         (state_of_no_parameter, "77.exp_avg"),
         (other_groups, "groups"),
+        (lost_tensors, "tensors that its header lists"),
+        (tensor_of_the_source, "source.0.bias"),
+        (foreign_counter, "predict_step"),
+        (counter_of_words, "num_steps"),
+        (no_source, "damaged: no usable source"),
+        (unknown_view, "kaleidoscope"),
+        (no_optimizer_of_torch, "lr_scheduler"),
+        (bad_argument, "speed"),
+        (bad_setting, "decay"),
+        (negative_number, "exp_avg"),
     ],
 )
 def test_a_mismatching_file_is_refused(change, words: str, tmp_path: Path) -> None:
@@ -270,6 +418,19 @@ def test_a_failed_save_leaves_the_old_file_and_nothing_else(tmp_path: Path, monk
         ctta.save(adapted(seed=5), path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_file_and_folder_are_flushed_to_disk(tmp_path: Path, monkeypatch) -> None:
+    flushed = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(stat.S_ISDIR(os.fstat(descriptor).st_mode)))
+    ctta.save(adapted(), tmp_path / "s")
+    assert flushed == [False, True]
+
+
+def test_the_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    ctta.save(adapted(), tmp_path / "s")
+    assert (tmp_path / "s").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 def test_killed_while_saving_the_file_is_always_whole(tmp_path: Path) -> None:

@@ -38,7 +38,10 @@ def test_without_batches_the_deployed_network_answers_as_the_teacher_on_batch_st
 
 
 def test_with_batches_the_running_statistics_are_those_of_the_batches() -> None:
-    model = adapted()
+    trained = net()
+    for x in batches():
+        trained(x)  # so that there are statistics and a count of batches to replace
+    model = ctta.CoTTA(trained, views=())
     plain = model.deploy(batches(shift=0.5))
     features = [plain[0](x) for x in batches(shift=0.5)]
     means = torch.stack([f.mean((0, 2, 3)) for f in features]).mean(0)
@@ -94,3 +97,19 @@ def test_calibration_leaves_the_network_alone_and_needs_images() -> None:
         ctta.calibrate_threshold(source, [])
     with pytest.raises(ValueError, match="quantile"):
         ctta.calibrate_threshold(source, batches(), quantile=5)
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        (torch.rand(10, 3, 8, 8), TypeError),
+        ([{"images": torch.rand(10, 3, 8, 8)}], TypeError),
+        ([torch.full((10, 3, 8, 8), torch.nan)], ValueError),
+    ],
+    ids=["one tensor", "dict", "nan"],
+)
+def test_batches_of_the_wrong_kind(given, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        adapted().deploy(given)
+    with pytest.raises(error):
+        ctta.calibrate_threshold(net(), given)

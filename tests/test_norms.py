@@ -98,6 +98,10 @@ class HouseNorm(nn.Module):
         return self.gain * x / x.norm(dim=-1, keepdim=True) @ self.mixing
 
 
+class AbnormalityHead(nn.Linear):
+    """No norm layer, whatever its name may sound like."""
+
+
 def test_which_parameters_are_norm_parameters() -> None:
     net = nn.Sequential(
         nn.Linear(4, 4),
@@ -108,6 +112,7 @@ def test_which_parameters_are_norm_parameters() -> None:
         nn.InstanceNorm1d(4, affine=True),
         HouseNorm(4),
         nn.BatchNorm1d(4, affine=False),
+        AbnormalityHead(4, 4),
     )
     net[3].bias.requires_grad_(False)
     expected = {"1.weight", "1.bias", "2.weight", "2.bias", "3.weight", "4.weight", "5.weight", "5.bias", "6.gain"}

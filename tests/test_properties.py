@@ -183,3 +183,10 @@ def test_without_batch_statistics_only_unsure_samples_are_viewed() -> None:
     model(x)
     assert torch.equal(seen[0], x[unsure])
     assert float(model.last_step.augmented) == pytest.approx(float(unsure.float().mean()))
+
+
+def test_restoring_a_network_with_nothing_trainable_is_the_identity() -> None:
+    student, source = two_networks(0)
+    before = values(student)
+    stochastic_restore_(student.requires_grad_(False), source, 1.0, torch.Generator())
+    assert torch.equal(values(student), before)

@@ -86,7 +86,7 @@ def test_a_view_is_deterministic_and_steps_differ() -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 32, 32), (1, 3, 7, 5), (2, 3, 48, 64), (1, 1, 16, 16), (1, 3, 1, 1)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_any_image_size(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     for view in image_views(8).draw(torch.Generator().manual_seed(0)):
         shown = view.augment(torch.rand(shape, dtype=dtype))
@@ -178,3 +178,29 @@ def test_views_are_computed_one_at_a_time() -> None:
 
     average_views(image_views(5).draw(torch.Generator()), model, x, "logits")
     assert batch_sizes == [3] * 5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_large_16_bit_images_are_sampled_exactly(dtype: torch.dtype) -> None:
+    x = torch.rand(1, 3, 224, 224, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for view in image_views(4).draw(torch.Generator().manual_seed(1)):
+        shown = view.augment(x)
+        assert torch.isfinite(shown).all()
+        torch.testing.assert_close(shown.float(), view.augment(x.float()), rtol=0, atol=0.005)
+
+
+def test_image_views_bring_dense_answers_back_to_their_pixels() -> None:
+    """A network that answers with a smooth function of the pixel: every view must give it back, away from the rim."""
+    rows, columns = torch.linspace(0.2, 0.8, 40).view(1, 1, 40, 1), torch.linspace(0.2, 0.8, 48).view(1, 1, 1, 48)
+    image = torch.cat([rows.expand(1, 1, 40, 48), columns.expand(1, 1, 40, 48), torch.full((1, 1, 40, 48), 0.5)], 1)
+    for view in image_views(12).draw(torch.Generator().manual_seed(2)):
+        plain = View(**vars(view) | {"colour_order": (), "sigma": 0.001})
+        answer = plain(lambda x: x, image)
+        middle = (..., slice(14, 26), slice(16, 32))
+        torch.testing.assert_close(answer[middle], image[middle], rtol=0, atol=0.03)
+
+
+@pytest.mark.parametrize("kind", [list, torch.tensor, lambda values: torch.tensor(values).numpy()])
+def test_mean_and_std_of_any_kind(kind) -> None:
+    views = image_views(1, mean=kind([0.5, 0.25, 0.5]), std=kind([0.5, 0.5, 0.5]))
+    assert views == image_views(1, mean=(0.5, 0.25, 0.5), std=(0.5, 0.5, 0.5))

@@ -15,6 +15,7 @@ from ctta.base import AdaptiveModel, Step
 from ctta.calibration import calibrate_threshold
 from ctta.checkpoint import CheckpointError, load, save
 from ctta.fingerprint import fingerprint
+from ctta.learning import OptimizerFactory
 from ctta.methods import METHODS, BNStats, CoTTA, PseudoLabel, Source, Tent, TestAug, adapt
 
 __version__ = version("ctta")
@@ -25,6 +26,7 @@ __all__ = [
     "BNStats",
     "CheckpointError",
     "CoTTA",
+    "OptimizerFactory",
     "PseudoLabel",
     "Source",
     "Step",

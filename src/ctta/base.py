@@ -2,27 +2,27 @@
 
 A method subclasses :class:`AdaptiveModel`, stores its hyperparameters under their own names and writes
 :meth:`~AdaptiveModel.adapt_step`. Checks, modes, randomness, reset, fork, moving between devices and saving then work
-by themselves, thanks to one rule: *state lives only in submodules, fixed-capacity buffers, the optimiser, and
-counters named* ``num_*``.
+by themselves, thanks to one rule: *state lives only in submodules, persistent buffers of fixed size, the optimiser, and
+whole-number counters named* ``num_*``.
 """
 
 import copy
 import hashlib
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ctta.hyperparameters import read_hyperparameters, show_hyperparameters
 from ctta.learning import OptimizerFactory, build_optimizer, step_if_finite_
 from ctta.norms import estimate_running_statistics_, use_batch_statistics_
+from ctta.optimizer_state import load_state_
 from ctta.surgery import Output, adaptable_copy, images_of, plain_copy, train_only_
-from ctta.validation import check_batch, check_fraction
+from ctta.validation import check_batch, check_fraction, checked, explaining_wrong_rank
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Step:
 
     loss: Tensor
     skipped: bool  # the loss or a gradient was not finite, so nothing was updated
-    confidence: Tensor | None = None  # mean over the batch, of the network that decides on augmentation
+    confidence: Tensor | None = None  # mean over the batch: the source's where a gate asks it, else the answer's
     augmented: Tensor | None = None  # share of the elements whose target was averaged over views
 
 
@@ -55,7 +55,9 @@ class AdaptiveModel(nn.Module, ABC):
             raise TypeError(f"expected a network (torch.nn.Module) that does not adapt yet, got {type(net).__name__}")
         check_fraction("batch_stats", batch_stats)
         super().__init__()
-        self.batch_stats, self.seed, self.output = batch_stats, seed, output
+        if not isinstance(seed, int):
+            raise TypeError(f"seed must be a whole number, got {seed!r}")
+        self._batch_stats, self._output, self.seed = batch_stats, output, seed
         self.source = adaptable_copy(net, batch_stats=batch_stats, output=output)
         self._trainable = {name for name, parameter in self.source.named_parameters() if parameter.requires_grad}
         self.source.requires_grad_(False)
@@ -77,8 +79,9 @@ class AdaptiveModel(nn.Module, ABC):
         if len(x) == 0:
             return x
         # Callers rightly loop under no_grad or inference_mode; learning works under neither.
-        with torch.inference_mode(False), torch.enable_grad():
+        with explaining_wrong_rank(self.source, x), torch.inference_mode(False), torch.enable_grad():
             logits = self.adapt_step(x.clone() if x.is_inference() else x.detach())
+        torch.clear_autocast_cache()  # or a caller's autocast would go on with the weights from before the update
         self.num_steps += 1
         return logits.detach()
 
@@ -88,7 +91,7 @@ class AdaptiveModel(nn.Module, ABC):
         if len(x) == 0:
             return x
         # With gradients on, as in adapt: without, torch picks other attention kernels, which round differently.
-        with torch.inference_mode(False), torch.enable_grad():
+        with explaining_wrong_rank(self.source, x), torch.inference_mode(False), torch.enable_grad():
             return self.predict_step(x.clone() if x.is_inference() else x.detach()).detach()
 
     def freeze(self) -> Self:
@@ -102,7 +105,7 @@ class AdaptiveModel(nn.Module, ABC):
         return self
 
     def reset(self) -> Self:
-        """Forget the stream: exactly as new, down to the random draws to come."""
+        """Forget the stream: exactly as new, down to the random draws to come; networks and optimiser are new ones."""
         kept = {name for name in vars(self) if name in ("training", "frozen") or "hooks" in name}
         self.__dict__.update({name: value for name, value in vars(self.fork()).items() if name not in kept})
         return self
@@ -111,8 +114,12 @@ class AdaptiveModel(nn.Module, ABC):
         """A fresh stream with the same hyperparameters that shares this one's source weights."""
         fresh = type(self)(self.copy_of_source(), **self.hyperparameters)
         fresh.source = self.source
+        # What a method has beside its networks was built on the default device and dtype; bring it where this one is.
         for name, buffer in self.named_buffers(recurse=False):
-            setattr(fresh, name, getattr(fresh, name).to(buffer))  # same device and dtype as here
+            setattr(fresh, name, getattr(fresh, name).to(buffer))
+        for name, module in self.named_children():
+            if name not in ("source", "student", "teacher") and (tensors := list(module.state_dict().values())):
+                fresh.get_submodule(name).to(tensors[0])
         return fresh
 
     def deploy(self, batches: Iterable[Any] | None = None) -> nn.Module:
@@ -121,12 +128,13 @@ class AdaptiveModel(nn.Module, ABC):
         Its weights are the teacher's where there is one, else the student's. With ``batches`` (inputs, or tuples that
         start with them) BatchNorm's running statistics are estimated anew on these, and the network answers each
         image by itself. Without, its BatchNorms stay on the batch statistics that the method used, also after
-        ``eval()``: an answer then depends on the other images of its batch.
+        ``eval()``: an answer then depends on the other images of its batch, and its ``state_dict`` alone, loaded
+        elsewhere, answers by the source's statistics.
         """
         net = plain_copy(getattr(self, "teacher", getattr(self, "student", self.source)))
         train_only_(net, self._trainable)
         if batches is not None:
-            estimate_running_statistics_(net, images_of(batches))
+            estimate_running_statistics_(net, checked(images_of(batches)))
         elif self.batch_stats > 0:
             use_batch_statistics_(net, self.batch_stats)
         return net
@@ -143,7 +151,7 @@ class AdaptiveModel(nn.Module, ABC):
 
     def check_input(self, x: Tensor) -> None:
         """Refuse a batch before anything changes; a method with further wishes extends this."""
-        check_batch(x, self.source)
+        check_batch(x)
 
     # ---- for a method to build on ----
 
@@ -174,9 +182,17 @@ class AdaptiveModel(nn.Module, ABC):
     @property
     def hyperparameters(self) -> dict[str, Any]:
         """The constructor's keyword arguments, read back from the attributes of the same name."""
-        _net, *names = inspect.signature(type(self)).parameters
-        # ``optimizer`` is the built one, so its hyperparameter is the factory.
-        return {name: getattr(self, "optimizer_factory" if name == "optimizer" else name) for name in names}
+        return read_hyperparameters(self)
+
+    @property
+    def batch_stats(self) -> float:
+        """Fixed once built, since it is part of how source, student and teacher are made."""
+        return self._batch_stats
+
+    @property
+    def output(self) -> Output:
+        """Fixed once built, like ``batch_stats``."""
+        return self._output
 
     # ---- nn.Module ----
 
@@ -186,21 +202,12 @@ class AdaptiveModel(nn.Module, ABC):
         return self
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{name}={_shown(value)}" for name, value in self.hyperparameters.items())
+        return show_hyperparameters(self.hyperparameters)
 
     @torch.inference_mode(False)
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self.source = copy.deepcopy(self.source)  # a fork may share it, and must not move with this stream
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.optimizer is not None:
-            # Loading casts the optimiser's state to the device and dtype that its parameters have now.
-            self.optimizer.load_state_dict(self.optimizer.state_dict())
+            load_state_(self.optimizer, self.optimizer.state_dict())  # on the device and dtype of the parameters now
         return self
-
-
-def _shown(value: Any) -> str:
-    """An optimiser factory as ``Adam(lr=0.001)``, anything else as Python shows it."""
-    factory = partial(value) if isinstance(value, type) else value
-    if not isinstance(factory, partial):
-        return repr(value)
-    return f"{factory.func.__name__}({', '.join(f'{key}={argument!r}' for key, argument in factory.keywords.items())})"

@@ -8,7 +8,7 @@ from torch import nn
 
 from ctta.functional import confidence
 from ctta.surgery import Output, adaptable_copy, images_of
-from ctta.validation import check_batch, check_fraction
+from ctta.validation import check_fraction, checked
 
 
 @torch.no_grad()
@@ -42,8 +42,7 @@ def calibrate_threshold(
     check_fraction("batch_stats", batch_stats)
     source = adaptable_copy(net, batch_stats=batch_stats, output=output)
     confidences = []
-    for x in images_of(batches):
-        check_batch(x, source)
+    for x in checked(images_of(batches)):
         if len(x):
             confidences.append(confidence(source(x)).flatten().cpu())
     if not confidences:

@@ -17,13 +17,26 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
-from ctta.encoding import NotStorableError, decode, encode
+from ctta.encoding import decode, encode, is_storable
 from ctta.fingerprint import fingerprint, source_fingerprint
 from ctta.methods import METHODS
-from ctta.optimizer_state import restore_state, split_state
+from ctta.optimizer_state import restore_state_, split_state
 
 FORMAT = 1
 _METADATA_KEY = "ctta"
+_HEADER = {
+    "format": int,
+    "ctta": str,
+    "torch": str,
+    "method": str,
+    "hyperparameters": dict,
+    "give_on_load": list,
+    "counters": dict,
+    "frozen": bool,
+    "source": str,
+    "optimizer": dict,
+    "tensors": list,
+}
 _OPTIMIZER = "optimizer."
 
 
@@ -46,10 +59,14 @@ def save(model: AdaptiveModel, path: str | os.PathLike[str]) -> None:
     if model.optimizer is not None:
         header["optimizer"], state = split_state(model.optimizer)
         tensors |= {_OPTIMIZER + name: value for name, value in state.items()}
+    header["tensors"] = sorted(tensors)
     contiguous = {name: value.detach().contiguous() for name, value in tensors.items()}
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
+        temporary.touch(exist_ok=False)
+        usual_mode = temporary.stat().st_mode
         save_file(contiguous, temporary, metadata={_METADATA_KEY: json.dumps(header)})
+        temporary.chmod(usual_mode)  # safetensors makes files that only their owner can read
         _flush_to_disk(temporary)
         os.replace(temporary, path)
     finally:
@@ -67,7 +84,7 @@ def load(
         net: the source network; not touched.
         method: the class, if it is not one of this library's.
         given: hyperparameters that a file cannot hold (a lambda, a view of your own), or that you want to change.
-            A new ``optimizer`` comes with its own learning rate and takes over the rest of the state.
+            An ``optimizer`` that the file holds is replaced by the new one, which starts without its momenta.
     """
     header, tensors = _read(Path(path))
     if header["source"] != (found := fingerprint(net)):
@@ -75,39 +92,37 @@ def load(
             f"{path} was saved for a network with fingerprint {header['source']}, and this one has {found}: give the "
             "network that the stream was started with, in the dtype that the stream had when it was saved"
         )
-    model = _class_for(header["method"], method, path)(net, **_hyperparameters(header, given, path))
-    model.frozen = header["frozen"]
-    for name, value in header["counters"].items():
-        setattr(model, name, value)
-    state = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_OPTIMIZER)}
-    _copy_into(model, tensors, path)
-    if model.optimizer is not None:
-        bare = {name.removeprefix(_OPTIMIZER): value for name, value in state.items()}
-        try:
-            restore_state(model.optimizer, header["optimizer"], bare, keep_options="optimizer" in given)
-        except ValueError as error:
-            raise CheckpointError(f"{path} does not fit: {error}") from error
+    method = _class_for(header["method"], method, path)
+    _check_given(header, given, path)
+    try:
+        stored = {name: decode(code) for name, code in header["hyperparameters"].items() if name not in given}
+        model = method(net, **stored | given)
+        model.frozen = header["frozen"]
+        _set_counters(model, header["counters"])
+        state = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_OPTIMIZER)}
+        _copy_into(model, tensors)
+        if model.optimizer is not None and "optimizer" not in given.keys() & header["hyperparameters"].keys():
+            bare = {name.removeprefix(_OPTIMIZER): value for name, value in state.items()}
+            restore_state_(model.optimizer, header["optimizer"], bare)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{path} does not fit: {error}") from error
     return model
 
 
 def _describe(model: AdaptiveModel) -> dict[str, Any]:
-    """The JSON header, but for the optimiser."""
-    hyperparameters, give_on_load = {}, []
-    for name, value in model.hyperparameters.items():
-        try:
-            hyperparameters[name] = encode(value)
-        except NotStorableError:
-            give_on_load.append(name)
+    """The JSON header, but for the optimiser and the list of tensors."""
+    settings = model.hyperparameters
     return {
         "format": FORMAT,
         "ctta": version("ctta"),
         "torch": torch.__version__,
         "method": _name_of(type(model)),
-        "hyperparameters": hyperparameters,
-        "give_on_load": give_on_load,
+        "hyperparameters": {name: encode(value) for name, value in settings.items() if is_storable(value)},
+        "give_on_load": [name for name, value in settings.items() if not is_storable(value)],
         "counters": {name: value for name, value in vars(model).items() if name.startswith("num_")},
         "frozen": model.frozen,
         "source": source_fingerprint(model.source),
+        "optimizer": {},
     }
 
 
@@ -129,12 +144,14 @@ def _same_bits(value: Tensor, other: Tensor | None) -> bool:
     """Equality that tells -0 from 0 and takes a NaN for itself."""
     if other is None or value.shape != other.shape or value.dtype != other.dtype:
         return False
+    if value.is_complex():
+        value, other = torch.view_as_real(value), torch.view_as_real(other)
     as_integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[value.element_size()]
     return torch.equal(value.detach().view(as_integers), other.view(as_integers))
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    if not path.exists():
+    if not path.is_file():
         raise FileNotFoundError(f"no saved stream at {path}")
     try:
         with safe_open(path, framework="pt") as file:
@@ -145,9 +162,11 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not isinstance(header, dict) or "format" not in header:
         raise CheckpointError(f"{path} is a safetensors file, but not one that ctta.save wrote")
     if header["format"] != FORMAT:
-        raise CheckpointError(
-            f"{path} has format {header['format']} (ctta {header['ctta']}), and this version reads format {FORMAT}"
-        )
+        raise CheckpointError(f"{path} has format {header['format']}, and this version of ctta reads format {FORMAT}")
+    if wrong := [key for key, kind in _HEADER.items() if not isinstance(header.get(key), kind)]:
+        raise CheckpointError(f"the header of {path} is damaged: no usable {', '.join(wrong)}")
+    if header["tensors"] != sorted(tensors):
+        raise CheckpointError(f"{path} does not hold the tensors that its header lists")
     return header, tensors
 
 
@@ -166,25 +185,31 @@ def _class_for(name: str, given: type[AdaptiveModel] | None, path: str | os.Path
     return given
 
 
-def _hyperparameters(header: dict[str, Any], given: dict[str, Any], path: str | os.PathLike[str]) -> dict[str, Any]:
-    stored, give_on_load = header["hyperparameters"], header["give_on_load"]
-    if unknown := given.keys() - stored.keys() - set(give_on_load):
+def _check_given(header: dict[str, Any], given: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """What the file could not hold must be given, and nothing that the method does not know."""
+    if unknown := given.keys() - header["hyperparameters"].keys() - set(header["give_on_load"]):
         raise TypeError(f"{header['method']} has no hyperparameter {', '.join(sorted(unknown))}")
-    if missing := [name for name in give_on_load if name not in given]:
+    if missing := [name for name in header["give_on_load"] if name not in given]:
         again = ", ".join(f"{name}=..." for name in missing)
         raise CheckpointError(f"{path} could not hold all that the model was made with: load(path, net, {again})")
-    return {name: decode(code) for name, code in stored.items() if name not in given} | given
 
 
-def _copy_into(model: AdaptiveModel, tensors: dict[str, Tensor], path: str | os.PathLike[str]) -> None:
+def _set_counters(model: AdaptiveModel, counters: dict[str, Any]) -> None:
+    for name, value in counters.items():
+        if not name.startswith("num_") or not hasattr(model, name) or type(value) is not int:
+            raise ValueError(f"it counts {name!r} as {value!r}, which the model does not")
+        setattr(model, name, value)
+
+
+def _copy_into(model: AdaptiveModel, tensors: dict[str, Tensor]) -> None:
     targets = model.state_dict(keep_vars=True)
     for name, value in tensors.items():
         target = targets.get(name)
-        if not isinstance(target, Tensor):
-            raise CheckpointError(f"{path} holds '{name}', which the model does not have")
+        if name.startswith("source.") or not isinstance(target, Tensor):
+            raise ValueError(f"it holds '{name}', which is no state of the model")
         if (target.shape, target.dtype) != (value.shape, value.dtype):
-            raise CheckpointError(
-                f"{path} holds '{name}' as {value.dtype} {tuple(value.shape)}, "
+            raise ValueError(
+                f"it holds '{name}' as {value.dtype} {tuple(value.shape)}, "
                 f"and the model has it as {target.dtype} {tuple(target.shape)}"
             )
         with torch.no_grad():

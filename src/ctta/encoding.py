@@ -6,6 +6,7 @@ Anything else (a lambda, a class of the user's) has no such form and must be giv
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from ctta.views import ImageViews, ScaledView
@@ -19,6 +20,8 @@ class NotStorableError(TypeError):
 
 def encode(value: Any) -> Any:
     """The value as JSON; raises NotStorableError."""
+    if isinstance(value, np.generic):
+        value = value.item()
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if type(value) in (tuple, list):
@@ -32,6 +35,15 @@ def encode(value: Any) -> Any:
         if getattr(torch.optim, name, None) is factory.func:
             return {"optimizer": name, "arguments": _encode_arguments(factory.keywords)}
     raise NotStorableError(repr(value))
+
+
+def is_storable(value: Any) -> bool:
+    """Whether a file can hold this hyperparameter."""
+    try:
+        encode(value)
+    except NotStorableError:
+        return False
+    return True
 
 
 def decode(code: Any) -> Any:

@@ -25,11 +25,15 @@ def fingerprint(net: nn.Module) -> str:
     return digest.hexdigest()[:32]
 
 
-_OF_SOURCES: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+_OF_SOURCES: WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], str]] = WeakKeyDictionary()
 
 
 def source_fingerprint(source: nn.Module) -> str:
-    """The fingerprint of a source network, computed once: streams never change it, and forks share it."""
-    if source not in _OF_SOURCES:
-        _OF_SOURCES[source] = fingerprint(source)
-    return _OF_SOURCES[source]
+    """The fingerprint of a source network, computed once: streams never change it, and forks share it.
+
+    Should someone write to its tensors all the same (``load_state_dict``), their version numbers tell.
+    """
+    versions = tuple(value._version for value in source.state_dict().values() if isinstance(value, Tensor))
+    if source not in _OF_SOURCES or _OF_SOURCES[source][0] != versions:
+        _OF_SOURCES[source] = versions, fingerprint(source)
+    return _OF_SOURCES[source][1]

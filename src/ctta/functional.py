@@ -57,8 +57,10 @@ def stochastic_restore_(student: nn.Module, source: nn.Module, probability: floa
         for adapted, original in zip(student.parameters(), source.parameters(), strict=True)
         if adapted.requires_grad
     ]
+    if not pairs:
+        return
     ends = torch.tensor([adapted.numel() for adapted, _ in pairs]).cumsum(0)
-    chosen = bernoulli_positions(int(ends[-1]) if pairs else 0, probability, generator)
+    chosen = bernoulli_positions(int(ends[-1]), probability, generator)
     # One draw over all parameters laid end to end, then cut at their boundaries.
     cuts = torch.searchsorted(chosen, ends[:-1]).tolist()
     for (adapted, original), end, positions in zip(pairs, ends.tolist(), chosen.tensor_split(cuts), strict=True):

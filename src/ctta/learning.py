@@ -19,6 +19,11 @@ def build_optimizer(factory: OptimizerFactory, net: nn.Module) -> Optimizer:
             "there is nothing to train: the network has none of the parameters that this method adapts, or they do "
             "not require grad (call net.requires_grad_(True) before wrapping it)"
         )
+    if any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in parameters):
+        raise ValueError(
+            "16-bit weights are too coarse for the small updates of adaptation: keep the network in float32 "
+            "(net.float()) and call the model under torch.autocast"
+        )
     optimizer = factory(parameters) if callable(factory) else None
     if not isinstance(optimizer, Optimizer):
         raise TypeError(

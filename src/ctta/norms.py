@@ -126,5 +126,5 @@ def norm_parameters(net: nn.Module) -> set[str]:
         for prefix, module in net.named_modules()
         for name, parameter in module.named_parameters(recurse=False)
         if parameter.requires_grad
-        and (isinstance(module, known) or ("norm" in type(module).__name__.lower() and parameter.ndim <= 1))
+        and (isinstance(module, known) or ("Norm" in type(module).__name__ and parameter.ndim <= 1))
     }

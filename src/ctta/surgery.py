@@ -41,6 +41,7 @@ def unwrap(net: nn.Module) -> nn.Module:
 def adaptable_copy(net: nn.Module, *, batch_stats: float, output: Output) -> nn.Module:
     """A copy in eval mode (dropout off) whose calls return logits and whose BatchNorms use ``batch_stats``."""
     net = plain_copy(net)
+    net.register_forward_pre_hook(private_input)
     net.register_forward_hook(LogitsOf(output))
     avoid_group_norm_crash_(net)
     if batch_stats > 0:
@@ -63,7 +64,12 @@ def plain_copy(net: nn.Module) -> nn.Module:
 
 
 def _is_ours(hook: Any) -> bool:
-    return isinstance(hook, LogitsOf | BatchStatistics) or hook is contiguous_if_constant
+    return isinstance(hook, LogitsOf | BatchStatistics) or hook in (private_input, contiguous_if_constant)
+
+
+def private_input(net: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Forward pre-hook of a network: it gets a copy, since some normalise or rectify their input in place."""
+    return (inputs[0].clone(), *inputs[1:])
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,9 @@ class LogitsOf:
 
 def resize(x: Tensor, size: Iterable[int]) -> Tensor:
     """Linear interpolation of (N, C, ...) to a spatial size, as the authors' code resizes images and maps."""
-    mode = {3: "linear", 4: "bilinear", 5: "trilinear"}[x.ndim]
+    mode = {3: "linear", 4: "bilinear", 5: "trilinear"}.get(x.ndim)
+    if mode is None:
+        raise ValueError(f"expected images (N, C, ...) with one to three spatial axes, got shape {tuple(x.shape)}")
     return F.interpolate(x, size=tuple(size), mode=mode, align_corners=False)
 
 
@@ -112,20 +120,17 @@ def train_only_(net: nn.Module, names: Collection[str]) -> None:
         parameter.requires_grad_(name in names)
 
 
-def lacks_batch_dimension(net: nn.Module, x: Tensor) -> bool:
-    """Whether x looks like one image for a network that starts with a convolution over colour images.
-
-    Convolutions accept such an input in silence, and what follows then goes wrong far from the cause. A single
-    channel is left alone: (1, H, W) may as well be a batch of one for a network that adds the channel itself.
-    """
+def input_rank(net: nn.Module) -> int | None:
+    """How many axes the input of the first convolution has, batch included; None without convolutions."""
     first = next((module for module in net.modules() if isinstance(module, _ConvNd)), None)
-    if first is None:
-        return False
-    channels = first.in_channels
-    return channels > 1 and x.ndim == len(first.kernel_size) + 1 and x.shape[0] == channels
+    return None if first is None else len(first.kernel_size) + 2
 
 
 def images_of(batches: Iterable[Any]) -> Iterator[Tensor]:
     """The inputs of batches that may be bare tensors or (images, labels, ...) tuples, as loaders give them."""
+    if isinstance(batches, Tensor):
+        raise TypeError("expected an iterable of batches, got a single tensor: give [x]")
     for batch in batches:
+        if not isinstance(batch, Tensor | tuple | list):
+            raise TypeError(f"expected batches as tensors or (inputs, ...) tuples, got a {type(batch).__name__}")
         yield batch if isinstance(batch, Tensor) else batch[0]

@@ -1,11 +1,12 @@
 """Checks of what users give: each error says what was given, what was expected and what to do."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from ctta.surgery import lacks_batch_dimension
+from ctta.surgery import input_rank
 
 
 def check_fraction(name: str, value: float) -> None:
@@ -20,15 +21,40 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
-def check_batch(x: Tensor, net: nn.Module) -> None:
-    """A batch of finite floating-point inputs for this network; an empty one is fine."""
+def check_batch(x: Tensor) -> None:
+    """A batch of finite floating-point inputs; an empty one is fine."""
     if not isinstance(x, Tensor):
         raise TypeError(f"expected a batch of inputs as a tensor, got {type(x).__name__}")
     if not x.is_floating_point():
         raise TypeError(f"expected floating-point inputs, got {x.dtype}: for byte images call x.float() / 255 first")
-    if x.ndim < 2 or lacks_batch_dimension(net, x):
-        raise ValueError(f"expected a batch of inputs, got shape {tuple(x.shape)}: for one image call x.unsqueeze(0)")
+    if x.ndim < 2:
+        raise ValueError(f"expected a batch of inputs, got shape {tuple(x.shape)}: for one input call x.unsqueeze(0)")
     if not torch.isfinite(x).all():
         raise ValueError(
             "the input holds NaN or infinite values; nothing was predicted or changed: drop or repair the batch"
         )
+
+
+def checked(batches: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The same batches, each checked."""
+    for x in batches:
+        check_batch(x)
+        yield x
+
+
+@contextmanager
+def explaining_wrong_rank(net: nn.Module, x: Tensor) -> Iterator[None]:
+    """Where the network fails on an input of another rank than its convolutions take, say so.
+
+    Only then: networks may well add or fold axes before their first convolution.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        rank = input_rank(net)
+        if rank is None or x.ndim == rank:
+            raise
+        hint = ": for one image call x.unsqueeze(0)" if x.ndim == rank - 1 else ""
+        raise ValueError(
+            f"expected a batch with {rank} axes, as the network's convolutions take, got shape {tuple(x.shape)}{hint}"
+        ) from error

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
+from ctta.encoding import is_storable
 
 Build = Callable[[], nn.Module]
 
@@ -32,6 +33,10 @@ class Case:
 
     def model(self, net: nn.Module | None = None) -> AdaptiveModel:
         return self.method(self.net() if net is None else net, **self.hyperparameters)
+
+    def not_storable(self) -> dict[str, Any]:
+        """The hyperparameters that a file cannot hold, to give again on loading."""
+        return {name: value for name, value in self.hyperparameters.items() if not is_storable(value)}
 
     def batch(self, number: int, size: int = 6) -> Tensor:
         return torch.rand(size, 3, 16, 16, generator=torch.Generator().manual_seed(number))
@@ -62,8 +67,14 @@ def assert_same(ours: list[Tensor], theirs: list[Tensor], what: str) -> None:
 
 def state_of(model: nn.Module) -> list[Tensor]:
     """All that a stream is: weights, buffers, optimiser state and counters."""
+    counters = [torch.tensor(value) for name, value in sorted(vars(model).items()) if name.startswith("num_")]
+    return tensors_of(model) + counters
+
+
+def tensors_of(model: nn.Module) -> list[Tensor]:
+    """Weights, buffers and optimiser state."""
     tensors = [value.detach().clone() for value in (*model.parameters(), *model.buffers())]
     optimizer = getattr(model, "optimizer", None)
     for _, values in sorted(optimizer.state_dict()["state"].items()) if optimizer else ():
         tensors += [torch.as_tensor(value).clone() for _, value in sorted(values.items())]
-    return tensors + [torch.tensor(value) for name, value in sorted(vars(model).items()) if name.startswith("num_")]
+    return tensors

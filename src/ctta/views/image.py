@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ctta.views.average import Model
 from ctta.views.colour import adjust_contrast, adjust_gamma, adjust_hue, adjust_saturation
+from ctta.views.geometry import Motion
 
 #: Undoing a normalisation in half precision misses [0, 1] by about this much.
 RANGE_SLACK = 1e-2
@@ -29,11 +29,12 @@ def image_views(
     """
     if n < 1:
         raise ValueError(f"image_views needs at least one view, got {n}; for none at all give views=()")
-    if (mean is None) != (std is None) or (mean and std and len(mean) != len(std)):
+    means, stds = (None if values is None else tuple(float(value) for value in values) for values in (mean, std))
+    if (means is None) != (stds is None) or (means and stds and len(means) != len(stds)):
         raise ValueError(f"give mean and std together, one value per channel each, got {mean!r} and {std!r}")
-    if std is not None and min(std) <= 0:
+    if stds is not None and min(stds) <= 0:
         raise ValueError(f"std must be above 0, got {std!r}")
-    return ImageViews(n, mean=tuple(mean) if mean else None, std=tuple(std) if std else None)
+    return ImageViews(n, mean=means, std=stds)
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,12 @@ class ImageViews:
         if len(x) == 0:
             return
         if x.ndim != 4 or x.shape[1] not in (1, 3):
-            raise ValueError(f"image views take RGB or grey images (N, 3 or 1, H, W), got shape {tuple(x.shape)}")
+            hint = (
+                "for one image call x.unsqueeze(0)" if x.ndim == 3 else "for other data give views of your own, or ()"
+            )
+            raise ValueError(
+                f"image views take RGB or grey images (N, 3 or 1, H, W), got shape {tuple(x.shape)}: {hint}"
+            )
         if self.mean is not None and len(self.mean) != x.shape[1]:
             raise ValueError(f"mean and std are for {len(self.mean)} channels, and the images have {x.shape[1]}")
         low, high = torch.stack(self.to_unit(x).aminmax()).tolist()
@@ -124,20 +130,27 @@ class ImageView:
         )
 
     def __call__(self, model: Model, x: Tensor) -> Tensor:
-        return model(self.augment(x))
+        logits = model(self.augment(x))
+        if logits.ndim < x.ndim:
+            return logits  # one answer per image
+        exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return self._motion(x).undo(exact.flip(-1) if self.flip else exact).to(logits.dtype)
 
     def augment(self, x: Tensor) -> Tensor:
         """The batch as this view shows it."""
         if self.checks_range:
             self.views.check(x)
-        image = self.views.to_unit(x).clamp(0, 1)
-        image = self._blur(self._move(self._colour(image)))
+        # 16 bits are too few for positions in a large image, and sampling by them is unsound on the CPU.
+        image = self.views.to_unit(x.to(torch.promote_types(x.dtype, torch.float32))).clamp(0, 1)
+        image = self._colour(image)
+        image = self._motion(image).apply(image, margin=self._blur_radius(image.dtype))
+        image = self._blur(image)
         if self.flip:
             image = image.flip(-1)
         # A generator of its own on the batch's device keeps the view deterministic without a copy from the CPU.
         generator = torch.Generator(x.device).manual_seed(self.noise_seed)
-        noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
-        return self.views.from_unit((image + self.NOISE * noise).clamp(0, 1))
+        noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=image.dtype)
+        return self.views.from_unit((image + self.NOISE * noise).clamp(0, 1)).to(x.dtype)
 
     def _colour(self, image: Tensor) -> Tensor:
         for step in self.colour_order:
@@ -164,34 +177,11 @@ class ImageView:
         """How many taps beside the centre are not lost to rounding: for most draws none or one."""
         return sum(tap > torch.finfo(dtype).eps / 4 for tap in self._blur_taps[1:])
 
-    def _move(self, image: Tensor) -> Tensor:
-        """Rotate, translate and scale; the result keeps a margin for the blur on every side.
-
-        The recipe pads by half an image with edge values, moves, blurs and crops back. Sampling only what the crop
-        keeps, with border values beyond the edge, gives the same pixels for a quarter of the work.
-        """
+    def _motion(self, image: Tensor) -> Motion:
         height, width = image.shape[2:]
-        margin = self._blur_radius(image.dtype)
-        angle = math.radians(self.degrees)
-        cos, sin = math.cos(angle) / self.scale, math.sin(angle) / self.scale
-        shift_x = round(self.translate_x * (width + 2 * (width // 2)))
-        shift_y = round(self.translate_y * (height + 2 * (height // 2)))
-
-        def centred(size: int) -> Tensor:
-            # Positions need more digits than half-precision pixels do.
-            dtype = torch.promote_types(image.dtype, torch.float32)
-            return torch.arange(-margin, size + margin, device=image.device, dtype=dtype) - (size - 1) / 2
-
-        x = centred(width)[None, :] - shift_x
-        y = centred(height)[:, None] - shift_y
-        grid = torch.stack([(x * cos + y * sin) * 2 / width, (y * cos - x * sin) * 2 / height], -1)
-        return F.grid_sample(
-            image,
-            grid.to(image.dtype).expand(len(image), -1, -1, -1),
-            mode="bilinear",
-            padding_mode="border",
-            align_corners=False,
-        )
+        padded_width, padded_height = width + 2 * (width // 2), height + 2 * (height // 2)
+        right, down = round(self.translate_x * padded_width), round(self.translate_y * padded_height)
+        return Motion(self.degrees, self.scale, right, down)
 
     def _blur(self, image: Tensor) -> Tensor:
         """5x5 gaussian blur as shifted sums, along one axis and then the other, which eats the margin."""
