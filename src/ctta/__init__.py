@@ -10,7 +10,7 @@
 
 from importlib.metadata import version
 
-from ctta import functional, testing, views
+from ctta import corruptions, functional, testing, views
 from ctta.base import AdaptiveModel, Step
 from ctta.calibration import calibrate_threshold
 from ctta.checkpoint import CheckpointError, load, save
@@ -34,6 +34,7 @@ __all__ = [
     "TestAug",
     "adapt",
     "calibrate_threshold",
+    "corruptions",
     "fingerprint",
     "functional",
     "load",

@@ -1,0 +1,10 @@
+"""The common corruptions of CIFAR-C and ImageNet-C, made on whole batches.
+
+Reference: Hendrycks & Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and
+Perturbations", ICLR 2019.
+"""
+
+from ctta.corruptions.corrupt import CORRUPTIONS, HOLD_OUT, corrupt
+from ctta.corruptions.folders import write_cifar_c, write_imagenet_c
+
+__all__ = ["CORRUPTIONS", "HOLD_OUT", "corrupt", "write_cifar_c", "write_imagenet_c"]

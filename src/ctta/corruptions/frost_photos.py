@@ -1,0 +1,55 @@
+"""Photographs of frosted glass: the ones that come with the package, or the user's own."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+
+from ctta.corruptions.arrays import Bytes
+from ctta.corruptions.imaging import pillow_image
+from ctta.corruptions.resample import scaled
+
+# Of its six photographs the published code draws from the first five; the third is the second again.
+SHIPPED = ("frost1.png", "frost2.png", "frost2.png", "frost4.jpg", "frost5.jpg")
+SUFFIXES = {".jpeg", ".jpg", ".png", ".webp"}
+
+Photos = str | PathLike[str] | Sequence[str | PathLike[str]]  # a folder, a file, or several files
+
+
+def frost_textures(scale: float, height: int, width: int, photos: Photos | None) -> tuple[Bytes, ...]:
+    """Every photograph at `scale`, or larger where a crop of (height, width) would not fit otherwise."""
+    return scaled_photos(photo_paths(photos), scale, height, width)
+
+
+def photo_paths(photos: Photos | None) -> tuple[Path, ...]:
+    """The files meant: a folder's first five pictures by name, or exactly the files listed."""
+    if photos is None:
+        photos = [Path(__file__).parent / "frost_textures" / name for name in SHIPPED]
+    if not isinstance(photos, str | PathLike):
+        paths = tuple(Path(photo) for photo in photos)
+    elif Path(photos).is_dir():
+        pictures = (path for path in Path(photos).iterdir() if path.suffix.lower() in SUFFIXES)
+        paths = tuple(sorted(pictures)[: len(SHIPPED)])
+    else:
+        paths = (Path(photos),)
+    missing = [str(path) for path in paths if not path.is_file()]
+    if missing or not paths:
+        raise ValueError(
+            f"frost_photos={photos!r} names no usable picture (missing: {missing}); "
+            f"give a folder with {', '.join(sorted(SUFFIXES))} files, or a list of such files"
+        )
+    return paths
+
+
+@lru_cache(maxsize=4)
+def scaled_photos(paths: tuple[Path, ...], scale: float, height: int, width: int) -> tuple[Bytes, ...]:
+    textures = []
+    for path in paths:
+        with pillow_image().open(path) as picture:
+            photo = np.asarray(picture.convert("RGB"))
+        # One pixel more than the crop, so that there is always a place to draw.
+        factor = max(scale, (height + 1) / photo.shape[0], (width + 1) / photo.shape[1])
+        textures.append(scaled(photo, factor))
+    return tuple(textures)

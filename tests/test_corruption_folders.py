@@ -1,0 +1,143 @@
+"""Writing whole benchmark folders: the published layouts, resumed after a kill, never half a file."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+from test_corruptions import random_images
+
+from ctta.corruptions import corrupt, write_cifar_c, write_imagenet_c
+
+
+def test_cifar_c_folder_has_the_published_layout(tmp_path):
+    images, seen = random_images(4, 32, 32), []
+    names = ["contrast", "shot_noise"]
+    write_cifar_c(images, [3, 1, 4, 1], tmp_path, names=names, seed=2, progress=lambda *step: seen.append(step))
+    assert np.load(tmp_path / "labels.npy").tolist() == [3, 1, 4, 1] * 5
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "contrast.npy", "labels.npy", "made_from.json", "shot_noise.npy",
+    ]  # fmt: skip
+    for name in names:
+        stored = np.load(tmp_path / f"{name}.npy")
+        assert stored.dtype == np.uint8 and stored.shape == (20, 32, 32, 3)
+        for severity in range(1, 6):
+            part = stored[4 * (severity - 1) : 4 * severity]
+            np.testing.assert_array_equal(part, corrupt(images, name, severity, seed=2))
+    assert seen == [(done, 40) for done in range(4, 41, 4)]
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np
+from ctta.corruptions import write_cifar_c
+def die(done, total):
+    if done == 40:  # in the middle of the second of three files
+        os.kill(os.getpid(), signal.SIGKILL)
+images = np.load(sys.argv[1])
+write_cifar_c(images, range(5), sys.argv[2], names=["contrast", "snow", "fog"], progress=die)
+"""
+
+
+def test_killed_cifar_c_run_is_resumed(tmp_path):
+    images = random_images(5, 32, 32)
+    np.save(tmp_path / "images.npy", images)
+    folder = tmp_path / "made"
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "images.npy"), str(folder)]
+    search = os.pathsep.join(sys.path)
+    assert subprocess.run(command, env=os.environ | {"PYTHONPATH": search}).returncode == -signal.SIGKILL
+    assert {path.name for path in folder.glob("*.npy")} == {"labels.npy", "contrast.npy"}
+    assert (folder / "snow.npy.partial").exists()
+
+    before = (folder / "contrast.npy").stat().st_mtime_ns
+    time.sleep(0.01)
+    write_cifar_c(images, range(5), folder, names=["contrast", "snow", "fog"])
+    assert (folder / "contrast.npy").stat().st_mtime_ns == before
+    assert not list(folder.glob("*.partial"))
+    write_cifar_c(images, range(5), tmp_path / "at once", names=["contrast", "snow", "fog"])
+    for name in ("contrast", "snow", "fog"):
+        np.testing.assert_array_equal(np.load(folder / f"{name}.npy"), np.load(tmp_path / "at once" / f"{name}.npy"))
+
+
+def test_failing_run_leaves_no_file_behind(tmp_path):
+    def fail(done, total):
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        write_cifar_c(random_images(2, 32, 32), [0, 1], tmp_path, names=["fog"], progress=fail)
+    assert {path.name for path in tmp_path.iterdir()} == {"labels.npy", "made_from.json"}
+
+
+def test_folder_of_another_origin_is_refused(tmp_path):
+    images = random_images(2, 32, 32)
+    write_cifar_c(images, [0, 1], tmp_path, names=["contrast"])
+    with pytest.raises(ValueError, match="another seed"):
+        write_cifar_c(images, [0, 1], tmp_path, names=["fog"], seed=1)
+    with pytest.raises(ValueError, match="another images"):
+        write_cifar_c(images[::-1].copy(), [0, 1], tmp_path, names=["fog"])
+    with pytest.raises(ValueError, match="one label per image"):
+        write_cifar_c(images, [0], tmp_path, names=["fog"])
+    with pytest.raises(TypeError, match=r"float64.*uint8"):
+        write_cifar_c(images.transpose(0, 3, 1, 2) / 255, [0, 1], tmp_path, names=["fog"])
+    with pytest.raises(ValueError, match="names is"):
+        write_cifar_c(images, [0, 1], tmp_path, names=["mist"])
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    source = tmp_path / "clean"
+    for position, (label, name) in enumerate([("cat", "a.JPEG"), ("cat", "b.png"), ("dog", "a.jpg")]):
+        (source / label).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random_images(1, 240, 300 + 60 * position, position)[0]).save(source / label / name)
+    return source
+
+
+def test_imagenet_c_folder_has_the_published_layout(pictures, tmp_path):
+    folder, seen = tmp_path / "made", []
+    write_imagenet_c(pictures, folder, names=["contrast", "fog"], severities=(1, 5), progress=lambda *s: seen.append(s))
+    stored = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.JPEG"))
+    assert stored == sorted(
+        f"{name}/{severity}/{picture}.JPEG"
+        for name in ("contrast", "fog")
+        for severity in (1, 5)
+        for picture in ("cat/a", "cat/b", "dog/a")
+    )
+    assert seen == [(12, 12)]
+    with Image.open(folder / "contrast/1/cat/b.JPEG") as file:
+        assert file.size == (224, 224) and file.format == "JPEG"
+        result = np.asarray(file).astype(int)
+    clean = Image.open(pictures / "cat/b.png").resize((384, 256), Image.Resampling.BILINEAR)
+    clean = np.asarray(clean.crop((80, 16, 304, 240)))
+    assert np.abs(result - corrupt(clean[None], "contrast", 1)[0]).mean() < 3  # the JPEG's own loss
+
+
+def test_imagenet_c_run_is_resumed_and_extended(pictures, tmp_path):
+    folder = tmp_path / "made"
+    arguments = {"names": ["snow"], "severities": (3,)}
+    write_imagenet_c(pictures, folder, **arguments)
+    paths = sorted(folder.rglob("*.JPEG"))
+    contents = [path.read_bytes() for path in paths]
+    times = [path.stat().st_mtime_ns for path in paths]
+    paths[1].unlink()
+    Image.fromarray(random_images(1, 256, 256)[0]).save(pictures / "cat" / "aa.png")
+    write_imagenet_c(pictures, folder, **arguments)
+    assert [path.read_bytes() for path in paths] == contents  # the new picture moved no draw
+    assert [path.stat().st_mtime_ns == then for path, then in zip(paths, times, strict=True)] == [
+        True,
+        False,
+        True,
+    ]
+    assert (folder / "snow/3/cat/aa.JPEG").exists()
+    assert not list(folder.rglob("*.partial"))
+
+
+def test_imagenet_c_mistakes_are_named(pictures, tmp_path):
+    with pytest.raises(ValueError, match="holds no pictures"):
+        write_imagenet_c(tmp_path / "nowhere", tmp_path / "made")
+    Image.new("RGB", (20, 20)).save(pictures / "cat" / "b.jpg")
+    with pytest.raises(ValueError, match="cat/b with two suffixes"):
+        write_imagenet_c(pictures, tmp_path / "made")
