@@ -34,6 +34,8 @@ demo: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/checkpoint_speed.py
+	$(BIN)/python benchmarks/corruptions_speed.py
+	$(BIN)/python benchmarks/stream_speed.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

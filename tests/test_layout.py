@@ -17,7 +17,7 @@ ROWS = [
     ["views", "validation", "fingerprint"],
     ["base"],
     ["methods", "calibration", "corruptions"],
-    ["encoding", "checkpoint"],
+    ["encoding", "checkpoint", "streams"],
     ["testing"],
 ]
 BLIND_TO_EACH_OTHER = {"methods"}

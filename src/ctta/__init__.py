@@ -10,7 +10,7 @@
 
 from importlib.metadata import version
 
-from ctta import corruptions, functional, testing, views
+from ctta import corruptions, functional, streams, testing, views
 from ctta.base import AdaptiveModel, Step
 from ctta.calibration import calibrate_threshold
 from ctta.checkpoint import CheckpointError, load, save
@@ -39,6 +39,7 @@ __all__ = [
     "functional",
     "load",
     "save",
+    "streams",
     "testing",
     "views",
 ]

@@ -1,0 +1,36 @@
+"""Streams: readers of data, and the protocols in which its domains come.
+
+A stream gives :class:`Batch` after :class:`Batch`, has a length, a position that can be saved and set, the names of its
+domains, and a hash by which results are comparable or visibly not.
+"""
+
+from ctta.streams.cifar_c import CifarC
+from ctta.streams.corrupted import Corrupted
+from ctta.streams.errors import DataError
+from ctta.streams.folders import ImageNetC, folder, image_folder
+from ctta.streams.orders import corruption_order
+from ctta.streams.protocols import continual, correlated, gradual, mixed, rounds, single
+from ctta.streams.stream import Batch, Images, Segment, Stream
+from ctta.streams.street_scenes import acdc, cityscapes
+
+__all__ = [
+    "Batch",
+    "CifarC",
+    "Corrupted",
+    "DataError",
+    "ImageNetC",
+    "Images",
+    "Segment",
+    "Stream",
+    "acdc",
+    "cityscapes",
+    "continual",
+    "correlated",
+    "corruption_order",
+    "folder",
+    "gradual",
+    "image_folder",
+    "mixed",
+    "rounds",
+    "single",
+]

@@ -1,0 +1,89 @@
+"""CIFAR-10-C and CIFAR-100-C in their published layout, read from disk as they are needed."""
+
+import hashlib
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ctta.streams.corrupted import unit_floats
+from ctta.streams.errors import DataError
+from ctta.streams.stream import Rows
+
+SEVERITIES = 5
+
+
+class CifarC:
+    """A folder with one ``<corruption>.npy`` (five severities of N images) and ``labels.npy``.
+
+    The arrays are memory-mapped: nothing is read before a batch asks for it, and nothing is copied twice.
+
+    Args:
+        folder: as extracted from the published archive, or as ``ctta.corruptions.write_cifar_c`` writes it.
+    """
+
+    read_ahead = 0  # mapped files need no decoding
+
+    def __init__(self, folder: str | PathLike[str]) -> None:
+        self.folder = Path(folder)
+        labels = self._open("labels")
+        if labels.ndim != 1 or len(labels) % SEVERITIES:
+            raise DataError(f"{self.folder / 'labels.npy'} has shape {labels.shape}; expected 5N labels")
+        self.count = len(labels) // SEVERITIES
+        self.labels = np.asarray(labels[: self.count])
+        # By content, since folders are called differently on every machine.
+        self.name = f"cifar-c[{self.count} images, labels {_digest(self.labels)}]"
+
+    def domain(self, corruption: str, severity: int) -> "CifarCDomain":
+        if severity not in range(1, SEVERITIES + 1):
+            raise ValueError(f"severity must be 1 to {SEVERITIES}, got {severity}")
+        pixels = self._open(corruption)
+        expected = SEVERITIES * self.count
+        if pixels.dtype != np.uint8 or pixels.ndim != 4 or len(pixels) != expected or pixels.shape[3] != 3:
+            raise DataError(
+                f"{self.folder / corruption}.npy holds {pixels.dtype} {pixels.shape}; "
+                f"expected uint8 ({expected}, H, W, 3)"
+            )
+        pixels = pixels[self.count * (severity - 1) : self.count * severity]
+        name = f"{self.name} {corruption} {severity} [{_digest(pixels[0])}]"
+        return CifarCDomain(name, pixels, self.labels)
+
+    def _open(self, stem: str) -> NDArray[Any]:
+        path = self.folder / f"{stem}.npy"
+        remedy = "extract the archive again, or make the folder with ctta.corruptions.write_cifar_c"
+        if not path.is_file():
+            there = ", ".join(sorted(other.stem for other in self.folder.glob("*.npy"))) or "no .npy files"
+            raise DataError(f"{path} is missing ({self.folder} holds {there}): {remedy}")
+        try:
+            opened: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, OSError, EOFError) as error:
+            raise DataError(f"{path} is truncated or not a .npy file ({error}): {remedy}") from error
+        return opened
+
+
+def _digest(values: NDArray[Any]) -> str:
+    return hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()[:8]
+
+
+@dataclass(frozen=True)
+class CifarCDomain:
+    """One corruption at one severity."""
+
+    name: str
+    pixels: NDArray[np.uint8]
+    labels: NDArray[np.integer[Any]]
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def read(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        first, count = int(rows[0]), len(rows)
+        in_a_row = count == 1 or (rows[-1] - first == count - 1 and bool(np.all(np.diff(rows) == 1)))
+        # A slice of a mapped file is read in one go; scattered rows have to be picked.
+        pixels = np.array(self.pixels[first : first + count]) if in_a_row else self.pixels[rows]
+        return unit_floats(pixels), torch.from_numpy(self.labels[rows].astype(np.int64))

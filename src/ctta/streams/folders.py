@@ -1,0 +1,92 @@
+"""Folders of pictures: the user's own, ImageFolder-shaped trees, and ImageNet-C."""
+
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+
+from ctta.streams.errors import DataError
+from ctta.streams.pictures import PictureFiles, Transform, centre_cropped, listing_name, pictures_below, resized
+from ctta.streams.stream import Segment, Stream
+
+READ_AHEAD = 2
+
+
+def folder(
+    path: str | PathLike[str], *, size: tuple[int, int] | None = None, batch_size: int = 32, name: str | None = None
+) -> Stream:
+    """The pictures of a folder and below, in the order of their paths, without labels: a camera's own dump.
+
+    Args:
+        path: the folder.
+        size: (height, width) to resize to; without, pictures of one batch must be of one size.
+        batch_size: pictures per batch.
+        name: of the domain; by default the folder's.
+    """
+    root = Path(path)
+    paths = pictures_below(root)
+    pictures = PictureFiles(listing_name(root, paths, str(size)), tuple(paths), None, resized(size) if size else None)
+    segment = Segment(name or root.name, pictures, np.arange(len(paths)))
+    return Stream(f"folder {pictures.name}", [segment], batch_size=batch_size, read_ahead=READ_AHEAD)
+
+
+def image_folder(
+    path: str | PathLike[str],
+    *,
+    transform: Transform | None = None,
+    per_class: int | None = None,
+    images: Sequence[str] | None = None,
+) -> PictureFiles:
+    """A tree ``<class>/<picture>``; the label of a class is its place among the sorted class names.
+
+    Args:
+        path: the root of the tree.
+        transform: of each picture, PIL image to PIL image.
+        per_class: only the first so many of each class, by name.
+        images: only these ``<class>/<picture>``, in this order.
+    """
+    root = Path(path)
+    classes = sorted(child.name for child in root.iterdir() if child.is_dir()) if root.is_dir() else []
+    if not classes:
+        raise DataError(f"{root} holds no class folders; expected <class>/<picture>: extract the archive again")
+    if images is not None:
+        chosen = [root / entry for entry in images]
+        if missing := [entry for entry, file in zip(images, chosen, strict=True) if not file.is_file()]:
+            raise DataError(f"{root / missing[0]} is missing, and {len(missing) - 1} more of the list of images")
+    else:
+        chosen = [file for name in classes for file in pictures_below(root / name)[:per_class]]
+    labels = np.array([classes.index(file.relative_to(root).parts[0]) for file in chosen])
+    return PictureFiles(listing_name(root, chosen), tuple(chosen), labels, transform)
+
+
+class ImageNetC:
+    """The published tree ``<corruption>/<severity>/<class>/<picture>.JPEG``, already 224x224.
+
+    Args:
+        folder: the root; the archives' groups (noise, blur, ...) extracted into it.
+        images: a text file with one ``<class>/<picture>.JPEG`` per line, such as RobustBench's list of 5,000.
+        per_class: without a list, the first so many pictures of each class.
+        double_resize: resize to 256 and crop 224 once more, as the authors' code does.
+    """
+
+    read_ahead = READ_AHEAD
+
+    def __init__(
+        self,
+        folder: str | PathLike[str],
+        *,
+        images: str | PathLike[str] | None = None,
+        per_class: int | None = None,
+        double_resize: bool = False,
+    ) -> None:
+        self.folder, self.per_class = Path(folder), per_class
+        self.images = None if images is None else [line for line in Path(images).read_text().split("\n") if line]
+        self.transform = centre_cropped(256, 224) if double_resize else None
+        self.name = "imagenet-c" + (" double-resized" if double_resize else "")
+
+    def domain(self, corruption: str, severity: int) -> PictureFiles:
+        root = self.folder / corruption / str(severity)
+        if not root.is_dir():
+            raise DataError(f"{root} is missing: download and extract the group of ImageNet-C that holds {corruption}")
+        return image_folder(root, transform=self.transform, per_class=self.per_class, images=self.images)

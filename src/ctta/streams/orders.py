@@ -1,0 +1,41 @@
+"""The published orders of the fifteen corruptions."""
+
+STANDARD = (
+    "gaussian_noise shot_noise impulse_noise defocus_blur glass_blur motion_blur zoom_blur snow frost fog "
+    "brightness contrast elastic_transform pixelate jpeg_compression"
+)
+
+#: The authors' ten random orders, for gradual CIFAR10-C and ImageNet-C.
+TEN = (
+    "brightness pixelate gaussian_noise motion_blur zoom_blur glass_blur impulse_noise jpeg_compression "
+    "defocus_blur elastic_transform shot_noise frost snow fog contrast",
+    "jpeg_compression shot_noise zoom_blur frost contrast fog defocus_blur elastic_transform gaussian_noise "
+    "brightness glass_blur impulse_noise pixelate snow motion_blur",
+    "contrast defocus_blur gaussian_noise shot_noise snow frost glass_blur zoom_blur elastic_transform "
+    "jpeg_compression pixelate brightness impulse_noise motion_blur fog",
+    "shot_noise fog glass_blur pixelate snow elastic_transform brightness impulse_noise defocus_blur frost "
+    "contrast gaussian_noise motion_blur jpeg_compression zoom_blur",
+    "pixelate glass_blur zoom_blur snow fog impulse_noise brightness motion_blur frost jpeg_compression "
+    "gaussian_noise shot_noise contrast defocus_blur elastic_transform",
+    "motion_blur snow fog shot_noise defocus_blur contrast zoom_blur brightness frost elastic_transform "
+    "glass_blur gaussian_noise pixelate jpeg_compression impulse_noise",
+    "frost impulse_noise jpeg_compression contrast zoom_blur glass_blur pixelate snow defocus_blur "
+    "motion_blur brightness elastic_transform shot_noise fog gaussian_noise",
+    "glass_blur zoom_blur impulse_noise fog snow jpeg_compression gaussian_noise frost shot_noise brightness "
+    "contrast motion_blur pixelate defocus_blur elastic_transform",
+    "defocus_blur motion_blur zoom_blur shot_noise gaussian_noise glass_blur jpeg_compression fog contrast "
+    "pixelate frost snow brightness elastic_transform impulse_noise",
+    "contrast gaussian_noise defocus_blur zoom_blur frost glass_blur jpeg_compression fog pixelate "
+    "elastic_transform shot_noise impulse_noise snow motion_blur brightness",
+)
+
+
+def corruption_order(order: int | None = None) -> tuple[str, ...]:
+    """The standard order, or one of the ten by its number.
+
+    >>> corruption_order()[:2], corruption_order(9)[0]
+    (('gaussian_noise', 'shot_noise'), 'contrast')
+    """
+    if order is not None and order not in range(len(TEN)):
+        raise ValueError(f"order must be None (standard) or 0 to {len(TEN) - 1}, got {order!r}")
+    return tuple((STANDARD if order is None else TEN[order]).split())

@@ -1,0 +1,100 @@
+"""Picture files: decoded when read, in several threads, with or without labels."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ctta.corruptions.imaging import pillow_image
+from ctta.streams.corrupted import unit_floats
+from ctta.streams.errors import DataError
+from ctta.streams.stream import Rows
+
+SUFFIXES = {".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
+DECODERS = 4  # threads; Pillow lets go of the interpreter lock while it decodes
+
+Transform = Callable[[Any], Any]  # of a PIL image
+
+
+@dataclass(frozen=True)
+class PictureFiles:
+    """Pictures of one size after ``transform``, and a whole-number label for each, or none."""
+
+    name: str
+    paths: tuple[Path, ...]
+    labels: NDArray[np.integer[Any]] | None
+    transform: Transform | None = None
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
+        pictures = read_pictures([self.paths[row] for row in rows], self.transform)
+        labels = None if self.labels is None else torch.from_numpy(self.labels[rows].astype(np.int64))
+        return pictures, labels
+
+
+def read_pictures(paths: Sequence[Path], transform: Transform | None) -> Tensor:
+    """Pictures as one batch of floats; an error names those that differ in size."""
+    with ThreadPoolExecutor(DECODERS) as pool:
+        arrays = list(pool.map(lambda path: decoded(path, transform), paths))
+    for path, array in zip(paths, arrays, strict=True):
+        if array.shape != arrays[0].shape:
+            raise DataError(
+                f"{path} has {array.shape[:2]} pixels and {paths[0]} {arrays[0].shape[:2]}, which makes no batch: "
+                "give size=(height, width), or batch_size=1"
+            )
+    return unit_floats(np.stack(arrays))
+
+
+def decoded(path: Path, transform: Transform | None) -> NDArray[np.uint8]:
+    """A picture as bytes (H, W, 3): alpha dropped, grey repeated, 16 bits brought to 8."""
+    try:
+        with pillow_image().open(path) as file:
+            if file.mode.startswith("I"):  # 16 bits, which Pillow would clip rather than scale
+                file = pillow_image().fromarray((np.asarray(file).astype(np.uint32) >> 8).astype(np.uint8))
+            picture = file.convert("RGB")
+    except OSError as error:
+        raise DataError(f"{path} is missing, truncated or no picture ({error}): replace or remove it") from error
+    return np.asarray(transform(picture) if transform else picture)
+
+
+def resized(size: tuple[int, int]) -> Transform:
+    """A transform to (height, width), bilinear."""
+    height, width = size
+    return lambda picture: picture.resize((width, height), pillow_image().Resampling.BILINEAR)
+
+
+def centre_cropped(shorter: int, side: int) -> Transform:
+    """A transform that resizes the shorter side and cuts a square from the middle, as ImageNet is prepared."""
+
+    def apply(picture: Any) -> Any:
+        width, height = (max(side, round(shorter * length / min(picture.size))) for length in picture.size)
+        picture = picture.resize((width, height), pillow_image().Resampling.BILINEAR)
+        left, top = (width - side) // 2, (height - side) // 2
+        return picture.crop((left, top, left + side, top + side))
+
+    return apply
+
+
+def pictures_below(folder: Path) -> list[Path]:
+    """Every picture in the folder and below, sorted by path; DataError if there are none."""
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    if not found:
+        raise DataError(
+            f"{folder} holds no pictures ({', '.join(sorted(SUFFIXES))}): check the path, extract the archive"
+        )
+    return found
+
+
+def listing_name(folder: Path, paths: Sequence[Path], extra: str = "") -> str:
+    """A name by what a folder holds, the same wherever it lies."""
+    listing = "\n".join(path.relative_to(folder).as_posix() for path in paths)
+    return f"{len(paths)} pictures[{hashlib.sha256(f'{extra}{listing}'.encode()).hexdigest()[:8]}]"

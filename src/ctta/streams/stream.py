@@ -1,0 +1,138 @@
+"""A stream: batches in order, from domain after domain, that can be stopped and gone on with."""
+
+import hashlib
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a stream gives: inputs for the model, and the rest for the score. No method ever sees a label."""
+
+    x: Tensor
+    y: Tensor | None
+    domain: str
+    index: Tensor  # the images' rows in their domain
+
+
+class Images(Protocol):
+    """The images of one domain, as a reader offers them."""
+
+    @property
+    def name(self) -> str:
+        """Which images these are, the same on every machine."""
+
+    @property
+    def labels(self) -> NDArray[np.integer[Any]] | None:
+        """The label of each image, without reading the images; None where there are none."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
+        """Images (N, C, H, W) as floats in [0, 1], and their labels."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of a stream within one domain: some of its images, in some order."""
+
+    domain: str
+    images: Images
+    rows: Rows
+
+    def batches(self, size: int) -> int:
+        return -(-len(self.rows) // size)
+
+
+class Stream:
+    """Batches of segment after segment; a batch never reaches over the end of a segment.
+
+    Iterating goes on from ``position``, the number of batches given so far, and a stream that has come to its end
+    starts over. So to resume, set ``position`` to what it was. ``name`` says which protocol this is, and ``hash`` tells
+    two streams apart that would give other batches: results with the same hash are comparable.
+
+    Args:
+        name: the protocol and its settings, in words.
+        segments: what to go through.
+        batch_size: images per batch; the last of a segment may be smaller.
+        read_ahead: how many batches background threads read while the model works, for pictures to be decoded.
+    """
+
+    def __init__(self, name: str, segments: Sequence[Segment], *, batch_size: int = 200, read_ahead: int = 0) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if not segments or any(len(segment.rows) == 0 for segment in segments):
+            raise ValueError(f"the stream {name!r} has no images, or a domain without any")
+        self.name, self.segments, self.batch_size, self.read_ahead = name, tuple(segments), batch_size, read_ahead
+        # The number of batches before each segment, and at the end before none.
+        self._starts = np.cumsum([0, *(segment.batches(batch_size) for segment in self.segments)])
+        self._position = 0
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @property
+    def domains(self) -> list[str]:
+        """The domain of each segment, in order."""
+        return [segment.domain for segment in self.segments]
+
+    @property
+    def position(self) -> int:
+        """How many batches have been given since the start."""
+        return self._position
+
+    @position.setter
+    def position(self, value: int) -> None:
+        if not 0 <= value <= len(self):
+            raise ValueError(f"position must lie between 0 and {len(self)}, got {value}")
+        self._position = value
+
+    def __iter__(self) -> Iterator[Batch]:
+        numbers = range(self._position, len(self))
+        for batch in self._ahead(numbers) if self.read_ahead else map(self.batch, numbers):
+            self._position += 1
+            yield batch
+        self._position = 0
+
+    def _ahead(self, numbers: range) -> Iterator[Batch]:
+        with ThreadPoolExecutor(self.read_ahead) as pool:
+            waiting = deque(pool.submit(self.batch, number) for number in numbers[: self.read_ahead])
+            for number in numbers:
+                batch = waiting.popleft().result()
+                if number + self.read_ahead in numbers:
+                    waiting.append(pool.submit(self.batch, number + self.read_ahead))
+                yield batch
+
+    def batch(self, number: int) -> Batch:
+        """One batch by its number, whatever the position is."""
+        which = int(np.searchsorted(self._starts, number, side="right")) - 1
+        segment, first = self.segments[which], (number - int(self._starts[which])) * self.batch_size
+        rows = segment.rows[first : first + self.batch_size]
+        x, y = segment.images.read(rows)
+        return Batch(x, y, segment.domain, torch.from_numpy(rows.copy()))
+
+    @property
+    def hash(self) -> str:
+        """Of all that decides which batches come: images, their order, and the batch size."""
+        digest = hashlib.sha256(f"{self.batch_size}\n".encode())
+        for segment in self.segments:
+            digest.update(f"{segment.domain}\n{segment.images.name}\n{len(segment.rows)}\n".encode())
+            digest.update(np.ascontiguousarray(segment.rows, dtype="<i8").data)
+        return digest.hexdigest()[:16]
+
+    def with_segments(self, suffix: str, segments: Sequence[Segment]) -> "Stream":
+        """Another stream with this one's batch size; the suffix says what was done."""
+        return Stream(f"{self.name} {suffix}", segments, batch_size=self.batch_size, read_ahead=self.read_ahead)
+
+    def __repr__(self) -> str:
+        return f"Stream({self.name!r}, {len(self.segments)} segments, {len(self)} batches of {self.batch_size})"

@@ -1,0 +1,113 @@
+"""ACDC and Cityscapes: pictures at any size, label maps at their own."""
+
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ctta.corruptions.imaging import pillow_image
+from ctta.streams.errors import DataError
+from ctta.streams.pictures import listing_name, read_pictures, resized
+from ctta.streams.stream import Rows, Segment, Stream
+
+NUM_CLASSES = 19
+IGNORED = 255
+CONDITIONS = ("fog", "night", "rain", "snow")
+
+
+@dataclass(frozen=True)
+class LabelledScenes:
+    """Pictures with a map of trainIds each; ``labels`` is None, since no scene has one label."""
+
+    name: str
+    pictures: tuple[Path, ...]
+    maps: tuple[Path, ...]
+    size: tuple[int, int] | None
+
+    labels = None
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def read(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        x = read_pictures([self.pictures[row] for row in rows], resized(self.size) if self.size else None)
+        return x, torch.stack([self._label_map(self.maps[row]) for row in rows])
+
+    def _label_map(self, path: Path) -> Tensor:
+        try:
+            with pillow_image().open(path) as file:
+                values = np.asarray(file)
+        except OSError as error:
+            raise DataError(f"{path} is missing or truncated ({error}): extract the archive of labels again") from error
+        if values.ndim != 2 or ((values >= NUM_CLASSES) & (values != IGNORED)).any():
+            raise DataError(
+                f"{path} holds other values than trainIds 0 to 18 and 255: use the *_labelTrainIds.png files"
+            )
+        return torch.from_numpy(values.astype(np.int64))
+
+
+def acdc(
+    folder: str | PathLike[str],
+    *,
+    conditions: tuple[str, ...] = CONDITIONS,
+    split: str = "train",
+    size: tuple[int, int] | None = (540, 960),
+    batch_size: int = 1,
+) -> Stream:
+    """ACDC's weather in the paper's order, fog, night, rain, snow: one round; see :func:`rounds` for ten.
+
+    Args:
+        folder: with ``rgb_anon`` and ``gt`` in it.
+        conditions: which, in this order.
+        split: ``train`` (400 pictures of each, as the paper uses) or ``val``.
+        size: (height, width) of the pictures; the label maps keep theirs.
+        batch_size: scenes per batch.
+    """
+    root = Path(folder)
+    segments = []
+    for condition in conditions:
+        scenes = _scenes(
+            root / "rgb_anon" / condition / split,
+            "_rgb_anon.png",
+            root / "gt" / condition / split,
+            "_gt_labelTrainIds.png",
+            size,
+        )
+        segments.append(Segment(condition, scenes, np.arange(len(scenes))))
+    return Stream(f"acdc {split} {'+'.join(conditions)} size={size}", segments, batch_size=batch_size, read_ahead=2)
+
+
+def cityscapes(
+    folder: str | PathLike[str],
+    *,
+    split: str = "val",
+    size: tuple[int, int] | None = None,
+    batch_size: int = 1,
+) -> Stream:
+    """Cityscapes, the source domain, as one segment; the folder holds ``leftImg8bit`` and ``gtFine``.
+
+    Other args as for :func:`acdc`.
+    """
+    root = Path(folder)
+    scenes = _scenes(
+        root / "leftImg8bit" / split, "_leftImg8bit.png", root / "gtFine" / split, "_gtFine_labelTrainIds.png", size
+    )
+    segment = Segment("clear", scenes, np.arange(len(scenes)))
+    return Stream(f"cityscapes {split} size={size}", [segment], batch_size=batch_size, read_ahead=2)
+
+
+def _scenes(pictures: Path, ending: str, maps: Path, map_ending: str, size: tuple[int, int] | None) -> LabelledScenes:
+    found = sorted(pictures.rglob(f"*{ending}"))
+    if not found:
+        raise DataError(f"{pictures} holds no *{ending}: extract the archive of pictures there, or check the path")
+    partners = [
+        maps / path.relative_to(pictures).with_name(path.name.removesuffix(ending) + map_ending) for path in found
+    ]
+    if missing := [path for path in partners if not path.is_file()]:
+        raise DataError(
+            f"{missing[0]} is missing, and {len(missing) - 1} more label maps: extract the archive of labels"
+        )
+    return LabelledScenes(listing_name(pictures, found, str(size)), tuple(found), tuple(partners), size)

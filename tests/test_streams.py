@@ -1,0 +1,408 @@
+"""Streams: order, position, hash, protocols and readers, and every way in which data on disk can be wrong."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from ctta import streams
+from ctta.corruptions import CORRUPTIONS, corrupt, write_cifar_c
+from ctta.streams import (
+    CifarC,
+    Corrupted,
+    DataError,
+    ImageNetC,
+    acdc,
+    cityscapes,
+    continual,
+    correlated,
+    corruption_order,
+    gradual,
+    mixed,
+    rounds,
+    single,
+)
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (24, 32, 32, 3), np.uint8)
+LABELS = np.arange(24) % 4
+TWO = ("contrast", "brightness")
+
+
+def data(seed: int = 0) -> Corrupted:
+    return Corrupted(IMAGES, LABELS, name="noise", seed=seed)
+
+
+def short(**settings) -> streams.Stream:
+    return continual(data(), **{"names": TWO, "batch_size": 10} | settings)
+
+
+def same(one, other) -> bool:
+    return torch.equal(one.x, other.x) and torch.equal(one.y, other.y) and one.domain == other.domain
+
+
+# --- streams ---
+
+
+def test_batches_come_in_order_with_their_labels_domain_and_index() -> None:
+    batches = list(short())
+    assert [batch.domain for batch in batches] == ["contrast 5"] * 3 + ["brightness 5"] * 3
+    assert [len(batch.x) for batch in batches] == [10, 10, 4] * 2
+    expected = corrupt(IMAGES[10:20], "contrast", 5, index=np.arange(10, 20))
+    torch.testing.assert_close(batches[1].x, torch.from_numpy(expected).permute(0, 3, 1, 2) / 255)
+    assert batches[1].y.tolist() == LABELS[10:20].tolist()
+    assert batches[1].index.tolist() == list(range(10, 20))
+    assert batches[1].x.dtype == torch.float32
+
+
+def test_a_stream_can_be_gone_through_again() -> None:
+    stream = short()
+    assert len(stream) == 6
+    first, second = list(stream), list(stream)
+    assert all(same(one, other) for one, other in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("read_ahead", [0, 1, 3, 50])
+@pytest.mark.parametrize("stop", [0, 1, 2, 5, 6])
+def test_a_saved_position_yields_the_identical_rest(stop: int, read_ahead: int) -> None:
+    whole = list(short())
+    stream = short()
+    stream.read_ahead = read_ahead
+    iterator = iter(stream)
+    for _ in range(stop):
+        next(iterator)
+    position = stream.position
+    assert position == stop
+    iterator.close()
+    resumed = short()
+    resumed.position = position
+    rest = list(resumed)
+    assert len(rest) == 6 - stop
+    assert all(same(one, other) for one, other in zip(rest, whole[stop:], strict=True))
+    with pytest.raises(ValueError, match="position"):
+        resumed.position = 7
+
+
+def test_reading_ahead_happens_in_other_threads_and_stops_with_the_consumer() -> None:
+    threads = set()
+
+    class Watched:
+        name, labels = "watched", None
+
+        def __len__(self) -> int:
+            return 100
+
+        def read(self, rows):
+            threads.add(threading.current_thread().name)
+            return torch.zeros(len(rows), 3, 4, 4), None
+
+    stream = streams.Stream("w", [streams.Segment("d", Watched(), np.arange(100))], batch_size=1, read_ahead=2)
+    iterator = iter(stream)
+    next(iterator)
+    iterator.close()
+    assert threading.current_thread().name not in threads
+    assert stream.position == 1
+    assert threading.active_count() < 5
+
+
+def test_the_hash_tells_streams_apart_and_the_name_says_why() -> None:
+    variants = [
+        short(),
+        short(batch_size=8),
+        short(severity=4),
+        short(limit=12),
+        short(names=TWO[::-1]),
+        continual(data(seed=1), names=TWO, batch_size=10),
+        continual(Corrupted(255 - IMAGES, LABELS, name="noise"), names=TWO, batch_size=10),
+        rounds(short(), 2),
+        mixed(short()),
+        mixed(short(), seed=1),
+        correlated(short()),
+        correlated(short(), seed=1),
+        gradual(data(), names=TWO, batch_size=10),
+    ]
+    assert len({stream.hash for stream in variants}) == len(variants)
+    assert short().hash == short().hash
+    assert short().name.endswith("continual severity=5 names=contrast+brightness")
+    assert rounds(short(), 2).name == short().name + " rounds=2"
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: short(batch_size=0),
+        lambda: short(limit=0),
+        lambda: rounds(short(), 0),
+        lambda: correlated(short(), concentration=0),
+        lambda: gradual(data(), variant="mine"),
+        lambda: corruption_order(10),
+        lambda: Corrupted(IMAGES, LABELS[:3], name="x"),
+        lambda: list(short(names=["rust"])),
+        lambda: list(short(severity=6)),
+    ],
+)
+def test_mistakes(build) -> None:
+    with pytest.raises(ValueError):
+        build()
+
+
+# --- protocols ---
+
+
+def test_the_orders_are_permutations_of_the_fifteen() -> None:
+    orders = [corruption_order(None), *(corruption_order(number) for number in range(10))]
+    assert len(set(orders)) == 11
+    assert all(sorted(order) == sorted(CORRUPTIONS) for order in orders)
+    assert orders[0] == tuple(CORRUPTIONS)
+    assert [order[0] for order in orders[1:]] == [
+        "brightness",
+        "jpeg_compression",
+        "contrast",
+        "shot_noise",
+        "pixelate",
+        "motion_blur",
+        "frost",
+        "glass_blur",
+        "defocus_blur",
+        "contrast",
+    ]
+
+
+def test_gradual_comes_and_goes() -> None:
+    paper = gradual(data(), order=3, limit=1)
+    severities = [int(domain.split()[1]) for domain in paper.domains]
+    assert severities == [1, 2, 3, 4, 5, 4, 3, 2, 1] * 15
+    authors = gradual(data(), order=3, limit=1, variant="authors")
+    assert len(authors.segments) == 131
+    assert authors.domains == paper.domains[4:]
+    assert authors.domains[:5] == [f"shot_noise {severity}" for severity in (5, 4, 3, 2, 1)]
+
+
+def test_rounds_and_single_compose() -> None:
+    stream = single(rounds(short(limit=2), 3))
+    assert [len(batch.x) for batch in stream] == [1] * 12
+    assert stream.domains == ["contrast 5", "brightness 5"] * 3
+
+
+def test_mixed_holds_every_image_once_and_mixes_domains() -> None:
+    stream = mixed(short(batch_size=12), seed=3)
+    batches = list(stream)
+    assert sorted(torch.cat([batch.index for batch in batches]).tolist()) == list(range(48))
+    dim, bright = (corrupt(IMAGES, name, 5) for name in TWO)
+    both = torch.from_numpy(np.concatenate([dim, bright])).permute(0, 3, 1, 2) / 255
+    for batch in batches:
+        torch.testing.assert_close(batch.x, both[batch.index])
+        assert batch.y.tolist() == np.concatenate([LABELS, LABELS])[batch.index].tolist()
+    assert 0 < int((batches[0].index < 24).sum()) < 12
+
+
+def test_correlated_keeps_every_image_and_clumps_labels() -> None:
+    many = Corrupted(np.zeros((2000, 8, 8, 3), np.uint8), np.arange(2000) % 10, name="black")
+    plain = continual(many, names=["contrast"], batch_size=100)
+    stream = correlated(plain, concentration=0.1)
+    labels = many.labels[stream.segments[0].rows]
+    assert sorted(stream.segments[0].rows.tolist()) == list(range(2000))
+    distinct = [len(set(labels[start : start + 100].tolist())) for start in range(0, 2000, 100)]
+    assert np.mean(distinct) < 5
+    even = correlated(plain, concentration=1e6)
+    spread = many.labels[even.segments[0].rows].reshape(10, 200)
+    assert all(len(set(slot.tolist())) == 10 for slot in spread)
+
+
+def test_correlated_needs_labels() -> None:
+    segment = streams.Segment("d", streams.pictures.PictureFiles("p", (Path("a"),), None), np.arange(1))
+    with pytest.raises(ValueError, match="no labels"):
+        correlated(streams.Stream("s", [segment]))
+
+
+# --- CIFAR-C ---
+
+
+@pytest.fixture
+def cifar(tmp_path: Path) -> Path:
+    write_cifar_c(IMAGES, LABELS, tmp_path / "CIFAR-10-C", names=TWO)
+    return tmp_path / "CIFAR-10-C"
+
+
+def test_cifar_c_reads_what_our_generator_makes(cifar: Path) -> None:
+    from_disk, made = continual(CifarC(cifar), names=TWO, batch_size=10), short()
+    for one, other in zip(from_disk, made, strict=True):
+        assert same(one, other)
+    weak = continual(CifarC(cifar), names=TWO, severity=2, batch_size=24)
+    expected = corrupt(IMAGES, "contrast", 2)
+    torch.testing.assert_close(next(iter(weak)).x, torch.from_numpy(expected).permute(0, 3, 1, 2) / 255)
+    scattered = mixed(continual(CifarC(cifar), names=TWO, batch_size=10))
+    for one, other in zip(scattered, mixed(made), strict=True):
+        assert same(one, other)
+
+
+def test_the_hash_of_cifar_c_is_by_content_not_by_place(cifar: Path, tmp_path: Path) -> None:
+    before = continual(CifarC(cifar), names=TWO).hash
+    moved = cifar.rename(tmp_path / "elsewhere")
+    assert continual(CifarC(moved), names=TWO).hash == before
+    write_cifar_c(IMAGES, LABELS, tmp_path / "other", names=TWO, seed=1)
+    write_cifar_c(255 - IMAGES, LABELS, tmp_path / "negative", names=TWO)
+    assert continual(CifarC(tmp_path / "negative"), names=TWO).hash != before
+
+
+def test_cifar_c_is_mapped_not_loaded(cifar: Path) -> None:
+    domain = CifarC(cifar).domain("contrast", 5)
+    assert isinstance(domain.pixels, np.memmap)
+    assert not domain.pixels.flags.owndata
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda folder: (folder / "labels.npy").unlink(), "labels.npy is missing"),
+        (lambda folder: (folder / "contrast.npy").unlink(), "contrast.npy is missing .* holds brightness, labels"),
+        (lambda folder: (folder / "contrast.npy").write_bytes(b"<html>"), "not a .npy file"),
+        (lambda folder: (folder / "contrast.npy").write_bytes(b""), "truncated"),
+        (lambda folder: truncate(folder / "contrast.npy"), "truncated"),
+        (lambda folder: np.save(folder / "contrast.npy", np.zeros((7, 32, 32, 3), np.uint8)), "expected uint8"),
+        (lambda folder: np.save(folder / "contrast.npy", np.zeros((120, 32, 32, 3))), "float64"),
+        (lambda folder: np.save(folder / "labels.npy", np.zeros(7)), "5N labels"),
+    ],
+)
+def test_damaged_cifar_c(cifar: Path, damage, words: str) -> None:
+    damage(cifar)
+    with pytest.raises(DataError, match=words):
+        continual(CifarC(cifar), names=TWO)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+# --- pictures ---
+
+
+def save(path: Path, value: int, size: tuple[int, int] = (20, 30), mode: str = "RGB") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixel = {"RGB": (value, 0, 0), "RGBA": (value, 0, 0, 7), "L": value, "I;16": value * 256}[mode]
+    Image.new(mode, size, pixel).save(path)
+
+
+def test_a_folder_of_the_users_own(tmp_path: Path) -> None:
+    for number in range(5):
+        save(tmp_path / "cam" / f"{number}.png", 50 * number)
+    (tmp_path / "cam" / "notes.txt").write_text("no picture")
+    stream = streams.folder(tmp_path / "cam", batch_size=2)
+    batches = list(stream)
+    assert [len(batch.x) for batch in batches] == [2, 2, 1]
+    assert batches[0].y is None
+    assert batches[0].domain == "cam"
+    assert batches[1].x.shape == (2, 3, 30, 20)
+    assert batches[1].x[1, 0, 0, 0] == pytest.approx(150 / 255)
+
+
+def test_pictures_of_every_kind_become_rgb(tmp_path: Path) -> None:
+    for mode in ("RGB", "RGBA", "L", "I;16"):
+        save(tmp_path / f"{mode.replace(';', '')}.png", 100, mode=mode)
+    (batch,) = streams.folder(tmp_path, batch_size=4)
+    assert batch.x.shape == (4, 3, 30, 20)
+    torch.testing.assert_close(batch.x[:, 0, 0, 0], torch.full((4,), 100 / 255))
+
+
+def test_pictures_of_different_sizes(tmp_path: Path) -> None:
+    save(tmp_path / "a.png", 1)
+    save(tmp_path / "b.png", 1, size=(21, 30))
+    with pytest.raises(DataError, match=r"size=\(height, width\)"):
+        list(streams.folder(tmp_path))
+    (batch,) = streams.folder(tmp_path, size=(8, 16))
+    assert batch.x.shape == (2, 3, 8, 16)
+
+
+def test_a_picture_that_is_damaged_and_a_folder_without_any(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no pictures"):
+        streams.folder(tmp_path)
+    save(tmp_path / "a.png", 1)
+    (tmp_path / "b.jpg").write_bytes((tmp_path / "a.png").read_bytes()[:40])
+    with pytest.raises(DataError, match=r"b\.jpg"):
+        list(streams.folder(tmp_path))
+
+
+@pytest.fixture
+def imagenet(tmp_path: Path) -> Path:
+    for corruption in TWO:
+        for number, label in enumerate(("n01", "n02")):
+            for picture in range(3):
+                save(tmp_path / corruption / "5" / label / f"{picture}.JPEG", 40 * number, size=(224, 224))
+    return tmp_path
+
+
+def test_imagenet_c(imagenet: Path, tmp_path: Path) -> None:
+    stream = continual(ImageNetC(imagenet), names=TWO, batch_size=4)
+    batches = list(stream)
+    assert stream.read_ahead > 0
+    assert [batch.y.tolist() for batch in batches] == [[0, 0, 0, 1], [1, 1]] * 2
+    first = continual(ImageNetC(imagenet, per_class=1), names=TWO, batch_size=4)
+    assert [batch.y.tolist() for batch in first] == [[0, 1]] * 2
+    listing = tmp_path / "list.txt"
+    listing.write_text("n02/2.JPEG\nn01/0.JPEG\n")
+    chosen = continual(ImageNetC(imagenet, images=listing), names=TWO, batch_size=4)
+    assert [batch.y.tolist() for batch in chosen] == [[1, 0]] * 2
+    assert len({stream.hash, first.hash, chosen.hash}) == 3
+    double = next(iter(continual(ImageNetC(imagenet, double_resize=True), names=TWO)))
+    assert double.x.shape[2:] == (224, 224)
+    listing.write_text("n02/9.JPEG\n")
+    with pytest.raises(DataError, match=r"9\.JPEG"):
+        continual(ImageNetC(imagenet, images=listing), names=TWO)
+    with pytest.raises(DataError, match="fog"):
+        continual(ImageNetC(imagenet), names=["fog"])
+
+
+# --- street scenes ---
+
+
+def write_scene(picture: Path, label_map: Path, trained: int = 3) -> None:
+    save(picture, 10, size=(64, 32))
+    label_map.parent.mkdir(parents=True, exist_ok=True)
+    values = np.full((32, 64), trained, np.uint8)
+    values[0] = 255
+    Image.fromarray(values).save(label_map)
+
+
+@pytest.fixture
+def streets(tmp_path: Path) -> Path:
+    for condition in ("fog", "night", "rain", "snow"):
+        for frame in ("f1", "f2"):
+            write_scene(
+                tmp_path / "rgb_anon" / condition / "train" / "GP01" / f"{frame}_rgb_anon.png",
+                tmp_path / "gt" / condition / "train" / "GP01" / f"{frame}_gt_labelTrainIds.png",
+            )
+    return tmp_path
+
+
+def test_acdc(streets: Path) -> None:
+    stream = rounds(acdc(streets, size=(16, 32)), 2)
+    assert stream.domains == ["fog", "night", "rain", "snow"] * 2
+    batches = list(stream)
+    assert len(batches) == 16
+    assert batches[0].x.shape == (1, 3, 16, 32)
+    assert batches[0].y.shape == (1, 32, 64)
+    assert set(batches[0].y.unique().tolist()) == {3, 255}
+
+
+def test_cityscapes(tmp_path: Path) -> None:
+    write_scene(
+        tmp_path / "leftImg8bit" / "val" / "bonn" / "b_leftImg8bit.png",
+        tmp_path / "gtFine" / "val" / "bonn" / "b_gtFine_labelTrainIds.png",
+    )
+    (batch,) = cityscapes(tmp_path)
+    assert batch.x.shape == (1, 3, 32, 64)
+    assert batch.domain == "clear"
+
+
+def test_damaged_street_scenes(streets: Path) -> None:
+    with pytest.raises(DataError, match="val"):
+        acdc(streets, split="val")
+    label_map = streets / "gt" / "rain" / "train" / "GP01" / "f1_gt_labelTrainIds.png"
+    Image.fromarray(np.full((32, 64), 40, np.uint8)).save(label_map)
+    with pytest.raises(DataError, match="trainIds"):
+        list(acdc(streets))
+    label_map.unlink()
+    with pytest.raises(DataError, match="f1_gt_labelTrainIds"):
+        acdc(streets)
