@@ -16,7 +16,7 @@ ROWS = [
     ["surgery"],
     ["views", "validation", "fingerprint"],
     ["base"],
-    ["methods", "calibration", "corruptions"],
+    ["methods", "calibration", "corruptions", "data"],
     ["encoding", "checkpoint", "streams"],
     ["testing"],
 ]

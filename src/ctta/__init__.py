@@ -10,7 +10,7 @@
 
 from importlib.metadata import version
 
-from ctta import corruptions, functional, streams, testing, views
+from ctta import corruptions, data, functional, streams, testing, views
 from ctta.base import AdaptiveModel, Step
 from ctta.calibration import calibrate_threshold
 from ctta.checkpoint import CheckpointError, load, save
@@ -35,6 +35,7 @@ __all__ = [
     "adapt",
     "calibrate_threshold",
     "corruptions",
+    "data",
     "fingerprint",
     "functional",
     "load",

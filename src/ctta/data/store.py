@@ -1,0 +1,76 @@
+"""The cache folder, and how a name becomes a path in it."""
+
+import os
+from pathlib import Path
+
+from ctta.data.archive import unpack
+from ctta.data.datasets import DATASETS, Dataset
+from ctta.data.errors import MISSING_EXTRA, DownloadError
+from ctta.data.transfer import download
+from ctta.data.verification import problem_with
+
+
+def cache_folder() -> Path:
+    """Where files are kept: ``$CTTA_CACHE``, else ``$XDG_CACHE_HOME/ctta``, else ``~/.cache/ctta``."""
+    if own := os.environ.get("CTTA_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ctta"
+
+
+def get(name: str, *, cache: str | os.PathLike[str] | None = None, progress: bool = True) -> Path:
+    """The path of a public dataset or checkpoint, fetched on first use.
+
+    Archives are unpacked and then deleted; checkpoints stay one file. What is there already is returned without asking
+    the network. A download that broke off goes on where it stopped. A file that you put into the cache folder by hand,
+    under the name that ``DATASETS[name].file`` says, is used instead of downloading, and is kept. Whatever cannot
+    be fetched, verified or unpacked is a :class:`DownloadError` that says what to do::
+
+        folder = ctta.data.get("cifar10-c")
+        images = numpy.load(folder / "gaussian_noise.npy", mmap_mode="r")
+
+    Args:
+        name: a key of ``ctta.data.DATASETS``, such as "cifar10-c", "imagenet-c/noise" or "wrn28-10-standard".
+        cache: the folder to keep it in; by default :func:`cache_folder`.
+        progress: show a bar, if a person is watching (standard error is a terminal).
+    """
+    if name not in DATASETS:
+        raise ValueError(f"there is no dataset '{name}'; there are {', '.join(DATASETS)}")
+    source = DATASETS[name]
+    root = (Path(cache) if cache is not None else cache_folder()).expanduser().absolute()
+    file, folder = root / source.file, root / name
+    if source.returns == "folder" and folder.is_dir():
+        return folder
+    if source.returns == "file" and file.is_file():
+        return _checked(file, source)
+    return _make(source, file, folder, progress)
+
+
+def _make(source: Dataset, file: Path, folder: Path, progress: bool) -> Path:
+    try:
+        from filelock import FileLock
+    except ImportError as error:
+        raise ImportError(MISSING_EXTRA) from error
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(file.with_name(f"{file.name}.lock")):  # two processes must not append to one part
+        if source.returns == "folder" and folder.is_dir():  # made by another process while this one waited
+            return folder
+        was_there = file.is_file()
+        if was_there:
+            _checked(file, source)
+        else:
+            download(source, file, progress=progress)
+        if source.returns == "file":
+            return file
+        unpack(file, folder, progress=progress)
+        if not was_there:  # what a user put there is the user's
+            file.unlink()
+        return folder
+
+
+def _checked(file: Path, source: Dataset) -> Path:
+    if problem := problem_with(file, source):
+        raise DownloadError(
+            f"{file} cannot be used: {problem}. Delete it and run again, or put a good copy there from {source.url}"
+        )
+    return file

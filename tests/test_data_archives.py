@@ -1,0 +1,88 @@
+"""Archives are unpacked whole or not at all, and never outside their folder."""
+
+import errno
+import random
+import tarfile
+from pathlib import Path
+
+import pytest
+from archives import archive, link, member
+
+from ctta.data import DATASETS, Dataset, DownloadError, get
+
+ESCAPES = {
+    "parent": [member("../out")],
+    "hidden parent": [member("a/../../out")],
+    "absolute": [member("/tmp/ctta-out")],
+    "drive letter": [member("C:\\out")],
+    "symbolic link": [link("a/b", "../../out")],
+    "absolute link": [link("a", "/etc/passwd")],
+    "hard link": [link("a", "../out", tarfile.LNKTYPE)],
+    "absolute hard link": [link("a", "/etc/passwd", tarfile.LNKTYPE)],
+    "chain of links": [member("d/e/1"), link("d/up", "e/../.."), link("x", "d/up/../.."), member("x/out")],
+    "device": [member("null", b"", type=tarfile.CHRTYPE)],
+    "pipe": [member("pipe", b"", type=tarfile.FIFOTYPE)],
+}
+
+
+@pytest.fixture
+def placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where an archive can be put by hand; its address leads nowhere, so that nothing is fetched."""
+    monkeypatch.setenv("CTTA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(DATASETS, "images/a", Dataset("http://127.0.0.1:1/", "images/a.tar"))
+    (tmp_path / "cache" / "images").mkdir(parents=True)
+    return tmp_path / "cache" / "images" / "a.tar"
+
+
+def names_in(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")} - {"a.tar.lock"}
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+def test_an_archive_put_there_by_hand_is_unpacked_and_kept(placed: Path, mode: str) -> None:
+    inner_link = link("fog/2.npy", "../snow.npy")
+    placed.write_bytes(archive(member("fog/1.npy"), inner_link, member("snow.npy", b"cold"), mode=mode))
+    (placed.parent / ".a.unpacking" / "left by a killed run").mkdir(parents=True)
+    folder = get("images/a")
+    assert names_in(folder) == {"fog", "fog/1.npy", "fog/2.npy", "snow.npy"}
+    assert (folder / "fog" / "2.npy").read_bytes() == b"cold"
+    assert names_in(placed.parent) == {"a.tar", "a"} | {f"a/{name}" for name in names_in(folder)}
+
+
+@pytest.mark.parametrize("members", ESCAPES.values(), ids=ESCAPES.keys())
+def test_an_archive_that_escapes_is_refused(placed: Path, tmp_path: Path, members: list) -> None:
+    placed.write_bytes(archive(member("good.npy"), *members))
+    with pytest.raises(DownloadError, match=r"a\.tar is not unpacked: its member '.*delete this one"):
+        get("images/a")
+    assert names_in(tmp_path) == {"cache", "cache/images", "cache/images/a.tar", "cache/images/a.tar.lock"}
+    assert not Path("/tmp/ctta-out").exists()
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+def test_a_damaged_archive(placed: Path, mode: str) -> None:
+    whole = archive(member("a.npy", random.Random(0).randbytes(100_000)), mode=mode)
+    for damaged in (whole[:50_000], b"damage" * 200, b"short"):
+        placed.write_bytes(damaged)
+        with pytest.raises(DownloadError, match=r"a\.tar is damaged .*run again"):
+            get("images/a")
+        assert names_in(placed.parent) == {"a.tar"}
+
+
+def test_an_archive_put_there_by_hand_is_verified(placed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DATASETS, "images/a", Dataset("http://127.0.0.1:1/", "images/a.tar", md5="0" * 32))
+    placed.write_bytes(archive(member("a.npy")))
+    with pytest.raises(DownloadError, match=r"a\.tar cannot be used: wrong checksum: expected md5 0+, found "):
+        get("images/a")
+    assert names_in(placed.parent) == {"a.tar"}
+
+
+def test_no_space_to_unpack(placed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    placed.write_bytes(archive(member("a.npy")))
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tarfile.TarFile, "extract", full)
+    with pytest.raises(DownloadError, match=r"no space left to unpack .*a\.tar \(kept\).*CTTA_CACHE"):
+        get("images/a")
+    assert names_in(placed.parent) == {"a.tar"}

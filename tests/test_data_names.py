@@ -1,0 +1,41 @@
+"""What can be fetched, and what importing the package needs: nothing."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ctta.data import DATASETS, get
+
+
+def test_the_table() -> None:
+    parts = [f"imagenet-c/{part}" for part in ("noise", "blur", "weather", "digital", "extra")]
+    checkpoints = ["wrn28-10-standard", "resnext29-augmix"]
+    assert list(DATASETS) == ["cifar10-c", "cifar100-c", *parts, "cifar10", *checkpoints]
+    assert len({source.file for source in DATASETS.values()}) == len({source.url for source in DATASETS.values()}) == 10
+    for name, source in DATASETS.items():
+        assert source.url.startswith("https://")
+        assert (source.md5 is None) == (source.returns == "file") == (name in checkpoints)
+        assert source.md5 is None or re.fullmatch("[0-9a-f]{32}", source.md5)
+    with pytest.raises(ValueError, match="no dataset 'cifar-10'; there are cifar10-c, "):
+        get("cifar-10")
+
+
+def test_importing_needs_neither_network_nor_extra(tmp_path: Path) -> None:
+    script = """if True:
+        import sys
+        def refuse(event, _):
+            assert not event.startswith(("socket.connect", "socket.getaddrinfo")), event
+        sys.addaudithook(refuse)
+        sys.modules["requests"] = sys.modules["tqdm"] = None
+        import ctta.data
+        try:
+            ctta.data.get("cifar10-c")
+        except ImportError as error:
+            sys.exit(0 if "pip install 'ctta[data]'" in str(error) else 1)
+        sys.exit(2)"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "CTTA_CACHE": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
