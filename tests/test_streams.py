@@ -1,5 +1,6 @@
 """Streams: order, position, hash, protocols and readers, and every way in which data on disk can be wrong."""
 
+import pickle
 import threading
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from ctta.streams import (
     ImageNetC,
     acdc,
     cityscapes,
+    clean_cifar,
     continual,
     correlated,
     corruption_order,
@@ -274,6 +276,53 @@ def test_damaged_cifar_c(cifar: Path, damage, words: str) -> None:
 
 def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
+
+
+# --- clean CIFAR ---
+
+
+def write_cifar_batch(path: Path, images: np.ndarray, labels: list[int], key: bytes = b"labels") -> None:
+    planes = images.transpose(0, 3, 1, 2).reshape(len(images), 3072)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(pickle.dumps({b"data": planes, key: labels, b"filenames": [b"a.png"] * len(images)}, protocol=2))
+
+
+def test_clean_cifar_10_and_100(tmp_path: Path) -> None:
+    for number in range(1, 6):
+        write_cifar_batch(tmp_path / "ten" / f"data_batch_{number}", IMAGES[number : number + 2], [number, 0])
+    write_cifar_batch(tmp_path / "ten" / "test_batch", IMAGES[:4], [3, 2, 1, 0])
+    images, labels = clean_cifar(tmp_path / "ten")
+    assert np.array_equal(images, IMAGES[:4])
+    assert labels.tolist() == [3, 2, 1, 0]
+    images, labels = clean_cifar(tmp_path / "ten", "train")
+    assert images.shape == (10, 32, 32, 3)
+    assert labels.tolist() == [1, 0, 2, 0, 3, 0, 4, 0, 5, 0]
+    write_cifar_batch(tmp_path / "hundred" / "test", IMAGES[:2], [99, 7], key=b"fine_labels")
+    images, labels = clean_cifar(tmp_path / "hundred")
+    assert np.array_equal(images, IMAGES[:2])
+    assert labels.tolist() == [99, 7]
+
+
+class Hostile:
+    def __reduce__(self):
+        return (Path.touch, (Path("owned"),))
+
+
+def test_clean_cifar_that_is_damaged_or_hostile(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="missing"):
+        clean_cifar(tmp_path)
+    path = tmp_path / "test_batch"
+    write_cifar_batch(path, IMAGES[:4], [0, 1, 2, 3])
+    whole = path.read_bytes()
+    for content in (whole[:-200], b"<html>", b"", pickle.dumps({b"data": IMAGES, b"labels": [1]})):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match="test_batch"):
+            clean_cifar(tmp_path)
+    path.write_bytes(pickle.dumps(Hostile()))
+    with pytest.raises(DataError, match="would call"):
+        clean_cifar(tmp_path)
+    assert not (tmp_path / "owned").exists()
 
 
 # --- pictures ---

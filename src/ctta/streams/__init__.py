@@ -4,6 +4,7 @@ A stream gives :class:`Batch` after :class:`Batch`, has a length, a position tha
 domains, and a hash by which results are comparable or visibly not.
 """
 
+from ctta.streams.cifar import clean_cifar
 from ctta.streams.cifar_c import CifarC
 from ctta.streams.corrupted import Corrupted
 from ctta.streams.errors import DataError
@@ -24,6 +25,7 @@ __all__ = [
     "Stream",
     "acdc",
     "cityscapes",
+    "clean_cifar",
     "continual",
     "correlated",
     "corruption_order",
