@@ -1,6 +1,7 @@
 """Four small networks for images (N, 3, 16, 16), one of each kind that the contract is checked on."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +21,9 @@ def batch_norm_net() -> nn.Module:
 
 def group_norm_net() -> nn.Module:
     """A convolution network with GroupNorm."""
-    norm = lambda channels: nn.GroupNorm(4, channels)  # noqa: E731
-    return nn.Sequential(*_blocks(norm), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, CLASSES))
+    return nn.Sequential(
+        *_blocks(partial(nn.GroupNorm, 4)), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, CLASSES)
+    )
 
 
 def segmentation_net() -> nn.Module:
