@@ -394,8 +394,9 @@ def test_imagenet_c(imagenet: Path, tmp_path: Path) -> None:
     chosen = continual(ImageNetC(imagenet, images=listing), names=TWO, batch_size=4)
     assert [batch.y.tolist() for batch in chosen] == [[1, 0]] * 2
     assert len({stream.hash, first.hash, chosen.hash}) == 3
-    double = next(iter(continual(ImageNetC(imagenet, double_resize=True), names=TWO)))
-    assert double.x.shape[2:] == (224, 224)
+    double = continual(ImageNetC(imagenet, double_resize=True), names=TWO, batch_size=4)
+    assert next(iter(double)).x.shape[2:] == (224, 224)
+    assert double.hash != stream.hash
     listing.write_text("n02/9.JPEG\n")
     with pytest.raises(DataError, match=r"9\.JPEG"):
         continual(ImageNetC(imagenet, images=listing), names=TWO)

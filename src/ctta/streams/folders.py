@@ -1,6 +1,7 @@
 """Folders of pictures: the user's own, ImageFolder-shaped trees, and ImageNet-C."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
@@ -89,4 +90,5 @@ class ImageNetC:
         root = self.folder / corruption / str(severity)
         if not root.is_dir():
             raise DataError(f"{root} is missing: download and extract the group of ImageNet-C that holds {corruption}")
-        return image_folder(root, transform=self.transform, per_class=self.per_class, images=self.images)
+        pictures = image_folder(root, transform=self.transform, per_class=self.per_class, images=self.images)
+        return replace(pictures, name=f"{self.name} {pictures.name}")  # a stream's hash must tell the resizing
