@@ -87,6 +87,28 @@ def test_a_saved_position_yields_the_identical_rest(stop: int, read_ahead: int) 
         resumed.position = 7
 
 
+@pytest.mark.parametrize("read_ahead", [0, 2])
+def test_position_follows_the_batches_whatever_iterators_do(read_ahead: int) -> None:
+    stream = short()
+    stream.read_ahead = read_ahead
+    iterator = iter(stream)
+    next(iterator)
+    stream.position = 0
+    next(iterator)
+    assert stream.position == 2
+    for _ in stream:
+        if stream.position == len(stream):
+            break  # on the last batch, as loops that count do
+    assert len(list(stream)) == 6
+    stream.position = 6
+    assert list(stream) == []
+    for number in (-1, 6):
+        with pytest.raises(IndexError):
+            stream.batch(number)
+    with pytest.raises(TypeError):
+        stream.position = 2.0
+
+
 def test_reading_ahead_happens_in_other_threads_and_stops_with_the_consumer() -> None:
     threads = set()
 
@@ -124,6 +146,11 @@ def test_the_hash_tells_streams_apart_and_the_name_says_why() -> None:
         correlated(short()),
         correlated(short(), seed=1),
         gradual(data(), names=TWO, batch_size=10),
+        mixed(correlated(short())),
+        mixed(correlated(short(), seed=1)),
+        mixed(short(names=TWO[::-1])),
+        continual(Corrupted(IMAGES, LABELS[::-1], name="noise"), names=TWO, batch_size=10),
+        continual(Corrupted(IMAGES.reshape(24, 16, 64, 3), LABELS, name="noise"), names=TWO, batch_size=10),
     ]
     assert len({stream.hash for stream in variants}) == len(variants)
     assert short().hash == short().hash
@@ -141,6 +168,9 @@ def test_the_hash_tells_streams_apart_and_the_name_says_why() -> None:
         lambda: gradual(data(), variant="mine"),
         lambda: corruption_order(10),
         lambda: Corrupted(IMAGES, LABELS[:3], name="x"),
+        lambda: Corrupted(IMAGES, LABELS + 0.5, name="x"),
+        lambda: short(names="fog"),
+        lambda: correlated(short(), concentration=float("nan")),
         lambda: list(short(names=["rust"])),
         lambda: list(short(severity=6)),
     ],
@@ -244,8 +274,13 @@ def test_the_hash_of_cifar_c_is_by_content_not_by_place(cifar: Path, tmp_path: P
     before = continual(CifarC(cifar), names=TWO).hash
     moved = cifar.rename(tmp_path / "elsewhere")
     assert continual(CifarC(moved), names=TWO).hash == before
-    write_cifar_c(IMAGES, LABELS, tmp_path / "other", names=TWO, seed=1)
     write_cifar_c(255 - IMAGES, LABELS, tmp_path / "negative", names=TWO)
+    np.save(moved / "labels.npy", np.tile(LABELS, 5).astype(np.uint8))
+    assert continual(CifarC(moved), names=TWO).hash == before, "the dtype of labels does not matter"
+    changed = np.load(moved / "contrast.npy")
+    changed[-1] += 1
+    np.save(moved / "contrast.npy", changed)
+    assert continual(CifarC(moved), names=TWO).hash != before
     assert continual(CifarC(tmp_path / "negative"), names=TWO).hash != before
 
 
@@ -265,7 +300,10 @@ def test_cifar_c_is_mapped_not_loaded(cifar: Path) -> None:
         (lambda folder: truncate(folder / "contrast.npy"), "truncated"),
         (lambda folder: np.save(folder / "contrast.npy", np.zeros((7, 32, 32, 3), np.uint8)), "expected uint8"),
         (lambda folder: np.save(folder / "contrast.npy", np.zeros((120, 32, 32, 3))), "float64"),
-        (lambda folder: np.save(folder / "labels.npy", np.zeros(7)), "5N labels"),
+        (lambda folder: np.save(folder / "labels.npy", np.zeros(7, int)), "five times over"),
+        (lambda folder: np.save(folder / "labels.npy", np.zeros(0, int)), "five times over"),
+        (lambda folder: np.save(folder / "labels.npy", np.arange(120)), "five times over"),
+        (lambda folder: np.save(folder / "labels.npy", np.tile(LABELS + 0.5, 5)), "whole numbers"),
     ],
 )
 def test_damaged_cifar_c(cifar: Path, damage, words: str) -> None:
@@ -368,8 +406,14 @@ def test_a_picture_that_is_damaged_and_a_folder_without_any(tmp_path: Path) -> N
     with pytest.raises(DataError, match="no pictures"):
         streams.folder(tmp_path)
     save(tmp_path / "a.png", 1)
-    (tmp_path / "b.jpg").write_bytes((tmp_path / "a.png").read_bytes()[:40])
-    with pytest.raises(DataError, match=r"b\.jpg"):
+    whole = (tmp_path / "a.png").read_bytes()
+    for damaged in (whole[:40], whole[:35] + b"\xff\xff\xff\xff" + whole[39:], b""):
+        (tmp_path / "b.png").write_bytes(damaged)
+        with pytest.raises(DataError, match=r"b\.png"):
+            list(streams.folder(tmp_path))
+    Image.new("F", (20, 30), 0.5).save(tmp_path / "b.tif")
+    (tmp_path / "b.png").unlink()
+    with pytest.raises(DataError, match="32 bits"):
         list(streams.folder(tmp_path))
 
 
@@ -402,6 +446,27 @@ def test_imagenet_c(imagenet: Path, tmp_path: Path) -> None:
         continual(ImageNetC(imagenet, images=listing), names=TWO)
     with pytest.raises(DataError, match="fog"):
         continual(ImageNetC(imagenet), names=["fog"])
+
+
+def test_imagenet_c_labels_do_not_shift(imagenet: Path) -> None:
+    before = continual(ImageNetC(imagenet), names=TWO, batch_size=6)
+    (imagenet / "contrast" / "5" / "__MACOSX").mkdir()
+    after = continual(ImageNetC(imagenet), names=TWO, batch_size=6)
+    assert [batch.y.tolist() for batch in after] == [batch.y.tolist() for batch in before]
+    assert after.hash == before.hash
+    save(imagenet / "brightness" / "5" / "n01" / "0.JPEG", 99, size=(224, 224))
+    assert continual(ImageNetC(imagenet), names=TWO, batch_size=6).hash != before.hash
+    (imagenet / "brightness" / "5" / "n02" / "1.JPEG").unlink()
+    with pytest.raises(DataError, match=r"brightness/5/n02/1\.JPEG is missing"):
+        continual(ImageNetC(imagenet), names=TWO)
+
+
+def test_a_transform_needs_a_name(imagenet: Path) -> None:
+    root = imagenet / "contrast" / "5"
+    with pytest.raises(ValueError, match="name="):
+        streams.image_folder(root, transform=lambda picture: picture)
+    named = streams.image_folder(root, transform=lambda picture: picture, name="same")
+    assert named.name != streams.image_folder(root).name
 
 
 # --- street scenes ---
@@ -451,6 +516,9 @@ def test_damaged_street_scenes(streets: Path) -> None:
         acdc(streets, split="val")
     label_map = streets / "gt" / "rain" / "train" / "GP01" / "f1_gt_labelTrainIds.png"
     Image.fromarray(np.full((32, 64), 40, np.uint8)).save(label_map)
+    with pytest.raises(DataError, match="trainIds"):
+        list(acdc(streets))
+    Image.fromarray(np.full((32, 64), -1, np.int32)).save(label_map, "TIFF")
     with pytest.raises(DataError, match="trainIds"):
         list(acdc(streets))
     label_map.unlink()

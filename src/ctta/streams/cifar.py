@@ -46,7 +46,7 @@ def clean_cifar(
 
 
 def _read(path: Path, label_key: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    remedy = 'extract the archive again, or fetch it with ctta.data.get("cifar10")'
+    remedy = 'extract the archive again (ctta.data.get("cifar10") fetches and extracts that of CIFAR-10)'
     if not path.is_file():
         raise DataError(f"{path} is missing: {remedy}")
     try:
@@ -54,7 +54,16 @@ def _read(path: Path, label_key: str) -> tuple[NDArray[np.uint8], NDArray[np.int
             content = _HarmlessUnpickler(file, encoding="bytes").load()
         pixels = np.asarray(content[b"data"], dtype=np.uint8)
         labels = np.asarray(content[label_key.encode()], dtype=np.int64)
-    except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, IndexError) as error:
+    # A damaged pickle fails in every way there is.
+    except (
+        pickle.UnpicklingError,
+        EOFError,
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+    ) as error:
         raise DataError(f"{path} is truncated or no batch of CIFAR ({error}): {remedy}") from error
     if pixels.shape != (len(labels), 3072):
         raise DataError(f"{path} holds {pixels.shape} values for {len(labels)} labels; expected 3,072 each: {remedy}")

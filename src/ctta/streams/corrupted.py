@@ -18,6 +18,13 @@ def unit_floats(pixels: NDArray[np.uint8]) -> Tensor:
     return torch.from_numpy(pixels).permute(0, 3, 1, 2).div(255)
 
 
+def content_digest(values: NDArray[Any]) -> str:
+    """A short hash of an array's shape and values."""
+    digest = hashlib.sha256(f"{values.shape}".encode())
+    digest.update(np.ascontiguousarray(values).tobytes())
+    return digest.hexdigest()[:8]
+
+
 class Corrupted:
     """A reader that makes its corruptions itself.
 
@@ -32,10 +39,12 @@ class Corrupted:
 
     def __init__(self, images: NDArray[np.uint8], labels: ArrayLike, *, name: str, seed: int = 0) -> None:
         self.images, self.labels, self.seed = images, np.asarray(labels), seed
-        if self.labels.shape != (len(images),):
-            raise ValueError(f"labels has shape {self.labels.shape} for {len(images)} images; expected one per image")
-        content = hashlib.sha256(np.ascontiguousarray(images).data).hexdigest()[:8]
-        self.name = f"{name}[{content}] seed={seed}"
+        if self.labels.shape != (len(images),) or not np.issubdtype(self.labels.dtype, np.integer):
+            raise ValueError(
+                f"labels has shape {self.labels.shape} and dtype {self.labels.dtype} for {len(images)} images; "
+                "expected one whole number per image"
+            )
+        self.name = f"{name}[{content_digest(images)} {content_digest(self.labels.astype('<i8'))}] seed={seed}"
 
     def domain(self, corruption: str, severity: int) -> "CorruptedDomain":
         return CorruptedDomain(self, corruption, severity)

@@ -1,7 +1,6 @@
 """Folders of pictures: the user's own, ImageFolder-shaped trees, and ImageNet-C."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
@@ -36,6 +35,7 @@ def image_folder(
     path: str | PathLike[str],
     *,
     transform: Transform | None = None,
+    name: str = "",
     per_class: int | None = None,
     images: Sequence[str] | None = None,
 ) -> PictureFiles:
@@ -44,11 +44,15 @@ def image_folder(
     Args:
         path: the root of the tree.
         transform: of each picture, PIL image to PIL image.
+        name: what the transform does, in a word, so that a stream's hash can tell.
         per_class: only the first so many of each class, by name.
         images: only these ``<class>/<picture>``, in this order.
     """
     root = Path(path)
-    classes = sorted(child.name for child in root.iterdir() if child.is_dir()) if root.is_dir() else []
+    if transform is not None and not name:
+        raise ValueError("give a transform a name, such as name='crop 224', for the hash of streams")
+    folders = [child.name for child in root.iterdir() if child.is_dir()] if root.is_dir() else []
+    classes = sorted(folder for folder in folders if not folder.startswith((".", "__")))  # no .cache, no __MACOSX
     if not classes:
         raise DataError(f"{root} holds no class folders; expected <class>/<picture>: extract the archive again")
     if images is not None:
@@ -57,8 +61,9 @@ def image_folder(
             raise DataError(f"{root / missing[0]} is missing, and {len(missing) - 1} more of the list of images")
     else:
         chosen = [file for name in classes for file in pictures_below(root / name)[:per_class]]
-    labels = np.array([classes.index(file.relative_to(root).parts[0]) for file in chosen])
-    return PictureFiles(listing_name(root, chosen), tuple(chosen), labels, transform)
+    places = {folder: place for place, folder in enumerate(classes)}
+    labels = np.array([places[file.relative_to(root).parts[0]] for file in chosen])
+    return PictureFiles(listing_name(root, chosen, f"{name} {classes}"), tuple(chosen), labels, transform)
 
 
 class ImageNetC:
@@ -82,13 +87,30 @@ class ImageNetC:
         double_resize: bool = False,
     ) -> None:
         self.folder, self.per_class = Path(folder), per_class
-        self.images = None if images is None else [line for line in Path(images).read_text().split("\n") if line]
+        lines = None if images is None else Path(images).read_text().splitlines()
+        self.images = None if lines is None else [line.strip() for line in lines if line.strip()]
         self.transform = centre_cropped(256, 224) if double_resize else None
         self.name = "imagenet-c" + (" double-resized" if double_resize else "")
+        self._first: tuple[Path, list[Path]] | None = None  # the first domain opened, and what it holds
 
     def domain(self, corruption: str, severity: int) -> PictureFiles:
         root = self.folder / corruption / str(severity)
         if not root.is_dir():
-            raise DataError(f"{root} is missing: download and extract the group of ImageNet-C that holds {corruption}")
-        pictures = image_folder(root, transform=self.transform, per_class=self.per_class, images=self.images)
-        return replace(pictures, name=f"{self.name} {pictures.name}")  # a stream's hash must tell the resizing
+            raise DataError(
+                f"{root} is missing: fetch the group that holds {corruption} with ctta.data.get, and extract it"
+            )
+        pictures = image_folder(
+            root, transform=self.transform, name=self.name, per_class=self.per_class, images=self.images
+        )
+        self._check_like_the_first(root, [path.relative_to(root) for path in pictures.paths])
+        return pictures
+
+    def _check_like_the_first(self, root: Path, holds: list[Path]) -> None:
+        """Every domain shows the same pictures, or labels would shift and half-extracted folders go unnoticed."""
+        first_root, expected = self._first = self._first or (root, holds)
+        if different := sorted(set(expected) ^ set(holds)):
+            there, not_there = (first_root, root) if different[0] in set(expected) else (root, first_root)
+            raise DataError(
+                f"{not_there / different[0]} is missing, which {there} has, and {len(different) - 1} more differ: "
+                "extract the archive again"
+            )

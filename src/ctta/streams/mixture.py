@@ -20,7 +20,7 @@ class Mixture:
 
     @property
     def name(self) -> str:
-        return " + ".join(segment.images.name for segment in self.segments)
+        return "mixture of " + " ".join(segment.digest for segment in self.segments)
 
     @property
     def labels(self) -> NDArray[np.integer[Any]] | None:

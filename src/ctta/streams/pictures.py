@@ -58,10 +58,12 @@ def decoded(path: Path, transform: Transform | None) -> NDArray[np.uint8]:
     """A picture as bytes (H, W, 3): alpha dropped, grey repeated, 16 bits brought to 8."""
     try:
         with pillow_image().open(path) as file:
-            if file.mode.startswith("I"):  # 16 bits, which Pillow would clip rather than scale
+            if file.mode in ("I", "F"):
+                raise DataError(f"{path} has 32 bits per value, of which nobody knows the range: store it with 8 or 16")
+            if file.mode.startswith("I;16"):  # Pillow would clip these rather than scale them
                 file = pillow_image().fromarray((np.asarray(file).astype(np.uint32) >> 8).astype(np.uint8))
             picture = file.convert("RGB")
-    except OSError as error:
+    except (OSError, SyntaxError, pillow_image().DecompressionBombError) as error:
         raise DataError(f"{path} is missing, truncated or no picture ({error}): replace or remove it") from error
     return np.asarray(transform(picture) if transform else picture)
 
@@ -95,6 +97,8 @@ def pictures_below(folder: Path) -> list[Path]:
 
 
 def listing_name(folder: Path, paths: Sequence[Path], extra: str = "") -> str:
-    """A name by what a folder holds, the same wherever it lies."""
-    listing = "\n".join(path.relative_to(folder).as_posix() for path in paths)
-    return f"{len(paths)} pictures[{hashlib.sha256(f'{extra}{listing}'.encode()).hexdigest()[:8]}]"
+    """A name by what a folder holds, wherever it lies: names and sizes of all files, and the first one's bytes."""
+    listing = "\n".join(f"{path.relative_to(folder).as_posix()} {path.stat().st_size}" for path in paths)
+    digest = hashlib.sha256(f"{extra}\n{listing}\n".encode())
+    digest.update(paths[0].read_bytes())
+    return f"{len(paths)} pictures[{digest.hexdigest()[:8]}]"

@@ -83,6 +83,8 @@ def gradual(
 
 def _chosen(order: int | None, names: Sequence[str] | None) -> tuple[tuple[str, ...], str]:
     """The corruptions in order, and how to say which these are."""
+    if isinstance(names, str):
+        raise ValueError(f"names must be a sequence of corruptions, got {names!r}: give ({names!r},)")
     if names is not None:
         return tuple(names), f"names={'+'.join(names)}"
     return corruption_order(order), f"order={'standard' if order is None else order}"
@@ -114,7 +116,7 @@ def correlated(stream: Stream, *, concentration: float = 0.1, seed: int = 0, slo
     For every class a Dirichlet draw says how its images are shared among consecutive slots of the segment; the smaller
     the concentration, the fewer slots a class appears in.
     """
-    if concentration <= 0 or slots < 1:
+    if not concentration > 0 or slots < 1:
         raise ValueError(f"concentration must be above 0 and slots at least 1, got {concentration} and {slots}")
     segments = []
     for number, segment in enumerate(stream.segments):

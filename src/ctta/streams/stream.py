@@ -1,6 +1,7 @@
 """A stream: batches in order, from domain after domain, that can be stopped and gone on with."""
 
 import hashlib
+import operator
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -53,13 +54,20 @@ class Segment:
     def batches(self, size: int) -> int:
         return -(-len(self.rows) // size)
 
+    @property
+    def digest(self) -> str:
+        """Of all that decides what this segment gives."""
+        digest = hashlib.sha256(f"{self.domain}\n{self.images.name}\n".encode())
+        digest.update(np.ascontiguousarray(self.rows, dtype="<i8").data)
+        return digest.hexdigest()[:16]
+
 
 class Stream:
     """Batches of segment after segment; a batch never reaches over the end of a segment.
 
-    Iterating goes on from ``position``, the number of batches given so far, and a stream that has come to its end
-    starts over. So to resume, set ``position`` to what it was. ``name`` says which protocol this is, and ``hash`` tells
-    two streams apart that would give other batches: results with the same hash are comparable.
+    Iterating goes on from ``position``, the number of batches given so far, also after a ``break``; once it has given
+    the last batch, it starts over. So to resume, set ``position`` to what it was. ``name`` says which protocol this
+    is, and ``hash`` tells two streams apart that would give other batches: results with the same hash are comparable.
 
     Args:
         name: the protocol and its settings, in words.
@@ -77,6 +85,7 @@ class Stream:
         # The number of batches before each segment, and at the end before none.
         self._starts = np.cumsum([0, *(segment.batches(batch_size) for segment in self.segments)])
         self._position = 0
+        self._came_to_end = False
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -93,16 +102,18 @@ class Stream:
 
     @position.setter
     def position(self, value: int) -> None:
-        if not 0 <= value <= len(self):
+        if not 0 <= operator.index(value) <= len(self):
             raise ValueError(f"position must lie between 0 and {len(self)}, got {value}")
-        self._position = value
+        self._position, self._came_to_end = value, False
 
     def __iter__(self) -> Iterator[Batch]:
+        if self._came_to_end:
+            self.position = 0
         numbers = range(self._position, len(self))
-        for batch in self._ahead(numbers) if self.read_ahead else map(self.batch, numbers):
-            self._position += 1
+        batches = self._ahead(numbers) if self.read_ahead else map(self.batch, numbers)
+        for number, batch in zip(numbers, batches, strict=True):
+            self._position, self._came_to_end = number + 1, number + 1 == len(self)
             yield batch
-        self._position = 0
 
     def _ahead(self, numbers: range) -> Iterator[Batch]:
         with ThreadPoolExecutor(self.read_ahead) as pool:
@@ -115,6 +126,8 @@ class Stream:
 
     def batch(self, number: int) -> Batch:
         """One batch by its number, whatever the position is."""
+        if not 0 <= number < len(self):
+            raise IndexError(f"there are batches 0 to {len(self) - 1}, and no {number}")
         which = int(np.searchsorted(self._starts, number, side="right")) - 1
         segment, first = self.segments[which], (number - int(self._starts[which])) * self.batch_size
         rows = segment.rows[first : first + self.batch_size]
@@ -124,11 +137,8 @@ class Stream:
     @property
     def hash(self) -> str:
         """Of all that decides which batches come: images, their order, and the batch size."""
-        digest = hashlib.sha256(f"{self.batch_size}\n".encode())
-        for segment in self.segments:
-            digest.update(f"{segment.domain}\n{segment.images.name}\n{len(segment.rows)}\n".encode())
-            digest.update(np.ascontiguousarray(segment.rows, dtype="<i8").data)
-        return digest.hexdigest()[:16]
+        parts = [str(self.batch_size), *(segment.digest for segment in self.segments)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     def with_segments(self, suffix: str, segments: Sequence[Segment]) -> "Stream":
         """Another stream with this one's batch size; the suffix says what was done."""

@@ -34,15 +34,19 @@ class LabelledScenes:
 
     def read(self, rows: Rows) -> tuple[Tensor, Tensor]:
         x = read_pictures([self.pictures[row] for row in rows], resized(self.size) if self.size else None)
-        return x, torch.stack([self._label_map(self.maps[row]) for row in rows])
+        maps = [self._label_map(self.maps[row]) for row in rows]
+        if len({label_map.shape for label_map in maps}) > 1:
+            raise DataError(f"{self.maps[rows[0]]} and others of its batch differ in size: use batch_size=1")
+        return x, torch.stack(maps)
 
     def _label_map(self, path: Path) -> Tensor:
         try:
             with pillow_image().open(path) as file:
                 values = np.asarray(file)
-        except OSError as error:
+        except (OSError, SyntaxError) as error:
             raise DataError(f"{path} is missing or truncated ({error}): extract the archive of labels again") from error
-        if values.ndim != 2 or ((values >= NUM_CLASSES) & (values != IGNORED)).any():
+        outside = (values < 0) | ((values >= NUM_CLASSES) & (values != IGNORED))
+        if values.ndim != 2 or outside.any():
             raise DataError(
                 f"{path} holds other values than trainIds 0 to 18 and 255: use the *_labelTrainIds.png files"
             )
