@@ -15,7 +15,7 @@ from ctta.corruptions.batches import to_bytes
 from ctta.corruptions.complete_files import replacing, same_origin
 from ctta.corruptions.corrupt import CORRUPTIONS, HOLD_OUT, corrupt
 from ctta.corruptions.frost_photos import Photos
-from ctta.corruptions.imaging import pillow_image
+from ctta.corruptions.imaging import centre_cropped, pillow_image
 
 SEVERITIES = (1, 2, 3, 4, 5)
 PICTURES = {".bmp", ".jpeg", ".jpg", ".png", ".webp"}
@@ -147,12 +147,7 @@ def write_missing(
 def centre_crop(path: Path) -> Bytes:
     """The picture in RGB, its shorter side resized to 256, its middle 224x224."""
     with pillow_image().open(path) as file:
-        picture = file.convert("RGB")
-    shorter = min(picture.size)
-    width, height = (256 * side // shorter for side in picture.size)
-    picture = picture.resize((width, height), pillow_image().Resampling.BILINEAR)
-    left, top = round((width - 224) / 2), round((height - 224) / 2)
-    return np.asarray(picture.crop((left, top, left + 224, top + 224)))
+        return np.asarray(centre_cropped(file.convert("RGB")))
 
 
 def identity(stem: str) -> int:

@@ -1,6 +1,7 @@
 """Pillow, imported only where a picture file is read or written."""
 
 from types import ModuleType
+from typing import Any
 
 
 def pillow_image() -> ModuleType:
@@ -10,3 +11,11 @@ def pillow_image() -> ModuleType:
     except ImportError as error:
         raise ImportError("this needs Pillow, which is not installed: pip install 'ctta[data]'") from error
     return Image
+
+
+def centre_cropped(picture: Any, *, shorter: int = 256, side: int = 224) -> Any:
+    """A PIL image with its shorter side resized and a square cut from its middle, as ImageNet is prepared."""
+    width, height = (shorter * length // min(picture.size) for length in picture.size)
+    picture = picture.resize((width, height), pillow_image().Resampling.BILINEAR)
+    left, top = round((width - side) / 2), round((height - side) / 2)
+    return picture.crop((left, top, left + side, top + side))

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from ctta.corruptions.imaging import centre_cropped
 from ctta.streams.errors import DataError
-from ctta.streams.pictures import PictureFiles, Transform, centre_cropped, listing_name, pictures_below, resized
+from ctta.streams.pictures import PictureFiles, Transform, listing_name, pictures_below, resized
 from ctta.streams.stream import Segment, Stream
 
 READ_AHEAD = 2
@@ -89,7 +90,7 @@ class ImageNetC:
         self.folder, self.per_class = Path(folder), per_class
         lines = None if images is None else Path(images).read_text().splitlines()
         self.images = None if lines is None else [line.strip() for line in lines if line.strip()]
-        self.transform = centre_cropped(256, 224) if double_resize else None
+        self.transform = centre_cropped if double_resize else None
         self.name = "imagenet-c" + (" double-resized" if double_resize else "")
         self._first: tuple[Path, list[Path]] | None = None  # the first domain opened, and what it holds
 

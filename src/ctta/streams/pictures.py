@@ -74,18 +74,6 @@ def resized(size: tuple[int, int]) -> Transform:
     return lambda picture: picture.resize((width, height), pillow_image().Resampling.BILINEAR)
 
 
-def centre_cropped(shorter: int, side: int) -> Transform:
-    """A transform that resizes the shorter side and cuts a square from the middle, as ImageNet is prepared."""
-
-    def apply(picture: Any) -> Any:
-        width, height = (max(side, round(shorter * length / min(picture.size))) for length in picture.size)
-        picture = picture.resize((width, height), pillow_image().Resampling.BILINEAR)
-        left, top = (width - side) // 2, (height - side) // 2
-        return picture.crop((left, top, left + side, top + side))
-
-    return apply
-
-
 def pictures_below(folder: Path) -> list[Path]:
     """Every picture in the folder and below, sorted by path; DataError if there are none."""
     found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
