@@ -16,9 +16,11 @@ ROWS = [
     ["surgery"],
     ["views", "validation", "fingerprint"],
     ["base"],
-    ["methods", "calibration", "corruptions", "data"],
-    ["encoding", "checkpoint", "streams"],
-    ["testing"],
+    ["methods", "calibration", "corruptions", "data", "metrics", "environment", "models"],
+    ["encoding", "checkpoint", "streams", "results"],
+    ["testing", "journal", "evaluation"],
+    ["recipes", "grid", "report"],
+    ["cli"],
 ]
 BLIND_TO_EACH_OTHER = {"methods"}
 

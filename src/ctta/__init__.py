@@ -14,9 +14,11 @@ from ctta import corruptions, data, functional, streams, testing, views
 from ctta.base import AdaptiveModel, Step
 from ctta.calibration import calibrate_threshold
 from ctta.checkpoint import CheckpointError, load, save
+from ctta.evaluation import evaluate
 from ctta.fingerprint import fingerprint
 from ctta.learning import OptimizerFactory
 from ctta.methods import METHODS, BNStats, CoTTA, PseudoLabel, Source, Tent, TestAug, adapt
+from ctta.results import Result
 
 __version__ = version("ctta")
 
@@ -28,6 +30,7 @@ __all__ = [
     "CoTTA",
     "OptimizerFactory",
     "PseudoLabel",
+    "Result",
     "Source",
     "Step",
     "Tent",
@@ -36,6 +39,7 @@ __all__ = [
     "calibrate_threshold",
     "corruptions",
     "data",
+    "evaluate",
     "fingerprint",
     "functional",
     "load",

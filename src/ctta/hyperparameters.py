@@ -22,10 +22,11 @@ def show_hyperparameters(values: dict[str, Any]) -> str:
     >>> show_hyperparameters({"optimizer": partial(dict, lr=0.1), "decay": 0.999})
     'optimizer=dict(lr=0.1), decay=0.999'
     """
-    return ", ".join(f"{name}={_shown(value)}" for name, value in values.items())
+    return ", ".join(f"{name}={shown(value)}" for name, value in values.items())
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """One value as one would type it."""
     factory = partial(value) if isinstance(value, type) else value
     if not isinstance(factory, partial):
         return repr(value)

@@ -124,11 +124,15 @@ class Stream:
                     waiting.append(pool.submit(self.batch, number + self.read_ahead))
                 yield batch
 
-    def batch(self, number: int) -> Batch:
-        """One batch by its number, whatever the position is."""
+    def segment_of(self, number: int) -> int:
+        """Which segment a batch belongs to, by its number."""
         if not 0 <= number < len(self):
             raise IndexError(f"there are batches 0 to {len(self) - 1}, and no {number}")
-        which = int(np.searchsorted(self._starts, number, side="right")) - 1
+        return int(np.searchsorted(self._starts, number, side="right")) - 1
+
+    def batch(self, number: int) -> Batch:
+        """One batch by its number, whatever the position is."""
+        which = self.segment_of(number)
         segment, first = self.segments[which], (number - int(self._starts[which])) * self.batch_size
         rows = segment.rows[first : first + self.batch_size]
         x, y = segment.images.read(rows)

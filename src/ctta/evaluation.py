@@ -1,0 +1,116 @@
+"""One method on one stream: predict, adapt, score; killed at any moment, it goes on where it was."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ctta.base import AdaptiveModel
+from ctta.environment import PeakMemory, environment
+from ctta.fingerprint import source_fingerprint
+from ctta.hyperparameters import shown
+from ctta.journal import Journal
+from ctta.metrics import score
+from ctta.results import BatchRecord, Result, result_of
+from ctta.streams import Batch, Stream
+
+
+def evaluate(
+    model: AdaptiveModel,
+    stream: Stream,
+    *,
+    reset_at_domain: bool = False,
+    folder: str | os.PathLike[str] | None = None,
+    save_every: float = 20.0,
+    name: str | None = None,
+    labels: dict[str, Any] | None = None,
+    on_batch: Callable[[BatchRecord], None] | None = None,
+) -> Result:
+    """Send a stream through a model and score its answers as they come.
+
+    Args:
+        model: as new; it adapts unless it is frozen.
+        stream: labelled, and gone through from its start; the model sees the images only.
+        reset_at_domain: tell the model where a segment begins, by a reset (the starred rows of the paper's tables).
+        folder: where to keep every batch's record and, from time to time, the state. If it already holds part of this
+            very evaluation, that is gone on with, and the result is the same as if it had never been interrupted
+            (``model`` then stays as new, and a copy of it goes on).
+        save_every: seconds between two saves of the state; 0 for after every batch.
+        name: of the row in a table; by default the class's name.
+        labels: what names this result among others, such as the number of an order; plain JSON.
+        on_batch: called with each batch's record, to show progress.
+
+    >>> import ctta, numpy as np
+    >>> images, answers = np.zeros((20, 32, 32, 3), np.uint8), np.zeros(20, np.int64)
+    >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 10))
+    >>> data = ctta.streams.Corrupted(images, answers, name="black")
+    >>> stream = ctta.streams.continual(data, names=("brightness", "contrast"), batch_size=10)
+    >>> result = ctta.evaluate(ctta.Source(net), stream)
+    >>> len(result.errors), 0 <= result.error <= 1
+    (2, True)
+    """
+    if model.num_steps:
+        raise ValueError(f"the model has already adapted to {model.num_steps} batches: give a new one, or a fork()")
+    reference = next(iter(model.source.parameters()), torch.empty(0))
+    about = {
+        "method": name or type(model).__name__,
+        "settings": {key: shown(value) for key, value in model.hyperparameters.items()},
+        "source": source_fingerprint(model.source),
+        "stream": stream.name,
+        "stream_hash": stream.hash,
+        "domains": stream.domains,
+        "num_batches": len(stream),
+        "reset_at_domain": reset_at_domain,
+        "labels": labels or {},
+        "environment": environment(reference.device),
+    }
+    journal = Journal(Path(folder), about, save_every=save_every) if folder is not None else None
+    model, records = journal.resume(model) if journal else (model, [])
+    memory = PeakMemory(reference.device)
+    stream.position = len(records)
+    for number, batch in zip(range(len(records), len(stream)), stream, strict=True):
+        segment = stream.segment_of(number)
+        if reset_at_domain and records and records[-1].segment != segment:
+            model.reset()
+        record = _one_batch(model, batch, reference, segment, memory)
+        records.append(record)
+        if journal:
+            journal.append(record)
+            journal.save_now_and_then(model, len(records))
+        if on_batch:
+            on_batch(record)
+    if journal:
+        journal.finish()
+    return result_of(about, records)
+
+
+def _one_batch(model: AdaptiveModel, batch: Batch, reference: Tensor, segment: int, memory: PeakMemory) -> BatchRecord:
+    if batch.y is None:
+        raise ValueError(f"{batch.domain} has no labels, and without them nothing can be scored")
+    x = batch.x.to(reference)
+    steps_before, started = model.num_steps, time.perf_counter()
+    logits = model(x)
+    if reference.is_cuda:
+        torch.cuda.synchronize(reference.device)
+    seconds = time.perf_counter() - started
+    step = model.last_step if model.num_steps > steps_before else None
+    return BatchRecord(
+        segment=segment,
+        score=score(logits, batch.y),
+        seconds=seconds,
+        peak_mib=memory.mib(),
+        loss=_number(step.loss) if step else None,
+        confidence=_number(step.confidence) if step else None,
+        augmented=_number(step.augmented) if step else None,
+        skipped=step.skipped if step else False,
+    )
+
+
+def _number(value: Tensor | None) -> float | None:
+    """As a float, or None for what is not there or not finite (JSON knows no NaN)."""
+    number = None if value is None else float(value)
+    return number if number is not None and abs(number) < float("inf") else None

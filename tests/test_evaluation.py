@@ -1,0 +1,187 @@
+"""A method on a stream: the figures, and going on after an interruption."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ctta
+from ctta.results import BatchRecord, read_result
+from ctta.streams import Corrupted, Stream, continual
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3, 4), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 64, 5))
+
+
+def stream(batch_size: int = 8) -> Stream:
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)
+    data = Corrupted(images, generator.integers(0, 5, 20), name="noise")
+    return continual(data, names=("brightness", "contrast", "pixelate"), batch_size=batch_size)
+
+
+def cotta() -> ctta.CoTTA:
+    return ctta.CoTTA(net(), views=ctta.views.image_views(2), seed=3)
+
+
+def timeless(batches: tuple[BatchRecord, ...]) -> list[BatchRecord]:
+    return [replace(batch, seconds=0.0, peak_mib=0) for batch in batches]
+
+
+class StopError(Exception):
+    pass
+
+
+class StopAfter:
+    """Breaks an evaluation off after so many batches."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __call__(self, record: BatchRecord) -> None:
+        self.count -= 1
+        if self.count == 0:
+            raise StopError
+
+
+def test_figures_equal_a_plain_loop() -> None:
+    result = ctta.evaluate(ctta.Tent(net()), stream())
+    model = ctta.Tent(net())
+    wrong = {domain: 0 for domain in stream().domains}
+    for batch in stream():
+        wrong[batch.domain] += int((model(batch.x).argmax(1) != batch.y).sum())
+    assert result.errors == tuple(count / 20 for count in wrong.values())
+    assert result.error == pytest.approx(sum(wrong.values()) / 60)
+    assert result.worst[1] == max(result.errors)
+    assert result.total.count == 60
+    assert result.images_per_second > 0
+    assert result.peak_mib > 50
+    assert result.method == "Tent"
+    assert result.stream_hash == stream().hash
+    assert result.settings["optimizer"] == "Adam(lr=0.001)"
+    assert result.source == ctta.fingerprint(net())
+    assert result.environment["threads"] == torch.get_num_threads()
+
+
+def test_reset_at_domain_forgets_at_every_segment() -> None:
+    result = ctta.evaluate(ctta.Tent(net(), optimizer=torch.optim.Adam), stream(), reset_at_domain=True)
+    for number, domain in enumerate(stream().domains):
+        alone = ctta.evaluate(ctta.Tent(net(), optimizer=torch.optim.Adam), only(domain))
+        assert timeless(alone.batches) == [
+            replace(batch, segment=0) for batch in timeless(result.batches) if batch.segment == number
+        ]
+    carried_on = ctta.evaluate(ctta.Tent(net(), optimizer=torch.optim.Adam), stream())
+    assert timeless(carried_on.batches) != timeless(result.batches)
+
+
+def only(domain: str) -> Stream:
+    whole = stream()
+    (segment,) = [segment for segment in whole.segments if segment.domain == domain]
+    return whole.with_segments("one", [segment])
+
+
+@pytest.mark.parametrize("reset_at_domain", [False, True])
+@pytest.mark.parametrize("stops", [[1], [4], [8], [2, 3, 1, 1]])
+def test_an_interrupted_evaluation_goes_on_to_the_same_result(
+    tmp_path: Path, stops: list[int], reset_at_domain: bool
+) -> None:
+    whole = ctta.evaluate(cotta(), stream(), reset_at_domain=reset_at_domain)
+    for count in stops:
+        with pytest.raises(StopError):
+            ctta.evaluate(
+                cotta(),
+                stream(),
+                reset_at_domain=reset_at_domain,
+                folder=tmp_path,
+                save_every=0,
+                on_batch=StopAfter(count),
+            )
+    seen: list[BatchRecord] = []
+    resumed = ctta.evaluate(
+        cotta(), stream(), reset_at_domain=reset_at_domain, folder=tmp_path, save_every=0, on_batch=seen.append
+    )
+    assert len(seen) == len(stream()) - sum(stops)  # it did go on, and did not start over
+    assert timeless(resumed.batches) == timeless(whole.batches)
+    assert read_result(tmp_path) == resumed
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_lines_after_the_last_state_are_computed_again(tmp_path: Path) -> None:
+    """Killed between a line and its state, or in the middle of a line."""
+    whole = ctta.evaluate(cotta(), stream())
+    with pytest.raises(StopError):
+        ctta.evaluate(cotta(), stream(), folder=tmp_path, save_every=0, on_batch=StopAfter(3))
+    lines = tmp_path / "batches.jsonl"
+    with lines.open("a") as file:
+        file.write(lines.read_text().splitlines()[0] + "\n")  # a fourth line that no state covers
+        file.write('{"segment": 0, "sco')
+    assert timeless(ctta.evaluate(cotta(), stream(), folder=tmp_path).batches) == timeless(whole.batches)
+
+
+def test_without_a_state_it_starts_over(tmp_path: Path) -> None:
+    with pytest.raises(StopError):
+        ctta.evaluate(cotta(), stream(), folder=tmp_path, save_every=1e9, on_batch=StopAfter(3))
+    seen: list[BatchRecord] = []
+    ctta.evaluate(cotta(), stream(), folder=tmp_path, on_batch=seen.append)
+    assert len(seen) == len(stream())
+
+
+def test_a_complete_evaluation_is_not_run_again(tmp_path: Path) -> None:
+    first = ctta.evaluate(cotta(), stream(), folder=tmp_path)
+    seen: list[BatchRecord] = []
+    assert ctta.evaluate(cotta(), stream(), folder=tmp_path, on_batch=seen.append) == first
+    assert not seen
+
+
+def test_a_folder_with_another_evaluation_is_refused(tmp_path: Path) -> None:
+    ctta.evaluate(cotta(), stream(), folder=tmp_path)
+    with pytest.raises(ValueError, match="with another stream_hash"):
+        ctta.evaluate(cotta(), stream(batch_size=5), folder=tmp_path)
+    with pytest.raises(ValueError, match="with another settings"):
+        ctta.evaluate(ctta.CoTTA(net(), views=ctta.views.image_views(3), seed=3), stream(), folder=tmp_path)
+
+
+def upside_down(model: nn.Module, x: Tensor) -> Tensor:
+    logits: Tensor = model(x.flip(2))
+    return logits
+
+
+def test_views_of_ones_own_which_no_file_can_hold_are_taken_from_the_model(tmp_path: Path) -> None:
+    def build() -> ctta.TestAug:
+        return ctta.TestAug(net(), views=(upside_down,))
+
+    whole = ctta.evaluate(build(), stream())
+    with pytest.raises(StopError):
+        ctta.evaluate(build(), stream(), folder=tmp_path, save_every=0, on_batch=StopAfter(2))
+    assert timeless(ctta.evaluate(build(), stream(), folder=tmp_path).batches) == timeless(whole.batches)
+
+
+def test_a_model_that_has_adapted_is_refused() -> None:
+    model = cotta()
+    model(torch.rand(4, 3, 32, 32))
+    with pytest.raises(ValueError, match="already adapted to 1 batches"):
+        ctta.evaluate(model, stream())
+
+
+def test_a_stream_without_labels_is_refused(tmp_path: Path) -> None:
+    from PIL import Image
+
+    Image.new("RGB", (32, 32)).save(tmp_path / "a.png")
+    with pytest.raises(ValueError, match="has no labels"):
+        ctta.evaluate(ctta.Source(net()), ctta.streams.folder(tmp_path))
+
+
+def test_a_loss_that_is_not_finite_is_noted_as_such(tmp_path: Path) -> None:
+    broken = net()
+    with torch.no_grad():
+        broken[4].bias[0] = float("nan")
+    result = ctta.evaluate(ctta.Tent(broken), stream(), folder=tmp_path)
+    assert result.num_skipped == len(stream())
+    assert result.error == 1
+    assert all(json.loads(line)["loss"] is None for line in (tmp_path / "batches.jsonl").read_text().splitlines())
