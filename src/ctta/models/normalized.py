@@ -1,0 +1,42 @@
+"""Networks that were trained on normalised images, made to take images in [0, 1]."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Normalized(nn.Module):
+    """A network that normalises its images itself: ``net((x - mean) / std)``.
+
+    Corruptions and augmented views work on images in [0, 1], so the normalisation belongs inside the network. Mean and
+    std are buffers: they move with it, and networks that differ only in them have different fingerprints.
+
+    Args:
+        net: takes normalised images; what it returns is returned as it is.
+        mean: one number per channel.
+        std: one positive number per channel.
+
+    >>> net = Normalized(nn.Identity(), mean=[0.5], std=[0.25])
+    >>> net(torch.ones(1, 1, 1, 1)).item()
+    2.0
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, net: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        if len(mean) != len(std) or not mean or min(std) <= 0:
+            raise ValueError(
+                f"expected one mean and one positive std per channel, got mean {tuple(mean)} and std {tuple(std)}"
+            )
+        self.net = net
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).view(-1, 1, 1))
+        self.register_buffer("std", torch.tensor(std, dtype=torch.float32).view(-1, 1, 1))
+
+    def forward(self, x: Tensor) -> Any:
+        if x.ndim != 4 or x.shape[1] != len(self.mean):  # or broadcasting would make channels of a grey image
+            raise ValueError(f"expected images (N, {len(self.mean)}, height, width), got shape {tuple(x.shape)}")
+        return self.net((x - self.mean) / self.std)
