@@ -1,8 +1,9 @@
-"""The networks of the field's benchmarks, and their files of weights."""
+"""The networks of the field's benchmarks, their files of weights, and networks of other libraries by name."""
 
+from ctta.models.by_name import LOADERS, load
 from ctta.models.checkpoints import load_weights_
 from ctta.models.normalized import Normalized
 from ctta.models.resnext import ResNeXt29
 from ctta.models.wide_resnet import WideResNet
 
-__all__ = ["Normalized", "ResNeXt29", "WideResNet", "load_weights_"]
+__all__ = ["LOADERS", "Normalized", "ResNeXt29", "WideResNet", "load", "load_weights_"]
