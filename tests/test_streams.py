@@ -2,6 +2,7 @@
 
 import pickle
 import threading
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -228,6 +229,21 @@ def test_mixed_holds_every_image_once_and_mixes_domains() -> None:
         torch.testing.assert_close(batch.x, both[batch.index])
         assert batch.y.tolist() == np.concatenate([LABELS, LABELS])[batch.index].tolist()
     assert 0 < int((batches[0].index < 24).sum()) < 12
+
+
+def test_mixed_names_the_domain_of_each_image() -> None:
+    stream = mixed(short(batch_size=12), seed=3)
+    for batch in stream:
+        assert batch.domain == "mixed"
+        assert batch.domains == tuple(f"{TWO[index // 24]} 5" for index in batch.index.tolist())
+    again = mixed(rounds(stream, 2), seed=1)
+    counts = Counter(domain for batch in again for domain in batch.domains)
+    assert counts == {"contrast 5": 48, "brightness 5": 48}, "a mixture of mixtures knows too"
+    twice = torch.cat([batch.x for batch in again])
+    dark = twice.flatten(1).std(1) < 0.1  # contrast 5 is nearly grey
+    assert dark.tolist() == [domain == "contrast 5" for batch in again for domain in batch.domains]
+    assert next(iter(short())).domains == ("contrast 5",) * 10
+    assert streams.Batch(twice[:2], None, "own", torch.arange(2)).domains == ("own", "own")
 
 
 def test_correlated_keeps_every_image_and_clumps_labels() -> None:

@@ -1,6 +1,6 @@
 """Several domains as one, so that they can be shuffled together."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,14 +33,25 @@ class Mixture:
     def __len__(self) -> int:
         return int(self.starts[-1])
 
+    def domains_of(self, rows: Rows) -> tuple[str, ...]:
+        found = np.empty(len(rows), dtype=object)
+        for segment, inner_rows, places in self._by_segment(rows):
+            found[places] = segment.domains_of(inner_rows)  # not segment.domain: it may be a mixture itself
+        return tuple(found)
+
     def read(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
-        which = np.searchsorted(self.starts, rows, side="right") - 1
-        read, places = [], []
-        for number in np.unique(which).tolist():
-            here = np.flatnonzero(which == number)
-            segment = self.segments[number]
-            read.append(segment.images.read(segment.rows[rows[here] - self.starts[number]]))
-            places.append(here)
-        back = torch.from_numpy(np.argsort(np.concatenate(places)))
+        read, all_places = [], []
+        for segment, inner_rows, places in self._by_segment(rows):
+            read.append(segment.images.read(inner_rows))
+            all_places.append(places)
+        back = torch.from_numpy(np.argsort(np.concatenate(all_places)))
         labels = [y for _, y in read if y is not None]
         return torch.cat([x for x, _ in read])[back], torch.cat(labels)[back] if len(labels) == len(read) else None
+
+    def _by_segment(self, rows: Rows) -> Iterator[tuple[Segment, Rows, Rows]]:
+        """Each segment that these rows meet, which of its images they mean, and at which places of `rows`."""
+        which = np.searchsorted(self.starts, rows, side="right") - 1
+        for number in np.unique(which).tolist():
+            places = np.flatnonzero(which == number)
+            segment = self.segments[number]
+            yield segment, segment.rows[rows[places] - self.starts[number]], places

@@ -135,7 +135,7 @@ def correlated(stream: Stream, *, concentration: float = 0.1, seed: int = 0, slo
 
 
 def mixed(stream: Stream, *, seed: int = 0) -> Stream:
-    """All images of the stream shuffled together: every batch holds several domains."""
+    """All images of the stream shuffled together: every batch holds several domains, which ``batch.domains`` names."""
     mixture = Mixture(stream.segments)
     rows = np.random.default_rng(seed).permutation(len(mixture))
     return stream.with_segments(f"mixed seed={seed}", [Segment("mixed", mixture, rows)])

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -24,6 +24,11 @@ class Batch:
     y: Tensor | None
     domain: str
     index: Tensor  # the images' rows in their domain
+    domains: tuple[str, ...] = ()  # of each image: the domain that it comes from, also in a batch that mixes several
+
+    def __post_init__(self) -> None:
+        if not self.domains:
+            object.__setattr__(self, "domains", (self.domain,) * len(self.x))
 
 
 class Images(Protocol):
@@ -43,6 +48,13 @@ class Images(Protocol):
         """Images (N, C, H, W) as floats in [0, 1], and their labels."""
 
 
+@runtime_checkable
+class SeveralDomains(Protocol):
+    """Images of several domains put together, which know where each comes from."""
+
+    def domains_of(self, rows: Rows) -> tuple[str, ...]: ...
+
+
 @dataclass(frozen=True)
 class Segment:
     """A stretch of a stream within one domain: some of its images, in some order."""
@@ -53,6 +65,10 @@ class Segment:
 
     def batches(self, size: int) -> int:
         return -(-len(self.rows) // size)
+
+    def domains_of(self, rows: Rows) -> tuple[str, ...]:
+        """The domain of each of these images."""
+        return self.images.domains_of(rows) if isinstance(self.images, SeveralDomains) else (self.domain,) * len(rows)
 
     @property
     def digest(self) -> str:
@@ -136,7 +152,7 @@ class Stream:
         segment, first = self.segments[which], (number - int(self._starts[which])) * self.batch_size
         rows = segment.rows[first : first + self.batch_size]
         x, y = segment.images.read(rows)
-        return Batch(x, y, segment.domain, torch.from_numpy(rows.copy()))
+        return Batch(x, y, segment.domain, torch.from_numpy(rows.copy()), segment.domains_of(rows))
 
     @property
     def hash(self) -> str:
