@@ -487,6 +487,8 @@ def test_a_transform_needs_a_name(imagenet: Path) -> None:
 
 # --- street scenes ---
 
+FOG = {"conditions": ("fog",), "split": "val", "size": None}
+
 
 def write_scene(picture: Path, label_map: Path, trained: int = 3) -> None:
     save(picture, 10, size=(64, 32))
@@ -525,6 +527,37 @@ def test_cityscapes(tmp_path: Path) -> None:
     (batch,) = cityscapes(tmp_path)
     assert batch.x.shape == (1, 3, 32, 64)
     assert batch.domain == "clear"
+
+
+def test_label_ids_become_train_ids(tmp_path: Path) -> None:
+    """The table of Cityscapes, written as its authors print it: name, id, trainId."""
+    table = """road 7 0, sidewalk 8 1, building 11 2, wall 12 3, fence 13 4, pole 17 5, traffic-light 19 6,
+        traffic-sign 20 7, vegetation 21 8, terrain 22 9, sky 23 10, person 24 11, rider 25 12, car 26 13,
+        truck 27 14, bus 28 15, train 31 16, motorcycle 32 17, bicycle 33 18"""
+    expected = np.full(256, 255)
+    for entry in table.split(","):
+        _, label_id, train_id = entry.split()
+        expected[int(label_id)] = int(train_id)
+    ids = np.array([*range(34), 255], np.uint8)
+    for picture, label_map, read in [
+        ("leftImg8bit/val/bonn/b_leftImg8bit.png", "gtFine/val/bonn/b_gtFine_labelIds.png", cityscapes),
+        ("rgb_anon/fog/val/G/b_rgb_anon.png", "gt/fog/val/G/b_gt_labelIds.png", lambda root: acdc(root, **FOG)),
+    ]:
+        write_scene(tmp_path / picture, tmp_path / label_map)
+        Image.fromarray(np.tile(ids, (2, 1))).save(tmp_path / label_map)
+        (batch,) = read(tmp_path)
+        assert batch.y.dtype == torch.int64
+        assert batch.y[0].tolist() == [expected[ids].tolist()] * 2
+        before = read(tmp_path).hash
+        write_scene(tmp_path / picture, tmp_path / label_map.replace("labelIds", "labelTrainIds"), trained=5)
+        (batch,) = read(tmp_path)
+        assert set(batch.y.unique().tolist()) == {5, 255}, "trainIds go first"
+        assert read(tmp_path).hash == before
+        (tmp_path / label_map.replace("labelIds", "labelTrainIds")).unlink()
+        for foreign in (34, 254, 26001):
+            Image.fromarray(np.full((2, 2), foreign, np.uint16)).save(tmp_path / label_map)
+            with pytest.raises(DataError, match="labelIds 0 to 33"):
+                list(read(tmp_path))
 
 
 def test_damaged_street_scenes(streets: Path) -> None:

@@ -16,11 +16,16 @@ from ctta.streams.stream import Rows, Segment, Stream
 NUM_CLASSES = 19
 IGNORED = 255
 CONDITIONS = ("fog", "night", "rain", "snow")
+LAST_LABEL_ID = 33
+#: The labelId of each trainId, 0 (road) to 18 (bicycle).
+LABEL_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
+TRAIN_ID_OF = np.full(256, IGNORED, np.int64)
+TRAIN_ID_OF[list(LABEL_IDS)] = np.arange(NUM_CLASSES)
 
 
 @dataclass(frozen=True)
 class LabelledScenes:
-    """Pictures with a map of trainIds each; ``labels`` is None, since no scene has one label."""
+    """Pictures with a map of trainIds, or of labelIds to make them from; ``labels`` is None: no scene has one label."""
 
     name: str
     pictures: tuple[Path, ...]
@@ -45,12 +50,15 @@ class LabelledScenes:
                 values = np.asarray(file)
         except (OSError, SyntaxError) as error:
             raise DataError(f"{path} is missing or truncated ({error}): extract the archive of labels again") from error
-        outside = (values < 0) | ((values >= NUM_CLASSES) & (values != IGNORED))
+        kind, last = (
+            ("labelIds", LAST_LABEL_ID) if path.name.endswith("_labelIds.png") else ("trainIds", NUM_CLASSES - 1)
+        )
+        outside = (values < 0) | ((values > last) & (values != IGNORED))
         if values.ndim != 2 or outside.any():
             raise DataError(
-                f"{path} holds other values than trainIds 0 to 18 and 255: use the *_labelTrainIds.png files"
+                f"{path} holds other values than {kind} 0 to {last} and 255: extract the archive of labels again"
             )
-        return torch.from_numpy(values.astype(np.int64))
+        return torch.from_numpy(TRAIN_ID_OF[values] if kind == "labelIds" else values.astype(np.int64))
 
 
 def acdc(
@@ -77,7 +85,7 @@ def acdc(
             root / "rgb_anon" / condition / split,
             "_rgb_anon.png",
             root / "gt" / condition / split,
-            "_gt_labelTrainIds.png",
+            "_gt_",
             size,
         )
         segments.append(Segment(condition, scenes, np.arange(len(scenes))))
@@ -96,9 +104,7 @@ def cityscapes(
     Other args as for :func:`acdc`.
     """
     root = Path(folder)
-    scenes = _scenes(
-        root / "leftImg8bit" / split, "_leftImg8bit.png", root / "gtFine" / split, "_gtFine_labelTrainIds.png", size
-    )
+    scenes = _scenes(root / "leftImg8bit" / split, "_leftImg8bit.png", root / "gtFine" / split, "_gtFine_", size)
     segment = Segment("clear", scenes, np.arange(len(scenes)))
     return Stream(f"cityscapes {split} size={size}", [segment], batch_size=batch_size, read_ahead=2)
 
@@ -107,11 +113,15 @@ def _scenes(pictures: Path, ending: str, maps: Path, map_ending: str, size: tupl
     found = sorted(pictures.rglob(f"*{ending}"))
     if not found:
         raise DataError(f"{pictures} holds no *{ending}: extract the archive of pictures there, or check the path")
-    partners = [
-        maps / path.relative_to(pictures).with_name(path.name.removesuffix(ending) + map_ending) for path in found
-    ]
+    partners = []
+    for path in found:
+        stem = maps / path.relative_to(pictures).with_name(path.name.removesuffix(ending) + map_ending)
+        # The download of Cityscapes holds labelIds; trainIds are made from them by a script that not everybody ran.
+        candidates = [stem.with_name(f"{stem.name}{kind}.png") for kind in ("labelTrainIds", "labelIds")]
+        partners.append(next((map_path for map_path in candidates if map_path.is_file()), candidates[0]))
     if missing := [path for path in partners if not path.is_file()]:
         raise DataError(
-            f"{missing[0]} is missing, and {len(missing) - 1} more label maps: extract the archive of labels"
+            f"{missing[0]} is missing, as is its *_labelIds.png, and so for {len(missing) - 1} more pictures: "
+            "extract the archive of labels"
         )
     return LabelledScenes(listing_name(pictures, found, str(size)), tuple(found), tuple(partners), size)
