@@ -479,10 +479,10 @@ def test_imagenet_c_labels_do_not_shift(imagenet: Path) -> None:
 
 def test_a_transform_needs_a_name(imagenet: Path) -> None:
     root = imagenet / "contrast" / "5"
-    with pytest.raises(ValueError, match="name="):
+    with pytest.raises(ValueError, match="transform_name="):
         streams.image_folder(root, transform=lambda picture: picture)
-    named = streams.image_folder(root, transform=lambda picture: picture, name="same")
-    assert named.name != streams.image_folder(root).name
+    named = streams.image_folder(root, transform=lambda picture: picture, transform_name="same")
+    assert named.hash != streams.image_folder(root).hash
 
 
 # --- street scenes ---

@@ -4,11 +4,13 @@ A stream gives :class:`Batch` after :class:`Batch`, has a length, a position tha
 domains, and a hash by which results are comparable or visibly not.
 """
 
+from ctta.streams.arrays import in_memory
 from ctta.streams.cifar import clean_cifar
 from ctta.streams.cifar_c import CifarC
 from ctta.streams.corrupted import Corrupted
 from ctta.streams.errors import DataError
 from ctta.streams.folders import ImageNetC, folder, image_folder
+from ctta.streams.live import LiveStream, live
 from ctta.streams.orders import corruption_order
 from ctta.streams.protocols import continual, correlated, gradual, mixed, rounds, single
 from ctta.streams.stream import Batch, Images, Segment, Stream
@@ -21,6 +23,7 @@ __all__ = [
     "DataError",
     "ImageNetC",
     "Images",
+    "LiveStream",
     "Segment",
     "Stream",
     "acdc",
@@ -32,6 +35,8 @@ __all__ = [
     "folder",
     "gradual",
     "image_folder",
+    "in_memory",
+    "live",
     "mixed",
     "rounds",
     "single",

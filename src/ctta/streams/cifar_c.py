@@ -1,18 +1,14 @@
 """CIFAR-10-C and CIFAR-100-C in their published layout, read from disk as they are needed."""
 
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from ctta.streams.corrupted import content_digest, unit_floats
+from ctta.streams.arrays import PixelArray, content_digest
 from ctta.streams.errors import DataError
-from ctta.streams.stream import Rows
 
 SEVERITIES = 5
 
@@ -42,7 +38,7 @@ class CifarC:
         # By content, since folders are called differently on every machine.
         self.name = f"cifar-c[{self.count} images, labels {content_digest(self.labels.astype('<i8'))}]"
 
-    def domain(self, corruption: str, severity: int) -> "CifarCDomain":
+    def domain(self, corruption: str, severity: int) -> PixelArray:
         if severity not in range(1, SEVERITIES + 1):
             raise ValueError(f"severity must be 1 to {SEVERITIES}, got {severity}")
         pixels = self._open(corruption)
@@ -56,7 +52,7 @@ class CifarC:
         # Some rows of each part tell one folder from another, and reading all of it would take minutes.
         sample = pixels[np.linspace(0, self.count - 1, min(self.count, 64)).astype(int)]
         name = f"{self.name} {corruption} {severity} [{content_digest(sample)}]"
-        return CifarCDomain(name, pixels, self.labels)
+        return PixelArray(name, pixels, self.labels)
 
     def _open(self, stem: str) -> NDArray[Any]:
         path = self.folder / f"{stem}.npy"
@@ -72,22 +68,3 @@ class CifarC:
         except (ValueError, OSError, EOFError) as error:
             raise DataError(f"{path} is truncated or not a .npy file ({error}): {remedy}") from error
         return opened
-
-
-@dataclass(frozen=True)
-class CifarCDomain:
-    """One corruption at one severity."""
-
-    name: str
-    pixels: NDArray[np.uint8]
-    labels: NDArray[np.integer[Any]]
-
-    def __len__(self) -> int:
-        return len(self.pixels)
-
-    def read(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        first, count = int(rows[0]), len(rows)
-        in_a_row = count == 1 or (rows[-1] - first == count - 1 and bool(np.all(np.diff(rows) == 1)))
-        # A slice of a mapped file is read in one go; scattered rows have to be picked.
-        pixels = np.array(self.pixels[first : first + count]) if in_a_row else self.pixels[rows]
-        return unit_floats(pixels), torch.from_numpy(self.labels[rows].astype(np.int64))

@@ -1,8 +1,9 @@
 """Folders of pictures: the user's own, ImageFolder-shaped trees, and ImageNet-C."""
 
+import operator
 from collections.abc import Sequence
 from os import PathLike
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
@@ -35,23 +36,43 @@ def folder(
 def image_folder(
     path: str | PathLike[str],
     *,
+    size: tuple[int, int] | None = None,
     transform: Transform | None = None,
-    name: str = "",
+    transform_name: str = "",
     per_class: int | None = None,
     images: Sequence[str] | None = None,
-) -> PictureFiles:
+    batch_size: int = 32,
+    name: str | None = None,
+) -> Stream:
     """A tree ``<class>/<picture>``; the label of a class is its place among the sorted class names.
 
     Args:
         path: the root of the tree.
-        transform: of each picture, PIL image to PIL image.
-        name: what the transform does, in a word, so that a stream's hash can tell.
+        size: (height, width) to resize to; without, pictures of one batch must be of one size.
+        transform: instead of a size, what to do with each picture, PIL image to PIL image.
+        transform_name: what the transform does, in a word, so that the stream's hash can tell.
         per_class: only the first so many of each class, by name.
-        images: only these ``<class>/<picture>``, in this order.
+        images: instead, only these ``<class>/<picture>``, in this order.
+        batch_size: pictures per batch.
+        name: of the domain; by default the folder's.
     """
     root = Path(path)
-    if transform is not None and not name:
-        raise ValueError("give a transform a name, such as name='crop 224', for the hash of streams")
+    if (transform is None) == bool(transform_name):
+        raise ValueError("give a transform and its name together, such as transform_name='crop 224', for the hash")
+    if size and transform:
+        raise ValueError("give size or transform, not both: the transform can resize too")
+    pictures = labelled_pictures(
+        root, resized(size) if size else transform, str(size or transform_name), per_class=per_class, images=images
+    )
+    segment = Segment(name or root.name, pictures, np.arange(len(pictures)))
+    return Stream(f"image_folder {pictures.name}", [segment], batch_size=batch_size, read_ahead=READ_AHEAD)
+
+
+def labelled_pictures(
+    root: Path, transform: Transform | None, name: str, *, per_class: int | None, images: Sequence[str] | None
+) -> PictureFiles:
+    """What :func:`image_folder` gives, before it is a stream; `name` says what the transform does."""
+    check_choice(per_class, images)
     folders = [child.name for child in root.iterdir() if child.is_dir()] if root.is_dir() else []
     classes = sorted(folder for folder in folders if not folder.startswith((".", "__")))  # no .cache, no __MACOSX
     if not classes:
@@ -61,17 +82,33 @@ def image_folder(
         if missing := [entry for entry, file in zip(images, chosen, strict=True) if not file.is_file()]:
             raise DataError(f"{root / missing[0]} is missing, and {len(missing) - 1} more of the list of images")
     else:
-        chosen = [file for name in classes for file in pictures_below(root / name)[:per_class]]
+        chosen = [file for folder in classes for file in pictures_below(root / folder)[:per_class]]
     places = {folder: place for place, folder in enumerate(classes)}
     labels = np.array([places[file.relative_to(root).parts[0]] for file in chosen])
     return PictureFiles(listing_name(root, chosen, f"{name} {classes}"), tuple(chosen), labels, transform)
+
+
+def check_choice(per_class: int | None, images: Sequence[str] | None) -> None:
+    """Whether it is clear which pictures are meant."""
+    if per_class is not None and images is not None:
+        raise ValueError(f"give per_class or images, not both: per_class={per_class} would not apply to the list")
+    if per_class is not None and operator.index(per_class) < 1:
+        raise ValueError(f"per_class must be at least 1, or None for all pictures, got {per_class}")
+    if images is not None:
+        if isinstance(images, str) or not images:
+            raise ValueError(f"images must be a list of '<class>/<picture>' with at least one entry, got {images!r}")
+        for entry in images:
+            parts = PurePosixPath(entry).parts
+            if len(parts) < 2 or ".." in parts or entry.startswith(("/", ".", "__")):
+                raise ValueError(f"images must be of the form '<class>/<picture>' below the tree's root, got {entry!r}")
 
 
 class ImageNetC:
     """The published tree ``<corruption>/<severity>/<class>/<picture>.JPEG``, already 224x224.
 
     Args:
-        folder: the root; the archives' groups (noise, blur, ...) extracted into it.
+        folder: the root; the archives' groups (noise, blur, ...) extracted into it, or each into a folder of its own,
+            as ``ctta.data.get("imagenet-c/noise").parent`` has them.
         images: a text file with one ``<class>/<picture>.JPEG`` per line, such as RobustBench's list of 5,000.
         per_class: without a list, the first so many pictures of each class.
         double_resize: resize to 256 and crop 224 once more, as the authors' code does.
@@ -90,19 +127,24 @@ class ImageNetC:
         self.folder, self.per_class = Path(folder), per_class
         lines = None if images is None else Path(images).read_text().splitlines()
         self.images = None if lines is None else [line.strip() for line in lines if line.strip()]
+        if images is not None and not self.images:
+            raise DataError(f"{images} lists no pictures; expected one <class>/<picture>.JPEG per line")
+        check_choice(per_class, self.images)
         self.transform = centre_cropped if double_resize else None
         self.name = "imagenet-c" + (" double-resized" if double_resize else "")
         self._first: tuple[Path, list[Path]] | None = None  # the first domain opened, and what it holds
 
     def domain(self, corruption: str, severity: int) -> PictureFiles:
-        root = self.folder / corruption / str(severity)
-        if not root.is_dir():
+        within = Path(corruption) / str(severity)
+        # ctta.data.get leaves each group in a folder of its own, people often take the groups apart.
+        places = [self.folder / within, *(group / within for group in sorted(self.folder.glob("*/")))]
+        root = next((place for place in places if place.is_dir()), None)
+        if root is None:
             raise DataError(
-                f"{root} is missing: fetch the group that holds {corruption} with ctta.data.get, and extract it"
+                f"{places[0]} is missing, also in folders of groups such as {self.folder / 'noise' / within}: "
+                f"fetch the group that holds {corruption} with ctta.data.get"
             )
-        pictures = image_folder(
-            root, transform=self.transform, name=self.name, per_class=self.per_class, images=self.images
-        )
+        pictures = labelled_pictures(root, self.transform, self.name, per_class=self.per_class, images=self.images)
         self._check_like_the_first(root, [path.relative_to(root) for path in pictures.paths])
         return pictures
 

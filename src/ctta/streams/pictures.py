@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ctta.corruptions.imaging import pillow_image
-from ctta.streams.corrupted import unit_floats
+from ctta.streams.arrays import unit_floats
 from ctta.streams.errors import DataError
 from ctta.streams.stream import Rows
 
@@ -55,17 +56,31 @@ def read_pictures(paths: Sequence[Path], transform: Transform | None) -> Tensor:
 
 
 def decoded(path: Path, transform: Transform | None) -> NDArray[np.uint8]:
-    """A picture as bytes (H, W, 3): alpha dropped, grey repeated, 16 bits brought to 8."""
+    """The picture in a file as bytes (H, W, 3)."""
     try:
         with pillow_image().open(path) as file:
-            if file.mode in ("I", "F"):
-                raise DataError(f"{path} has 32 bits per value, of which nobody knows the range: store it with 8 or 16")
-            if file.mode.startswith("I;16"):  # Pillow would clip these rather than scale them
-                file = pillow_image().fromarray((np.asarray(file).astype(np.uint32) >> 8).astype(np.uint8))
-            picture = file.convert("RGB")
+            picture = as_seen(file, str(path))
     except (OSError, SyntaxError, pillow_image().DecompressionBombError) as error:
         raise DataError(f"{path} is missing, truncated or no picture ({error}): replace or remove it") from error
     return np.asarray(transform(picture) if transform else picture)
+
+
+def as_seen(picture: Any, what: str) -> Any:
+    """A PIL image as a person sees it, in RGB: upright, alpha dropped, grey repeated, 16 bits brought to 8.
+
+    Phones store the sensor's rows and a tag that says how to turn them. Benchmarks have no such tags, so that turning
+    is one rule for all pictures.
+    """
+    from PIL import ImageOps
+
+    if picture.mode in ("I", "F"):
+        raise DataError(f"{what} has 32 bits per value, of which nobody knows the range: store it with 8 or 16")
+    picture.load()
+    with suppress(SyntaxError):  # a tag that cannot be read is no reason to refuse the picture
+        picture = ImageOps.exif_transpose(picture)
+    if picture.mode.startswith("I;16"):  # Pillow would clip these rather than scale them
+        picture = pillow_image().fromarray((np.asarray(picture).astype(np.uint32) >> 8).astype(np.uint8))
+    return picture.convert("RGB")
 
 
 def resized(size: tuple[int, int]) -> Transform:
