@@ -6,10 +6,23 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from archives import archive, link, member
+from archives import Member, archive, link, member
 
 from ctta.data import DATASETS, Dataset, DownloadError, get
 
+LONG_NAME = "d" * 247
+TOP = "/".join(map(str, range(16))) + "/" + "l" * 250  # through one link per level
+
+
+def deep(levels: int) -> str:
+    return f"{LONG_NAME}/" * levels
+
+
+def folder(name: str) -> Member:
+    return member(name, b"", type=tarfile.DIRTYPE, mode=0o755)
+
+
+#: Python's own filter has let some of these through: realpath gives up on paths that are too long.
 ESCAPES = {
     "parent": [member("../out")],
     "hidden parent": [member("a/../../out")],
@@ -20,6 +33,14 @@ ESCAPES = {
     "hard link": [link("a", "../out", tarfile.LNKTYPE)],
     "absolute hard link": [link("a", "/etc/passwd", tarfile.LNKTYPE)],
     "chain of links": [member("d/e/1"), link("d/up", "e/../.."), link("x", "d/up/../.."), member("x/out")],
+    "links too deep to resolve": [
+        *(step for level in range(16) for step in (folder(deep(level + 1)), link(f"{deep(level)}{level}", LONG_NAME))),
+        link(TOP, "../" * 16),
+        link("x", f"{TOP}/.."),
+        member("x/out"),
+    ],
+    "link within": [link("a", "good.npy")],
+    "hard link within": [link("a", "good.npy", tarfile.LNKTYPE)],
     "device": [member("null", b"", type=tarfile.CHRTYPE)],
     "pipe": [member("pipe", b"", type=tarfile.FIFOTYPE)],
 }
@@ -40,8 +61,7 @@ def names_in(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
 def test_an_archive_put_there_by_hand_is_unpacked_and_kept(placed: Path, mode: str) -> None:
-    inner_link = link("fog/2.npy", "../snow.npy")
-    placed.write_bytes(archive(member("fog/1.npy"), inner_link, member("snow.npy", b"cold"), mode=mode))
+    placed.write_bytes(archive(member("fog/1.npy"), member("fog/2.npy", b"cold"), member("snow.npy"), mode=mode))
     (placed.parent / ".a.unpacking" / "left by a killed run").mkdir(parents=True)
     folder = get("images/a")
     assert names_in(folder) == {"fog", "fog/1.npy", "fog/2.npy", "snow.npy"}
@@ -76,11 +96,12 @@ def test_an_archive_put_there_by_hand_is_verified(placed: Path, monkeypatch: pyt
     assert names_in(placed.parent) == {"a.tar"}
 
 
-def test_no_space_to_unpack(placed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EDQUOT])
+def test_no_space_to_unpack(placed: Path, monkeypatch: pytest.MonkeyPatch, reason: int) -> None:
     placed.write_bytes(archive(member("a.npy")))
 
     def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(reason, "No space left on device")
 
     monkeypatch.setattr(tarfile.TarFile, "extract", full)
     with pytest.raises(DownloadError, match=r"no space left to unpack .*a\.tar \(kept\).*CTTA_CACHE"):

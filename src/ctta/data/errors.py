@@ -1,5 +1,9 @@
 """The one error of this package, and how to get what downloads need."""
 
+import errno
+
+#: What a full disk says, and a user's full share of one, as home folders on clusters have it.
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 MISSING_EXTRA = "downloads need the extra 'data': pip install 'ctta[data]'"
 
 
