@@ -1,5 +1,6 @@
 """A server on loopback that serves one file, well or badly."""
 
+import gzip
 import re
 import threading
 from collections.abc import Iterator
@@ -43,6 +44,14 @@ class _Handler(BaseHTTPRequestHandler):
             return self._page(QUOTA)
         if manner == "page without a type":
             return self._send(b" \n" + QUOTA.encode(), 200, {"Content-Length": str(len(QUOTA) + 2)})
+        if manner == "broken page":
+            return self._page("<html><![nonsense[x]]>" + QUOTA)
+        if manner == "not ready":
+            return self._send(b"come back later", 202, {"Content-Length": "15"})
+        if manner == "redirects" and self.path == "/file":
+            return self._send(b"", 302, {"Location": "/elsewhere", "Content-Length": "0"})
+        if manner == "redirects forever":
+            return self._send(b"", 302, {"Location": "/file", "Content-Length": "0"})
         if isinstance(manner, int):
             return self.send_error(manner)
         start = 0
@@ -57,13 +66,19 @@ class _Handler(BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
         if manner == "nonsense range" and start:
             headers["Content-Range"] = "something else"
-        if manner == "breaks off":
+        if manner in ("breaks off", "tells no length and breaks off"):
             body = body[: len(body) // 2]
+        if manner == "gives too much":
+            body += b"more"
+            headers["Content-Length"] = str(len(body))
         if manner == "says too little":
             headers["Content-Length"] = str(len(body) - 7)
-        if manner == "tells no length":
+        if manner.startswith("tells no length"):
             del headers["Content-Length"]
-        if manner == "claims an encoding":
+        if manner == "compresses":
+            body = gzip.compress(body)
+            headers["Content-Length"] = str(len(body))
+        if manner in ("claims an encoding", "compresses"):
             headers["Content-Encoding"] = "gzip"
         self._send(body, 206 if start else 200, headers, stalls=manner == "stalls")
 

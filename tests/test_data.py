@@ -1,5 +1,6 @@
 """Downloads against a server on loopback: whole and verified, or a clear error and no file under its final name."""
 
+import errno
 import hashlib
 import io
 import os
@@ -7,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Iterator
@@ -160,7 +162,45 @@ def test_bytes_are_kept_as_they_are_sent(weights: Path, server: DownloadServer) 
     assert get("weights").read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize("manner", ["drive, over quota", "page without a type"])
+def test_an_encoding_that_nobody_asked_for(weights: Path, server: DownloadServer, monkeypatch) -> None:
+    """Compressed bytes are not the file, and without a checksum they would be taken for it."""
+    server.manner = "compresses"
+    failure(weights, "wrong length")
+    change(monkeypatch, size=None)
+    failure(weights, "wrong checksum")
+    change(monkeypatch, md5=None)
+    failure(weights, "encoded (gzip)", "by hand")
+    assert not part_of(weights).exists()
+
+
+def test_a_break_without_a_told_length_is_resumed_too(weights: Path, server: DownloadServer) -> None:
+    server.manner = "tells no length and breaks off"
+    failure(weights, f"only {HALF} of {len(CONTENT)} bytes came", "run again to resume")
+    server.manner = "well"
+    assert get("weights").read_bytes() == CONTENT
+    assert server.asked[-1] == ("/file", f"bytes={HALF}-")
+
+
+def test_a_rest_that_is_longer_than_it_may_be(weights: Path, server: DownloadServer, monkeypatch) -> None:
+    change(monkeypatch, md5=None, size=None)
+    put_part(weights, CONTENT[:HALF])
+    server.manner = "gives too much"
+    failure(weights, f"{len(CONTENT) + 4} bytes came instead of {len(CONTENT)}", "start over")
+    assert not part_of(weights).exists()
+
+
+@pytest.mark.parametrize("kept", [0, HALF])
+def test_redirects_are_followed(weights: Path, server: DownloadServer, kept: int) -> None:
+    put_part(weights, CONTENT[:kept])
+    server.manner = "redirects"
+    assert get("weights").read_bytes() == CONTENT
+    assert server.asked[-1] == ("/elsewhere", f"bytes={kept}-" if kept else None)
+    weights.unlink()
+    server.manner = "redirects forever"
+    failure(weights, "redirects", "by hand")
+
+
+@pytest.mark.parametrize("manner", ["drive, over quota", "page without a type", "broken page"])
 @pytest.mark.parametrize("asks", [True, False])
 def test_a_page_is_never_saved(weights: Path, server: DownloadServer, monkeypatch, manner: str, asks: bool) -> None:
     change(monkeypatch, md5=None, size=None, asks_to_confirm=asks)
@@ -168,6 +208,7 @@ def test_a_page_is_never_saved(weights: Path, server: DownloadServer, monkeypatc
     server.manner = manner
     message = failure(weights, "HTML", "by hand", server.url, str(weights))
     assert ("Quota exceeded" in message) == (manner == "drive, over quota")
+    assert "Nothing of it was saved" in message
     assert part_of(weights).read_bytes() == CONTENT[:HALF]
 
 
@@ -196,6 +237,16 @@ def test_refusals(weights: Path, server: DownloadServer, status: int, words: str
 
 
 @pytest.mark.parametrize("kept", [0, HALF])
+def test_only_the_file_is_the_file(weights: Path, server: DownloadServer, monkeypatch, kept: int) -> None:
+    """Gatekeepers answer 202 while they make up their mind."""
+    change(monkeypatch, md5=None, size=None)
+    put_part(weights, CONTENT[:kept])
+    server.manner = "not ready"
+    failure(weights, "answered 202", "instead of the file")
+    assert part_of(weights).read_bytes() == CONTENT[:kept]
+
+
+@pytest.mark.parametrize("kept", [0, HALF])
 def test_a_server_that_only_gives_a_piece(weights: Path, server: DownloadServer, monkeypatch, kept: int) -> None:
     change(monkeypatch, md5=None, size=None)
     put_part(weights, CONTENT[:kept])
@@ -218,11 +269,29 @@ def test_silence_is_a_break(weights: Path, server: DownloadServer, monkeypatch: 
 def test_no_space(weights: Path, server: DownloadServer, monkeypatch: pytest.MonkeyPatch) -> None:
     weights.parent.mkdir()
     part_of(weights).symlink_to("/dev/full")
-    failure(weights, "no space", "the disk is full", "CTTA_CACHE")
+    failure(weights, "no space", "No space left on device", "CTTA_CACHE")
     part_of(weights).unlink()
     usage = shutil.disk_usage(weights.parent)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     failure(weights, "no space", f"{len(CONTENT)} bytes are needed and 1000 are free")
+
+
+def test_a_quota_that_is_used_up(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As home folders on clusters have it; network disks tell only when the file is written out."""
+
+    def refuse(_: int) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", refuse)
+        failure(weights, "no space", "Disk quota exceeded", "CTTA_CACHE")
+    assert get("weights").read_bytes() == CONTENT
+
+
+def test_a_cache_that_cannot_be_written(weights: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(DownloadError, match=r"cannot keep anything in .*file/cache .*CTTA_CACHE"):
+        get("weights", cache=tmp_path / "file" / "cache")
 
 
 def test_a_file_put_there_by_hand(weights: Path, server: DownloadServer) -> None:
@@ -270,6 +339,27 @@ def test_an_archive_becomes_a_folder(server: DownloadServer, cache: Path, monkey
     assert not (cache / "images" / "a.tar").exists(), "an unpacked archive takes its space twice"
     assert get("images/a") == folder
     assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("reason", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()])
+def test_a_fetched_archive_survives_a_failed_unpacking(
+    server: DownloadServer, cache: Path, monkeypatch, reason
+) -> None:
+    """It is not fetched again, and it is deleted in the end, since nobody put it there by hand."""
+    server.content = archive(member("a.npy"), member("b.npy"))
+    monkeypatch.setitem(DATASETS, "images", Dataset(server.url, "images.tar"))
+
+    def fail(*_: object, **__: object) -> None:
+        raise reason
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tarfile.TarFile, "extract", fail)
+        with pytest.raises((DownloadError, KeyboardInterrupt)):
+            get("images")
+    assert not (cache / "images").exists()
+    assert {path.name for path in get("images").iterdir()} == {"a.npy", "b.npy"}
+    assert len(server.asked) == 1
+    assert {path.name for path in cache.iterdir()} == {"images", "images.tar.lock"}
 
 
 def test_where_the_cache_is(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

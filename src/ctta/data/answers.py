@@ -34,7 +34,7 @@ def answer_from(source: Dataset, start: int, by_hand: str) -> Iterator["Response
         while url is not None:
             with _ask(session, url, start) as response:
                 nothing_beyond = start > 0 and response.status_code == 416  # many servers decorate it with a page
-                if not (response.ok or nothing_beyond):
+                if not (response.status_code in (200, 206) or nothing_beyond):  # 202 is a gatekeeper's "not yet"
                     raise DownloadError(f"{source.file}: {_refusal(response, url)}. {by_hand}")
                 if nothing_beyond or not _is_html(response):
                     yield response

@@ -1,14 +1,13 @@
 """The page on which Google Drive asks to confirm the download of a file too large for its virus scan."""
 
+from contextlib import suppress
 from html.parser import HTMLParser
 from urllib.parse import urlencode, urljoin
 
 
 def confirmed_url(page: str, page_url: str) -> str | None:
     """The address that the page's download form leads to, or None if it has no such form."""
-    reader = _FormReader()
-    reader.feed(page)
-    for action, fields in reader.forms:
+    for action, fields in _read(page).forms:
         if "confirm" in fields:  # other forms on the page search or sign in
             target = urljoin(page_url, action)
             return f"{target}{'&' if '?' in target else '?'}{urlencode(fields)}"
@@ -17,9 +16,14 @@ def confirmed_url(page: str, page_url: str) -> str | None:
 
 def title_of(page: str) -> str:
     """What the page says it is, such as 'Google Drive - Quota exceeded'."""
+    return " ".join(_read(page).title.split())
+
+
+def _read(page: str) -> "_FormReader":
     reader = _FormReader()
-    reader.feed(page)
-    return " ".join(reader.title.split())
+    with suppress(AssertionError):  # how Python's parser stops at some broken markup
+        reader.feed(page)
+    return reader
 
 
 class _FormReader(HTMLParser):

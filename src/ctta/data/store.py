@@ -51,21 +51,35 @@ def _make(source: Dataset, file: Path, folder: Path, progress: bool) -> Path:
     except ImportError as error:
         raise ImportError(MISSING_EXTRA) from error
 
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(file.with_name(f"{file.name}.lock")):  # two processes must not append to one part
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(file.with_name(f"{file.name}.lock")).acquire()  # two processes must not append to one part
+    except OSError as error:
+        raise DownloadError(
+            f"cannot keep anything in {file.parent} ({error}): set CTTA_CACHE to a folder that you may write to"
+        ) from error
+    with lock:
         if source.returns == "folder" and folder.is_dir():  # made by another process while this one waited
             return folder
-        was_there = file.is_file()
-        if was_there:
+        if file.is_file():  # what a user put there is the user's, and stays
             _checked(file, source)
-        else:
+            if source.returns == "folder":
+                unpack(file, folder, progress=progress)
+        elif source.returns == "file":
             download(source, file, progress=progress)
-        if source.returns == "file":
-            return file
-        unpack(file, folder, progress=progress)
-        if not was_there:  # what a user put there is the user's
-            file.unlink()
-        return folder
+        else:
+            _fetch_and_unpack(source, file, folder, progress)
+        return folder if source.returns == "folder" else file
+
+
+def _fetch_and_unpack(source: Dataset, file: Path, folder: Path, progress: bool) -> None:
+    """Under a name that no user gives, so that a run after a failed unpacking knows that it may delete the archive."""
+    fetched = file.with_name(f"{file.name}.fetched")
+    if not fetched.is_file():
+        download(source, file, progress=progress)
+        os.replace(file, fetched)
+    unpack(fetched, folder, progress=progress)
+    fetched.unlink()
 
 
 def _checked(file: Path, source: Dataset) -> Path:

@@ -5,7 +5,6 @@ that the next run cannot find. Over 20 GB (ImageNet-C) or a slow line that is wh
 left with (a checksum and a rename) the standard library does.
 """
 
-import errno
 import itertools
 import os
 import shutil
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ctta.data.answers import answer_from, begin_and_total, html_instead
 from ctta.data.datasets import Dataset
-from ctta.data.errors import MISSING_EXTRA, DownloadError
+from ctta.data.errors import MISSING_EXTRA, NO_SPACE, DownloadError
 from ctta.data.progress import progress_bar
 from ctta.data.verification import looks_like_html, problem_with
 
@@ -26,17 +25,21 @@ _CHUNK = 1 << 16
 
 def download(source: Dataset, target: Path, *, progress: bool) -> None:
     """Make `target` from what the source's address gives; a part of it stays in ``<target>.part`` for the next run."""
-    target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.part")
-    if source.size is None or _length(part) != source.size:
-        _fetch_rest(source, part, target, progress)
+    try:
+        if source.size is None or _length(part) != source.size:
+            _fetch_rest(source, part, target, progress)
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())  # a power cut must not leave a hollow file under the final name
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            raise DownloadError(_no_space(part, target, str(error.strerror))) from error
+        raise
     if problem := problem_with(part, source):
         part.unlink()
         raise DownloadError(
             f"{target.name}: {problem}. What came was deleted; run again to start over. {_by_hand(source, target)}"
         )
-    with part.open("rb+") as file:
-        os.fsync(file.fileno())  # a power cut must not leave a hollow file under the final name
     os.replace(part, target)
 
 
@@ -59,21 +62,18 @@ def _fetch_rest(source: Dataset, part: Path, target: Path, progress: bool) -> No
     # urllib3's errors too, because the body is read below requests, which would unpack a .tar.gz on the way.
     except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
         raise DownloadError(_broken(source, part, target, str(error))) from error
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise DownloadError(_no_space(part, target, "the disk is full")) from error
-        raise
 
 
 def _continue_with(response: "Response", source: Dataset, part: Path, target: Path, progress: bool) -> bool:
     """Write the answer behind the part, or over it if it is the whole file; False if it fits neither way."""
-    begin, total = begin_and_total(response)
+    begin, told = begin_and_total(response)
+    total = source.size if told is None else told
     have = _length(part)
     if response.status_code == 416:
-        return total == have  # killed between the last byte and the rename, or a part that is too long
+        return told == have  # killed between the last byte and the rename, or a part that is too long
     if begin not in (0, have):
         return False
-    _check_length(response, source, total, target)
+    _check_promises(response, source, total, target)
     remaining = 0 if total is None else total - begin
     if remaining > (free := shutil.disk_usage(part.parent).free + (have if begin == 0 else 0)):
         raise DownloadError(_no_space(part, target, f"{remaining} bytes are needed and {free} are free"))
@@ -88,23 +88,37 @@ def _continue_with(response: "Response", source: Dataset, part: Path, target: Pa
         for chunk in itertools.chain([first], chunks):
             file.write(chunk)
             advance(len(chunk))
-    if total is not None and _length(part) < total:  # older versions of urllib3 do not tell
-        raise DownloadError(_broken(source, part, target, f"only {_length(part)} of {total} bytes came"))
+    came = _length(part)
+    if total is not None and came < total:  # older versions of urllib3 do not tell
+        raise DownloadError(_broken(source, part, target, f"only {came} of {total} bytes came"))
+    if total is not None and came > total:  # a rest that does not fit to the part
+        part.unlink()
+        raise DownloadError(
+            f"{target.name}: {came} bytes came instead of {total}. They were deleted; run again to start over. "
+            f"{_by_hand(source, target)}"
+        )
     return True
 
 
-def _check_length(response: "Response", source: Dataset, total: int | None, target: Path) -> None:
+def _check_promises(response: "Response", source: Dataset, total: int | None, target: Path) -> None:
+    """Refuse what could not be told from the whole file later on."""
+    problem = None
+    encoding = response.headers.get("Content-Encoding", "identity").lower()
+    is_chunked = response.headers.get("Transfer-Encoding", "").lower() == "chunked"
     if total is not None and source.size is not None and total != source.size:
-        raise DownloadError(
-            f"{target.name}: wrong length: expected {source.size} bytes, and {source.url} offers {total}. "
-            f"Another file may have taken its place. {_by_hand(source, target)}"
+        problem = (
+            f"wrong length: expected {source.size} bytes, and {source.url} offers {total}. "
+            "Another file may have taken its place"
         )
-    ends_visibly = total is not None or response.headers.get("Transfer-Encoding", "").lower() == "chunked"
-    if not (ends_visibly or source.md5 or source.size):
-        raise DownloadError(
-            f"{target.name}: {source.url} does not tell the file's length, so a file that broke off could not be told "
-            f"from a whole one. {_by_hand(source, target)}"
+    elif source.md5 is None and total is None and not is_chunked:
+        problem = (
+            f"{source.url} does not tell the file's length, so a file that broke off could not be told from a whole one"
         )
+    elif source.md5 is None and encoding != "identity":
+        # Some servers only say so of a .gz that they send as it is, which a checksum tells.
+        problem = f"{source.url} sends it encoded ({encoding}), though asked not to, and no checksum could tell"
+    if problem:
+        raise DownloadError(f"{target.name}: {problem}. {_by_hand(source, target)}")
 
 
 def _length(part: Path) -> int:
