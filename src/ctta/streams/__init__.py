@@ -1,7 +1,8 @@
 """Streams: readers of data, and the protocols in which its domains come.
 
 A stream gives :class:`Batch` after :class:`Batch`, has a length, a position that can be saved and set, the names of its
-domains, and a hash by which results are comparable or visibly not.
+domains, and a hash by which results are comparable or visibly not. Only :func:`live`, a
+camera that is looking now, has no length, no hash and no past.
 """
 
 from ctta.streams.arrays import in_memory
