@@ -68,8 +68,8 @@ def decoded(path: Path, transform: Transform | None) -> NDArray[np.uint8]:
 def as_seen(picture: Any, what: str) -> Any:
     """A PIL image as a person sees it, in RGB: upright, alpha dropped, grey repeated, 16 bits brought to 8.
 
-    Phones store the sensor's rows and a tag that says how to turn them. Benchmarks have no such tags, so that turning
-    is one rule for all pictures.
+    Phones store the sensor's rows and a tag that says how to turn them. One rule for all pictures: ImageNet-C is not
+    expected to have such tags, and torchvision's loaders, which ignore them, would differ only where there are some.
     """
     from PIL import ImageOps
 
