@@ -2,6 +2,6 @@
 
 from ctta.data.datasets import DATASETS, Dataset
 from ctta.data.errors import DownloadError
-from ctta.data.store import cache_folder, get
+from ctta.data.store import cache_folder, find, get
 
-__all__ = ["DATASETS", "Dataset", "DownloadError", "cache_folder", "get"]
+__all__ = ["DATASETS", "Dataset", "DownloadError", "cache_folder", "find", "get"]

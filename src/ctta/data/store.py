@@ -33,16 +33,36 @@ def get(name: str, *, cache: str | os.PathLike[str] | None = None, progress: boo
         cache: the folder to keep it in; by default :func:`cache_folder`.
         progress: show a bar, if a person is watching (standard error is a terminal).
     """
+    source, file, folder = _places(name, cache)
+    return _present(source, file, folder) or _make(source, file, folder, progress)
+
+
+def find(name: str, *, cache: str | os.PathLike[str] | None = None) -> Path:
+    """The path of what :func:`get` has fetched before; never asks the network.
+
+    Args:
+        name: a key of ``ctta.data.DATASETS``.
+        cache: the folder it is kept in; by default :func:`cache_folder`.
+    """
+    source, file, folder = _places(name, cache)
+    if path := _present(source, file, folder):
+        return path
+    place = folder if source.returns == "folder" else file
+    raise DownloadError(f"{name} is not in the cache ({place} is missing); run: ctta data get {name}")
+
+
+def _places(name: str, cache: str | os.PathLike[str] | None) -> tuple[Dataset, Path, Path]:
+    """What a name stands for, its file and its folder."""
     if name not in DATASETS:
         raise ValueError(f"there is no dataset '{name}'; there are {', '.join(DATASETS)}")
-    source = DATASETS[name]
     root = (Path(cache) if cache is not None else cache_folder()).expanduser().absolute()
-    file, folder = root / source.file, root / name
-    if source.returns == "folder" and folder.is_dir():
-        return folder
-    if source.returns == "file" and file.is_file():
-        return _checked(file, source)
-    return _make(source, file, folder, progress)
+    return DATASETS[name], root / DATASETS[name].file, root / name
+
+
+def _present(source: Dataset, file: Path, folder: Path) -> Path | None:
+    if source.returns == "folder":
+        return folder if folder.is_dir() else None
+    return _checked(file, source) if file.is_file() else None
 
 
 def _make(source: Dataset, file: Path, folder: Path, progress: bool) -> Path:

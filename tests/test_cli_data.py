@@ -1,0 +1,75 @@
+"""``ctta data``: what is there, what can be fetched, and where it lies."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from command_line import mistake, output, run
+from download_server import serving
+
+from ctta.cli import data as module
+from ctta.cli.data import data
+from ctta.data import DATASETS, Dataset, DownloadError, find, get
+
+CONTENT = b"weights of a network"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CTTA_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_get_prints_the_path_of_what_it_fetched(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with serving(CONTENT) as server:
+        md5 = hashlib.md5(CONTENT).hexdigest()
+        monkeypatch.setitem(DATASETS, "weights", Dataset(server.url, "weights.pt", md5, len(CONTENT), "file"))
+        assert output(data, "get", "weights") == f"{cache / 'weights.pt'}\n"
+        assert output(data, "get", "weights") == f"{cache / 'weights.pt'}\n"
+        assert len(server.asked) == 1
+    assert (cache / "weights.pt").read_bytes() == CONTENT
+    assert find("weights") == cache / "weights.pt"
+
+
+def test_list_tells_what_is_in_the_cache(cache: Path, tmp_path: Path) -> None:
+    (cache / "cifar10").mkdir(parents=True)
+    text = output(data, "list")
+    lines = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line}
+    assert lines["cifar10-c"] == ["2.9", "GB", "no"]
+    assert lines["cifar10"] == ["yes"] and lines["imagenet-c/noise"] == ["no"]
+    assert f"The cache is {cache}. Fetch with: ctta data get NAME" in text
+    rows = {row["name"]: row for row in json.loads(output(data, "list", "--json"))}
+    assert list(rows) == list(DATASETS)
+    assert rows["cifar10"] == {"name": "cifar10", "bytes": None, "path": str(cache / "cifar10")}
+    assert rows["cifar10-c"] == {"name": "cifar10-c", "bytes": 2_918_471_680, "path": None}
+    assert not any(row["path"] for row in json.loads(output(data, "list", "--json", "--cache", tmp_path / "other")))
+
+
+def test_find_never_fetches_and_says_how_to(cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(DownloadError, match=r"cifar10-c is missing\); run: ctta data get cifar10-c$"):
+        find("cifar10-c")
+    with pytest.raises(DownloadError, match=r"wrn28-10-standard.pt is missing\); run: ctta data get wrn28"):
+        find("wrn28-10-standard")
+    (tmp_path / "mine" / "imagenet-c" / "blur").mkdir(parents=True)
+    assert find("imagenet-c/blur", cache=tmp_path / "mine") == get("imagenet-c/blur", cache=tmp_path / "mine")
+    cache.mkdir()
+    (cache / "wrn28-10-standard.pt").write_text("<html>")
+    with pytest.raises(DownloadError, match="cannot be used: it is a web page"):
+        find("wrn28-10-standard")
+
+
+def test_mistakes_are_one_line(cache: Path) -> None:
+    assert mistake(data, "get", "cifar-10").startswith("there is no dataset 'cifar-10'; there are cifar10-c, ")
+    assert run(data, "get").exit_code == 2
+
+
+def test_ctrl_c_says_how_to_go_on(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(name: str, cache: Path | None) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "fetch", stopped)
+    result = run(data, "get", "cifar10-c")
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert "The same command goes on where it was." in result.stderr
