@@ -1,0 +1,96 @@
+"""One way through some pictures: every batch is predicted, written down, and from time to time the state is saved."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ctta.adaptation.predictions import PredictionFile
+from ctta.base import AdaptiveModel
+from ctta.checkpoint import save
+from ctta.failures import explaining_failure
+from ctta.methods import Source
+from ctta.streams import Stream
+
+SECONDS_BETWEEN_SAVES = 20.0
+SAVES_SHARE = 0.05  # of the time at most, where a state is so large that saving it takes long
+
+
+class Run:
+    """Takes a model through a stream of pictures.
+
+    Args:
+        model: predicts and adapts.
+        source: is asked as well, if given.
+        file: where the predictions go.
+        state: where the model is saved, if given.
+        classes: names of the classes, if known.
+    """
+
+    def __init__(
+        self,
+        model: AdaptiveModel,
+        source: Source | None,
+        file: PredictionFile,
+        state: Path | None,
+        classes: Sequence[str] | None,
+    ) -> None:
+        self.model, self.source, self.file, self.state, self.classes = model, source, file, state, classes
+        self.reference = next(
+            iter(model.source.parameters()), torch.empty(0)
+        )  # on the device and of the dtype that images are brought to
+        self.num_changed, self.confidence_sum = 0, 0.0
+        self._saved_at, self._saving_took = time.monotonic(), 0.0
+
+    def go_through(self, stream: Stream, names: Sequence[str], on_count: Callable[[int], object]) -> None:
+        agree, count = True, 0  # whether the model and the file are at the same step
+        try:
+            for batch in stream:
+                agree = False  # an interruption in here leaves half a step, which must not be saved
+                self.one_batch(batch.x.to(self.reference), [names[row] for row in batch.index.tolist()])
+                agree, count = True, count + len(batch.x)
+                wait = max(SECONDS_BETWEEN_SAVES, self._saving_took / SAVES_SHARE)
+                if time.monotonic() - self._saved_at >= wait:
+                    self.save()
+                on_count(count)
+        finally:
+            if agree:
+                self.save()
+
+    def one_batch(self, x: Tensor, names: Sequence[str]) -> None:
+        step = self.model.num_steps
+        answers = [self.answer(self.model, x)] + ([self.answer(self.source, x)] if self.source else [])
+        (predicted, confidence), *others = answers
+        self.num_changed += sum(int((predicted != other).sum()) for other, _ in others)
+        self.confidence_sum += float(confidence.sum())
+        columns = [column for answer in answers for column in self.columns(*answer)]
+        self.file.append(zip(names, [step] * len(names), *columns, strict=True))
+
+    def answer(self, model: AdaptiveModel, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The most probable class of each image, and its probability; 0 where the answer is not finite."""
+        with explaining_failure(x):
+            logits = model(x)
+        if logits.ndim != 2:
+            raise ValueError(f"expected one class per image, and the network's logits are {tuple(logits.shape)}")
+        if self.classes and len(self.classes) != logits.shape[1]:
+            raise ValueError(f"there are {len(self.classes)} names for the network's {logits.shape[1]} classes")
+        probabilities = logits.double().softmax(1).nan_to_num(0.0).cpu()
+        confidence, predicted = probabilities.max(1)
+        return predicted, confidence
+
+    def columns(self, predicted: Tensor, confidence: Tensor) -> list[list[Any]]:
+        numbers = predicted.tolist()
+        names = [[self.classes[number] for number in numbers]] if self.classes else []
+        return [numbers, *names, [f"{value:.6f}" for value in confidence.tolist()]]
+
+    def save(self) -> None:
+        if self.state is None:
+            return
+        started = time.monotonic()
+        self.file.flush_to_disk()  # first, or a state could know of rows that a power cut has taken
+        save(self.model, self.state)
+        self._saved_at = time.monotonic()
+        self._saving_took = self._saved_at - started
