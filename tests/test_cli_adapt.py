@@ -226,6 +226,12 @@ def test_a_broken_picture_stops_and_can_be_replaced(camera: Camera) -> None:
     assert camera.table.read_bytes() == expected
 
 
+def test_what_killed_saves_left_behind_is_removed(camera: Camera) -> None:
+    (camera.root / f".{camera.state.name}.0123abcd.tmp").write_bytes(b"half a state")
+    output(adapt, *camera.kept)
+    assert not list(camera.root.glob(".*"))
+
+
 def test_rows_that_a_state_does_not_know_are_kept_aside(camera: Camera) -> None:
     output(adapt, *camera.kept)
     finished = camera.table.read_bytes()

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,8 @@ def _only_process_with(state: Path | None) -> Iterator[None]:
     except Timeout:
         raise ValueError(f"another process is adapting with {state}: wait for it, or give another state") from None
     try:
+        for leftover in state.parent.glob(f".{escape(state.name)}.*.tmp"):  # of saves that were killed; each is a state
+            leftover.unlink()
         yield
     finally:
         lock.release()
