@@ -31,7 +31,7 @@ CLEARLY = 2.0  # standard errors
 
 @dataclass(frozen=True)
 class Trial:
-    """One method with its settings on the whole stream: which images it got wrong, in order."""
+    """One method with its settings on the whole stream: which images it got wrong, (passes, images)."""
 
     method: str
     wrong: Tensor
@@ -44,14 +44,14 @@ class Trial:
         return float(self.wrong.double().mean())
 
     def is_clearly_better_than(self, other: "Trial") -> bool:
-        """Beyond chance, by the images on which the two differ.
+        """Beyond chance, by the images on which the two differ; an image counts once, however often it was shown.
 
-        >>> trial = Trial("Source", torch.tensor([True] * 10 + [False] * 90))
-        >>> [Trial("CoTTA", torch.arange(100) < count).is_clearly_better_than(trial) for count in (9, 2)]
+        >>> trial = Trial("Source", torch.arange(100).expand(4, 100) < 10)
+        >>> [Trial("CoTTA", torch.arange(100).expand(4, 100) < n).is_clearly_better_than(trial) for n in (9, 2)]
         [False, True]
         """
-        gained, lost = (int(count) for count in ((other.wrong & ~self.wrong).sum(), (self.wrong & ~other.wrong).sum()))
-        return gained - lost > CLEARLY * math.sqrt(gained + lost)
+        gained = (other.wrong.long() - self.wrong.long()).sum(0).double()  # of each image
+        return float(gained.sum()) > CLEARLY * float(gained.square().sum().sqrt())
 
 
 class Tuning:
@@ -65,6 +65,7 @@ class Tuning:
             classes: folders of pictures may also be days or cameras, so there must be as many as classes.
         batch_size: images per step.
         num_views: of CoTTA; few, because there are many settings to try.
+        num_rounds: how often a trial goes through the four corruptions; learning needs a long stream to show.
         seed: of the corruptions and of CoTTA.
     """
 
@@ -76,10 +77,11 @@ class Tuning:
         use_labels: bool | None = None,
         batch_size: int = 50,
         num_views: int = 8,
+        num_rounds: int = 1,
         seed: int = 0,
     ) -> None:
         self.net, self.batch_size, self.num_views, self.seed = net, batch_size, num_views, seed
-        self.images, self.num_images = clean.images, len(clean.images)
+        self.images, self.num_images, self.num_rounds = clean.images, len(clean.images), num_rounds
         self.reference = next(iter(net.parameters()), torch.empty(0))
         source = Source(net)
         logits = torch.cat([self._logits(source, x) for x in self._clean_batches()])
@@ -103,7 +105,7 @@ class Tuning:
     @property
     def num_steps(self) -> int:
         """Of one trial."""
-        return len(HOLD_OUT) * math.ceil(self.num_images / self.batch_size)
+        return self.num_rounds * len(HOLD_OUT) * math.ceil(self.num_images / self.batch_size)
 
     def run(self, *, seconds: float | None = None, on_step: Callable[[int, int], None] | None = None) -> None:
         """Try everything, or as much as there is time for; at least the two yardsticks.
@@ -123,7 +125,7 @@ class Tuning:
                 wrong.append((logits.argmax(1) != y) | ~logits.isfinite().all(1))
                 if on_step:
                     on_step(number * self.num_steps + step + 1, total)
-            self.trials.append(trial(torch.cat(wrong)))
+            self.trials.append(trial(torch.cat(wrong).view(-1, self.num_images)))
 
     @property
     def yardsticks(self) -> list[Trial]:
@@ -173,7 +175,7 @@ class Tuning:
                 yield partial(Trial, "CoTTA", learning_rate=learning_rate, restore=restore), model
 
     def _stream(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for name in HOLD_OUT:
+        for name in tuple(HOLD_OUT) * self.num_rounds:
             for number, labels in enumerate(self.labels.split(self.batch_size)):
                 rows = np.arange(self.num_images)[number * self.batch_size :][: self.batch_size]
                 if (name, number) not in self._corrupted:

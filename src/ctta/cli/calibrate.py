@@ -35,6 +35,9 @@ def calibrate(
         float | None, typer.Option(min=0, help="Stop trying after so many minutes.", metavar="MINUTES")
     ] = None,
     views: Annotated[int, typer.Option(min=1, help="Augmented views of CoTTA; the cost grows with them.")] = 8,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Go through the corruptions so often; learning needs a long stream to show.")
+    ] = 1,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per step, as you will have them in use.")] = 50,
     size: Annotated[
         tuple[int, int] | None, typer.Option(help="Resize the pictures to this.", metavar="HEIGHT WIDTH")
@@ -53,7 +56,7 @@ def calibrate(
     """
     clean = read_clean_images(images, size=size, limit=limit, seed=seed)
     net = load_network(model, device)
-    tuning = Tuning(net, clean, use_labels=labels, batch_size=batch_size, num_views=views, seed=seed)
+    tuning = Tuning(net, clean, use_labels=labels, batch_size=batch_size, num_views=views, num_rounds=rounds, seed=seed)
     stopped = False
     try:
         with progress_of_unknown_total("calibrating") as tell:
@@ -76,6 +79,7 @@ def _as_json(tuning: Tuning) -> dict[str, Any]:
         "threshold": tuning.threshold,
         "labels": "given" if tuning.has_labels else "the network's answers on the clean images",
         "images": tuning.num_images,
+        "steps": tuning.num_steps,
         "clean_error": tuning.clean_error,
         "trials": [_trial_as_json(trial) for trial in tuning.trials],
         "tried": len(tuning.trials),
@@ -130,7 +134,7 @@ def _verdict(tuning: Tuning) -> list[str]:
         )
     if tuning.best is tuning.trials[2]:
         lines.append("No other setting of it is better than its defaults beyond chance, so they stay.")
-    lines.append(f"A trial was {tuning.num_steps} steps; over a longer stream the learning rate counts for more.")
+    lines.append(f"A trial was {tuning.num_steps} steps; over more, the learning rate counts for more (--rounds).")
     return lines
 
 
