@@ -2,8 +2,10 @@
 
 from ctta.models.by_name import LOADERS, load
 from ctta.models.checkpoints import load_weights_
+from ctta.models.embedded import embedded
 from ctta.models.normalized import Normalized
+from ctta.models.resnet20 import ResNet20
 from ctta.models.resnext import ResNeXt29
 from ctta.models.wide_resnet import WideResNet
 
-__all__ = ["LOADERS", "Normalized", "ResNeXt29", "WideResNet", "load", "load_weights_"]
+__all__ = ["LOADERS", "Normalized", "ResNeXt29", "ResNet20", "WideResNet", "embedded", "load", "load_weights_"]

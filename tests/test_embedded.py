@@ -1,0 +1,60 @@
+"""The network and the images that come with the library, and what corruptions do to that network."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import ctta
+from ctta.corruptions import CORRUPTIONS, corrupt
+from ctta.streams import sample
+
+PACKAGE = Path(ctta.__file__).parent
+#: Error in percent of the embedded network on what the published code made of the first 500 test images, severity 5.
+REFERENCE_ERRORS: dict[str, float] = json.loads(
+    (Path(__file__).parent / "data" / "embedded_reference_errors.json").read_text()
+)
+NUM_IMAGES, SEEDS = 500, range(5)
+
+
+@torch.inference_mode()
+def wrong(images: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Which images the embedded network gets wrong, each by itself (its own running statistics)."""
+    net = ctta.models.embedded()
+    x = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
+    return np.concatenate([net(batch).argmax(1).numpy() for batch in x.split(250)]) != labels
+
+
+def test_network_and_sample_are_small() -> None:
+    assert (PACKAGE / "models" / "embedded.safetensors").stat().st_size <= 2_000_000
+    assert (PACKAGE / "streams" / "sample.npz").stat().st_size <= 6_000_000
+    assert sum(parameter.numel() for parameter in ctta.models.embedded().parameters()) == 269_722
+
+
+def test_the_sample_is_balanced_cifar10() -> None:
+    data = sample()
+    assert data.images.shape == (2000, 32, 32, 3)
+    assert np.bincount(data.labels).tolist() == [196, 198, 195, 199, 198, 185, 216, 193, 217, 203]
+
+
+def test_the_network_knows_clean_images() -> None:
+    data = sample()
+    assert wrong(data.images, data.labels).mean() <= 0.10
+
+
+def test_corruptions_hurt_the_network_as_the_published_ones_do() -> None:
+    """Over five seeds, each of the fifteen within 5 points and their mean within 1."""
+    data = sample()
+    images, labels = data.images[:NUM_IMAGES], data.labels[:NUM_IMAGES]
+    errors = {
+        name: 100 * float(np.mean([wrong(corrupt(images, name, 5, seed=seed), labels) for seed in SEEDS]))
+        for name in CORRUPTIONS
+    }
+    far = {
+        name: (errors[name], REFERENCE_ERRORS[name])
+        for name in errors
+        if abs(errors[name] - REFERENCE_ERRORS[name]) > 5
+    }
+    assert not far
+    assert abs(np.mean(list(errors.values())) - np.mean([REFERENCE_ERRORS[name] for name in errors])) <= 1
