@@ -1,0 +1,94 @@
+"""The numbers of the paper (Wang et al., CVPR 2022), as its tables print them: error in percent."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ctta.streams.orders import corruption_order
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """One method's published numbers."""
+
+    mean: float
+    deviation: float | None = None
+    errors: tuple[float, ...] = ()  # per corruption in the standard order; empty where the paper gives only the mean
+
+    def by_corruption(self) -> dict[str, float]:
+        return dict(zip(corruption_order(None), self.errors, strict=True)) if self.errors else {}
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """One table of the paper, and what its numbers were measured on."""
+
+    rows: Mapping[str, PublishedRow]
+    num_images: int  # of each segment
+    batch_size: int
+    orders: tuple[int | None, ...]  # None is the standard order
+
+
+def _full(mean: float, errors: str, deviation: float | None = None) -> PublishedRow:
+    return PublishedRow(mean, deviation, tuple(float(error) for error in errors.split()))
+
+
+_COTTA_CIFAR10 = _full(16.2, "24.3 21.3 26.6 11.6 27.6 12.2 10.3 14.8 14.1 12.4 7.5 10.6 18.3 13.4 17.3", 0.1)
+_TEN_ORDERS = tuple(range(10))
+
+PUBLISHED: dict[str, PublishedTable] = {
+    "cifar10c": PublishedTable(
+        {
+            "Source": _full(43.5, "72.3 65.7 72.9 46.9 54.3 34.8 42.0 25.1 41.3 26.0 9.3 46.7 26.6 58.5 30.3"),
+            "BN Stats Adapt": _full(20.4, "28.1 26.1 36.3 12.8 35.3 14.2 12.1 17.3 17.4 15.3 8.4 12.6 23.8 19.7 27.3"),
+            "Pseudo-label": _full(19.8, "26.7 22.1 32.0 13.8 32.2 15.3 12.7 17.3 17.3 16.5 10.1 13.4 22.4 18.9 25.9"),
+            "TENT-online*": _full(18.6, "24.8 23.5 33.0 12.0 31.8 13.7 10.8 15.9 16.2 13.7 7.9 12.1 22.0 17.3 24.2"),
+            "TENT-continual": _full(20.7, "24.8 20.6 28.6 14.4 31.1 16.5 14.1 19.1 18.6 18.6 12.2 20.3 25.7 20.8 24.9"),
+            "CoTTA": _COTTA_CIFAR10,
+            "CoTTA: weight-avg": _full(
+                18.3, "27.2 22.8 30.8 12.1 30.1 13.9 11.9 17.2 16.0 14.3 9.4 13.1 19.9 15.4 19.9"
+            ),
+            "CoTTA: + aug-avg": _full(
+                17.4, "24.5 21.0 26.0 12.3 27.9 13.9 12.0 16.6 15.9 14.7 9.4 13.6 19.8 14.7 18.7"
+            ),
+            "CoTTA: + restore": _COTTA_CIFAR10,  # the last step of the ablation is the whole method
+        },
+        num_images=10_000,
+        batch_size=200,
+        orders=(None,),
+    ),
+    "cifar100c": PublishedTable(
+        {
+            "Source": _full(46.4, "73.0 68.0 39.4 29.3 54.1 30.8 28.8 39.5 45.8 50.3 29.5 55.1 37.2 74.7 41.2"),
+            "BN Stats Adapt": _full(35.4, "42.1 40.7 42.7 27.6 41.9 29.7 27.9 34.9 35.0 41.5 26.5 30.3 35.7 32.9 41.2"),
+            "Pseudo-label": _full(46.2, "38.1 36.1 40.7 33.2 45.9 38.3 36.4 44.0 45.6 52.8 45.2 53.5 60.1 58.1 64.5"),
+            "TENT-continual": _full(60.9, "37.2 35.8 41.7 37.9 51.2 48.3 48.5 58.4 63.7 71.1 70.4 82.3 88.0 88.5 90.4"),
+            "CoTTA": _full(32.5, "40.1 37.7 39.7 26.9 38.0 27.9 26.4 32.8 31.8 40.3 24.7 26.9 32.5 28.3 33.5"),
+        },
+        num_images=10_000,
+        batch_size=200,
+        orders=(None,),
+    ),
+    "cifar10c-gradual": PublishedTable(
+        {
+            "Source": PublishedRow(24.8),
+            "BN Stats Adapt": PublishedRow(13.7),
+            "TENT-continual": PublishedRow(30.7),
+            "CoTTA": PublishedRow(10.4, 0.2),
+        },
+        num_images=10_000,
+        batch_size=200,
+        orders=_TEN_ORDERS,
+    ),
+    "imagenetc": PublishedTable(
+        {
+            "Source": PublishedRow(82.4),
+            "BN Stats Adapt": PublishedRow(72.1),
+            "Test Aug": PublishedRow(71.4),
+            "TENT-continual": PublishedRow(66.5),
+            "CoTTA": PublishedRow(63.0, 1.8),
+        },
+        num_images=5_000,
+        batch_size=64,
+        orders=_TEN_ORDERS,
+    ),
+}

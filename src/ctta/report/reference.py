@@ -1,0 +1,56 @@
+"""Whether the paper's numbers may stand beside a table, and what a reader must know if they do."""
+
+from collections.abc import Sequence
+
+from ctta.report.entries import Entry
+from ctta.report.layout import Layout, severity_of
+from ctta.report.published import PUBLISHED, PublishedTable
+from ctta.streams.orders import corruption_order
+
+
+def published_table(entries: Sequence[Entry], layout: Layout) -> tuple[PublishedTable | None, tuple[str, ...]]:
+    """The published table of the entries' recipe, if it is about these streams, and how they differ from it."""
+    recipes = {result.labels.get("recipe") for entry in entries for result in entry.results}
+    table = PUBLISHED.get(str(recipes.pop())) if len(recipes) == 1 else None
+    if table is None:
+        return None, ()
+    orders = tuple(dict.fromkeys(order for entry in entries for order in entry.orders))
+    if reason := _other_stream(table, layout, orders):
+        return None, (f"The published numbers are not shown: {reason}.",)
+    return table, tuple(_differences(table, entries, orders))
+
+
+def _other_stream(table: PublishedTable, layout: Layout, orders: Sequence[int | None]) -> str:
+    """Why the stream is not the published one at all; empty if it is."""
+    full = any(row.errors for row in table.rows.values())
+    gradual = not full and layout.by == "kind"
+    severities = {severity_of(column) for column in layout.columns}
+    if layout.by == "round":
+        return "this stream repeats itself"
+    if {column.split(" ")[0] for column in layout.columns} != set(corruption_order(None)):
+        return "they are about the fifteen corruptions"
+    if not gradual and severities != {"5"}:
+        return "they are about severity 5"
+    if full and tuple(orders) != table.orders:
+        return "they are about the standard order of the corruptions"
+    return ""
+
+
+def _differences(table: PublishedTable, entries: Sequence[Entry], orders: Sequence[int | None]) -> list[str]:
+    """What was done otherwise than in the paper, one sentence each."""
+    results = [result for entry in entries for result in entry.results]
+    images = {segment.count for result in results for segment in result.segments}
+    batch = {result.batches[0].score.count for result in results}
+    notes = []
+    if images != {table.num_images} or batch != {table.batch_size}:
+        ours = f"{_range(images)} images of each domain in batches of {_range(batch)}"
+        theirs = f"{table.num_images:,} in batches of {table.batch_size}"
+        notes.append(f"Measured here on {ours}; the published numbers on {theirs}.")
+    if set(orders) != set(table.orders):
+        notes.append(f"The published means are over {len(table.orders)} orders, these over {len(orders)}.")
+    return notes
+
+
+def _range(numbers: set[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
