@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup test check demo bench clean
+.PHONY: help setup browser test check demo bench clean
 
 help:
 	@echo "make demo    30 seconds: wrap a small network, watch it adapt"
@@ -20,7 +20,14 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $(READY)
 
-test: $(READY)
+# The report is looked at in a real browser.
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
+browser:
+	@{ command -v chromium && command -v chromedriver; } >/dev/null || \
+	{ $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq chromium chromium-driver; } || \
+	{ echo "the tests need chromium and chromedriver on the PATH (Debian: chromium and chromium-driver)"; exit 1; }
+
+test: $(READY) browser
 	$(BIN)/pytest
 
 check: $(READY)

@@ -1,0 +1,185 @@
+"""The report in a real browser: everything visible, nothing loaded, legible by day, by night and on a phone."""
+
+import base64
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_runs import CONTINUAL, GRADUAL, ROUNDS, write_cell, write_run, write_story
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+
+from ctta.report import write_report
+
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+LONG = "a-very-long-name-without-a-single-space-" * 4
+
+#: Every visible text whose colour is too close to what is behind it, as (text, contrast).
+LOW_CONTRAST = """
+const channels = colour => colour.match(/[\\d.]+/g).map(Number);
+const light = colour => channels(colour).slice(0, 3).map(c => c / 255)
+  .map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+  .reduce((sum, c, place) => sum + c * [0.2126, 0.7152, 0.0722][place], 0);
+const behind = element => {
+  for (; element; element = element.parentElement) {
+    const colour = getComputedStyle(element).backgroundColor;
+    if ((channels(colour)[3] ?? 1) > 0) return colour;
+  }
+  return "rgb(255, 255, 255)";
+};
+const contrast = (one, other) => {
+  const [low, high] = [light(one), light(other)].sort((a, b) => a - b);
+  return (high + 0.05) / (low + 0.05);
+};
+const found = [];
+const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+let count = 0;
+while (texts.nextNode()) {
+  const text = texts.currentNode.data.trim(), element = texts.currentNode.parentElement;
+  if (!text || !element.getClientRects().length) continue;
+  const style = getComputedStyle(element);
+  const value = contrast(element.closest("svg") ? style.fill : style.color, behind(element));
+  count += 1;
+  if (!(value >= 4.5)) found.push([text, value]);
+}
+for (const line of document.querySelectorAll("svg g[id*=line2d] > path")) {
+  const style = getComputedStyle(line);
+  if (style.stroke === "none" || style.strokeOpacity < 1 || style.stroke === getComputedStyle(faint).color) continue;
+  count += 1;
+  if (!(contrast(style.stroke, behind(line)) >= 3)) found.push([line.parentElement.id, style.stroke]);
+}
+return [count, found];
+"""
+#: A stand-in with the colour of axes and grid lines, which are meant to be faint.
+ADD_FAINT = """
+window.faint = document.createElement("i");
+faint.style.color = "var(--faint)";
+document.body.append(faint);
+"""
+#: Texts that stick out of their picture.
+CLIPPED = """
+return [...document.querySelectorAll("svg text")].filter(text => {
+  const inner = text.getBoundingClientRect(), outer = text.closest("svg").getBoundingClientRect();
+  return inner.left < outer.left - 2 || inner.right > outer.right + 2 || inner.top < outer.top - 2
+    || inner.bottom > outer.bottom + 2;
+}).map(text => text.textContent);
+"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    assert chromium and driver, "install chromium and chromedriver: make browser"
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield chrome
+    chrome.quit()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("reports")
+    continual = write_story(write_run(folder / "continual"), CONTINUAL)
+    gradual = write_run(folder / "gradual", recipe="cifar10c-gradual")
+    write_story(gradual, GRADUAL, batches=1, order=0, stream="cifar10c gradual authors order=0")
+    rounds = write_run(folder / "rounds", recipe="embedded")
+    write_story(rounds, ROUNDS, batches=1, stream="embedded continual severity=5 order=standard rounds=10")
+    again = write_story(write_run(folder / "again"), CONTINUAL, seeds=[7])
+    other = write_run(folder / f"other-{LONG}", command=LONG)
+    for method in (LONG, '<script>document.title = "broken"</script>'):
+        settings = {LONG: LONG}
+        write_cell(other, method, [[50]] * 15, domains=CONTINUAL, stream_hash=LONG, settings=settings)
+    (other / "cells" / LONG).mkdir()
+    runs = {"continual": [continual], "gradual": [gradual], "rounds": [rounds], "several": [continual, again, other]}
+    return {name: write_report(folders, folder / f"report of {name}") for name, folders in runs.items()}
+
+
+def show(browser: webdriver.Chrome, page: Path, *, width: int = 1280, theme: str = "light", media: str = "") -> None:
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    features = [{"name": "prefers-color-scheme", "value": theme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": features})
+    browser.get(page.as_uri())
+
+
+def requests(browser: webdriver.Chrome) -> list[str]:
+    events: list[dict[str, Any]] = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+
+
+EVERY = pytest.mark.parametrize("name", ["continual", "gradual", "rounds", "several"])
+
+
+@EVERY
+def test_the_page_asks_for_nothing_and_complains_about_nothing(
+    browser: webdriver.Chrome, pages: dict[str, Path], name: str
+) -> None:
+    requests(browser), browser.get_log("browser")  # those of pages before
+    show(browser, pages[name])
+    assert requests(browser) == [pages[name].as_uri()]
+    assert browser.get_log("browser") == []
+    assert browser.title.startswith("Results: ")
+
+
+@EVERY
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_is_wider_than_the_screen(
+    browser: webdriver.Chrome, pages: dict[str, Path], name: str, width: int
+) -> None:
+    show(browser, pages[name], width=width)
+    assert browser.execute_script("return window.innerWidth") == width
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    table = browser.find_element(By.TAG_NAME, "table")
+    assert table.is_displayed() and "CoTTA" in table.text and "mean" in table.text
+    if width == 1280 and name != "several":  # whose names are longer than any screen
+        outside = (
+            "return [...document.querySelectorAll('.scroll')].filter(box => box.scrollWidth > box.clientWidth + 1)"
+        )
+        assert browser.execute_script(outside) == []
+
+
+@EVERY
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_texts_and_lines_stand_out(browser: webdriver.Chrome, pages: dict[str, Path], name: str, theme: str) -> None:
+    show(browser, pages[name], theme=theme)
+    background = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert background == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 20, 22)"}[theme]
+    browser.execute_script(ADD_FAINT)
+    count, found = browser.execute_script(LOW_CONTRAST)
+    assert count > 100 and found == []
+    assert browser.execute_script(CLIPPED) == []
+
+
+@EVERY
+def test_paper_is_white_and_holds_the_whole_table(browser: webdriver.Chrome, pages: dict[str, Path], name: str) -> None:
+    show(browser, pages[name], width=700, theme="dark", media="print")  # A4 without its margins
+    assert browser.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    browser.execute_script(ADD_FAINT)
+    assert browser.execute_script(LOW_CONTRAST)[1] == []
+    if name != "several":
+        right = "return Math.max(...[...document.querySelectorAll('table')].map(t => t.getBoundingClientRect().right))"
+        assert browser.execute_script(right) <= 701
+    pdf = browser.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})
+    assert base64.b64decode(pdf["data"]).startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_pictures_follow_the_reader_as_files_too(browser: webdriver.Chrome, pages: dict[str, Path], theme: str) -> None:
+    for picture in ("error-over-time.svg", "reliability.svg", "cost.svg"):
+        show(browser, pages["continual"].parent / picture, theme=theme)
+        colour = browser.execute_script("return getComputedStyle(document.querySelector('text')).fill")
+        assert colour == {"light": "rgb(26, 26, 27)", "dark": "rgb(233, 233, 234)"}[theme]
