@@ -94,6 +94,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chro
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("reports")
     continual = write_story(write_run(folder / "continual"), CONTINUAL)
+    for place, method in enumerate(("CoTTA: weight-avg", "CoTTA: + aug-avg", "CoTTA: + restore")):
+        write_cell(continual, method, [[40 - place] * 10] * 15, domains=CONTINUAL, seed=0)
     gradual = write_run(folder / "gradual", recipe="cifar10c-gradual")
     write_story(gradual, GRADUAL, batches=1, order=0, stream="cifar10c gradual authors order=0")
     rounds = write_run(folder / "rounds", recipe="embedded")

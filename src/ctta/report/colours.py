@@ -15,6 +15,7 @@ _SOLID: Dash = (0, ())
 _DASHED: Dash = (0, (5, 2))
 _DOTTED: Dash = (0, (1.2, 1.4))
 _DASH_DOT: Dash = (0, (6, 1.6, 1.2, 1.6))
+_LONG: Dash = (0, (12, 1.2))
 _SHORT: Dash = (0, (2.6, 1.4))
 _DASH_DOT_DOT: Dash = (0, (6, 1.4, 1.2, 1.4, 1.2, 1.4))
 
@@ -41,7 +42,7 @@ _KNOWN = {
     "CoTTA": Style("#0044b8", "#4d8dff", _SOLID, 2.4),
     "CoTTA: weight-avg": Style("#7b62e0", "#b39bff", _DASHED, 1.8),
     "CoTTA: + aug-avg": Style("#0da09f", "#54eae8", _DASH_DOT, 1.8),
-    "CoTTA: + restore": Style("#0044b9", "#4d8dfe", _SOLID, 2.4),
+    "CoTTA: + restore": Style("#0044b8", "#4d8dff", _LONG, 2.4),
 }
 _OTHERS = (
     Style("#8f2d56", "#ef8fb5", _SHORT),

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from ctta.report.colours import Style, styles_of
+from ctta.report.cost import cost
 from ctta.report.curves import TimeLine, time_line
 from ctta.report.entries import Entry
-from ctta.report.plots import cost, error_over_time, reliability
+from ctta.report.plots import error_over_time, reliability
 from ctta.report.runs import MissingCell, Run
 from ctta.report.sections import Section, sections_of
 from ctta.report.svg import write_figure

@@ -49,6 +49,16 @@ def plot_style() -> Iterator[None]:
         yield
 
 
+def printable(name: str) -> str:
+    """A name that a picture can hold: control characters are not allowed in XML."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
+
+
+def shortened(name: str, length: int = 22) -> str:
+    """A name that leaves room for others; tables have it in full."""
+    return name if len(name) <= length else f"{name[: length - 1]}…"
+
+
 def write_figure(figure: Figure, folder: Path, name: str) -> str:
     """Write ``name.png`` and ``name.svg``; the same picture as SVG for inside a page is returned."""
     with plot_style():
