@@ -19,6 +19,7 @@ ROWS = [
     ["methods", "calibration", "corruptions", "data", "metrics", "environment", "models"],
     ["encoding", "checkpoint", "streams", "results"],
     ["testing", "journal", "evaluation"],
+    ["settings", "failures", "clean_images", "adaptation", "tuning"],
     ["recipes", "grid", "report"],
     ["cli"],
 ]

@@ -80,7 +80,7 @@ def test_an_unknown_prefix_lists_those_there_are(spec: str) -> None:
         load(spec)
 
 
-@pytest.mark.parametrize("form", list(LOADERS))
+@pytest.mark.parametrize("form", [form for form in LOADERS if ":" in form])
 def test_a_prefix_alone_says_what_is_missing(form: str) -> None:
     prefix = form.partition(":")[0]
     for spec in (prefix, f"{prefix}:"):

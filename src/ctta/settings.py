@@ -2,7 +2,7 @@
 
 import ast
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,9 @@ from ctta.learning import OptimizerFactory
 from ctta.views import image_views
 
 
-def read_settings(method: type[AdaptiveModel], texts: Iterable[str]) -> dict[str, Any]:
+def read_settings(
+    method: type[AdaptiveModel], texts: Iterable[str], given: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Keyword arguments of a method from texts such as ``restore=0.005``.
 
     Beside the method's own names there are ``lr=1e-4`` and, for anything else about the optimiser,
@@ -22,6 +24,7 @@ def read_settings(method: type[AdaptiveModel], texts: Iterable[str]) -> dict[str
     Args:
         method: the class that will be given them.
         texts: each ``NAME=VALUE``, the value as in Python or a plain word.
+        given: settings that stand in for the method's defaults, as a recipe's; ``lr`` then changes its optimiser.
 
     >>> from ctta.methods import CoTTA
     >>> read_settings(CoTTA, ["restore=0.005", "gate=element", "lr=1e-4"])["optimizer"].keywords
@@ -31,7 +34,7 @@ def read_settings(method: type[AdaptiveModel], texts: Iterable[str]) -> dict[str
         name: parameter.default
         for name, parameter in inspect.signature(method).parameters.items()
         if parameter.default is not inspect.Parameter.empty
-    }
+    } | dict(given or {})
     settings: dict[str, Any] = {}
     of_optimizer: dict[str, Any] = {}
     for text in texts:

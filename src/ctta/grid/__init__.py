@@ -1,0 +1,9 @@
+"""Many cells (methods x orders x seeds), on local processes or on Ray, resumable."""
+
+from ctta.grid.cell import Cell
+from ctta.grid.on_ray import RayCluster
+from ctta.grid.places import Ending, Place, ThisProcess
+from ctta.grid.processes import Processes
+from ctta.grid.run import Run, execute, plan
+
+__all__ = ["Cell", "Ending", "Place", "Processes", "RayCluster", "Run", "ThisProcess", "execute", "plan"]

@@ -1,0 +1,47 @@
+"""One cell of a table: a method, an order and a seed, described in plain words so that any process can run it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ctta.evaluation import evaluate
+from ctta.recipes import RECIPES, Options
+
+
+@dataclass(frozen=True)
+class Cell:
+    """All that its result depends on, and where that goes."""
+
+    recipe: str
+    options: Options
+    row: str
+    order: int | None
+    seed: int | None  # None for a method without randomness
+    threads: int
+    folder: str
+    save_every: float = 20.0  # seconds
+
+    @property
+    def name(self) -> str:
+        return Path(self.folder).name
+
+    def run(self) -> None:
+        """Evaluate, or go on with it; the result is in the folder."""
+        from filelock import FileLock
+
+        torch.set_num_threads(self.threads)
+        task = RECIPES[self.recipe](self.options)
+        row, folder = task.rows[self.row], Path(self.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / "lock"):  # an attempt that was given up may still be at it, on another machine
+            model = row.model(task.network().to(self.options.device), self.seed or 0)
+            evaluate(
+                model,
+                task.stream(self.order),
+                reset_at_domain=row.reset_at_domain,
+                folder=folder,
+                save_every=self.save_every,
+                name=row.label,
+                labels={"recipe": self.recipe, "row": self.row, "order": self.order, "seed": self.seed},
+            )

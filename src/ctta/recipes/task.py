@@ -1,0 +1,72 @@
+"""What a recipe is made of: a network, a stream, and the rows of a table."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import nn
+
+from ctta.base import AdaptiveModel
+from ctta.streams import Stream
+
+Preset = Literal["official", "paper"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user may change about a recipe; None leaves it as the recipe has it."""
+
+    data: str | None = None  # the folder of the data set; by default what ctta.data has in its cache
+    model: str | None = None  # see ctta.models.load
+    preset: Preset = "official"
+    limit: int | None = None  # images per segment
+    batch_size: int | None = None
+    rounds: int | None = None  # how often a continual stream is gone through
+    settings: tuple[str, ...] = ()  # such as "cotta.restore=0.005"
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table: a method as it is set in this task.
+
+    Args:
+        label: as the table prints it.
+        build: a method or one of its named variants, called with a network and the settings.
+        settings: keyword arguments of it.
+        reset_at_domain: whether the method is told where a segment begins.
+        is_random: whether it draws random numbers, so that more than one seed makes sense.
+    """
+
+    label: str
+    build: Callable[..., AdaptiveModel]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    reset_at_domain: bool = False
+    is_random: bool = False
+
+    def model(self, net: nn.Module, seed: int) -> AdaptiveModel:
+        """The method around a network."""
+        return self.build(net, **self.settings, **({"seed": seed} if self.is_random else {}))
+
+
+@dataclass(frozen=True)
+class Task:
+    """A table to fill.
+
+    Args:
+        network: makes the source network, in eval mode.
+        stream: the stream in the order of a number, None for the standard one.
+        rows: by the names that ``--methods`` takes.
+        methods: the rows that are run if the user does not say.
+        orders: likewise.
+        seeds: likewise, for rows that draw random numbers.
+        downloads: the names in ``ctta.data`` that it reads unless the user gives data and model of their own.
+    """
+
+    network: Callable[[], nn.Module]
+    stream: Callable[[int | None], Stream]
+    rows: Mapping[str, Row]
+    methods: tuple[str, ...]
+    orders: tuple[int | None, ...] = (None,)
+    seeds: tuple[int, ...] = (0,)
+    downloads: tuple[str, ...] = ()

@@ -1,0 +1,230 @@
+"""Cells in every place: the same results, whatever dies on the way."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ctta.grid import Ending, Processes, RayCluster, Run, ThisProcess, execute, plan
+from ctta.recipes import Options
+from ctta.results import BatchRecord, read_result
+
+#: A network for a cell in any process; it kills its process where a file tells it to.
+NETWORK = """
+import os, signal
+from pathlib import Path
+import torch
+from torch import nn
+
+def tiny():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3, 4), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 10)).eval()
+
+def deadly():
+    lives = Path(__file__).with_name("lives")
+    left = int(lives.read_text())
+    if left:
+        lives.write_text(str(left - 1))
+        os.kill(os.getpid(), signal.SIGKILL)
+    return tiny()
+
+def broken():
+    raise ValueError("no such weights")
+"""
+METHODS = ("source", "tent_online", "cotta")
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Path:
+    path = tmp_path / "network.py"
+    path.write_text(NETWORK)
+    return path
+
+
+def planned(folder: Path, network: Path, function: str = "tiny", **changes: object) -> Run:
+    options = Options(model=f"file:{network}:{function}", limit=8, batch_size=4, settings=("cotta.views=1",))
+    arguments = {"methods": METHODS, "seeds": (1, 2), "threads": 1, "save_every": 0.0, **changes}
+    return plan(folder, "embedded", options, **arguments)  # type: ignore[arg-type]
+
+
+def outcome(run: Run) -> dict[str, list[BatchRecord]]:
+    """Everything about the cells but time and memory."""
+    results = {cell.name: read_result(Path(cell.folder)) for cell in run.cells}
+    assert all(result.is_complete for result in results.values())
+    return {
+        name: [replace(batch, seconds=0.0, peak_mib=0) for batch in result.batches] for name, result in results.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[BatchRecord]]:
+    folder = tmp_path_factory.mktemp("expected")
+    (folder / "network.py").write_text(NETWORK)
+    run = planned(folder / "run", folder / "network.py")
+    assert execute(run, ThisProcess()) == []
+    return outcome(run)
+
+
+def test_a_plan_has_a_cell_for_every_seed_of_what_is_random(tmp_path: Path, network: Path) -> None:
+    names = [cell.name for cell in planned(tmp_path / "run", network, orders=(None, 3)).cells]
+    assert names == [
+        "source-standard",
+        "source-order3",
+        "tent_online-standard",
+        "tent_online-order3",
+        "cotta-standard-seed1",
+        "cotta-standard-seed2",
+        "cotta-order3-seed1",
+        "cotta-order3-seed2",
+    ]
+
+
+def test_a_folder_takes_further_cells_but_no_other_options(tmp_path: Path, network: Path) -> None:
+    run = planned(tmp_path / "run", network, methods=("source",))
+    execute(run, ThisProcess())
+    more = planned(tmp_path / "run", network, methods=("source", "bn_stats"))
+    assert more.num_batches_done == run.num_batches
+    assert more.num_batches == 2 * run.num_batches
+    with pytest.raises(ValueError, match="holds a run with another threads"):
+        planned(tmp_path / "run", network, threads=2)
+    with pytest.raises(ValueError, match="holds a run with another options"):
+        planned(tmp_path / "run", network, "broken")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"methods": ("cota",)}, "has no method 'cota'; it has source,"),
+        ({"orders": (12,)}, "order must be None"),
+    ],
+)
+def test_mistakes_are_found_before_anything_starts(
+    tmp_path: Path, network: Path, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        planned(tmp_path / "run", network, **changes)
+    assert not (tmp_path / "run").exists()
+
+
+def test_processes_give_the_same_results(tmp_path: Path, network: Path, expected: dict[str, list[BatchRecord]]) -> None:
+    run = planned(tmp_path / "run", network)
+    assert execute(run, Processes(2)) == []
+    assert outcome(run) == expected
+
+
+def test_a_cell_whose_process_dies_is_tried_again_and_reported(tmp_path: Path, network: Path) -> None:
+    (tmp_path / "lives").write_text("2")
+    run = planned(tmp_path / "run", network, "deadly", methods=("source", "bn_stats"))
+    endings: list[Ending] = []
+    assert execute(run, Processes(1), on_ending=endings.append) == []
+    died = [ending for ending in endings if ending.died]
+    assert len(died) == 2
+    assert all(ending.is_retried and "exit code -9" in str(ending.problem) for ending in died)
+    outcome(run)
+
+
+def test_a_cell_that_always_dies_is_given_up_and_the_others_go_on(tmp_path: Path, network: Path) -> None:
+    """The two cells die in turn, so that the first has used up its three attempts when the second lives."""
+    (tmp_path / "lives").write_text("5")
+    run = planned(tmp_path / "run", network, "deadly", methods=("source", "bn_stats"))
+    (failed,) = execute(run, Processes(1))
+    assert failed.cell.row == "source"
+    assert failed.died
+    assert not failed.is_retried
+    assert read_result(Path(run.cells[1].folder)).is_complete
+
+
+def test_a_mistake_in_a_cell_is_reported_once_in_a_line(tmp_path: Path, network: Path) -> None:
+    run = planned(tmp_path / "run", network, "broken", methods=("source", "bn_stats"))
+    failed = execute(run, ThisProcess())
+    assert [ending.problem for ending in failed] == ["ValueError: no such weights"] * 2
+
+
+#: Shells ignore Ctrl-C for what they start in the background, and Python inherits that.
+COMMAND = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from ctta.cli import main; main()"
+
+
+def bench(folder: Path, network: Path, *more: str) -> list[str]:
+    return [
+        *(sys.executable, "-c", COMMAND, "bench", "embedded", "--out", str(folder)),
+        *("--model", f"file:{network}:tiny", "--limit", "8", "--batch-size", "4", "--set", "cotta.views=1"),
+        *("--methods", ",".join(METHODS), "--seeds", "1,2", "--threads", "1", "--save-every", "0", *more),
+    ]
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_killed_at_random_moments_a_run_ends_with_the_identical_table(
+    tmp_path: Path, network: Path, expected: dict[str, list[BatchRecord]], workers: str
+) -> None:
+    run = planned(tmp_path / "run", network)
+    generator = random.Random(int(workers))
+    num_kills = 0
+    while run.num_batches_done < run.num_batches:
+        process = subprocess.Popen(bench(run.folder, network, "--workers", workers), stderr=subprocess.PIPE)
+        aim = run.num_batches_done + generator.randrange(1, 25)
+        while process.poll() is None and run.num_batches_done < aim:
+            time.sleep(0.01)
+        time.sleep(generator.random() * 0.05)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            num_kills += 1
+        assert process.communicate()[1] == b""
+    assert num_kills >= 3
+    assert outcome(run) == expected
+
+
+def test_ctrl_c_leaves_a_run_that_can_be_gone_on_with(
+    tmp_path: Path, network: Path, expected: dict[str, list[BatchRecord]]
+) -> None:
+    run = planned(tmp_path / "run", network)
+    process = subprocess.Popen(bench(run.folder, network), stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and run.num_batches_done < 10:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    message = process.communicate()[1]
+    assert process.returncode == 130
+    assert "the same command goes on from there" in message
+    assert "Traceback" not in message
+    subprocess.run(bench(run.folder, network), check=True, capture_output=True)
+    assert outcome(run) == expected
+
+
+@pytest.fixture
+def home_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ray writes a token into the home folder."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    (tmp_path / "home").mkdir()
+    yield
+
+
+@pytest.mark.usefixtures("home_elsewhere")
+def test_a_ray_cluster_gives_the_same_results_and_survives_dying_cells(
+    tmp_path: Path, network: Path, expected: dict[str, list[BatchRecord]]
+) -> None:
+    run = planned(tmp_path / "run", network)
+    assert execute(run, RayCluster(None, threads=1)) == []
+    assert outcome(run) == expected
+    (tmp_path / "lives").write_text("1")
+    endings: list[Ending] = []
+    deadly = planned(tmp_path / "deadly", network, "deadly", methods=("source",))
+    assert execute(deadly, RayCluster(None, threads=1), on_ending=endings.append) == []
+    assert [ending.is_retried for ending in endings] == [True, False]
+
+
+def test_threads_are_what_was_asked(tmp_path: Path, network: Path) -> None:
+    before = torch.get_num_threads()
+    run = planned(tmp_path / "run", network, methods=("source",), threads=2)
+    try:
+        execute(run, ThisProcess())
+    finally:
+        torch.set_num_threads(before)
+    assert read_result(Path(run.cells[0].folder)).environment["threads"] == 2

@@ -1,0 +1,186 @@
+"""The recipes: the paper's settings to the letter, and what a user may change."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from ctta.recipes import RECIPES, Options
+from ctta.recipes.paper import IMAGENET_LIST
+from ctta.recipes.rows import paper_rows, with_settings
+
+
+def tiny() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
+
+
+def settings_of(recipe: str, row: str, **options: object) -> dict[str, object]:
+    """The settings that the methods themselves report."""
+    task = RECIPES[recipe](Options(**options))  # type: ignore[arg-type]
+    return task.rows[row].model(tiny(), seed=7).hyperparameters
+
+
+def optimizer_of(settings: dict[str, object]) -> torch.optim.Optimizer:
+    factory = settings["optimizer"]
+    assert callable(factory)
+    built: torch.optim.Optimizer = factory([nn.Parameter(torch.zeros(1))])
+    return built
+
+
+@pytest.mark.parametrize(
+    ("recipe", "threshold", "restore", "loss"),
+    [
+        ("cifar10c", 0.92, 0.01, "cross_entropy"),
+        ("cifar10c-gradual", 0.92, 0.01, "cross_entropy"),
+        ("cifar100c", 0.72, 0.01, "cross_entropy"),
+        ("imagenetc", 0.1, 0.001, "symmetric"),
+        ("embedded", 0.92, 0.01, "cross_entropy"),
+    ],
+)
+def test_cotta_has_its_authors_settings(recipe: str, threshold: float, restore: float, loss: str) -> None:
+    settings = settings_of(recipe, "cotta")
+    assert (settings["threshold"], settings["restore"], settings["loss"]) == (threshold, restore, loss)
+    assert (settings["decay"], settings["seed"], getattr(settings["views"], "n", None)) == (0.999, 7, 32)
+    assert (settings["gate"], settings["average"], settings["predict_with"]) == ("batch", "logits", "refined")
+
+
+def test_optimisers_are_the_authors() -> None:
+    for recipe, row, rate in (("cifar10c", "cotta", 1e-3), ("cifar10c", "tent", 1e-3), ("cifar100c", "tent", 1e-3)):
+        optimizer = optimizer_of(settings_of(recipe, row))
+        assert type(optimizer) is torch.optim.Adam
+        assert (optimizer.defaults["lr"], optimizer.defaults["betas"]) == (rate, (0.9, 0.999))
+    for row, rate in (("cotta", 0.01), ("tent", 2.5e-4), ("pseudo_label", 2.5e-4)):
+        optimizer = optimizer_of(settings_of("imagenetc", row))
+        assert type(optimizer) is torch.optim.SGD
+        assert [optimizer.defaults[key] for key in ("lr", "momentum", "nesterov")] == [rate, 0.9, True]
+
+
+def test_the_papers_text_is_a_preset() -> None:
+    settings = settings_of("imagenetc", "cotta", preset="paper")
+    assert (settings["gate"], settings["average"], settings["predict_with"]) == ("element", "probabilities", "teacher")
+    assert (settings["restore"], settings["loss"]) == (0.01, "cross_entropy")
+
+
+def test_the_ablation_adds_one_part_at_a_time() -> None:
+    task = RECIPES["ablation"](Options())
+    rows = [task.rows[name].model(tiny(), 0).hyperparameters for name in task.methods]
+    parts = [(bool(row["views"]), row["restore"]) for row in rows]
+    assert parts == [(False, 0), (True, 0), (True, 0.01)]
+    assert task.seeds == (1, 2, 3, 4, 5)
+
+
+def test_what_a_user_types_arrives_in_the_method() -> None:
+    typed = ("cotta.restore=0.005", "cotta.lr=1e-4", "cotta.views=8", "cotta.gate=element", "imagenetc.lr=1")
+    rows = paper_rows("official", cotta={})
+    settings = with_settings(rows, typed[:4])["cotta"].model(tiny(), 0).hyperparameters
+    assert (settings["restore"], settings["gate"], getattr(settings["views"], "n", None)) == (0.005, "element", 8)
+    assert optimizer_of(settings).defaults["lr"] == 1e-4
+    with pytest.raises(ValueError, match="not in this table"):
+        with_settings(rows, typed[4:])
+
+
+def test_a_rate_keeps_the_rest_of_the_recipes_optimiser() -> None:
+    settings = settings_of("imagenetc", "cotta", settings=("cotta.lr=0.5",))
+    optimizer = optimizer_of(settings)
+    assert [optimizer.defaults[key] for key in ("lr", "momentum", "nesterov")] == [0.5, 0.9, True]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "segments", "batches"),
+    [
+        ("demo", {}, 15, 150),
+        ("embedded", {}, 15, 150),
+        ("embedded", {"limit": 100, "batch_size": 50, "rounds": 10}, 150, 300),
+        ("embedded-gradual", {"limit": 20}, 131, 131),
+        ("embedded-gradual", {"limit": 20, "preset": "paper"}, 135, 135),
+        ("ablation", {}, 15, 150),
+    ],
+)
+def test_streams_have_their_length(recipe: str, options: dict[str, object], segments: int, batches: int) -> None:
+    stream = RECIPES[recipe](Options(**options)).stream(None)  # type: ignore[arg-type]
+    assert (len(stream.segments), len(stream)) == (segments, batches)
+
+
+@pytest.fixture
+def cifar_c(tmp_path: Path) -> Path:
+    from ctta.corruptions import CORRUPTIONS
+
+    np.save(tmp_path / "labels.npy", np.tile(np.arange(6), 5))
+    for name in CORRUPTIONS:
+        np.save(tmp_path / f"{name}.npy", np.zeros((30, 32, 32, 3), np.uint8))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("recipe", "segments"), [("cifar10c", 15), ("cifar10c-gradual", 131), ("cifar100c", 15)])
+def test_cifar_recipes_read_the_published_folder(cifar_c: Path, recipe: str, segments: int) -> None:
+    stream = RECIPES[recipe](Options(data=str(cifar_c))).stream(3)
+    assert len(stream.segments) == segments
+    assert stream.batch(0).x.shape == (6, 3, 32, 32)
+    assert "order=3" in stream.name
+
+
+@pytest.fixture
+def imagenet_c(tmp_path: Path) -> Path:
+    from ctta.corruptions import CORRUPTIONS
+
+    for name in CORRUPTIONS:
+        for wnid in ("n01", "n02"):
+            folder = tmp_path / name / "5" / wnid
+            folder.mkdir(parents=True)
+            for number in range(7):
+                Image.new("RGB", (224, 224)).save(folder / f"{number}.JPEG")
+    return tmp_path
+
+
+def num_images(recipe: str, folder: Path) -> int:
+    return len(RECIPES[recipe](Options(data=str(folder))).stream(0).segments[0].rows)
+
+
+def test_imagenet_takes_five_per_class_or_the_list(imagenet_c: Path) -> None:
+    assert num_images("imagenetc", imagenet_c) == 10
+    (imagenet_c / IMAGENET_LIST).write_text("n02/6.JPEG\nn01/0.JPEG\nn01/1.JPEG\n")
+    assert num_images("imagenetc", imagenet_c) == 3
+
+
+def test_what_would_be_downloaded_is_what_the_user_does_not_give() -> None:
+    assert RECIPES["cifar10c"](Options()).downloads == ("cifar10-c", "wrn28-10-standard")
+    assert RECIPES["cifar10c"](Options(data="x")).downloads == ("wrn28-10-standard",)
+    assert RECIPES["cifar100c"](Options(model="timm:x")).downloads == ("cifar100-c",)
+    assert RECIPES["imagenetc"](Options(data="x")).downloads == ()
+
+
+def test_acdc_has_its_authors_settings() -> None:
+    settings = settings_of("acdc", "cotta")
+    assert [
+        settings[key] for key in ("threshold", "restore", "gate", "average", "loss", "predict_with", "batch_stats")
+    ] == [
+        0.69,
+        0.01,
+        "element",
+        "probabilities",
+        "hard",
+        "refined",
+        0.0,
+    ]
+    assert optimizer_of(settings).defaults["lr"] == pytest.approx(6e-5 / 8)
+    assert len(settings["views"]) == 14  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="registration on its own site"):
+        RECIPES["acdc"](Options()).stream(None)
+
+
+def test_acdc_goes_through_the_weather_ten_times(tmp_path: Path) -> None:
+    for condition in ("fog", "night", "rain", "snow"):
+        for number in range(2):
+            scene, label = (tmp_path / kind / condition / "train/GOPR01" for kind in ("rgb_anon", "gt"))
+            scene.mkdir(parents=True, exist_ok=True)
+            label.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (64, 36)).save(scene / f"{number}_rgb_anon.png")
+            Image.new("L", (64, 36)).save(label / f"{number}_gt_labelTrainIds.png")
+    stream = RECIPES["acdc"](Options(data=str(tmp_path))).stream(None)
+    assert stream.domains == ["fog", "night", "rain", "snow"] * 10
+    assert len(stream) == 80
+    assert stream.batch(0).x.shape == (1, 3, 540, 960)
+    assert len(RECIPES["acdc"](Options(data=str(tmp_path), limit=1, rounds=2)).stream(None)) == 8
