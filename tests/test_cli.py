@@ -1,0 +1,173 @@
+"""The command: every happy path and its commonest mistakes, each mistake in one line."""
+
+import json
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ctta.cli import main
+from ctta.cli.tables import print_table
+from ctta.methods import METHODS
+from ctta.recipes import RECIPES
+from ctta.report import error_table
+from ctta.results import read_result
+
+NETWORK = """
+import torch
+from torch import nn
+
+def tiny():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3, 4), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 10)).eval()
+"""
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A bench of seconds."""
+    monkeypatch.chdir(tmp_path)
+    Path("network.py").write_text(NETWORK)
+    return [
+        "bench",
+        "embedded",
+        "--model",
+        "file:network.py:tiny",
+        "--limit",
+        "4",
+        "--batch-size",
+        "4",
+        "--threads",
+        "1",
+    ]
+
+
+def run(*arguments: str) -> int:
+    """The exit code, 1 for a message in place of a number."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    if isinstance(ended.value.code, str):
+        sys.stderr.write(ended.value.code)
+        return 1
+    return ended.value.code or 0
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    text = capsys.readouterr().out
+    for command in ("demo", "bench", "report", "recipes", "methods", "corrupt", "data", "adapt", "calibrate"):
+        assert f" {command} " in text
+
+
+def test_methods_and_recipes_list_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("methods", "--json") == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == list(METHODS)
+    assert run("recipes", "--json") == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == list(RECIPES)
+    assert run("methods") == 0
+    assert "restore=0.01" in capsys.readouterr().out.replace("\n", " ")
+    assert run("recipes") == 0
+    assert "cifar10c-gradual" in capsys.readouterr().out
+
+
+def test_a_bench_prints_its_table_and_writes_its_report(bench: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*bench, "--methods", "source,bn_stats", "--out", "mine") == 0
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith(("Source", "BN"))] == ["Source", "BN"]
+    assert any("gau" in line and "jpe" in line and "mean" in line for line in lines)
+    assert captured.err == ""  # nobody watches, so no progress
+    assert Path("mine/report/report.html").is_file()
+    assert run("report", "mine", "--out", "page") == 0
+    assert Path("page/report.html").is_file()
+
+
+def test_the_same_command_finds_its_run_again(bench: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*bench, "--methods", "source") == 0
+    (folder,) = Path("runs").iterdir()
+    before = (folder / "cells/source-standard/batches.jsonl").stat().st_mtime_ns
+    assert run(*bench, "--methods", "source", "--json") == 0
+    assert (folder / "cells/source-standard/batches.jsonl").stat().st_mtime_ns == before
+    line = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert line["row"] == "source"
+    assert len(line["errors"]) == 15
+    assert run(*bench, "--methods", "source", "--set", "tent.lr=0.1") == 0
+    assert len(list(Path("runs").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "cotta.restor=0.1"], "CoTTA has no setting 'restor'; it has optimizer, decay, restore"),
+        (["--set", "restore=0.1"], "a setting reads METHOD.NAME=VALUE"),
+        (["--set", "cota.restore=0.1"], "not in this table"),
+        (["--set", "cotta.seed=3"], "seeds are given by --seeds"),
+        (["--set", "tent.lr=-1"], "Invalid learning rate: -1"),
+        (["--methods", "cota"], "no method 'cota'"),
+        (["--seeds", "one"], "seeds are whole numbers"),
+        (["--orders", "11"], "order must be"),
+        (["--preset", "best"], "'best' is not one of"),
+        (["--limit", "0"], "greater than or equal to 1"),
+    ],
+)
+def test_mistakes_are_one_line(
+    bench: list[str], arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*bench, *arguments) in (1, 2)
+    captured = capsys.readouterr()
+    assert message in " ".join(captured.err.replace("│", " ").split())
+    assert "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bench", "cifar11c"], "there is no recipe 'cifar11c'; there are demo, embedded"),
+        (["bench", "cifar10c"], "ctta data get cifar10-c"),
+        (["bench", "cifar10c", "--data", "nowhere"], "labels.npy is missing"),
+        (["report", "nowhere"], "holds no run.json"),
+    ],
+)
+def test_missing_things_are_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CTTA_CACHE", str(tmp_path / "cache"))
+    assert run(*arguments) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_cell_that_fails_is_reported_and_the_exit_code_tells(
+    bench: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*bench, "--methods", "source,tent", "--set", "tent.batch_stats=3") == 1
+    captured = capsys.readouterr()
+    assert "tent-standard: ValueError: batch_stats must" in captured.err
+    assert "1 of 2 cells failed" in captured.err
+    assert "Source" in captured.out
+
+
+def test_without_the_extra_the_command_says_what_to_install() -> None:
+    script = "import sys; sys.modules['typer'] = None; from ctta.cli import main; main([])"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "pip install 'ctta[bench]'" in ended.stderr
+
+
+def test_a_table_is_turned_over_where_the_terminal_is_narrow(bench: list[str]) -> None:
+    assert run(*bench, "--methods", "source,bn_stats", "--out", "mine") == 0
+    table = error_table([read_result(cell) for cell in sorted(Path("mine/cells").iterdir())])
+    for width, heads in ((160, "gau"), (60, "BN Stats")):
+        console = Console(force_terminal=True, width=width, file=StringIO(), color_system=None)
+        print_table(table, console)
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        assert heads in text
+        assert "…" not in text
+        assert max(len(line.rstrip()) for line in text.splitlines()) <= width
