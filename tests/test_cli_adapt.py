@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 import os
 import signal
 import subprocess
@@ -120,7 +119,7 @@ def killed_at(number, function, before=lambda *given: None):
 
 def child(where, number, seconds_between_saves, arguments):
     torch.set_num_threads(1)
-    run.SECONDS_BETWEEN_SAVES, run.SAVES_SHARE = seconds_between_saves, float("inf")
+    run.SECONDS_BETWEEN_SAVES = seconds_between_saves
     if where == "rows":
         PredictionFile.append = killed_at(number, append, half_a_row)
     else:
@@ -185,7 +184,6 @@ def test_a_second_ctrl_c_within_a_step_loses_that_step_only(camera: Camera, monk
     with monkeypatch.context() as patch:
         patch.setattr(Run, "one_batch", stopped)
         patch.setattr("ctta.adaptation.run.SECONDS_BETWEEN_SAVES", 0)
-        patch.setattr("ctta.adaptation.run.SAVES_SHARE", math.inf)
         result = run(adapt, *camera.kept)
     assert result.exit_code == 130
     assert "12 of them new" in output(adapt, *camera.kept)

@@ -18,7 +18,7 @@ ROWS = [
     ["base"],
     ["methods", "calibration", "corruptions", "data", "metrics", "environment", "models"],
     ["encoding", "checkpoint", "streams", "results"],
-    ["testing", "journal", "evaluation"],
+    ["testing", "pace", "journal", "evaluation"],
     ["settings", "failures", "clean_images", "adaptation", "tuning"],
     ["recipes", "grid", "report"],
     ["cli"],

@@ -6,16 +6,14 @@ model after n batches. Killed at any moment, all lines after the last state are 
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 from ctta.base import AdaptiveModel
 from ctta.checkpoint import load, save
 from ctta.encoding import is_storable
+from ctta.pace import SavingPace
 from ctta.results import FORMAT, BatchRecord, read_batches
-
-SAVES_SHARE = 0.05  # of the time at most, where a state is so large that saving it takes long
 
 
 class Journal:
@@ -28,10 +26,9 @@ class Journal:
     """
 
     def __init__(self, folder: Path, about: dict[str, Any], *, save_every: float) -> None:
-        self.folder, self.batches, self.save_every = folder, folder / "batches.jsonl", save_every
+        self.folder, self.batches, self.pace = folder, folder / "batches.jsonl", SavingPace(save_every)
         folder.mkdir(parents=True, exist_ok=True)
         self._check_same(json.loads(json.dumps({"format": FORMAT, **about})))
-        self._saved_at, self._pause = time.monotonic(), 0.0
 
     def _check_same(self, about: dict[str, Any]) -> None:
         path = self.folder / "about.json"
@@ -65,17 +62,15 @@ class Journal:
 
     def save_now_and_then(self, model: AdaptiveModel, num_batches: int) -> None:
         """Write the state, if it has been a while."""
-        started = time.monotonic()
-        if started - self._saved_at < max(self.save_every, self._pause):
+        if not self.pace.is_due:
             return
-        with self.batches.open("a") as file:
-            os.fsync(file.fileno())  # a state on disk without its batches' lines could not be gone on from
-        older = self._states().values()
-        save(model, self.folder / f"state-{num_batches}.safetensors")
-        for path in older:
-            path.unlink()
-        self._saved_at = time.monotonic()
-        self._pause = (self._saved_at - started) / SAVES_SHARE if self.save_every else 0.0
+        with self.pace.saving():
+            with self.batches.open("a") as file:
+                os.fsync(file.fileno())  # a state on disk without its batches' lines could not be gone on from
+            older = self._states().values()
+            save(model, self.folder / f"state-{num_batches}.safetensors")
+            for path in older:
+                path.unlink()
 
     def finish(self) -> None:
         """Drop the state, which nobody needs any more."""

@@ -1,6 +1,5 @@
 """One way through some pictures: every batch is predicted, written down, and from time to time the state is saved."""
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ from ctta.base import AdaptiveModel
 from ctta.checkpoint import save
 from ctta.failures import explaining_failure
 from ctta.methods import Source
+from ctta.pace import SavingPace
 from ctta.streams import Stream
 
 SECONDS_BETWEEN_SAVES = 20.0
-SAVES_SHARE = 0.05  # of the time at most, where a state is so large that saving it takes long
 
 
 class Run:
@@ -39,11 +38,10 @@ class Run:
         classes: Sequence[str] | None,
     ) -> None:
         self.model, self.source, self.file, self.state, self.classes = model, source, file, state, classes
-        self.reference = next(
-            iter(model.source.parameters()), torch.empty(0)
-        )  # on the device and of the dtype that images are brought to
+        # On the device and of the dtype that images are brought to.
+        self.reference = next(iter(model.source.parameters()), torch.empty(0))
         self.num_changed, self.confidence_sum = 0, 0.0
-        self._saved_at, self._saving_took = time.monotonic(), 0.0
+        self.pace = SavingPace(SECONDS_BETWEEN_SAVES)
 
     def go_through(self, stream: Stream, names: Sequence[str], on_count: Callable[[int], object]) -> None:
         agree, count = True, 0  # whether the model and the file are at the same step
@@ -52,8 +50,7 @@ class Run:
                 agree = False  # an interruption in here leaves half a step, which must not be saved
                 self.one_batch(batch.x.to(self.reference), [names[row] for row in batch.index.tolist()])
                 agree, count = True, count + len(batch.x)
-                wait = max(SECONDS_BETWEEN_SAVES, self._saving_took / SAVES_SHARE)
-                if time.monotonic() - self._saved_at >= wait:
+                if self.pace.is_due:
                     self.save()
                 on_count(count)
         finally:
@@ -89,8 +86,6 @@ class Run:
     def save(self) -> None:
         if self.state is None:
             return
-        started = time.monotonic()
-        self.file.flush_to_disk()  # first, or a state could know of rows that a power cut has taken
-        save(self.model, self.state)
-        self._saved_at = time.monotonic()
-        self._saving_took = self._saved_at - started
+        with self.pace.saving():
+            self.file.flush_to_disk()  # first, or a state could know of rows that a power cut has taken
+            save(self.model, self.state)
