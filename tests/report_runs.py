@@ -42,7 +42,7 @@ METHODS = {
 def write_run(folder: Path, *, recipe: str = "cifar10c", command: str | None = None) -> Path:
     """A run without cells."""
     (folder / "cells").mkdir(parents=True)
-    about = {"format": 1, "recipe": recipe, "options": {}, "command": command or f"ctta bench {recipe}"}
+    about = {"format": 1, "recipe": recipe, "options": {}, "commands": [command or f"ctta bench {recipe}"]}
     (folder / "run.json").write_text(json.dumps(about))
     return folder
 

@@ -3,13 +3,14 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from ctta.cli import main
+from ctta.cli import demo, main
 from ctta.cli.tables import print_table
 from ctta.methods import METHODS
 from ctta.recipes import RECIPES
@@ -19,6 +20,19 @@ from ctta.results import read_result
 NETWORK = """
 import torch
 from torch import nn
+
+class NeedsBatches(nn.Module):
+    # Fails where its BatchNorm does not use the statistics of the batch.
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3)
+
+    def forward(self, x):
+        x = self.norm(x)
+        if not self.norm.training:
+            raise ValueError("no batch")
+        return x.mean((2, 3)) @ torch.ones(3, 10)
 
 def tiny():
     torch.manual_seed(0)
@@ -147,11 +161,11 @@ def test_missing_things_are_named(
 def test_a_cell_that_fails_is_reported_and_the_exit_code_tells(
     bench: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(*bench, "--methods", "source,tent", "--set", "tent.batch_stats=3") == 1
+    bench[bench.index("file:network.py:tiny")] = "file:network.py:NeedsBatches"
+    assert run(*bench, "--methods", "source,bn_stats") == 1
     captured = capsys.readouterr()
-    assert "tent-standard: ValueError: batch_stats must" in captured.err
-    assert "1 of 2 cells failed" in captured.err
-    assert "Source" in captured.out
+    assert captured.err == "source-standard: ValueError: no batch\n1 of 2 cells failed; the table is without them.\n"
+    assert "BN Stats" in captured.out
 
 
 def test_without_the_extra_the_command_says_what_to_install() -> None:
@@ -171,3 +185,19 @@ def test_a_table_is_turned_over_where_the_terminal_is_narrow(bench: list[str]) -
         assert heads in text
         assert "…" not in text
         assert max(len(line.rstrip()) for line in text.splitlines()) <= width
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_the_demo_runs_its_tables(
+    bench: list[str], full: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a network and a length of seconds."""
+    tiny = {"model": "file:network.py:tiny", "limit": 4, "batch_size": 4}
+    for name, (recipe, options) in {**demo.SHORT, **demo.FULL}.items():
+        tasks = demo.SHORT if name in demo.SHORT else demo.FULL
+        monkeypatch.setitem(tasks, name, (recipe, replace(options, **tiny, rounds=options.rounds and 2)))  # type: ignore[arg-type]
+    assert run("demo", *(["--full"] if full else [])) == 0
+    text = capsys.readouterr().out
+    assert text.count("CoTTA") == (2 if full else 1)
+    assert ("round 2" in text) == full
+    assert (Path("runs/demo") / ("report-full" if full else "report") / "report.html").is_file()

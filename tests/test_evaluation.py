@@ -1,6 +1,9 @@
 """A method on a stream: the figures, and going on after an interruption."""
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,7 +42,7 @@ class StopError(Exception):
 
 
 class StopAfter:
-    """Breaks an evaluation off after so many batches."""
+    """Breaks an evaluation off after so many batches, which saves the state."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -48,6 +51,21 @@ class StopAfter:
         self.count -= 1
         if self.count == 0:
             raise StopError
+
+
+def killed_after(count: int, folder: Path, *, save_every: float) -> None:
+    """An evaluation that ends within a step, so that nothing more is saved."""
+    model = cotta()
+    adapt_step = model.adapt_step
+
+    def dying(x: Tensor) -> Tensor:
+        if model.num_steps == count:
+            raise StopError
+        return adapt_step(x)
+
+    model.adapt_step = dying  # type: ignore[method-assign]
+    with pytest.raises(StopError):
+        ctta.evaluate(model, stream(), folder=folder, save_every=save_every)
 
 
 def test_figures_equal_a_plain_loop() -> None:
@@ -115,8 +133,7 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_result(
 def test_lines_after_the_last_state_are_computed_again(tmp_path: Path) -> None:
     """Killed between a line and its state, or in the middle of a line."""
     whole = ctta.evaluate(cotta(), stream())
-    with pytest.raises(StopError):
-        ctta.evaluate(cotta(), stream(), folder=tmp_path, save_every=0, on_batch=StopAfter(3))
+    killed_after(3, tmp_path, save_every=0)
     lines = tmp_path / "batches.jsonl"
     with lines.open("a") as file:
         file.write(lines.read_text().splitlines()[0] + "\n")  # a fourth line that no state covers
@@ -124,9 +141,29 @@ def test_lines_after_the_last_state_are_computed_again(tmp_path: Path) -> None:
     assert timeless(ctta.evaluate(cotta(), stream(), folder=tmp_path).batches) == timeless(whole.batches)
 
 
-def test_without_a_state_it_starts_over(tmp_path: Path) -> None:
+def test_a_callback_that_raises_loses_nothing(tmp_path: Path) -> None:
+    whole = ctta.evaluate(cotta(), stream())
     with pytest.raises(StopError):
-        ctta.evaluate(cotta(), stream(), folder=tmp_path, save_every=1e9, on_batch=StopAfter(3))
+        ctta.evaluate(cotta(), stream(), folder=tmp_path, save_every=1e9, on_batch=StopAfter(4))
+    seen: list[BatchRecord] = []
+    resumed = ctta.evaluate(cotta(), stream(), folder=tmp_path, on_batch=seen.append)
+    assert len(seen) == len(stream()) - 4
+    assert timeless(resumed.batches) == timeless(whole.batches)
+
+
+def test_a_state_ahead_of_its_lines_is_not_gone_on_from(tmp_path: Path) -> None:
+    """As a folder that was copied half; what killed saves leave behind goes too."""
+    whole = ctta.evaluate(cotta(), stream())
+    killed_after(5, tmp_path, save_every=0)
+    lines = tmp_path / "batches.jsonl"
+    lines.write_text("".join(lines.read_text().splitlines(keepends=True)[:2]))
+    (tmp_path / ".state-9.safetensors.abc.tmp").write_text("half")
+    assert timeless(ctta.evaluate(cotta(), stream(), folder=tmp_path).batches) == timeless(whole.batches)
+    assert not list(tmp_path.glob(".*.tmp"))
+
+
+def test_without_a_state_it_starts_over(tmp_path: Path) -> None:
+    killed_after(3, tmp_path, save_every=1e9)
     seen: list[BatchRecord] = []
     ctta.evaluate(cotta(), stream(), folder=tmp_path, on_batch=seen.append)
     assert len(seen) == len(stream())
@@ -141,25 +178,35 @@ def test_a_complete_evaluation_is_not_run_again(tmp_path: Path) -> None:
 
 def test_a_folder_with_another_evaluation_is_refused(tmp_path: Path) -> None:
     ctta.evaluate(cotta(), stream(), folder=tmp_path)
-    with pytest.raises(ValueError, match="with another stream_hash"):
+    with pytest.raises(ValueError, match="with another stream, stream_hash"):
         ctta.evaluate(cotta(), stream(batch_size=5), folder=tmp_path)
     with pytest.raises(ValueError, match="with another settings"):
         ctta.evaluate(ctta.CoTTA(net(), views=ctta.views.image_views(3), seed=3), stream(), folder=tmp_path)
 
 
-def upside_down(model: nn.Module, x: Tensor) -> Tensor:
-    logits: Tensor = model(x.flip(2))
-    return logits
+OWN_VIEWS = """
+import sys, ctta, test_evaluation as test
+
+def upside_down(model, x):
+    return model(x.flip(2))
+
+def stop(record):
+    raise KeyboardInterrupt
+
+model = ctta.TestAug(test.net(), views=(upside_down, lambda model, x: model(x)))
+try:
+    ctta.evaluate(model, test.stream(), folder=sys.argv[1], on_batch=stop)
+except KeyboardInterrupt:
+    pass
+"""
 
 
-def test_views_of_ones_own_which_no_file_can_hold_are_taken_from_the_model(tmp_path: Path) -> None:
-    def build() -> ctta.TestAug:
-        return ctta.TestAug(net(), views=(upside_down,))
-
-    whole = ctta.evaluate(build(), stream())
-    with pytest.raises(StopError):
-        ctta.evaluate(build(), stream(), folder=tmp_path, save_every=0, on_batch=StopAfter(2))
-    assert timeless(ctta.evaluate(build(), stream(), folder=tmp_path).batches) == timeless(whole.batches)
+def test_views_of_ones_own_do_not_keep_a_new_process_from_going_on(tmp_path: Path) -> None:
+    """No file can hold them, and their addresses differ from process to process."""
+    for _ in range(3):
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+        subprocess.run([sys.executable, "-c", OWN_VIEWS, str(tmp_path)], check=True, env=environment)
+    assert len(read_result(tmp_path).batches) == 3
 
 
 def test_a_model_that_has_adapted_is_refused() -> None:

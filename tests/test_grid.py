@@ -1,5 +1,6 @@
 """Cells in every place: the same results, whatever dies on the way."""
 
+import os
 import random
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ctta.grid import Ending, Processes, RayCluster, Run, ThisProcess, execute, plan
+from ctta.grid import Ending, Processes, Progress, RayCluster, Run, ThisProcess, execute, plan
 from ctta.recipes import Options
 from ctta.results import BatchRecord, read_result
 
@@ -27,9 +28,11 @@ def tiny():
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 4, 3, 4), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 10)).eval()
 
+other = tiny
+
 def deadly():
     lives = Path(__file__).with_name("lives")
-    left = int(lives.read_text())
+    left = int(lives.read_text()) if lives.exists() else 0
     if left:
         lives.write_text(str(left - 1))
         os.kill(os.getpid(), signal.SIGKILL)
@@ -52,6 +55,10 @@ def planned(folder: Path, network: Path, function: str = "tiny", **changes: obje
     options = Options(model=f"file:{network}:{function}", limit=8, batch_size=4, settings=("cotta.views=1",))
     arguments = {"methods": METHODS, "seeds": (1, 2), "threads": 1, "save_every": 0.0, **changes}
     return plan(folder, "embedded", options, **arguments)  # type: ignore[arg-type]
+
+
+def done(run: Run) -> int:
+    return Progress(run).num_batches_done()
 
 
 def outcome(run: Run) -> dict[str, list[BatchRecord]]:
@@ -90,12 +97,42 @@ def test_a_folder_takes_further_cells_but_no_other_options(tmp_path: Path, netwo
     run = planned(tmp_path / "run", network, methods=("source",))
     execute(run, ThisProcess())
     more = planned(tmp_path / "run", network, methods=("source", "bn_stats"))
-    assert more.num_batches_done == run.num_batches
+    assert done(more) == run.num_batches
     assert more.num_batches == 2 * run.num_batches
     with pytest.raises(ValueError, match="holds a run with another threads"):
         planned(tmp_path / "run", network, threads=2)
-    with pytest.raises(ValueError, match="holds a run with another options"):
-        planned(tmp_path / "run", network, "broken")
+    with pytest.raises(ValueError, match="holds a run with another model"):
+        planned(tmp_path / "run", network, "other")
+
+
+def test_complete_cells_are_left_alone_but_not_mixed_with_another_network(tmp_path: Path, network: Path) -> None:
+    """An update of a library must not make finished results unusable; another network must."""
+    run = planned(tmp_path / "run", network, methods=("source",))
+    execute(run, ThisProcess())
+    about = Path(run.cells[0].folder) / "about.json"
+    about.write_text(about.read_text().replace('"torch": "', '"torch": "0.'))
+    again = planned(tmp_path / "run", network, methods=("source", "bn_stats"))
+    endings: list[Ending] = []
+    assert execute(again, ThisProcess(), on_ending=endings.append) == []
+    assert [ending.cell.row for ending in endings] == ["bn_stats"]
+    network.write_text(NETWORK.replace("manual_seed(0)", "manual_seed(1)"))
+    with pytest.raises(ValueError, match="results of another network"):
+        planned(tmp_path / "run", network, methods=("source",))
+
+
+def test_progress_is_counted_in_the_files(tmp_path: Path, network: Path) -> None:
+    run = planned(tmp_path / "run", network, methods=("source",))
+    progress = Progress(run)
+    file = Path(run.cells[0].folder) / "batches.jsonl"
+    file.parent.mkdir(parents=True)
+    for text, expected_count in (("a\nb\n", 2), ("a\nb\nc\nd", 3), ("a\nb\nc\nd\n", 4), ("a\n", 1)):
+        file.write_text(text)
+        assert progress.num_batches_done() == expected_count
+
+
+def test_what_is_named_twice_is_run_once(tmp_path: Path, network: Path) -> None:
+    run = planned(tmp_path / "run", network, methods=("cotta", "cotta"), seeds=(1, 1, 2))
+    assert [cell.name for cell in run.cells] == ["cotta-standard-seed1", "cotta-standard-seed2"]
 
 
 @pytest.mark.parametrize(
@@ -103,6 +140,8 @@ def test_a_folder_takes_further_cells_but_no_other_options(tmp_path: Path, netwo
     [
         ({"methods": ("cota",)}, "has no method 'cota'; it has source,"),
         ({"orders": (12,)}, "order must be None"),
+        ({"seeds": ()}, "seeds is an empty list"),
+        ({"function": "broken"}, "no such weights"),
     ],
 )
 def test_mistakes_are_found_before_anything_starts(
@@ -120,8 +159,8 @@ def test_processes_give_the_same_results(tmp_path: Path, network: Path, expected
 
 
 def test_a_cell_whose_process_dies_is_tried_again_and_reported(tmp_path: Path, network: Path) -> None:
-    (tmp_path / "lives").write_text("2")
     run = planned(tmp_path / "run", network, "deadly", methods=("source", "bn_stats"))
+    (tmp_path / "lives").write_text("2")
     endings: list[Ending] = []
     assert execute(run, Processes(1), on_ending=endings.append) == []
     died = [ending for ending in endings if ending.died]
@@ -132,8 +171,8 @@ def test_a_cell_whose_process_dies_is_tried_again_and_reported(tmp_path: Path, n
 
 def test_a_cell_that_always_dies_is_given_up_and_the_others_go_on(tmp_path: Path, network: Path) -> None:
     """The two cells die in turn, so that the first has used up its three attempts when the second lives."""
-    (tmp_path / "lives").write_text("5")
     run = planned(tmp_path / "run", network, "deadly", methods=("source", "bn_stats"))
+    (tmp_path / "lives").write_text("5")
     (failed,) = execute(run, Processes(1))
     assert failed.cell.row == "source"
     assert failed.died
@@ -142,7 +181,10 @@ def test_a_cell_that_always_dies_is_given_up_and_the_others_go_on(tmp_path: Path
 
 
 def test_a_mistake_in_a_cell_is_reported_once_in_a_line(tmp_path: Path, network: Path) -> None:
-    run = planned(tmp_path / "run", network, "broken", methods=("source", "bn_stats"))
+    run = planned(tmp_path / "run", network, methods=("source", "bn_stats"))
+    network.write_text(
+        NETWORK.replace("def tiny():", 'def tiny():\n    raise ValueError("no such weights\\nat all")\n')
+    )
     failed = execute(run, ThisProcess())
     assert [ending.problem for ending in failed] == ["ValueError: no such weights"] * 2
 
@@ -166,10 +208,10 @@ def test_killed_at_random_moments_a_run_ends_with_the_identical_table(
     run = planned(tmp_path / "run", network)
     generator = random.Random(int(workers))
     num_kills = 0
-    while run.num_batches_done < run.num_batches:
+    while done(run) < run.num_batches:
         process = subprocess.Popen(bench(run.folder, network, "--workers", workers), stderr=subprocess.PIPE)
-        aim = run.num_batches_done + generator.randrange(1, 25)
-        while process.poll() is None and run.num_batches_done < aim:
+        aim = done(run) + generator.randrange(1, 25)
+        while process.poll() is None and done(run) < aim:
             time.sleep(0.01)
         time.sleep(generator.random() * 0.05)
         if process.poll() is None:
@@ -180,20 +222,33 @@ def test_killed_at_random_moments_a_run_ends_with_the_identical_table(
     assert outcome(run) == expected
 
 
+@pytest.mark.parametrize("workers", ["0", "2"])
 def test_ctrl_c_leaves_a_run_that_can_be_gone_on_with(
-    tmp_path: Path, network: Path, expected: dict[str, list[BatchRecord]]
+    tmp_path: Path, network: Path, expected: dict[str, list[BatchRecord]], workers: str
 ) -> None:
+    """As a terminal sends it: to the process and all its children. In this process nothing done is lost."""
     run = planned(tmp_path / "run", network)
-    process = subprocess.Popen(bench(run.folder, network), stderr=subprocess.PIPE, text=True)
-    while process.poll() is None and run.num_batches_done < 10:
+    command = bench(run.folder, network, "--workers", workers, "--save-every", "1e9")
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while process.poll() is None and done(run) < 10:
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)
     message = process.communicate()[1]
     assert process.returncode == 130
-    assert "the same command goes on from there" in message
-    assert "Traceback" not in message
-    subprocess.run(bench(run.folder, network), check=True, capture_output=True)
+    assert message == "Stopped; the same command goes on from what was saved.\n"
+    if workers == "0":
+        begun = [Path(cell.folder) for cell in run.cells if Path(cell.folder).exists() and not cell.is_complete]
+        (state,) = begun[0].glob("state-*.safetensors")
+        lines = (begun[0] / "batches.jsonl").read_text().count("\n")
+        assert state.name == f"state-{lines}.safetensors"
+    subprocess.run(command, check=True, capture_output=True)
     assert outcome(run) == expected
+
+
+@pytest.mark.usefixtures("home_elsewhere")
+def test_a_cell_that_fits_on_no_node_is_refused_instead_of_waiting_for_ever() -> None:
+    with pytest.raises(ValueError, match="give fewer --threads"):
+        RayCluster(None, threads=1000)
 
 
 @pytest.fixture
@@ -213,9 +268,9 @@ def test_a_ray_cluster_gives_the_same_results_and_survives_dying_cells(
     run = planned(tmp_path / "run", network)
     assert execute(run, RayCluster(None, threads=1)) == []
     assert outcome(run) == expected
-    (tmp_path / "lives").write_text("1")
     endings: list[Ending] = []
     deadly = planned(tmp_path / "deadly", network, "deadly", methods=("source",))
+    (tmp_path / "lives").write_text("1")
     assert execute(deadly, RayCluster(None, threads=1), on_ending=endings.append) == []
     assert [ending.is_retried for ending in endings] == [True, False]
 

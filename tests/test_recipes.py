@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from ctta.recipes import RECIPES, Options
+from ctta.recipes import Options, build
 from ctta.recipes.paper import IMAGENET_LIST
 from ctta.recipes.rows import paper_rows, with_settings
 
@@ -19,7 +19,7 @@ def tiny() -> nn.Module:
 
 def settings_of(recipe: str, row: str, **options: object) -> dict[str, object]:
     """The settings that the methods themselves report."""
-    task = RECIPES[recipe](Options(**options))  # type: ignore[arg-type]
+    task = build(recipe, Options(**options))  # type: ignore[arg-type]
     return task.rows[row].model(tiny(), seed=7).hyperparameters
 
 
@@ -65,7 +65,7 @@ def test_the_papers_text_is_a_preset() -> None:
 
 
 def test_the_ablation_adds_one_part_at_a_time() -> None:
-    task = RECIPES["ablation"](Options())
+    task = build("ablation", Options())
     rows = [task.rows[name].model(tiny(), 0).hyperparameters for name in task.methods]
     parts = [(bool(row["views"]), row["restore"]) for row in rows]
     assert parts == [(False, 0), (True, 0), (True, 0.01)]
@@ -100,7 +100,7 @@ def test_a_rate_keeps_the_rest_of_the_recipes_optimiser() -> None:
     ],
 )
 def test_streams_have_their_length(recipe: str, options: dict[str, object], segments: int, batches: int) -> None:
-    stream = RECIPES[recipe](Options(**options)).stream(None)  # type: ignore[arg-type]
+    stream = build(recipe, Options(**options)).stream(None)  # type: ignore[arg-type]
     assert (len(stream.segments), len(stream)) == (segments, batches)
 
 
@@ -116,7 +116,7 @@ def cifar_c(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("recipe", "segments"), [("cifar10c", 15), ("cifar10c-gradual", 131), ("cifar100c", 15)])
 def test_cifar_recipes_read_the_published_folder(cifar_c: Path, recipe: str, segments: int) -> None:
-    stream = RECIPES[recipe](Options(data=str(cifar_c))).stream(3)
+    stream = build(recipe, Options(data=str(cifar_c))).stream(3)
     assert len(stream.segments) == segments
     assert stream.batch(0).x.shape == (6, 3, 32, 32)
     assert "order=3" in stream.name
@@ -136,7 +136,7 @@ def imagenet_c(tmp_path: Path) -> Path:
 
 
 def num_images(recipe: str, folder: Path) -> int:
-    return len(RECIPES[recipe](Options(data=str(folder))).stream(0).segments[0].rows)
+    return len(build(recipe, Options(data=str(folder))).stream(0).segments[0].rows)
 
 
 def test_imagenet_takes_five_per_class_or_the_list(imagenet_c: Path) -> None:
@@ -145,11 +145,32 @@ def test_imagenet_takes_five_per_class_or_the_list(imagenet_c: Path) -> None:
     assert num_images("imagenetc", imagenet_c) == 3
 
 
+def test_what_cannot_be_heeded_is_refused() -> None:
+    with pytest.raises(ValueError, match="brings its own images"):
+        build("embedded", Options(data="x")).stream(None)
+    with pytest.raises(ValueError, match="no recipe 'cifar11c'; there are demo"):
+        build("cifar11c", Options())
+
+
+def test_rounds_go_through_every_stream_again() -> None:
+    assert len(build("embedded-gradual", Options(limit=20, rounds=2)).stream(0)) == 262
+
+
+def test_seeds_are_for_what_is_drawn() -> None:
+    rows = build("embedded", Options()).rows
+    assert {name for name, row in rows.items() if row.is_random} == {"test_aug", "cotta_view_average", "cotta"}
+    assert (
+        build("embedded", Options(settings=("cotta_weight_average.restore=0.1",)))
+        .rows["cotta_weight_average"]
+        .is_random
+    )
+
+
 def test_what_would_be_downloaded_is_what_the_user_does_not_give() -> None:
-    assert RECIPES["cifar10c"](Options()).downloads == ("cifar10-c", "wrn28-10-standard")
-    assert RECIPES["cifar10c"](Options(data="x")).downloads == ("wrn28-10-standard",)
-    assert RECIPES["cifar100c"](Options(model="timm:x")).downloads == ("cifar100-c",)
-    assert RECIPES["imagenetc"](Options(data="x")).downloads == ()
+    assert build("cifar10c", Options()).downloads == ("cifar10-c", "wrn28-10-standard")
+    assert build("cifar10c", Options(data="x")).downloads == ("wrn28-10-standard",)
+    assert build("cifar100c", Options(model="timm:x")).downloads == ("cifar100-c",)
+    assert build("imagenetc", Options(data="x")).downloads == ()
 
 
 def test_acdc_has_its_authors_settings() -> None:
@@ -168,7 +189,7 @@ def test_acdc_has_its_authors_settings() -> None:
     assert optimizer_of(settings).defaults["lr"] == pytest.approx(6e-5 / 8)
     assert len(settings["views"]) == 14  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="registration on its own site"):
-        RECIPES["acdc"](Options()).stream(None)
+        build("acdc", Options()).stream(None)
 
 
 def test_acdc_goes_through_the_weather_ten_times(tmp_path: Path) -> None:
@@ -179,8 +200,8 @@ def test_acdc_goes_through_the_weather_ten_times(tmp_path: Path) -> None:
             label.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (64, 36)).save(scene / f"{number}_rgb_anon.png")
             Image.new("L", (64, 36)).save(label / f"{number}_gt_labelTrainIds.png")
-    stream = RECIPES["acdc"](Options(data=str(tmp_path))).stream(None)
+    stream = build("acdc", Options(data=str(tmp_path))).stream(None)
     assert stream.domains == ["fog", "night", "rain", "snow"] * 10
     assert len(stream) == 80
     assert stream.batch(0).x.shape == (1, 3, 540, 960)
-    assert len(RECIPES["acdc"](Options(data=str(tmp_path), limit=1, rounds=2)).stream(None)) == 8
+    assert len(build("acdc", Options(data=str(tmp_path), limit=1, rounds=2)).stream(None)) == 8

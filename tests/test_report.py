@@ -188,7 +188,7 @@ def test_orders_are_averaged_by_domain(tmp_path: Path) -> None:
     assert row(table, "CoTTA")["gaussian_noise 5"] == "10.0"
     (section,) = sections_of(read_runs([run]))
     assert any("different orders" in warning for warning in section.warnings)
-    assert len(section.hashes) == 2 and section.protocol == "imagenetc continual severity=5"
+    assert section.protocol == "imagenetc continual severity=5"
 
 
 @pytest.mark.parametrize(

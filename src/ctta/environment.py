@@ -1,23 +1,34 @@
 """Where a result comes from: versions, threads, and the memory it took."""
 
+import contextlib
 import platform
-from importlib.metadata import version
+import resource
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+#: Whatever of these is installed may make a difference.
+PACKAGES = ("ctta", "torch", "numpy", "pillow", "timm", "torchvision", "transformers")
+
 
 def environment(device: torch.device) -> dict[str, Any]:
     """What else a figure depends on, for the record."""
-    names = ("ctta", "torch", "numpy")
     return {
         "python": platform.python_version(),
-        **{name: version(name) for name in names},
+        **{name: found for name in PACKAGES if (found := _version(name))},
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.machine()}",
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 class PeakMemory:
@@ -27,17 +38,17 @@ class PeakMemory:
         self.device = device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        elif (switch := Path("/proc/self/clear_refs")).exists():
-            switch.write_text("5")  # Linux: forget the peak of whatever ran before in this process
+        else:
+            with contextlib.suppress(OSError):  # not Linux, or a sandbox
+                Path("/proc/self/clear_refs").write_text("5")  # forget the peak of whatever ran before in this process
 
     def mib(self) -> int:
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device) >> 20
-        status = Path("/proc/self/status")
-        if status.exists():
-            (line,) = [line for line in status.read_text().splitlines() if line.startswith("VmHWM")]
-            return int(line.split()[1]) >> 10
-        import resource  # not on Windows
-
-        # In bytes on macOS, which forgets no peak: there, that of the whole process so far.
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 20
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/self/status").read_text().splitlines():
+                if line.startswith("VmHWM"):
+                    return int(line.split()[1]) >> 10
+        # Forgets no peak, so that of the whole process so far; bytes on macOS, else KiB.
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak >> (20 if platform.system() == "Darwin" else 10)

@@ -42,7 +42,7 @@ def evaluate(
         save_every: seconds between two saves of the state; 0 for after every batch.
         name: of the row in a table; by default the class's name.
         labels: what names this result among others, such as the number of an order; plain JSON.
-        on_batch: called with each batch's record, to show progress.
+        on_batch: called with each batch's record, to show progress; where it raises, the state is saved first.
 
     >>> import ctta, numpy as np
     >>> images, answers = np.zeros((20, 32, 32, 3), np.uint8), np.zeros(20, np.int64)
@@ -80,9 +80,15 @@ def evaluate(
         records.append(record)
         if journal:
             journal.append(record)
-            journal.save_now_and_then(model, len(records))
-        if on_batch:
-            on_batch(record)
+            if journal.pace.is_due:
+                journal.save(model, len(records))
+        try:
+            if on_batch:
+                on_batch(record)
+        except BaseException:
+            if journal:
+                journal.save(model, len(records))
+            raise
     if journal:
         journal.finish()
     return result_of(about, records)

@@ -1,6 +1,7 @@
 """Reading hyperparameters back from a model, and showing them."""
 
 import inspect
+import re
 from functools import partial
 from typing import Any
 
@@ -26,8 +27,12 @@ def show_hyperparameters(values: dict[str, Any]) -> str:
 
 
 def shown(value: Any) -> str:
-    """One value as one would type it."""
+    """One value as one would type it; the same in every process."""
     factory = partial(value) if isinstance(value, type) else value
+    if isinstance(value, tuple | list):
+        return f"({', '.join(shown(item) for item in value)})"
+    if inspect.isroutine(value):
+        return f"{value.__module__}.{value.__qualname__}"
     if not isinstance(factory, partial):
-        return repr(value)
+        return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))  # an address would differ in every process
     return f"{factory.func.__name__}({show_hyperparameters(factory.keywords)})"

@@ -47,11 +47,15 @@ class Journal:
         records = read_batches(self.batches)
         if len(records) == json.loads((self.folder / "about.json").read_text())["num_batches"]:
             return model, records
+        for leftover in self.folder.glob(".*.tmp"):  # of saves that were killed
+            leftover.unlink()
         states = self._states()
-        if states:
+        # A state may be ahead of its lines where a folder was copied half; it cannot be gone on from.
+        place = max((number for number in states if number <= len(records)), default=0)
+        if place:
             given = {key: value for key, value in model.hyperparameters.items() if not is_storable(value)}
-            model = load(states[max(states)], model.copy_of_source(), method=type(model), **given)
-        kept = records[: max(states, default=0)]
+            model = load(states[place], model.copy_of_source(), method=type(model), **given)
+        kept = records[:place]
         write_atomically(self.batches, "".join(record.to_json() + "\n" for record in kept))
         return model, kept
 
@@ -60,17 +64,15 @@ class Journal:
         with self.batches.open("a") as file:
             file.write(record.to_json() + "\n")
 
-    def save_now_and_then(self, model: AdaptiveModel, num_batches: int) -> None:
-        """Write the state, if it has been a while."""
-        if not self.pace.is_due:
-            return
+    def save(self, model: AdaptiveModel, num_batches: int) -> None:
+        """Write the state after so many batches."""
         with self.pace.saving():
             with self.batches.open("a") as file:
                 os.fsync(file.fileno())  # a state on disk without its batches' lines could not be gone on from
-            older = self._states().values()
             save(model, self.folder / f"state-{num_batches}.safetensors")
-            for path in older:
-                path.unlink()
+            for number, path in self._states().items():
+                if number != num_batches:
+                    path.unlink()
 
     def finish(self) -> None:
         """Drop the state, which nobody needs any more."""

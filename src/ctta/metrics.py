@@ -81,11 +81,12 @@ def score(logits: Tensor, labels: Tensor) -> Score:
             f"labels run from {int(labels.min())} to {int(labels.max())}, and the model knows {num_classes} classes: "
             "is this the model for these data?"
         )
+    logits, labels = logits.cpu(), labels.cpu()  # where sums are the same each time
     finite = logits.isfinite().all(1)
     # In double precision, so that sums do not depend on how images were batched.
     probabilities = logits.double().softmax(1).where(finite[:, None], 0)
     confidence, predicted = probabilities.max(1)
-    right = (predicted == labels.to(predicted.device)) & finite
+    right = (predicted == labels) & finite
     # Bins are closed above, as in the literature: a confidence of exactly 1/15 is in the first.
     places = (confidence * NUM_BINS).ceil().long().sub(1).clamp(0, NUM_BINS - 1)
     counts = places.bincount(minlength=NUM_BINS).tolist()

@@ -14,16 +14,7 @@ def seeds(text: str | None) -> list[int] | None:
     >>> seeds("1-3,7")
     [1, 2, 3, 7]
     """
-    if text is None:
-        return None
-    found: list[int] = []
-    for part in names(text) or []:
-        first, _, last = part.partition("-")
-        try:
-            found.extend(range(int(first), int(last or first) + 1))
-        except ValueError:
-            raise ValueError(f"seeds are whole numbers such as 1,2,3 or 1-5, got {text!r}") from None
-    return found
+    return None if text is None else [number for part in names(text) or [] for number in _numbers("seeds", part)]
 
 
 def orders(text: str | None) -> list[int | None] | None:
@@ -41,5 +32,13 @@ def orders(text: str | None) -> list[int | None] | None:
         elif part == "all":
             found.extend(range(len(TEN)))
         else:
-            found.extend(seeds(part) or [])
+            found.extend(_numbers("orders", part))
     return found
+
+
+def _numbers(what: str, part: str) -> range:
+    first, _, last = part.partition("-")
+    try:
+        return range(int(first), int(last or first) + 1)
+    except ValueError:
+        raise ValueError(f"{what} are whole numbers such as 1,2,3 or 1-5, got {part!r}") from None

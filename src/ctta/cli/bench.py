@@ -13,9 +13,10 @@ import typer
 
 from ctta import data
 from ctta.cli import arguments
+from ctta.cli.network import absolute
 from ctta.cli.running import run_and_report
-from ctta.grid import Place, Processes, RayCluster, ThisProcess, plan
-from ctta.recipes import RECIPES, Options, Preset
+from ctta.grid import Place, Processes, RayCluster, plan
+from ctta.recipes import Options, Preset, build
 
 
 def bench(
@@ -23,9 +24,9 @@ def bench(
     methods: Annotated[str | None, typer.Option(help="Rows, such as source,tent,cotta.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Such as 1,2,3 or 1-5.")] = None,
     orders: Annotated[str | None, typer.Option(help="Of corruptions: standard, all, or numbers such as 0-3.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1)] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Images per batch.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many images of each segment.")] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Go through the stream so often.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Repeat the stream this many times.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of a row, such as cotta.restore=0.005; repeatable.")
     ] = None,
@@ -43,11 +44,13 @@ def bench(
         Path | None, typer.Option(help="The run's folder; by default one below runs/, the same for the same command.")
     ] = None,
     device: Annotated[str, typer.Option(help="Such as cuda:0.")] = "cpu",
-    workers: Annotated[int, typer.Option(min=0, help="Run cells in so many processes; 0 is this one.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Run cells in this many processes; 0 is this one.")] = 0,
     ray: Annotated[
         str | None, typer.Option(help="Run cells on a Ray cluster: its address, auto, or local.", metavar="ADDRESS")
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Of each cell; results are equal only at equal.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads per cell; results are reproducible only at the same number.")
+    ] = None,
     save_every: Annotated[float, typer.Option(min=0, help="Seconds between two saves of a cell's state.")] = 20.0,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON per cell instead of a table.")] = False,
 ) -> None:
@@ -57,7 +60,7 @@ def bench(
     """
     options = Options(
         data=None if folder is None else str(folder.absolute()),
-        model=model,
+        model=absolute(model),
         preset=preset,
         limit=limit,
         batch_size=batch_size,
@@ -66,8 +69,8 @@ def bench(
         device=device,
     )
     threads = threads or max(1, torch.get_num_threads() // max(1, workers))
-    if download and recipe in RECIPES:
-        for name in RECIPES[recipe](options).downloads:
+    if download:
+        for name in build(recipe, options).downloads:
             data.get(name)
     place = out or Path("runs") / f"{recipe}-{_digest(options, threads)}"
     run = plan(
@@ -81,13 +84,10 @@ def bench(
         save_every=save_every,
         command=shlex.join(["ctta", *sys.argv[1:]]),
     )
-    run_and_report([run], lambda: _place(workers, ray, threads), report=place / "report", as_json=as_json)
-
-
-def _place(workers: int, ray: str | None, threads: int) -> Place:
+    elsewhere: Place | None = Processes(workers) if workers else None
     if ray is not None:
-        return RayCluster(None if ray == "local" else ray, threads)
-    return Processes(workers) if workers else ThisProcess()
+        elsewhere = RayCluster(None if ray == "local" else ray, threads, device)
+    run_and_report([run], elsewhere, report=place / "report", as_json=as_json)
 
 
 def _digest(options: Options, threads: int) -> str:

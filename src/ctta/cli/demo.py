@@ -10,10 +10,15 @@ import typer
 
 from ctta.cli.console import out
 from ctta.cli.running import run_and_report
-from ctta.grid import ThisProcess, plan
+from ctta.grid import plan
 from ctta.recipes import Options
 
-LONG_RUN_LIMIT = 500  # images per segment, so that ten rounds fit in an hour on two cores
+#: The recipe and its options by the name of the run's folder.
+SHORT = {"demo": ("demo", Options())}
+FULL = {
+    "full": ("embedded", Options()),
+    "ten-rounds": ("embedded", Options(rounds=10, limit=200, batch_size=50)),
+}
 
 
 def demo(
@@ -26,12 +31,6 @@ def demo(
 
     Stopped, the same command goes on where it was.
     """
-    tasks = {"demo": ("demo", Options())}
-    if full:
-        tasks = {
-            "full": ("embedded", Options()),
-            "ten-rounds": ("embedded", Options(rounds=10, limit=LONG_RUN_LIMIT)),
-        }
     out.print("A ResNet-20 trained on clean CIFAR-10 photographs meets 15 corruptions, one after the other.\n")
     runs = [
         plan(
@@ -42,6 +41,6 @@ def demo(
             threads=torch.get_num_threads(),
             command=shlex.join(["ctta", *sys.argv[1:]]),
         )
-        for name, (recipe, options) in tasks.items()
+        for name, (recipe, options) in (FULL if full else SHORT).items()
     ]
-    run_and_report(runs, ThisProcess, report=folder / ("report-full" if full else "report"))
+    run_and_report(runs, report=folder / ("report-full" if full else "report"))

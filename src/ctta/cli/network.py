@@ -1,17 +1,19 @@
 """The network that a person names."""
 
+from pathlib import Path
+
 from torch import nn
 
 from ctta import models
+from ctta.failures import on_device
 
 
 def load_network(spec: str, device: str) -> nn.Module:
     """The network on the device, or one sentence on what is wrong with either."""
-    net = models.load(spec)
-    try:
-        return net.to(device)
-    except (RuntimeError, AssertionError) as error:  # torch has both for a device that is not there
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise ValueError(
-            f"the device {device!r} cannot be used: {reason}; expected one such as cpu or cuda:0"
-        ) from error
+    return on_device(models.load(spec), device)
+
+
+def absolute(spec: str | None) -> str | None:
+    """A network named by a file, found from any folder."""
+    kind, colon, rest = (spec or "").partition(":")
+    return f"{kind}:{Path(rest).expanduser().absolute()}" if colon and kind == "file" else spec

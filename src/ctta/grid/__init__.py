@@ -4,6 +4,6 @@ from ctta.grid.cell import Cell
 from ctta.grid.on_ray import RayCluster
 from ctta.grid.places import Ending, Place, ThisProcess
 from ctta.grid.processes import Processes
-from ctta.grid.run import Run, execute, plan
+from ctta.grid.run import Progress, Run, execute, plan
 
-__all__ = ["Cell", "Ending", "Place", "Processes", "RayCluster", "Run", "ThisProcess", "execute", "plan"]
+__all__ = ["Cell", "Ending", "Place", "Processes", "Progress", "RayCluster", "Run", "ThisProcess", "execute", "plan"]

@@ -1,12 +1,15 @@
 """One cell of a table: a method, an order and a seed, described in plain words so that any process can run it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from ctta.evaluation import evaluate
-from ctta.recipes import RECIPES, Options
+from ctta.failures import on_device
+from ctta.recipes import Options, build
+from ctta.results import BatchRecord, read_result
 
 
 @dataclass(frozen=True)
@@ -26,16 +29,21 @@ class Cell:
     def name(self) -> str:
         return Path(self.folder).name
 
-    def run(self) -> None:
+    @property
+    def is_complete(self) -> bool:
+        folder = Path(self.folder)
+        return (folder / "about.json").exists() and read_result(folder).is_complete
+
+    def run(self, on_batch: Callable[[BatchRecord], None] | None = None) -> None:
         """Evaluate, or go on with it; the result is in the folder."""
         from filelock import FileLock
 
         torch.set_num_threads(self.threads)
-        task = RECIPES[self.recipe](self.options)
+        task = build(self.recipe, self.options)
         row, folder = task.rows[self.row], Path(self.folder)
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / "lock"):  # an attempt that was given up may still be at it, on another machine
-            model = row.model(task.network().to(self.options.device), self.seed or 0)
+            model = row.model(on_device(task.network(), self.options.device), self.seed or 0)
             evaluate(
                 model,
                 task.stream(self.order),
@@ -43,5 +51,12 @@ class Cell:
                 folder=folder,
                 save_every=self.save_every,
                 name=row.label,
-                labels={"recipe": self.recipe, "row": self.row, "order": self.order, "seed": self.seed},
+                labels={
+                    "recipe": self.recipe,
+                    "row": self.row,
+                    "order": self.order,
+                    "seed": self.seed,
+                    "changed": self.options.changes,
+                },
+                on_batch=on_batch,
             )

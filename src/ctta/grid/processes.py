@@ -24,7 +24,10 @@ class Processes:
     def start(self, cell: Cell) -> None:
         ours, theirs = self._context.Pipe(duplex=False)
         process = self._context.Process(target=_in_child, args=(cell, theirs, os.getpid()), daemon=True)
+        # A child ignores Ctrl-C, which is this process's to handle, from its first moment: by inheriting that.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         process.start()
+        signal.signal(signal.SIGINT, before)
         theirs.close()  # so that the end of the process is the end of the pipe
         self._running[ours] = (cell, process)
 
@@ -48,7 +51,6 @@ class Processes:
 
 
 def _in_child(cell: Cell, connection: Connection, parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     problem = attempt(cell)
     with contextlib.suppress(BrokenPipeError):  # the parent has been killed meanwhile

@@ -6,10 +6,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ctta.failures import on_device
+from ctta.fingerprint import fingerprint
 from ctta.grid.cell import Cell
 from ctta.grid.places import Ending, Place
 from ctta.journal import write_atomically
-from ctta.recipes import RECIPES, Options
+from ctta.recipes import Options, build
 from ctta.results import Result, read_result
 
 FORMAT = 1
@@ -23,15 +25,6 @@ class Run:
     folder: Path
     cells: tuple[Cell, ...]
     num_batches: int  # of all cells
-
-    @property
-    def title(self) -> str:
-        return self.folder.name
-
-    @property
-    def num_batches_done(self) -> int:
-        """So far, counted in the files, wherever the cells are running."""
-        return sum(_lines(Path(cell.folder) / "batches.jsonl") for cell in self.cells)
 
     def results(self) -> list[Result]:
         """What is there, complete or not, in the order of the cells."""
@@ -51,27 +44,52 @@ def plan(
     save_every: float = 20.0,
     command: str = "",
 ) -> Run:
-    """Decide which cells to run, and note it in the folder.
+    """Decide which cells to run, and note it in the folder; mistakes are found here, before anything starts.
 
     A folder that already holds a run of the same recipe, options and threads is gone on with, and may get further
-    methods, orders and seeds; one with other options is refused.
+    methods, orders and seeds; one with other options, or of another network, is refused.
     """
-    if recipe not in RECIPES:
-        raise ValueError(f"there is no recipe {recipe!r}; there are {', '.join(RECIPES)}")
-    task = RECIPES[recipe](options)
-    methods = tuple(methods or task.methods)
+    task = build(recipe, options)
+    methods, orders, seeds = (
+        _distinct(name, given, default)
+        for name, given, default in (
+            ("methods", methods, task.methods),
+            ("orders", orders, task.orders),
+            ("seeds", seeds, task.seeds),
+        )
+    )
     if unknown := [method for method in methods if method not in task.rows]:
         raise ValueError(f"{recipe} has no method {unknown[0]!r}; it has {', '.join(task.rows)}")
-    orders = tuple(orders or task.orders)
-    lengths = {order: len(task.stream(order)) for order in orders}  # also finds missing data, before anything starts
+    streams = {order: task.stream(order) for order in orders}
+    net = on_device(task.network(), options.device)
+    for method in methods:
+        task.rows[method].model(net, 0)
     cells = []
     for method in methods:
         for order in orders:
-            for seed in (seeds or task.seeds) if task.rows[method].is_random else (None,):
+            for seed in seeds if task.rows[method].is_random else (None,):
                 place = folder.absolute() / "cells" / _name(method, order, seed)
                 cells.append(Cell(recipe, options, method, order, seed, threads, str(place), save_every))
     _note(folder, {"recipe": recipe, "options": asdict(options), "threads": threads}, command)
-    return Run(folder, tuple(cells), sum(lengths[cell.order] for cell in cells))
+    run = Run(folder, tuple(cells), sum(len(streams[cell.order]) for cell in cells))
+    _check_same(run, fingerprint(net), {order: stream.hash for order, stream in streams.items()})
+    return run
+
+
+def _distinct(name: str, given: Sequence[Any] | None, default: Sequence[Any]) -> tuple[Any, ...]:
+    if given is not None and len(given) == 0:
+        raise ValueError(f"{name} is an empty list: leave it out, or name some")
+    return tuple(dict.fromkeys(default if given is None else given))
+
+
+def _check_same(run: Run, network: str, hashes: dict[int | None, str]) -> None:
+    """Complete cells are not run again, so they must be of the network and the streams of today."""
+    for result in run.results():
+        if (result.source, result.stream_hash) != (network, hashes[result.labels["order"]]):
+            raise ValueError(
+                f"{run.folder} holds results of another network or other data: give another folder with --out, "
+                "or delete that one"
+            )
 
 
 def execute(run: Run, place: Place, *, on_ending: Callable[[Ending], None] | None = None) -> list[Ending]:
@@ -79,8 +97,8 @@ def execute(run: Run, place: Place, *, on_ending: Callable[[Ending], None] | Non
 
     A cell whose process died is tried again, a few times; whatever fails, the others go on.
     """
-    waiting = list(run.cells)
-    attempts = dict.fromkeys(run.cells, 0)
+    waiting = [cell for cell in run.cells if not cell.is_complete]
+    attempts = dict.fromkeys(waiting, 0)
     failed: list[Ending] = []
     num_running = 0
     try:
@@ -112,16 +130,43 @@ def _name(method: str, order: int | None, seed: int | None) -> str:
 def _note(folder: Path, asked: dict[str, Any], command: str) -> None:
     path = folder / "run.json"
     asked = json.loads(json.dumps({"format": FORMAT, **asked}))
+    commands = []
     if path.exists():
         there = json.loads(path.read_text())
-        if different := [key for key, value in asked.items() if there.get(key) != value]:
+        commands = there.pop("commands")
+        if different := sorted(_flat(asked).items() - _flat(there).items()):
+            name, now = different[0]
             raise ValueError(
-                f"{folder} holds a run with another {different[0]} ({there.get(different[0])}, now "
-                f"{asked[different[0]]}): give another folder with --out, or delete that one"
+                f"{folder} holds a run with another {name} ({_flat(there).get(name)}, now {now}): "
+                "give another folder with --out, or delete that one"
             )
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps({**asked, "command": command}, indent=1))
+    commands = list(dict.fromkeys([*commands, command]))
+    write_atomically(path, json.dumps({**asked, "commands": commands}, indent=1))
 
 
-def _lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+def _flat(asked: dict[str, Any]) -> dict[str, str]:
+    """The options each by its name."""
+    options: dict[str, Any] = asked["options"]
+    return {name: str(value) for name, value in {**asked, **options}.items() if name != "options"}
+
+
+class Progress:
+    """Counts the batches done, in the cells' files, wherever the cells are running."""
+
+    def __init__(self, run: Run) -> None:
+        self.files = [Path(cell.folder) / "batches.jsonl" for cell in run.cells]
+        self._counted: dict[Path, tuple[int, int]] = {}  # how many bytes of a file were looked at, and their lines
+
+    def num_batches_done(self) -> int:
+        for path in self.files:
+            size = path.stat().st_size if path.exists() else 0
+            looked_at, lines = self._counted.get(path, (0, 0))
+            if size < looked_at:  # cut back to its last state
+                looked_at, lines = 0, 0
+            if size > looked_at:
+                with path.open("rb") as file:
+                    file.seek(looked_at)
+                    lines += file.read(size - looked_at).count(b"\n")
+            self._counted[path] = (size, lines)
+        return sum(lines for _size, lines in self._counted.values())

@@ -31,7 +31,12 @@ def from_file(rest: str) -> nn.Module:
     if not file.is_file():
         raise ValueError(f"there is no file {file}; {_FORM}")
     with _siblings_importable(file):
-        net = _function_in(_imported(file), name, file)()
+        try:
+            net = _function_in(_imported(file), name, file)()
+        except (ValueError, OSError, ImportError):
+            raise  # these say what is wrong
+        except Exception as error:  # whatever else goes wrong in a user's file is the user's to mend
+            raise ValueError(f"{file} failed with {type(error).__name__}: {error}") from error
     if not isinstance(net, nn.Module):
         raise ValueError(f"{name} of {file} returned {type(net).__name__}; it must return a torch.nn.Module")
     return net

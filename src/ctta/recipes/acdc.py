@@ -7,7 +7,6 @@ import torch
 
 from ctta import models, streams
 from ctta.methods import BNStats, CoTTA, PseudoLabel, Source
-from ctta.recipes.rows import with_settings
 from ctta.recipes.task import Options, Row, Task
 from ctta.views import multiscale_flip
 
@@ -34,13 +33,14 @@ def acdc(options: Options) -> Task:
         "source": Row("Source", Source),
         "bn_stats": Row("BN Stats Adapt", BNStats),
         "tent": Row("TENT-continual", PseudoLabel, {"optimizer": ADAM, "batch_stats": 0.0}),
-        "cotta": Row("CoTTA", CoTTA, {**cotta, **variant}, is_random=True),
+        "cotta": Row("CoTTA", CoTTA, {**cotta, **variant}),
     }
     return Task(
         network=lambda: models.load(options.model or "hf:nvidia/segformer-b5-finetuned-cityscapes-1024-1024"),
         stream=lambda order: _stream(options, order),
-        rows=with_settings(rows, options.settings),
+        rows=rows,
         methods=tuple(rows),
+        rounds=10,
     )
 
 
@@ -52,7 +52,7 @@ def _stream(options: Options, order: int | None) -> streams.Stream:
             "acdc asks for registration on its own site: give --data the folder with rgb_anon and gt in it"
         )
     once = streams.acdc(options.data, batch_size=options.batch_size or 1)
-    return streams.rounds(_limited(once, options.limit), options.rounds or 10)
+    return _limited(once, options.limit)
 
 
 def _limited(stream: streams.Stream, limit: int | None) -> streams.Stream:

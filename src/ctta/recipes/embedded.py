@@ -1,10 +1,10 @@
 """Tasks on the network and the images that come with the library: nothing to download, minutes instead of hours."""
 
 from ctta import models
-from ctta.recipes.paper import GRADUAL, in_rounds, sizes
-from ctta.recipes.rows import ABLATION, METHODS, paper_rows, with_settings
+from ctta.recipes.paper import GRADUAL, sizes
+from ctta.recipes.rows import ABLATION, METHODS, paper_rows
 from ctta.recipes.task import Options, Task
-from ctta.streams import continual, gradual, sample
+from ctta.streams import Corrupted, continual, gradual, sample
 from ctta.views import image_views
 
 #: The authors' settings for CIFAR10-C, unchanged.
@@ -16,8 +16,8 @@ def demo(options: Options) -> Task:
     views = image_views(8)
     return Task(
         network=lambda: models.load(options.model or "embedded"),
-        stream=lambda order: in_rounds(options, continual(sample(), order=order, **sizes(options, 50, limit=500))),
-        rows=with_settings(paper_rows(options.preset, views=views, cotta=CIFAR10), options.settings),
+        stream=lambda order: continual(_sample(options), order=order, **sizes(options, 50, limit=500)),
+        rows=paper_rows(options.preset, views=views, cotta=CIFAR10),
         methods=METHODS,
         seeds=(1,),
     )
@@ -27,8 +27,8 @@ def embedded(options: Options) -> Task:
     """CIFAR-10 in bad weather: ResNet-20, 15 corruptions at severity 5 in a row, 2,000 images each."""
     return Task(
         network=lambda: models.load(options.model or "embedded"),
-        stream=lambda order: in_rounds(options, continual(sample(), order=order, **sizes(options))),
-        rows=with_settings(paper_rows(options.preset, cotta=CIFAR10), options.settings),
+        stream=lambda order: continual(_sample(options), order=order, **sizes(options)),
+        rows=paper_rows(options.preset, cotta=CIFAR10),
         methods=METHODS,
         seeds=(1, 2, 3),
     )
@@ -38,19 +38,25 @@ def embedded_gradual(options: Options) -> Task:
     """The same images, each corruption coming and going (official: the authors' 131 segments)."""
     return Task(
         network=lambda: models.load(options.model or "embedded"),
-        stream=lambda order: gradual(sample(), variant=GRADUAL[options.preset], order=order, **sizes(options)),
-        rows=with_settings(paper_rows(options.preset, cotta=CIFAR10), options.settings),
+        stream=lambda order: gradual(_sample(options), variant=GRADUAL[options.preset], order=order, **sizes(options)),
+        rows=paper_rows(options.preset, cotta=CIFAR10),
         methods=METHODS,
         orders=(0, 1, 2),
     )
 
 
 def ablation(options: Options) -> Task:
-    """What each part of CoTTA adds, on the stream of ``embedded``: five seeds."""
+    """What each part of CoTTA adds, on the stream of embedded: five seeds."""
     return Task(
         network=lambda: models.load(options.model or "embedded"),
-        stream=lambda order: in_rounds(options, continual(sample(), order=order, **sizes(options))),
-        rows=with_settings(paper_rows(options.preset, cotta=CIFAR10), options.settings),
+        stream=lambda order: continual(_sample(options), order=order, **sizes(options)),
+        rows=paper_rows(options.preset, cotta=CIFAR10),
         methods=ABLATION,
         seeds=(1, 2, 3, 4, 5),
     )
+
+
+def _sample(options: Options) -> Corrupted:
+    if options.data is not None:
+        raise ValueError("this recipe brings its own images: leave --data out")
+    return sample()

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from ctta import data, models
-from ctta.recipes.rows import METHODS, paper_rows, with_settings
+from ctta.recipes.rows import METHODS, paper_rows
 from ctta.recipes.task import Options, Preset, Task
-from ctta.streams import CifarC, ImageNetC, Stream, continual, gradual, rounds
+from ctta.streams import CifarC, ImageNetC, continual, gradual
 
 TEN_ORDERS = tuple(range(10))
 FIVE_SEEDS = (1, 2, 3, 4, 5)
@@ -28,8 +28,8 @@ def cifar10c(options: Options) -> Task:
     return Task(
         network=_cifar_network(options, "wrn28-10", "wrn28-10-standard"),
         downloads=_downloads(options, ("cifar10-c",), "wrn28-10-standard"),
-        stream=lambda order: in_rounds(options, continual(_cifar(options, "cifar10-c"), order=order, **sizes(options))),
-        rows=with_settings(paper_rows(options.preset, cotta={"threshold": 0.92}), options.settings),
+        stream=lambda order: continual(_cifar(options, "cifar10-c"), order=order, **sizes(options)),
+        rows=paper_rows(options.preset, cotta={"threshold": 0.92}),
         methods=METHODS,
         seeds=FIVE_SEEDS,
     )
@@ -43,7 +43,7 @@ def cifar10c_gradual(options: Options) -> Task:
         stream=lambda order: gradual(
             _cifar(options, "cifar10-c"), variant=GRADUAL[options.preset], order=order, **sizes(options)
         ),
-        rows=with_settings(paper_rows(options.preset, cotta={"threshold": 0.92}), options.settings),
+        rows=paper_rows(options.preset, cotta={"threshold": 0.92}),
         methods=METHODS,
         orders=TEN_ORDERS,
     )
@@ -54,10 +54,8 @@ def cifar100c(options: Options) -> Task:
     return Task(
         network=_cifar_network(options, "resnext29", "resnext29-augmix"),
         downloads=_downloads(options, ("cifar100-c",), "resnext29-augmix"),
-        stream=lambda order: in_rounds(
-            options, continual(_cifar(options, "cifar100-c"), order=order, **sizes(options))
-        ),
-        rows=with_settings(paper_rows(options.preset, cotta={"threshold": 0.72}), options.settings),
+        stream=lambda order: continual(_cifar(options, "cifar100-c"), order=order, **sizes(options)),
+        rows=paper_rows(options.preset, cotta={"threshold": 0.72}),
         methods=METHODS,
         seeds=FIVE_SEEDS,
     )
@@ -70,16 +68,11 @@ def imagenetc(options: Options) -> Task:
     return Task(
         network=lambda: models.load(options.model or "timm:resnet50.tv_in1k"),
         downloads=_downloads(options, tuple(f"imagenet-c/{group}" for group in IMAGENET_GROUPS)),
-        stream=lambda order: in_rounds(options, continual(_imagenet(options), order=order, **sizes(options, 64))),
-        rows=with_settings(paper_rows(options.preset, tent=partial(SGD, lr=2.5e-4), cotta=cotta), options.settings),
+        stream=lambda order: continual(_imagenet(options), order=order, **sizes(options, 64)),
+        rows=paper_rows(options.preset, tent=partial(SGD, lr=2.5e-4), cotta=cotta),
         methods=METHODS,
         orders=TEN_ORDERS,
     )
-
-
-def in_rounds(options: Options, stream: Stream) -> Stream:
-    """As often as the user asks."""
-    return rounds(stream, options.rounds) if options.rounds else stream
 
 
 def sizes(options: Options, batch_size: int = 200, limit: int | None = None) -> dict[str, Any]:

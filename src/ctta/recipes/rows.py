@@ -44,10 +44,10 @@ def paper_rows(
         "pseudo_label": Row("Pseudo-label", PseudoLabel, {"optimizer": tent}),
         "tent_online": Row("TENT-online*", Tent, {"optimizer": tent}, reset_at_domain=True),
         "tent": Row("TENT-continual", Tent, {"optimizer": tent}),
-        "test_aug": Row("Test Aug", TestAug, {"views": views}, is_random=True),
+        "test_aug": Row("Test Aug", TestAug, {"views": views}),
         "cotta_weight_average": Row("CoTTA: weight-avg", teacher, {**settings, "views": (), "restore": 0.0}),
-        "cotta_view_average": Row("CoTTA: + aug-avg", teacher, {**settings, "restore": 0.0}, is_random=True),
-        "cotta": Row("CoTTA", teacher, settings, is_random=True),
+        "cotta_view_average": Row("CoTTA: + aug-avg", teacher, {**settings, "restore": 0.0}),
+        "cotta": Row("CoTTA", teacher, settings),
     }
 
 
@@ -71,7 +71,6 @@ def with_settings(rows: Mapping[str, Row], settings: tuple[str, ...]) -> dict[st
         if key == "seed":
             raise ValueError(f"seeds are given by --seeds, not by {setting!r}")
         row = changed[name]
-        method: Any = getattr(row.build, "__self__", row.build)  # the class, also behind a named variant
-        typed = read_settings(method, [f"{key}={text}"], row.settings)
+        typed = read_settings(row.method, [f"{key}={text}"], row.settings)
         changed[name] = replace(row, settings={**row.settings, **typed})
     return changed

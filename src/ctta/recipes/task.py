@@ -1,5 +1,6 @@
 """What a recipe is made of: a network, a stream, and the rows of a table."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -8,6 +9,7 @@ from torch import nn
 
 from ctta.base import AdaptiveModel
 from ctta.streams import Stream
+from ctta.views import DrawnViews
 
 Preset = Literal["official", "paper"]
 
@@ -21,9 +23,15 @@ class Options:
     preset: Preset = "official"
     limit: int | None = None  # images per segment
     batch_size: int | None = None
-    rounds: int | None = None  # how often a continual stream is gone through
+    rounds: int | None = None  # how often the stream is gone through
     settings: tuple[str, ...] = ()  # such as "cotta.restore=0.005"
     device: str = "cpu"
+
+    @property
+    def changes(self) -> list[str]:
+        """What makes the results other than the recipe's own, as typed."""
+        typed = [("--model", self.model), ("--preset", self.preset if self.preset != "official" else None)]
+        return [f"{name} {value}" for name, value in typed if value] + [f"--set {text}" for text in self.settings]
 
 
 @dataclass(frozen=True)
@@ -35,14 +43,26 @@ class Row:
         build: a method or one of its named variants, called with a network and the settings.
         settings: keyword arguments of it.
         reset_at_domain: whether the method is told where a segment begins.
-        is_random: whether it draws random numbers, so that more than one seed makes sense.
     """
 
     label: str
     build: Callable[..., AdaptiveModel]
     settings: Mapping[str, Any] = field(default_factory=dict)
     reset_at_domain: bool = False
-    is_random: bool = False
+
+    @property
+    def method(self) -> type[AdaptiveModel]:
+        """The class, also behind a named variant."""
+        build = getattr(self.build, "__self__", self.build)
+        assert isinstance(build, type) and issubclass(build, AdaptiveModel)
+        return build
+
+    @property
+    def is_random(self) -> bool:
+        """Whether views or restored weights are drawn, so that more than one seed makes sense."""
+        parameters = inspect.signature(self.method).parameters
+        settings = {name: parameter.default for name, parameter in parameters.items()} | dict(self.settings)
+        return isinstance(settings.get("views"), DrawnViews) or settings.get("restore", 0) > 0
 
     def model(self, net: nn.Module, seed: int) -> AdaptiveModel:
         """The method around a network."""
@@ -60,6 +80,7 @@ class Task:
         methods: the rows that are run if the user does not say.
         orders: likewise.
         seeds: likewise, for rows that draw random numbers.
+        rounds: how often the stream is gone through if the user does not say.
         downloads: the names in ``ctta.data`` that it reads unless the user gives data and model of their own.
     """
 
@@ -69,4 +90,5 @@ class Task:
     methods: tuple[str, ...]
     orders: tuple[int | None, ...] = (None,)
     seeds: tuple[int, ...] = (0,)
+    rounds: int = 1
     downloads: tuple[str, ...] = ()

@@ -42,7 +42,6 @@ _KNOWN = {
     "CoTTA": Style("#0044b8", "#4d8dff", _SOLID, 2.4),
     "CoTTA: weight-avg": Style("#7b62e0", "#b39bff", _DASHED, 1.8),
     "CoTTA: + aug-avg": Style("#0da09f", "#54eae8", _DASH_DOT, 1.8),
-    "CoTTA: + restore": Style("#0044b8", "#4d8dff", _LONG, 2.4),
 }
 _OTHERS = (
     Style("#8f2d56", "#ef8fb5", _SHORT),

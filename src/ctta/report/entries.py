@@ -13,10 +13,9 @@ METHODS = (
     "TENT-online*",
     "TENT-continual",
     "Test Aug",
-    "CoTTA",
     "CoTTA: weight-avg",
     "CoTTA: + aug-avg",
-    "CoTTA: + restore",
+    "CoTTA",
 )
 
 

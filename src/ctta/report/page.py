@@ -29,7 +29,9 @@ def to_markdown_page(document: Document) -> str:
     for chapter in document.chapters:
         parts += _chapter(chapter)
     parts.append("## How it was run")
-    parts += [f"{markdown_escaped(run.name)}:\n\n    {one_line(run.command)}" for run in document.runs]
+    for run in document.runs:
+        commands = "\n".join(f"    {one_line(command)}" for command in run.commands)
+        parts.append(f"{markdown_escaped(run.name)}:\n\n{commands}")
     if document.missing:
         parts.append("## Not in the tables")
         cells = ((cell.run, cell.cell, cell.reason) for cell in document.missing)

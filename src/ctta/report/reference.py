@@ -42,6 +42,9 @@ def _differences(table: PublishedTable, entries: Sequence[Entry], orders: Sequen
     images = {segment.count for result in results for segment in result.segments}
     batch = {result.batches[0].score.count for result in results}
     notes = []
+    changed = tuple(dict.fromkeys(change for result in results for change in result.labels.get("changed", ())))
+    if changed:
+        notes.append(f"Run with {', '.join(changed)}; the published numbers are of the authors' network and settings.")
     if images != {table.num_images} or batch != {table.batch_size}:
         ours = f"{_range(images)} images of each domain in batches of {_range(batch)}"
         theirs = f"{table.num_images:,} in batches of {table.batch_size}"

@@ -26,7 +26,7 @@ class Run:
 
     name: str
     recipe: str
-    command: str
+    commands: tuple[str, ...]  # all that filled the folder
     options: dict[str, Any]
     results: tuple[Result, ...]
     missing: tuple[MissingCell, ...] = ()
@@ -62,7 +62,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
             results.append(outcome)
         else:
             missing.append(MissingCell(name, cell.name, outcome))
-    return Run(name, about["recipe"], about["command"], about["options"], tuple(results), tuple(missing))
+    return Run(name, about["recipe"], tuple(about["commands"]), about["options"], tuple(results), tuple(missing))
 
 
 def _usable(cell: Path) -> Result | str:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ctta.report.entries import Entry, entries_of, order_of, same_batches
+from ctta.report.entries import Entry, entries_of, same_batches
 from ctta.report.runs import Run
 from ctta.results import Result
 
@@ -28,10 +28,6 @@ class Section:
     @property
     def recipes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(str(result.labels.get("recipe")) for result in self.results))
-
-    @property
-    def hashes(self) -> dict[int | None, str]:
-        return {order_of(result): result.stream_hash for result in self.results}
 
 
 def protocol_of(result: Result) -> str:

@@ -100,7 +100,8 @@ def _through(
         count = len(images) if limit is None else min(limit, len(images))
         segments.append(Segment(f"{corruption} {severity}", images, np.arange(count)))
     limited = "" if limit is None else f" limit={limit}"
-    return Stream(f"{data.name} {name}{limited}", segments, batch_size=batch_size, read_ahead=data.read_ahead)
+    whole = f"{data.name} {name}{limited} batch={batch_size}"
+    return Stream(whole, segments, batch_size=batch_size, read_ahead=data.read_ahead)
 
 
 def rounds(stream: Stream, count: int) -> Stream:
