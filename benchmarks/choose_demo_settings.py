@@ -35,8 +35,7 @@ GROUPS: dict[str, list[dict[str, list[Any]]]] = {
     "tent": [{"lr": [1e-3, 3e-4, 1e-4, 3e-3]}],
     "cotta": [
         {"decay": [0.999, 0.99], "restore": [0.01, 0.001, 0.0]},
-        {"lr": [1e-3, 3e-4, 1e-4]},
-        {"threshold": [0.92, 1.1]},
+        {"lr": [1e-3, 3e-4]},
     ],
 }
 
