@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 from test_corruptions import random_images
 
+from ctta import corruptions
 from ctta.corruptions import corrupt, write_cifar_c, write_imagenet_c
 
 
@@ -72,7 +73,7 @@ def test_failing_run_leaves_no_file_behind(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"labels.npy", "made_from.json"}
 
 
-def test_folder_of_another_origin_is_refused(tmp_path):
+def test_folder_of_another_origin_is_refused(tmp_path, monkeypatch):
     images = random_images(2, 32, 32)
     write_cifar_c(images, [0, 1], tmp_path, names=["contrast"])
     with pytest.raises(ValueError, match="another seed"):
@@ -83,8 +84,17 @@ def test_folder_of_another_origin_is_refused(tmp_path):
         write_cifar_c(images, [0], tmp_path, names=["fog"])
     with pytest.raises(TypeError, match=r"float64.*uint8"):
         write_cifar_c(images.transpose(0, 3, 1, 2) / 255, [0, 1], tmp_path, names=["fog"])
-    with pytest.raises(ValueError, match="names is"):
-        write_cifar_c(images, [0, 1], tmp_path, names=["mist"])
+    for names in (["mist"], []):
+        with pytest.raises(ValueError, match="names is"):
+            write_cifar_c(images, [0, 1], tmp_path, names=names)
+    with pytest.raises(ValueError, match="another labels"):
+        write_cifar_c(images, [1, 0], tmp_path, names=["fog"])
+    with pytest.raises(TypeError, match=r"labels has dtype float64.*whole numbers"):
+        write_cifar_c(images, [0.0, 1.0], tmp_path, names=["fog"])
+    assert np.load(tmp_path / "labels.npy").tolist() == [0, 1] * 5
+    monkeypatch.setattr(corruptions.folders, "VERSION", 2)
+    with pytest.raises(ValueError, match="another generator"):
+        write_cifar_c(images, [0, 1], tmp_path, names=["fog"])
 
 
 @pytest.fixture
@@ -135,9 +145,29 @@ def test_imagenet_c_run_is_resumed_and_extended(pictures, tmp_path):
     assert not list(folder.rglob("*.partial"))
 
 
+def test_hidden_files_are_left_out_and_tiffs_are_not(pictures, tmp_path):
+    for place in ("cat/._a.JPEG", ".trash/a.png", "__MACOSX/a.png"):
+        (pictures / place).parent.mkdir(exist_ok=True)
+        (pictures / place).write_bytes(b"not for people")
+    Image.new("RGB", (240, 240)).save(pictures / "dog" / "b.tif")
+    write_imagenet_c(pictures, tmp_path / "made", names=["contrast"], severities=(1,))
+    made = sorted(
+        path.relative_to(tmp_path / "made/contrast/1").as_posix() for path in tmp_path.rglob("made/**/*.JPEG")
+    )
+    assert made == ["cat/a.JPEG", "cat/b.JPEG", "dog/a.JPEG", "dog/b.JPEG"]
+
+
 def test_imagenet_c_mistakes_are_named(pictures, tmp_path):
     with pytest.raises(ValueError, match="holds no pictures"):
         write_imagenet_c(tmp_path / "nowhere", tmp_path / "made")
+    for severities, error in (((0,), ValueError), ((1, 6), ValueError), ((2.0,), TypeError)):
+        with pytest.raises(error, match="severity"):
+            write_imagenet_c(pictures, tmp_path / "made", severities=severities)
+    assert not (tmp_path / "made").exists(), "nothing is written before a mistake is named"
+    whole = (pictures / "cat" / "a.JPEG").read_bytes()
+    (pictures / "cat" / "a.JPEG").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"cat/a\.JPEG is truncated.*replace or remove it"):
+        write_imagenet_c(pictures, tmp_path / "made", names=["contrast"])
     Image.new("RGB", (20, 20)).save(pictures / "cat" / "b.jpg")
     with pytest.raises(ValueError, match="cat/b with two suffixes"):
         write_imagenet_c(pictures, tmp_path / "made")

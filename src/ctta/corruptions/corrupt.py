@@ -18,6 +18,9 @@ from ctta.corruptions.weather import brightness, fog, frost, snow
 
 Corruption = Callable[[Bytes, int, Draws], Bytes]
 
+#: Raised whenever the same arguments give other pixels: it is part of the hash of a stream, and of made_from.json.
+VERSION = 1
+
 # The benchmark's fifteen, in its order.
 CORRUPTIONS: dict[str, Corruption] = {
     "gaussian_noise": gaussian_noise,
@@ -81,19 +84,28 @@ def corrupt(
     >>> noisy.shape, bool((noisy[1] == corrupt(grey[1:], "gaussian_noise", 5, index=[1])[0]).all())
     ((2, 32, 32, 3), True)
     """
-    known = CORRUPTIONS | HOLD_OUT
-    if name not in known:
-        raise ValueError(f"unknown corruption {name!r}; expected one of {', '.join(known)}")
-    for argument, value in {"severity": severity, "seed": seed}.items():
-        if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise TypeError(f"{argument} is {value!r}; expected an integer")
-    if not 1 <= severity <= 5:
-        raise ValueError(f"severity is {severity}; expected an integer from 1 to 5")
+    check_kind(name, severity)
+    check_integer("seed", seed)
     pixels = to_bytes(images)
     places = checked_index(index, len(pixels))
-    apply = partial(frost, photos=frost_photos) if name == "frost" else known[name]
+    apply = partial(frost, photos=frost_photos) if name == "frost" else (CORRUPTIONS | HOLD_OUT)[name]
 
     def chunk(part: Bytes, part_index: Integers) -> Bytes:
         return apply(part, severity, Draws(seed, name, severity, part_index))
 
     return like(in_chunks(chunk, pixels, places), images)
+
+
+def check_kind(name: str, severity: int) -> None:
+    """Whether there is such a corruption, at such a strength."""
+    known = CORRUPTIONS | HOLD_OUT
+    if name not in known:
+        raise ValueError(f"unknown corruption {name!r}; expected one of {', '.join(known)}")
+    check_integer("severity", severity)
+    if not 1 <= severity <= 5:
+        raise ValueError(f"severity is {severity}; expected an integer from 1 to 5")
+
+
+def check_integer(argument: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{argument} is {value!r}; expected an integer")

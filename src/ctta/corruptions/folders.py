@@ -13,12 +13,12 @@ from numpy.typing import ArrayLike
 from ctta.corruptions.arrays import Bytes, Integers
 from ctta.corruptions.batches import to_bytes
 from ctta.corruptions.complete_files import replacing, same_origin
-from ctta.corruptions.corrupt import CORRUPTIONS, HOLD_OUT, corrupt
+from ctta.corruptions.corrupt import CORRUPTIONS, HOLD_OUT, VERSION, check_kind, corrupt
 from ctta.corruptions.frost_photos import Photos
-from ctta.corruptions.imaging import centre_cropped, pillow_image
+from ctta.corruptions.imaging import centre_cropped, decoding_errors, pillow_image
+from ctta.corruptions.picture_names import PICTURE_SUFFIXES, is_picture
 
 SEVERITIES = (1, 2, 3, 4, 5)
-PICTURES = {".bmp", ".jpeg", ".jpg", ".png", ".webp"}
 BATCH = 16  # pictures held at once
 STORED_QUALITY = 85  # of ImageNet-C's own JPEG files
 
@@ -55,9 +55,17 @@ def write_cifar_c(
     classes = np.asarray(labels)
     if classes.shape != (len(images),):
         raise ValueError(f"labels has shape {classes.shape} for {len(images)} images; expected one label per image")
+    if not np.issubdtype(classes.dtype, np.integer):
+        raise TypeError(f"labels has dtype {classes.dtype}; expected whole numbers, the place of each image's class")
     root = Path(folder)
-    digest = hashlib.sha256(images.tobytes()).hexdigest()
-    same_origin(root, seed=int(seed), frost_photos=str(frost_photos), images=digest)
+    same_origin(
+        root,
+        generator=VERSION,
+        seed=int(seed),
+        frost_photos=str(frost_photos),
+        images=hashlib.sha256(images.tobytes()).hexdigest(),
+        labels=hashlib.sha256(classes.astype("<i8").tobytes()).hexdigest(),
+    )
     with replacing(root / "labels.npy") as partial, partial.open("wb") as file:
         np.save(file, np.tile(classes, len(SEVERITIES)))
 
@@ -102,15 +110,18 @@ def write_imagenet_c(
         progress: called with (done, total) corrupted images, also for those found complete.
     """
     check_names(names)
-    pictures = sorted(path for path in Path(source).glob("*/*") if path.suffix.lower() in PICTURES)
+    for severity in severities:
+        check_kind(names[0], severity)
+    clean_root = Path(source)
+    pictures = sorted(path for path in clean_root.glob("*/*") if is_picture(path, clean_root))
     stems = [f"{path.parent.name}/{path.stem}" for path in pictures]
     if not pictures:
-        raise ValueError(f"{source} holds no pictures; expected <class>/<name> with one of {sorted(PICTURES)}")
+        raise ValueError(f"{source} holds no pictures; expected <class>/<name> with one of {sorted(PICTURE_SUFFIXES)}")
     stem, times = Counter(stems).most_common(1)[0]
     if times > 1:
         raise ValueError(f"{source} holds {stem} with two suffixes, which would be written to one file; rename one")
     root = Path(folder)
-    same_origin(root, seed=int(seed), frost_photos=str(frost_photos))
+    same_origin(root, generator=VERSION, seed=int(seed), frost_photos=str(frost_photos))
     kinds = [(name, severity) for name in names for severity in severities]
 
     for start in range(0, len(pictures), BATCH):
@@ -146,8 +157,14 @@ def write_missing(
 
 def centre_crop(path: Path) -> Bytes:
     """The picture in RGB, its shorter side resized to 256, its middle 224x224."""
-    with pillow_image().open(path) as file:
-        return np.asarray(centre_cropped(file.convert("RGB")))
+    try:
+        with pillow_image().open(path) as file:
+            picture = file.convert("RGB")
+    except decoding_errors() as error:
+        raise ValueError(
+            f"{path} is truncated or no picture ({error}): replace or remove it and start again; what is written stays"
+        ) from error
+    return np.asarray(centre_cropped(picture))
 
 
 def identity(stem: str) -> int:
@@ -157,5 +174,5 @@ def identity(stem: str) -> int:
 
 def check_names(names: Sequence[str]) -> None:
     unknown = [name for name in names if name not in CORRUPTIONS | HOLD_OUT]
-    if unknown or isinstance(names, str):
+    if unknown or not names or isinstance(names, str):
         raise ValueError(f"names is {names!r}; expected a list of {', '.join(CORRUPTIONS | HOLD_OUT)}")

@@ -1,5 +1,6 @@
 """Photographs of frosted glass: the ones that come with the package, or the user's own."""
 
+import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
 from os import PathLike
@@ -41,6 +42,14 @@ def photo_paths(photos: Photos | None) -> tuple[Path, ...]:
             f"give a folder with {', '.join(sorted(SUFFIXES))} files, or a list of such files"
         )
     return paths
+
+
+def photos_digest(photos: Photos) -> str:
+    """A short hash of what the user's own photographs hold, wherever they lie."""
+    digest = hashlib.sha256()
+    for path in photo_paths(photos):
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:8]
 
 
 @lru_cache(maxsize=4)

@@ -1,5 +1,6 @@
 """Pillow, imported only where a picture file is read or written."""
 
+import struct
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +12,12 @@ def pillow_image() -> ModuleType:
     except ImportError as error:
         raise ImportError("this needs Pillow, which is not installed: pip install 'ctta[data]'") from error
     return Image
+
+
+def decoding_errors() -> tuple[type[Exception], ...]:
+    """What Pillow raises for a file that is missing, damaged or no picture: its parsers fail in many ways."""
+    bomb = pillow_image().DecompressionBombError
+    return (OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, struct.error, bomb)
 
 
 def centre_cropped(picture: Any, *, shorter: int = 256, side: int = 224) -> Any:
