@@ -14,10 +14,11 @@ import torch
 from PIL import Image
 
 from ctta import corruptions
-from ctta.corruptions import CORRUPTIONS, HOLD_OUT, corrupt
-from ctta.corruptions.blur import glass_sources
+from ctta.corruptions import CORRUPTIONS, HOLD_OUT, blur, corrupt, digital, noise, weather
+from ctta.corruptions.blur import disk, glass_sources
 from ctta.corruptions.draws import Draws
 from ctta.corruptions.edges import canny, chamfer_distance
+from ctta.corruptions.filters import filtered, long_runs
 from ctta.corruptions.noise import poisson_values
 from ctta.corruptions.plasma import plasma
 from ctta.corruptions.resample import box_shrunk, nearest, reflected
@@ -65,6 +66,36 @@ def test_pixels_are_the_references_where_nothing_is_drawn(size, name, severity):
     difference = np.abs(result - expected)
     assert difference.max() <= 1
     assert difference.mean() < 0.15
+
+
+#: The published parameters at 224 pixels for severities 2 and 4, of which there are no reference pixels.
+BETWEEN = {
+    noise.GAUSSIAN: (0.12, 0.26),
+    noise.SHOT: (25, 5),
+    noise.IMPULSE: (0.06, 0.17),
+    noise.SPECKLE: (0.2, 0.45),
+    blur.GAUSSIAN: (2, 4),
+    blur.DEFOCUS: ((4, 0.5), (8, 0.5)),
+    blur.GLASS: ((0.9, 2, 1), (1.1, 3, 2)),
+    blur.MOTION: ((15, 5), (15, 12)),
+    blur.ZOOM: ((16, 0.01), (13, 0.02)),
+    weather.SNOW: ((0.2, 0.3, 2, 0.5, 12, 4, 0.7), (0.55, 0.3, 4.5, 0.85, 12, 8, 0.65)),
+    weather.FROST: ((0.8, 0.6), (0.65, 0.7)),
+    weather.FOG: ((2, 2), (2.5, 1.5)),
+    weather.BRIGHTNESS: (0.2, 0.4),
+    digital.CONTRAST: (0.3, 0.1),
+    digital.SATURATE: ((0.1, 0), (5, 0.1)),
+    digital.ELASTIC: ((2, 0.08, 0.2), (0.07, 0.01, 0.02)),
+    digital.PIXELATE: (0.5, 0.3),
+    digital.JPEG_QUALITY: (18, 10),
+    corruptions.spatter.SPATTER: ((0.65, 0.3, 3, 0.68, 0.6, 0), (0.65, 0.3, 1, 0.65, 1.5, 1)),
+}
+
+
+@pytest.mark.parametrize("table", BETWEEN)
+def test_the_parameters_between_those_with_reference_pixels(table):
+    assert (table[1][1], table[1][3]) == BETWEEN[table]
+    assert len(table[0]) == len(table[1]) == 5
 
 
 def statistics(images):
@@ -116,6 +147,20 @@ def test_glass_blur_follows_the_published_loop(height, width, reach):
 def test_reflection_is_numpys(repeat_edge, mode):
     outside = np.arange(-30, 37, dtype=np.float32)
     np.testing.assert_array_equal(reflected(outside, 7, repeat_edge), np.pad(np.arange(7), 30, mode))
+
+
+@pytest.mark.parametrize("radius, sigma", [(1.5, 0.1), (10, 0.5), (17.3, 0.9)])
+def test_running_sums_give_the_sum_of_all_weights(radius, sigma):
+    kernel = disk(radius, sigma)
+    assert (len(long_runs(kernel)) > radius) == (radius > 8)
+    images = random_images(2, 40, 50)
+    reach = len(kernel) // 2
+    padded = np.pad(images, ((0, 0), (reach, reach), (reach, reach), (0, 0)), mode="reflect").astype(np.float64)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, kernel.shape, axis=(1, 2))
+    expected = np.einsum("nhwcij,ij->nhwc", windows, kernel.astype(np.float64))
+    np.testing.assert_allclose(filtered(images, kernel, "reflect"), expected, rtol=0, atol=2e-5)
+    white = np.full((1, 40, 50, 3), 255, np.uint8)
+    assert filtered(white, kernel, "reflect").min() >= 255, "a flat area keeps its value"
 
 
 def test_motion_blur_moves_light_against_the_direction_it_looks_in():
