@@ -1,5 +1,6 @@
 """Checks of what users give: each error says what was given, what was expected and what to do."""
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -13,6 +14,17 @@ def check_fraction(name: str, value: float) -> None:
     """A number from 0 to 1."""
     if not 0 <= value <= 1:
         raise ValueError(f"{name} must lie between 0 and 1, got {value!r}")
+
+
+def whole_number(name: str, value: int, low: int, high: int | None = None) -> int:
+    """A whole number within bounds, as Python's own int."""
+    expected = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be {expected}, got {value!r}")
+    number = operator.index(value)
+    if number < low or (high is not None and number > high):
+        raise ValueError(f"{name} must be {expected}, got {value!r}")
+    return number
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:

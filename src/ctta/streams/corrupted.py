@@ -8,7 +8,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from ctta.corruptions import corrupt
+from ctta.corruptions import VERSION, corrupt
+from ctta.corruptions.corrupt import check_kind
+from ctta.corruptions.frost_photos import Photos, photos_digest
 from ctta.streams.arrays import content_name, unit_floats
 from ctta.streams.stream import Rows
 
@@ -21,15 +23,27 @@ class Corrupted:
         labels: N integers.
         name: which images these are; part of the name of every stream over them.
         seed: of the corruptions.
+        frost_photos: a folder with, or a list of, photographs for "frost", instead of those shipped.
     """
 
     read_ahead = 0
 
-    def __init__(self, images: NDArray[np.uint8], labels: ArrayLike, *, name: str, seed: int = 0) -> None:
-        self.images, self.labels, self.seed = images, np.asarray(labels), seed
-        self.name = f"{content_name(name, images, self.labels)} seed={seed}"
+    def __init__(
+        self,
+        images: NDArray[np.uint8],
+        labels: ArrayLike,
+        *,
+        name: str,
+        seed: int = 0,
+        frost_photos: Photos | None = None,
+    ) -> None:
+        self.images, self.labels, self.seed, self.frost_photos = images, np.asarray(labels), seed, frost_photos
+        frost = "" if frost_photos is None else f" frost_photos=[{photos_digest(frost_photos)}]"
+        # With the generator's version: a later one may draw other pixels, and results would not compare.
+        self.name = f"{content_name(name, images, self.labels)} corruptions=v{VERSION} seed={seed}{frost}"
 
     def domain(self, corruption: str, severity: int) -> "CorruptedDomain":
+        check_kind(corruption, severity)
         return CorruptedDomain(self, corruption, severity)
 
 
@@ -53,5 +67,12 @@ class CorruptedDomain:
         return len(self.data.images)
 
     def read(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        pixels = corrupt(self.data.images[rows], self.corruption, self.severity, seed=self.data.seed, index=rows)
+        pixels = corrupt(
+            self.data.images[rows],
+            self.corruption,
+            self.severity,
+            seed=self.data.seed,
+            index=rows,
+            frost_photos=self.data.frost_photos,
+        )
         return unit_floats(pixels), torch.from_numpy(self.data.labels[rows].astype(np.int64))

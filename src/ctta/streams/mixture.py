@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ctta.streams.errors import DataError
 from ctta.streams.stream import Rows, Segment
 
 
@@ -33,17 +34,26 @@ class Mixture:
     def __len__(self) -> int:
         return int(self.starts[-1])
 
-    def domains_of(self, rows: Rows) -> tuple[str, ...]:
-        found = np.empty(len(rows), dtype=object)
+    def origins(self, rows: Rows) -> tuple[tuple[str, ...], Rows]:
+        domains, index = np.empty(len(rows), dtype=object), np.empty(len(rows), dtype=np.int64)
         for segment, inner_rows, places in self._by_segment(rows):
-            found[places] = segment.domains_of(inner_rows)  # not segment.domain: it may be a mixture itself
-        return tuple(found)
+            domains[places], index[places] = segment.origins(inner_rows)  # it may be a mixture itself
+        return tuple(domains), index
 
     def read(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
-        read, all_places = [], []
+        read: list[tuple[Tensor, Tensor | None]] = []
+        all_places, domains = [], []
         for segment, inner_rows, places in self._by_segment(rows):
             read.append(segment.images.read(inner_rows))
             all_places.append(places)
+            domains.append(segment.domain)
+            for first, other in zip(read[0], read[-1], strict=True):
+                if first is not None and other is not None and first.shape[1:] != other.shape[1:]:
+                    sizes = [tuple(part.shape[-2:]) for part in (first, other)]
+                    raise DataError(
+                        f"{domains[0]} has {sizes[0]} pixels and {segment.domain} {sizes[1]}, which makes no mixed "
+                        "batch: bring the domains to one size, or give the images one by one with single(mixed(...))"
+                    )
         back = torch.from_numpy(np.argsort(np.concatenate(all_places)))
         labels = [y for _, y in read if y is not None]
         return torch.cat([x for x, _ in read])[back], torch.cat(labels)[back] if len(labels) == len(read) else None

@@ -18,6 +18,7 @@ import numpy as np
 from ctta.streams.mixture import Mixture
 from ctta.streams.orders import corruption_order
 from ctta.streams.stream import Images, Segment, Stream
+from ctta.validation import whole_number
 
 
 class Corruptions(Protocol):
@@ -86,6 +87,8 @@ def _chosen(order: int | None, names: Sequence[str] | None) -> tuple[tuple[str, 
     if isinstance(names, str):
         raise ValueError(f"names must be a sequence of corruptions, got {names!r}: give ({names!r},)")
     if names is not None:
+        if order is not None:
+            raise ValueError(f"give order or names, not both: order={order} would not apply to names={tuple(names)}")
         return tuple(names), f"names={'+'.join(names)}"
     return corruption_order(order), f"order={'standard' if order is None else order}"
 
@@ -93,6 +96,7 @@ def _chosen(order: int | None, names: Sequence[str] | None) -> tuple[tuple[str, 
 def _through(
     data: Corruptions, steps: Sequence[tuple[str, int]], name: str, limit: int | None, batch_size: int
 ) -> Stream:
+    limit = None if limit is None else whole_number("limit", limit, 1)
     domains = {step: data.domain(*step) for step in dict.fromkeys(steps)}  # each opened once
     segments = []
     for corruption, severity in steps:
@@ -106,8 +110,7 @@ def _through(
 
 def rounds(stream: Stream, count: int) -> Stream:
     """The whole stream again and again."""
-    if count < 1:
-        raise ValueError(f"rounds needs a count of at least 1, got {count}")
+    count = whole_number("count", count, 1)
     return stream.with_segments(f"rounds={count}", stream.segments * count)
 
 
@@ -117,8 +120,9 @@ def correlated(stream: Stream, *, concentration: float = 0.1, seed: int = 0, slo
     For every class a Dirichlet draw says how its images are shared among consecutive slots of the segment; the smaller
     the concentration, the fewer slots a class appears in.
     """
-    if not concentration > 0 or slots < 1:
-        raise ValueError(f"concentration must be above 0 and slots at least 1, got {concentration} and {slots}")
+    if not concentration > 0:
+        raise ValueError(f"concentration must be above 0, got {concentration}")
+    slots = whole_number("slots", slots, 1)
     segments = []
     for number, segment in enumerate(stream.segments):
         if segment.images.labels is None:

@@ -4,10 +4,11 @@ from importlib.resources import as_file, files
 
 import numpy as np
 
+from ctta.corruptions.frost_photos import Photos
 from ctta.streams.corrupted import Corrupted
 
 
-def sample(*, seed: int = 0) -> Corrupted:
+def sample(*, seed: int = 0, frost_photos: Photos | None = None) -> Corrupted:
     """2,000 CIFAR-10 test images to be corrupted, as a data set for the protocols.
 
     >>> from ctta.streams import continual
@@ -16,7 +17,8 @@ def sample(*, seed: int = 0) -> Corrupted:
 
     Args:
         seed: of the corruptions' draws.
+        frost_photos: as for :class:`Corrupted`.
     """
     with as_file(files("ctta.streams") / "sample.npz") as path, np.load(path) as arrays:
         images, labels = arrays["images"], arrays["labels"].astype(np.int64)
-    return Corrupted(images, labels, name="cifar10-sample", seed=seed)
+    return Corrupted(images, labels, name="cifar10-sample", seed=seed, frost_photos=frost_photos)

@@ -1,7 +1,6 @@
 """A stream: batches in order, from domain after domain, that can be stopped and gone on with."""
 
 import hashlib
-import operator
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ctta.validation import whole_number
+
 Rows = NDArray[np.int64]
 
 
@@ -23,8 +24,8 @@ class Batch:
     x: Tensor
     y: Tensor | None
     domain: str
-    index: Tensor  # the images' rows in their domain
-    domains: tuple[str, ...] = ()  # of each image: the domain that it comes from, also in a batch that mixes several
+    index: Tensor  # of each image: its row in the domain that it comes from
+    domains: tuple[str, ...] = ()  # of each image: that domain, also in a batch that mixes several
 
     def __post_init__(self) -> None:
         if not self.domains:
@@ -52,7 +53,7 @@ class Images(Protocol):
 class SeveralDomains(Protocol):
     """Images of several domains put together, which know where each comes from."""
 
-    def domains_of(self, rows: Rows) -> tuple[str, ...]: ...
+    def origins(self, rows: Rows) -> tuple[tuple[str, ...], Rows]: ...
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,11 @@ class Segment:
     def batches(self, size: int) -> int:
         return -(-len(self.rows) // size)
 
-    def domains_of(self, rows: Rows) -> tuple[str, ...]:
-        """The domain of each of these images."""
-        return self.images.domains_of(rows) if isinstance(self.images, SeveralDomains) else (self.domain,) * len(rows)
+    def origins(self, rows: Rows) -> tuple[tuple[str, ...], Rows]:
+        """The domain of each of these images, and its row there."""
+        if isinstance(self.images, SeveralDomains):
+            return self.images.origins(rows)
+        return (self.domain,) * len(rows), rows
 
     @property
     def digest(self) -> str:
@@ -93,8 +96,7 @@ class Stream:
     """
 
     def __init__(self, name: str, segments: Sequence[Segment], *, batch_size: int = 200, read_ahead: int = 0) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        batch_size = whole_number("batch_size", batch_size, 1)
         if not segments or any(len(segment.rows) == 0 for segment in segments):
             raise ValueError(f"the stream {name!r} has no images, or a domain without any")
         self.name, self.segments, self.batch_size, self.read_ahead = name, tuple(segments), batch_size, read_ahead
@@ -118,9 +120,7 @@ class Stream:
 
     @position.setter
     def position(self, value: int) -> None:
-        if not 0 <= operator.index(value) <= len(self):
-            raise ValueError(f"position must lie between 0 and {len(self)}, got {value}")
-        self._position, self._came_to_end = value, False
+        self._position, self._came_to_end = whole_number("position", value, 0, len(self)), False
 
     def __iter__(self) -> Iterator[Batch]:
         if self._came_to_end:
@@ -152,7 +152,8 @@ class Stream:
         segment, first = self.segments[which], (number - int(self._starts[which])) * self.batch_size
         rows = segment.rows[first : first + self.batch_size]
         x, y = segment.images.read(rows)
-        return Batch(x, y, segment.domain, torch.from_numpy(rows.copy()), segment.domains_of(rows))
+        domains, index = segment.origins(rows)
+        return Batch(x, y, segment.domain, torch.from_numpy(index.copy()), domains)
 
     @property
     def hash(self) -> str:
