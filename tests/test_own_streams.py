@@ -200,7 +200,7 @@ def test_a_labelled_folder_is_a_stream(tree: Path) -> None:
     ("settings", "words"),
     [
         ({"per_class": 1, "images": ["cat/0.png"]}, "per_class or images, not both"),
-        ({"per_class": 0}, "at least 1, or None for all pictures, got 0"),
+        ({"per_class": 0}, "None for all pictures.* at least 1, got 0"),
         ({"per_class": -1}, "got -1"),
         ({"images": []}, "at least one entry"),
         ({"images": "cat/0.png"}, "must be a list"),
@@ -238,8 +238,33 @@ def test_imagenet_c_as_the_downloads_leave_it(tree: Path) -> None:
         (root / place / "5").symlink_to(tree)
     stream = continual(ImageNetC(root, per_class=1), names=("contrast", "brightness"))
     assert [batch.domain for batch in stream] == ["contrast 5", "brightness 5"]
-    with pytest.raises(DataError, match=r"imagenet-c/fog/5 is missing.*ctta\.data\.get"):
+    with pytest.raises(DataError, match=r"imagenet-c/fog/5 is missing.*ctta data get imagenet-c/weather"):
         continual(ImageNetC(root), names=("fog",))
+
+
+def test_hidden_files_are_no_pictures(tree: Path) -> None:
+    before = streams.folder(tree, size=(4, 5)), streams.image_folder(tree, size=(4, 5))
+    for place in ("cat/._0.png", ".trash/0.png", "__MACOSX/cat/0.png", "cat/.thumbnails/0.png"):
+        (tree / place).parent.mkdir(parents=True, exist_ok=True)
+        (tree / place).write_bytes(b"not for people")
+    after = streams.folder(tree, size=(4, 5)), streams.image_folder(tree, size=(4, 5))
+    assert [stream.hash for stream in after] == [stream.hash for stream in before]
+    hidden = tree.rename(tree.parent / ".cache")
+    assert len(streams.folder(hidden).segments[0].rows) == 6, "where the folder itself lies does not matter"
+
+
+def test_a_folder_is_called_by_its_name_wherever_one_stands(tree: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tree)
+    assert streams.folder(".").domains == streams.image_folder(".").domains == ["pets"]
+    assert streams.folder("../pets/cat/..").domains == ["pets"]
+
+
+def test_anymaps_are_pictures(tmp_path: Path) -> None:
+    Image.fromarray(FRAMES[0]).save(tmp_path / "a.ppm")
+    Image.fromarray(FRAMES[0, :, :, 1]).save(tmp_path / "b.pgm")
+    (batch,) = streams.folder(tmp_path)
+    torch.testing.assert_close(batch.x[0], AS_FLOATS[0])
+    torch.testing.assert_close(batch.x[1], AS_FLOATS[0, 1].expand(3, 4, 6))
 
 
 @pytest.mark.parametrize("ending", ["jpg", "png", "tif", "webp"])

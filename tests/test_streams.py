@@ -356,6 +356,30 @@ def test_cifar_c_is_mapped_not_loaded(cifar: Path) -> None:
     assert not domain.pixels.flags.owndata
 
 
+def anonymous_kib() -> int:
+    """Memory of this process that no file backs."""
+    return int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0])
+
+
+def test_reading_mapped_files_keeps_memory_flat(tmp_path: Path) -> None:
+    """Three hundred batches read 53 MiB of mapped bytes, and make 211 MiB of floats of them."""
+    count, side = 2000, 32
+    np.save(tmp_path / "labels.npy", np.tile(np.arange(count) % 10, 5))
+    shape = (5 * count, side, side, 3)
+    stored = np.lib.format.open_memmap(tmp_path / "contrast.npy", "w+", np.uint8, shape)
+    stored[:] = np.random.default_rng(0).integers(0, 256, (1, side, side, 3), np.uint8)
+    stored.flush()
+    del stored
+    stream = gradual(CifarC(tmp_path), names=["contrast"], batch_size=60)
+    assert len(stream) == 9 * 34
+    batches = iter(stream)
+    for _ in range(10):
+        next(batches)
+    before = anonymous_kib()
+    highest = max(anonymous_kib() for _ in batches)
+    assert highest - before < 16 * 1024
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -370,12 +394,27 @@ def test_cifar_c_is_mapped_not_loaded(cifar: Path) -> None:
         (lambda folder: np.save(folder / "labels.npy", np.zeros(0, int)), "five times over"),
         (lambda folder: np.save(folder / "labels.npy", np.arange(120)), "five times over"),
         (lambda folder: np.save(folder / "labels.npy", np.tile(LABELS + 0.5, 5)), "whole numbers"),
+        (lambda folder: np.save(folder / "labels.npy", np.int64(3)), r"int64 \(\); expected"),
+        (lambda folder: write_npz(folder / "contrast.npy"), "not a .npy file"),
+        (lambda folder: write_npz(folder / "labels.npy"), "not a .npy file"),
     ],
 )
 def test_damaged_cifar_c(cifar: Path, damage, words: str) -> None:
     damage(cifar)
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(DataError, match=words) as caught:
         continual(CifarC(cifar), names=TWO)
+    assert f"delete {cifar} and run: ctta data get cifar10-c (or cifar100-c)" in str(caught.value)
+    assert "ctta corrupt SRC DST" in str(caught.value)
+
+
+def test_nobody_is_told_to_delete_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="check the path and run: ctta data get cifar10-c"):
+        CifarC(tmp_path / "nowhere")
+
+
+def write_npz(path: Path) -> None:
+    with path.open("wb") as file:
+        np.savez(file, images=IMAGES)
 
 
 def truncate(path: Path) -> None:
@@ -414,8 +453,12 @@ class Hostile:
 
 def test_clean_cifar_that_is_damaged_or_hostile(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match="missing"):
+    with pytest.raises(
+        DataError, match=r"test_batch \(CIFAR-10\) or test \(CIFAR-100\) is missing.*ctta data get cifar10"
+    ):
         clean_cifar(tmp_path)
+    with pytest.raises(DataError, match=r"data_batch_1 \(CIFAR-10\) or train \(CIFAR-100\)"):
+        clean_cifar(tmp_path, "train")
     path = tmp_path / "test_batch"
     write_cifar_batch(path, IMAGES[:4], [0, 1, 2, 3])
     whole = path.read_bytes()
@@ -468,12 +511,21 @@ def test_pictures_of_different_sizes(tmp_path: Path) -> None:
     assert batch.x.shape == (2, 3, 8, 16)
 
 
+def test_pictures_are_resized_bilinearly_and_streams_can_be_pickled(tmp_path: Path) -> None:
+    picture = Image.fromarray(IMAGES[0])
+    picture.save(tmp_path / "a.png")
+    (batch,) = pickle.loads(pickle.dumps(streams.folder(tmp_path, size=(8, 16))))
+    expected = np.array(picture.resize((16, 8), Image.Resampling.BILINEAR))
+    torch.testing.assert_close(batch.x[0], torch.from_numpy(expected).permute(2, 0, 1) / 255)
+
+
 def test_a_picture_that_is_damaged_and_a_folder_without_any(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no pictures"):
         streams.folder(tmp_path)
     save(tmp_path / "a.png", 1)
     whole = (tmp_path / "a.png").read_bytes()
-    for damaged in (whole[:40], whole[:35] + b"\xff\xff\xff\xff" + whole[39:], b""):
+    header = b"P6\n8 x 255\n"  # for which Pillow raises ValueError
+    for damaged in (whole[:40], whole[:35] + b"\xff\xff\xff\xff" + whole[39:], b"", header):
         (tmp_path / "b.png").write_bytes(damaged)
         with pytest.raises(DataError, match=r"b\.png"):
             list(streams.folder(tmp_path))
@@ -488,7 +540,7 @@ def imagenet(tmp_path: Path) -> Path:
     for corruption in TWO:
         for number, label in enumerate(("n01", "n02")):
             for picture in range(3):
-                save(tmp_path / corruption / "5" / label / f"{picture}.JPEG", 40 * number, size=(224, 224))
+                save(tmp_path / corruption / "5" / label / f"{picture}.JPEG", 40 * number + picture, size=(224, 224))
     return tmp_path
 
 
@@ -499,19 +551,55 @@ def test_imagenet_c(imagenet: Path, tmp_path: Path) -> None:
     assert [batch.y.tolist() for batch in batches] == [[0, 0, 0, 1], [1, 1]] * 2
     first = continual(ImageNetC(imagenet, per_class=1), names=TWO, batch_size=4)
     assert [batch.y.tolist() for batch in first] == [[0, 1]] * 2
+    assert [path.name for path in first.segments[0].images.paths] == ["0.JPEG"] * 2
     listing = tmp_path / "list.txt"
     listing.write_text("n02/2.JPEG\nn01/0.JPEG\n")
     chosen = continual(ImageNetC(imagenet, images=listing), names=TWO, batch_size=4)
     assert [batch.y.tolist() for batch in chosen] == [[1, 0]] * 2
     assert len({stream.hash, first.hash, chosen.hash}) == 3
     double = continual(ImageNetC(imagenet, double_resize=True), names=TWO, batch_size=4)
-    assert next(iter(double)).x.shape[2:] == (224, 224)
     assert double.hash != stream.hash
-    listing.write_text("n02/9.JPEG\n")
-    with pytest.raises(DataError, match=r"9\.JPEG"):
+    for lines, words in (("n02/9.JPEG", r"9\.JPEG is missing: "), ("n02/9.JPEG\nn02/8.JPEG", "missing, and 1 more of")):
+        listing.write_text(lines)
+        with pytest.raises(DataError, match=f"{words}.*ctta data get imagenet-c/digital"):
+            continual(ImageNetC(imagenet, images=listing), names=TWO)
+    with pytest.raises(DataError, match=r"list of images .*nowhere\.txt cannot be read.*per_class"):
+        ImageNetC(imagenet, images=tmp_path / "nowhere.txt")
+    for corruption, words in (("fog", "ctta data get imagenet-c/weather"), ("rust", "ImageNet-C has no rust")):
+        with pytest.raises(DataError, match=f"{corruption}/5 is missing.*{words}.*ctta corrupt SRC DST"):
+            continual(ImageNetC(imagenet), names=[corruption])
+
+
+def test_double_resize_is_the_authors(tmp_path: Path) -> None:
+    path = tmp_path / "contrast" / "5" / "n01" / "a.png"
+    path.parent.mkdir(parents=True)
+    gradient = np.add.outer(np.arange(224), np.arange(224))[..., None] * [1, 2, 3] % 256
+    picture = Image.fromarray(gradient.astype(np.uint8))
+    picture.save(path)
+    twice = picture.resize((256, 256), Image.Resampling.BILINEAR).crop((16, 16, 240, 240))
+    for double, expected in ((True, twice), (False, picture)):
+        (batch,) = continual(ImageNetC(tmp_path, double_resize=double), names=["contrast"])
+        torch.testing.assert_close(batch.x[0], torch.from_numpy(np.array(expected)).permute(2, 0, 1) / 255)
+    assert not np.array_equal(np.asarray(twice), np.asarray(picture))
+
+
+def test_what_a_killed_unpacking_left_is_not_read(imagenet: Path, tmp_path: Path) -> None:
+    root = tmp_path / "groups"
+    (root / "noise").mkdir(parents=True)
+    (root / ".digital.unpacking").mkdir()
+    (imagenet / "contrast").rename(root / ".digital.unpacking" / "contrast")
+    with pytest.raises(DataError, match="imagenet-c/digital"):
+        continual(ImageNetC(root), names=["contrast"])
+    (root / ".digital.unpacking").rename(root / "digital")
+    assert len(continual(ImageNetC(root), names=["contrast"])) == 1
+
+
+def test_a_class_that_one_domain_lacks_does_not_shift_labels(imagenet: Path, tmp_path: Path) -> None:
+    (imagenet / "brightness" / "5" / "n00").mkdir()
+    listing = tmp_path / "list.txt"
+    listing.write_text("n02/2.JPEG\nn01/0.JPEG\n")
+    with pytest.raises(DataError, match=r"contrast/5/n00 is missing, which .*brightness/5 has: "):
         continual(ImageNetC(imagenet, images=listing), names=TWO)
-    with pytest.raises(DataError, match="fog"):
-        continual(ImageNetC(imagenet), names=["fog"])
 
 
 def test_imagenet_c_labels_do_not_shift(imagenet: Path) -> None:
@@ -533,6 +621,16 @@ def test_a_transform_needs_a_name(imagenet: Path) -> None:
         streams.image_folder(root, transform=lambda picture: picture)
     named = streams.image_folder(root, transform=lambda picture: picture, transform_name="same")
     assert named.hash != streams.image_folder(root).hash
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [lambda picture: picture.convert("L"), lambda picture: np.asarray(picture) / 255, lambda picture: None],
+)
+def test_a_transform_must_give_pictures(imagenet: Path, transform) -> None:
+    stream = streams.image_folder(imagenet / "contrast" / "5", transform=transform, transform_name="wrong")
+    with pytest.raises(ValueError, match="the transform must return an RGB PIL image"):
+        next(iter(stream))
 
 
 # --- street scenes ---
@@ -567,6 +665,11 @@ def test_acdc(streets: Path) -> None:
     assert batches[0].x.shape == (1, 3, 16, 32)
     assert batches[0].y.shape == (1, 32, 64)
     assert set(batches[0].y.unique().tolist()) == {3, 255}
+    assert (batches[0].x.amax((0, 2, 3)) * 255).round().tolist() == [10, 0, 0], "red comes first"
+    (streets / "rgb_anon" / "fog" / "train" / "GP01" / "._f1_rgb_anon.png").write_bytes(b"a Mac's")
+    assert len(acdc(streets)) == 8
+    with pytest.raises(ValueError, match=r"conditions must be several of .* got 'fog'"):
+        acdc(streets, conditions="fog")
 
 
 def test_cityscapes(tmp_path: Path) -> None:
@@ -602,7 +705,10 @@ def test_label_ids_become_train_ids(tmp_path: Path) -> None:
         write_scene(tmp_path / picture, tmp_path / label_map.replace("labelIds", "labelTrainIds"), trained=5)
         (batch,) = read(tmp_path)
         assert set(batch.y.unique().tolist()) == {5, 255}, "trainIds go first"
-        assert read(tmp_path).hash == before
+        assert read(tmp_path).hash != before, "other labels, another score"
+        made = np.tile(expected[ids].astype(np.uint8), (2, 1))
+        Image.fromarray(made).save(tmp_path / label_map.replace("labelIds", "labelTrainIds"))
+        assert read(tmp_path).hash == before, "what Cityscapes' own script makes is the same"
         (tmp_path / label_map.replace("labelIds", "labelTrainIds")).unlink()
         for foreign in (34, 254, 26001):
             Image.fromarray(np.full((2, 2), foreign, np.uint16)).save(tmp_path / label_map)
@@ -619,6 +725,9 @@ def test_damaged_street_scenes(streets: Path) -> None:
         list(acdc(streets))
     Image.fromarray(np.full((32, 64), -1, np.int32)).save(label_map, "TIFF")
     with pytest.raises(DataError, match="trainIds"):
+        list(acdc(streets))
+    label_map.write_bytes(b"P6\n8 x 255\n")
+    with pytest.raises(DataError, match=r"f1_gt_labelTrainIds.*truncated"):
         list(acdc(streets))
     label_map.unlink()
     with pytest.raises(DataError, match="f1_gt_labelTrainIds"):

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctta.streams.errors import DataError
+from ctta.streams.remedies import for_clean_cifar
 
 #: What the archives' pickles are made of; anything else in a pickle could run code.
 _HARMLESS = {
@@ -35,8 +36,14 @@ def clean_cifar(
     if (root / "test_batch").exists() or (root / "data_batch_1").exists():
         names = ["test_batch"] if split == "test" else [f"data_batch_{number}" for number in range(1, 6)]
         label_key = "labels"
-    else:
+    elif (root / "test").exists() or (root / "train").exists():
         names, label_key = [split], "fine_labels"
+    else:
+        ten, hundred = ("test_batch", "test") if split == "test" else ("data_batch_1", "train")
+        raise DataError(
+            f"{root} holds no batches of CIFAR: {ten} (CIFAR-10) or {hundred} (CIFAR-100) is missing: "
+            f"{for_clean_cifar(root)}"
+        )
     parts = [_read(root / name, label_key) for name in names]
     images = np.concatenate([pixels for pixels, _ in parts])
     # Stored plane by plane: red, green, blue.
@@ -46,7 +53,7 @@ def clean_cifar(
 
 
 def _read(path: Path, label_key: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    remedy = 'extract the archive again (ctta.data.get("cifar10") fetches and extracts that of CIFAR-10)'
+    remedy = for_clean_cifar(path.parent)
     if not path.is_file():
         raise DataError(f"{path} is missing: {remedy}")
     try:

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from ctta.streams.arrays import PixelArray, content_digest
 from ctta.streams.errors import DataError
+from ctta.streams.remedies import for_cifar_c
+from ctta.validation import whole_number
 
 SEVERITIES = 5
 
@@ -28,25 +30,24 @@ class CifarC:
         self.folder = Path(folder)
         labels = np.asarray(self._open("labels"))
         self.count = len(labels) // SEVERITIES if labels.ndim == 1 else 0
-        self.labels = labels[: self.count]
+        self.labels = labels.reshape(-1)[: self.count]
         repeated = self.count > 0 and np.array_equal(labels, np.tile(self.labels, SEVERITIES))
         if not repeated or not np.issubdtype(labels.dtype, np.integer):
             raise DataError(
                 f"{self.folder / 'labels.npy'} holds {labels.dtype} {labels.shape}; expected the labels of N images as "
-                "whole numbers, five times over (once per severity)"
+                f"whole numbers, five times over (once per severity): {for_cifar_c(self.folder)}"
             )
         # By content, since folders are called differently on every machine.
         self.name = f"cifar-c[{self.count} images, labels {content_digest(self.labels.astype('<i8'))}]"
 
     def domain(self, corruption: str, severity: int) -> PixelArray:
-        if severity not in range(1, SEVERITIES + 1):
-            raise ValueError(f"severity must be 1 to {SEVERITIES}, got {severity}")
+        severity = whole_number("severity", severity, 1, SEVERITIES)
         pixels = self._open(corruption)
         expected = SEVERITIES * self.count
         if pixels.dtype != np.uint8 or pixels.ndim != 4 or len(pixels) != expected or pixels.shape[3] != 3:
             raise DataError(
                 f"{self.folder / corruption}.npy holds {pixels.dtype} {pixels.shape}; "
-                f"expected uint8 ({expected}, H, W, 3)"
+                f"expected uint8 ({expected}, H, W, 3): {for_cifar_c(self.folder)}"
             )
         pixels = pixels[self.count * (severity - 1) : self.count * severity]
         # Some rows of each part tell one folder from another, and reading all of it would take minutes.
@@ -56,14 +57,14 @@ class CifarC:
 
     def _open(self, stem: str) -> NDArray[Any]:
         path = self.folder / f"{stem}.npy"
-        remedy = (
-            "fetch it with ctta.data.get, extract the archive again, or make the folder with "
-            "ctta.corruptions.write_cifar_c"
-        )
+        remedy = for_cifar_c(self.folder)
         if not path.is_file():
             there = ", ".join(sorted(other.stem for other in self.folder.glob("*.npy"))) or "no .npy files"
             raise DataError(f"{path} is missing ({self.folder} holds {there}): {remedy}")
         try:
+            # By name only once it is known to be an array: numpy would leave a damaged archive open.
+            with path.open("rb") as file:
+                np.lib.format.read_magic(file)
             opened: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
         except (ValueError, OSError, EOFError) as error:
             raise DataError(f"{path} is truncated or not a .npy file ({error}): {remedy}") from error

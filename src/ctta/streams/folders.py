@@ -1,6 +1,6 @@
 """Folders of pictures: the user's own, ImageFolder-shaped trees, and ImageNet-C."""
 
-import operator
+import os
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path, PurePosixPath
@@ -8,9 +8,12 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from ctta.corruptions.imaging import centre_cropped
+from ctta.corruptions.picture_names import is_hidden_folder
 from ctta.streams.errors import DataError
 from ctta.streams.pictures import PictureFiles, Transform, listing_name, pictures_below, resized
+from ctta.streams.remedies import GROUP_OF, for_imagenet_c
 from ctta.streams.stream import Segment, Stream
+from ctta.validation import whole_number
 
 READ_AHEAD = 2
 
@@ -29,7 +32,7 @@ def folder(
     root = Path(path)
     paths = pictures_below(root)
     pictures = PictureFiles(listing_name(root, paths, str(size)), tuple(paths), None, resized(size) if size else None)
-    segment = Segment(name or root.name, pictures, np.arange(len(paths)))
+    segment = Segment(name or own_name(root), pictures, np.arange(len(paths)))
     return Stream(f"folder {pictures.name}", [segment], batch_size=batch_size, read_ahead=READ_AHEAD)
 
 
@@ -44,7 +47,10 @@ def image_folder(
     batch_size: int = 32,
     name: str | None = None,
 ) -> Stream:
-    """A tree ``<class>/<picture>``; the label of a class is its place among the sorted class names.
+    """A tree ``<class>/<picture>``; the label of a class is its place among the folders that are there, sorted by name.
+
+    So a missing class shifts the labels of those after it; an empty folder with its name keeps its place, if ``images``
+    says which pictures to take.
 
     Args:
         path: the root of the tree.
@@ -64,23 +70,40 @@ def image_folder(
     pictures = labelled_pictures(
         root, resized(size) if size else transform, str(size or transform_name), per_class=per_class, images=images
     )
-    segment = Segment(name or root.name, pictures, np.arange(len(pictures)))
+    segment = Segment(name or own_name(root), pictures, np.arange(len(pictures)))
     return Stream(f"image_folder {pictures.name}", [segment], batch_size=batch_size, read_ahead=READ_AHEAD)
 
 
+def own_name(root: Path) -> str:
+    """What a folder is called, also where it was given as '.'; not resolved, as a link has a name of its own."""
+    return os.path.basename(os.path.abspath(root)) or str(root)
+
+
+def visible_folders(root: Path) -> list[str]:
+    """The folders in a folder by name, without .cache, __MACOSX and what a killed unpacking left."""
+    children = [child.name for child in root.iterdir() if child.is_dir()] if root.is_dir() else []
+    return sorted(name for name in children if not is_hidden_folder(name))
+
+
 def labelled_pictures(
-    root: Path, transform: Transform | None, name: str, *, per_class: int | None, images: Sequence[str] | None
+    root: Path,
+    transform: Transform | None,
+    name: str,
+    *,
+    per_class: int | None,
+    images: Sequence[str] | None,
+    remedy: str = "extract the archive again",
 ) -> PictureFiles:
     """What :func:`image_folder` gives, before it is a stream; `name` says what the transform does."""
     check_choice(per_class, images)
-    folders = [child.name for child in root.iterdir() if child.is_dir()] if root.is_dir() else []
-    classes = sorted(folder for folder in folders if not folder.startswith((".", "__")))  # no .cache, no __MACOSX
+    classes = visible_folders(root)
     if not classes:
-        raise DataError(f"{root} holds no class folders; expected <class>/<picture>: extract the archive again")
+        raise DataError(f"{root} holds no class folders; expected <class>/<picture>: {remedy}")
     if images is not None:
         chosen = [root / entry for entry in images]
-        if missing := [entry for entry, file in zip(images, chosen, strict=True) if not file.is_file()]:
-            raise DataError(f"{root / missing[0]} is missing, and {len(missing) - 1} more of the list of images")
+        if missing := [file for file in chosen if not file.is_file()]:
+            more = f", and {len(missing) - 1} more of the list of images" if len(missing) > 1 else ""
+            raise DataError(f"{missing[0]} is missing{more}: correct the list; or {remedy}")
     else:
         chosen = [file for folder in classes for file in pictures_below(root / folder)[:per_class]]
     places = {folder: place for place, folder in enumerate(classes)}
@@ -92,8 +115,8 @@ def check_choice(per_class: int | None, images: Sequence[str] | None) -> None:
     """Whether it is clear which pictures are meant."""
     if per_class is not None and images is not None:
         raise ValueError(f"give per_class or images, not both: per_class={per_class} would not apply to the list")
-    if per_class is not None and operator.index(per_class) < 1:
-        raise ValueError(f"per_class must be at least 1, or None for all pictures, got {per_class}")
+    if per_class is not None:
+        whole_number("per_class (None for all pictures)", per_class, 1)
     if images is not None:
         if isinstance(images, str) or not images:
             raise ValueError(f"images must be a list of '<class>/<picture>' with at least one entry, got {images!r}")
@@ -105,6 +128,9 @@ def check_choice(per_class: int | None, images: Sequence[str] | None) -> None:
 
 class ImageNetC:
     """The published tree ``<corruption>/<severity>/<class>/<picture>.JPEG``, already 224x224.
+
+    The label of a class is its place among the class folders that are there, sorted by name: those of all 1,000 classes
+    make ImageNet's labels. Every domain must have the same.
 
     Args:
         folder: the root; the archives' groups (noise, blur, ...) extracted into it, or each into a folder of its own,
@@ -125,35 +151,50 @@ class ImageNetC:
         double_resize: bool = False,
     ) -> None:
         self.folder, self.per_class = Path(folder), per_class
-        lines = None if images is None else Path(images).read_text().splitlines()
-        self.images = None if lines is None else [line.strip() for line in lines if line.strip()]
-        if images is not None and not self.images:
-            raise DataError(f"{images} lists no pictures; expected one <class>/<picture>.JPEG per line")
+        self.images = None if images is None else listed_pictures(Path(images))
         check_choice(per_class, self.images)
         self.transform = centre_cropped if double_resize else None
         self.name = "imagenet-c" + (" double-resized" if double_resize else "")
         self._first: tuple[Path, list[Path]] | None = None  # the first domain opened, and what it holds
 
     def domain(self, corruption: str, severity: int) -> PictureFiles:
-        within = Path(corruption) / str(severity)
+        within = Path(corruption) / str(whole_number("severity", severity, 1, 5))
         # ctta.data.get leaves each group in a folder of its own, people often take the groups apart.
-        places = [self.folder / within, *(group / within for group in sorted(self.folder.glob("*/")))]
-        root = next((place for place in places if place.is_dir()), None)
-        if root is None:
+        groups = [self.folder, *(self.folder / name for name in visible_folders(self.folder))]
+        group = next((group for group in groups if (group / within).is_dir()), None)
+        if group is None:
+            own = self.folder / GROUP_OF.get(corruption, corruption)
             raise DataError(
-                f"{places[0]} is missing, also in folders of groups such as {self.folder / 'noise' / within}: "
-                f"fetch the group that holds {corruption} with ctta.data.get"
+                f"{self.folder / within} is missing, as is {own / within} in a folder of its group: "
+                f"{for_imagenet_c(corruption, own)}"
             )
-        pictures = labelled_pictures(root, self.transform, self.name, per_class=self.per_class, images=self.images)
-        self._check_like_the_first(root, [path.relative_to(root) for path in pictures.paths])
+        root, remedy = group / within, for_imagenet_c(corruption, group / corruption if group == self.folder else group)
+        pictures = labelled_pictures(
+            root, self.transform, self.name, per_class=self.per_class, images=self.images, remedy=remedy
+        )
+        # The class folders too: with a list of pictures, one that is missing would shift labels and go unnoticed.
+        holds = [*map(Path, visible_folders(root)), *(path.relative_to(root) for path in pictures.paths)]
+        self._check_like_the_first(root, holds, remedy)
         return pictures
 
-    def _check_like_the_first(self, root: Path, holds: list[Path]) -> None:
+    def _check_like_the_first(self, root: Path, holds: list[Path], remedy: str) -> None:
         """Every domain shows the same pictures, or labels would shift and half-extracted folders go unnoticed."""
         first_root, expected = self._first = self._first or (root, holds)
         if different := sorted(set(expected) ^ set(holds)):
             there, not_there = (first_root, root) if different[0] in set(expected) else (root, first_root)
-            raise DataError(
-                f"{not_there / different[0]} is missing, which {there} has, and {len(different) - 1} more differ: "
-                "extract the archive again"
-            )
+            more = f", and {len(different) - 1} more differ" if len(different) > 1 else ""
+            raise DataError(f"{not_there / different[0]} is missing, which {there} has{more}: {remedy}")
+
+
+def listed_pictures(path: Path) -> list[str]:
+    """The lines of a text file with a picture on each."""
+    try:
+        lines = [line.strip() for line in path.read_text().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"the list of images {path} cannot be read ({error}); expected a text file with one "
+            "<class>/<picture>.JPEG per line: check the path, or use per_class= instead"
+        ) from error
+    if not any(lines):
+        raise DataError(f"{path} lists no pictures; expected one <class>/<picture>.JPEG per line")
+    return [line for line in lines if line]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ctta.corruptions.imaging import pillow_image
+from ctta.corruptions.imaging import decoding_errors, pillow_image
+from ctta.corruptions.picture_names import PICTURE_SUFFIXES, is_picture
 from ctta.streams.arrays import unit_floats
 from ctta.streams.errors import DataError
 from ctta.streams.stream import Rows
 
-SUFFIXES = {".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
 DECODERS = 4  # threads; Pillow lets go of the interpreter lock while it decodes
 
 Transform = Callable[[Any], Any]  # of a PIL image
@@ -60,9 +61,19 @@ def decoded(path: Path, transform: Transform | None) -> NDArray[np.uint8]:
     try:
         with pillow_image().open(path) as file:
             picture = as_seen(file, str(path))
-    except (OSError, SyntaxError, pillow_image().DecompressionBombError) as error:
+    except DataError:
+        raise
+    except decoding_errors() as error:
         raise DataError(f"{path} is missing, truncated or no picture ({error}): replace or remove it") from error
-    return np.asarray(transform(picture) if transform else picture)
+    if transform is None:
+        return np.asarray(picture)
+    pixels: NDArray[Any] = np.asarray(transform(picture))
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
+        raise ValueError(
+            f"the transform must return an RGB PIL image, or uint8 (H, W, 3), and made {pixels.dtype} {pixels.shape} "
+            f"of {path}: leave scaling to [0, 1] to the stream, and normalising to the model"
+        )
+    return pixels
 
 
 def as_seen(picture: Any, what: str) -> Any:
@@ -86,15 +97,19 @@ def as_seen(picture: Any, what: str) -> Any:
 def resized(size: tuple[int, int]) -> Transform:
     """A transform to (height, width), bilinear."""
     height, width = size
-    return lambda picture: picture.resize((width, height), pillow_image().Resampling.BILINEAR)
+    return partial(_resize, width=width, height=height)  # a lambda would keep streams from being pickled
+
+
+def _resize(picture: Any, *, width: int, height: int) -> Any:
+    return picture.resize((width, height), pillow_image().Resampling.BILINEAR)
 
 
 def pictures_below(folder: Path) -> list[Path]:
-    """Every picture in the folder and below, sorted by path; DataError if there are none."""
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    """Every picture in the folder and below, sorted by path, but no hidden ones; DataError if there are none."""
+    found = sorted(path for path in folder.rglob("*") if is_picture(path, folder) and path.is_file())
     if not found:
         raise DataError(
-            f"{folder} holds no pictures ({', '.join(sorted(SUFFIXES))}): check the path, extract the archive"
+            f"{folder} holds no pictures ({', '.join(sorted(PICTURE_SUFFIXES))}): check the path, extract the archive"
         )
     return found
 

@@ -3,12 +3,16 @@
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ctta.corruptions.imaging import pillow_image
+from ctta.corruptions.imaging import decoding_errors, pillow_image
+from ctta.corruptions.picture_names import is_picture
+from ctta.streams.arrays import content_digest
 from ctta.streams.errors import DataError
 from ctta.streams.pictures import listing_name, read_pictures, resized
 from ctta.streams.stream import Rows, Segment, Stream
@@ -39,26 +43,26 @@ class LabelledScenes:
 
     def read(self, rows: Rows) -> tuple[Tensor, Tensor]:
         x = read_pictures([self.pictures[row] for row in rows], resized(self.size) if self.size else None)
-        maps = [self._label_map(self.maps[row]) for row in rows]
-        if len({label_map.shape for label_map in maps}) > 1:
+        maps = [torch.from_numpy(label_map(self.maps[row])) for row in rows]
+        if len({values.shape for values in maps}) > 1:
             raise DataError(f"{self.maps[rows[0]]} and others of its batch differ in size: use batch_size=1")
         return x, torch.stack(maps)
 
-    def _label_map(self, path: Path) -> Tensor:
-        try:
-            with pillow_image().open(path) as file:
-                values = np.asarray(file)
-        except (OSError, SyntaxError) as error:
-            raise DataError(f"{path} is missing or truncated ({error}): extract the archive of labels again") from error
-        kind, last = (
-            ("labelIds", LAST_LABEL_ID) if path.name.endswith("_labelIds.png") else ("trainIds", NUM_CLASSES - 1)
+
+def label_map(path: Path) -> NDArray[np.int64]:
+    """The trainIds in a file, made from labelIds if it holds those."""
+    try:
+        with pillow_image().open(path) as file:
+            values: NDArray[Any] = np.asarray(file)
+    except decoding_errors() as error:
+        raise DataError(f"{path} is missing or truncated ({error}): extract the archive of labels again") from error
+    kind, last = ("labelIds", LAST_LABEL_ID) if path.name.endswith("_labelIds.png") else ("trainIds", NUM_CLASSES - 1)
+    outside = (values < 0) | ((values > last) & (values != IGNORED))
+    if values.ndim != 2 or outside.any():
+        raise DataError(
+            f"{path} holds other values than {kind} 0 to {last} and 255: extract the archive of labels again"
         )
-        outside = (values < 0) | ((values > last) & (values != IGNORED))
-        if values.ndim != 2 or outside.any():
-            raise DataError(
-                f"{path} holds other values than {kind} 0 to {last} and 255: extract the archive of labels again"
-            )
-        return torch.from_numpy(TRAIN_ID_OF[values] if kind == "labelIds" else values.astype(np.int64))
+    return TRAIN_ID_OF[values] if kind == "labelIds" else values.astype(np.int64)
 
 
 def acdc(
@@ -78,6 +82,8 @@ def acdc(
         size: (height, width) of the pictures; the label maps keep theirs.
         batch_size: scenes per batch.
     """
+    if isinstance(conditions, str):
+        raise ValueError(f"conditions must be several of {', '.join(CONDITIONS)}, got {conditions!r}: give a tuple")
     root = Path(folder)
     segments = []
     for condition in conditions:
@@ -110,7 +116,7 @@ def cityscapes(
 
 
 def _scenes(pictures: Path, ending: str, maps: Path, map_ending: str, size: tuple[int, int] | None) -> LabelledScenes:
-    found = sorted(pictures.rglob(f"*{ending}"))
+    found = sorted(path for path in pictures.rglob(f"*{ending}") if is_picture(path, pictures))
     if not found:
         raise DataError(f"{pictures} holds no *{ending}: extract the archive of pictures there, or check the path")
     partners = []
@@ -124,4 +130,6 @@ def _scenes(pictures: Path, ending: str, maps: Path, map_ending: str, size: tupl
             f"{missing[0]} is missing, as is its *_labelIds.png, and so for {len(missing) - 1} more pictures: "
             "extract the archive of labels"
         )
-    return LabelledScenes(listing_name(pictures, found, str(size)), tuple(found), tuple(partners), size)
+    # By what the first map says, not by its file: trainIds made from labelIds score the same.
+    name = f"{listing_name(pictures, found, str(size))} maps[{content_digest(label_map(partners[0]).astype('<i8'))}]"
+    return LabelledScenes(name, tuple(found), tuple(partners), size)
