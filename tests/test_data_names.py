@@ -10,12 +10,25 @@ import pytest
 
 from ctta.data import DATASETS, get
 
+#: As the hosts of the files print them.
+PUBLISHED_MD5 = {
+    "cifar10-c": "56bf5dcef84df0e2308c6dcbcbbd8499",
+    "cifar100-c": "11f0ed0f1191edbf9fa23466ae6021d3",
+    "imagenet-c/noise": "e80562d7f6c3f8834afb1ecf27252745",
+    "imagenet-c/blur": "2d8e81fdd8e07fef67b9334fa635e45c",
+    "imagenet-c/weather": "33ffea4db4d93fe4a428c40a6ce0c25d",
+    "imagenet-c/digital": "89157860d7b10d5797849337ca2e5c03",
+    "imagenet-c/extra": "d492dfba5fc162d8ec2c3cd8ee672984",
+    "cifar10": "c58f30108f718f92721af3b95e74349a",
+}
+
 
 def test_the_table() -> None:
     parts = [f"imagenet-c/{part}" for part in ("noise", "blur", "weather", "digital", "extra")]
     checkpoints = ["wrn28-10-standard", "resnext29-augmix"]
     assert list(DATASETS) == ["cifar10-c", "cifar100-c", *parts, "cifar10", *checkpoints]
     assert len({source.file for source in DATASETS.values()}) == len({source.url for source in DATASETS.values()}) == 10
+    assert {name: source.md5 for name, source in DATASETS.items() if source.md5} == PUBLISHED_MD5
     for name, source in DATASETS.items():
         assert source.url.startswith("https://")
         assert (source.md5 is None) == (source.returns == "file") == (name in checkpoints)

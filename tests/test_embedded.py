@@ -1,16 +1,20 @@
 """The network and the images that come with the library, and what corruptions do to that network."""
 
+import hashlib
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import safe_open
 
 import ctta
 from ctta.corruptions import CORRUPTIONS, corrupt
 from ctta.streams import sample
 
 PACKAGE = Path(ctta.__file__).parent
+PROVENANCE = (PACKAGE / "models" / "PROVENANCE.md").read_text()
 #: Error in percent of the embedded network on what the published code made of the first 500 test images, severity 5.
 REFERENCE_ERRORS: dict[str, float] = json.loads(
     (Path(__file__).parent / "data" / "embedded_reference_errors.json").read_text()
@@ -30,6 +34,26 @@ def test_network_and_sample_are_small() -> None:
     assert (PACKAGE / "models" / "embedded.safetensors").stat().st_size <= 2_000_000
     assert (PACKAGE / "streams" / "sample.npz").stat().st_size <= 6_000_000
     assert sum(parameter.numel() for parameter in ctta.models.embedded().parameters()) == 269_722
+
+
+def test_the_provenance_is_of_these_files() -> None:
+    rows = re.findall(r"^\| `(\S+)` \| ([\d,]+) \| `(\w{64})` \|$", PROVENANCE, re.MULTILINE)
+    assert [name for name, _, _ in rows] == ["models/embedded.safetensors", "streams/sample.npz"]
+    for name, size, digest in rows:
+        content = (PACKAGE / name).read_bytes()
+        assert len(content) == int(size.replace(",", ""))
+        assert hashlib.sha256(content).hexdigest() == digest
+
+
+def test_the_weights_say_how_they_were_made() -> None:
+    with safe_open(PACKAGE / "models" / "embedded.safetensors", "pt") as file:
+        metadata = file.metadata()
+    # As benchmarks/train_embedded.py writes it.
+    assert set(metadata) == {"data", "epochs", "seed", "test_error", "torch"}
+    assert f"{100 * float(metadata['test_error']):.2f} %" in PROVENANCE
+    script = (Path(__file__).parents[1] / "benchmarks" / "train_embedded.py").read_text()
+    assert all(f'"{key}": ' in script for key in metadata)
+    assert metadata["data"] in script
 
 
 def test_the_sample_is_balanced_cifar10() -> None:
