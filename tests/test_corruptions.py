@@ -367,6 +367,7 @@ def test_own_frost_photos_replace_the_shipped(tmp_path):
     for number in range(7):  # a folder gives its first five, so the white ones are never drawn
         colour = (0, 0, 200) if number < 5 else (255, 255, 255)
         Image.new("RGB", (300, 200), colour).save(tmp_path / f"{number}.png")
+    (tmp_path / "._0.png").write_bytes(b"a Mac's, and no picture")
     black = np.zeros((40, 32, 32, 3), np.uint8)
     from_folder = corrupt(black, "frost", 5, frost_photos=tmp_path)
     assert np.all(from_folder == [0, 0, 90])

@@ -194,6 +194,8 @@ def test_mistakes(build) -> None:
 def test_numbers_that_are_not_whole_are_refused_at_once(setting: str, value: object) -> None:
     with pytest.raises(TypeError, match=setting):
         short(**{setting: value})
+    with pytest.raises(TypeError, match="seed"):
+        data(seed=value)
     assert len(short(**{setting: np.int64(2)})) > 0
 
 
@@ -598,8 +600,10 @@ def test_a_class_that_one_domain_lacks_does_not_shift_labels(imagenet: Path, tmp
     (imagenet / "brightness" / "5" / "n00").mkdir()
     listing = tmp_path / "list.txt"
     listing.write_text("n02/2.JPEG\nn01/0.JPEG\n")
-    with pytest.raises(DataError, match=r"contrast/5/n00 is missing, which .*brightness/5 has: "):
+    with pytest.raises(DataError, match=r"contrast/5/n00 is missing, which .*brightness/5 has: .*-c/digital"):
         continual(ImageNetC(imagenet, images=listing), names=TWO)
+    with pytest.raises(DataError, match=r"n00 holds no pictures .*imagenet-c/weather"):
+        continual(ImageNetC(imagenet), names=["brightness"])
 
 
 def test_imagenet_c_labels_do_not_shift(imagenet: Path) -> None:

@@ -13,7 +13,6 @@ Numbers = NDArray[Any]
 # Beyond the border: the edge pixel (aa|abcd), a mirror on it (cb|abcd), or a mirror behind it (ba|abcd).
 Border = Literal["edge", "reflect", "symmetric"]
 
-
 LONG = 8  # equal weights in a row from which running sums are faster; the kernels of 32x32 images have none
 
 

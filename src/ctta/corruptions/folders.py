@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from ctta.corruptions.arrays import Bytes, Integers
 from ctta.corruptions.batches import to_bytes
 from ctta.corruptions.complete_files import replacing, same_origin
-from ctta.corruptions.corrupt import CORRUPTIONS, HOLD_OUT, VERSION, check_kind, corrupt
+from ctta.corruptions.corrupt import CORRUPTIONS, HOLD_OUT, VERSION, check_integer, check_kind, corrupt
 from ctta.corruptions.frost_photos import Photos
 from ctta.corruptions.imaging import centre_cropped, decoding_errors, pillow_image
 from ctta.corruptions.picture_names import PICTURE_SUFFIXES, is_picture
@@ -49,6 +49,7 @@ def write_cifar_c(
         progress: called with (done, total) corrupted images, also for those found complete.
     """
     check_names(names)
+    check_integer("seed", seed)
     to_bytes(images)  # raises for what `corrupt` would not take, before anything is written
     if images.dtype != np.uint8:
         raise TypeError(f"images has dtype {images.dtype}; expected uint8, as the benchmark's files have")
@@ -110,6 +111,7 @@ def write_imagenet_c(
         progress: called with (done, total) corrupted images, also for those found complete.
     """
     check_names(names)
+    check_integer("seed", seed)
     for severity in severities:
         check_kind(names[0], severity)
     clean_root = Path(source)

@@ -31,7 +31,8 @@ def photo_paths(photos: Photos | None) -> tuple[Path, ...]:
     if not isinstance(photos, str | PathLike):
         paths = tuple(Path(photo) for photo in photos)
     elif Path(photos).is_dir():
-        pictures = (path for path in Path(photos).iterdir() if path.suffix.lower() in SUFFIXES)
+        visible = (path for path in Path(photos).iterdir() if not path.name.startswith("."))
+        pictures = (path for path in visible if path.suffix.lower() in SUFFIXES)
         paths = tuple(sorted(pictures)[: len(SHIPPED)])
     else:
         paths = (Path(photos),)

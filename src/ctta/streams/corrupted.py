@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from ctta.corruptions import VERSION, corrupt
-from ctta.corruptions.corrupt import check_kind
+from ctta.corruptions.corrupt import check_integer, check_kind
 from ctta.corruptions.frost_photos import Photos, photos_digest
 from ctta.streams.arrays import content_name, unit_floats
 from ctta.streams.stream import Rows
@@ -37,6 +37,7 @@ class Corrupted:
         seed: int = 0,
         frost_photos: Photos | None = None,
     ) -> None:
+        check_integer("seed", seed)
         self.images, self.labels, self.seed, self.frost_photos = images, np.asarray(labels), seed, frost_photos
         frost = "" if frost_photos is None else f" frost_photos=[{photos_digest(frost_photos)}]"
         # With the generator's version: a later one may draw other pixels, and results would not compare.

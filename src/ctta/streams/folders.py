@@ -103,9 +103,9 @@ def labelled_pictures(
         chosen = [root / entry for entry in images]
         if missing := [file for file in chosen if not file.is_file()]:
             more = f", and {len(missing) - 1} more of the list of images" if len(missing) > 1 else ""
-            raise DataError(f"{missing[0]} is missing{more}: correct the list; or {remedy}")
+            raise DataError(f"{missing[0]} is missing{more}: correct the list, or {remedy}")
     else:
-        chosen = [file for folder in classes for file in pictures_below(root / folder)[:per_class]]
+        chosen = [file for folder in classes for file in pictures_below(root / folder, remedy)[:per_class]]
     places = {folder: place for place, folder in enumerate(classes)}
     labels = np.array([places[file.relative_to(root).parts[0]] for file in chosen])
     return PictureFiles(listing_name(root, chosen, f"{name} {classes}"), tuple(chosen), labels, transform)
@@ -155,7 +155,8 @@ class ImageNetC:
         check_choice(per_class, self.images)
         self.transform = centre_cropped if double_resize else None
         self.name = "imagenet-c" + (" double-resized" if double_resize else "")
-        self._first: tuple[Path, list[Path]] | None = None  # the first domain opened, and what it holds
+        # The first domain opened, what it holds, and what to do if it lacks something.
+        self._first: tuple[Path, list[Path], str] | None = None
 
     def domain(self, corruption: str, severity: int) -> PictureFiles:
         within = Path(corruption) / str(whole_number("severity", severity, 1, 5))
@@ -179,9 +180,11 @@ class ImageNetC:
 
     def _check_like_the_first(self, root: Path, holds: list[Path], remedy: str) -> None:
         """Every domain shows the same pictures, or labels would shift and half-extracted folders go unnoticed."""
-        first_root, expected = self._first = self._first or (root, holds)
+        first_root, expected, first_remedy = self._first = self._first or (root, holds, remedy)
         if different := sorted(set(expected) ^ set(holds)):
-            there, not_there = (first_root, root) if different[0] in set(expected) else (root, first_root)
+            there, not_there = first_root, root
+            if different[0] not in set(expected):
+                there, not_there, remedy = root, first_root, first_remedy
             more = f", and {len(different) - 1} more differ" if len(different) > 1 else ""
             raise DataError(f"{not_there / different[0]} is missing, which {there} has{more}: {remedy}")
 

@@ -104,13 +104,11 @@ def _resize(picture: Any, *, width: int, height: int) -> Any:
     return picture.resize((width, height), pillow_image().Resampling.BILINEAR)
 
 
-def pictures_below(folder: Path) -> list[Path]:
+def pictures_below(folder: Path, remedy: str = "check the path, extract the archive") -> list[Path]:
     """Every picture in the folder and below, sorted by path, but no hidden ones; DataError if there are none."""
     found = sorted(path for path in folder.rglob("*") if is_picture(path, folder) and path.is_file())
     if not found:
-        raise DataError(
-            f"{folder} holds no pictures ({', '.join(sorted(PICTURE_SUFFIXES))}): check the path, extract the archive"
-        )
+        raise DataError(f"{folder} holds no pictures ({', '.join(sorted(PICTURE_SUFFIXES))}): {remedy}")
     return found
 
 

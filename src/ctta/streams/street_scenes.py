@@ -126,9 +126,9 @@ def _scenes(pictures: Path, ending: str, maps: Path, map_ending: str, size: tupl
         candidates = [stem.with_name(f"{stem.name}{kind}.png") for kind in ("labelTrainIds", "labelIds")]
         partners.append(next((map_path for map_path in candidates if map_path.is_file()), candidates[0]))
     if missing := [path for path in partners if not path.is_file()]:
+        more = f", and so for {len(missing) - 1} more pictures" if len(missing) > 1 else ""
         raise DataError(
-            f"{missing[0]} is missing, as is its *_labelIds.png, and so for {len(missing) - 1} more pictures: "
-            "extract the archive of labels"
+            f"{missing[0]} is missing, as is its *_labelIds.png{more}: extract the archive of labels into {maps}"
         )
     # By what the first map says, not by its file: trainIds made from labelIds score the same.
     name = f"{listing_name(pictures, found, str(size))} maps[{content_digest(label_map(partners[0]).astype('<i8'))}]"
