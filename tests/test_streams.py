@@ -161,7 +161,7 @@ def test_the_hash_tells_streams_apart_and_the_name_says_why() -> None:
     ]
     assert len({stream.hash for stream in variants}) == len(variants)
     assert short().hash == short().hash
-    assert short().name.endswith("continual severity=5 names=contrast+brightness")
+    assert " seed=0 continual severity=5 names=contrast+brightness" in short().name
     assert rounds(short(), 2).name == short().name + " rounds=2"
 
 
