@@ -41,7 +41,7 @@ class Corrupted:
         self.images, self.labels, self.seed, self.frost_photos = images, np.asarray(labels), seed, frost_photos
         frost = "" if frost_photos is None else f" frost_photos=[{photos_digest(frost_photos)}]"
         # With the generator's version: a later one may draw other pixels, and results would not compare.
-        self.name = f"{content_name(name, images, self.labels)} corruptions=v{VERSION} seed={seed}{frost}"
+        self.name = f"{content_name(name, images, self.labels)} corruptions={VERSION} seed={seed}{frost}"
 
     def domain(self, corruption: str, severity: int) -> "CorruptedDomain":
         check_kind(corruption, severity)
