@@ -9,8 +9,8 @@ from ctta.views import image_views
 
 #: The authors' settings for CIFAR10-C, unchanged.
 CIFAR10 = {"threshold": 0.92}
-#: For 150 steps of 50 images, chosen by benchmarks/choose_demo_settings.py on other images and other corruptions; TENT and
-#: Pseudo-label came out with the authors' learning rate.
+#: For 150 steps of 50 images, chosen by benchmarks/choose_demo_settings.py on other images and other corruptions; TENT
+#: and Pseudo-label came out with the authors' learning rate.
 SHORT_STREAM = {"threshold": 0.92, "restore": 0.001}
 
 
