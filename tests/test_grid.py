@@ -245,20 +245,20 @@ def test_ctrl_c_leaves_a_run_that_can_be_gone_on_with(
     assert outcome(run) == expected
 
 
+@pytest.fixture(scope="module")
+def home_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Ray writes a token into the home folder, and looks for it there as long as the process lives."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        yield
+
+
 @pytest.mark.usefixtures("home_elsewhere")
 def test_a_cell_that_fits_on_no_node_is_refused_instead_of_waiting_for_ever() -> None:
     with pytest.raises(ValueError, match="give fewer --threads"):
         RayCluster(None, threads=1000)
-
-
-@pytest.fixture
-def home_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Ray writes a token into the home folder."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    (tmp_path / "home").mkdir()
-    yield
 
 
 @pytest.mark.usefixtures("home_elsewhere")
