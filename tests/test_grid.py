@@ -116,8 +116,10 @@ def test_complete_cells_are_left_alone_but_not_mixed_with_another_network(tmp_pa
     assert execute(again, ThisProcess(), on_ending=endings.append) == []
     assert [ending.cell.row for ending in endings] == ["bn_stats"]
     network.write_text(NETWORK.replace("manual_seed(0)", "manual_seed(1)"))
+    noted = (tmp_path / "run" / "run.json").read_text()
     with pytest.raises(ValueError, match="results of another network"):
-        planned(tmp_path / "run", network, methods=("source",))
+        planned(tmp_path / "run", network, methods=("source",), command="refused")
+    assert (tmp_path / "run" / "run.json").read_text() == noted  # the report shows what made the results
 
 
 def test_progress_is_counted_in_the_files(tmp_path: Path, network: Path) -> None:

@@ -70,9 +70,13 @@ def plan(
             for seed in seeds if task.rows[method].is_random else (None,):
                 place = folder.absolute() / "cells" / _name(method, order, seed)
                 cells.append(Cell(recipe, options, method, order, seed, threads, str(place), save_every))
-    _note(folder, {"recipe": recipe, "options": asdict(options), "threads": threads}, command)
+    asked = {"recipe": recipe, "options": asdict(options), "threads": threads}
+    commands = _earlier_commands(folder, asked)
     run = Run(folder, tuple(cells), sum(len(streams[cell.order]) for cell in cells))
     _check_same(run, fingerprint(net), {order: stream.hash for order, stream in streams.items()})
+    folder.mkdir(parents=True, exist_ok=True)
+    commands = list(dict.fromkeys([*commands, command]))
+    write_atomically(folder / "run.json", json.dumps({"format": FORMAT, **asked, "commands": commands}, indent=1))
     return run
 
 
@@ -127,22 +131,21 @@ def _name(method: str, order: int | None, seed: int | None) -> str:
     return f"{method}-{which}" + ("" if seed is None else f"-seed{seed}")
 
 
-def _note(folder: Path, asked: dict[str, Any], command: str) -> None:
+def _earlier_commands(folder: Path, asked: dict[str, Any]) -> list[str]:
+    """Those that have filled the folder so far; refused if they asked for something else."""
     path = folder / "run.json"
-    asked = json.loads(json.dumps({"format": FORMAT, **asked}))
-    commands = []
-    if path.exists():
-        there = json.loads(path.read_text())
-        commands = there.pop("commands")
-        if different := sorted(_flat(asked).items() - _flat(there).items()):
-            name, now = different[0]
-            raise ValueError(
-                f"{folder} holds a run with another {name} ({_flat(there).get(name)}, now {now}): "
-                "give another folder with --out, or delete that one"
-            )
-    folder.mkdir(parents=True, exist_ok=True)
-    commands = list(dict.fromkeys([*commands, command]))
-    write_atomically(path, json.dumps({**asked, "commands": commands}, indent=1))
+    if not path.exists():
+        return []
+    there = json.loads(path.read_text())
+    now = json.loads(json.dumps({"format": FORMAT, **asked}))
+    if different := sorted(_flat(now).items() - _flat(there).items()):
+        name, value = different[0]
+        raise ValueError(
+            f"{folder} holds a run with another {name} ({_flat(there).get(name)}, now {value}): "
+            "give another folder with --out, or delete that one"
+        )
+    commands: list[str] = there["commands"]
+    return commands
 
 
 def _flat(asked: dict[str, Any]) -> dict[str, str]:
