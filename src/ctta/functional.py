@@ -11,8 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """16-bit values as float32, others as they are: sums and losses in 16 bits lose what adaptation learns from."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def confidence(logits: Tensor) -> Tensor:
     """The largest class probability of every element: (N, C, ...) to (N, ...)."""
+    logits = at_least_float32(logits)
     # max softmax = exp(max log-softmax), and exp(logit_max - logsumexp) needs no tensor of all probabilities.
     return (logits.amax(1) - logits.logsumexp(1)).exp()
 
@@ -28,7 +34,7 @@ def entropy(logits: Tensor) -> Tensor:
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """-sum_c softmax(target)_c log softmax(logits)_c, Eq. 5: the target is a distribution, given as logits."""
-    return -(target.softmax(1) * logits.log_softmax(1)).sum(1)
+    return -(at_least_float32(target).softmax(1) * at_least_float32(logits).log_softmax(1)).sum(1)
 
 
 def symmetric_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
@@ -38,15 +44,15 @@ def symmetric_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 def hard_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """Cross-entropy against the target's most probable class, the loss of the authors' segmentation code."""
-    return F.cross_entropy(logits, target.argmax(1), reduction="none")
+    return F.cross_entropy(at_least_float32(logits), target.argmax(1), reduction="none")
 
 
 @torch.no_grad()
 def ema_update_(teacher: nn.Module, student: nn.Module, decay: float) -> None:
     """teacher <- decay * teacher + (1 - decay) * student, Eq. 2, over all parameters."""
-    averaged, latest = list(teacher.parameters()), list(student.parameters())
-    for average, value in zip(averaged, latest, strict=True):
-        average.lerp_(value, 1 - decay)
+    averaged, latest = tuple(teacher.parameters()), tuple(student.parameters())
+    if averaged:
+        torch._foreach_lerp_(averaged, latest, 1 - decay)  # one launch on a GPU; refuses unequal numbers of tensors
 
 
 @torch.no_grad()
@@ -61,13 +67,20 @@ def stochastic_restore_(student: nn.Module, source: nn.Module, probability: floa
         return
     ends = torch.tensor([adapted.numel() for adapted, _ in pairs]).cumsum(0)
     chosen = bernoulli_positions(int(ends[-1]), probability, generator)
-    # One draw over all parameters laid end to end, then cut at their boundaries.
+    # One draw over all parameters laid end to end, then cut at their boundaries; and one copy to their device.
     cuts = torch.searchsorted(chosen, ends[:-1]).tolist()
-    for (adapted, original), end, positions in zip(pairs, ends.tolist(), chosen.tensor_split(cuts), strict=True):
-        here, there = torch.atleast_1d(adapted), torch.atleast_1d(original)
-        # Indices per axis, so that parameters in any memory layout are written in place.
-        at = torch.unravel_index((positions - (end - here.numel())).to(here.device), here.shape)
-        here[at] = there[at]
+    pieces = chosen.to(pairs[0][0].device).tensor_split(cuts)
+    for (adapted, original), start, positions in zip(pairs, [0, *ends[:-1].tolist()], pieces, strict=True):
+        _copy_at_(adapted, original, (positions - start).to(adapted.device))
+
+
+def _copy_at_(target: Tensor, origin: Tensor, positions: Tensor) -> None:
+    """Copy the elements at these positions of the flattened tensors."""
+    if target.is_contiguous() and origin.is_contiguous():
+        target.view(-1).index_copy_(0, positions, origin.view(-1).index_select(0, positions))
+    else:  # other memory layouts cannot be flattened in place
+        at = torch.unravel_index(positions, target.shape)
+        target[at] = origin[at]
 
 
 def bernoulli_positions(count: int, probability: float, generator: torch.Generator) -> Tensor:

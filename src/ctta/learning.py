@@ -39,10 +39,15 @@ def step_if_finite_(optimizer: Optimizer, loss: Tensor) -> bool:
         loss.backward()
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        # The largest gradient, because a sum of squares may overflow where all of them are finite.
-        finite = bool(torch.isfinite(loss) & torch.isfinite(nn.utils.get_total_norm(gradients, math.inf)))
+        finite = all_finite([loss.detach(), *gradients])
         if finite:
             optimizer.step()
         return finite
     finally:
         optimizer.zero_grad()  # also after an error, or the next step would add to half a gradient
+
+
+def all_finite(tensors: list[Tensor]) -> bool:
+    """Whether no value is NaN or infinite."""
+    # The sum of squares takes a ninth of the time of the largest value, which decides only where the sum overflows.
+    return any(bool(torch.isfinite(nn.utils.get_total_norm(tensors, order))) for order in (2.0, math.inf))
