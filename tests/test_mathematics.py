@@ -215,6 +215,7 @@ def test_defaults_are_the_official_cifar10c_column() -> None:
         "average": "logits",
         "predict_with": "refined",
         "loss": "cross_entropy",
+        "views_at_once": 1,
         "batch_stats": 1.0,
         "seed": 0,
         "output": None,

@@ -8,8 +8,8 @@ from naive import naive_view
 from torch import nn
 
 import ctta
+from ctta.testing.networks import NETWORKS
 from ctta.views import ImageView, ImageViews, average_views, image_views, multiscale_flip
-from ctta.views.image import ImageView as View
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
@@ -37,7 +37,7 @@ def test_a_view_follows_the_recipe_pixel_by_pixel(seed: int, n: int) -> None:
 @pytest.mark.parametrize("sigma", [0.001, 0.1, 0.2, 0.3, 0.5])
 def test_taps_left_out_of_the_blur_are_below_rounding(sigma: float) -> None:
     settings = vars(draw()) | {"sigma": sigma}
-    view = View(**settings)
+    view = ImageView(**settings)
     fast, exact = view.augment(images().float()), view.augment(images())
     # The noise is drawn in the dtype of the images, so it is taken off before comparing.
     fast, exact = fast - noise_of(view, images().float()), exact - noise_of(view, images())
@@ -69,6 +69,48 @@ def test_the_draws_cover_their_ranges() -> None:
     orders = {view.colour_order for view in drawn}
     assert len(orders) == math.factorial(5)
     assert len({view.noise_seed for view in drawn}) == 4000
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 8, 32])
+def test_balanced_views_cover_every_range_evenly_and_in_mirrored_pairs(n: int) -> None:
+    views = image_views(n, balanced=True)
+    for seed in range(20):
+        drawn = views.draw(torch.Generator().manual_seed(seed))
+        half = n // 2
+        for name, (low, high) in views.ranges.items():
+            shares = torch.tensor([(getattr(view, name) - low) / (high - low) for view in drawn], dtype=torch.float64)
+            assert (n * shares).floor().sort().values.tolist() == list(range(n)), name
+            torch.testing.assert_close(shares[:half] + shares[n - half :], torch.ones(half, dtype=torch.float64))
+        for one, other in zip(drawn[:half], drawn[n - half :], strict=True):
+            assert one.flip != other.flip
+            assert one.colour_order == other.colour_order[::-1]
+
+
+@pytest.mark.parametrize("n", [4, 5])
+def test_balanced_views_of_many_steps_are_distributed_as_independent_ones(n: int) -> None:
+    views = image_views(n, balanced=True)
+    drawn = [view for seed in range(1500) for view in views.draw(torch.Generator().manual_seed(seed))]
+    for name, (low, high) in views.ranges.items():
+        values = torch.tensor([getattr(view, name) for view in drawn])
+        quantiles = torch.quantile((values - low) / (high - low), torch.linspace(0.1, 0.9, 9))
+        torch.testing.assert_close(quantiles, torch.linspace(0.1, 0.9, 9), rtol=0, atol=0.02, msg=name)
+    pairs = torch.tensor([[view.brightness, view.degrees] for view in drawn])
+    assert abs(torch.corrcoef(pairs.T)[0, 1]) < 0.05
+
+
+def test_gentler_views_draw_from_the_middle_of_the_ranges() -> None:
+    full, gentle = image_views(1), image_views(50, colour=0.5, motion=0.25)
+    for name, (low, high) in full.ranges.items():
+        share = {"brightness": 0.5, "hue": 0.5, "degrees": 0.25, "scale": 0.25, "sigma": 1}.get(name)
+        if share is not None:
+            inner_low, inner_high = gentle.ranges[name]
+            assert inner_high - inner_low == pytest.approx(share * (high - low))
+            assert inner_high + inner_low == pytest.approx(low + high)
+    for view in gentle.draw(torch.Generator().manual_seed(0)):
+        assert abs(view.degrees) <= 15 / 4
+        assert abs(view.brightness - 1) <= 0.2
+    still = image_views(1, colour=0, motion=0).draw(torch.Generator().manual_seed(0))[0]
+    assert (still.brightness, still.hue, still.degrees, still.translate_x, still.scale) == (1, 0, 0, 0, 1)
 
 
 def test_one_draw_is_shared_by_the_batch() -> None:
@@ -133,6 +175,8 @@ def test_a_method_refuses_the_range_at_once_even_where_its_gate_stays_shut() -> 
     [
         lambda: image_views(0),
         lambda: image_views(2, mean=(0.5,)),
+        lambda: image_views(2, colour=1.5),
+        lambda: image_views(2, motion=-0.1),
         lambda: image_views(2, mean=(0.5,), std=(0.0,)),
         lambda: multiscale_flip(()),
         lambda: multiscale_flip((0.5, -1)),
@@ -180,6 +224,56 @@ def test_views_are_computed_one_at_a_time() -> None:
     assert batch_sizes == [3] * 5
 
 
+@pytest.mark.parametrize("views", [image_views(5), multiscale_flip((0.5, 1.0))], ids=["random", "scaled"])
+@pytest.mark.parametrize("average", ["logits", "probabilities"])
+@pytest.mark.parametrize("share", [1.0, 0.3, 0.0])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_several_views_at_once_answer_as_one_at_a_time(network: str, share: float, average: str, views) -> None:
+    torch.manual_seed(0)
+    net, x = NETWORKS[network]().double(), images(16, count=3)
+    if network == "vit" and not isinstance(views, ImageViews):
+        views = multiscale_flip((1.0,))  # it has a fixed size
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2)
+    settings = {"views": views, "average": average, "batch_stats": share}
+    one_by_one = ctta.TestAug(net, **settings)(x)
+    for at_once in (2, 3, 8):
+        together = ctta.TestAug(net, views_at_once=at_once, **settings)(x)
+        torch.testing.assert_close(together, one_by_one, rtol=0, atol=1e-10)
+
+
+def test_views_at_once_go_through_the_network_together() -> None:
+    batch_sizes = []
+    x = torch.rand(3, 3, 8, 8)
+    views = image_views(5).draw(torch.Generator())
+    average_views(views, lambda shown: batch_sizes.append(len(shown)) or shown.mean((2, 3)), x, "logits", 2)
+    assert batch_sizes == [6, 6, 3]
+
+
+def test_views_of_ones_own_go_one_at_a_time_unless_they_can_be_split() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(48, 3))
+    model = ctta.TestAug(net, views=[lambda model, x: model(x)], views_at_once=2)
+    with pytest.raises(TypeError, match="augment"):
+        model(torch.rand(2, 3, 4, 4))
+
+
+def test_a_batch_norm_without_running_statistics_shows_one_view_at_a_time() -> None:
+    net = nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False), nn.Flatten(), nn.Linear(48, 3))
+    x = torch.rand(4, 3, 4, 4)
+    assert ctta.TestAug(net, views=image_views(2))(x).shape == (4, 3)
+    with pytest.raises(ValueError, match="views_at_once=1"):
+        ctta.TestAug(net, views=image_views(2), views_at_once=2)(x)
+
+
+@pytest.mark.parametrize("method", [ctta.CoTTA, ctta.TestAug])
+@pytest.mark.parametrize("at_once", [0, -1, 1.5, True])
+def test_a_wrong_number_of_views_at_once(method, at_once) -> None:
+    with pytest.raises((ValueError, TypeError), match="views_at_once"):
+        method(nn.Linear(2, 2), views_at_once=at_once)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_large_16_bit_images_are_sampled_exactly(dtype: torch.dtype) -> None:
     x = torch.rand(1, 3, 224, 224, generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -194,7 +288,7 @@ def test_image_views_bring_dense_answers_back_to_their_pixels() -> None:
     rows, columns = torch.linspace(0.2, 0.8, 40).view(1, 1, 40, 1), torch.linspace(0.2, 0.8, 48).view(1, 1, 1, 48)
     image = torch.cat([rows.expand(1, 1, 40, 48), columns.expand(1, 1, 40, 48), torch.full((1, 1, 40, 48), 0.5)], 1)
     for view in image_views(12).draw(torch.Generator().manual_seed(2)):
-        plain = View(**vars(view) | {"colour_order": (), "sigma": 0.001})
+        plain = ImageView(**vars(view) | {"colour_order": (), "sigma": 0.001})
         answer = plain(lambda x: x, image)
         middle = (..., slice(14, 26), slice(16, 32))
         torch.testing.assert_close(answer[middle], image[middle], rtol=0, atol=0.03)

@@ -1,12 +1,27 @@
 """Normalisation layers: batch statistics, running statistics anew, and the parameters to train."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+
+#: None outside of :func:`statistics_per_part`. Of the call and not of a layer, since streams share their source's.
+_num_parts: ContextVar[int | None] = ContextVar("_num_parts", default=None)
+
+
+@contextmanager
+def statistics_per_part(num_parts: int) -> Iterator[None]:
+    """Within, a batch is so many equal parts laid end to end, each normalised by statistics of its own."""
+    token = _num_parts.set(num_parts)
+    try:
+        yield
+    finally:
+        _num_parts.reset(token)
 
 
 @dataclass(frozen=True)
@@ -20,34 +35,36 @@ class BatchStatistics:
     share: float
 
     def __call__(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        x = inputs[0]
-        self.set_mode(module)
-        if self.share < 1:
-            return (self.shifted(module, x), *inputs[1:])
-        if x.numel() == x.shape[1]:
+        x, num_parts = inputs[0], _num_parts.get()
+        if x.numel() == x.shape[1] * (num_parts or 1) and self.share == 1:
             raise ValueError(
                 f"batch statistics need more than one value per channel, and a BatchNorm got {tuple(x.shape)}: "
                 "give larger batches, or blend in the source's statistics with batch_stats=0.1, say"
             )
-        return None
+        by_itself = self.share == 1 and num_parts is None
+        self.set_mode(module, by_itself)
+        return None if by_itself else (self.shifted(module, x, num_parts or 1), *inputs[1:])
 
-    def set_mode(self, module: _BatchNorm) -> None:
-        """On batch statistics alone the layer trains, but tracks nothing; on a blend it reads what it has."""
-        module.training = self.share == 1
-        module.track_running_stats = self.share < 1
+    @staticmethod
+    def set_mode(module: _BatchNorm, by_itself: bool) -> None:
+        """The layer takes batch statistics by itself, and tracks nothing; or it reads its running statistics."""
+        module.training = by_itself
+        module.track_running_stats = not by_itself
 
-    def shifted(self, module: _BatchNorm, x: Tensor) -> Tensor:
-        """x moved and scaled so that the layer's own running statistics then give the blended normalisation."""
-        mean, variance = module.running_mean, module.running_var
-        assert mean is not None and variance is not None, "checked by use_batch_statistics_"
-        values = x.to(mean.dtype)
-        axes = [axis for axis in range(x.ndim) if axis != 1]
-        batch_variance, batch_mean = torch.var_mean(values, axes, correction=0)
+    def shifted(self, module: _BatchNorm, x: Tensor, num_parts: int) -> Tensor:
+        """x moved and scaled so that the layer's own running statistics then give the normalisation meant."""
+        if module.running_mean is None or module.running_var is None:
+            raise ValueError("a BatchNorm without running statistics can show only one view at a time: views_at_once=1")
+        along_channels = (-1,) + (1,) * (x.ndim - 2)
+        mean, variance = module.running_mean.view(along_channels), module.running_var.view(along_channels)
+        values = x.to(mean.dtype).unflatten(0, (num_parts, -1))
+        axes = [axis for axis in range(values.ndim) if axis not in (0, 2)]
+        batch_variance, batch_mean = torch.var_mean(values, axes, correction=0, keepdim=True)
         blended_mean = mean.lerp(batch_mean, self.share)
         scale = ((variance + module.eps) / (variance.lerp(batch_variance, self.share) + module.eps)).sqrt()
-        along_channels = (1, -1) + (1,) * (x.ndim - 2)
         shift = mean - blended_mean * scale
-        return (values * scale.view(along_channels) + shift.view(along_channels)).to(x.dtype)
+        shifted: Tensor = (values * scale + shift).flatten(0, 1)
+        return shifted.to(x.dtype)
 
 
 def use_batch_statistics_(net: nn.Module, share: float) -> None:
@@ -59,9 +76,8 @@ def use_batch_statistics_(net: nn.Module, share: float) -> None:
                     f"batch_stats={share} blends running with batch statistics, and layer '{name}' keeps no running "
                     "statistics; use batch_stats=1"
                 )
-            hook = BatchStatistics(share)
-            hook.set_mode(module)
-            module.register_forward_pre_hook(hook)
+            BatchStatistics.set_mode(module, by_itself=share == 1)
+            module.register_forward_pre_hook(BatchStatistics(share))
 
 
 def avoid_group_norm_crash_(net: nn.Module) -> None:

@@ -18,7 +18,7 @@ from ctta.functional import (
 from ctta.learning import OptimizerFactory
 from ctta.norms import uses_batch_statistics
 from ctta.surgery import Output
-from ctta.validation import check_choice, check_fraction
+from ctta.validation import check_choice, check_fraction, whole_number
 from ctta.views import Average, Views, average_views, check_images, check_views, draw_views, image_views
 
 LOSSES = {"cross_entropy": cross_entropy, "symmetric": symmetric_cross_entropy, "hard": hard_cross_entropy}
@@ -45,6 +45,8 @@ class CoTTA(AdaptiveModel):
         average: the mean over views of ``"logits"`` or of ``"probabilities"``.
         predict_with: answer with the ``"refined"`` target or with the ``"teacher"``'s direct prediction.
         loss: ``"cross_entropy"``, ``"symmetric"`` (half of it each way) or ``"hard"`` (against the target's argmax).
+        views_at_once: how many views go through the teacher together: more memory, and less time where single ones
+            leave the device idle. Each keeps statistics of its own.
         batch_stats: share of the batch in BatchNorm's statistics, in student, teacher and source.
         seed: of the draws of views and of restored weights.
         output: where the logits are in what the network returns, if not found by itself.
@@ -69,6 +71,7 @@ class CoTTA(AdaptiveModel):
         average: Average = "logits",
         predict_with: Literal["refined", "teacher"] = "refined",
         loss: Literal["cross_entropy", "symmetric", "hard"] = "cross_entropy",
+        views_at_once: int = 1,
         batch_stats: float = 1.0,
         seed: int = 0,
         output: Output = None,
@@ -81,10 +84,12 @@ class CoTTA(AdaptiveModel):
         check_choice("predict_with", predict_with, ("refined", "teacher"))
         check_choice("loss", loss, tuple(LOSSES))
         check_views(views)
+        whole_number("views_at_once", views_at_once, 1)
         if threshold != threshold:
             raise ValueError("threshold must be a number, got NaN")
         self.decay, self.restore, self.threshold, self.views = decay, restore, threshold, views
         self.gate, self.average, self.predict_with, self.loss = gate, average, predict_with, loss
+        self.views_at_once = views_at_once
         self.student = self.copy_of_source()
         self.teacher = self.copy_of_source().requires_grad_(False)
         self.optimize(self.student, optimizer)
@@ -138,13 +143,17 @@ class CoTTA(AdaptiveModel):
             direct = self.teacher(x)
         if direct is not None and not unsure.any():
             return direct
-        views = draw_views(self.views, self.generator("views"))
         if direct is None or unsure.all():
-            return average_views(views, self.teacher, x, self.average)
+            return self.refined(x)
         if uses_batch_statistics(self.teacher):
-            refined = average_views(views, self.teacher, x, self.average)  # every image shapes the statistics
+            refined = self.refined(x)  # every image shapes the statistics
         else:
             rows = unsure.reshape(len(unsure), -1).any(1)
             refined = direct.clone()
-            refined[rows] = average_views(views, self.teacher, x[rows], self.average)
+            refined[rows] = self.refined(x[rows])
         return torch.where(unsure.unsqueeze(1), refined, direct)
+
+    def refined(self, x: Tensor) -> Tensor:
+        """The teacher's mean answer over the views of this step."""
+        views = draw_views(self.views, self.generator("views"))
+        return average_views(views, self.teacher, x, self.average, self.views_at_once)

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
 from ctta.surgery import Output
-from ctta.validation import check_choice
+from ctta.validation import check_choice, whole_number
 from ctta.views import Average, Views, average_views, check_images, check_views, draw_views, image_views
 
 
@@ -15,6 +15,7 @@ class TestAug(AdaptiveModel):
         net: any network.
         views: what to average over; the default expects images in [0, 1], see :func:`ctta.views.image_views`.
         average: the mean of ``"logits"`` or of ``"probabilities"``.
+        views_at_once: how many views go through the network together, each with statistics of its own.
         batch_stats: share of the batch in BatchNorm's statistics.
         seed: of the draws of views.
         output: where the logits are in what the network returns, if not found by itself.
@@ -33,6 +34,7 @@ class TestAug(AdaptiveModel):
         *,
         views: Views = image_views(32),
         average: Average = "logits",
+        views_at_once: int = 1,
         batch_stats: float = 1.0,
         seed: int = 0,
         output: Output = None,
@@ -42,7 +44,8 @@ class TestAug(AdaptiveModel):
         check_views(views)
         if not views:
             raise ValueError("TestAug needs at least one view to average over")
-        self.views, self.average = views, average
+        whole_number("views_at_once", views_at_once, 1)
+        self.views, self.average, self.views_at_once = views, average, views_at_once
 
     def check_input(self, x: Tensor) -> None:
         super().check_input(x)
@@ -52,4 +55,5 @@ class TestAug(AdaptiveModel):
         return self.predict_step(x)
 
     def predict_step(self, x: Tensor) -> Tensor:
-        return average_views(draw_views(self.views, self.generator("views")), self.source, x, self.average)
+        views = draw_views(self.views, self.generator("views"))
+        return average_views(views, self.source, x, self.average, self.views_at_once)

@@ -2,12 +2,14 @@
 
 A *view* is a callable ``(model, x) -> logits`` whose logits are aligned with ``x``: it transforms the batch, calls
 the model and undoes what moves pixels. A method's ``views`` is a sequence of views, or an object whose
-``draw(generator)`` gives the views of one step. Your own view needs nothing from this file.
+``draw(generator)`` gives the views of one step. Your own view needs nothing from this file; with methods ``augment``
+and ``align`` (:class:`SplitView`) several of them can go through the model at once.
 """
 
 from ctta.views.average import (
     Average,
     DrawnViews,
+    SplitView,
     View,
     Views,
     average_views,
@@ -15,7 +17,8 @@ from ctta.views.average import (
     check_views,
     draw_views,
 )
-from ctta.views.image import ImageView, ImageViews, image_views
+from ctta.views.image import ImageViews, image_views
+from ctta.views.image_view import ImageView
 from ctta.views.multiscale import ScaledView, multiscale_flip
 
 __all__ = [
@@ -24,6 +27,7 @@ __all__ = [
     "ImageView",
     "ImageViews",
     "ScaledView",
+    "SplitView",
     "View",
     "Views",
     "average_views",

@@ -1,10 +1,13 @@
 """What a view is, and the average of a model's answers over views."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+
+from ctta.functional import at_least_float32
+from ctta.norms import statistics_per_part
 
 Model = Callable[[Tensor], Tensor]
 View = Callable[[Model, Tensor], Tensor]
@@ -19,6 +22,15 @@ class DrawnViews(Protocol):
 
 
 Views = Sequence[View] | DrawnViews
+
+
+@runtime_checkable
+class SplitView(Protocol):
+    """A view whose call is ``align(model(augment(x)), x)``, so that several can go through the model together."""
+
+    def augment(self, x: Tensor) -> Tensor: ...
+
+    def align(self, logits: Tensor, x: Tensor) -> Tensor: ...
 
 
 def check_views(views: Views) -> None:
@@ -39,11 +51,11 @@ def draw_views(views: Views, generator: torch.Generator) -> Sequence[View]:
     return views.draw(generator) if isinstance(views, DrawnViews) else views
 
 
-def average_views(views: Sequence[View], model: Model, x: Tensor, average: Average) -> Tensor:
-    """The mean answer over the views, as logits; one view in memory at a time."""
+def average_views(views: Sequence[View], model: Model, x: Tensor, average: Average, views_at_once: int = 1) -> Tensor:
+    """The mean answer over the views, as logits; so many views in memory at a time."""
     total: Tensor | None = None
-    for view in views:
-        answer = view(model, x)
+    for answer in _answers(views, model, x, views_at_once):
+        answer = at_least_float32(answer)
         if average == "probabilities":
             answer = answer.softmax(1)
         total = answer if total is None else total + answer
@@ -52,3 +64,31 @@ def average_views(views: Sequence[View], model: Model, x: Tensor, average: Avera
     mean = total / len(views)
     # The smallest normal number stands in for zero, so that the log stays finite.
     return mean.clamp_min(torch.finfo(mean.dtype).tiny).log() if average == "probabilities" else mean
+
+
+def _answers(views: Sequence[View], model: Model, x: Tensor, views_at_once: int) -> Iterator[Tensor]:
+    """The aligned answer to each view; those that go through the model together have the same shape."""
+    if views_at_once == 1:
+        yield from (view(model, x) for view in views)
+        return
+    together: list[tuple[SplitView, Tensor]] = []
+    for view in views:
+        if not isinstance(view, SplitView):
+            raise TypeError(
+                f"views_at_once={views_at_once} needs views with augment(x) and align(logits, x), got {view!r}"
+            )
+        shown = view.augment(x)
+        if together and (len(together) == views_at_once or together[0][1].shape != shown.shape):
+            yield from _answers_together(together, model, x)
+            together = []
+        together.append((view, shown))
+    yield from _answers_together(together, model, x)
+
+
+def _answers_together(together: list[tuple[SplitView, Tensor]], model: Model, x: Tensor) -> Iterator[Tensor]:
+    if not together:
+        return
+    with statistics_per_part(len(together)):
+        logits = model(torch.cat([shown for _view, shown in together]))
+    for (view, _shown), answer in zip(together, logits.chunk(len(together)), strict=True):
+        yield view.align(answer, x)

@@ -30,8 +30,15 @@ class ScaledView:
     flip: bool
 
     def __call__(self, model: Model, x: Tensor) -> Tensor:
+        return self.align(model(self.augment(x)), x)
+
+    def augment(self, x: Tensor) -> Tensor:
+        """The batch as this view shows it."""
         size = [max(1, round(side * self.scale)) for side in x.shape[2:]]
-        logits = model(resize(x.flip(-1) if self.flip else x, size))
+        return resize(x.flip(-1) if self.flip else x, size)
+
+    def align(self, logits: Tensor, x: Tensor) -> Tensor:
+        """The answer to the view of this batch, at the batch's size and side."""
         if logits.ndim < x.ndim:
             return logits  # one answer per image: nothing has moved
         return resize(logits.flip(-1) if self.flip else logits, x.shape[2:])
