@@ -10,20 +10,17 @@ Settings are varied group after group, all combinations within a group, the best
 import argparse
 import itertools
 from concurrent.futures import ProcessPoolExecutor
-from functools import cache, partial
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from cifar10_files import read_split
+from hold_out import hold_out_stream
 
 import ctta
-from ctta.corruptions import HOLD_OUT
-from ctta.streams import Corrupted, Segment, Stream
 
-FIRST, BLOCK, BATCH_SIZE, NUM_VIEWS = 2000, 500, 50, 8
+BATCH_SIZE, NUM_VIEWS = 50, 8
 
 Settings = dict[str, Any]
 
@@ -40,18 +37,6 @@ GROUPS: dict[str, list[dict[str, list[Any]]]] = {
 }
 
 
-@cache
-def hold_out_stream(cifar: Path) -> Stream:
-    """Sixteen segments of 500 images that appear nowhere else, the four corruptions in turn."""
-    images, labels = read_split(cifar, "test")
-    data = Corrupted(images[FIRST:], labels[FIRST:], name="cifar10 test 2000-9999", seed=1)
-    segments = []
-    for number, first in enumerate(range(0, len(images) - FIRST, BLOCK)):
-        corruption = list(HOLD_OUT)[number % len(HOLD_OUT)]
-        segments.append(Segment(corruption, data.domain(corruption, 5), np.arange(first, first + BLOCK)))
-    return Stream("hold-out", segments, batch_size=BATCH_SIZE)
-
-
 def error_of(cifar: Path, method: str, settings: Settings) -> float:
     """One trial, on one thread."""
     torch.set_num_threads(1)
@@ -61,7 +46,7 @@ def error_of(cifar: Path, method: str, settings: Settings) -> float:
     if method == "cotta":
         arguments["views"] = ctta.views.image_views(NUM_VIEWS)
     model = ctta.adapt(ctta.models.embedded(), method, **arguments)
-    error = ctta.evaluate(model, hold_out_stream(cifar)).error
+    error = ctta.evaluate(model, hold_out_stream(cifar, BATCH_SIZE)).error
     print(f"{method:14}{100 * error:6.2f} %  {settings}", flush=True)
     return error
 

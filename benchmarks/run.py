@@ -1,0 +1,33 @@
+"""All ratios of this version: a table on the screen, and the same in benchmarks/results.json.
+
+python benchmarks/run.py
+
+Fails if a target is missed. Minutes on two quiet cores; a busy machine makes single ratios swing.
+"""
+
+import sys
+from pathlib import Path
+
+import checkpoint_speed
+import growth
+import memory_use
+import step_speed
+from measuring import Measurement, write_results
+
+RESULTS = Path(__file__).parent / "results.json"
+
+
+def main() -> None:
+    print(f"{'':74}{'ratio':>7}{'target':>8}")
+    measurements: list[Measurement] = []
+    for part in (step_speed, growth, memory_use, checkpoint_speed):
+        for measurement in part.measure():
+            print(measurement, flush=True)
+            measurements.append(measurement)
+    write_results(measurements, RESULTS)
+    if missed := [measurement.name for measurement in measurements if not measurement.is_met]:
+        sys.exit(f"missed: {'; '.join(missed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""What a step costs beside the bare passes of the network that it cannot do without."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from bare import faster_layout, forward, forward_backward
+from measuring import Measurement, seconds, time_ratio
+from resnet50 import resnet50
+from torch import Tensor, nn
+
+import ctta
+from ctta.functional import ema_update_, entropy, stochastic_restore_
+from ctta.learning import step_if_finite_
+from ctta.norms import norm_parameters
+from ctta.surgery import train_only_
+
+NUM_VIEWS = 32
+
+
+def cifar_batch(size: int = 200) -> Tensor:
+    return torch.rand(size, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def imagenet_batch() -> Tensor:
+    return torch.rand(16, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+
+
+def measure() -> Iterator[Measurement]:
+    x = cifar_batch()
+    yield Measurement("BN Stats / forward, ResNet-20, batch 200", bn_stats_ratio(x), 1.02)
+    yield Measurement("TENT step / forward-backward + Adam, ResNet-20, batch 200", tent_ratio(x), 1.05)
+    yield Measurement("one view / forward, ResNet-20, batch 200, mean of 64 draws", view_ratio(x), 0.25)
+    name = "CoTTA step, 32 views / the same bare passes"
+    yield Measurement(f"{name}, ResNet-20, batch 200", cotta_ratio(ctta.models.embedded, x, pairs=5), 1.25)
+    yield Measurement("EMA + restore + Adam / forward, ResNet-50, batch 16", update_ratio(), 0.10)
+    yield Measurement(f"{name}, ResNet-50, 224, batch 16", cotta_ratio(resnet50, imagenet_batch(), pairs=2), 1.05)
+
+
+def bn_stats_ratio(x: Tensor) -> float:
+    bare = faster_layout(ctta.models.embedded, x, forward)
+    model = ctta.BNStats(bare)
+    return time_ratio(partial(model, x), partial(forward, bare, x), pairs=30, warm_up=5)
+
+
+def tent_ratio(x: Tensor) -> float:
+    bare = faster_layout(ctta.models.embedded, x, forward_backward)
+    model = ctta.Tent(bare)
+    train_only_(bare, norm_parameters(bare))
+    optimizer = torch.optim.Adam([parameter for parameter in bare.parameters() if parameter.requires_grad], lr=1e-3)
+
+    def bare_step() -> None:
+        entropy(bare(x)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return time_ratio(partial(model, x), bare_step, pairs=20, warm_up=3)
+
+
+def view_ratio(x: Tensor) -> float:
+    bare = faster_layout(ctta.models.embedded, x, forward)
+    views = ctta.views.image_views(64).draw(torch.Generator().manual_seed(0))
+
+    def all_views() -> None:
+        for view in views:
+            view.augment(x)
+
+    def forwards() -> None:
+        for _ in views:
+            forward(bare, x)
+
+    return time_ratio(all_views, forwards, pairs=3)
+
+
+def cotta_ratio(build: Callable[[], nn.Module], x: Tensor, pairs: int) -> float:
+    bare = faster_layout(build, x, forward)
+    model = ctta.CoTTA(bare, threshold=1.0)  # no random network is so sure of random images: the gate always opens
+    trained = faster_layout(build, x, forward_backward)
+
+    def bare_passes() -> None:
+        for _ in range(NUM_VIEWS + 1):  # the views, and the source
+            forward(bare, x)
+        forward_backward(trained, x)
+
+    ratio = time_ratio(partial(model, x), bare_passes, pairs, warm_up=0)
+    assert model.last_step is not None and model.last_step.augmented == 1, "every step averages over the views"
+    return ratio
+
+
+def update_ratio() -> float:
+    """What a step does beside passes through the network, gradients given."""
+    x = imagenet_batch()
+    bare = faster_layout(resnet50, x, forward)
+    student, teacher, source = resnet50(), resnet50(), resnet50()
+    optimizer = torch.optim.Adam(student.parameters(), lr=1e-3)
+    parameters = list(student.parameters())
+
+    def with_gradients() -> Tensor:
+        """A loss whose backward costs next to nothing more than writing the gradients."""
+        return sum((parameter.sum() for parameter in parameters), torch.zeros(()))
+
+    def update() -> None:
+        step_if_finite_(optimizer, with_gradients())
+        ema_update_(teacher, student, 0.999)
+        stochastic_restore_(student, source, 0.01, torch.Generator().manual_seed(0))
+
+    def gradients_only() -> None:
+        with_gradients().backward()
+        optimizer.zero_grad()
+
+    update()
+    times = [(seconds(update) - seconds(gradients_only), seconds(partial(forward, bare, x))) for _ in range(9)]
+    return sorted(spent / passing for spent, passing in times)[len(times) // 2]
