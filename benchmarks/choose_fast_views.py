@@ -20,15 +20,27 @@ from ctta.views import ImageViews, image_views
 
 BATCH_SIZE = 100
 
+#: The authors' views, fewer of them, and balanced ones by (number, colour, motion) in the order they were tried.
 CANDIDATES = [
     image_views(32),
     image_views(8),
     *(
-        image_views(8, colour=colour, motion=motion, balanced=True)
-        for colour, motion in ((1, 1), (0.5, 0.75), (0, 0.75))
+        image_views(n, colour=colour, motion=motion, balanced=True)
+        for n, colour, motion in (
+            (8, 1, 1),
+            (8, 0.5, 0.75),
+            (8, 0, 0.75),
+            (4, 0.5, 0.75),
+            (4, 0, 0.75),
+            (8, 0.5, 0.5),
+            (8, 0.75, 0.5),
+            (8, 0.5, 0.25),
+            (8, 0.25, 0.5),
+            (4, 0.5, 0.5),
+            (4, 0.5, 0.25),
+            (6, 0.5, 0.5),
+        )
     ),
-    *(image_views(4, colour=colour, motion=motion, balanced=True) for colour, motion in ((0.5, 0.75), (0, 0.75))),
-    image_views(8, colour=0.5, motion=0.5, balanced=True),
 ]
 
 

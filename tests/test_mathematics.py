@@ -226,3 +226,13 @@ def test_the_paper_preset_and_its_overrides() -> None:
     model = ctta.CoTTA.paper(classifier(), restore=0.001)
     assert (model.gate, model.average, model.predict_with) == ("element", "probabilities", "teacher")
     assert (model.loss, model.decay, model.restore) == ("cross_entropy", 0.999, 0.001)
+
+
+def test_the_fast_preset_is_the_official_one_but_for_its_views() -> None:
+    fast, official = ctta.CoTTA.fast(classifier()), ctta.CoTTA.official(classifier())
+    differing = {name for name, value in fast.hyperparameters.items() if value != official.hyperparameters[name]}
+    assert differing == {"views"}
+    assert fast.views == ctta.views.fast_image_views()
+    assert fast.views.n == 8
+    assert fast.views.balanced
+    assert ctta.CoTTA.fast(classifier(), views=(), decay=0.5).hyperparameters["views"] == ()

@@ -11,6 +11,7 @@ from torch import nn
 from ctta.recipes import Options, build
 from ctta.recipes.paper import IMAGENET_LIST
 from ctta.recipes.rows import paper_rows, with_settings
+from ctta.views import fast_image_views, image_views
 
 
 def tiny() -> nn.Module:
@@ -158,7 +159,12 @@ def test_rounds_go_through_every_stream_again() -> None:
 
 def test_seeds_are_for_what_is_drawn() -> None:
     rows = build("embedded", Options()).rows
-    assert {name for name, row in rows.items() if row.is_random} == {"test_aug", "cotta_view_average", "cotta"}
+    assert {name for name, row in rows.items() if row.is_random} == {
+        "test_aug",
+        "cotta_view_average",
+        "cotta",
+        "cotta_fast",
+    }
     assert (
         build("embedded", Options(settings=("cotta_weight_average.restore=0.1",)))
         .rows["cotta_weight_average"]
@@ -205,3 +211,9 @@ def test_acdc_goes_through_the_weather_ten_times(tmp_path: Path) -> None:
     assert len(stream) == 80
     assert stream.batch(0).x.shape == (1, 3, 540, 960)
     assert len(build("acdc", Options(data=str(tmp_path), limit=1, rounds=2)).stream(None)) == 8
+
+
+def test_a_number_of_views_keeps_their_kind() -> None:
+    rows = with_settings(paper_rows("official", cotta={}), ("cotta_fast.views=4", "cotta.views=4"))
+    assert rows["cotta_fast"].model(tiny(), 0).views == fast_image_views(4)
+    assert rows["cotta"].model(tiny(), 0).views == image_views(4)

@@ -3,6 +3,7 @@
 import ast
 import inspect
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from ctta.base import AdaptiveModel
 from ctta.learning import OptimizerFactory
-from ctta.views import image_views
+from ctta.views import ImageViews, image_views
 
 
 def read_settings(
@@ -19,7 +20,8 @@ def read_settings(
     """Keyword arguments of a method from texts such as ``restore=0.005``.
 
     Beside the method's own names there are ``lr=1e-4`` and, for anything else about the optimiser,
-    ``optimizer.momentum=0.9``; ``optimizer=SGD`` is one of torch's, and ``views=8`` so many random views.
+    ``optimizer.momentum=0.9``; ``optimizer=SGD`` is one of torch's, and ``views=8`` so many random views of the given
+    kind.
 
     Args:
         method: the class that will be given them.
@@ -71,7 +73,9 @@ def _suited(name: str, value: Any, default: Any) -> Any:
     if name == "views":
         if type(value) is not int or value < 0:
             raise ValueError(f"views is a number of random views, 0 for none, got {value!r}")
-        return image_views(value) if value else ()
+        if not value:
+            return ()
+        return replace(default, n=value) if isinstance(default, ImageViews) else image_views(value)
     if isinstance(default, int | float) and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise ValueError(f"{name} is a number such as {default}, got {value!r}")
     return value

@@ -17,7 +17,7 @@ from ctta.views.average import (
     check_views,
     draw_views,
 )
-from ctta.views.image import ImageViews, image_views
+from ctta.views.image import ImageViews, fast_image_views, image_views
 from ctta.views.image_view import ImageView
 from ctta.views.multiscale import ScaledView, multiscale_flip
 
@@ -34,6 +34,7 @@ __all__ = [
     "check_images",
     "check_views",
     "draw_views",
+    "fast_image_views",
     "image_views",
     "multiscale_flip",
 ]

@@ -67,6 +67,16 @@ def image_views(
     return ImageViews(n, mean=means, std=stds, colour=colour, motion=motion, balanced=balanced)
 
 
+def fast_image_views(
+    n: int = 8, *, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+) -> "ImageViews":
+    """Few views that do for the authors' 32: drawn together, and gentler.
+
+    Chosen by benchmarks/choose_fast_views.py; docs/performance.md shows error against number of views.
+    """
+    return image_views(n, colour=0.75, motion=0.5, balanced=True, mean=mean, std=std)
+
+
 @dataclass(frozen=True)
 class ImageViews:
     """See :func:`image_views`."""
