@@ -10,7 +10,7 @@ help:
 	@echo "make demo    minutes: seven methods, fifteen corruptions, a table and a report"
 	@echo "make test    the whole test suite"
 	@echo "make check   ruff, mypy --strict, and the import-direction test"
-	@echo "make bench   measured ratios of this version (minutes)"
+	@echo "make bench   what a step costs beside the bare network, as ratios (minutes)"
 
 setup: $(READY)
 
@@ -40,7 +40,7 @@ demo: $(READY)
 	$(BIN)/ctta demo
 
 bench: $(READY)
-	$(BIN)/python benchmarks/checkpoint_speed.py
+	$(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/corruptions_speed.py
 	$(BIN)/python benchmarks/stream_speed.py
 

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -62,6 +63,7 @@ def live_bytes() -> int:
 
 def peak_bytes(call: Callable[[], object]) -> int:
     """The most that the call holds at a time in tensors beyond what was there before, as torch's allocator counts."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or the profiler would write into the table
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         call()
     with TemporaryDirectory() as folder:

@@ -62,8 +62,7 @@ class BatchStatistics:
         batch_variance, batch_mean = torch.var_mean(values, axes, correction=0, keepdim=True)
         blended_mean = mean.lerp(batch_mean, self.share)
         scale = ((variance + module.eps) / (variance.lerp(batch_variance, self.share) + module.eps)).sqrt()
-        shift = mean - blended_mean * scale
-        shifted: Tensor = (values * scale + shift).flatten(0, 1)
+        shifted: Tensor = torch.addcmul(mean - blended_mean * scale, values, scale).flatten(0, 1)
         return shifted.to(x.dtype)
 
 
