@@ -42,7 +42,8 @@ def overhead_per_image(batch_size: int, pairs: int) -> float:
     times = [(seconds(partial(model, x)), seconds(bare_passes)) for _ in range(pairs)]
     # The difference of two large numbers: of their least, which a noisy machine disturbs the least.
     ours, alone = (min(column) for column in zip(*times, strict=True))
-    return (ours - alone) / batch_size
+    overhead: float = (ours - alone) / batch_size
+    return overhead
 
 
 def step_ratios() -> tuple[float, float]:
