@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from ctta.environment import PeakMemory, environment
 from ctta.fingerprint import source_fingerprint
 from ctta.hyperparameters import shown
 from ctta.journal import Journal
-from ctta.metrics import score
+from ctta.metrics import ImageScore, PixelScore, score
 from ctta.results import BatchRecord, Result, result_of
 from ctta.streams import Batch, Stream
 
@@ -31,6 +31,8 @@ def evaluate(
     on_batch: Callable[[BatchRecord], None] | None = None,
 ) -> Result:
     """Send a stream through a model and score its answers as they come.
+
+    Where labels are maps (N, H, W), pixels are scored, at the maps' own resolution (see :mod:`ctta.metrics`).
 
     Args:
         model: as new; it adapts unless it is frozen.
@@ -67,6 +69,7 @@ def evaluate(
         "reset_at_domain": reset_at_domain,
         "labels": labels or {},
         "environment": environment(reference.device),
+        **({"class_names": stream.class_names} if stream.class_names else {}),
     }
     journal = Journal(Path(folder), about, save_every=save_every) if folder is not None else None
     model, records = journal.resume(model) if journal else (model, [])
@@ -77,7 +80,10 @@ def evaluate(
         if reset_at_domain and records and records[-1].segment != segment:
             model.reset()
         record = _one_batch(model, batch, reference, segment, memory)
+        _check_classes(record.score, stream.class_names)
         records.append(record)
+        if number + 1 == len(stream) or stream.segment_of(number + 1) != segment:
+            _check_labelled([record.score for record in records if record.segment == segment], batch.domain)
         if journal:
             journal.append(record)
             if journal.pace.is_due:
@@ -114,6 +120,24 @@ def _one_batch(model: AdaptiveModel, batch: Batch, reference: Tensor, segment: i
         augmented=_number(step.augmented) if step else None,
         skipped=step.skipped if step else False,
     )
+
+
+def _check_classes(score: ImageScore | PixelScore, names: tuple[str, ...]) -> None:
+    # Labels alone do not tell: those of 19 classes are also in the range of a network for 150.
+    if names and isinstance(score, PixelScore) and len(score.labelled) != len(names):
+        raise ValueError(
+            f"the model knows {len(score.labelled)} classes, and the data {len(names)} ({', '.join(names[:3])}, ...): "
+            "give the model for these data"
+        )
+
+
+def _check_labelled(segment: Sequence[ImageScore | PixelScore], domain: str) -> None:
+    # At the end of the segment: a single scene may well be without labels, a whole domain has no mIoU then.
+    if not any(isinstance(score, ImageScore) or score.num_pixels for score in segment):
+        raise ValueError(
+            f"{domain} has no labelled pixel in {sum(score.count for score in segment)} images, so it cannot be "
+            "scored: the labels of test splits are often withheld; give a split that has them"
+        )
 
 
 def _number(value: Tensor | None) -> float | None:

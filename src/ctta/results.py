@@ -7,7 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from ctta.metrics import Score
+from ctta.metrics import ImageScore, Measure, PixelScore, Score, score_from_json
+from ctta.streams.street_scenes import CLASS_NAMES
 
 FORMAT = 1
 
@@ -17,7 +18,7 @@ class BatchRecord:
     """One batch: its score, what the update did, and what it cost."""
 
     segment: int  # which stretch of the stream the batch belongs to
-    score: Score
+    score: ImageScore | PixelScore
     seconds: float  # of predicting and adapting, without reading the images
     peak_mib: int  # of memory, so far
     loss: float | None = None  # these four are the model's last_step
@@ -31,7 +32,7 @@ class BatchRecord:
     @classmethod
     def from_json(cls, line: str) -> Self:
         fields = json.loads(line)
-        return cls(**fields | {"score": Score.from_json(fields["score"])})
+        return cls(**fields | {"score": score_from_json(fields["score"])})
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Result:
     labels: dict[str, Any]  # whatever names this result among others: recipe, order, seed
     environment: dict[str, Any]  # versions, device, threads
     batches: tuple[BatchRecord, ...]
+    class_names: tuple[str, ...] = ()  # where the data set has names for them
 
     @property
     def is_complete(self) -> bool:
@@ -56,22 +58,62 @@ class Result:
         return len(self.batches) == self.num_batches
 
     @cached_property
-    def segments(self) -> tuple[Score, ...]:
+    def segments(self) -> tuple[ImageScore | PixelScore, ...]:
         """The score of each segment, in order."""
-        grouped: list[list[Score]] = [[] for _ in self.domains]
+        grouped: list[list[ImageScore | PixelScore]] = [[] for _ in self.domains]
         for batch in self.batches:
             grouped[batch.segment].append(batch.score)
         return tuple(Score.sum(scores) for scores in grouped)
 
     @property
+    def measure(self) -> Measure:
+        """What methods are compared by: the error where images have a label each, mIoU where pixels have."""
+        return self.segments[0].measure
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The measure's figure of each segment, in order."""
+        return tuple(segment.value for segment in self.segments)
+
+    @property
+    def value(self) -> float:
+        """The mean of the segments' figures, as the paper's tables have it."""
+        return sum(self.values) / len(self.values)
+
+    @property
     def errors(self) -> tuple[float, ...]:
-        """The error of each segment, in order."""
+        """The error of each segment, in order: the share of wrong images, or of wrong pixels."""
         return tuple(segment.error for segment in self.segments)
 
     @property
     def error(self) -> float:
-        """The mean of the segments' errors, as the paper's tables have it."""
+        """The mean of the segments' errors."""
         return sum(self.errors) / len(self.errors)
+
+    @property
+    def mious(self) -> tuple[float, ...]:
+        """The mIoU of each segment, in order."""
+        return tuple(segment.miou for segment in self.pixel_segments)
+
+    @property
+    def miou(self) -> float:
+        """The mean of the segments' mIoU."""
+        return sum(self.mious) / len(self.mious)
+
+    @property
+    def class_iou(self) -> dict[str, float | None]:
+        """The IoU of every class over all images together; None of one that no label and no prediction has."""
+        ious = Score.sum(self.pixel_segments).class_iou
+        numbers = CLASS_NAMES if len(ious) == len(CLASS_NAMES) else [f"class {number}" for number in range(len(ious))]
+        return dict(zip(self.class_names or numbers, ious, strict=True))
+
+    @property
+    def pixel_segments(self) -> tuple[PixelScore, ...]:
+        """The segments' scores, of label maps; ValueError if this is a result of images."""
+        pixels = tuple(segment for segment in self.segments if isinstance(segment, PixelScore))
+        if not pixels:
+            raise ValueError(f"{self.stream} has a label per image, not per pixel: there is an error, and no mIoU")
+        return pixels
 
     @property
     def calibration_error(self) -> float:
@@ -80,12 +122,13 @@ class Result:
 
     @property
     def worst(self) -> tuple[str, float]:
-        """The segment with the highest error, and that error."""
-        place = max(range(len(self.domains)), key=lambda number: self.errors[number])
-        return self.domains[place], self.errors[place]
+        """The segment with the worst figure (highest error, lowest mIoU), and that figure."""
+        figures = list(zip(self.domains, self.values, strict=True))
+        pick = max if self.measure.lower_is_better else min
+        return pick(figures, key=lambda figure: figure[1])
 
     @cached_property
-    def total(self) -> Score:
+    def total(self) -> ImageScore | PixelScore:
         """The score of all images together."""
         return Score.sum(self.segments)
 
@@ -126,4 +169,5 @@ def read_result(folder: Path) -> Result:
 
 def result_of(about: dict[str, Any], batches: Sequence[BatchRecord]) -> Result:
     """A result from its two parts."""
-    return Result(**about | {"domains": tuple(about["domains"])}, batches=tuple(batches))
+    lists = {name: tuple(about.get(name, ())) for name in ("domains", "class_names")}
+    return Result(**about | lists, batches=tuple(batches))

@@ -31,6 +31,10 @@ class Mixture:
         pairs = zip(parts, self.segments, strict=True)
         return np.concatenate([part[segment.rows] for part, segment in pairs if part is not None])
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.segments[0].class_names
+
     def __len__(self) -> int:
         return int(self.starts[-1])
 

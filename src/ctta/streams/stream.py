@@ -56,6 +56,14 @@ class SeveralDomains(Protocol):
     def origins(self, rows: Rows) -> tuple[tuple[str, ...], Rows]: ...
 
 
+@runtime_checkable
+class NamedClasses(Protocol):
+    """Images whose data set has names for its classes, in the order of the labels."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]: ...
+
+
 @dataclass(frozen=True)
 class Segment:
     """A stretch of a stream within one domain: some of its images, in some order."""
@@ -72,6 +80,10 @@ class Segment:
         if isinstance(self.images, SeveralDomains):
             return self.images.origins(rows)
         return (self.domain,) * len(rows), rows
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.images.class_names if isinstance(self.images, NamedClasses) else ()
 
     @property
     def digest(self) -> str:
@@ -112,6 +124,11 @@ class Stream:
     def domains(self) -> list[str]:
         """The domain of each segment, in order."""
         return [segment.domain for segment in self.segments]
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """What the data set calls its classes; empty where it does not say."""
+        return self.segments[0].class_names
 
     @property
     def position(self) -> int:

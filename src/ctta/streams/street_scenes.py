@@ -12,13 +12,35 @@ from torch import Tensor
 
 from ctta.corruptions.imaging import decoding_errors, pillow_image
 from ctta.corruptions.picture_names import is_picture
+from ctta.metrics import IGNORED
 from ctta.streams.arrays import content_digest
 from ctta.streams.errors import DataError
 from ctta.streams.pictures import listing_name, read_pictures, resized
 from ctta.streams.stream import Rows, Segment, Stream
 
-NUM_CLASSES = 19
-IGNORED = 255
+#: Of the trainIds, in order.
+CLASS_NAMES = (
+    "road",
+    "sidewalk",
+    "building",
+    "wall",
+    "fence",
+    "pole",
+    "traffic light",
+    "traffic sign",
+    "vegetation",
+    "terrain",
+    "sky",
+    "person",
+    "rider",
+    "car",
+    "truck",
+    "bus",
+    "train",
+    "motorcycle",
+    "bicycle",
+)
+NUM_CLASSES = len(CLASS_NAMES)
 CONDITIONS = ("fog", "night", "rain", "snow")
 LAST_LABEL_ID = 33
 #: The labelId of each trainId, 0 (road) to 18 (bicycle).
@@ -37,6 +59,7 @@ class LabelledScenes:
     size: tuple[int, int] | None
 
     labels = None
+    class_names = CLASS_NAMES
 
     def __len__(self) -> int:
         return len(self.pictures)
