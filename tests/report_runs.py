@@ -50,7 +50,7 @@ def write_run(folder: Path, *, recipe: str = "cifar10c", command: str | None = N
 def write_cell(
     run: Path,
     method: str,
-    wrong: Sequence[Sequence[int]],  # per segment and batch
+    batches: Sequence[Sequence[Any]],  # per segment and batch: wrong predictions, or the score itself
     *,
     domains: Sequence[str],
     batch_size: int = 200,
@@ -60,7 +60,7 @@ def write_cell(
     seconds: float = 0.4,
     **about: Any,
 ) -> Path:
-    """A cell whose batches have so many wrong predictions."""
+    """A cell whose batches have so many wrong predictions, or these scores."""
     recipe = json.loads((run / "run.json").read_text())["recipe"]
     folder = run / "cells" / f"{len(list((run / 'cells').iterdir())):03d}"
     folder.mkdir()
@@ -72,28 +72,49 @@ def write_cell(
         "stream": f"{recipe} continual severity=5 order={'standard' if order is None else order}",
         "stream_hash": f"hash of order {order}",
         "domains": list(domains),
-        "num_batches": sum(len(batches) for batches in wrong) if num_batches is None else num_batches,
+        "num_batches": sum(map(len, batches)) if num_batches is None else num_batches,
         "reset_at_domain": method.endswith("*"),
         "labels": {"recipe": recipe, "row": method.lower(), "order": order, "seed": seed},
         "environment": {"python": "3.11.9", "torch": "2.13.0", "device": "cpu", "threads": 2},
     }
     (folder / "about.json").write_text(json.dumps(facts | about))
     lines = [
-        batch_line(segment, count, batch_size, seconds) for segment, batches in enumerate(wrong) for count in batches
+        batch_line(segment, score if isinstance(score, dict) else image_score(score, batch_size), seconds)
+        for segment, scores in enumerate(batches)
+        for score in scores
     ]
     (folder / "batches.jsonl").write_text("".join(f"{line}\n" for line in lines))
     return folder
 
 
-def batch_line(segment: int, wrong: int, batch_size: int, seconds: float) -> str:
-    """A batch with its images spread over the bins of confidence, the sure ones right more often."""
-    bins, left, errors = [], batch_size, wrong
+def image_score(wrong: int, batch_size: int) -> dict[str, Any]:
+    return {"count": batch_size, "wrong": wrong, "bins": bins_of(wrong, batch_size)}
+
+
+def pixel_score(right: Sequence[int], *, labelled: int = 1000, count: int = 1) -> dict[str, Any]:
+    """Classes of as many pixels each, of which so many are right and all others taken for the next class."""
+    wrong = [labelled - number for number in right]
+    return {
+        "count": count,
+        "labelled": [labelled] * len(right),
+        "predicted": [number + wrong[place - 1] for place, number in enumerate(right)],
+        "right": list(right),
+        "bins": bins_of(sum(wrong), labelled * len(right)),
+    }
+
+
+def bins_of(wrong: int, total: int) -> list[list[float]]:
+    """Predictions spread over the bins of confidence, the sure ones right more often."""
+    bins, left, errors = [], total, wrong
     for number in range(15):
-        count = left if number == 14 else min(left, batch_size // 30 + number * batch_size // 200)
+        count = left if number == 14 else min(left, total // 30 + number * total // 200)
         mistakes = min(errors, count if number == 14 else round(count * (15 - number) / 16))
         bins.append([count, count * (number + 0.5) / 15, count - mistakes])
         left, errors = left - count, errors - mistakes
-    score = {"count": batch_size, "wrong": wrong, "bins": bins}
+    return bins
+
+
+def batch_line(segment: int, score: dict[str, Any], seconds: float) -> str:
     record = {"segment": segment, "score": score, "seconds": seconds, "peak_mib": 900 + segment, "loss": 0.1}
     return json.dumps(record | {"confidence": 0.8, "augmented": None, "skipped": False})
 
@@ -125,4 +146,19 @@ def write_story(
                 run, method, wrong, domains=domains, order=order, seed=seed, batch_size=batch_size, seconds=seconds,
                 **about,
             )  # fmt: skip
+    return run
+
+
+def write_weather(run: Path, *, rounds: int = 10, num_classes: int = 19, **about: Any) -> Path:
+    """Four methods in the weather of ACDC: night is hardest, TENT decays."""
+    hardness = {"fog": 0.8, "night": 0.45, "rain": 0.7, "snow": 0.65}
+    for method, decay in (("Source", 0.0), ("BN Stats Adapt", 0.01), ("TENT-continual", 0.02), ("CoTTA", -0.005)):
+        dice = random.Random(method)
+        scores = []
+        for number in range(rounds):
+            for level in hardness.values():
+                share = level + (0.03 if method == "CoTTA" else 0) - decay * number
+                right = [round(1000 * min(1, max(0, dice.gauss(share, 0.1)))) for _ in range(num_classes)]
+                scores.append([pixel_score(right)])
+        write_cell(run, method, scores, domains=[*hardness] * rounds, stream="acdc train rounds", **about)
     return run

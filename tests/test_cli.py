@@ -14,7 +14,7 @@ from ctta.cli import demo, main
 from ctta.cli.tables import print_table
 from ctta.methods import METHODS
 from ctta.recipes import RECIPES
-from ctta.report import error_table
+from ctta.report import score_table
 from ctta.results import read_result
 
 NETWORK = """
@@ -177,7 +177,7 @@ def test_without_the_extra_the_command_says_what_to_install() -> None:
 
 def test_a_table_is_turned_over_where_the_terminal_is_narrow(bench: list[str]) -> None:
     assert run(*bench, "--methods", "source,bn_stats", "--out", "mine") == 0
-    table = error_table([read_result(cell) for cell in sorted(Path("mine/cells").iterdir())])
+    table = score_table([read_result(cell) for cell in sorted(Path("mine/cells").iterdir())])
     for width, heads in ((160, "gau"), (60, "BN Stats")):
         console = Console(force_terminal=True, width=width, file=StringIO(), color_system=None)
         print_table(table, console)

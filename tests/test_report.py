@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from report_runs import CONTINUAL, GRADUAL, METHODS, ROUNDS, STANDARD, write_cell, write_run, write_story
 
-from ctta.report import Table, error_table, write_report
+from ctta.report import Table, score_table, write_report
 from ctta.report.colours import styles_of
 from ctta.report.curves import stretches_of, time_line
 from ctta.report.entries import entries_of
 from ctta.report.published import PUBLISHED
 from ctta.report.runs import read_run, read_runs
 from ctta.report.sections import sections_of
-from ctta.report.tables import summary_table_of
+from ctta.report.summary import summary_table_of
 from ctta.results import Result
 
 HOSTILE = '<script>alert("x")</script> | & $\\frac{ $ %_x #1 ~ ^ `c` **b** [a](http://evil.example/) \x07'
@@ -75,7 +75,7 @@ def test_the_table_is_plain_arithmetic(tmp_path: Path) -> None:
     }
     for (method, seed), counts in wrong.items():
         write_cell(run, method, counts, domains=CONTINUAL, seed=seed)
-    table = error_table(results_of(run))
+    table = score_table(results_of(run))
     assert [column.name for column in table.columns] == [*(name.replace("_", " ") for name in STANDARD), "mean"]
     source, cotta = table.rows
     assert (source.label, source.count, cotta.label, cotta.count) == ("Source", 1, "CoTTA", 2)
@@ -99,7 +99,7 @@ def test_ties_are_both_best_and_equal_columns_have_no_best(tmp_path: Path) -> No
     run = write_run(tmp_path / "run", recipe="mine")
     for method, first in (("a", 20), ("b", 20), ("c", 30)):
         write_cell(run, method, [[first], [40]], domains=["fog", "snow"])
-    table = error_table(results_of(run))
+    table = score_table(results_of(run))
     by_key = {column.key: [row.cells[place].best for row in table.rows] for place, column in enumerate(table.columns)}
     assert by_key == {"snow": [False] * 3, "fog": [True, True, False], "mean": [True, True, False]}
     assert not table.has_published
@@ -107,7 +107,7 @@ def test_ties_are_both_best_and_equal_columns_have_no_best(tmp_path: Path) -> No
 
 def test_every_format_has_the_same_numbers(tmp_path: Path) -> None:
     run = write_story(write_run(tmp_path / "run"), CONTINUAL)
-    table = error_table(results_of(run))
+    table = score_table(results_of(run))
     page = write_report([run], tmp_path / "out")
     assert page == tmp_path / "out" / "report.html"
     shown = Cells(page.read_text()).tables[0]
@@ -150,16 +150,28 @@ def test_rounds_have_a_column_each(tmp_path: Path) -> None:
     wrong = [[10 + place] for place in range(150)]
     write_cell(run, "CoTTA", wrong, domains=ROUNDS, stream="embedded continual order=standard rounds=10")
     (result,) = results_of(run)
-    table = error_table([result])
+    table = score_table([result])
     assert [column.name for column in table.columns] == [*(f"round {number}" for number in range(1, 11)), "mean"]
     assert table.rows[0].cells[3].value == pytest.approx(mean((10 + place) / 2 for place in range(45, 60)))
     assert table.rows[0].cells[-1].value == pytest.approx(mean((10 + place) / 2 for place in range(150)))
     assert [stretch.name for stretch in stretches_of(result)] == [f"round {number}" for number in range(1, 11)]
     (curve,) = time_line(entries_of([result])).curves
-    assert curve.round_errors == pytest.approx([cell.value for cell in table.rows[0].cells[:-1]])
-    weather = write_run(tmp_path / "acdc", recipe="acdc")
-    write_cell(weather, "CoTTA", [[1]] * 40, domains=["fog", "night", "rain", "snow"] * 10)
-    assert len(error_table(results_of(weather)).columns) == 11
+    assert curve.round_values == pytest.approx([cell.value for cell in table.rows[0].cells[:-1]])
+
+
+def test_a_few_domains_have_a_column_each_in_some_rounds(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", recipe="mine")
+    wrong = [[place] for place in range(14)]
+    write_cell(run, "CoTTA", wrong, domains=["glass_blur 5", "snow 5"] * 7)
+    table = score_table(results_of(run))
+    expected = [f"{domain}, round {number}" for number in (1, 3, 5, 7) for domain in ("glass blur", "snow")]
+    assert [column.name for column in table.columns] == [*expected, "mean"]
+    values = [cell.value for cell in table.rows[0].cells]
+    assert values == pytest.approx([place / 2 for place in (0, 1, 4, 5, 8, 9, 12, 13)] + [6.5 / 2])
+    assert "in rounds 1, 3, 5 and 7, and the mean of all 7 rounds" in table.caption
+    write_cell(run, "again and again", [[1]] * 3, domains=["fog"] * 3)
+    again = score_table(results_of(run)[1:])
+    assert [column.name for column in again.columns] == ["round 1", "round 2", "round 3", "mean"]
 
 
 def test_gradual_streams_have_a_column_for_each_kind(tmp_path: Path) -> None:
@@ -167,7 +179,7 @@ def test_gradual_streams_have_a_column_for_each_kind(tmp_path: Path) -> None:
     wrong = [[place] for place in range(len(GRADUAL))]
     write_cell(run, "CoTTA", wrong, domains=GRADUAL, order=0)
     (result,) = results_of(run)
-    table = error_table([result])
+    table = score_table([result])
     assert [column.key for column in table.columns] == [*STANDARD, "mean"]
     assert table.rows[0].cells[0].value == pytest.approx(mean(place / 2 for place in range(5)))  # 5, 4, 3, 2, 1
     assert table.rows[0].cells[1].value == pytest.approx(mean(place / 2 for place in range(5, 14)))
@@ -183,7 +195,7 @@ def test_orders_are_averaged_by_domain(tmp_path: Path) -> None:
     write_cell(run, "CoTTA", [[20]] * 14 + [[60]], domains=CONTINUAL, order=0)
     write_cell(run, "CoTTA", [[60]] + [[20]] * 14, domains=[CONTINUAL[-1], *CONTINUAL[:-1]], order=1)
     write_cell(run, "Source", [[30]] * 15, domains=CONTINUAL, order=0)
-    table = error_table(results_of(run))
+    table = score_table(results_of(run))
     assert row(table, "CoTTA")["jpeg_compression 5"] == "30.0"
     assert row(table, "CoTTA")["gaussian_noise 5"] == "10.0"
     (section,) = sections_of(read_runs([run]))
@@ -205,17 +217,17 @@ def test_published_numbers_stand_only_beside_their_stream(
 ) -> None:
     run = write_run(tmp_path / "run")
     write_cell(run, "CoTTA", [[20]] * len(domains), domains=domains, order=order)
-    table = error_table(results_of(run))
+    table = score_table(results_of(run))
     assert not table.has_published and reason in table.notes[0]
 
 
 def test_published_rows_are_free_of_slips() -> None:
-    assert sorted(PUBLISHED) == ["cifar100c", "cifar10c", "cifar10c-gradual", "imagenetc"]
-    for table in PUBLISHED.values():
+    assert sorted(PUBLISHED) == ["acdc", "cifar100c", "cifar10c", "cifar10c-gradual", "imagenetc"]
+    for recipe, table in PUBLISHED.items():
         for published in table.rows.values():
-            assert len(published.errors) in (0, 15)
-            if published.errors:
-                assert mean(published.errors) == pytest.approx(published.mean, abs=0.1)
+            assert len(published.columns) in ((16,) if recipe == "acdc" else (0, 15))
+            if published.columns:
+                assert mean(published.columns.values()) == pytest.approx(published.mean, abs=0.1)
 
 
 def test_calibration_cost_and_the_worst_domain(tmp_path: Path) -> None:
@@ -241,8 +253,8 @@ def test_a_line_is_never_averaged_across_a_boundary(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", recipe="mine")
     write_cell(run, "a", [[10] * 7, [90] * 7], domains=["fog", "snow"])
     (curve,) = time_line(entries_of(results_of(run))).curves
-    assert set(curve.errors) == {5.0, 45.0}
-    assert [error for place, error in zip(curve.places, curve.errors, strict=True) if place < 1400] == [5.0] * 5
+    assert set(curve.values) == {5.0, 45.0}
+    assert [error for place, error in zip(curve.places, curve.values, strict=True) if place < 1400] == [5.0] * 5
 
 
 def test_cells_that_cannot_be_used_are_listed_and_left_out(tmp_path: Path) -> None:
@@ -270,7 +282,7 @@ def test_a_run_without_complete_cells_still_has_a_report(tmp_path: Path) -> None
     page = write_report([run], tmp_path / "out")
     assert "No cell is complete yet" in page.read_text()
     with pytest.raises(ValueError, match="at least one complete result"):
-        error_table([])
+        score_table([])
 
 
 def test_different_batches_never_share_a_table(tmp_path: Path) -> None:
@@ -291,7 +303,7 @@ def test_different_batches_never_share_a_table(tmp_path: Path) -> None:
     ]
     write_cell(second, "CoTTA", [[10], [10]], domains=domains, stream_hash="another")
     with pytest.raises(ValueError, match="not comparable"):
-        error_table(results_of(second))
+        score_table(results_of(second))
     split = sections_of(read_runs([first, second]))
     assert [[entry.label for entry in section.entries] for section in split] == [
         ["Source", "CoTTA", "Source"],
@@ -308,7 +320,7 @@ def test_one_method_with_two_settings_has_two_rows(tmp_path: Path) -> None:
     for restore in ("0.01", "0.1"):
         settings = {"decay": "0.999", "restore": restore}
         write_cell(run, "CoTTA", [[20]], domains=["fog"], seed=1, settings=settings | {"seed": "1"})
-    assert [row.label for row in error_table(results_of(run)).rows] == ["CoTTA [restore=0.01]", "CoTTA [restore=0.1]"]
+    assert [row.label for row in score_table(results_of(run)).rows] == ["CoTTA [restore=0.01]", "CoTTA [restore=0.1]"]
 
 
 def test_hostile_names_stay_text(tmp_path: Path) -> None:
@@ -418,7 +430,7 @@ def test_tables_need_no_extra_and_reports_say_which(tmp_path: Path) -> None:
     script = """
 import sys
 sys.modules["matplotlib"] = None
-from ctta.report import error_table, write_report
+from ctta.report import score_table, write_report
 try:
     write_report([], ".")
 except ImportError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_runs import CONTINUAL, GRADUAL, ROUNDS, write_cell, write_run, write_story
+from report_runs import CONTINUAL, GRADUAL, ROUNDS, write_cell, write_run, write_story, write_weather
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 
@@ -100,13 +100,15 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     write_story(gradual, GRADUAL, batches=1, order=0, stream="cifar10c gradual authors order=0")
     rounds = write_run(folder / "rounds", recipe="embedded")
     write_story(rounds, ROUNDS, batches=1, stream="embedded continual severity=5 order=standard rounds=10")
+    weather = write_weather(write_run(folder / "weather", recipe="acdc"))
     again = write_story(write_run(folder / "again"), CONTINUAL, seeds=[7])
     other = write_run(folder / f"other-{LONG}", command=LONG)
     for method in (LONG, '<script>document.title = "broken"</script>'):
         settings = {LONG: LONG}
         write_cell(other, method, [[50]] * 15, domains=CONTINUAL, stream_hash=LONG, settings=settings)
     (other / "cells" / LONG).mkdir()
-    runs = {"continual": [continual], "gradual": [gradual], "rounds": [rounds], "several": [continual, again, other]}
+    runs = {"continual": [continual], "gradual": [gradual], "rounds": [rounds], "weather": [weather]}
+    runs["several"] = [continual, again, other]
     return {name: write_report(folders, folder / f"report of {name}") for name, folders in runs.items()}
 
 
@@ -123,7 +125,7 @@ def requests(browser: webdriver.Chrome) -> list[str]:
     return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
 
 
-EVERY = pytest.mark.parametrize("name", ["continual", "gradual", "rounds", "several"])
+EVERY = pytest.mark.parametrize("name", ["continual", "gradual", "rounds", "weather", "several"])
 
 
 @EVERY

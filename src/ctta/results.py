@@ -104,8 +104,10 @@ class Result:
     def class_iou(self) -> dict[str, float | None]:
         """The IoU of every class over all images together; None of one that no label and no prediction has."""
         ious = Score.sum(self.pixel_segments).class_iou
-        numbers = CLASS_NAMES if len(ious) == len(CLASS_NAMES) else [f"class {number}" for number in range(len(ious))]
-        return dict(zip(self.class_names or numbers, ious, strict=True))
+        numbered = tuple(f"class {number}" for number in range(len(ious)))
+        # Whoever has nineteen classes most likely has those of Cityscapes.
+        names = self.class_names or (CLASS_NAMES if len(ious) == len(CLASS_NAMES) else numbered)
+        return dict(zip(names, ious, strict=True))
 
     @property
     def pixel_segments(self) -> tuple[PixelScore, ...]:
@@ -124,7 +126,7 @@ class Result:
     def worst(self) -> tuple[str, float]:
         """The segment with the worst figure (highest error, lowest mIoU), and that figure."""
         figures = list(zip(self.domains, self.values, strict=True))
-        pick = max if self.measure.lower_is_better else min
+        pick = max if self.measure.best == "lowest" else min
         return pick(figures, key=lambda figure: figure[1])
 
     @cached_property

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -10,7 +11,8 @@ from ctta.cli.console import err, out, progress_of
 from ctta.cli.stopping import stopping_between_steps
 from ctta.cli.tables import print_table
 from ctta.grid import Ending, Place, Progress, Run, ThisProcess, execute
-from ctta.report import error_table, write_report
+from ctta.metrics import MIOU
+from ctta.report import score_table, write_report
 from ctta.results import Result
 
 
@@ -32,7 +34,7 @@ def run_and_report(runs: Sequence[Run], elsewhere: Place | None = None, *, repor
             for result in results:
                 typer.echo(_line(result, folder))
         elif results:
-            print_table(error_table(results), out)
+            print_table(score_table(results), out)
     if any(complete.values()):
         with err.status("Writing the report"):
             page = write_report(list(complete), report)
@@ -60,5 +62,8 @@ def _tell_problem(ending: Ending) -> None:
 
 def _line(result: Result, folder: Path) -> str:
     """A result for machines."""
-    figures = {"error": result.error, "errors": result.errors, "calibration_error": result.calibration_error}
+    figures: dict[str, Any] = {"error": result.error, "errors": result.errors}
+    if result.measure == MIOU:
+        figures |= {"miou": result.miou, "mious": result.mious, "class_iou": result.class_iou}
+    figures["calibration_error"] = result.calibration_error
     return json.dumps({**result.labels, **figures, "images_per_second": result.images_per_second, "run": str(folder)})

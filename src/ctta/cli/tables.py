@@ -51,7 +51,9 @@ def methods_across(table: Table) -> TerminalTable:
 
 
 def _head(column: Column) -> str:
-    return column.name if len(column.name) <= WIDEST_HEAD or column.name[-1].isdigit() else column.name[:3]
+    if column.short_name or len(column.name) <= WIDEST_HEAD or column.name[-1].isdigit():
+        return column.short_name or column.name
+    return column.name[:3]
 
 
 def _texts(cells: tuple[Cell, ...]) -> list[Text]:

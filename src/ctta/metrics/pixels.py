@@ -134,7 +134,7 @@ def _answers(logits: Tensor, size: torch.Size) -> tuple[Tensor, Tensor]:
         resized = resize(resized, size)
     highest, predicted = resized.max(1)
     confidence = (highest - resized.logsumexp(1)).exp()
-    finite = resized.sum(1).isfinite()  # as isfinite().all(1), at a fifth of its time
+    finite = resized.sum(1).isfinite()  # as isfinite().all(1), without a mask of all classes
     return predicted.where(finite, logits.shape[0])[0], confidence.where(finite, 0)[0]
 
 

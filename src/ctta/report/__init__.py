@@ -1,15 +1,15 @@
 """Results in, tables, pictures and a page out.
 
-:func:`write_report` makes everything; :func:`ctta.report.tables.error_table` gives a table to draw elsewhere, and needs
+:func:`write_report` makes everything; :func:`ctta.report.tables.score_table` gives a table to draw elsewhere, and needs
 no extra.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from ctta.report.tables import Cell, Column, Row, Table, error_table
+from ctta.report.tables import Cell, Column, Row, Table, score_table
 
-__all__ = ["Cell", "Column", "Row", "Table", "error_table", "write_report"]
+__all__ = ["Cell", "Column", "Row", "Table", "score_table", "write_report"]
 
 
 def write_report(runs: Sequence[Path], out: Path) -> Path:

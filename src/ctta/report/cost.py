@@ -1,4 +1,4 @@
-"""The picture of error against time."""
+"""The picture of error or mIoU against time."""
 
 from collections.abc import Mapping
 from math import log10
@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
+from ctta.metrics import Measure
 from ctta.report.colours import FAINT, INK, Style
 from ctta.report.svg import plot_style, printable, shortened
 from ctta.report.tables import Table
@@ -17,22 +18,22 @@ MARKERS = "osD^vP*X"  # one for each run
 LINE_HEIGHT, LETTER_WIDTH = 0.055, 0.0105  # of a name, as shares of the picture
 
 
-def cost(summary: Table, styles: Mapping[str, Style]) -> Figure:
-    """Error against milliseconds per image: lower left is better."""
+def cost(summary: Table, measure: Measure, styles: Mapping[str, Style]) -> Figure:
+    """Error, or mIoU, against milliseconds per image: lower left, or upper left, is better."""
     keys = [column.key for column in summary.columns]
     runs = summary.runs
     points = {
-        (row.run, row.label): tuple(row.cells[keys.index(key)].value for key in ("ms_per_image", "error"))
+        (row.run, row.label): tuple(row.cells[keys.index(key)].value for key in ("ms_per_image", measure.key))
         for row in summary.rows
     }
-    times = [max(time, 1e-3) for time, _error in points.values()]  # whose logarithm is drawn
+    times = [max(time, 1e-3) for time, _value in points.values()]  # whose logarithm is drawn
     with plot_style():
         figure = Figure(figsize=(7.2, 3.4), layout="constrained")
         axes = figure.subplots()
         axes.set_xscale("log")
         axes.set_xlim(min(times) / 1.5, max(times) * 3)  # room for the names
-        axes.set_ylim(0, 1.12 * max(error for _time, error in points.values()) or 1)
-        axes.set(xlabel="ms per image", ylabel="mean error %")
+        axes.set_ylim(0, 1.12 * max(value for _time, value in points.values()) or 1)
+        axes.set(xlabel="ms per image", ylabel=f"mean {measure.name} %")
         factors = (1,) if log10(max(times) / min(times)) > 2 else (1, 2, 5)
         ticks = [factor * 10.0**decade for decade in range(-4, 7) for factor in factors]
         low, high = axes.get_xlim()
@@ -40,9 +41,9 @@ def cost(summary: Table, styles: Mapping[str, Style]) -> Figure:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda time, _place: f"{time:g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
         shares = {}
-        for ((run, label), (_time, error)), time in zip(points.items(), times, strict=True):
-            axes.plot([time], [error], **_run_marker(runs.index(run), styles[label].colour))
-            shares[run, label] = (log10(time / low) / log10(high / low), error / axes.get_ylim()[1])
+        for ((run, label), (_time, value)), time in zip(points.items(), times, strict=True):
+            axes.plot([time], [value], **_run_marker(runs.index(run), styles[label].colour))
+            shares[run, label] = (log10(time / low) / log10(high / low), value / axes.get_ylim()[1])
         _names(axes, shares)
         if len(runs) > 1:
             handles = [Line2D([], [], **_run_marker(number, INK)) for number in range(len(runs))]

@@ -1,11 +1,11 @@
-"""Error over time as lines to draw: averaged within segments, never across a boundary."""
+"""Error or mIoU over time as lines to draw: averaged within segments, never across a boundary."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from statistics import fmean, stdev
 
-from ctta.metrics import Score
+from ctta.metrics import ImageScore, Measure, PixelScore, Score
 from ctta.report.entries import Entry, order_of
 from ctta.report.layout import kind_of, layout_of, spoken
 from ctta.results import Result
@@ -16,15 +16,15 @@ FEWEST_IMAGES = 250  # behind a point: their error has a standard deviation of a
 
 @dataclass(frozen=True)
 class Curve:
-    """One method's error over the stream, in percent."""
+    """One method's error, or mIoU, over the stream, in percent."""
 
     label: str
     run: str
-    places: tuple[float, ...]  # images seen, at the middle of what each point is the error of
-    errors: tuple[float, ...]
+    places: tuple[float, ...]  # images seen, at the middle of what each point is the figure of
+    values: tuple[float, ...]
     deviations: tuple[float, ...]  # over the seeds; empty for a single result
     round_places: tuple[float, ...] = ()  # of the mean of every round, where the stream repeats itself
-    round_errors: tuple[float, ...] = ()
+    round_values: tuple[float, ...] = ()
     round_deviations: tuple[float, ...] = ()
 
 
@@ -39,8 +39,9 @@ class Stretch:
 
 @dataclass(frozen=True)
 class TimeLine:
-    """Everything the picture of error over time shows."""
+    """Everything the picture of error or mIoU over time shows."""
 
+    measure: Measure
     curves: tuple[Curve, ...]
     stretches: tuple[Stretch, ...]
     order: int | None
@@ -56,15 +57,14 @@ def time_line(entries: Sequence[Entry]) -> TimeLine:
     shown = [(entry, [result for result in entry.results if order_of(result) == order]) for entry in entries]
     present = [(entry, results) for entry, results in shown if results]
     curves = tuple(_curve(entry, results) for entry, results in present)
-    return TimeLine(curves, stretches_of(present[0][1][0]), order)
+    return TimeLine(present[0][1][0].measure, curves, stretches_of(present[0][1][0]), order)
 
 
 def stretches_of(result: Result) -> tuple[Stretch, ...]:
     """What is marked on the axis: rounds where the stream repeats itself, else each kind of corruption in turn."""
     layout = layout_of([result.domains])
     names = [
-        layout.column_of(number, domain) if layout.by == "round" else kind_of(domain)
-        for number, domain in enumerate(result.domains)
+        layout.round_of(number) if layout.repeats else kind_of(domain) for number, domain in enumerate(result.domains)
     ]
     ends = list(accumulate(segment.count for segment in result.segments))
     changes = [0, *(number for number in range(1, len(names)) if names[number] != names[number - 1]), len(names)]
@@ -79,13 +79,13 @@ def _curve(entry: Entry, results: Sequence[Result]) -> Curve:
     lines = [first, *(_points(result)[1] for result in results[1:])]
     curve = Curve(entry.label, entry.run, places, *_mean_and_deviation(lines))
     layout = layout_of([results[0].domains])
-    if layout.by != "round":
+    if not layout.repeats:
         return curve
     starts = range(0, len(results[0].domains), layout.period)
-    rounds = [[100 * fmean(result.errors[start : start + layout.period]) for start in starts] for result in results]
-    errors, deviations = _mean_and_deviation(rounds)
+    rounds = [[100 * fmean(result.values[start : start + layout.period]) for start in starts] for result in results]
+    values, deviations = _mean_and_deviation(rounds)
     middles = tuple((stretch.start + stretch.end) / 2 for stretch in stretches_of(results[0]))
-    return replace(curve, round_places=middles, round_errors=errors, round_deviations=deviations)
+    return replace(curve, round_places=middles, round_values=values, round_deviations=deviations)
 
 
 def _mean_and_deviation(lines: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -96,10 +96,10 @@ def _mean_and_deviation(lines: Sequence[Sequence[float]]) -> tuple[tuple[float, 
 
 def _points(result: Result) -> tuple[tuple[float, ...], list[float]]:
     """Where and how high the points are: each segment is cut into equal parts of whole batches."""
-    segments: list[list[Score]] = [[] for _ in result.domains]
+    segments: list[list[ImageScore | PixelScore]] = [[] for _ in result.domains]
     for batch in result.batches:
         segments[batch.segment].append(batch.score)
-    places, errors, seen = [], [], 0
+    places, values, seen = [], [], 0
     for scores in segments:
         images = sum(score.count for score in scores)
         parts = max(1, min(MOST_POINTS // len(segments), images // FEWEST_IMAGES, len(scores)))
@@ -107,6 +107,6 @@ def _points(result: Result) -> tuple[tuple[float, ...], list[float]]:
         for first, last in pairwise(cuts):
             part_score = Score.sum(scores[first:last])
             places.append(seen + part_score.count / 2)
-            errors.append(100 * part_score.error)
+            values.append(100 * part_score.value)
             seen += part_score.count
-    return tuple(places), errors
+    return tuple(places), values

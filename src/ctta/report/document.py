@@ -5,15 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ctta.metrics import Measure
+from ctta.report.classes import class_table_of
 from ctta.report.colours import Style, styles_of
 from ctta.report.cost import cost
 from ctta.report.curves import TimeLine, time_line
 from ctta.report.entries import Entry
-from ctta.report.plots import error_over_time, reliability
+from ctta.report.plots import reliability, score_over_time
 from ctta.report.runs import MissingCell, Run
 from ctta.report.sections import Section, sections_of
+from ctta.report.summary import summary_table_of
 from ctta.report.svg import write_figure
-from ctta.report.tables import Table, error_table_of, summary_table_of
+from ctta.report.tables import Table, score_table_of
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,10 @@ class Chapter:
 
     number: int
     section: Section
+    measure: Measure
     headline: str
-    errors: Table
+    scores: Table
+    classes: Table | None  # where results are of pixels
     summary: Table
     pictures: tuple[Picture, ...]
     streams: tuple[tuple[str, str], ...]  # name and hash
@@ -43,9 +48,9 @@ class Chapter:
 
     @property
     def caption(self) -> str:
-        deviation = any(row.count > 1 for row in self.errors.rows)
+        deviation = any(row.count > 1 for row in self.scores.rows)
         spread = " ± is the sample standard deviation over the n results (orders and seeds) of a row."
-        return f"{self.errors.caption}. Lowest in bold.{spread if deviation else ''}"
+        return f"{self.scores.caption}. {self.measure.best.title()} in bold.{spread if deviation else ''}"
 
 
 @dataclass(frozen=True)
@@ -67,13 +72,18 @@ def document_of(runs: Sequence[Run], folder: Path) -> Document:
 
 
 def _chapter(number: int, section: Section, styles: Mapping[str, Style], folder: Path) -> Chapter:
-    errors, summary = error_table_of(section.entries), summary_table_of(section.entries)
-    line = time_line(section.entries)
+    scores, summary = score_table_of(section.entries), summary_table_of(section.entries)
+    line, measure = time_line(section.entries), section.results[0].measure
     ending = "" if number == 1 else f"-{number}"
     drawings = [
-        ("error-over-time", "Error over time", _time_caption(section, line), error_over_time(line, styles)),
+        (
+            f"{measure.key}-over-time",
+            f"{measure.title} over time",
+            _time_caption(section, line),
+            score_over_time(line, styles),
+        ),
         ("reliability", "Calibration", _RELIABILITY, reliability(section.entries, styles)),
-        ("cost", "Cost", _COST, cost(summary, styles)),
+        ("cost", "Cost", _COST[measure.best], cost(summary, measure, styles)),
     ]
     pictures = tuple(
         Picture(f"{name}{ending}", title, caption, write_figure(figure, folder, f"{name}{ending}"))
@@ -81,19 +91,21 @@ def _chapter(number: int, section: Section, styles: Mapping[str, Style], folder:
     )
     streams = tuple(dict.fromkeys((result.stream, result.stream_hash) for result in section.results))
     environment = tuple(_gathered(result.environment for result in section.results))
-    return Chapter(number, section, _headline(errors), errors, summary, pictures, streams, environment)
+    classes = class_table_of(section.entries)
+    headline = _headline(scores, measure)
+    return Chapter(number, section, measure, headline, scores, classes, summary, pictures, streams, environment)
 
 
-def _headline(table: Table) -> str:
+def _headline(table: Table, measure: Measure) -> str:
     """The outcome in a sentence."""
     if len(table.rows) == 1:
-        return f"{table.rows[0].label} has a mean error of {table.rows[0].cells[-1].text} %."
+        return f"{table.rows[0].label} has a mean {measure.name} of {table.rows[0].cells[-1].text} %."
     best = [row for row in table.rows if row.cells[-1].best]
     if not best:
-        return f"All rows have the same mean error, {table.rows[0].cells[-1].text} %."
+        return f"All rows have the same mean {measure.name}, {table.rows[0].cells[-1].text} %."
     names = " and ".join(f"{row.label} ({row.run})" if len(table.runs) > 1 else row.label for row in best)
     verb = "has" if len(best) == 1 else "have"
-    sentence = f"{names} {verb} the lowest mean error, {best[0].cells[-1].text} %"
+    sentence = f"{names} {verb} the {measure.best} mean {measure.name}, {best[0].cells[-1].text} %"
     sources = [row for row in table.rows if row.label == "Source" and row not in best]
     return f"{sentence}; the network as trained has {sources[0].cells[-1].text} %." if sources else f"{sentence}."
 
@@ -111,7 +123,10 @@ def _time_caption(section: Section, line: TimeLine) -> str:
 _RELIABILITY = (
     "Bars: share of right predictions, by confidence. Ticks: mean confidence. The closer they are, the better."
 )
-_COST = "Time of predicting and adapting, without reading the images. Lower left is better."
+_COST = {
+    best: f"Time of predicting and adapting, without reading the images. {corner} left is better."
+    for best, corner in (("lowest", "Lower"), ("highest", "Upper"))
+}
 
 
 def _gathered(environments: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:

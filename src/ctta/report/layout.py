@@ -1,4 +1,4 @@
-"""Which columns a table of errors has: one for each domain, for each round, or for each kind of corruption."""
+"""Which columns a table has: one for each domain, for each round, for each domain in some rounds, or for each kind."""
 
 import re
 from collections.abc import Sequence
@@ -7,33 +7,55 @@ from typing import Literal
 
 from ctta.streams.orders import corruption_order
 
-MOST_COLUMNS = 20  # more domains than this are gathered by kind
+MOST_COLUMNS = 20  # more domains than this are gathered, by round or by kind
+MOST_ROUNDS = 4  # whose domains have a column each; of ten these are 1, 4, 7 and 10, as in the paper
 
 
 @dataclass(frozen=True)
 class Layout:
     """How the segments of a stream become columns."""
 
-    by: Literal["domain", "round", "kind"]
+    by: Literal["domain", "round", "domain in rounds", "kind"]
     columns: tuple[str, ...]  # as the stream calls them
     period: int  # segments of a round, or of the whole stream
+    num_rounds: int = 1
 
-    def column_of(self, segment: int, domain: str) -> str:
-        """The column that a segment counts towards."""
-        if self.by == "round":
-            return f"round {segment // self.period + 1}"
-        return domain if self.by == "domain" else kind_of(domain)
+    @property
+    def repeats(self) -> bool:
+        return self.num_rounds > 1
+
+    def round_of(self, segment: int) -> str:
+        return f"round {segment // self.period + 1}"
+
+    def place_of(self, segment: int, domain: str) -> str:
+        """A segment's domain, and its round where there are several."""
+        return f"{domain}, {self.round_of(segment)}" if self.repeats else domain
+
+    def column_of(self, segment: int, domain: str) -> str | None:
+        """The column that a segment counts towards; None for one of a round that has no columns."""
+        if self.by == "kind":
+            return kind_of(domain)
+        column = self.round_of(segment) if self.by == "round" else self.place_of(segment, domain)
+        return column if column in self.columns else None
 
     def name(self, column: str) -> str:
         """The column as its head prints it: without a severity that is the same for all, without underscores."""
-        severities = {severity_of(other) for other in self.columns}
-        shown = kind_of(column) if self.by == "domain" and len(severities) == 1 else column
-        return spoken(shown)
+        domain, comma, which = column.partition(", round ")
+        severities = {severity_of(other.partition(", round ")[0]) for other in self.columns}
+        shown = kind_of(domain) if self.by.startswith("domain") and len(severities) == 1 else domain
+        return spoken(f"{shown}{comma}{which}")
+
+    def short_name(self, column: str) -> str:
+        """The same for where there is little room; empty if a renderer may shorten it as it likes."""
+        return self.name(column).replace(", round ", " ") if self.by == "domain in rounds" else ""
 
     def describe(self) -> str:
         """What a column is, for the caption."""
         if self.by == "round":
             return f"each round is the mean of its {self.period} segments"
+        if self.by == "domain in rounds":
+            *others, last = (str(number) for number in shown_rounds(self.num_rounds))
+            return f"each domain in rounds {', '.join(others)} and {last}, and the mean of all {self.num_rounds} rounds"
         if self.by == "kind":
             return "each column is the mean over all segments of its kind"
         severities = {severity_of(column) for column in self.columns} - {""}
@@ -58,16 +80,34 @@ def layout_of(streams: Sequence[tuple[str, ...]]) -> Layout:
     """The columns for streams that go through the same domains, perhaps in different orders.
 
     >>> layout_of([("fog 5", "snow 5")] ).columns, layout_of([("fog", "snow", "fog", "snow")]).columns
-    (('snow 5', 'fog 5'), ('round 1', 'round 2'))
+    (('snow 5', 'fog 5'), ('fog, round 1', 'snow, round 1', 'fog, round 2', 'snow, round 2'))
     """
     first = streams[0]
     period = period_of(first)
     if period < len(first):
-        return Layout("round", tuple(f"round {number + 1}" for number in range(len(first) // period)), period)
+        return _layout_of_rounds(first[:period], len(first) // period)
     domains = tuple(dict.fromkeys(domain for stream in streams for domain in stream))
     if len(domains) == len(first) <= MOST_COLUMNS:
         return Layout("domain", _sorted(domains), period)
     return Layout("kind", _sorted(tuple(dict.fromkeys(kind_of(domain) for domain in domains))), period)
+
+
+def _layout_of_rounds(domains: Sequence[str], num_rounds: int) -> Layout:
+    period, shown = len(domains), shown_rounds(num_rounds)
+    columns = tuple(f"{domain}, round {number}" for number in shown for domain in domains)
+    if period > 1 and len(set(columns)) == len(columns) <= MOST_COLUMNS:
+        return Layout("domain in rounds", columns, period, num_rounds)
+    return Layout("round", tuple(f"round {number + 1}" for number in range(num_rounds)), period, num_rounds)
+
+
+def shown_rounds(count: int) -> list[int]:
+    """The first, the last, and those at equal distances between them.
+
+    >>> shown_rounds(10), shown_rounds(3)
+    ([1, 4, 7, 10], [1, 2, 3])
+    """
+    shown = min(count, MOST_ROUNDS)
+    return [1 + round(place * (count - 1) / (shown - 1)) for place in range(shown)]
 
 
 def period_of(domains: Sequence[str]) -> int:

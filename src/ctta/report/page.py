@@ -43,12 +43,14 @@ def _chapter(chapter: Chapter) -> list[str]:
     section = chapter.section
     parts = [f"## {chapter.number}. {markdown_escaped(chapter.title)}", markdown_escaped(section.protocol)]
     parts += [f"> **{markdown_escaped(warning)}**" for warning in section.warnings]
-    parts += [markdown_escaped(chapter.headline), to_markdown(chapter.errors), chapter.caption]
-    parts += [markdown_escaped(note) for note in chapter.errors.notes]
-    if chapter.errors.has_published_columns:
-        parts += ["Published, and in brackets ours minus published:", published_markdown(chapter.errors)]
+    parts += [markdown_escaped(chapter.headline), to_markdown(chapter.scores), chapter.caption]
+    parts += [markdown_escaped(note) for note in chapter.scores.notes]
+    if chapter.scores.has_published_columns:
+        parts += ["Published, and in brackets ours minus published:", published_markdown(chapter.scores)]
     first, *others = chapter.pictures
     parts.append(f"![{first.title}]({first.file}.png)\n\n{first.caption}")
+    if chapter.classes:
+        parts += ["### Classes", to_markdown(chapter.classes), f"{chapter.classes.caption}."]
     parts += [f"### {chapter.summary.caption}", to_markdown(chapter.summary)]
     parts += [f"![{picture.title}]({picture.file}.png)\n\n{picture.caption}" for picture in others]
     lines = []

@@ -4,6 +4,7 @@ import csv
 import io
 import re
 from collections.abc import Sequence
+from math import isnan
 
 from ctta.report.tables import NUM_DIGITS, Cell, Row, Table
 
@@ -48,7 +49,8 @@ def to_csv(tables: Sequence[tuple[str, Table]]) -> str:
             for column, cell in zip(table.columns, row.cells, strict=True):
                 names = [csv_escaped(name) for name in (section, row.run, row.label)]
                 numbers = [getattr(cell, name) for name in _CSV_NUMBERS]
-                shown = ["" if number is None else str(round(number, NUM_DIGITS)) for number in numbers]
+                known = [None if number is None or isnan(number) else round(number, NUM_DIGITS) for number in numbers]
+                shown = ["" if number is None else str(number) for number in known]
                 writer.writerow([*names, row.count, csv_escaped(column.key), *shown, "yes" if cell.best else ""])
     return buffer.getvalue()
 

@@ -18,9 +18,10 @@ WIDTH = 10.0  # inches
 CROWDED = 30  # stretches; beyond, only some are named
 
 
-def error_over_time(line: TimeLine, styles: Mapping[str, Style]) -> Figure:
+def score_over_time(line: TimeLine, styles: Mapping[str, Style]) -> Figure:
     """One line per method with the boundaries of the domains; one panel per run."""
     runs = list(dict.fromkeys(curve.run for curve in line.curves))
+    unit = f"{line.measure.name} %"
     with plot_style():
         figure = Figure(figsize=(WIDTH, 1.5 + 3.1 * len(runs)), layout="constrained")
         panels = figure.subplots(len(runs), 1, squeeze=False, sharex=True, sharey=True)[:, 0]
@@ -29,7 +30,7 @@ def error_over_time(line: TimeLine, styles: Mapping[str, Style]) -> Figure:
             for curve in line.curves:
                 if curve.run == run:
                     _draw(axes, curve, styles[curve.label])
-            axes.set_ylabel(f"{shortened(printable(run), 40)}\nerror %" if len(runs) > 1 else "error %")
+            axes.set_ylabel(f"{shortened(printable(run), 40)}\n{unit}" if len(runs) > 1 else unit)
             axes.set_xlim(0, line.end)
             axes.set_ylim(bottom=0)
         panels[-1].set_xlabel("images seen")
@@ -39,19 +40,19 @@ def error_over_time(line: TimeLine, styles: Mapping[str, Style]) -> Figure:
 
 
 def _draw(axes: Axes, curve: Curve, style: Style) -> None:
-    places, errors, deviations = curve.places, curve.errors, curve.deviations
+    places, values, deviations = curve.places, curve.values, curve.deviations
     marker = ""
     if curve.round_places:
         # Every domain's own difficulty comes back in each round: faint behind what changes from round to round.
-        axes.plot(places, errors, color=style.colour, linewidth=0.6, alpha=0.25)
-        places, errors, deviations = curve.round_places, curve.round_errors, curve.round_deviations
+        axes.plot(places, values, color=style.colour, linewidth=0.6, alpha=0.25)
+        places, values, deviations = curve.round_places, curve.round_values, curve.round_deviations
         marker = "o"
     axes.plot(
-        places, errors, color=style.colour, linestyle=style.dash, linewidth=style.width, marker=marker, markersize=3.5
+        places, values, color=style.colour, linestyle=style.dash, linewidth=style.width, marker=marker, markersize=3.5
     )
     if deviations:
-        low = [error - deviation for error, deviation in zip(errors, deviations, strict=True)]
-        high = [error + deviation for error, deviation in zip(errors, deviations, strict=True)]
+        low = [value - deviation for value, deviation in zip(values, deviations, strict=True)]
+        high = [value + deviation for value, deviation in zip(values, deviations, strict=True)]
         axes.fill_between(places, low, high, color=style.colour, alpha=0.2, linewidth=0)
 
 

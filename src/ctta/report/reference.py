@@ -15,17 +15,21 @@ def published_table(entries: Sequence[Entry], layout: Layout) -> tuple[Published
     if table is None:
         return None, ()
     orders = tuple(dict.fromkeys(order for entry in entries for order in entry.orders))
-    if reason := _other_stream(table, layout, orders):
+    if reason := _other_stream(table, layout, orders) or _other_measure(table, entries):
         return None, (f"The published numbers are not shown: {reason}.",)
     return table, tuple(_differences(table, entries, orders))
 
 
 def _other_stream(table: PublishedTable, layout: Layout, orders: Sequence[int | None]) -> str:
     """Why the stream is not the published one at all; empty if it is."""
-    full = any(row.errors for row in table.rows.values())
+    if table.num_rounds > 1:
+        same = layout.columns == table.columns and layout.num_rounds == table.num_rounds
+        domains = ", ".join(dict.fromkeys(column.split(",")[0] for column in table.columns))
+        return "" if same else f"they are about {domains}, {table.num_rounds} rounds"
+    full = bool(table.columns)
     gradual = not full and layout.by == "kind"
     severities = {severity_of(column) for column in layout.columns}
-    if layout.by == "round":
+    if layout.repeats:
         return "this stream repeats itself"
     if {column.split(" ")[0] for column in layout.columns} != set(corruption_order(None)):
         return "they are about the fifteen corruptions"
@@ -34,6 +38,11 @@ def _other_stream(table: PublishedTable, layout: Layout, orders: Sequence[int | 
     if full and tuple(orders) != table.orders:
         return "they are about the standard order of the corruptions"
     return ""
+
+
+def _other_measure(table: PublishedTable, entries: Sequence[Entry]) -> str:
+    ours = entries[0].results[0].measure
+    return "" if ours == table.measure else f"they are {table.measure.name}, and these are {ours.name}"
 
 
 def _differences(table: PublishedTable, entries: Sequence[Entry], orders: Sequence[int | None]) -> list[str]:

@@ -5,22 +5,25 @@
 ('16.2', '0.1', '+0.0')
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import isnan, nan
 from statistics import fmean, stdev
+from typing import Literal
 
 from ctta.report.entries import Entry, entries_of, same_batches
-from ctta.report.layout import Layout, layout_of, spoken
+from ctta.report.layout import Layout, layout_of
 from ctta.report.published import PublishedRow, PublishedTable
 from ctta.report.reference import published_table
 from ctta.results import Result
 
 NUM_DIGITS = 6  # after the point; what is beyond is float arithmetic, which would print 21.35 as 21.3
+NO_NUMBER = "\N{EN DASH}"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number, with everything a renderer may want to put beside it."""
+    """One number, with everything a renderer may want to put beside it; nan where there is none."""
 
     value: float
     deviation: float | None = None  # sample standard deviation; None for a single result
@@ -32,7 +35,7 @@ class Cell:
 
     @property
     def text(self) -> str:
-        return f"{round(self.value, NUM_DIGITS):.{self.decimals}f}"
+        return NO_NUMBER if isnan(self.value) else f"{round(self.value, NUM_DIGITS):.{self.decimals}f}"
 
     @property
     def deviation_text(self) -> str:
@@ -45,7 +48,7 @@ class Cell:
     @property
     def difference(self) -> float | None:
         """Of the numbers as printed, so that a reader can check it."""
-        if self.published is None:
+        if self.published is None or isnan(self.value):
             return None
         return round(float(self.text) - self.published, self.decimals) + 0.0  # never -0.0
 
@@ -58,7 +61,8 @@ class Cell:
 class Column:
     key: str  # as the stream calls it
     name: str  # as a head prints it
-    lower_is_better: bool = True
+    best: Literal["lowest", "highest"] | None = "lowest"  # None where numbers are not compared
+    short_name: str = ""  # for a narrow head, where its first letters would not do
 
 
 @dataclass(frozen=True)
@@ -92,41 +96,45 @@ class Table:
         return any(cell.published is not None for row in self.rows for cell in row.cells[:-1])
 
 
-def error_table(results: Sequence[Result]) -> Table:
+def score_table(results: Sequence[Result]) -> Table:
     """The paper's table: domains (or rounds, or kinds of corruption) across, methods down, the mean last.
 
-    Results that are not complete are left out, and a note says so. Results that saw different batches under the same
-    order do not belong in one table: they raise a ValueError.
+    The numbers are errors where the results are of images, and mIoU where they are of pixels. Results that are not
+    complete are left out, and a note says so. Results that saw different batches under the same order do not belong in
+    one table: they raise a ValueError.
     """
     complete = [result for result in results if result.is_complete]
     if not complete:
         raise ValueError(f"a table needs at least one complete result, got {len(results)} that are not complete")
     if not same_batches(complete):
         raise ValueError("these results did not see the same batches: they are not comparable, give each its own table")
-    table = error_table_of(entries_of(complete))
+    table = score_table_of(entries_of(complete))
     left_out = [f"{result.method}: left out, not complete" for result in results if not result.is_complete]
     return replace(table, notes=(*table.notes, *left_out))
 
 
-def error_table_of(entries: Sequence[Entry]) -> Table:
+def score_table_of(entries: Sequence[Entry]) -> Table:
     """The same for rows of several runs."""
+    measure = entries[0].results[0].measure
     layout = layout_of([result.domains for entry in entries for result in entry.results])
-    columns = [Column(column, layout.name(column)) for column in layout.columns]
+    columns = [
+        Column(column, layout.name(column), measure.best, layout.short_name(column)) for column in layout.columns
+    ]
+    columns.append(Column("mean", "mean", measure.best))
     published, notes = published_table(entries, layout)
-    rows = [_error_row(entry, layout, published) for entry in entries]
-    caption = f"Error in percent; {layout.describe()}"
-    return Table((*columns, Column("mean", "mean")), mark_best(rows, [True] * (len(columns) + 1)), caption, notes)
+    rows = [_score_row(entry, layout, published) for entry in entries]
+    caption = f"{measure.title} in percent; {layout.describe()}"
+    return Table(tuple(columns), mark_best(rows, columns), caption, notes)
 
 
-def _error_row(entry: Entry, layout: Layout, published: PublishedTable | None) -> Row:
+def _score_row(entry: Entry, layout: Layout, published: PublishedTable | None) -> Row:
     reference = published.rows.get(entry.method) if published else None
-    per_result = [column_errors(result, layout) for result in entry.results]
-    cells = [_measured([errors[column] for errors in per_result]) for column in layout.columns]
-    if reference and layout.by == "domain":
-        numbers = reference.by_corruption()
-        kinds = [column.split(" ")[0] for column in layout.columns]
-        cells = [replace(cell, published=numbers.get(kind)) for cell, kind in zip(cells, kinds, strict=True)]
-    mean = _measured([100 * result.error for result in entry.results])
+    per_result = [column_values(result, layout) for result in entry.results]
+    cells = [measured([values[column] for values in per_result]) for column in layout.columns]
+    if reference and layout.by.startswith("domain"):
+        keys = [column if layout.repeats else column.split(" ")[0] for column in layout.columns]
+        cells = [replace(cell, published=reference.columns.get(key)) for cell, key in zip(cells, keys, strict=True)]
+    mean = measured([100 * result.value for result in entry.results])
     return Row(entry.label, entry.run, len(entry.results), (*cells, _with_mean(mean, reference)))
 
 
@@ -136,60 +144,32 @@ def _with_mean(cell: Cell, reference: PublishedRow | None) -> Cell:
     return replace(cell, published=reference.mean, published_deviation=reference.deviation)
 
 
-def column_errors(result: Result, layout: Layout) -> dict[str, float]:
-    """The mean error of each column's segments, in percent."""
+def column_values(result: Result, layout: Layout) -> dict[str, float]:
+    """The mean figure of each column's segments, in percent."""
     gathered: dict[str, list[float]] = {column: [] for column in layout.columns}
-    for number, (domain, error) in enumerate(zip(result.domains, result.errors, strict=True)):
-        gathered[layout.column_of(number, domain)].append(100 * error)
-    return {column: fmean(errors) for column, errors in gathered.items()}
+    for number, (domain, value) in enumerate(zip(result.domains, result.values, strict=True)):
+        if column := layout.column_of(number, domain):
+            gathered[column].append(100 * value)
+    return {column: fmean(values) for column, values in gathered.items()}
 
 
-def summary_table_of(entries: Sequence[Entry]) -> Table:
-    """What a method costs and how far its confidence can be trusted, beside its error."""
-    columns: list[tuple[Column, Callable[[Result], float], int]] = [
-        (Column("error", "error %"), lambda result: 100 * result.error, 1),
-        (Column("calibration_error", "ECE %"), lambda result: 100 * result.calibration_error, 1),
-        (Column("ms_per_image", "ms per image"), lambda result: 1000 * result.seconds / result.total.count, 2),
-    ]
-    rows = []
-    for entry in entries:
-        cells = [_measured([figure(result) for result in entry.results], digits) for _column, figure, digits in columns]
-        memory = Cell(max(result.peak_mib for result in entry.results), decimals=0)
-        skipped = sum(result.num_skipped for result in entry.results)
-        num_batches = sum(result.num_batches for result in entry.results)
-        updates = Cell(skipped, decimals=0, remark=f"of {num_batches}" if skipped else "")
-        rows.append(Row(entry.label, entry.run, len(entry.results), (*cells, memory, _worst(entry), updates)))
-    names = (
-        *(column for column, _figure, _digits in columns),
-        Column("peak_mib", "peak memory MiB"),
-        Column("worst", "worst domain, error %"),
-        Column("skipped", "skipped updates"),
-    )
-    return Table(names, mark_best(rows, [True, True, True, True, True, False]), "Calibration, cost and worst domain")
+def measured(values: Sequence[float | None], decimals: int = 1) -> Cell:
+    """The mean of several results and their deviation; those that have no such number are left out."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return Cell(nan, decimals=decimals)
+    return Cell(fmean(known), stdev(known) if len(known) > 1 else None, decimals=decimals)
 
 
-def _worst(entry: Entry) -> Cell:
-    """The domain with the highest error; in a stream that repeats itself, also the round it was in."""
-    layout = layout_of([entry.results[0].domains])
-    gathered: dict[str, list[float]] = {}
-    for result in entry.results:
-        for number, (domain, error) in enumerate(zip(result.domains, result.errors, strict=True)):
-            place = f"{domain}, {layout.column_of(number, domain)}" if layout.by == "round" else domain
-            gathered.setdefault(place, []).append(100 * error)
-    worst = max(gathered, key=lambda place: fmean(gathered[place]))
-    return replace(_measured(gathered[worst]), remark=spoken(worst), deviation=None)
-
-
-def _measured(values: Sequence[float], decimals: int = 1) -> Cell:
-    return Cell(fmean(values), stdev(values) if len(values) > 1 else None, decimals=decimals)
-
-
-def mark_best(rows: Sequence[Row], columns: Sequence[bool]) -> tuple[Row, ...]:
-    """The lowest number of each column as printed, ties included; nothing is best where all are equal."""
+def mark_best(rows: Sequence[Row], columns: Sequence[Column]) -> tuple[Row, ...]:
+    """The best number of each column as printed, ties included; nothing is best where all are equal."""
     marked = [list(row.cells) for row in rows]
-    for number, compared in enumerate(columns):
-        printed = {float(row.cells[number].text) for row in rows}
+    for number, column in enumerate(columns):
+        printed = {float(row.cells[number].text) for row in rows if not isnan(row.cells[number].value)}
+        if column.best is None or len(printed) < 2:
+            continue
+        best = min(printed) if column.best == "lowest" else max(printed)
         for cells in marked:
-            best = compared and len(printed) > 1 and float(cells[number].text) == min(printed)
-            cells[number] = replace(cells[number], best=best)
+            is_best = not isnan(cells[number].value) and float(cells[number].text) == best
+            cells[number] = replace(cells[number], best=is_best)
     return tuple(replace(row, cells=tuple(cells)) for row, cells in zip(rows, marked, strict=True))

@@ -14,9 +14,15 @@ def write(runs: Sequence[Path], out: Path) -> Path:
     loaded = read_runs(runs)
     out.mkdir(parents=True, exist_ok=True)
     document = document_of(loaded, out)
-    tables = [(f"{chapter.number}. {chapter.section.protocol}", chapter.errors) for chapter in document.chapters]
-    captions = [f"{chapter.section.protocol}. {chapter.errors.caption}." for chapter in document.chapters]
-    latex = [to_latex(table, caption) for (_name, table), caption in zip(tables, captions, strict=True)]
+    tables, latex = [], []
+    for chapter in document.chapters:
+        protocol = chapter.section.protocol
+        tables.append((f"{chapter.number}. {protocol}", chapter.scores))
+        if chapter.classes:
+            tables.append((f"{chapter.number}. {protocol}: classes", chapter.classes))
+        latex += [
+            to_latex(table, f"{protocol}. {table.caption}.") for table in (chapter.scores, chapter.classes) if table
+        ]
     files = {
         "table.csv": to_csv(tables),
         "table.tex": "\n".join(["% needs the packages booktabs and graphicx", *latex]),
