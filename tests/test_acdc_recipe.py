@@ -1,0 +1,155 @@
+"""The recipe of street scenes from a folder in ACDC's layout to the report, by the command a user types."""
+
+import csv
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from test_cli import run
+from torch.nn import functional as F
+
+from ctta import models, streams
+
+CONDITIONS = ("fog", "night", "rain", "snow")
+FULL, SIZE = (36, 64), (18, 32)  # of label maps, and of what the network sees
+
+NETWORK = """
+import numpy as np
+import torch
+from torch import nn
+
+class FullyConvolutional(nn.Module):
+    # Looks for the nearest colour, at half the size of its input; answers in a dictionary as torchvision does.
+
+    def __init__(self, num_classes=19):
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 3, 2, 2, bias=False), nn.BatchNorm2d(3))
+        self.classifier = nn.Conv2d(3, num_classes, 1)
+        colours = np.random.default_rng(9).integers(0, 200, (256, 3))[:num_classes] / 255
+        with torch.no_grad():
+            self.features[0].weight.copy_(torch.eye(3)[:, :, None, None] / 4)
+            self.classifier.weight.copy_(torch.from_numpy(40 * colours)[:, :, None, None])
+            self.classifier.bias.copy_(torch.from_numpy(-20 * (colours**2).sum(1)))
+
+    def forward(self, x):
+        return {"out": self.classifier(self.features(x))}
+
+def other_classes():
+    return FullyConvolutional(150)
+"""
+
+
+@pytest.fixture
+def acdc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The command for two scenes of each condition, as a user with ACDC on disk types it."""
+    monkeypatch.chdir(tmp_path)
+    Path("network.py").write_text(NETWORK)
+    for number, condition in enumerate(CONDITIONS):
+        for frame in range(2):
+            dice = np.random.default_rng([number, frame])
+            scene, label = (Path("ACDC") / kind / condition / "train/GOPR01" for kind in ("rgb_anon", "gt"))
+            scene.mkdir(parents=True, exist_ok=True)
+            label.mkdir(parents=True, exist_ok=True)
+            bands = np.repeat(dice.permutation(19)[:8], 8)  # of eight columns each
+            truth = np.tile(bands, (FULL[0], 1)).astype(np.uint8)
+            truth[:4] = 255
+            colours = np.random.default_rng(9).integers(0, 200, (256, 3))
+            pixels = colours[truth] + dice.integers(0, 50, (*FULL, 3)) - 12 * number
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(scene / f"{frame}_rgb_anon.png")
+            Image.fromarray(truth).save(label / f"{frame}_gt_labelTrainIds.png")
+    return [
+        "bench",
+        "acdc",
+        "--data",
+        "ACDC",
+        "--model",
+        "file:network.py:FullyConvolutional",
+        "--threads",
+        "1",
+        "--out",
+        "mine",
+    ]
+
+
+def source_miou(condition: str) -> float:
+    """Of both scenes, from the files, with a confusion matrix pixel by pixel."""
+    net, matrix = models.load("file:network.py:FullyConvolutional"), np.zeros((19, 19), int)
+    for frame in range(2):
+        picture = Image.open(f"ACDC/rgb_anon/{condition}/train/GOPR01/{frame}_rgb_anon.png")
+        small = np.asarray(picture.resize(SIZE[::-1], Image.Resampling.BILINEAR))
+        with torch.no_grad():
+            logits = net(torch.from_numpy(small.copy()).permute(2, 0, 1)[None] / 255)["out"]
+        at_input = F.interpolate(logits, SIZE, mode="bilinear")
+        predicted = F.interpolate(at_input, FULL, mode="bilinear").argmax(1)[0].tolist()
+        truth = np.asarray(Image.open(f"ACDC/gt/{condition}/train/GOPR01/{frame}_gt_labelTrainIds.png")).tolist()
+        for labels, answers in zip(truth, predicted, strict=True):
+            for label, answer in zip(labels, answers, strict=True):
+                if label != 255:
+                    matrix[label, answer] += 1
+    union = matrix.sum(0) + matrix.sum(1) - matrix.diagonal()
+    return 100 * float((matrix.diagonal()[union > 0] / union[union > 0]).mean())
+
+
+def test_a_folder_of_scenes_becomes_the_papers_table(
+    acdc: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All four methods over ten rounds, at a size of milliseconds."""
+    monkeypatch.setattr(streams, "acdc", partial(streams.acdc, size=SIZE))
+    acdc += ["--set", "cotta.lr=0.01"]  # of eighty steps something shall be seen
+    assert run(*acdc) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    lines = captured.out.splitlines()
+    assert lines[0] == "mIoU in percent; each domain in rounds 1, 4, 7 and 10, and the mean of all 10 rounds"
+    assert lines[1].split() == [
+        *(part for number in (1, 4, 7, 10) for condition in CONDITIONS for part in (condition, str(number))),
+        "mean",
+        "paper",
+    ]
+    with Path("mine/report/table.csv").open() as file:
+        records = list(csv.DictReader(file))
+    classes = {
+        (record["method"], record["column"]): record for record in records if record["section"].endswith(": classes")
+    }
+    values = {
+        (record["method"], record["column"]): record for record in records if not record["section"].endswith("classes")
+    }
+    for number in (1, 4, 7, 10):
+        for condition in CONDITIONS:
+            record = values["Source", f"{condition}, round {number}"]
+            assert float(record["value"]) == pytest.approx(source_miou(condition), abs=1e-4)
+    assert {method for method, _column in values} == {"Source", "BN Stats Adapt", "TENT-continual", "CoTTA"}
+    assert values["CoTTA", "night, round 1"]["published"] == "41.2"
+    assert classes["CoTTA", "traffic light"]["value"]
+    assert float(values["Source", "fog, round 1"]["value"]) > 10
+    learnt = [values["CoTTA", f"fog, round {number}"]["value"] for number in (1, 10)]
+    assert learnt[0] != learnt[1]  # it goes on adapting, while Source has the same in every round
+    page = Path("mine/report/report.html").read_text()
+    assert "2 images of each domain in batches of 1; the published numbers on 400" in page
+    assert "--model file:" in page and Path("mine/report/miou-over-time.svg").is_file()
+
+    assert run(*acdc, "--methods", "source", "--json") == 0  # from the folder, which is complete
+    line = json.loads(capsys.readouterr().out)
+    assert (len(line["mious"]), len(line["class_iou"])) == (40, 19)
+    assert 100 * line["mious"][0] == pytest.approx(source_miou("fog"), abs=1e-4)
+    assert line["miou"] == pytest.approx(sum(line["mious"]) / 40)
+
+
+def test_scenes_come_at_the_papers_size_and_are_scored_at_their_own(
+    acdc: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing made smaller: 960x540 in, and the pixels of the label maps counted."""
+    assert run(*acdc, "--rounds", "1", "--limit", "1", "--methods", "source,bn_stats") == 0
+    assert "fog" in capsys.readouterr().out
+    (line, *_) = Path("mine/cells/source-standard/batches.jsonl").read_text().splitlines()
+    assert sum(json.loads(line)["score"]["labelled"]) == (FULL[0] - 4) * FULL[1]
+
+
+def test_a_network_for_other_classes_is_refused(acdc: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    acdc[acdc.index("file:network.py:FullyConvolutional")] = "file:network.py:other_classes"
+    assert run(*acdc, "--rounds", "1", "--limit", "1", "--methods", "source") == 1
+    assert "the model knows 150 classes, and the data 19 (road, sidewalk, building, ...)" in capsys.readouterr().err
