@@ -10,8 +10,11 @@ import pytest
 from report_runs import pixel_score, write_cell, write_run, write_weather
 from test_report import Cells, results_of, row
 
+from ctta.metrics import MIOU
 from ctta.report import score_table, write_report
 from ctta.report.classes import class_table_of
+from ctta.report.colours import styles_of
+from ctta.report.cost import cost
 from ctta.report.curves import time_line
 from ctta.report.entries import entries_of
 from ctta.report.summary import summary_table_of
@@ -189,6 +192,14 @@ def test_accuracy_and_the_worst_domain(tmp_path: Path) -> None:
     assert row(table, "a")["worst"] == f"{miou([400, 400]):.1f}"
     assert table.rows[0].cells[0].best and not table.rows[1].cells[0].best  # the higher mIoU
     assert table.rows[0].cells[1].best and not table.rows[1].cells[1].best
+
+
+def test_the_picture_of_cost_shows_miou(tmp_path: Path) -> None:
+    right = {("a", None): [[900, 800]] * 4, ("b", None): [[500, 400]] * 4}
+    summary = summary_table_of(entries_of(results_of(acdc_run(tmp_path / "run", right))))
+    (axes,) = cost(summary, MIOU, styles_of("ab")).axes
+    heights = [float(line.get_ydata()[0]) for line in axes.lines]
+    assert heights == pytest.approx([miou([900, 800]), miou([500, 400])])
 
 
 def test_the_line_over_time_is_of_miou(tmp_path: Path) -> None:

@@ -171,5 +171,5 @@ def read_result(folder: Path) -> Result:
 
 def result_of(about: dict[str, Any], batches: Sequence[BatchRecord]) -> Result:
     """A result from its two parts."""
-    lists = {name: tuple(about.get(name, ())) for name in ("domains", "class_names")}
+    lists = {"domains": tuple(about["domains"]), "class_names": tuple(about.get("class_names", ()))}
     return Result(**about | lists, batches=tuple(batches))

@@ -23,7 +23,7 @@ def published_table(entries: Sequence[Entry], layout: Layout) -> tuple[Published
 def _other_stream(table: PublishedTable, layout: Layout, orders: Sequence[int | None]) -> str:
     """Why the stream is not the published one at all; empty if it is."""
     if table.num_rounds > 1:
-        same = layout.columns == table.columns and layout.num_rounds == table.num_rounds
+        same = layout.columns == table.columns  # the last of which names the last round
         domains = ", ".join(dict.fromkeys(column.split(",")[0] for column in table.columns))
         return "" if same else f"they are about {domains}, {table.num_rounds} rounds"
     full = bool(table.columns)
