@@ -16,7 +16,7 @@ ROWS = [
     ["surgery"],
     ["views", "validation", "fingerprint"],
     ["base"],
-    ["methods", "calibration", "corruptions", "data", "metrics", "environment", "models"],
+    ["methods", "calibration", "corruptions", "streets", "data", "metrics", "environment", "models"],
     ["encoding", "checkpoint", "streams", "results"],
     ["testing", "pace", "journal", "evaluation"],
     ["settings", "failures", "clean_images", "adaptation", "tuning"],

@@ -10,7 +10,7 @@
 
 from importlib.metadata import version
 
-from ctta import corruptions, data, functional, models, streams, testing, views
+from ctta import corruptions, data, functional, models, streams, streets, testing, views
 from ctta.base import AdaptiveModel, Step
 from ctta.calibration import calibrate_threshold
 from ctta.checkpoint import CheckpointError, load, save
@@ -46,6 +46,7 @@ __all__ = [
     "models",
     "save",
     "streams",
+    "streets",
     "testing",
     "views",
 ]

@@ -17,6 +17,7 @@ from ctta.streams.protocols import continual, correlated, gradual, mixed, rounds
 from ctta.streams.sample import sample
 from ctta.streams.stream import Batch, Images, Segment, Stream
 from ctta.streams.street_scenes import acdc, cityscapes
+from ctta.streams.streets import StreetScenes, streets
 
 __all__ = [
     "Batch",
@@ -28,6 +29,7 @@ __all__ = [
     "LiveStream",
     "Segment",
     "Stream",
+    "StreetScenes",
     "acdc",
     "cityscapes",
     "clean_cifar",
@@ -43,4 +45,5 @@ __all__ = [
     "rounds",
     "sample",
     "single",
+    "streets",
 ]

@@ -1,0 +1,184 @@
+"""Train a tiny SegFormer on the embedded street in clear weather, on frames drawn on the way.
+
+    python benchmarks/train_streets.py --weights streets.safetensors [--steps 6000]
+
+The schedule is fixed in advance: AdamW, a linear warm-up, a cosine decay to zero, flips and mild colour jitter. Frames
+come from the split "train", each seen once; mIoU is printed on clear frames of the split "choose", which no step learns
+from. Step k draws from (seed, k) alone, and every so often a checkpoint is written, so a killed run goes on where it
+was. Needs transformers: pip install transformers
+"""
+
+import argparse
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ctta.streams import StreetScenes
+from ctta.streets import CLASSES, VERSION
+
+SIZE = (128, 256)
+PEAK_LR = 1e-3
+WARMUP_SHARE = 0.05  # of all steps
+WEIGHT_DECAY = 0.01
+LARGEST_FILE = 4_000_000  # bytes
+HELD_BACK = 100  # frames
+REPORT_EVERY = 500  # steps; a checkpoint is written as often
+
+
+def build() -> nn.Module:
+    """A SegFormer with four stages, about a quarter of the smallest published one, its norm layers all LayerNorm."""
+    from transformers import SegformerConfig, SegformerForSemanticSegmentation  # heavy, and not needed to draw frames
+
+    config = SegformerConfig(
+        num_labels=len(CLASSES),
+        depths=[1, 1, 2, 1],
+        hidden_sizes=[24, 48, 96, 128],
+        num_attention_heads=[1, 2, 4, 4],
+        mlp_ratios=[4, 4, 3, 3],
+        decoder_hidden_size=96,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        classifier_dropout_prob=0.0,
+        drop_path_rate=0.0,
+    )
+    net: nn.Module = SegformerForSemanticSegmentation(config)
+    # The decode head has the one BatchNorm of the architecture; a network for any batch size has none.
+    net.decode_head.batch_norm = nn.GroupNorm(1, config.decoder_hidden_size)  # type: ignore[union-attr,assignment]
+    return net
+
+
+def frames(split: str, first: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Clear frames and their labels; runs in a process of its own, beside the training."""
+    return StreetScenes("clear", split, first + count, seed, SIZE).read(np.arange(first, first + count))
+
+
+def drawn_batches(steps: range, batch_size: int, seed: int, workers: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batch of each step, drawn ahead; the frames of step k are those from k * batch_size on."""
+    with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        waiting = deque(pool.submit(frames, "train", k * batch_size, batch_size, seed) for k in steps[: 2 * workers])
+        for k in steps:
+            batch = waiting.popleft().result()
+            if (ahead := k + 2 * workers) in steps:
+                waiting.append(pool.submit(frames, "train", ahead * batch_size, batch_size, seed))
+            yield batch
+
+
+def jittered(x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Half of the frames mirrored; brightness, contrast and colour balance varied by up to a tenth."""
+    mirrored = torch.rand(len(x), generator=generator) < 0.5
+    x, y = torch.where(mirrored[:, None, None, None], x.flip(3), x), torch.where(mirrored[:, None, None], y.flip(2), y)
+    gain = 1 + 0.1 * (2 * torch.rand(len(x), 3, 1, 1, generator=generator) - 1)
+    contrast = 1 + 0.1 * (2 * torch.rand(len(x), 1, 1, 1, generator=generator) - 1)
+    middle = x.mean((1, 2, 3), keepdim=True)
+    return ((x * gain - middle) * contrast + middle).clamp(0, 1), y
+
+
+def learning_rate(progress: float) -> float:
+    """Linear warm-up to the peak, then cosine decay to 0; progress runs from 0 to 1."""
+    if progress < WARMUP_SHARE:
+        return PEAK_LR * progress / WARMUP_SHARE
+    return PEAK_LR * 0.5 * (1 + math.cos(math.pi * (progress - WARMUP_SHARE) / (1 - WARMUP_SHARE)))
+
+
+def logits_of(net: nn.Module, x: Tensor) -> Tensor:
+    """At the input's size."""
+    return F.interpolate(net(x).logits, x.shape[2:], mode="bilinear", align_corners=False)
+
+
+@torch.inference_mode()
+def class_iou(net: nn.Module, count: int, batch_size: int, seed: int) -> Tensor:
+    """Intersection over union of each class on clear frames that are not trained on."""
+    net.eval()
+    confusion = torch.zeros(len(CLASSES) ** 2, dtype=torch.int64)
+    for first in range(0, count, batch_size):
+        x, y = frames("choose", first, min(batch_size, count - first), seed)
+        confusion += torch.bincount(
+            (y * len(CLASSES) + logits_of(net, x).argmax(1)).flatten(), minlength=len(confusion)
+        )
+    table = confusion.view(len(CLASSES), -1).double()
+    hit = table.diagonal()
+    return hit / (table.sum(0) + table.sum(1) - hit).clamp(min=1)
+
+
+def train(arguments: argparse.Namespace, checkpoint: Path) -> nn.Module:
+    """Train, or go on from the checkpoint."""
+    torch.manual_seed(arguments.seed)
+    net = build()
+    optimizer = torch.optim.AdamW(net.parameters(), PEAK_LR, weight_decay=WEIGHT_DECAY)
+    run = {"steps": arguments.steps, "batch_size": arguments.batch_size, "seed": arguments.seed, "streets": VERSION}
+    state: dict[str, Any] = {"run": run, "done": 0}
+    if checkpoint.exists():
+        state = torch.load(checkpoint, weights_only=True)
+        if state["run"] != run:
+            raise ValueError(f"{checkpoint} belongs to a run with other arguments, {state['run']}: delete it")
+        net.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+    steps, start, losses = range(state["done"], arguments.steps), time.perf_counter(), []
+    batches = drawn_batches(steps, arguments.batch_size, arguments.seed, arguments.workers)
+    for step, (x, y) in zip(steps, batches, strict=True):
+        net.train()
+        optimizer.param_groups[0]["lr"] = learning_rate(step / arguments.steps)
+        x, y = jittered(x, y, torch.Generator().manual_seed(arguments.seed * 1_000_003 + step))
+        loss = F.cross_entropy(logits_of(net, x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+        if (step + 1) % REPORT_EVERY == 0 or step + 1 == arguments.steps:
+            miou = class_iou(net, min(32, arguments.held_back), arguments.batch_size, arguments.seed).mean()
+            pace = (time.perf_counter() - start) / (step + 1 - steps.start)
+            print(f"step {step + 1}/{arguments.steps}  loss {np.mean(losses):.4f}  mIoU {100 * miou:.1f}  {pace:.2f} s")
+            losses.clear()
+            state |= {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "done": step + 1}
+            torch.save(state, f"{checkpoint}.partial")
+            os.replace(f"{checkpoint}.partial", checkpoint)
+    return net
+
+
+def main() -> None:
+    """Train, score on the frames held back, and write the weights."""
+    parser = argparse.ArgumentParser(description="Train a tiny SegFormer on the embedded street in clear weather.")
+    parser.add_argument("--weights", type=Path, required=True, help="file to write, .safetensors")
+    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=1, help="processes that draw frames")
+    parser.add_argument("--held-back", type=int, default=HELD_BACK, help="frames to score on")
+    arguments = parser.parse_args()
+    net = train(arguments, Path(f"{arguments.weights}.checkpoint"))
+    iou = class_iou(net, arguments.held_back, arguments.batch_size, arguments.seed)
+    for name, value in zip(CLASSES, iou.tolist(), strict=True):
+        print(f"{name:12}{100 * value:6.1f}")
+    print(f"{'mIoU':12}{100 * iou.mean():6.1f}   {sum(p.numel() for p in net.parameters()):,} parameters")
+    metadata = {
+        "data": f"ctta.streets version {VERSION}, split train, clear",
+        "steps": str(arguments.steps),
+        "batch_size": str(arguments.batch_size),
+        "seed": str(arguments.seed),
+        "miou_clear": f"{iou.mean():.4f}",
+        "torch": torch.__version__,
+    }
+    tensors = {key: value.contiguous() for key, value in net.state_dict().items()}
+    save_file(tensors, arguments.weights, metadata)
+    arguments.weights.chmod(0o644)  # safetensors makes files that only their owner can read
+    size = arguments.weights.stat().st_size
+    print(f"{arguments.weights}: {size / 1e6:.2f} MB")
+    if size > LARGEST_FILE:
+        raise SystemExit(f"missed: the file has {size:,} bytes, more than {LARGEST_FILE:,}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,11 @@
+"""The embedded street: driving scenes of our own with exact labels, in six kinds of weather.
+
+Everything is drawn from numbers, nothing is stored: houses, trees, cars and people stand in a world measured in metres,
+each pixel knows what it shows and how far that is, and weather is laid over it.
+"""
+
+from ctta.streets.air import through_air
+from ctta.streets.classes import CLASSES, PALETTE
+from ctta.streets.frames import CONDITIONS, HOLD_OUT, SPLITS, VERSION, Frame, frame
+
+__all__ = ["CLASSES", "CONDITIONS", "HOLD_OUT", "PALETTE", "SPLITS", "VERSION", "Frame", "frame", "through_air"]
