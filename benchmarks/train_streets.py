@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,10 @@ REPORT_EVERY = 500  # steps; a checkpoint is written as often
 
 
 def build() -> nn.Module:
-    """A SegFormer with four stages, about a quarter of the smallest published one, its norm layers all LayerNorm."""
-    from transformers import SegformerConfig, SegformerForSemanticSegmentation  # heavy, and not needed to draw frames
+    """A SegFormer with four stages, a fifth of the smallest published one, without BatchNorm."""
+    transformers = import_module("transformers")  # heavy, and the processes that draw frames do without
 
-    config = SegformerConfig(
+    config = transformers.SegformerConfig(
         num_labels=len(CLASSES),
         depths=[1, 1, 2, 1],
         hidden_sizes=[24, 48, 96, 128],
@@ -53,9 +54,9 @@ def build() -> nn.Module:
         classifier_dropout_prob=0.0,
         drop_path_rate=0.0,
     )
-    net: nn.Module = SegformerForSemanticSegmentation(config)
-    # The decode head has the one BatchNorm of the architecture; a network for any batch size has none.
-    net.decode_head.batch_norm = nn.GroupNorm(1, config.decoder_hidden_size)  # type: ignore[union-attr,assignment]
+    net: nn.Module = transformers.SegformerForSemanticSegmentation(config)
+    # The architecture has one BatchNorm, in its head; a group norm of one group is layer norm over the whole map.
+    net.decode_head.batch_norm = nn.GroupNorm(1, config.decoder_hidden_size)  # type: ignore[union-attr]
     return net
 
 
@@ -104,9 +105,8 @@ def class_iou(net: nn.Module, count: int, batch_size: int, seed: int) -> Tensor:
     confusion = torch.zeros(len(CLASSES) ** 2, dtype=torch.int64)
     for first in range(0, count, batch_size):
         x, y = frames("choose", first, min(batch_size, count - first), seed)
-        confusion += torch.bincount(
-            (y * len(CLASSES) + logits_of(net, x).argmax(1)).flatten(), minlength=len(confusion)
-        )
+        pairs = y * len(CLASSES) + logits_of(net, x).argmax(1)
+        confusion += torch.bincount(pairs.flatten(), minlength=len(confusion))
     table = confusion.view(len(CLASSES), -1).double()
     hit = table.diagonal()
     return hit / (table.sum(0) + table.sum(1) - hit).clamp(min=1)

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from ctta.corruptions.arrays import Floats
 from ctta.streets.canvas import Canvas
 from ctta.streets.classes import BUILDING, VEGETATION
 from ctta.streets.dice import Dice
@@ -13,20 +12,14 @@ ZENITHS = ((0.28, 0.48, 0.82), (0.36, 0.56, 0.86), (0.45, 0.58, 0.76))
 SKYLINE = 240.0  # metres
 
 
-def cloud_cover(canvas: Canvas, dice: Dice) -> Floats:
-    """Clouds of the whole picture in [0, 1]: thicker where they are many, finer towards the horizon."""
-    height, width = canvas.label.shape
-    step = dice.between(60, 120) / width
-    return smoothly(fractal(CLOUDS), height, width, dice.between(0, SIDE), dice.between(0, SIDE), step)
-
-
 def paint_sky(canvas: Canvas, street: Street, dice: Dice) -> None:
     """A gradient from the zenith to a pale horizon, and clouds."""
     zenith, haze = dice.colour(dice.pick(ZENITHS), 0.06), dice.colour((0.78, 0.85, 0.92), 0.05)
     cloudiness = dice.between(0.25, 0.8) if street.sunshine > 0.2 else 1.0
-    # Far below the horizon nothing of it is seen, so only its rows are made.
+    # Below the horizon nothing of it is seen.
     rows = slice(0, min(street.camera.height, street.camera.first_ground_row + 1))
-    clouds = cloud_cover(canvas, dice)[rows]
+    width, step = street.camera.width, dice.between(60, 120) / street.camera.width
+    clouds = smoothly(fractal(CLOUDS), rows.stop, width, dice.between(0, SIDE), dice.between(0, SIDE), step)
     climb = np.clip(-street.camera.v[rows] / 0.55, 0, 1)
     blue = haze + climb * (zenith - haze)
     cover = np.clip((clouds - (1 - cloudiness)) * 3, 0, 1)
