@@ -1,4 +1,4 @@
-"""The embedded street: driving scenes of our own with exact labels, in six kinds of weather.
+"""The embedded street: driving scenes of our own with exact labels, in several kinds of weather.
 
 Everything is drawn from numbers, nothing is stored: houses, trees, cars and people stand in a world measured in metres,
 each pixel knows what it shows and how far that is, and weather is laid over it.

@@ -14,7 +14,7 @@ from ctta.streets.classes import SKY, Labels
 Mask = NDArray[np.bool_]
 
 #: What shines at night, by its number in `Canvas.light`; 0 shines not at all.
-DARK, LIT_WINDOW, WHITE_LIGHT, RED_LIGHT, GREEN_LIGHT = range(5)
+DARK, LIT_WINDOW, STREET_LAMP, WHITE_LIGHT, RED_LIGHT, GREEN_LIGHT = range(6)
 
 
 @dataclass(frozen=True)

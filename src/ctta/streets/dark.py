@@ -3,7 +3,7 @@
 import numpy as np
 
 from ctta.corruptions.arrays import Floats
-from ctta.streets.canvas import GREEN_LIGHT, LIT_WINDOW, RED_LIGHT, WHITE_LIGHT, Lamp
+from ctta.streets.canvas import DARK, GREEN_LIGHT, LIT_WINDOW, RED_LIGHT, STREET_LAMP, WHITE_LIGHT, Lamp
 from ctta.streets.classes import SKY
 from ctta.streets.colours import by_number, rgb
 from ctta.streets.dice import Dice
@@ -11,9 +11,14 @@ from ctta.streets.pictures import grey_of
 from ctta.streets.scene import Scene
 
 #: What each number of `Scene.light` shines in.
-SHINING = [rgb(0, 0, 0)] * 5
-SHINING[LIT_WINDOW], SHINING[WHITE_LIGHT] = rgb(0.85, 0.65, 0.35), rgb(1.0, 0.95, 0.8)
-SHINING[RED_LIGHT], SHINING[GREEN_LIGHT] = rgb(1.0, 0.15, 0.1), rgb(0.3, 1.0, 0.6)
+SHINING = {
+    DARK: rgb(0, 0, 0),
+    LIT_WINDOW: rgb(0.85, 0.65, 0.35),
+    STREET_LAMP: rgb(1.0, 0.95, 0.8),
+    WHITE_LIGHT: rgb(1.0, 0.95, 0.8),
+    RED_LIGHT: rgb(1.0, 0.15, 0.1),
+    GREEN_LIGHT: rgb(0.3, 1.0, 0.6),
+}
 POOL = 4.5  # metres from a lamp's foot to where half its light is left
 
 
@@ -25,14 +30,14 @@ def night(scene: Scene, dice: Dice) -> Floats:
     # Our own headlights: a low, wide cone that grows weak with distance.
     beam = np.exp(-((camera.u / 0.42) ** 2)) * np.exp(-(((camera.v - 0.05) / 0.13) ** 2))
     beam = dice.between(0.9, 1.5) * beam / (1 + (np.minimum(scene.depth, 500) / 15) ** 2)
-    lamps = [lamp for lamp in scene.lamps if lamp.kind == WHITE_LIGHT and lamp.strength == 1 and lamp.z < 45]
+    lamps = [lamp for lamp in scene.lamps if lamp.kind == STREET_LAMP and lamp.z < 45]
     pools = dice.between(0.6, 1.0) * lamplight(scene, lamps)
     light = ambient + beam * rgb(1.0, 0.97, 0.88) + pools * sodium
     colour = scene.overcast * light
     climb = np.clip(-camera.v / 0.5, 0, 1)
     heavens = dice.colour((0.05, 0.06, 0.10), 0.02) + (1 - climb) * 0.10 * sodium
-    np.copyto(colour, heavens, where=(scene.label == SKY))
-    shining = by_number(scene.light, SHINING)
+    np.copyto(colour, heavens, where=scene.label == SKY)
+    shining = by_number(scene.light, [SHINING[kind] for kind in sorted(SHINING)])
     np.maximum(colour, shining * np.float32(dice.between(0.7, 0.95)), out=colour)
     for lamp in scene.lamps:
         add_glow(scene, colour, lamp, sodium)
@@ -72,7 +77,7 @@ def add_glow(scene: Scene, colour: Floats, lamp: Lamp, sodium: Floats) -> None:
     across = np.arange(columns.start, columns.stop, dtype=np.float32) + 0.5 - np.float32(column)
     away = (down**2 + across**2) / np.float32(radius**2)
     halo = np.clip(1 / (1 + 4 * away) - 1 / 37, 0, 1)
-    hue = sodium if lamp.kind == WHITE_LIGHT and lamp.strength == 1 else SHINING[lamp.kind]
+    hue = sodium if lamp.kind == STREET_LAMP else SHINING[lamp.kind]
     colour[:, rows, columns] += halo * hue * np.float32(0.8)
 
 
@@ -86,7 +91,7 @@ def dusk(scene: Scene, dice: Dice) -> Floats:
     # Against the light, contrast is lost in the dark.
     colour: Floats = (0.75 * scene.clear + 0.25 * scene.clear**2) * light
     clouds = grey_of(scene.clear) - np.float32(0.7)
-    np.copyto(colour, low + climb * (high - low) + 0.3 * clouds, where=(scene.label == SKY))
+    np.copyto(colour, low + climb * (high - low) + 0.3 * clouds, where=scene.label == SKY)
     glare = dice.between(0.5, 0.8) * np.exp(-from_sun / 0.22) + 0.9 * np.exp(-((from_sun / 0.07) ** 2))
     veil = rgb(1.0, 0.78, 0.5)
     colour += glare * veil

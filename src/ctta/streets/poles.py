@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ctta.corruptions.arrays import Floats
-from ctta.streets.canvas import GREEN_LIGHT, RED_LIGHT, WHITE_LIGHT, Canvas, Lamp
+from ctta.streets.canvas import GREEN_LIGHT, RED_LIGHT, STREET_LAMP, Canvas, Lamp
 from ctta.streets.classes import POLE
 from ctta.streets.colours import rgb
 from ctta.streets.dice import Dice
@@ -82,8 +82,8 @@ def _arm(canvas: Canvas, pole: Pole, half: float) -> None:
     _block(canvas, middle, pole.z, abs(pole.reach) / 2, pole.height - 2 * thick, pole.height, pole.steel)
     end, low = pole.x + pole.reach, pole.height - 2 * thick - 0.14
     bulb = rgb(0.9, 0.9, 0.85)
-    _block(canvas, end, pole.z, max(0.3, half), low, pole.height - thick, bulb, WHITE_LIGHT)
-    canvas.lamps.append(Lamp(end, low, pole.z, 1.0, WHITE_LIGHT))
+    _block(canvas, end, pole.z, max(0.3, half), low, pole.height - thick, bulb, STREET_LAMP)
+    canvas.lamps.append(Lamp(end, low, pole.z, 1.0, STREET_LAMP))
 
 
 def _disc(canvas: Canvas, pole: Pole, colour: Floats) -> None:

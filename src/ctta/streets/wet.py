@@ -15,7 +15,13 @@ from ctta.streets.scene import Scene
 from ctta.streets.textures import CLOUDS, GRAIN, SIDE, fractal, looked_up, smoothly
 
 RIPPLES = 5  # rows up and down over which the mirrored picture is smeared
-FALLING_AT = 256 * 128  # pixels of the picture for which the counts of drops and flakes are given
+FALLING_AT = 256 * 128  # pixels of the picture for which the counts of drops and the radii of flakes are given
+
+
+def scale_of(scene: Scene) -> float:
+    """How much longer the sides of this picture are than those that the numbers here are for."""
+    height, width = scene.label.shape
+    return math.sqrt(height * width / FALLING_AT)
 
 
 def greyed(colour: Floats, saturation: float) -> Floats:
@@ -31,7 +37,7 @@ def under_clouds(scene: Scene, brightness: float, dice: Dice) -> Floats:
     clouds = smoothly(fractal(CLOUDS), height, width, dice.between(0, SIDE), dice.between(0, SIDE), 80 / width)
     colour = scene.overcast * np.float32(brightness)
     tint = dice.colour((0.70, 0.72, 0.75), 0.06) * np.float32(brightness)
-    np.copyto(colour, (0.85 + 0.3 * clouds) * tint, where=(scene.label == SKY))
+    np.copyto(colour, (0.85 + 0.3 * clouds) * tint, where=scene.label == SKY)
     return colour
 
 
@@ -42,8 +48,9 @@ def rain(scene: Scene, dice: Dice) -> Floats:
     _mirror(scene, colour, dice)
     airlight = dice.colour((0.50, 0.53, 0.56), 0.05)
     colour = through_air(colour, scene.distance, extinction(dice.between(90, 220)), airlight)
-    share = height * width / FALLING_AT
-    layer = streaks(height, width, int(dice.between(180, 420) * share), dice.between(-0.5, 0.5), dice)
+    # Streaks grow longer with the picture but stay a pixel wide.
+    count = dice.between(180, 420) * scale_of(scene)
+    layer = streaks(height, width, int(count), dice.between(-0.5, 0.5), dice)
     cover = np.minimum(layer * np.float32(dice.between(0.25, 0.45)), 0.6)
     colour += cover * (np.float32(0.78) - colour)
     return colour
@@ -58,10 +65,9 @@ def _mirror(scene: Scene, colour: Floats, dice: Dice) -> None:
         return
     grounded = np.isin(scene.label[first:], (ROAD, LANE, PAVEMENT))
     # Ripples smear the mirrored picture downwards: each row is the mean of several.
-    rows = np.clip(2 * camera.vanishing_row - first - np.arange(-RIPPLES, count + RIPPLES), 0, first - 1).astype(
-        np.int64
-    )
-    sums = np.cumsum(np.insert(colour[:, rows], 0, 0, axis=1), axis=1)
+    rows = 2 * camera.vanishing_row - first - np.arange(-RIPPLES, count + RIPPLES)
+    above = colour[:, np.clip(rows, 0, first - 1).astype(np.int64)]
+    sums = np.cumsum(np.insert(above, 0, 0, axis=1), axis=1)
     whole = 2 * RIPPLES + 1
     mirrored = (sums[:, whole:] - sums[:, :-whole]) / np.float32(whole)
     z = camera.above_ground / camera.v[first:]
@@ -84,11 +90,10 @@ def snow(scene: Scene, dice: Dice) -> Floats:
     colour += cover * (white - colour)
     airlight = dice.colour((0.74, 0.76, 0.79), 0.05)
     colour = through_air(colour, scene.distance, extinction(dice.between(70, 180)), airlight)
-    share = height * width / FALLING_AT
-    size = math.sqrt(share)
-    layer = flakes(height, width, int(dice.between(250, 600) * share), 0.6 * size, dice)
-    layer += flakes(height, width, int(dice.between(60, 160) * share), 1.3 * size, dice)
-    layer += flakes(height, width, int(dice.between(8, 30) * share), 2.4 * size, dice)
+    scale = scale_of(scene)
+    layer = flakes(height, width, dice.whole(250, 600), 0.6 * scale, dice)
+    layer += flakes(height, width, dice.whole(60, 160), 1.3 * scale, dice)
+    layer += flakes(height, width, dice.whole(8, 30), 2.4 * scale, dice)
     colour += np.minimum(layer, np.float32(0.9)) * (np.float32(0.95) - colour)
     return colour
 
