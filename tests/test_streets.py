@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import ctta
 from ctta import streams, streets
 from ctta.streams import StreetScenes, rounds
 from ctta.streets import CLASSES, CONDITIONS, HOLD_OUT, SPLITS, Frame, frame, through_air
@@ -326,3 +327,11 @@ def test_mistakes_are_explained() -> None:
         frame(0, size=128)
     with pytest.raises(ValueError, match="count must be a whole number of at least 1, got 0"):
         streams.streets(scenes=0)
+
+
+def test_the_street_names_its_classes_where_it_is_scored() -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Conv2d(3, len(CLASSES), 1)
+    result = ctta.evaluate(ctta.Source(net), streams.streets(scenes=2, size=(32, 64), conditions=("fog",)))
+    assert tuple(result.class_iou) == CLASSES
+    assert 0 <= result.miou <= 1

@@ -12,7 +12,7 @@ from ctta.corruptions.arrays import Bytes
 from ctta.corruptions.corrupt import check_integer
 from ctta.streams.arrays import unit_floats
 from ctta.streams.stream import Rows, Segment, Stream
-from ctta.streets.classes import Labels
+from ctta.streets.classes import CLASSES, Labels
 from ctta.streets.frames import HOLD_OUT, SPLITS, VERSION, check_condition, checked_size, frame
 from ctta.validation import check_choice, whole_number
 
@@ -46,6 +46,7 @@ class StreetScenes:
     _kept: dict[int, tuple[Bytes, Labels]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     labels = None
+    class_names = CLASSES
 
     def __post_init__(self) -> None:
         check_condition(self.condition, self.split)
