@@ -405,6 +405,17 @@ def test_a_mismatching_file_is_refused(change, words: str, tmp_path: Path) -> No
         ctta.load(rewritten(tmp_path / "s", change), net())
 
 
+def before_views_at_once(header, tensors):
+    del header["hyperparameters"]["views_at_once"]
+
+
+def test_a_file_from_before_a_setting_existed_loads_and_takes_it(tmp_path: Path) -> None:
+    ctta.save(adapted(), tmp_path / "s")
+    old = rewritten(tmp_path / "s", before_views_at_once)
+    assert ctta.load(old, net()).views_at_once == 1
+    assert ctta.load(old, net(), views_at_once=2).views_at_once == 2
+
+
 def test_a_failed_save_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "s"
     ctta.save(adapted(), path)

@@ -65,6 +65,18 @@ def test_under_autocast_views_are_averaged_and_the_loss_is_taken_in_float32(loss
     assert answer.dtype == model.last_step.loss.dtype == model.last_step.confidence.dtype == torch.float32
 
 
+@pytest.mark.parametrize("network", ["batch_norm", "group_norm", "segmentation"])
+def test_under_autocast_answers_are_float32_wherever_the_gate_opens(network: str) -> None:
+    net = NETWORKS[network]()
+    confidences = ctta.functional.confidence(ctta.BNStats(net)(batch()))
+    for threshold in (1e-9, float(confidences.median()), 1.0):
+        for predict_with in ("refined", "teacher"):
+            settings = {"gate": "element", "predict_with": predict_with, "threshold": threshold}
+            model = ctta.CoTTA(net, views=image_views(2), **settings)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                assert model.predict(batch()).dtype == model(batch()).dtype == torch.float32
+
+
 @pytest.mark.parametrize("method", ["tent", "pseudo_label"])
 def test_under_autocast_the_loss_of_the_other_methods_is_float32(method: str) -> None:
     model = ctta.adapt(NETWORKS["batch_norm"](), method)
@@ -109,4 +121,5 @@ def test_restored_weights_are_the_same_in_every_memory_layout() -> None:
     for one, two in ((student, source), others):
         ctta.functional.stochastic_restore_(one, two, 0.3, torch.Generator().manual_seed(1))
     assert torch.equal(student.weight, others[0].weight)
-    assert not torch.equal(student.weight, source.weight)
+    restored = (student.weight == source.weight).float().mean()
+    assert 0.1 < restored < 0.5

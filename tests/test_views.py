@@ -10,6 +10,7 @@ from torch import nn
 import ctta
 from ctta.testing.networks import NETWORKS
 from ctta.views import ImageView, ImageViews, average_views, image_views, multiscale_flip
+from ctta.views.balance import balance
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
@@ -72,11 +73,11 @@ def test_the_draws_cover_their_ranges() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8, 32])
-def test_balanced_views_cover_every_range_evenly_and_in_mirrored_pairs(n: int) -> None:
+def test_balanced_views_cover_every_range_evenly_and_even_numbers_in_mirrored_pairs(n: int) -> None:
     views = image_views(n, balanced=True)
     for seed in range(20):
         drawn = views.draw(torch.Generator().manual_seed(seed))
-        half = n // 2
+        half = 0 if n % 2 else n // 2
         for name, (low, high) in views.ranges.items():
             shares = torch.tensor([(getattr(view, name) - low) / (high - low) for view in drawn], dtype=torch.float64)
             assert (n * shares).floor().sort().values.tolist() == list(range(n)), name
@@ -94,8 +95,15 @@ def test_balanced_views_of_many_steps_are_distributed_as_independent_ones(n: int
         values = torch.tensor([getattr(view, name) for view in drawn])
         quantiles = torch.quantile((values - low) / (high - low), torch.linspace(0.1, 0.9, 9))
         torch.testing.assert_close(quantiles, torch.linspace(0.1, 0.9, 9), rtol=0, atol=0.02, msg=name)
-    pairs = torch.tensor([[view.brightness, view.degrees] for view in drawn])
-    assert abs(torch.corrcoef(pairs.T)[0, 1]) < 0.05
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+def test_balanced_numbers_are_uniform_together_and_not_only_each(n: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.cat([balance(torch.rand(n, 3, generator=generator), generator) for _ in range(40_000)])
+    expected = (1 / 12) ** 3  # of independent numbers
+    assert ((rows - 0.5) ** 2).prod(1).mean() == pytest.approx(expected, rel=0.06)
+    assert (rows - 0.5).prod(1).mean().abs() < 3e-4
 
 
 def test_gentler_views_draw_from_the_middle_of_the_ranges() -> None:
@@ -252,19 +260,33 @@ def test_views_at_once_go_through_the_network_together() -> None:
     assert batch_sizes == [6, 6, 3]
 
 
-def test_views_of_ones_own_go_one_at_a_time_unless_they_can_be_split() -> None:
+def test_views_that_cannot_be_split_are_refused_at_once_where_several_are_asked_for() -> None:
+    class Drawn:
+        def draw(self, generator):
+            return [lambda model, x: model(x)] * 2
+
     net = nn.Sequential(nn.Flatten(), nn.Linear(48, 3))
-    model = ctta.TestAug(net, views=[lambda model, x: model(x)], views_at_once=2)
     with pytest.raises(TypeError, match="augment"):
-        model(torch.rand(2, 3, 4, 4))
+        ctta.CoTTA(net, views=[lambda model, x: model(x)], views_at_once=2)
+    with pytest.raises(TypeError, match="augment"):
+        ctta.TestAug(net, views=Drawn(), views_at_once=2)(torch.rand(2, 3, 4, 4))
 
 
-def test_a_batch_norm_without_running_statistics_shows_one_view_at_a_time() -> None:
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_batch_norm_without_running_statistics_shows_one_view_at_a_time(share: float) -> None:
     net = nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False), nn.Flatten(), nn.Linear(48, 3))
-    x = torch.rand(4, 3, 4, 4)
-    assert ctta.TestAug(net, views=image_views(2))(x).shape == (4, 3)
+    settings = {"views": image_views(2), "batch_stats": share}
+    assert ctta.TestAug(net, **settings)(torch.rand(4, 3, 4, 4)).shape == (4, 3)
     with pytest.raises(ValueError, match="views_at_once=1"):
-        ctta.TestAug(net, views=image_views(2), views_at_once=2)(x)
+        ctta.TestAug(net, views_at_once=2, **settings)
+
+
+def test_the_number_of_views_at_once_is_fixed_as_forks_share_layers_whose_mode_it_sets() -> None:
+    for method in (ctta.TestAug, ctta.CoTTA):
+        model = method(nn.Sequential(nn.Flatten(), nn.Linear(48, 3)), views_at_once=2)
+        with pytest.raises(AttributeError):
+            model.views_at_once = 1
+        assert model.fork().views_at_once == 2
 
 
 @pytest.mark.parametrize("method", [ctta.CoTTA, ctta.TestAug])

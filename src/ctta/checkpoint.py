@@ -4,6 +4,7 @@ The file is safetensors with a JSON header in its metadata. It holds what the st
 equals the source's is left out, so source weights are not stored again, and TENT on a large network takes kilobytes.
 """
 
+import inspect
 import json
 import os
 import uuid
@@ -93,7 +94,7 @@ def load(
             "network that the stream was started with, in the dtype that the stream had when it was saved"
         )
     method = _class_for(header["method"], method, path)
-    _check_given(header, given, path)
+    _check_given(method, header, given, path)
     try:
         stored = {name: decode(code) for name, code in header["hyperparameters"].items() if name not in given}
         model = method(net, **stored | given)
@@ -185,9 +186,12 @@ def _class_for(name: str, given: type[AdaptiveModel] | None, path: str | os.Path
     return given
 
 
-def _check_given(header: dict[str, Any], given: dict[str, Any], path: str | os.PathLike[str]) -> None:
+def _check_given(
+    method: type[AdaptiveModel], header: dict[str, Any], given: dict[str, Any], path: str | os.PathLike[str]
+) -> None:
     """What the file could not hold must be given, and nothing that the method does not know."""
-    if unknown := given.keys() - header["hyperparameters"].keys() - set(header["give_on_load"]):
+    # By the class and not by the file, which may be older than some of its settings.
+    if unknown := given.keys() - set(inspect.signature(method).parameters):
         raise TypeError(f"{header['method']} has no hyperparameter {', '.join(sorted(unknown))}")
     if missing := [name for name in header["give_on_load"] if name not in given]:
         again = ", ".join(f"{name}=..." for name in missing)

@@ -53,8 +53,7 @@ class BatchStatistics:
 
     def shifted(self, module: _BatchNorm, x: Tensor, num_parts: int) -> Tensor:
         """x moved and scaled so that the layer's own running statistics then give the normalisation meant."""
-        if module.running_mean is None or module.running_var is None:
-            raise ValueError("a BatchNorm without running statistics can show only one view at a time: views_at_once=1")
+        assert module.running_mean is not None and module.running_var is not None, "checked when the method is built"
         along_channels = (-1,) + (1,) * (x.ndim - 2)
         mean, variance = module.running_mean.view(along_channels), module.running_var.view(along_channels)
         values = x.to(mean.dtype).unflatten(0, (num_parts, -1))
@@ -95,6 +94,11 @@ def contiguous_if_constant(module: nn.Module, inputs: tuple[Tensor, ...]) -> tup
     x, *others = inputs
     constant = torch.is_grad_enabled() and not x.requires_grad
     return (x.contiguous() if constant else x, *others)
+
+
+def keeps_running_statistics(net: nn.Module) -> bool:
+    """Whether every BatchNorm has running statistics, used or not."""
+    return all(module.running_mean is not None for module in net.modules() if isinstance(module, _BatchNorm))
 
 
 def uses_batch_statistics(net: nn.Module) -> bool:

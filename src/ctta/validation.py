@@ -7,7 +7,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from ctta.norms import keeps_running_statistics
 from ctta.surgery import input_rank
+from ctta.views import Views
+from ctta.views.average import splittable
 
 
 def check_fraction(name: str, value: float) -> None:
@@ -31,6 +34,19 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
     """One of a few words."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def check_views_at_once(views_at_once: int, views: Views, net: nn.Module) -> None:
+    """Whether so many views can go through the network together, each with statistics of its own."""
+    if whole_number("views_at_once", views_at_once, 1) == 1:
+        return
+    for view in views if isinstance(views, Sequence) else ():  # those that are drawn show it once they are there
+        splittable(view)
+    if not keeps_running_statistics(net):
+        raise ValueError(
+            f"views_at_once={views_at_once} needs BatchNorm layers with running statistics, and one of the network's "
+            "keeps none: views_at_once=1"
+        )
 
 
 def check_batch(x: Tensor) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
 from ctta.functional import (
+    at_least_float32,
     confidence,
     cross_entropy,
     ema_update_,
@@ -18,7 +19,7 @@ from ctta.functional import (
 from ctta.learning import OptimizerFactory
 from ctta.norms import uses_batch_statistics
 from ctta.surgery import Output
-from ctta.validation import check_choice, check_fraction, whole_number
+from ctta.validation import check_choice, check_fraction, check_views_at_once
 from ctta.views import (
     Average,
     Views,
@@ -94,12 +95,12 @@ class CoTTA(AdaptiveModel):
         check_choice("predict_with", predict_with, ("refined", "teacher"))
         check_choice("loss", loss, tuple(LOSSES))
         check_views(views)
-        whole_number("views_at_once", views_at_once, 1)
+        check_views_at_once(views_at_once, views, self.source)
         if threshold != threshold:
             raise ValueError("threshold must be a number, got NaN")
         self.decay, self.restore, self.threshold, self.views = decay, restore, threshold, views
         self.gate, self.average, self.predict_with, self.loss = gate, average, predict_with, loss
-        self.views_at_once = views_at_once
+        self._views_at_once = views_at_once
         self.student = self.copy_of_source()
         self.teacher = self.copy_of_source().requires_grad_(False)
         self.optimize(self.student, optimizer)
@@ -119,6 +120,11 @@ class CoTTA(AdaptiveModel):
         """The authors' code with :func:`ctta.views.fast_image_views`, 8 views for their 32."""
         return cls(net, **{"views": fast_image_views()} | overrides)
 
+    @property
+    def views_at_once(self) -> int:
+        """Fixed once built, like ``batch_stats``."""
+        return self._views_at_once
+
     def check_input(self, x: Tensor) -> None:
         super().check_input(x)
         if self.threshold > 0:
@@ -127,7 +133,7 @@ class CoTTA(AdaptiveModel):
     def adapt_step(self, x: Tensor) -> Tensor:
         """Algorithm 1."""
         unsure, certainty = self.unsure_elements(x)
-        direct = self.teacher(x) if self.predict_with == "teacher" else None
+        direct = self.direct(x) if self.predict_with == "teacher" else None
         target = self.pseudo_label(x, unsure, direct)  # Eq. 3-4
         loss = LOSSES[self.loss](self.student(x), target).mean()  # Eq. 5
         if self.minimize(loss, confidence=certainty, augmented=unsure.float().mean()):
@@ -137,8 +143,7 @@ class CoTTA(AdaptiveModel):
 
     def predict_step(self, x: Tensor) -> Tensor:
         if self.predict_with == "teacher":
-            prediction: Tensor = self.teacher(x)
-            return prediction
+            return self.direct(x)
         return self.pseudo_label(x, self.unsure_elements(x)[0])
 
     @torch.no_grad()
@@ -155,7 +160,7 @@ class CoTTA(AdaptiveModel):
     def pseudo_label(self, x: Tensor, unsure: Tensor, direct: Tensor | None = None) -> Tensor:
         """The target y' as logits: the teacher's direct answer, and its mean over the views where unsure."""
         if direct is None and not unsure.all():
-            direct = self.teacher(x)
+            direct = self.direct(x)
         if direct is not None and not unsure.any():
             return direct
         if direct is None or unsure.all():
@@ -167,6 +172,10 @@ class CoTTA(AdaptiveModel):
             refined = direct.clone()
             refined[rows] = self.refined(x[rows])
         return torch.where(unsure.unsqueeze(1), refined, direct)
+
+    def direct(self, x: Tensor) -> Tensor:
+        """The teacher's answer to the batch as it is."""
+        return at_least_float32(self.teacher(x))
 
     def refined(self, x: Tensor) -> Tensor:
         """The teacher's mean answer over the views of this step."""

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
 from ctta.surgery import Output
-from ctta.validation import check_choice, whole_number
+from ctta.validation import check_choice, check_views_at_once
 from ctta.views import Average, Views, average_views, check_images, check_views, draw_views, image_views
 
 
@@ -44,8 +44,13 @@ class TestAug(AdaptiveModel):
         check_views(views)
         if not views:
             raise ValueError("TestAug needs at least one view to average over")
-        whole_number("views_at_once", views_at_once, 1)
-        self.views, self.average, self.views_at_once = views, average, views_at_once
+        check_views_at_once(views_at_once, views, self.source)
+        self.views, self.average, self._views_at_once = views, average, views_at_once
+
+    @property
+    def views_at_once(self) -> int:
+        """Fixed once built: forks share layers whose mode depends on it."""
+        return self._views_at_once
 
     def check_input(self, x: Tensor) -> None:
         super().check_input(x)

@@ -46,6 +46,13 @@ def check_images(x: Tensor, views: Views) -> None:
         check(x)
 
 
+def splittable(view: View) -> SplitView:
+    """The view itself, if several like it can go through a model at once."""
+    if not isinstance(view, SplitView):
+        raise TypeError(f"views_at_once above 1 needs views with augment(x) and align(logits, x), got {view!r}")
+    return view
+
+
 def draw_views(views: Views, generator: torch.Generator) -> Sequence[View]:
     """The views of one step."""
     return views.draw(generator) if isinstance(views, DrawnViews) else views
@@ -71,24 +78,26 @@ def _answers(views: Sequence[View], model: Model, x: Tensor, views_at_once: int)
     if views_at_once == 1:
         yield from (view(model, x) for view in views)
         return
-    together: list[tuple[SplitView, Tensor]] = []
-    for view in views:
-        if not isinstance(view, SplitView):
-            raise TypeError(
-                f"views_at_once={views_at_once} needs views with augment(x) and align(logits, x), got {view!r}"
-            )
-        shown = view.augment(x)
-        if together and (len(together) == views_at_once or together[0][1].shape != shown.shape):
-            yield from _answers_together(together, model, x)
-            together = []
-        together.append((view, shown))
-    yield from _answers_together(together, model, x)
+    together: list[SplitView] = []
+    shown: list[Tensor] = []
+    for view in map(splittable, views):
+        image = view.augment(x)
+        if shown and shown[0].shape != image.shape:
+            yield from _answers_together(together, shown, model, x)
+        together.append(view)
+        shown.append(image)
+        if len(together) == views_at_once:
+            yield from _answers_together(together, shown, model, x)
+    if together:
+        yield from _answers_together(together, shown, model, x)
 
 
-def _answers_together(together: list[tuple[SplitView, Tensor]], model: Model, x: Tensor) -> Iterator[Tensor]:
-    if not together:
-        return
+def _answers_together(together: list[SplitView], shown: list[Tensor], model: Model, x: Tensor) -> Iterator[Tensor]:
+    """The answers to these views, which are taken off the lists: their images are not needed beside the stack."""
+    stack = torch.cat(shown)
+    shown.clear()
     with statistics_per_part(len(together)):
-        logits = model(torch.cat([shown for _view, shown in together]))
-    for (view, _shown), answer in zip(together, logits.chunk(len(together)), strict=True):
+        answers = model(stack).chunk(len(together))
+    for view, answer in zip(together, answers, strict=True):
         yield view.align(answer, x)
+    together.clear()

@@ -107,8 +107,8 @@ class ImageViews:
         rows = torch.stack(uniform)
         if self.balanced:
             rows = balance(rows, generator)
-            for first, second in zip(orders[: self.n // 2], range((self.n + 1) // 2, self.n), strict=True):
-                orders[second] = first[::-1]  # what comes first with one of a pair comes last with the other
+            if self.n % 2 == 0:  # what comes first with one of a pair comes last with the other
+                orders[self.n // 2 :] = [order[::-1] for order in orders[: self.n // 2]]
         views = []
         for number, row in enumerate(rows.tolist()):
             values = zip(ranges.items(), row, strict=False)  # the last number of a row is the flip's

@@ -65,7 +65,9 @@ class ImageView:
         # A generator of its own on the batch's device keeps the view deterministic without a copy from the CPU.
         generator = torch.Generator(x.device).manual_seed(self.noise_seed)
         noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=image.dtype)
-        return self.unit_range.from_unit(image.add_(noise, alpha=self.NOISE).clamp_(0, 1)).to(x.dtype)
+        image.add_(noise, alpha=self.NOISE).clamp_(0, 1)
+        self.unit_range.from_unit_(image)
+        return image.to(x.dtype)
 
     def _colour_(self, image: Tensor) -> None:
         for step in self.colour_order:

@@ -34,17 +34,23 @@ class UnitRange:
             declared = "after undoing mean and std" if self.mean else "as no mean and std were given"
             raise ValueError(
                 f"image values run from {low:.3g} to {high:.3g}, and image views expect [0, 1] {declared}; for images "
-                "normalised outside the model use views=image_views(n, mean=..., std=...) with that normalisation"
+                "normalised outside the model use views=image_views(n, mean=..., std=...) with that normalisation (or "
+                "fast_image_views)"
             )
+
+    # By numbers and not by a tensor of them: making one for each view would have a GPU wait for the CPU.
 
     def to_unit(self, x: Tensor) -> Tensor:
         """Undo the normalisation outside the model."""
-        return x if self.mean is None or self.std is None else x * _channels(self.std, x) + _channels(self.mean, x)
+        if self.mean is None or self.std is None:
+            return x
+        unit = x.clone()
+        for channel, mean, std in zip(unit.unbind(1), self.mean, self.std, strict=True):
+            channel.mul_(std).add_(mean)
+        return unit
 
-    def from_unit(self, x: Tensor) -> Tensor:
+    def from_unit_(self, image: Tensor) -> None:
         """Normalise as outside the model."""
-        return x if self.mean is None or self.std is None else (x - _channels(self.mean, x)) / _channels(self.std, x)
-
-
-def _channels(values: tuple[float, ...], x: Tensor) -> Tensor:
-    return x.new_tensor(values).view(1, -1, 1, 1)
+        if self.mean is not None and self.std is not None:
+            for channel, mean, std in zip(image.unbind(1), self.mean, self.std, strict=True):
+                channel.sub_(mean).div_(std)
