@@ -2,7 +2,9 @@
 
 import hashlib
 import pickle
+import struct
 import threading
+import zlib
 from collections import Counter
 from pathlib import Path
 
@@ -504,6 +506,30 @@ def test_pictures_of_every_kind_become_rgb(tmp_path: Path) -> None:
     torch.testing.assert_close(batch.x[:, 0, 0, 0], torch.full((4,), 100 / 255))
 
 
+@pytest.mark.parametrize(("kind", "channels"), [(0, 1), (2, 3), (4, 2), (6, 4)])
+def test_pictures_with_16_bits_keep_their_upper_8(kind: int, channels: int, tmp_path: Path) -> None:
+    """Grey, RGB, grey with alpha and RGB with alpha, as a PNG numbers them; Pillow cannot write most of these."""
+    pixels = np.full((5, 7, channels), (100 << 8) + 200, ">u2")
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
+    header = struct.pack(">IIBBBBB", 7, 5, 16, kind, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    coded = (
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+    )
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(coded))
+    (batch,) = streams.folder(tmp_path)
+    assert batch.x.shape == (1, 3, 5, 7)
+    torch.testing.assert_close(batch.x, torch.full((1, 3, 5, 7), 100 / 255))
+
+
+def test_pictures_with_a_palette_and_transparent_colours(tmp_path: Path) -> None:
+    picture = Image.new("P", (7, 5), 1)
+    picture.putpalette([0, 0, 0, 100, 50, 25])
+    picture.save(tmp_path / "a.png", transparency=bytes([0, 7]))
+    (batch,) = streams.folder(tmp_path)
+    assert (batch.x[0, :, 0, 0] * 255).round().tolist() == [100, 50, 25]
+
+
 def test_pictures_of_different_sizes(tmp_path: Path) -> None:
     save(tmp_path / "a.png", 1)
     save(tmp_path / "b.png", 1, size=(21, 30))
@@ -720,6 +746,29 @@ def test_label_ids_become_train_ids(tmp_path: Path) -> None:
                 list(read(tmp_path))
 
 
+@pytest.mark.parametrize("size", [(31, 63), (1, 1), None])
+@pytest.mark.parametrize("mode", ["RGBA", "L", "I;16"])
+def test_street_scenes_of_every_kind_and_size(mode: str, size: tuple[int, int] | None, streets: Path) -> None:
+    scene = streets / "rgb_anon" / "fog" / "train" / "GP01" / "f1_rgb_anon.png"
+    save(scene, 100, size=(61, 33), mode=mode)
+    batch = next(iter(acdc(streets, size=size)))
+    assert batch.x.shape == (1, 3, *(size or (33, 61)))
+    torch.testing.assert_close(batch.x[:, 0], torch.full_like(batch.x[:, 0], 100 / 255))
+    assert batch.y.shape == (1, 32, 64)
+
+
+def test_label_maps_with_16_bits_or_a_palette(streets: Path) -> None:
+    label_map = streets / "gt" / "fog" / "train" / "GP01" / "f1_gt_labelTrainIds.png"
+    values = np.full((33, 65), 18, np.uint8)
+    values[0] = 255
+    with_palette = Image.fromarray(values, "L").convert("P")
+    with_palette.putdata(values.ravel().tolist())
+    for stored in (Image.fromarray(values.astype(np.uint16)), with_palette):
+        stored.save(label_map)
+        batch = next(iter(acdc(streets)))
+        assert torch.equal(batch.y[0], torch.from_numpy(values.astype(np.int64)))
+
+
 def test_damaged_street_scenes(streets: Path) -> None:
     with pytest.raises(DataError, match="val"):
         acdc(streets, split="val")
@@ -727,6 +776,10 @@ def test_damaged_street_scenes(streets: Path) -> None:
     Image.fromarray(np.full((32, 64), 40, np.uint8)).save(label_map)
     with pytest.raises(DataError, match="trainIds"):
         list(acdc(streets))
+    for mode in ("RGB", "RGBA", "LA", "1", "F"):
+        Image.new(mode, (64, 32)).save(label_map, "TIFF" if mode == "F" else "PNG")
+        with pytest.raises(DataError, match=r"f1_gt_labelTrainIds.* not one whole number per pixel: use the maps of"):
+            list(acdc(streets))
     Image.fromarray(np.full((32, 64), -1, np.int32)).save(label_map, "TIFF")
     with pytest.raises(DataError, match="trainIds"):
         list(acdc(streets))

@@ -91,6 +91,8 @@ def as_seen(picture: Any, what: str) -> Any:
         picture = ImageOps.exif_transpose(picture)
     if picture.mode.startswith("I;16"):  # Pillow would clip these rather than scale them
         picture = pillow_image().fromarray((np.asarray(picture).astype(np.uint32) >> 8).astype(np.uint8))
+    if picture.mode == "P" and "transparency" in picture.info:  # or Pillow warns
+        picture = picture.convert("RGBA")
     return picture.convert("RGB")
 
 

@@ -79,9 +79,13 @@ def label_map(path: Path) -> NDArray[np.int64]:
             values: NDArray[Any] = np.asarray(file)
     except decoding_errors() as error:
         raise DataError(f"{path} is missing or truncated ({error}): extract the archive of labels again") from error
+    if values.ndim != 2 or values.dtype.kind not in "ui":
+        raise DataError(
+            f"{path} holds {values.dtype} values of shape {values.shape}, and not one whole number per pixel: use the "
+            "maps of labels, not those of colours, and store them without alpha"
+        )
     kind, last = ("labelIds", LAST_LABEL_ID) if path.name.endswith("_labelIds.png") else ("trainIds", NUM_CLASSES - 1)
-    outside = (values < 0) | ((values > last) & (values != IGNORED))
-    if values.ndim != 2 or outside.any():
+    if ((values < 0) | ((values > last) & (values != IGNORED))).any():
         raise DataError(
             f"{path} holds other values than {kind} 0 to {last} and 255: extract the archive of labels again"
         )
