@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import ctta
-from ctta.models import LOADERS, Normalized, ResNeXt29, WideResNet, load
+from ctta.models import LOADERS, Normalized, ResNeXt29, SlidingWindow, WideResNet, load
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -76,7 +76,7 @@ def test_files_of_another_network(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("spec", ["resnet50", "weights.pt", "", ":", "Timm:resnet50", "http://example.org/net.pt"])
 def test_an_unknown_prefix_lists_those_there_are(spec: str) -> None:
-    with pytest.raises(ValueError, match=rf"'{spec}' names no network.*'wrn28-10:PATH'.* or 'file:PATH.py:function'"):
+    with pytest.raises(ValueError, match=rf"'{spec}' names no network.*'wrn28-10:PATH'.* or 'sliding:NETWORK'"):
         load(spec)
 
 
@@ -337,6 +337,29 @@ def test_hugging_face_segmentation_can_be_adapted(hugging_face: HuggingFace) -> 
     assert ctta.Source(net)(torch.rand(1, 3, 16, 16)).shape == (1, 5, 16, 16)
 
 
+@pytest.mark.parametrize("architectures", [["BertForMaskedLM"], ["ViTModel"], ["MaskFormerForInstanceSegmentation"]])
+def test_hugging_face_for_another_task(hugging_face: HuggingFace, architectures: list[str]) -> None:
+    hugging_face.architectures = architectures
+    words = rf"hf:organisation/net is a {architectures[0]}, .*expected a network \.\.\.ForSemanticSegmentation or "
+    with pytest.raises(ValueError, match=words):
+        load("hf:organisation/net")
+
+
+def test_hugging_face_in_16_bits_is_brought_to_32(hugging_face: HuggingFace) -> None:
+    hugging_face.images.half()
+    net = load("hf:organisation/net")
+    assert {parameter.dtype for parameter in net.parameters()} == {torch.float32}
+
+
+def test_a_sliding_window_around_a_network_by_name(hugging_face: HuggingFace) -> None:
+    hugging_face.architectures = ["SegformerForSemanticSegmentation"]
+    net = load("sliding:hf:organisation/net")
+    assert isinstance(net, SlidingWindow) and (net.window, net.stride) == (1024, 768) and not net.training
+    assert isinstance(net.net, Normalized) and net.net.net is hugging_face.dense
+    with pytest.raises(ValueError, match="'nonsense' names no network"):
+        load("sliding:nonsense")
+
+
 def test_hugging_face_without_normalisation(hugging_face: HuggingFace) -> None:
     hugging_face.settings = {"do_normalize": False}
     assert load("hf:organisation/net") is hugging_face.images
@@ -372,7 +395,8 @@ NAMES = {"timm": "timm:resnet50", "torchvision": "torchvision:resnet50", "transf
 @pytest.mark.parametrize("package", NAMES)
 def test_a_library_that_is_not_installed(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=f"needs {package}, which is not installed: pip install {package}$"):
+    install = r"'ctta\[segmentation\]'" if package == "transformers" else package
+    with pytest.raises(ImportError, match=f"needs {package}, which is not installed: pip install {install}$"):
         load(NAMES[package])
 
 

@@ -6,6 +6,19 @@ from ctta.models.embedded import embedded
 from ctta.models.normalized import Normalized
 from ctta.models.resnet20 import ResNet20
 from ctta.models.resnext import ResNeXt29
+from ctta.models.segformer import segformer
+from ctta.models.sliding_window import SlidingWindow
 from ctta.models.wide_resnet import WideResNet
 
-__all__ = ["LOADERS", "Normalized", "ResNeXt29", "ResNet20", "WideResNet", "embedded", "load", "load_weights_"]
+__all__ = [
+    "LOADERS",
+    "Normalized",
+    "ResNeXt29",
+    "ResNet20",
+    "SlidingWindow",
+    "WideResNet",
+    "embedded",
+    "load",
+    "load_weights_",
+    "segformer",
+]

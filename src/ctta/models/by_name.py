@@ -9,6 +9,7 @@ from ctta.models.embedded import embedded
 from ctta.models.from_file import from_file
 from ctta.models.hubs import from_hugging_face, from_timm, from_torchvision
 from ctta.models.resnext import ResNeXt29
+from ctta.models.sliding_window import SlidingWindow
 from ctta.models.wide_resnet import WideResNet
 
 
@@ -23,6 +24,7 @@ def load(spec: str) -> nn.Module:
     ``torchvision:NAME[:WEIGHTS]``  one of torchvision, such as ``torchvision:resnet50:IMAGENET1K_V1``
     ``hf:NAME``                     one of Hugging Face for images or segmentation, or the path of its folder
     ``file:PATH.py:function``       what a function of your own returns
+    ``sliding:NETWORK``             any of these for segmentation, seen through a :class:`ctta.models.SlidingWindow`
     ==============================  ================================================================================
 
     Networks of other libraries come with their normalisation inside (:class:`ctta.models.Normalized`). The number of
@@ -74,6 +76,7 @@ LOADERS: dict[str, Callable[[str], nn.Module]] = {
     "torchvision:NAME": from_torchvision,
     "hf:NAME": from_hugging_face,
     "file:PATH.py:function": from_file,
+    "sliding:NETWORK": lambda spec: SlidingWindow(load(spec)),
 }
 
 

@@ -1,25 +1,33 @@
 """Pretrained networks of timm, torchvision and Hugging Face, wrapped to take images in [0, 1]."""
 
-import importlib
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
-from ctta.models.normalized import Normalized
+from ctta.models.from_transformers import FromTransformers
+from ctta.models.normalized import IMAGENET_MEAN, IMAGENET_STD, Normalized
+from ctta.models.other_libraries import first_line, library, part_of
+
+#: How the class of a network ends whose answers are logits, and transformers' loader of these.
+TASKS = {
+    "ForSemanticSegmentation": "AutoModelForSemanticSegmentation",
+    "ForImageClassification": "AutoModelForImageClassification",
+}
 
 
 def from_timm(name: str) -> nn.Module:
     """A pretrained network of timm, normalised as its ``pretrained_cfg`` says."""
-    timm = _library("timm")
+    timm = library("timm")
     try:
         net = timm.create_model(name, pretrained=True)
     except RuntimeError as error:  # what timm raises for unknown names, tags and networks without weights
         raise ValueError(
-            f"timm cannot give '{name}' with weights: {_first_line(error)}. "
+            f"timm cannot give '{name}' with weights: {first_line(error)}. "
             "timm.list_models('*part*', pretrained=True) shows what there is"
         ) from error
     return _normalized(net, net.pretrained_cfg.get("mean"), net.pretrained_cfg.get("std"), f"timm:{name}")
@@ -32,7 +40,7 @@ def from_torchvision(rest: str) -> nn.Module:
         rest: ``NAME`` for torchvision's default weights, or ``NAME:WEIGHTS`` such as ``resnet50:IMAGENET1K_V1``.
     """
     name, _, tag = rest.partition(":")
-    models = _library("torchvision.models")
+    models = library("torchvision.models")
     try:
         known = models.get_model_weights(name)
     except ValueError as error:
@@ -55,24 +63,54 @@ def from_hugging_face(name: str) -> nn.Module:
     Args:
         name: of a repository, such as ``microsoft/resnet-50``, or the path of a folder.
     """
-    transformers = _library("transformers")
-    try:
+    transformers = library("transformers")
+    with _explaining(name):
         config = transformers.AutoConfig.from_pretrained(name)
-        # The settings of the image processor, not the processor: that would need Pillow and torchvision.
-        file = _attribute(transformers, "utils").cached_file(name, "preprocessor_config.json")
-        is_dense = any("ForSemanticSegmentation" in kind for kind in config.architectures or ())
-        task = "AutoModelForSemanticSegmentation" if is_dense else "AutoModelForImageClassification"
-        net: nn.Module = _attribute(transformers, task).from_pretrained(name)
-    except (OSError, ValueError) as error:  # no such name or no connection; a network for another task
-        raise ValueError(
-            f"Hugging Face cannot give '{name}' for classification or segmentation: {_first_line(error)}. Check the "
-            "spelling and the connection, or give the path of a folder that holds the network"
-        ) from error
-    settings = json.loads(Path(file).read_text(encoding="utf-8"))
+    loader = part_of(transformers, _task_of(config, name))
+    with _explaining(name):
+        settings = _preparation_of(transformers, config, name)
+        net: nn.Module = loader.from_pretrained(name).float()  # or it would have the 16 bits of some files
     _check_preparation(settings, f"hf:{name}")
     if not settings.get("do_normalize", True):
         return net
-    return _normalized(net, settings.get("image_mean"), settings.get("image_std"), f"hf:{name}")
+    mean, std = settings.get("image_mean"), settings.get("image_std")
+    return _normalized(net, mean, std, f"hf:{name}", FromTransformers)
+
+
+@contextmanager
+def _explaining(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:  # no such name or no connection; a network for another task
+        raise ValueError(
+            f"Hugging Face cannot give '{name}' for classification or segmentation: {first_line(error)}. Check the "
+            "spelling and the connection, or give the path of a folder that holds the network"
+        ) from error
+
+
+def _task_of(config: Any, name: str) -> str:
+    """The loader for what the network was trained to do: another one would add a head of random weights."""
+    classes = config.architectures or ["ForImageClassification"]  # which some networks for images do not say
+    for ending, loader in TASKS.items():
+        if any(ending in architecture for architecture in classes):
+            return loader
+    raise ValueError(
+        f"hf:{name} is a {' or '.join(classes)}, and its answers are not the logits of classes: expected a network "
+        f"...{' or ...'.join(TASKS)}"
+    )
+
+
+def _preparation_of(transformers: Any, config: Any, name: str) -> dict[str, Any]:
+    """The settings of the image processor, not the processor: that would need Pillow and torchvision."""
+    try:
+        file = part_of(transformers, "utils").cached_file(name, "preprocessor_config.json")
+    except OSError:
+        if not (Path(name).is_dir() and config.model_type == "segformer"):
+            raise
+        # A network saved without its processor; SegFormer's has ImageNet's mean and std unless told otherwise.
+        return {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}
+    settings: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
+    return settings
 
 
 def _check_preparation(settings: dict[str, Any], spec: str) -> None:
@@ -89,49 +127,10 @@ def _check_preparation(settings: dict[str, Any], spec: str) -> None:
         )
 
 
-def _normalized(net: nn.Module, mean: Any, std: Any, spec: str) -> nn.Module:
+def _normalized(net: nn.Module, mean: Any, std: Any, spec: str, wrapper: type[Normalized] = Normalized) -> nn.Module:
     if mean is None or std is None:
         raise ValueError(
             f"{spec} does not say with which mean and std its images were normalised: wrap it in "
             "ctta.models.Normalized in a function of your own, and give 'file:PATH.py:function'"
         )
-    return Normalized(net, tuple(mean), tuple(std))
-
-
-def _library(name: str) -> Any:
-    """A library that ctta does not depend on, or one sentence on how to get it."""
-    package = name.partition(".")[0]
-    try:
-        importlib.import_module(package)  # first, to tell its absence from that of something it needs
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name == package:
-            raise ImportError(
-                f"this network needs {package}, which is not installed: pip install {package}", name=package
-            ) from error
-        raise _broken(package, error) from error
-    except (ImportError, RuntimeError, AttributeError, OSError) as error:
-        raise _broken(package, error) from error
-
-
-def _attribute(library: Any, name: str) -> Any:
-    """Transformers imports its parts on first use, so its broken imports show up here."""
-    try:
-        return getattr(library, name)
-    except (ImportError, RuntimeError, AttributeError) as error:
-        raise _broken(library.__name__, error) from error
-
-
-def _broken(package: str, error: Exception) -> ImportError:
-    # Nearly always a torchvision that was built for another torch; timm and transformers import it too.
-    packages = " ".join(dict.fromkeys(("torch", "torchvision", package)))
-    return ImportError(
-        f"this network needs {package}, which is installed but cannot be imported ({_first_line(error)}): install "
-        f"versions made for each other (torch is {torch.__version__}), with pip install --upgrade {packages}",
-        name=package,
-    )
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].rstrip(".")
+    return wrapper(net, tuple(mean), tuple(std))

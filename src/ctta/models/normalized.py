@@ -6,6 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
 
 class Normalized(nn.Module):
     """A network that normalises its images itself: ``net((x - mean) / std)``.
