@@ -144,6 +144,7 @@ SWITCHES = [
     {"gate": "element", "average": "probabilities", "predict_with": "teacher"},
     {"gate": "element", "average": "probabilities", "loss": "symmetric"},
     {"gate": "element", "predict_with": "teacher", "batch_stats": 0.0},
+    {"gate": "element", "average": "probabilities", "loss": "hard", "batch_stats": 0.0},
 ]
 
 
@@ -220,6 +221,36 @@ def test_defaults_are_the_official_cifar10c_column() -> None:
         "seed": 0,
         "output": None,
     }
+
+
+def test_the_official_settings_for_segmentation() -> None:
+    settings = ctta.CoTTA.official_segmentation(pixel_classifier()).hyperparameters
+    optimizer = settings.pop("optimizer")
+    assert optimizer.func is torch.optim.Adam and optimizer.keywords == {"lr": pytest.approx(6e-5 / 8)}
+    scales = {(scale, flip) for scale in (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0) for flip in (False, True)}
+    views = settings.pop("views")
+    assert len(views) == 14 and {(view.scale, view.flip) for view in views} == scales
+    assert settings == {
+        "decay": 0.999,
+        "restore": 0.01,
+        "threshold": 0.69,
+        "gate": "element",
+        "average": "probabilities",
+        "predict_with": "refined",
+        "loss": "hard",
+        "views_at_once": 1,
+        "batch_stats": 0.0,
+        "seed": 0,
+        "output": None,
+    }
+
+
+def test_the_papers_text_for_segmentation_by_two_switches() -> None:
+    switches = {"loss": "cross_entropy", "predict_with": "teacher"}
+    ours = ctta.CoTTA.official_segmentation(pixel_classifier(), **switches)
+    names = ("optimizer", "views", "threshold", "batch_stats")
+    task = {name: ours.hyperparameters[name] for name in names}
+    assert repr(ours) == repr(ctta.CoTTA.paper(pixel_classifier(), **task))
 
 
 def test_the_paper_preset_and_its_overrides() -> None:

@@ -8,6 +8,8 @@ import torch
 from PIL import Image
 from torch import nn
 
+from ctta.methods import CoTTA
+from ctta.models import LOADERS, SlidingWindow
 from ctta.recipes import Options, build
 from ctta.recipes.paper import IMAGENET_LIST
 from ctta.recipes.rows import paper_rows, with_settings
@@ -177,6 +179,22 @@ def test_what_would_be_downloaded_is_what_the_user_does_not_give() -> None:
     assert build("cifar10c", Options(data="x")).downloads == ("wrn28-10-standard",)
     assert build("cifar100c", Options(model="timm:x")).downloads == ("cifar100-c",)
     assert build("imagenetc", Options(data="x")).downloads == ()
+
+
+def test_acdc_is_the_official_preset_for_segmentation() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+    row = build("acdc", Options()).rows["cotta"]
+    assert repr(row.model(net, 0)) == repr(CoTTA.official_segmentation(net))
+    paper = build("acdc", Options(preset="paper")).rows["cotta"].model(net, 0)
+    assert paper.hyperparameters["loss"] == "cross_entropy" and paper.hyperparameters["predict_with"] == "teacher"
+
+
+def test_acdc_slides_its_authors_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setitem(LOADERS, "hf:NAME", lambda name: asked.append(name) or nn.Conv2d(3, 19, 1))
+    net = build("acdc", Options()).network()
+    assert isinstance(net, SlidingWindow) and (net.window, net.stride) == (1024, 768)
+    assert asked == ["nvidia/segformer-b5-finetuned-cityscapes-1024-1024"]
 
 
 def test_acdc_has_its_authors_settings() -> None:

@@ -1,42 +1,28 @@
 """The paper's street scenes: Cityscapes to ACDC, ten rounds of weather."""
 
 from dataclasses import replace
-from functools import partial
-
-import torch
 
 from ctta import models, streams
 from ctta.methods import BNStats, CoTTA, PseudoLabel, Source
+from ctta.methods.cotta import OFFICIAL_SEGMENTATION
 from ctta.recipes.task import Options, Row, Task
-from ctta.views import multiscale_flip
 
-#: 6e-5 divided by eight, since the authors' batch is one scene and not eight.
-ADAM = partial(torch.optim.Adam, lr=7.5e-6)
+NETWORK = "sliding:hf:nvidia/segformer-b5-finetuned-cityscapes-1024-1024"
 
 
 def acdc(options: Options) -> Task:
     """Cityscapes to ACDC: SegFormer-B5, fog, night, rain and snow, 400 scenes each, ten rounds."""
+    variant = {} if options.preset == "official" else {"loss": "cross_entropy", "predict_with": "teacher"}
     # Norm layers keep their running statistics, and the authors' TENT learns from its own argmax.
-    cotta = {
-        "optimizer": ADAM,
-        "threshold": 0.69,
-        "restore": 0.01,
-        "views": multiscale_flip(),
-        "gate": "element",
-        "average": "probabilities",
-        "batch_stats": 0.0,
-    }
-    variant = (
-        {"loss": "hard", "predict_with": "refined"} if options.preset == "official" else {"predict_with": "teacher"}
-    )
+    tent = {name: OFFICIAL_SEGMENTATION[name] for name in ("optimizer", "batch_stats")}
     rows = {
         "source": Row("Source", Source),
         "bn_stats": Row("BN Stats Adapt", BNStats),
-        "tent": Row("TENT-continual", PseudoLabel, {"optimizer": ADAM, "batch_stats": 0.0}),
-        "cotta": Row("CoTTA", CoTTA, {**cotta, **variant}),
+        "tent": Row("TENT-continual", PseudoLabel, tent),
+        "cotta": Row("CoTTA", CoTTA, {**OFFICIAL_SEGMENTATION, **variant}),
     }
     return Task(
-        network=lambda: models.load(options.model or "hf:nvidia/segformer-b5-finetuned-cityscapes-1024-1024"),
+        network=lambda: models.load(options.model or NETWORK),
         stream=lambda order: _stream(options, order),
         rows=rows,
         methods=tuple(rows),
