@@ -296,6 +296,15 @@ def test_a_wrong_number_of_views_at_once(method, at_once) -> None:
         method(nn.Linear(2, 2), views_at_once=at_once)
 
 
+@pytest.mark.parametrize("average", ["logits", "probabilities"])
+def test_an_answer_that_a_view_keeps_is_not_written_to(average: str) -> None:
+    kept = torch.randn(2, 5, 4, 4)
+    before, x = kept.clone(), torch.rand(2, 3, 4, 4)
+    mean = ctta.views.average_views([lambda model, x: kept] * 3, lambda x: x, x, average)
+    assert torch.equal(kept, before)
+    torch.testing.assert_close(mean.softmax(1), kept.softmax(1))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_large_16_bit_images_are_sampled_exactly(dtype: torch.dtype) -> None:
     x = torch.rand(1, 3, 224, 224, generator=torch.Generator().manual_seed(0)).to(dtype)

@@ -65,7 +65,8 @@ def average_views(views: Sequence[View], model: Model, x: Tensor, average: Avera
         answer = at_least_float32(answer)
         if average == "probabilities":
             answer = answer.softmax(1)
-        total = answer if total is None else total + answer
+        # Not into the first answer, which may be the view's own.
+        total = answer.clone() if total is None else total.add_(answer)
     if total is None:
         raise ValueError("there are no views to average over")
     mean = total / len(views)
