@@ -213,6 +213,17 @@ def test_views_go_through_the_teacher_one_at_a_time(b0: nn.Module) -> None:
     assert seen == [(1, 3, *size) for size in sizes for _flip in range(2)]
 
 
+def test_scenes_that_are_too_small_are_told_so(b0: nn.Module) -> None:
+    with pytest.raises(ValueError, match=r"images of 16x24 pixels are too small for SegformerForSemanticSegmentation"):
+        ctta.Source(b0)(scene(16, 24))
+    model = ctta.CoTTA.official_segmentation(b0)
+    with pytest.raises(ValueError, match=r"images of 20x32 pixels are too small .* views that shrink them less"):
+        model(scene(40, 64))
+    assert model.num_steps == 0
+    for size in ((32, 32), (29, 64)):
+        assert ctta.Source(b0)(scene(*size)).shape == (1, 19, *size)
+
+
 class Logits(nn.Module):
     """The checks of the contract look at what a network returns."""
 

@@ -3,7 +3,7 @@
 import copy
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ctta.models.normalized import Normalized
 
@@ -14,6 +14,17 @@ class FromTransformers(Normalized):
     At its first call such a network hangs functions on its layers that hand their outputs on; pickle refuses these, as
     they are defined inside other functions. They stay behind here, and come back at the first call afterwards.
     """
+
+    def forward(self, x: Tensor) -> Any:
+        try:
+            return super().forward(x)
+        except RuntimeError as error:
+            if "Kernel size can't be greater than actual input size" not in str(error):
+                raise
+            raise ValueError(
+                f"images of {x.shape[2]}x{x.shape[3]} pixels are too small for {type(self.net).__name__}: give larger "
+                "ones, or views that shrink them less, such as views=ctta.views.multiscale_flip((1, 1.5, 2))"
+            ) from error
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_modules": {"net": _without_capturing_hooks(self.net, {})}}
