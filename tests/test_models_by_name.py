@@ -381,6 +381,19 @@ def test_hugging_face_with_more_than_a_mean(hugging_face: HuggingFace, unusual: 
         load("hf:organisation/net")
 
 
+def test_hugging_face_guesses_no_normalisation_that_it_could_not_fetch(
+    hugging_face: HuggingFace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose_connection(name: str, file: str) -> str:
+        raise OSError(f"cannot connect to fetch {file}")
+
+    monkeypatch.setattr(sys.modules["transformers"].utils, "cached_file", lose_connection)
+    config = SimpleNamespace(architectures=["SegformerForSemanticSegmentation"], model_type="segformer")
+    monkeypatch.setattr(sys.modules["transformers"].AutoConfig, "from_pretrained", lambda name: config)
+    with pytest.raises(ValueError, match=r"Hugging Face cannot give 'organisation/net' .* preprocessor_config\.json"):
+        load("hf:organisation/net")
+
+
 def test_hugging_face_without_that_network(hugging_face: HuggingFace) -> None:
     with pytest.raises(ValueError, match=r"Hugging Face cannot give 'organisation/nat'.* Check the spelling") as raised:
         load("hf:organisation/nat")

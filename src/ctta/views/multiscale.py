@@ -41,5 +41,6 @@ class ScaledView:
         """The answer to the view of this batch, at the batch's size and side."""
         if logits.ndim < x.ndim:
             return logits  # one answer per image: nothing has moved
-        logits = logits.flip(-1) if self.flip else logits
-        return logits if logits.shape[2:] == x.shape[2:] else resize(logits, x.shape[2:])
+        if logits.shape[2:] != x.shape[2:]:
+            logits = resize(logits, x.shape[2:])
+        return logits.flip(-1) if self.flip else logits
