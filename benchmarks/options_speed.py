@@ -5,6 +5,7 @@ python benchmarks/options_speed.py
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from measuring import peak_bytes, time_ratio
@@ -13,7 +14,7 @@ from step_speed import cifar_batch
 from torch import Tensor, nn
 
 import ctta
-from ctta.views import image_views
+from ctta.views import fast_image_views, image_views
 
 Layout = torch.memory_format
 
@@ -23,37 +24,34 @@ def embedded(layout: Layout = torch.channels_last) -> nn.Module:
     return net
 
 
+def cotta(net: nn.Module, **settings: Any) -> ctta.CoTTA:
+    """With a gate that always opens."""
+    return ctta.CoTTA(net, threshold=1.0, **settings)
+
+
 def compiled(net: nn.Module) -> ctta.CoTTA:
-    model = ctta.CoTTA(net, threshold=1.0)
+    model = cotta(net)
     model.teacher.compile()
     return model
 
 
-def against(plain: ctta.AdaptiveModel, faster: ctta.AdaptiveModel, x: Tensor, pairs: int) -> float:
+def against(plain: ctta.CoTTA, faster: ctta.CoTTA, x: Tensor, pairs: int = 3) -> float:
     return time_ratio(partial(faster, x), partial(plain, x), pairs)
 
 
 def ways() -> dict[str, Callable[[], float]]:
-    usual, always = partial(embedded, torch.contiguous_format), {"threshold": 1.0}
+    usual = partial(embedded, torch.contiguous_format)
     x, single = cifar_batch(), cifar_batch(1)
-    blended = {**always, "batch_stats": 0.1}  # a single image has hardly any statistics
+    blended = partial(cotta, batch_stats=0.1)  # a single image has hardly any statistics
     return {
-        "CoTTA.fast / CoTTA": lambda: against(
-            ctta.CoTTA(embedded(), **always), ctta.CoTTA.fast(embedded(), **always), x, 3
-        ),
-        "channels-last / contiguous": lambda: against(
-            ctta.CoTTA(usual(), **always), ctta.CoTTA(embedded(), **always), x, 3
-        ),
-        "compiled / plain, channels-last": lambda: against(
-            ctta.CoTTA(embedded(), **always), compiled(embedded()), x, 3
-        ),
-        "compiled / plain, contiguous": lambda: against(ctta.CoTTA(usual(), **always), compiled(usual()), x, 3),
+        "CoTTA.fast / CoTTA": lambda: against(cotta(embedded()), cotta(embedded(), views=fast_image_views()), x),
+        "channels-last / contiguous": lambda: against(cotta(usual()), cotta(embedded()), x),
+        "compiled / plain, channels-last": lambda: against(cotta(embedded()), compiled(embedded()), x),
+        "compiled / plain, contiguous": lambda: against(cotta(usual()), compiled(usual()), x),
         "views_at_once=8 / 1, single images": lambda: against(
-            ctta.CoTTA(embedded(), **blended), ctta.CoTTA(embedded(), views_at_once=8, **blended), single, 15
+            blended(embedded()), blended(embedded(), views_at_once=8), single, pairs=15
         ),
-        "views_at_once=8 / 1, batch 200": lambda: against(
-            ctta.CoTTA(embedded(), **always), ctta.CoTTA(embedded(), views_at_once=8, **always), x, 3
-        ),
+        "views_at_once=8 / 1, batch 200": lambda: against(cotta(embedded()), cotta(embedded(), views_at_once=8), x),
         "views_at_once=8 / 1, batch 200, peak memory": lambda: peak_ratio(x),
         "Adam fused / as torch has it, ResNet-50": fused_ratio,
         "bfloat16 autocast / float32, batch 20": lambda: autocast_ratio(x[:20]),
@@ -61,7 +59,7 @@ def ways() -> dict[str, Callable[[], float]]:
 
 
 def autocast_ratio(x: Tensor) -> float:
-    plain, half = (ctta.CoTTA(embedded(), threshold=1.0, views=image_views(2)) for _ in range(2))
+    plain, half = (cotta(embedded(), views=image_views(2)) for _ in range(2))
 
     def under_autocast() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
