@@ -1,6 +1,7 @@
 """The bare network: the same norm mode, in whichever memory layout is faster, called in a plain loop."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from measuring import seconds
@@ -24,7 +25,8 @@ def faster_layout(build: Callable[[], nn.Module], x: Tensor, run: Callable[[nn.M
         in_batch_statistics(build()).to(memory_format=layout)  # type: ignore[call-overload]
         for layout in (torch.contiguous_format, torch.channels_last)
     ]
-    times = [min(seconds(lambda net=net: run(net, x)) for _ in range(4)) for net in nets]  # type: ignore[misc]
+    rounds = [[seconds(partial(run, net, x)) for net in nets] for _ in range(4)]
+    times = [min(column) for column in zip(*rounds, strict=True)]
     faster: nn.Module = nets[times.index(min(times))]
     return faster
 

@@ -21,7 +21,7 @@ matplotlib.use("Agg")
 RUNS, RESULTS = Path("runs/views"), Path("docs/results/views")
 SEEDS, WORKERS = (1, 2, 3), 2
 LABELS = {"cotta": "the authors' views", "cotta_fast": "views of CoTTA.fast"}
-POINTS = [("cotta", 32), ("cotta_fast", 8), ("cotta", 8), ("cotta_fast", 4), ("cotta", 4), ("cotta", 16)]
+POINTS = [("cotta", 32), ("cotta_fast", 8), ("cotta", 8)]
 
 
 def errors(row: str, number: int) -> list[float]:
