@@ -41,7 +41,7 @@ def measure() -> Iterator[Measurement]:
 def bn_stats_ratio(x: Tensor) -> float:
     bare = faster_layout(ctta.models.embedded, x, forward)
     model = ctta.BNStats(bare)
-    return time_ratio(partial(model, x), partial(forward, bare, x), pairs=30, warm_up=5)
+    return time_ratio(partial(model, x), partial(forward, bare, x), pairs=60, warm_up=5)
 
 
 def tent_ratio(x: Tensor) -> float:
