@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 
@@ -54,7 +54,7 @@ def live_bytes() -> int:
     gc.collect()
     storages = {}
     for thing in gc.get_objects():
-        if issubclass(type(thing), Tensor):  # isinstance would ask proxies for their class, and some warn
+        if type(thing) in (Tensor, nn.Parameter):  # isinstance would ask proxies for their class, and some warn
             storage = thing.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
