@@ -131,6 +131,8 @@ def test_a_folder_of_scenes_becomes_the_papers_table(
     page = Path("mine/report/report.html").read_text()
     assert "2 images of each domain in batches of 1; the published numbers on 400" in page
     assert "--model file:" in page and Path("mine/report/miou-over-time.svg").is_file()
+    assert "BN Stats Adapt, worst change: " in page and 'href="data:image/png;base64' in page
+    assert Path("mine/report/overlays.png").is_file() and "(overlays.png)" in Path("mine/report/report.md").read_text()
 
     assert run(*acdc, "--methods", "source", "--json") == 0  # from the folder, which is complete
     line = json.loads(capsys.readouterr().out)

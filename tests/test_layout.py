@@ -18,7 +18,7 @@ ROWS = [
     ["base"],
     ["methods", "calibration", "corruptions", "streets", "data", "metrics", "environment", "models"],
     ["encoding", "checkpoint", "streams", "results"],
-    ["testing", "pace", "journal", "evaluation"],
+    ["testing", "pace", "journal", "label_maps", "evaluation"],
     ["settings", "failures", "clean_images", "adaptation", "tuning"],
     ["recipes", "grid", "report"],
     ["cli"],

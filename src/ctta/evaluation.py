@@ -14,6 +14,7 @@ from ctta.environment import PeakMemory, environment
 from ctta.fingerprint import source_fingerprint
 from ctta.hyperparameters import shown
 from ctta.journal import Journal
+from ctta.label_maps import keep_label_maps
 from ctta.metrics import ImageScore, PixelScore, score
 from ctta.results import BatchRecord, Result, result_of
 from ctta.streams import Batch, Stream
@@ -40,7 +41,8 @@ def evaluate(
         reset_at_domain: tell the model where a segment begins, by a reset (the starred rows of the paper's tables).
         folder: where to keep every batch's record and, from time to time, the state. If it already holds part of this
             very evaluation, that is gone on with, and the result is the same as if it had never been interrupted
-            (``model`` then stays as new, and a copy of it goes on).
+            (``model`` then stays as new, and a copy of it goes on). Predicted label maps are kept too, in ``maps``,
+            for the last segment of each domain.
         save_every: seconds between two saves of the state; 0 for after every batch.
         name: of the row in a table; by default the class's name.
         labels: what names this result among others, such as the number of an order; plain JSON.
@@ -75,16 +77,19 @@ def evaluate(
     model, records = journal.resume(model) if journal else (model, [])
     memory = PeakMemory(reference.device)
     stream.position = len(records)
+    last_of_domain = {domain: segment for segment, domain in enumerate(stream.domains)}
     for number, batch in zip(range(len(records), len(stream)), stream, strict=True):
         segment = stream.segment_of(number)
         if reset_at_domain and records and records[-1].segment != segment:
             model.reset()
-        record = _one_batch(model, batch, reference, segment, memory)
+        record, logits = _one_batch(model, batch, reference, segment, memory)
         _check_classes(record.score, stream.class_names)
         records.append(record)
         if number + 1 == len(stream) or stream.segment_of(number + 1) != segment:
             _check_labelled([record.score for record in records if record.segment == segment], batch.domain)
         if journal:
+            if batch.y is not None and batch.y.ndim == 3 and segment == last_of_domain[batch.domain]:
+                keep_label_maps(journal.folder, number, logits, batch.y)
             journal.append(record)
             if journal.pace.is_due:
                 journal.save(model, len(records))
@@ -100,7 +105,9 @@ def evaluate(
     return result_of(about, records)
 
 
-def _one_batch(model: AdaptiveModel, batch: Batch, reference: Tensor, segment: int, memory: PeakMemory) -> BatchRecord:
+def _one_batch(
+    model: AdaptiveModel, batch: Batch, reference: Tensor, segment: int, memory: PeakMemory
+) -> tuple[BatchRecord, Tensor]:
     if batch.y is None:
         raise ValueError(f"{batch.domain} has no labels, and without them nothing can be scored")
     x = batch.x.to(reference)
@@ -110,7 +117,7 @@ def _one_batch(model: AdaptiveModel, batch: Batch, reference: Tensor, segment: i
         torch.cuda.synchronize(reference.device)
     seconds = time.perf_counter() - started
     step = model.last_step if model.num_steps > steps_before else None
-    return BatchRecord(
+    record = BatchRecord(
         segment=segment,
         score=score(logits, batch.y),
         seconds=seconds,
@@ -120,6 +127,7 @@ def _one_batch(model: AdaptiveModel, batch: Batch, reference: Tensor, segment: i
         augmented=_number(step.augmented) if step else None,
         skipped=step.skipped if step else False,
     )
+    return record, logits
 
 
 def _check_classes(score: ImageScore | PixelScore, names: tuple[str, ...]) -> None:

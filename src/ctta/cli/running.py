@@ -10,7 +10,7 @@ import typer
 from ctta.cli.console import err, out, progress_of
 from ctta.cli.stopping import stopping_between_steps
 from ctta.cli.tables import print_table
-from ctta.grid import Ending, Place, Progress, Run, ThisProcess, execute
+from ctta.grid import Ending, Place, Progress, Run, ThisProcess, execute, keep_examples
 from ctta.metrics import MIOU
 from ctta.report import score_table, write_report
 from ctta.results import Result
@@ -37,6 +37,8 @@ def run_and_report(runs: Sequence[Run], elsewhere: Place | None = None, *, repor
             print_table(score_table(results), out)
     if any(complete.values()):
         with err.status("Writing the report"):
+            for run in runs:
+                keep_examples(run)
             page = write_report(list(complete), report)
         if not as_json:
             out.print(f"Report: {page}", soft_wrap=True)

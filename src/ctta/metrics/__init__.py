@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ctta.metrics.images import ImageScore, score_images
 from ctta.metrics.measure import ERROR, MIOU, Measure
-from ctta.metrics.pixels import IGNORED, PixelScore, score_pixels
+from ctta.metrics.pixels import IGNORED, PixelScore, label_map, score_pixels
 from ctta.metrics.score import NUM_BINS, Score
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Measure",
     "PixelScore",
     "Score",
+    "label_map",
     "score",
     "score_from_json",
     "score_images",

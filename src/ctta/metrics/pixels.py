@@ -126,6 +126,14 @@ def score_pixels(logits: Tensor, labels: Tensor) -> PixelScore:
     return PixelScore(len(labels), labelled, predicted_of, right_of, bins)
 
 
+def label_map(logits: Tensor, size: torch.Size) -> Tensor:
+    """The class of each pixel of one image (C, h, w) at the size of its labels, as it is scored.
+
+    Where logits are not finite it is C, a class that there is not.
+    """
+    return _answers(logits, size)[0]
+
+
 def _answers(logits: Tensor, size: torch.Size) -> tuple[Tensor, Tensor]:
     """The class of each pixel of one image and its confidence; a class that there is not, where nothing is finite."""
     # Half precision would make ties of what is none.

@@ -5,12 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ctta.label_maps import Example
 from ctta.metrics import Measure
 from ctta.report.classes import class_table_of
 from ctta.report.colours import Style, styles_of
 from ctta.report.cost import cost
 from ctta.report.curves import TimeLine, time_line
 from ctta.report.entries import Entry
+from ctta.report.layout import layout_of
+from ctta.report.overlays import CAPTION, overlays
 from ctta.report.plots import reliability, score_over_time
 from ctta.report.runs import MissingCell, Run
 from ctta.report.sections import Section, sections_of
@@ -39,6 +42,7 @@ class Chapter:
     classes: Table | None  # where results are of pixels
     summary: Table
     pictures: tuple[Picture, ...]
+    overlays: Picture | None  # where results are of pixels
     streams: tuple[tuple[str, str], ...]  # name and hash
     environment: tuple[tuple[str, str], ...]
 
@@ -65,13 +69,16 @@ def document_of(runs: Sequence[Run], folder: Path) -> Document:
     """The whole report; its pictures are written into the folder."""
     sections = sections_of(runs)
     styles = styles_of(entry.label for section in sections for entry in section.entries)
-    chapters = tuple(_chapter(number + 1, section, styles, folder) for number, section in enumerate(sections))
+    examples = [example for run in runs for example in run.examples]
+    chapters = tuple(_chapter(number + 1, section, styles, examples, folder) for number, section in enumerate(sections))
     missing = tuple(cell for run in runs for cell in run.missing)
     recipes = dict.fromkeys(run.recipe for run in runs)
     return Document(f"Results: {', '.join(recipes)}", chapters, tuple(runs), missing)
 
 
-def _chapter(number: int, section: Section, styles: Mapping[str, Style], folder: Path) -> Chapter:
+def _chapter(
+    number: int, section: Section, styles: Mapping[str, Style], examples: Sequence[Example], folder: Path
+) -> Chapter:
     scores, summary = score_table_of(section.entries), summary_table_of(section.entries)
     line, measure = time_line(section.entries), section.results[0].measure
     ending = "" if number == 1 else f"-{number}"
@@ -93,7 +100,34 @@ def _chapter(number: int, section: Section, styles: Mapping[str, Style], folder:
     environment = tuple(_gathered(result.environment for result in section.results))
     classes = class_table_of(section.entries)
     headline = _headline(scores, measure)
-    return Chapter(number, section, measure, headline, scores, classes, summary, pictures, streams, environment)
+    return Chapter(
+        number,
+        section,
+        measure,
+        headline,
+        scores,
+        classes,
+        summary,
+        pictures,
+        _overlays(section, examples, folder, ending),
+        streams,
+        environment,
+    )
+
+
+def _overlays(section: Section, examples: Sequence[Example], folder: Path, ending: str) -> Picture | None:
+    """The examples of the section's streams."""
+    domains = {result.stream_hash: result.domains for result in section.results}
+    places = {entry.method: place for place, entry in reversed(list(enumerate(section.entries)))}
+    shown = sorted(
+        (example for example in examples if example.stream_hash in domains),
+        key=lambda example: places.get(example.method, len(places)),
+    )
+    if not shown:
+        return None
+    figure = overlays(shown, layout_of([domains[shown[0].stream_hash]]))
+    name = f"overlays{ending}"
+    return Picture(name, "Worst and best changes", CAPTION, write_figure(figure, folder, name))
 
 
 def _headline(table: Table, measure: Measure) -> str:

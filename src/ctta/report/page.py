@@ -51,6 +51,8 @@ def _chapter(chapter: Chapter) -> list[str]:
     parts.append(f"![{first.title}]({first.file}.png)\n\n{first.caption}")
     if chapter.classes:
         parts += ["### Classes", to_markdown(chapter.classes), f"{chapter.classes.caption}."]
+    if chapter.overlays:
+        parts.append(f"![{chapter.overlays.title}]({chapter.overlays.file}.png)\n\n{chapter.overlays.caption}")
     parts += [f"### {chapter.summary.caption}", to_markdown(chapter.summary)]
     parts += [f"![{picture.title}]({picture.file}.png)\n\n{picture.caption}" for picture in others]
     lines = []

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ctta.label_maps import Example, read_examples
 from ctta.results import Result, read_result
 
 FORMAT = 1
@@ -30,6 +31,7 @@ class Run:
     options: dict[str, Any]
     results: tuple[Result, ...]
     missing: tuple[MissingCell, ...] = ()
+    examples: tuple[Example, ...] = ()  # scenes to look at, where results are of pixels
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
@@ -62,7 +64,10 @@ def read_run(folder: Path, name: str | None = None) -> Run:
             results.append(outcome)
         else:
             missing.append(MissingCell(name, cell.name, outcome))
-    return Run(name, about["recipe"], tuple(about["commands"]), about["options"], tuple(results), tuple(missing))
+    examples = tuple(read_examples(folder / "examples"))
+    return Run(
+        name, about["recipe"], tuple(about["commands"]), about["options"], tuple(results), tuple(missing), examples
+    )
 
 
 def _usable(cell: Path) -> Result | str:

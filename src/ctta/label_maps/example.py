@@ -1,0 +1,44 @@
+"""One scene to look at: the image, the truth, and what the network said of it before and after adapting."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+Map = NDArray[np.unsignedinteger]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A scene that adapting changed; image and maps have the same height and width."""
+
+    method: str  # as a table calls it
+    kind: str  # "best" or "worst" change of the method
+    stream_hash: str
+    domain: str
+    segment: int
+    class_names: tuple[str, ...]
+    accuracy_before: float  # share of right pixels
+    accuracy_after: float
+    image: NDArray[np.uint8]  # (H, W, 3)
+    truth: Map
+    before: Map
+    after: Map
+
+
+def write_example(example: Example, path: Path) -> None:
+    """One compressed file."""
+    fields = {name: np.asarray(value) for name, value in vars(example).items()}
+    np.savez_compressed(path, allow_pickle=False, **fields)
+
+
+def read_examples(folder: Path) -> list[Example]:
+    """All of a folder, best changes before worst; none where there is no such folder."""
+    return [_read(path) for path in sorted(folder.glob("*.npz"))]
+
+
+def _read(path: Path) -> Example:
+    with np.load(path) as file:
+        fields = {name: value if value.ndim > 1 else value.tolist() for name, value in file.items()}
+    return Example(**fields | {"class_names": tuple(fields["class_names"])})

@@ -1,0 +1,172 @@
+"""Predicted label maps on disk, the scenes that adapting changed most, and how the report shows them."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_pixel_evaluation import FULL, SIZE, Named, Scenes, cotta, net, stream
+
+import ctta
+from ctta import streets
+from ctta.label_maps import Example, read_examples, write_examples
+from ctta.label_maps.choosing import WIDEST
+from ctta.label_maps.keeping import kept_numbers, read_label_maps
+from ctta.metrics import IGNORED
+from ctta.report.layout import layout_of
+from ctta.report.overlays import overlays
+from ctta.report.palettes import palette_of
+from ctta.streams import Segment, Stream, rounds
+from ctta.streams.street_scenes import CLASS_NAMES
+
+
+def naive_maps(model: ctta.AdaptiveModel, scenes: Stream) -> list[torch.Tensor]:
+    return [torch.nn.functional.interpolate(model(batch.x), FULL, mode="bilinear").argmax(1) for batch in scenes]
+
+
+def test_maps_of_the_last_round_are_kept(tmp_path: Path) -> None:
+    scenes = rounds(stream(), 3)  # of 3 + 3 batches each
+    ctta.evaluate(cotta(), scenes, folder=tmp_path)
+    assert kept_numbers(tmp_path) == list(range(12, 18))
+    expected = naive_maps(cotta(), rounds(stream(), 3))
+    for number in kept_numbers(tmp_path):
+        kept, labels = read_label_maps(tmp_path, number), scenes.batch(number).y
+        assert kept.maps.dtype == np.uint8
+        assert kept.maps.tolist() == expected[number].tolist()
+        assert labels is not None
+        for accuracy, predicted, truth in zip(kept.accuracy, kept.maps, labels.numpy(), strict=True):
+            assert accuracy == pytest.approx(float((predicted == truth)[truth != IGNORED].mean()))
+
+
+def test_an_interrupted_evaluation_keeps_the_same_maps(tmp_path: Path) -> None:
+    def stop(_record: object) -> None:
+        if len(kept_numbers(tmp_path / "stopped")) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ctta.evaluate(cotta(), stream(), folder=tmp_path / "stopped", on_batch=stop)
+    for folder in ("stopped", "whole"):
+        ctta.evaluate(cotta(), stream(), folder=tmp_path / folder)
+    assert kept_numbers(tmp_path / "stopped") == kept_numbers(tmp_path / "whole") == list(range(6))
+    for number in range(6):
+        stopped, whole = (read_label_maps(tmp_path / folder, number) for folder in ("stopped", "whole"))
+        assert np.array_equal(stopped.maps, whole.maps)
+
+
+def test_answers_that_are_not_finite_have_a_class_of_their_own(tmp_path: Path) -> None:
+    model = ctta.Source(net())
+    with torch.no_grad():
+        model.source[3].bias[0] = torch.nan  # type: ignore[index, union-attr]
+    ctta.evaluate(model, stream(), folder=tmp_path)
+    kept = read_label_maps(tmp_path, 0)
+    assert (kept.maps == 4).all() and (kept.accuracy == 0).all()
+
+
+def test_images_with_one_label_have_no_maps(tmp_path: Path) -> None:
+    data = ctta.streams.Corrupted(np.zeros((4, 32, 32, 3), np.uint8), np.zeros(4, np.int64), name="black")
+    flat = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 10))
+    scenes = ctta.streams.continual(data, names=("brightness",), batch_size=2)
+    ctta.evaluate(ctta.Source(flat), scenes, folder=tmp_path)
+    assert kept_numbers(tmp_path) == []
+
+
+def test_the_best_and_the_worst_change_are_found(tmp_path: Path) -> None:
+    scenes = stream(Named("fog", ignored=(1,)), Named("night"))
+    folders = {name: tmp_path / name for name in ("source", "tent")}
+    ctta.evaluate(ctta.Source(net()), scenes, folder=folders["source"])
+    ctta.evaluate(ctta.Tent(net(), optimizer=lambda p: torch.optim.SGD(p, lr=10.0)), scenes, folder=folders["tent"])
+    write_examples("TENT", folders["tent"], folders["source"], scenes, tmp_path / "examples")
+    changes = {}
+    for number in range(len(scenes)):
+        before, after = (read_label_maps(folders[name], number).accuracy for name in ("source", "tent"))
+        changes |= {(number, place): change for place, change in enumerate(after - before) if change == change}
+    assert len(changes) == 9  # one of ten scenes has no labelled pixel
+    best, worst = read_examples(tmp_path / "examples")
+    for example, kind, pick in ((best, "best", max), (worst, "worst", min)):
+        number, place = pick(changes, key=lambda scene: changes[scene])
+        assert (example.method, example.kind, example.class_names) == ("TENT", kind, Named.class_names)
+        assert example.accuracy_after - example.accuracy_before == pytest.approx(changes[number, place])
+        batch = scenes.batch(number)
+        assert batch.y is not None
+        assert (example.domain, example.segment) == (batch.domain, scenes.segment_of(number))
+        assert example.stream_hash == scenes.hash
+        assert example.truth.tolist() == batch.y[place].tolist()
+        assert example.after.tolist() == read_label_maps(folders["tent"], number).maps[place].tolist()
+        assert example.image.shape == (*FULL, 3)
+
+
+def test_what_changed_nothing_has_no_example(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        ctta.evaluate(ctta.Source(net()), stream(), folder=tmp_path / name)
+    write_examples("Source", tmp_path / "one", tmp_path / "other", stream(), tmp_path / "examples")
+    assert read_examples(tmp_path / "examples") == []
+
+
+class Large(Scenes):
+    """Scenes whose label maps are wider than an example may be."""
+
+    def read(self, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = super().read(rows)
+        return x, y.repeat_interleave(50, 1).repeat_interleave(50, 2)
+
+
+def test_examples_of_large_scenes_are_shrunk(tmp_path: Path) -> None:
+    scenes = Stream("large", [Segment("fog", Large("fog"), np.arange(2))], batch_size=1)
+    ctta.evaluate(ctta.Source(net()), scenes, folder=tmp_path / "source")
+    ctta.evaluate(ctta.BNStats(net()), scenes, folder=tmp_path / "adapted")
+    write_examples("BN", tmp_path / "adapted", tmp_path / "source", scenes, tmp_path / "examples")
+    examples = read_examples(tmp_path / "examples")
+    assert examples
+    for example in examples:
+        assert example.image.shape == (*example.truth.shape, 3) == (round(WIDEST * SIZE[0] / SIZE[1]), WIDEST, 3)
+        assert any(_is_shrunk(example, scenes.batch(number).y) for number in range(2))
+
+
+def _is_shrunk(example: Example, labels: torch.Tensor | None) -> bool:
+    """Whether the example's truth is that of these labels: each of 12x20 patches has one class."""
+    assert labels is not None
+    centres = labels[0, 25::50, 25::50].numpy()
+    height, width = example.truth.shape
+    rows, columns = ((np.arange(count) + 0.5) * size / count for count, size in ((12, height), (20, width)))
+    return bool((example.truth[np.ix_(rows.astype(int), columns.astype(int))] == centres).all())
+
+
+def an_example(**changes: object) -> Example:
+    classes = np.array([[0, 1], [2, IGNORED]], np.uint8)
+    image = np.full((2, 2, 3), 100, np.uint8)
+    fields = {"method": "CoTTA", "kind": "best", "stream_hash": "0", "domain": "fog", "segment": 4}
+    figures = {"class_names": streets.CLASSES, "accuracy_before": 0.25, "accuracy_after": 1.0}
+    return Example(**fields | figures | dict(image=image, truth=classes, before=classes, after=classes) | changes)  # type: ignore[arg-type]
+
+
+def test_a_map_is_drawn_in_the_colours_of_its_classes() -> None:
+    figure = overlays([an_example()], layout_of([("fog", "night", "rain", "snow") * 10]))
+    picture, truth, before, after = figure.axes
+    assert picture.get_title("left") == "CoTTA, best change: fog, round 2"
+    assert [axes.get_xlabel() for axes in figure.axes] == ["picture", "truth", "Source, 25.0", "CoTTA, 100.0"]
+    for axes in (truth, before, after):
+        pixels = np.asarray(axes.images[0].get_array())
+        for (row, column), kind in (((0, 0), 0), ((0, 1), 1), ((1, 0), 2)):
+            assert pixels[row, column].tolist() == (0.7 * streets.PALETTE[kind] + 0.3 * 100).round().tolist()
+        assert pixels[1, 1].tolist() == [0, 0, 0]
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == list(streets.CLASSES)
+
+
+def test_every_class_has_a_colour_of_its_own() -> None:
+    for names, count in ((streets.CLASSES, 9), (CLASS_NAMES, 19), ((), 12)):
+        palette = palette_of(names, count)
+        assert palette.shape == (count, 3) and len({tuple(colour) for colour in palette.tolist()}) == count
+
+
+def test_classes_without_names_and_answers_beyond_them_are_drawn() -> None:
+    strange = np.array([[0, 1], [2, 3]], np.uint8)
+    figure = overlays([an_example(class_names=(), after=strange)], layout_of([("fog",) * 5]))
+    assert not figure.legends and np.asarray(figure.axes[3].images[0].get_array())[1, 1].any()
+
+
+def test_the_page_may_show_pictures_from_itself_only() -> None:
+    page = (Path(ctta.__file__).parent / "report" / "page.html").read_text()
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
+    assert policy and policy[1] == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
