@@ -727,16 +727,16 @@ def test_label_ids_become_train_ids(tmp_path: Path) -> None:
         ("rgb_anon/fog/val/G/b_rgb_anon.png", "gt/fog/val/G/b_gt_labelIds.png", lambda root: acdc(root, **FOG)),
     ]:
         write_scene(tmp_path / picture, tmp_path / label_map)
-        Image.fromarray(np.tile(ids, (2, 1))).save(tmp_path / label_map)
+        Image.fromarray(np.tile(ids, (18, 1))).save(tmp_path / label_map)
         (batch,) = read(tmp_path)
         assert batch.y.dtype == torch.int64
-        assert batch.y[0].tolist() == [expected[ids].tolist()] * 2
+        assert batch.y[0].tolist() == [expected[ids].tolist()] * 18
         before = read(tmp_path).hash
         write_scene(tmp_path / picture, tmp_path / label_map.replace("labelIds", "labelTrainIds"), trained=5)
         (batch,) = read(tmp_path)
         assert set(batch.y.unique().tolist()) == {5, 255}, "trainIds go first"
         assert read(tmp_path).hash != before, "other labels, another score"
-        made = np.tile(expected[ids].astype(np.uint8), (2, 1))
+        made = np.tile(expected[ids].astype(np.uint8), (18, 1))
         Image.fromarray(made).save(tmp_path / label_map.replace("labelIds", "labelTrainIds"))
         assert read(tmp_path).hash == before, "what Cityscapes' own script makes is the same"
         (tmp_path / label_map.replace("labelIds", "labelTrainIds")).unlink()
@@ -767,6 +767,20 @@ def test_label_maps_with_16_bits_or_a_palette(streets: Path) -> None:
         stored.save(label_map)
         batch = next(iter(acdc(streets)))
         assert torch.equal(batch.y[0], torch.from_numpy(values.astype(np.int64)))
+
+
+@pytest.mark.parametrize("map_size", [(64, 32), (32, 32), (64, 48)])  # on its side, cut off, and too high
+def test_a_map_of_another_shape_is_refused(map_size: tuple[int, int], streets: Path) -> None:
+    label_map = streets / "gt" / "fog" / "train" / "GP01" / "f2_gt_labelTrainIds.png"
+    Image.fromarray(np.zeros(map_size, np.uint8)).save(label_map)
+    with pytest.raises(DataError, match=r"f2_rgb_anon\.png has 32x64 pixels and its labels .* another shape"):
+        list(acdc(streets))
+
+
+def test_pictures_may_be_smaller_than_their_maps(streets: Path) -> None:
+    for number in (1, 2):
+        save(streets / "rgb_anon" / "fog" / "train" / "GP01" / f"f{number}_rgb_anon.png", 10, size=(21, 11))
+    assert len(list(acdc(streets, conditions=("fog",)))) == 2
 
 
 def test_damaged_street_scenes(streets: Path) -> None:

@@ -43,6 +43,7 @@ CLASS_NAMES = (
 NUM_CLASSES = len(CLASS_NAMES)
 CONDITIONS = ("fog", "night", "rain", "snow")
 LAST_LABEL_ID = 33
+MOST_DISTORTED = 1.1  # width to height of a picture, beside that of its label map
 #: The labelId of each trainId, 0 (road) to 18 (bicycle).
 LABEL_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
 TRAIN_ID_OF = np.full(256, IGNORED, np.int64)
@@ -69,7 +70,23 @@ class LabelledScenes:
         maps = [torch.from_numpy(label_map(self.maps[row])) for row in rows]
         if len({values.shape for values in maps}) > 1:
             raise DataError(f"{self.maps[rows[0]]} and others of its batch differ in size: use batch_size=1")
+        for row, values in zip(rows, maps, strict=True):
+            check_same_shape(self.pictures[row], self.maps[row], values.shape)
         return x, torch.stack(maps)
+
+
+def check_same_shape(picture: Path, label_map: Path, size: torch.Size) -> None:
+    """Refuse a map of another scene: pictures are resized, so nothing else would notice.
+
+    Some store pictures smaller than their maps, and round the shorter side, so the shape may differ a little.
+    """
+    with pillow_image().open(picture) as file:  # reads no more than the file's head
+        width, height = file.size
+    if not 1 / MOST_DISTORTED < (width / height) / (size[1] / size[0]) < MOST_DISTORTED:
+        raise DataError(
+            f"{picture} has {height}x{width} pixels and its labels {label_map} {size[0]}x{size[1]}, which is another "
+            "shape: give each picture the map of the same scene, uncropped"
+        )
 
 
 def label_map(path: Path) -> NDArray[np.int64]:
