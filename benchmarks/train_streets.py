@@ -5,7 +5,7 @@
 The schedule is fixed in advance: AdamW, a linear warm-up, a cosine decay to zero, flips and mild colour jitter. Frames
 come from the split "train", each seen once; mIoU is printed on clear frames of the split "choose", which no step learns
 from. Step k draws from (seed, k) alone, and every so often a checkpoint is written, so a killed run goes on where it
-was. Needs transformers: pip install transformers
+was. Needs the extra segmentation.
 """
 
 import argparse
@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ctta.models import tiny_segformer
 from ctta.streams import StreetScenes
 from ctta.streets import CLASSES, VERSION
 
@@ -36,28 +36,6 @@ WEIGHT_DECAY = 0.01
 LARGEST_FILE = 4_000_000  # bytes
 HELD_BACK = 100  # frames
 REPORT_EVERY = 500  # steps; a checkpoint is written as often
-
-
-def build() -> nn.Module:
-    """A SegFormer with four stages, a fifth of the smallest published one, without BatchNorm."""
-    transformers = import_module("transformers")  # heavy, and the processes that draw frames do without
-
-    config = transformers.SegformerConfig(
-        num_labels=len(CLASSES),
-        depths=[1, 1, 2, 1],
-        hidden_sizes=[24, 48, 96, 128],
-        num_attention_heads=[1, 2, 4, 4],
-        mlp_ratios=[4, 4, 3, 3],
-        decoder_hidden_size=96,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        classifier_dropout_prob=0.0,
-        drop_path_rate=0.0,
-    )
-    net: nn.Module = transformers.SegformerForSemanticSegmentation(config)
-    # The architecture has one BatchNorm, in its head; a group norm of one group is layer norm over the whole map.
-    net.decode_head.batch_norm = nn.GroupNorm(1, config.decoder_hidden_size)  # type: ignore[union-attr]
-    return net
 
 
 def frames(split: str, first: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -115,7 +93,7 @@ def class_iou(net: nn.Module, count: int, batch_size: int, seed: int) -> Tensor:
 def train(arguments: argparse.Namespace, checkpoint: Path) -> nn.Module:
     """Train, or go on from the checkpoint."""
     torch.manual_seed(arguments.seed)
-    net = build()
+    net = tiny_segformer().net
     optimizer = torch.optim.AdamW(net.parameters(), PEAK_LR, weight_decay=WEIGHT_DECAY)
     run = {"steps": arguments.steps, "batch_size": arguments.batch_size, "seed": arguments.seed, "streets": VERSION}
     state: dict[str, Any] = {"run": run, "done": 0}

@@ -38,7 +38,11 @@ def test_network_and_sample_are_small() -> None:
 
 def test_the_provenance_is_of_these_files() -> None:
     rows = re.findall(r"^\| `(\S+)` \| ([\d,]+) \| `(\w{64})` \|$", PROVENANCE, re.MULTILINE)
-    assert [name for name, _, _ in rows] == ["models/embedded.safetensors", "streams/sample.npz"]
+    assert [name for name, _, _ in rows] == [
+        "models/embedded.safetensors",
+        "models/streets.safetensors",
+        "streams/sample.npz",
+    ]
     for name, size, digest in rows:
         content = (PACKAGE / name).read_bytes()
         assert len(content) == int(size.replace(",", ""))

@@ -8,6 +8,7 @@ from ctta.models.resnet20 import ResNet20
 from ctta.models.resnext import ResNeXt29
 from ctta.models.segformer import segformer
 from ctta.models.sliding_window import SlidingWindow
+from ctta.models.street_segformer import streets, tiny_segformer
 from ctta.models.wide_resnet import WideResNet
 
 __all__ = [
@@ -21,4 +22,6 @@ __all__ = [
     "load",
     "load_weights_",
     "segformer",
+    "streets",
+    "tiny_segformer",
 ]

@@ -10,6 +10,7 @@ from ctta.models.from_file import from_file
 from ctta.models.hubs import from_hugging_face, from_timm, from_torchvision
 from ctta.models.resnext import ResNeXt29
 from ctta.models.sliding_window import SlidingWindow
+from ctta.models.street_segformer import streets
 from ctta.models.wide_resnet import WideResNet
 
 
@@ -18,6 +19,7 @@ def load(spec: str) -> nn.Module:
 
     ==============================  ================================================================================
     ``embedded``                    the small network that comes with the library, for CIFAR-10
+    ``streets``                     the one for the embedded street: a tiny SegFormer; see :func:`ctta.models.streets`
     ``wrn28-10:PATH``               WideResNet-28-10 with the weights of a file, such as RobustBench's `Standard`
     ``resnext29:PATH``              ResNeXt-29 4x32d with the weights of a file, such as RobustBench's AugMix
     ``timm:NAME``                   a pretrained network of timm, such as ``timm:resnet50.tv_in1k``
@@ -70,6 +72,7 @@ def _resnext29(path: str) -> nn.Module:
 #: The form of a name, up to its first colon the prefix that chooses the loader, which gets what follows that colon.
 LOADERS: dict[str, Callable[[str], nn.Module]] = {
     "embedded": lambda _nothing: embedded(),
+    "streets": lambda _nothing: streets(),
     "wrn28-10:PATH": _wrn28_10,
     "resnext29:PATH": _resnext29,
     "timm:NAME": from_timm,

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from ctta.recipes.acdc import acdc
 from ctta.recipes.embedded import ablation, demo, embedded, embedded_gradual
 from ctta.recipes.paper import cifar10c, cifar10c_gradual, cifar100c, imagenetc
 from ctta.recipes.rows import with_settings
+from ctta.recipes.segmentation import acdc, streets
 from ctta.recipes.task import Options, Preset, Row, Task
 from ctta.streams import Stream, rounds
 
@@ -15,6 +15,7 @@ RECIPES: dict[str, Callable[[Options], Task]] = {
     "embedded": embedded,
     "embedded-gradual": embedded_gradual,
     "ablation": ablation,
+    "streets": streets,
     "cifar10c": cifar10c,
     "cifar10c-gradual": cifar10c_gradual,
     "cifar100c": cifar100c,
