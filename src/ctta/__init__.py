@@ -10,12 +10,13 @@
 
 from importlib.metadata import version
 
-from ctta import corruptions, data, functional, models, streams, streets, testing, views
+from ctta import corruptions, data, functional, guard, models, streams, streets, testing, views
 from ctta.base import AdaptiveModel, Step
 from ctta.calibration import calibrate_threshold
 from ctta.checkpoint import CheckpointError, load, save
 from ctta.evaluation import evaluate
 from ctta.fingerprint import fingerprint
+from ctta.guard import Guarded
 from ctta.learning import OptimizerFactory
 from ctta.methods import METHODS, BNStats, CoTTA, PseudoLabel, Source, Tent, TestAug, adapt
 from ctta.results import Result
@@ -28,6 +29,7 @@ __all__ = [
     "BNStats",
     "CheckpointError",
     "CoTTA",
+    "Guarded",
     "OptimizerFactory",
     "PseudoLabel",
     "Result",
@@ -42,6 +44,7 @@ __all__ = [
     "evaluate",
     "fingerprint",
     "functional",
+    "guard",
     "load",
     "models",
     "save",

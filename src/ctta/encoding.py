@@ -1,4 +1,4 @@
-"""Hyperparameters as JSON: numbers and words, optimisers of torch, views of this library.
+"""Hyperparameters as JSON: numbers and words, optimisers of torch, views and guards of this library.
 
 Anything else (a lambda, a class of the user's) has no such form and must be given again by the user.
 """
@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from ctta.guard import Admission, Thresholds
 from ctta.views import ImageViews, ScaledView
 
 VIEWS: dict[str, type[ImageViews | ScaledView]] = {"image_views": ImageViews, "scaled_view": ScaledView}
+GUARDS: dict[str, type[Admission | Thresholds]] = {"admission": Admission, "thresholds": Thresholds}
 
 
 class NotStorableError(TypeError):
@@ -29,6 +31,9 @@ def encode(value: Any) -> Any:
     for name, view in VIEWS.items():
         if type(value) is view:
             return {"view": name, "arguments": _encode_arguments(vars(value))}
+    for name, guard in GUARDS.items():
+        if type(value) is guard:
+            return {"guard": name, "arguments": _encode_arguments(vars(value))}
     factory = value if isinstance(value, partial) else partial(value) if isinstance(value, type) else None
     if factory is not None and isinstance(factory.func, type) and not factory.args:
         name = factory.func.__name__
@@ -55,6 +60,8 @@ def decode(code: Any) -> Any:
     arguments = {name: decode(argument) for name, argument in code["arguments"].items()}
     if "view" in code:
         return VIEWS[code["view"]](**arguments)
+    if "guard" in code:
+        return GUARDS[code["guard"]](**arguments)
     factory = getattr(torch.optim, code["optimizer"], None)
     if not (isinstance(factory, type) and issubclass(factory, torch.optim.Optimizer)):
         raise ValueError(f"torch.optim has no optimiser {code['optimizer']!r}")

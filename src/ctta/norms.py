@@ -78,6 +78,16 @@ def use_batch_statistics_(net: nn.Module, share: float) -> None:
             module.register_forward_pre_hook(BatchStatistics(share))
 
 
+def use_running_statistics_(net: nn.Module) -> None:
+    """Let every BatchNorm normalise by the statistics it was trained with, where it keeps any; undoes the above."""
+    for module in net.modules():
+        if isinstance(module, _BatchNorm):
+            hooks = module._forward_pre_hooks
+            for key in [key for key, hook in hooks.items() if isinstance(hook, BatchStatistics)]:
+                del hooks[key]
+            module.training, module.track_running_stats = False, module.running_mean is not None
+
+
 def avoid_group_norm_crash_(net: nn.Module) -> None:
     """Let no GroupNorm meet the input whose backward crashes torch on the CPU."""
     for module in net.modules():

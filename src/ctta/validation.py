@@ -51,16 +51,21 @@ def check_views_at_once(views_at_once: int, views: Views, net: nn.Module) -> Non
 
 def check_batch(x: Tensor) -> None:
     """A batch of finite floating-point inputs; an empty one is fine."""
+    check_batch_kind(x)
+    if not torch.isfinite(x).all():
+        raise ValueError(
+            "the input holds NaN or infinite values; nothing was predicted or changed: drop or repair the batch"
+        )
+
+
+def check_batch_kind(x: Tensor) -> None:
+    """A batch of floating-point inputs, of whatever values."""
     if not isinstance(x, Tensor):
         raise TypeError(f"expected a batch of inputs as a tensor, got {type(x).__name__}")
     if not x.is_floating_point():
         raise TypeError(f"expected floating-point inputs, got {x.dtype}: for byte images call x.float() / 255 first")
     if x.ndim < 2:
         raise ValueError(f"expected a batch of inputs, got shape {tuple(x.shape)}: for one input call x.unsqueeze(0)")
-    if not torch.isfinite(x).all():
-        raise ValueError(
-            "the input holds NaN or infinite values; nothing was predicted or changed: drop or repair the batch"
-        )
 
 
 def checked(batches: Iterable[Tensor]) -> Iterator[Tensor]:

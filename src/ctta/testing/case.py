@@ -67,14 +67,24 @@ def assert_same(ours: list[Tensor], theirs: list[Tensor], what: str) -> None:
 
 def state_of(model: nn.Module) -> list[Tensor]:
     """All that a stream is: weights, buffers, optimiser state and counters."""
-    counters = [torch.tensor(value) for name, value in sorted(vars(model).items()) if name.startswith("num_")]
+    counters = [
+        torch.tensor(value)
+        for part in _streams_in(model)
+        for name, value in sorted(vars(part).items())
+        if name.startswith("num_")
+    ]
     return tensors_of(model) + counters
 
 
 def tensors_of(model: nn.Module) -> list[Tensor]:
     """Weights, buffers and optimiser state."""
     tensors = [value.detach().clone() for value in (*model.parameters(), *model.buffers())]
-    optimizer = getattr(model, "optimizer", None)
-    for _, values in sorted(optimizer.state_dict()["state"].items()) if optimizer else ():
-        tensors += [torch.as_tensor(value).clone() for _, value in sorted(values.items())]
+    for part in _streams_in(model):
+        for _, values in sorted(part.optimizer.state_dict()["state"].items()) if part.optimizer else ():
+            tensors += [torch.as_tensor(value).clone() for _, value in sorted(values.items())]
     return tensors
+
+
+def _streams_in(model: nn.Module) -> list[AdaptiveModel]:
+    """The model and, where it is around others, those."""
+    return [part for part in model.modules() if isinstance(part, AdaptiveModel)]

@@ -1,0 +1,34 @@
+"""A guarded method keeps every promise of the contract, whatever method is inside."""
+
+import pytest
+from torch import nn
+
+import ctta
+from ctta.guard import Guarded
+from ctta.testing import CHECKS, NETWORKS, Case
+
+INSIDE = {"tent": {}, "cotta": {"views": ctta.views.image_views(2)}}
+
+
+class GuardedCase(Case):
+    """The method of a case, guarded; every batch is inspected, so that a check meets all there is."""
+
+    def model(self, net: nn.Module | None = None) -> Guarded:
+        return Guarded(super().model(net), inspect_every=1, snapshot_every=2)
+
+
+def case(method: str, network: str) -> GuardedCase:
+    return GuardedCase(ctta.METHODS[method], NETWORKS[network], INSIDE[method])
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("method", INSIDE)
+def test_contract_with_batch_norm(method: str, check: str) -> None:
+    CHECKS[check](case(method, "batch_norm"))
+
+
+@pytest.mark.parametrize("network", ["vit", "segmentation"])
+def test_contract_on_other_networks(network: str) -> None:
+    for name in ("a_saved_stream_goes_on_bit_identically", "predict_changes_nothing_and_equals_the_next_adapt"):
+        CHECKS[name](case("tent", network))
+        CHECKS[name](case("cotta", network))
