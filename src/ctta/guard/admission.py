@@ -49,15 +49,16 @@ class Door(nn.Module):
     """Checks inputs by an :class:`Admission`, and remembers what it learnt from the first batch."""
 
     shape: Tensor
+    num_axes: Tensor
     dtype: Tensor
-    range: Tensor
+    bounds: Tensor
 
     def __init__(self, admission: Admission) -> None:
         super().__init__()
         self.admission = admission
         self.register_buffer("shape", torch.full((MOST_AXES,), -1))  # -1: any size, or no such axis
         self.register_buffer("dtype", torch.tensor(-1))
-        self.register_buffer("range", torch.tensor([-torch.inf, torch.inf]))
+        self.register_buffer("bounds", torch.tensor([-torch.inf, torch.inf]))
         self.register_buffer("num_axes", torch.tensor(-1))
 
     def check(self, x: Tensor, *, rows: bool) -> None:
@@ -113,7 +114,7 @@ class Door(nn.Module):
             low, high = float(x.min()), float(x.max())
             fitting = [usual for usual in USUAL_RANGES if usual[0] <= low and high <= usual[1]]
             learnt = fitting[0] if fitting else (low - (high - low), high + (high - low))
-            self.range.copy_(torch.tensor(learnt))
+            self.bounds.copy_(torch.tensor(learnt))
 
     def forget_dtype(self) -> None:
         """After the networks were moved to another."""
@@ -129,7 +130,7 @@ class Door(nn.Module):
 
     @property
     def expected_range(self) -> tuple[float, float]:
-        low, high = self.range.tolist()
+        low, high = self.bounds.tolist()
         return low if self.admission.low is None else self.admission.low, (
             high if self.admission.high is None else self.admission.high
         )

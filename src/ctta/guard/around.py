@@ -79,6 +79,6 @@ class AroundMethod(AdaptiveModel):
     @torch.inference_mode(False)
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         del self.source  # a fork may share it: the method inside makes a copy of its own first, and moves that
-        nn.Module._apply(self, fn, recurse)  # type: ignore[no-untyped-call]
+        nn.Module._apply(self, fn, recurse)
         self.source = self.good.source = self.inner.source
         return self

@@ -23,7 +23,7 @@ def clumping(means: Tensor, within: Tensor) -> float | None:
         return None
     likeness = (means @ means.T).fill_diagonal_(0).tolist()
     inside = within.tolist()
-    ratios = []
+    ratios: list[float] = []
     for cut in range(count):
         sides = [range(cut), range(cut, count)]
         pairs = [(rows, len(rows) * (len(rows) - 1)) for rows in sides if len(rows) > 1]

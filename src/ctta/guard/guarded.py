@@ -4,7 +4,8 @@ import os
 from collections.abc import Callable
 from typing import Literal, Self, get_args
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
 from ctta.guard.admission import Admission, Door
@@ -103,19 +104,18 @@ class Guarded(AroundMethod):
 
     def adapt_step(self, x: Tensor) -> Tensor:
         self.last_step = None
-        return self._around_bad_rows(x, self._learn, on_bad=self._note_bad_rows)
+        if number := int((~self.door.good_rows(x)).sum()):
+            self.note("bad_rows", f"{number} of {len(x)} inputs, not finite or out of range, get the source's answer")
+        return self._around_bad_rows(x, self._learn)
 
     def predict_step(self, x: Tensor) -> Tensor:
-        return self._around_bad_rows(x, self._foresee, on_bad=lambda *_: None)
+        return self._around_bad_rows(x, self._foresee)
 
-    def _around_bad_rows(
-        self, x: Tensor, answer: Callable[[Tensor], Tensor], on_bad: Callable[[int, int], None]
-    ) -> Tensor:
+    def _around_bad_rows(self, x: Tensor, answer: Callable[[Tensor], Tensor]) -> Tensor:
         """The answers to the good rows, as if they had come alone; the others' are the untouched source's."""
         good = self.door.good_rows(x)
         if good.all():
             return answer(x)
-        on_bad(int((~good).sum()), len(x))
         logits: Tensor = untouched(self.source)(x)
         if good.any():
             logits[good] = answer(x[good]).to(logits.dtype)
@@ -140,7 +140,7 @@ class Guarded(AroundMethod):
         is_good = candidate is not None and self.collapse_score < CALM
         if candidate is not None and is_good:
             self.good = candidate
-        self.schedule.after_batch(learnt=learns, score=seen.verdict and seen.verdict.score, snapshot=is_good)
+        self.schedule.after_batch(learnt=learns, score=seen.score, snapshot=is_good)
         self._draw_consequences(seen)
         return answers
 
@@ -209,9 +209,6 @@ class Guarded(AroundMethod):
             return bool(self.schedule["clumped"])
         return seen.verdict.clumped >= (CALM if self.schedule["clumped"] else 1)
 
-    def _note_bad_rows(self, number: int, of: int) -> None:
-        self.note("bad_rows", f"{number} of {of} inputs were not finite or out of range: answered by the source alone")
-
     def _remedy(self, kind: str, cause: str, event: str | None = None) -> None:
         self.inner = REMEDIES[kind](self.inner, self.good)
         if kind == "reset":
@@ -243,9 +240,15 @@ class Guarded(AroundMethod):
         return self.health.collapse_score
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        before = dtype_of(self.inner)
         super()._apply(fn, recurse)
-        self.door.forget_dtype()
+        if dtype_of(self.inner) != before:
+            self.door.forget_dtype()
         return self
+
+
+def dtype_of(net: nn.Module) -> torch.dtype | None:
+    return next((parameter.dtype for parameter in net.parameters()), None)
 
 
 def at_hand(logits: Tensor | None) -> Tensor:

@@ -25,6 +25,11 @@ class Look:
     anchor: Answers | None = None
     verdict: Verdict | None = None
 
+    @property
+    def score(self) -> float | None:
+        """None if the batch was not judged."""
+        return None if self.verdict is None else self.verdict.score
+
     def signals(self) -> dict[str, Any]:
         """As fields of :class:`~ctta.guard.Health`."""
         found: dict[str, Any] = {}
