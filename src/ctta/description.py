@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ctta.base import AdaptiveModel
 from ctta.encoding import decode, encode, is_storable
 from ctta.guard import Guarded
+from ctta.hyperparameters import show_hyperparameters, shown
 from ctta.methods import METHODS
 from ctta.optimizer_state import restore_state_, split_state
 
@@ -76,6 +77,8 @@ def build(
 ) -> AdaptiveModel:
     """The model as new; a ``method`` is the class of the one inside where that is guarded."""
     if description["method"] == GUARDED:
+        if "audit" in description["hyperparameters"]:
+            raise ValueError("it says where to write an audit log, which is for whoever loads it to say")
         of_guard = {name: value for name, value in given.items() if name in inspect.signature(Guarded).parameters}
         rest = {name: value for name, value in given.items() if name not in of_guard}
         inner = build(description["inside"]["inner"], net, None if method is Guarded else method, rest)
@@ -96,6 +99,22 @@ def restore(
             start = prefix + OPTIMIZER
             state = {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
             restore_state_(part.optimizer, of_part["optimizer"], state)
+
+
+def to_give_again(model: AdaptiveModel) -> dict[str, Any]:
+    """The arguments with which a file of this very model can be loaded: its class, and what a file cannot hold."""
+    parts = [model, model.inner] if isinstance(model, Guarded) else [model]
+    given = {key: value for part in parts for key, value in part.hyperparameters.items() if not is_storable(value)}
+    return {"method": type(parts[-1]), **given}
+
+
+def shown_settings(model: AdaptiveModel) -> dict[str, str]:
+    """Every hyperparameter as one would type it; that of a guard which is the method inside, with its own."""
+    settings = {name: shown(value) for name, value in model.hyperparameters.items()}
+    if isinstance(model, Guarded):
+        inside = show_hyperparameters(model.inner.hyperparameters)
+        settings["model"] = f"{type(model.inner).__name__}({inside})"
+    return settings
 
 
 def is_of_optimizer(name: str) -> bool:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ctta.base import AdaptiveModel
+from ctta.description import shown_settings
 from ctta.environment import PeakMemory, environment
 from ctta.fingerprint import source_fingerprint
-from ctta.hyperparameters import shown
 from ctta.journal import Journal
 from ctta.label_maps import keep_label_maps
 from ctta.metrics import ImageScore, PixelScore, score
@@ -62,7 +62,7 @@ def evaluate(
     reference = next(iter(model.source.parameters()), torch.empty(0))
     about = {
         "method": name or type(model).__name__,
-        "settings": {key: shown(value) for key, value in model.hyperparameters.items()},
+        "settings": shown_settings(model),
         "source": source_fingerprint(model.source),
         "stream": stream.name,
         "stream_hash": stream.hash,

@@ -11,7 +11,7 @@ from typing import Any
 
 from ctta.base import AdaptiveModel
 from ctta.checkpoint import load, save
-from ctta.encoding import is_storable
+from ctta.description import to_give_again
 from ctta.pace import SavingPace
 from ctta.results import FORMAT, BatchRecord, read_batches
 
@@ -53,8 +53,7 @@ class Journal:
         # A state may be ahead of its lines where a folder was copied half; it cannot be gone on from.
         place = max((number for number in states if number <= len(records)), default=0)
         if place:
-            given = {key: value for key, value in model.hyperparameters.items() if not is_storable(value)}
-            model = load(states[place], model.copy_of_source(), method=type(model), **given)
+            model = load(states[place], model.copy_of_source(), **to_give_again(model))
         kept = records[:place]
         write_atomically(self.batches, "".join(record.to_json() + "\n" for record in kept))
         return model, kept
