@@ -302,3 +302,21 @@ def test_settings_as_typed() -> None:
             read_settings(ctta.CoTTA, texts)
     with pytest.raises(ValueError, match="Source has no setting 'lr'; it has output"):
         read_settings(ctta.Source, ["lr=1"])
+
+
+def test_a_guard_watches_and_goes_on_watching(camera: Camera) -> None:
+    """All is well: the table is the same as without it; and what happened is on record."""
+    text = output(adapt, *camera.options, "--out", camera.table, "--state", camera.state, "--guard")
+    assert camera.table.read_bytes() == camera.uninterrupted()
+    assert "Guard: all was well." in text
+    write_pictures(camera.images / "later", range(20, 24))
+    outcome = json.loads(output(adapt, *camera.kept, "--json"))
+    assert outcome["num_images"] == 4 and outcome["method"] == "cotta" and set(outcome["events"]) == {"load"}
+    lines = (camera.root / "table.audit.jsonl").read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in lines] == ["load"]
+
+
+def test_a_state_without_a_guard_gets_none(camera: Camera) -> None:
+    output(adapt, *camera.kept)
+    write_pictures(camera.images / "later", range(20, 24))
+    assert "was begun without a guard" in mistake(adapt, *camera.kept, "--guard")

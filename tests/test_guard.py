@@ -490,7 +490,7 @@ def test_an_evaluation_of_a_guarded_method_can_be_gone_on_with(tmp_path) -> None
     resumed = ctta.evaluate(model(), stream, folder=tmp_path)
     assert resumed.errors == expected.errors
     about = json.loads((tmp_path / "about.json").read_text())
-    assert about["settings"]["model"].startswith("Tent(") and about["settings"]["on_collapse"] == "rollback"
+    assert about["settings"]["model"].startswith("Tent(") and about["settings"]["rest"] == "10"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from ctta.adaptation.run import Run
 from ctta.base import AdaptiveModel
 from ctta.checkpoint import load, save
 from ctta.encoding import encode
+from ctta.guard import Guarded
 from ctta.hyperparameters import show_hyperparameters
 from ctta.methods import METHODS, Source, adapt
 from ctta.streams import Segment, Stream
@@ -38,6 +40,7 @@ class Adapted:
     seconds: float
     method: str
     settings: str
+    events: dict[str, int] | None  # how often the guard did what, at most the last hundred; None without a guard
 
 
 def adapt_to_folder(
@@ -52,6 +55,8 @@ def adapt_to_folder(
     batch_size: int = 32,
     classes: Sequence[str] | None = None,
     compare: bool = False,
+    guard: bool = False,
+    audit: str | os.PathLike[str] | None = None,
     on_images: Callable[[int, int], None] | None = None,
 ) -> Adapted:
     """Predict every picture of a folder while adapting to them, in the order of their paths, into a CSV file.
@@ -71,6 +76,8 @@ def adapt_to_folder(
         batch_size: pictures per step.
         classes: names of the classes, for a further column.
         compare: also ask the network as it was trained, for further columns.
+        guard: put the method into a :class:`ctta.Guarded`; a state that was begun so goes on so.
+        audit: where the guard writes its events, a line of JSON each.
         on_images: called with how many pictures are done and how many there are.
     """
     root, place = Path(images), None if state is None else Path(state)
@@ -79,7 +86,11 @@ def adapt_to_folder(
     file = PredictionFile(Path(out), ["class", *named, "confidence", *of_source])
     paths = pictures_below(root)
     with _only_process_with(place):
-        model, done, num_dropped = _begin_or_go_on(net, place, file, method, dict(settings or {}))
+        model, done, num_dropped = _begin_or_go_on(net, place, file, method, dict(settings or {}), guard=guard)
+        if isinstance(model, Guarded):
+            model.audit = audit
+            if model.num_steps:
+                model.note("load", f"from {place}")
         names = [path.relative_to(root).as_posix() for path in paths]
         left = np.array([row for row, name in enumerate(names) if name not in done], np.int64)
         run = Run(model, Source(net, output=model.output) if compare else None, file, place, classes)
@@ -98,13 +109,20 @@ def adapt_to_folder(
         num_skipped=model.num_skipped - skipped_before,
         confidence=run.confidence_sum / len(left) if len(left) else None,
         seconds=time.perf_counter() - started,
-        method={cls: name for name, cls in METHODS.items()}[type(model)],
-        settings=show_hyperparameters(model.hyperparameters),
+        method={cls: name for name, cls in METHODS.items()}[type(_method_of(model))],
+        settings=show_hyperparameters(_method_of(model).hyperparameters),
+        events=dict(Counter(event.kind for event in model.events)) if isinstance(model, Guarded) else None,
     )
 
 
 def _begin_or_go_on(
-    net: nn.Module, state: Path | None, file: PredictionFile, method: str | None, settings: dict[str, Any]
+    net: nn.Module,
+    state: Path | None,
+    file: PredictionFile,
+    method: str | None,
+    settings: dict[str, Any],
+    *,
+    guard: bool,
 ) -> tuple[AdaptiveModel, set[str], int]:
     """The model, the images that are done, and how many were done but will have to be done again."""
     if state is None or not state.exists():
@@ -112,9 +130,13 @@ def _begin_or_go_on(
             hint = f"no state at {state} to go on from" if state else "no state given to go on from"
             raise ValueError(f"{file.path} exists, and there is {hint}: name another file, or remove that one")
         model = adapt(net, method or "cotta", **settings)
+        if guard:
+            model = Guarded(model)
     else:
         model = load(state, net, method=METHODS[method] if method else None)
         _check_same(model, settings, state)
+        if guard and not isinstance(model, Guarded):
+            raise ValueError(f"{state} was begun without a guard, and now one is asked for: begin another state")
     if file.path.exists():
         return model, *file.cut_back_to(model.num_steps)
     if state is not None:
@@ -127,11 +149,15 @@ def _begin_or_go_on(
 def _check_same(model: AdaptiveModel, settings: dict[str, Any], state: Path) -> None:
     if model.frozen:
         raise ValueError(f"{state} was saved frozen, so that it would not adapt: load it, unfreeze() and save it again")
-    there = model.hyperparameters
+    there = _method_of(model).hyperparameters
     for name, value in settings.items():
         if encode(there[name]) != encode(value):
             now, before = (show_hyperparameters({name: each}) for each in (value, there[name]))
             raise ValueError(f"{state} was begun with {before}, and now {now} is asked for: begin another state")
+
+
+def _method_of(model: AdaptiveModel) -> AdaptiveModel:
+    return model.inner if isinstance(model, Guarded) else model
 
 
 @contextmanager

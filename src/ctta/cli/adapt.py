@@ -48,6 +48,12 @@ def adapt(
     compare: Annotated[
         bool, typer.Option("--compare", help="Also write what the network says without adapting.")
     ] = False,
+    guard: Annotated[
+        bool,
+        typer.Option(
+            "--guard", help="Watch over the method, undo a collapse, and write events to FILE.audit.jsonl beside --out."
+        ),
+    ] = False,
     device: Annotated[str, typer.Option(help="Such as cuda:0.")] = "cpu",
     seed: Annotated[int | None, typer.Option(help="Of a method that draws random numbers.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One line for machines instead of the summary.")] = False,
@@ -86,6 +92,8 @@ def adapt(
                 batch_size=batch_size,
                 classes=names,
                 compare=compare,
+                guard=guard,
+                audit=_audit_of(predictions),
                 on_images=after_batch,
             )
     except KeyboardInterrupt:
@@ -112,9 +120,18 @@ def _summary(done: Adapted, predictions: Path, state: Path | None) -> list[str]:
     if done.num_changed is not None:
         share = 100 * done.num_changed / done.num_images
         lines.append(f"{done.num_changed} predictions ({share:.1f} %) differ from the network's without adapting.")
+    if done.events is not None:
+        told = ", ".join(f"{kind} {number}" for kind, number in done.events.items() if kind != "load")
+        lines.append(
+            f"Guard: {told}; see {predictions.with_suffix('.audit.jsonl')}." if told else "Guard: all was well."
+        )
     if done.num_skipped:
         lines.append(f"{done.num_skipped} updates were left out because they were not finite: try a lower lr.")
     return [*lines, _how_to_go_on(predictions, state)]
+
+
+def _audit_of(predictions: Path) -> Path:
+    return predictions.with_suffix(".audit.jsonl")
 
 
 def _how_to_go_on(predictions: Path, state: Path | None) -> str:

@@ -11,7 +11,7 @@ from ctta.guard.health import NUM_BINS, Answers, disagreement
 from ctta.guard.thresholds import Thresholds
 
 NUM_BATCHES = 12  # that are looked at for clumping
-ENOUGH_AT_ONCE = 32  # elements of one batch that may raise an alarm by themselves, at twice the limits
+ENOUGH = 32  # elements that an alarm needs; a single batch that has them may raise it by itself, at twice the limits
 ENOUGH_FOR_CLUMPING = 8
 ELEMENTS_OF_AN_IMAGE = 64  # pixels are many and alike: an image of them counts for no more
 LARGEST_SCORE = 10.0
@@ -30,6 +30,7 @@ class Verdict:
     collapse: float
     cause: str
     clumped: float
+    is_good: bool  # in good health, and not merely unknown
     clumping: float | None
     anchor_disagreement: float
     recent: Tensor
@@ -79,19 +80,21 @@ class Detector(nn.Module):
         ]
         if usual >= 0:
             scores.append(((recently - usual) / limits.shift, SUDDEN))
-        if elements >= ENOUGH_AT_ONCE:
+        if elements >= ENOUGH:
             scores += [
                 (self._disagreeing(differ, doubt) / 2, STRAYING),
                 (self._losing_classes(now) / 2, LOSING_CLASSES),
             ]
-        collapse, cause = max(scores)
+        collapse, cause = max(scores) if weight >= ENOUGH else (0.0, "")
         if collapse < CALM and weight > limits.memory / 2:
             usual = recently if usual < 0 else usual + (recently - usual) * min(1.0, elements / (20 * limits.memory))
         window, clumps = self._batches_with(source)
+        clumped = 0.0 if clumps is None else min(max(0.0, clumps - 1) / limits.clumping, LARGEST_SCORE)
         return Verdict(
             collapse=min(max(0.0, collapse), LARGEST_SCORE),
             cause=cause,
-            clumped=0.0 if clumps is None else min(max(0.0, clumps - 1) / limits.clumping, LARGEST_SCORE),
+            clumped=clumped,
+            is_good=weight >= ENOUGH and max(collapse, clumped) < CALM,
             clumping=clumps,
             anchor_disagreement=differ,
             recent=self.recent.new_tensor([weight, differing, doubting, usual]),
@@ -100,7 +103,7 @@ class Detector(nn.Module):
         )
 
     def _without_history(self, collapse: float) -> Verdict:
-        return Verdict(collapse, NOT_FINITE, 0.0, None, 1.0, self.recent, self.predictions, self.window)
+        return Verdict(collapse, NOT_FINITE, 0.0, False, None, 1.0, self.recent, self.predictions, self.window)
 
     def remember(self, verdict: Verdict) -> None:
         """Take a batch into the history."""

@@ -137,7 +137,7 @@ class Guarded(AroundMethod):
         seen = self._look(x, logits)
         answers = self._answer(x, logits, seen)
         self.health = health_of(self, seen, watched, learnt=learns, by_source=answers is not logits)
-        is_good = candidate is not None and self.collapse_score < CALM
+        is_good = candidate is not None and seen.verdict is not None and seen.verdict.is_good
         if candidate is not None and is_good:
             self.good = candidate
         self.schedule.after_batch(learnt=learns, score=seen.score, snapshot=is_good)
