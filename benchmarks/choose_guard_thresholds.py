@@ -35,7 +35,8 @@ RUNS = {
     "cotta, rate x100": ("cotta", 100.0, False, 4, 100),
 }
 MARGINS, DOUBTS = (0.0001, 0.05, 0.1, 0.15, 0.2), (0.5, 1.0, 1.5, 2.0)
-CLASS_LOSSES, SHIFTS, CLUMPS = (0.1, 0.15, 0.2, 0.3), (0.15, 0.2, 0.25, 0.3), (0.15, 0.2, 0.25, 0.3)
+CLASS_LOSSES, SHIFTS = (0.1, 0.15, 0.2, 0.3), (0.15, 0.2, 0.25, 0.3)
+CLUMPS, TRUSTS = (0.1, 0.15, 0.2, 0.25, 0.3), (0.01, 0.02, 0.03, 0.05)
 WELL_BELOW = 0.8  # the score that the healthy streams may reach: room for streams that were not seen
 OFF = 1e9  # a limit that is never met
 
@@ -112,12 +113,14 @@ def main() -> None:
         records[name] = torch.load(path)
         print(f"{name}: {len(records[name])} batches", flush=True)
     straying = [only(margin=margin, doubt=doubt) for margin, doubt in itertools.product(MARGINS, DOUBTS)]
+    clumped = [only(clumping=limit, trust=trust) for limit, trust in itertools.product(CLUMPS, TRUSTS)]
     chosen = Thresholds(
         margin=(stray := choose(records, "straying", straying, 0)).margin,
         doubt=stray.doubt,
         class_loss=choose(records, "class loss", [only(class_loss=loss) for loss in CLASS_LOSSES], 0).class_loss,
         shift=choose(records, "shift", [only(shift=shift) for shift in SHIFTS], 0).shift,
-        clumping=choose(records, "clumping", [only(clumping=limit) for limit in CLUMPS], 1).clumping,
+        clumping=(clumps := choose(records, "clumping", clumped, 1)).clumping,
+        trust=clumps.trust,
     )
     print(chosen)
     for name, found in records.items():

@@ -114,7 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Faults with and without guards.")
     parser.add_argument("what", choices=("run", "show"))
     parser.add_argument("--work", type=Path, required=True, help="folder for what was computed")
-    parser.add_argument("--images", type=int, default=300, help="of each corruption")
+    parser.add_argument("--images", type=int, default=200, help="of each corruption")
     arguments = parser.parse_args()
     if arguments.what == "run":
         run(arguments.work, arguments.images)

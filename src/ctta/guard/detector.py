@@ -55,7 +55,7 @@ class Detector(nn.Module):
         # Decaying sums: elements, disagreements, doubt; and the usual disagreement, below 0 while unknown.
         self.register_buffer("recent", torch.tensor([0.0, 0.0, 0.0, -1.0]))
         self.register_buffer("predictions", torch.zeros(2, NUM_BINS))  # decaying sums of the answers' and the anchor's
-        self.register_buffer("window", torch.full((NUM_BATCHES, NUM_BINS + 1), -1.0))  # the source's, last batch last
+        self.register_buffer("window", torch.full((NUM_BATCHES, NUM_BINS + 2), -1.0))  # below, last batch last
 
     @torch.no_grad()
     def judge(self, answers: Answers, anchor: Answers, source: Answers | None) -> Verdict:
@@ -88,8 +88,7 @@ class Detector(nn.Module):
         collapse, cause = max(scores) if weight >= ENOUGH else (0.0, "")
         if collapse < CALM and weight > limits.memory / 2:
             usual = recently if usual < 0 else usual + (recently - usual) * min(1.0, elements / (20 * limits.memory))
-        window, clumps = self._batches_with(source)
-        clumped = 0.0 if clumps is None else min(max(0.0, clumps - 1) / limits.clumping, LARGEST_SCORE)
+        window, clumps, clumped = self._batches_with(source, anchor)
         return Verdict(
             collapse=min(max(0.0, collapse), LARGEST_SCORE),
             cause=cause,
@@ -122,13 +121,24 @@ class Detector(nn.Module):
         ours, anchors = _entropies(predictions)
         return (1 - ours / anchors) / self.thresholds.class_loss if anchors > 0.1 else 0.0
 
-    def _batches_with(self, source: Answers | None) -> tuple[Tensor, float | None]:
+    def _batches_with(self, source: Answers | None, anchor: Answers) -> tuple[Tensor, float | None, float]:
+        """The window with this batch, how much batches differ in their classes, and the score of that.
+
+        A source that meets ever new domains also finds batches that differ. But there the batch's own statistics help,
+        and the anchor is the surer of the two; a batch of one class they spoil, and the source is.
+        """
         if source is None or source.agreement_within is None or len(source.classes) < ENOUGH_FOR_CLUMPING:
-            return self.window, None
-        row = torch.cat([source.mean_prediction, source.mean_prediction.new_tensor([source.agreement_within])])
+            return self.window, None, 0.0
+        figures = [source.agreement_within, source.confidence - anchor.confidence]
+        row = torch.cat([source.mean_prediction, source.mean_prediction.new_tensor(figures)])
         window = torch.cat([self.window[1:], row.to(self.window).unsqueeze(0)])
-        filled = window[window[:, -1] >= 0]
-        return window, clumping(filled[:, :-1], filled[:, -1])
+        filled = window[window[:, -2] >= 0]
+        clumps = clumping(filled[:, :-2], filled[:, -2])
+        if clumps is None:
+            return window, None, 0.0
+        surer = float(filled[:, -1].mean())
+        score = min((clumps - 1) / self.thresholds.clumping, surer / self.thresholds.trust, LARGEST_SCORE)
+        return window, clumps, max(0.0, score)
 
 
 def _entropies(sums: Tensor) -> list[float]:

@@ -19,14 +19,16 @@ class Thresholds:
         clumping: how much likelier two elements of one batch may be to share a class than two of different batches,
             in the source's eyes: 0.25 for a quarter likelier. Only asked where batch statistics are used, which such
             batches spoil.
+        trust: how much surer of its answers the source may be than the anchor, on average, while batches clump.
         memory: how many elements the recent past is; short for small batches means false alarms.
     """
 
-    margin: float = 0.1
-    doubt: float = 1.0
-    class_loss: float = 0.2
-    shift: float = 0.25
-    clumping: float = 0.25
+    margin: float = 0.05
+    doubt: float = 1.5
+    class_loss: float = 0.1
+    shift: float = 0.15
+    clumping: float = 0.15
+    trust: float = 0.02
     memory: float = 250.0
 
     def __post_init__(self) -> None:

@@ -1,0 +1,117 @@
+"""The lines of `guard_report.py run` as figures: JSON, a table in Markdown, and a picture for each stream."""
+
+import json
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import matplotlib.pyplot as plt
+from guard_report import METHODS, NOISE_BATCHES, ROWS, STREAMS
+
+REMEDIES = ("rollback", "reset", "clumping")
+COLOURS = {"source": "#666666", "bare": "#c2410c", "guarded": "#1d4ed8"}
+TITLES = {"tent": "TENT", "cotta": "CoTTA, 8 views", "source": "Source"}
+SMOOTH = 6  # batches that a point of a line is the mean of
+
+Lines = list[dict[str, Any]]
+
+
+def read(work: Path) -> dict[str, dict[str, Lines]]:
+    """The lines of every finished cell, by stream and row."""
+    found: dict[str, dict[str, Lines]] = {}
+    for stream in STREAMS:
+        found[stream] = {}
+        for row in ROWS:
+            stem = f"{stream}-{row}".replace(" ", "_")
+            if (work / f"{stem}.done").exists():
+                text = (work / f"{stem}.jsonl").read_text()
+                found[stream][row] = [json.loads(line) for line in text.splitlines()]
+    return found
+
+
+def figures(stream: str, lines: Lines) -> dict[str, Any]:
+    """Error over the stream and in its last domain, in per cent; for guarded methods the alarms as well."""
+    scored = [line for line in lines if line["error"] is not None]
+    last = scored[-1]["segment"]
+    found: dict[str, Any] = {
+        "error": 100 * mean(line["error"] for line in scored),
+        "last_domain_error": 100 * mean(line["error"] for line in scored if line["segment"] == last),
+        "batches": len(lines),
+    }
+    if "score" in lines[0]:
+        alarms = [number for number, line in enumerate(lines) if set(line["events"]) & set(REMEDIES)]
+        start = first_noise(lines) if stream == "noise burst" else 0
+        after = [number for number in alarms if number >= start]
+        found |= {"alarms": len(alarms), "first_alarm": after[0] - start if after else None}
+        found["alarms_before_the_fault"] = len(alarms) - len(after)
+    return found
+
+
+def first_noise(lines: Lines) -> int:
+    return next(number for number, line in enumerate(lines) if line["error"] is None)
+
+
+def table(results: dict[str, dict[str, dict[str, Any]]]) -> str:
+    head = "| stream | method | error % | last domain % | alarms | first alarm, batches |\n|---|---|---|---|---|---|\n"
+    rows = []
+    for stream, cells in results.items():
+        for row, cell in cells.items():
+            name, _, guard = row.partition(" ")
+            told = f"{TITLES[name]}{', guarded' if guard else ''}"
+            alarms = str(cell["alarms"]) if "alarms" in cell else ""
+            first = "" if cell.get("first_alarm") is None else str(cell["first_alarm"])
+            rows.append(
+                f"| {stream} | {told} | {cell['error']:.1f} | {cell['last_domain_error']:.1f} | {alarms} | {first} |"
+            )
+    return head + "\n".join(rows) + "\n"
+
+
+def draw(stream: str, cells: dict[str, Lines], path: Path) -> None:
+    """Error over time, one panel a method, the alarms as marks."""
+    figure, panels = plt.subplots(1, len(METHODS), figsize=(10, 3.2), sharey=True, layout="constrained")
+    for panel, name in zip(panels, METHODS, strict=True):
+        for row, kind in (("source", "source"), (name, "bare"), (f"{name} guarded", "guarded")):
+            if row in cells:
+                label = {"source": "source, never adapted", "bare": "without guard", "guarded": "guarded"}[kind]
+                steps, errors = smoothed(cells[row])
+                panel.plot(steps, errors, color=COLOURS[kind], label=label, linewidth=1.6 if kind != "source" else 1.1)
+        for number, line in enumerate(cells.get(f"{name} guarded", [])):
+            if set(line["events"]) & set(REMEDIES):
+                panel.plot([number], [1.5], marker="^", color=COLOURS["guarded"], markersize=5, clip_on=False)
+        if stream == "noise burst" and name in cells:
+            start = first_noise(cells[name])
+            panel.axvspan(start, start + NOISE_BATCHES, color="#e5e7eb")
+            panel.text(start + NOISE_BATCHES / 2, 96, "noise", ha="center", va="top", fontsize=8, color="#666666")
+        panel.set(title=f"{TITLES[name]}: {stream}", xlabel="batch of 50 images", ylim=(0, 100))
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(axis="y", color="#eeeeee")
+    panels[0].set_ylabel(f"error %, mean of {SMOOTH} batches")
+    panels[0].legend(frameon=False, fontsize=8, loc="upper left")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def smoothed(lines: Lines) -> tuple[list[int], list[float]]:
+    steps, errors = [], []
+    for number in range(len(lines)):
+        recent = [
+            line["error"] for line in lines[max(0, number - SMOOTH + 1) : number + 1] if line["error"] is not None
+        ]
+        if recent and lines[number]["error"] is not None:
+            steps.append(number)
+            errors.append(100 * mean(recent))
+    return steps, errors
+
+
+def show(work: Path, results: Path) -> None:
+    results.mkdir(parents=True, exist_ok=True)
+    cells = read(work)
+    found = {
+        stream: {row: figures(stream, lines) for row, lines in of_stream.items()} for stream, of_stream in cells.items()
+    }
+    (results / "results.json").write_text(json.dumps(found, indent=1) + "\n")
+    (results / "table.md").write_text(table(found))
+    print(table(found))
+    for stream, of_stream in cells.items():
+        if of_stream:
+            draw(stream, of_stream, results / f"{stream.replace(' ', '-')}.png")
