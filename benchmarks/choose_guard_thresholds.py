@@ -113,13 +113,13 @@ def main() -> None:
         records[name] = torch.load(path)
         print(f"{name}: {len(records[name])} batches", flush=True)
     straying = [only(margin=margin, doubt=doubt) for margin, doubt in itertools.product(MARGINS, DOUBTS)]
-    clumped = [only(clumping=limit, trust=trust) for limit, trust in itertools.product(CLUMPS, TRUSTS)]
+    clumping = [only(clumping=limit, trust=trust) for limit, trust in itertools.product(CLUMPS, TRUSTS)]
     chosen = Thresholds(
         margin=(stray := choose(records, "straying", straying, 0)).margin,
         doubt=stray.doubt,
         class_loss=choose(records, "class loss", [only(class_loss=loss) for loss in CLASS_LOSSES], 0).class_loss,
         shift=choose(records, "shift", [only(shift=shift) for shift in SHIFTS], 0).shift,
-        clumping=(clumps := choose(records, "clumping", clumped, 1)).clumping,
+        clumping=(clumps := choose(records, "clumping", clumping, 1)).clumping,
         trust=clumps.trust,
     )
     print(chosen)

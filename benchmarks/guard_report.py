@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -85,7 +86,7 @@ def run_cell(work: Path, stream: str, row: str, images: int) -> None:
                 continue
             before = len(model.events) if isinstance(model, Guarded) else 0
             wrong = (model(x).argmax(1) != y).double().mean().item() if y is not None else ask_only(model, x)
-            line = {"segment": segment, "error": wrong, "events": []}
+            line: dict[str, Any] = {"segment": segment, "error": wrong, "events": []}
             if isinstance(model, Guarded):
                 line |= {"events": [event.kind for event in model.events[before:]], "score": model.collapse_score}
             file.write(json.dumps(line) + "\n")

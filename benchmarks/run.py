@@ -9,6 +9,7 @@ from pathlib import Path
 
 import checkpoint_speed
 import growth
+import guard_speed
 import memory_use
 import segformer_step
 import step_speed
@@ -20,7 +21,7 @@ RESULTS = Path(__file__).parent / "results.json"
 def main() -> None:
     print(f"{'':74}{'ratio':>7}{'target':>8}")
     measurements: list[Measurement] = []
-    for part in (step_speed, segformer_step, growth, memory_use, checkpoint_speed):
+    for part in (step_speed, guard_speed, segformer_step, growth, memory_use, checkpoint_speed):
         for measurement in part.measure():
             print(measurement, flush=True)
             measurements.append(measurement)

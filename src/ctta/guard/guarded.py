@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
 from ctta.guard.admission import Admission, Door
-from ctta.guard.around import AroundMethod
 from ctta.guard.detector import CALM, Detector
 from ctta.guard.look import Look, health_of, look
-from ctta.guard.remedies import REMEDIES, snapshot
+from ctta.guard.remedied import OnCollapse, RemediedMethod
+from ctta.guard.remedies import snapshot
 from ctta.guard.schedule import Schedule
 from ctta.guard.thresholds import Thresholds
 from ctta.guard.untouched import untouched
@@ -22,10 +22,8 @@ from ctta.validation import check_choice, whole_number
 LEARNT, CHOSEN = Admission(), Thresholds()
 SHADOW_REPORT_EVERY = 100  # batches
 
-OnCollapse = Literal["rollback", "reset", "soft_reset", "freeze"]
 
-
-class Guarded(AroundMethod):
+class Guarded(RemediedMethod):
     """Any method, guarded: bad input kept out, health watched, a collapse noticed and undone, every event on record.
 
     It is itself an :class:`~ctta.AdaptiveModel`. The method inside answers and learns as ever while all is well. When
@@ -77,7 +75,8 @@ class Guarded(AroundMethod):
         rest: int = 10,
         audit: str | os.PathLike[str] | None = None,
     ) -> None:
-        super().__init__(model, audit)
+        schedule = Schedule(every, inspect_every, snapshot_every, rest)
+        super().__init__(model, audit, on_collapse, Detector(thresholds), schedule)
         check_choice("bad_rows", bad_rows, ("refuse", "source"))
         if on_collapse is not None:
             check_choice("on_collapse", on_collapse, get_args(OnCollapse))
@@ -86,10 +85,9 @@ class Guarded(AroundMethod):
         if max_update is not None and not max_update > 0:
             raise ValueError(f"max_update must be above 0, or None for no limit, got {max_update!r}")
         self.admission, self.bad_rows, self.thresholds, self.shadow = admission, bad_rows, thresholds, shadow
-        self.on_collapse, self.reset_every, self.every, self.max_update = on_collapse, reset_every, every, max_update
+        self.reset_every, self.every, self.max_update = reset_every, every, max_update
         self.inspect_every, self.snapshot_every, self.rest = inspect_every, snapshot_every, rest
-        self.door, self.detector = Door(admission), Detector(thresholds)
-        self.schedule = Schedule(every, inspect_every, snapshot_every, rest)
+        self.door = Door(admission)
         self.num_answers = self.num_would_change = 0  # in shadow
 
     # ---- the step ----
@@ -157,35 +155,11 @@ class Guarded(AroundMethod):
             clumped = self._is_clumped(seen)
             self.detector.remember(seen.verdict)
             if clumped or self.schedule["clumped"]:
-                self._set_clumped(clumped)
+                self.set_clumped(clumped)
             else:
-                self._set_collapsed(seen.verdict.collapse, seen.verdict.cause)
+                self.set_collapsed(seen.verdict.collapse, seen.verdict.cause)
         if self.reset_every is not None and (self.num_steps + 1) % self.reset_every == 0:
-            self._remedy("reset", f"every {self.reset_every} batches", "periodic_reset")
-
-    def _set_clumped(self, clumped: bool) -> None:
-        if clumped == bool(self.schedule["clumped"]):
-            return
-        self.schedule["clumped"] = int(clumped)
-        if clumped and self.on_collapse is not None:
-            self._remedy("rollback", "batches come class by class", "clumping")
-        else:
-            self.note(*("clumping", "batches come class by class") if clumped else ("recovery", "no clumps any more"))
-
-    def _set_collapsed(self, score: float, cause: str) -> None:
-        was, self.schedule["alarmed"] = self.schedule["alarmed"], int(score >= 1)
-        if score < 1:
-            return
-        cause = f"collapse score {score:.2f}: {cause}"
-        if self.on_collapse is None:
-            if not was:
-                self.note("collapse", cause)
-            return
-        if self.schedule["resting"]:  # nothing was learnt since the last alarm, so what it went back to is no good
-            self._remedy("reset", f"{cause}, also after the last remedy")
-        else:
-            self._remedy(self.on_collapse, cause)
-        self.schedule.after_alarm()
+            self.remedy("reset", f"every {self.reset_every} batches", "periodic_reset")
 
     def _look(self, x: Tensor, logits: Tensor) -> Look:
         detector = self.detector if self.schedule.inspects() else None
@@ -209,21 +183,7 @@ class Guarded(AroundMethod):
             return bool(self.schedule["clumped"])
         return seen.verdict.clumped >= (CALM if self.schedule["clumped"] else 1)
 
-    def _remedy(self, kind: str, cause: str, event: str | None = None) -> None:
-        self.inner = REMEDIES[kind](self.inner, self.good)
-        if kind == "reset":
-            self.good = snapshot(self.inner)
-        if kind == "freeze":
-            self.frozen = True
-        self.detector.forget_recent()
-        self.note(event or kind, cause)
-
     # ---- for users ----
-
-    def rollback(self) -> Self:
-        """Go back to the last good snapshot, which is the source as long as there was none."""
-        self._remedy("rollback", "asked for")
-        return self
 
     def fork(self) -> Self:
         """A fresh stream with the same settings over the same source; without an audit log, which is of one stream."""
