@@ -85,18 +85,14 @@ def run_cell(work: Path, stream: str, row: str, images: int) -> None:
             if number < len(done):
                 continue
             before = len(model.events) if isinstance(model, Guarded) else 0
-            wrong = (model(x).argmax(1) != y).double().mean().item() if y is not None else ask_only(model, x)
+            answers = model(x).argmax(1)
+            wrong = None if y is None else (answers != y).double().mean().item()  # noise has no right answer
             line: dict[str, Any] = {"segment": segment, "error": wrong, "events": []}
             if isinstance(model, Guarded):
                 line |= {"events": [event.kind for event in model.events[before:]], "score": model.collapse_score}
             file.write(json.dumps(line) + "\n")
             file.flush()
             ctta.save(model, state)
-
-
-def ask_only(model: AdaptiveModel, x: Tensor) -> None:
-    """Noise has no right answer."""
-    model(x)
 
 
 def run(work: Path, images: int) -> None:
