@@ -20,7 +20,7 @@ ROWS = [
     ["encoding", "description", "checkpoint", "streams", "results"],
     ["testing", "pace", "journal", "label_maps", "evaluation"],
     ["settings", "failures", "clean_images", "adaptation", "tuning"],
-    ["recipes", "grid", "report"],
+    ["recipes", "grid", "report", "serve"],
     ["cli"],
 ]
 BLIND_TO_EACH_OTHER = {"methods"}

@@ -10,6 +10,7 @@ from ctta.cli.corrupt import corrupt
 from ctta.cli.data import data
 from ctta.cli.demo import demo
 from ctta.cli.report import report
+from ctta.cli.serve import serve
 
 app = typer.Typer(
     help="Continual test-time adaptation: a vision model that keeps adapting, online and without labels.",
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(adapt)
+app.command()(serve)
 app.command()(calibrate)
 app.command()(bench)
 app.command()(report)

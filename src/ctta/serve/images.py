@@ -1,0 +1,28 @@
+"""A picture file that came over the network, as an input."""
+
+import io
+
+import numpy as np
+from torch import Tensor
+
+from ctta.corruptions.imaging import decoding_errors, pillow_image
+from ctta.serve.refusals import Refusal
+from ctta.streams.arrays import unit_floats
+from ctta.streams.errors import DataError
+from ctta.streams.pictures import as_seen, resized
+
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
+
+
+def read_image(body: bytes, *, size: tuple[int, int] | None, max_pixels: int) -> Tensor:
+    """A batch of one in [0, 1], resized to (height, width) if given; a refusal if it is no picture or too large."""
+    try:
+        with pillow_image().open(io.BytesIO(body), formats=FORMATS) as file:
+            width, height = file.size  # known before anything is unpacked
+            if width * height > max_pixels:
+                raise Refusal(413, f"the picture has {width}x{height} pixels, and {max_pixels} are allowed: shrink it")
+            picture = as_seen(file, "the picture")
+    except (DataError, *decoding_errors()) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise Refusal(400, f"the body is no readable picture ({', '.join(FORMATS)}): {reason}") from error
+    return unit_floats(np.array(resized(size)(picture) if size else picture)[None])

@@ -1,0 +1,192 @@
+"""One method over one network, served to many streams."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from torch import Tensor
+from torch.nn.modules.conv import _ConvNd
+
+from ctta.base import AdaptiveModel
+from ctta.failures import explaining_failure
+from ctta.fingerprint import source_fingerprint
+from ctta.hyperparameters import show_hyperparameters
+from ctta.journal import write_atomically
+from ctta.methods import Source
+from ctta.norms import uses_batch_statistics
+from ctta.serve.events import AuditLog
+from ctta.serve.factory import StreamFactory
+from ctta.serve.limits import Limits
+from ctta.serve.metrics import Metrics
+from ctta.serve.names import checked_name
+from ctta.serve.refusals import Refusal
+from ctta.serve.snapshots import Snapshots
+from ctta.serve.store import Store
+from ctta.serve.stream import Answer, refusing_bad_input
+from ctta.serve.window import UPDATE_EVERY, WINDOW
+from ctta.surgery import plain_copy
+
+
+class Service:
+    """What the routes call.
+
+    Args:
+        model: what every stream is a fork of; it takes images in [0, 1] and is not changed.
+        state: the folder of all streams; a service that was stopped or killed goes on from it.
+        name: of the model, for clients of the Open Inference Protocol.
+        size: (height, width) that pictures are resized to, and that other inputs must have.
+        classes: names of the classes.
+        window: how many of its last images a stream keeps to be normalised with; by itself 0 where no layer needs it.
+        update_every: images between two updates, where requests bring fewer than the window holds.
+        budget: share of its time that a stream may spend on adapting; None for no limit.
+        limits: what is too much.
+        workers: streams that work at once; by itself one for every two cores.
+        snapshot_every: seconds between two snapshots of a stream that changes.
+    """
+
+    def __init__(
+        self,
+        model: AdaptiveModel,
+        state: str | os.PathLike[str],
+        *,
+        name: str = "ctta",
+        size: tuple[int, int] | None = None,
+        classes: Sequence[str] | None = None,
+        window: int | None = None,
+        update_every: int | None = None,
+        budget: float | None = None,
+        limits: Limits = Limits(),  # noqa: B008  # frozen
+        workers: int | None = None,
+        snapshot_every: float = 30.0,
+    ) -> None:
+        if window is None:
+            window = WINDOW if uses_batch_statistics(model.source) else 0
+        if update_every is None:
+            update_every = min(UPDATE_EVERY, window) if window else 1
+        if window < 0 or update_every < 1:
+            raise ValueError(f"a window of {window} images with an update every {update_every} makes no sense")
+        if snapshot_every <= 0:
+            raise ValueError(f"the seconds between snapshots must be positive, got {snapshot_every}")
+        self.name, self.size, self.limits = checked_model_name(name), size, limits
+        self.metrics = Metrics()
+        self.reference = Source(plain_copy(model.source), output=model.output)
+        self._parameter = next(iter(model.source.parameters()), torch.empty(0))
+        self.num_channels = _num_channels(self.reference)
+        self.num_classes = self._probed_classes()
+        self.classes = list(classes) if classes else None
+        if self.classes and self.num_classes not in (None, len(self.classes)):
+            raise ValueError(f"there are {len(self.classes)} names for the network's {self.num_classes} classes")
+        self.folder = Path(state)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock_of(self.folder)
+        _check_same(self.folder, model)
+        self.factory = StreamFactory(
+            model.fork(),
+            self.reference,
+            Snapshots(self.folder / "streams"),
+            AuditLog(self.folder / "audit.jsonl", self.metrics.count_event),
+            window,
+            update_every,
+            budget,
+        )
+        workers = workers or max(1, (os.cpu_count() or 1) // 2)
+        self.store = Store(self.factory, limits, workers=workers, snapshot_every=snapshot_every)
+
+    async def infer(self, stream: str, x: Tensor, *, adapt: bool) -> Answer:
+        """Logits for images of a stream, which comes into being with the first of them."""
+        self.check_images(x)
+        x = x.to(self._parameter)
+        answer = await self.store.run(checked_name(stream), lambda served: served.infer(x, adapt=adapt), create=True)
+        self.metrics.count_answer(answer, len(x))
+        return answer
+
+    def source_logits(self, x: Tensor) -> Tensor:
+        """What the network says without adapting."""
+        with refusing_bad_input(x):
+            return self.reference.predict(x.to(self._parameter))
+
+    def check_images(self, x: Tensor) -> None:
+        """Images (N, C, H, W) in [0, 1] of a size that is served, or a refusal."""
+        if x.ndim != 4 or x.numel() == 0:
+            raise Refusal(400, f"expected images (N, {self.num_channels}, height, width), got shape {list(x.shape)}")
+        if len(x) > self.limits.batch:
+            raise Refusal(413, f"{len(x)} images are more than the {self.limits.batch} that a request may have")
+        if self.size and tuple(x.shape[2:]) != self.size:
+            raise Refusal(400, f"expected images of {list(self.size)} pixels, got {list(x.shape[2:])}")
+        if max(x.shape[2:]) > self.limits.side:
+            raise Refusal(413, f"an image side of {max(x.shape[2:])} pixels is more than {self.limits.side}")
+        low, high = x.aminmax()
+        if not (low >= 0 and high <= 1):  # also where it is NaN
+            raise Refusal(400, "expected images in [0, 1], without NaN")
+
+    def label(self, logits: Tensor) -> dict[str, Any]:
+        """The most probable class of one image."""
+        if logits.ndim != 2:
+            raise Refusal(400, f"the network's answer has shape {list(logits.shape[1:])}, which is no single class")
+        if self.classes and len(self.classes) != logits.shape[1]:
+            raise Refusal(409, f"there are {len(self.classes)} names for the network's {logits.shape[1]} classes")
+        probability, number = logits[0].double().softmax(0).nan_to_num(0.0).max(0)
+        name = self.classes[int(number)] if self.classes else None
+        return {"class": int(number), "label": name, "confidence": round(float(probability), 6)}
+
+    def release(self) -> None:
+        """Let another process have the folder."""
+        self._lock.release()
+
+    def _probed_classes(self) -> int | None:
+        """How many classes the network has; None if it is not known which images it takes."""
+        if self.size is None:
+            return None
+        x = torch.zeros(1, self.num_channels, *self.size).to(self._parameter)
+        with explaining_failure(x):
+            return self.reference.predict(x).shape[1]
+
+
+def checked_model_name(name: str) -> str:
+    """A name that can stand in an address."""
+    try:
+        return checked_name(name)
+    except Refusal:
+        raise ValueError(f"a model's name has letters, digits, dots, dashes and underscores, got {name!r}") from None
+
+
+def _num_channels(model: AdaptiveModel) -> int:
+    first = next((module for module in model.source.modules() if isinstance(module, _ConvNd)), None)
+    return 3 if first is None else first.in_channels
+
+
+def _lock_of(folder: Path) -> FileLock:
+    """Two services with one folder would overwrite each other's streams."""
+    lock = FileLock(folder / "lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ValueError(f"another process serves the streams in {folder}: stop it, or give another folder") from None
+    return lock
+
+
+def _check_same(folder: Path, model: AdaptiveModel) -> None:
+    """Streams of another network or method cannot be gone on with; better said now than at each of them."""
+    path, now = folder / "service.json", _described(model)
+    if not path.exists():
+        write_atomically(path, json.dumps(now, indent=1))
+        return
+    before = json.loads(path.read_text())
+    for key, value in now.items():
+        if before.get(key) != value:
+            raise ValueError(
+                f"the streams in {folder} were begun with {key} {before.get(key)}, and now it is {value}: "
+                "give another folder, or what they were begun with"
+            )
+
+
+def _described(model: AdaptiveModel) -> dict[str, str]:
+    return {
+        "method": type(model).__name__,
+        "settings": show_hyperparameters(model.hyperparameters),
+        "network": source_fingerprint(model.source),
+    }

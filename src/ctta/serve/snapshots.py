@@ -1,0 +1,101 @@
+"""Streams on disk: one folder each, replaced as a whole, so that it can be read whenever the process is killed."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+
+from ctta.checkpoint import CheckpointError, save
+from ctta.serve.names import folder_of, name_of
+from ctta.serve.stream import ServedStream
+
+STATE, WINDOW = "state.safetensors", "window.safetensors"
+_UNFINISHED = "unfinished-"
+
+
+class Snapshots:
+    """The folder of all streams: ``<stream>/<number>/``, of which the highest number counts.
+
+    A snapshot is written beside its predecessor under another name, flushed, and renamed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        for leftover in folder.glob(f"*/{_UNFINISHED}*"):  # of a process that was killed
+            shutil.rmtree(leftover)
+
+    def names(self) -> Iterator[str]:
+        """Every stream that has a snapshot."""
+        for path in sorted(self.folder.iterdir()):
+            if (name := name_of(path.name)) and self._numbers(path):
+                yield name
+
+    def write(self, stream: ServedStream) -> None:
+        """Replace the stream's snapshot by one of now."""
+        place = self.folder / folder_of(stream.name)
+        place.mkdir(exist_ok=True)
+        number = max(self._numbers(place), default=0) + 1
+        unfinished = place / f"{_UNFINISHED}{number}"
+        shutil.rmtree(unfinished, ignore_errors=True)  # of a save that failed
+        unfinished.mkdir()
+        save(stream.model, unfinished / STATE)
+        window = {} if stream.window.images is None else {"images": stream.window.images}
+        text = json.dumps({"since_update": stream.window.num_since_update, "summary": stream.summary()})
+        save_file(window, unfinished / WINDOW, metadata={"stream": text})
+        _flush(unfinished / WINDOW)
+        _flush(unfinished)
+        os.rename(unfinished, place / str(number))
+        _flush(place)
+        _flush(self.folder)
+        for older in self._numbers(place) - {number}:
+            shutil.rmtree(place / str(older))
+
+    def state_file(self, name: str) -> Path:
+        """The file that :func:`ctta.load` reads."""
+        return self._newest(name) / STATE
+
+    def summary(self, name: str) -> dict[str, Any]:
+        """What the stream told of itself when it was written."""
+        described: dict[str, Any] = self._described(name)["summary"]
+        return described
+
+    def restore(self, stream: ServedStream) -> None:
+        """Give a stream whose model was loaded its window and its counts."""
+        described = self._described(stream.name)
+        stream.restore(described["summary"])
+        stream.window.num_since_update = int(described["since_update"])
+        stream.window.images = load_file(self._newest(stream.name) / WINDOW).get("images")
+
+    def delete(self, name: str) -> None:
+        """Forget a stream; no harm where there is none."""
+        shutil.rmtree(self.folder / folder_of(name), ignore_errors=True)
+
+    def _described(self, name: str) -> dict[str, Any]:
+        try:
+            with safe_open(self._newest(name) / WINDOW, framework="pt") as file:
+                described: dict[str, Any] = json.loads((file.metadata() or {})["stream"])
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            raise CheckpointError(f"{self._newest(name) / WINDOW} cannot be read: {error}") from error
+        return described
+
+    def _newest(self, name: str) -> Path:
+        place = self.folder / folder_of(name)
+        return place / str(max(self._numbers(place)))
+
+    @staticmethod
+    def _numbers(place: Path) -> set[int]:
+        return {int(path.name) for path in place.iterdir() if path.name.isdecimal()} if place.is_dir() else set()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
