@@ -161,7 +161,7 @@ def _num_channels(model: AdaptiveModel) -> int:
 
 def _lock_of(folder: Path) -> FileLock:
     """Two services with one folder would overwrite each other's streams."""
-    lock = FileLock(folder / "lock")
+    lock = FileLock(folder / "lock", thread_local=False)  # released by the thread that serves
     try:
         lock.acquire(timeout=0)
     except Timeout:
