@@ -1,65 +1,19 @@
 """The report in a real browser: everything visible, nothing loaded, legible by day, by night and on a phone."""
 
 import base64
-import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from browser import LOW_CONTRAST, chromium, requests_of, set_view
 from report_runs import CONTINUAL, GRADUAL, ROUNDS, write_cell, write_run, write_story, write_weather
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 
 from ctta.report import write_report
 
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 LONG = "a-very-long-name-without-a-single-space-" * 4
 
-#: Every visible text whose colour is too close to what is behind it, as (text, contrast).
-LOW_CONTRAST = """
-const channels = colour => colour.match(/[\\d.]+/g).map(Number);
-const light = colour => channels(colour).slice(0, 3).map(c => c / 255)
-  .map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
-  .reduce((sum, c, place) => sum + c * [0.2126, 0.7152, 0.0722][place], 0);
-const behind = element => {
-  for (; element; element = element.parentElement) {
-    const colour = getComputedStyle(element).backgroundColor;
-    if ((channels(colour)[3] ?? 1) > 0) return colour;
-  }
-  return "rgb(255, 255, 255)";
-};
-const contrast = (one, other) => {
-  const [low, high] = [light(one), light(other)].sort((a, b) => a - b);
-  return (high + 0.05) / (low + 0.05);
-};
-const found = [];
-const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-let count = 0;
-while (texts.nextNode()) {
-  const text = texts.currentNode.data.trim(), element = texts.currentNode.parentElement;
-  if (!text || !element.getClientRects().length) continue;
-  const style = getComputedStyle(element);
-  const value = contrast(element.closest("svg") ? style.fill : style.color, behind(element));
-  count += 1;
-  if (!(value >= 4.5)) found.push([text, value]);
-}
-for (const line of document.querySelectorAll("svg g[id*=line2d] > path")) {
-  const style = getComputedStyle(line);
-  if (style.stroke === "none" || style.strokeOpacity < 1 || style.stroke === getComputedStyle(faint).color) continue;
-  count += 1;
-  if (!(contrast(style.stroke, behind(line)) >= 3)) found.push([line.parentElement.id, style.stroke]);
-}
-return [count, found];
-"""
 #: A stand-in with the colour of axes and grid lines, which are meant to be faint.
 ADD_FAINT = """
 window.faint = document.createElement("i");
@@ -78,16 +32,8 @@ return [...document.querySelectorAll("svg text")].filter(text => {
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    assert chromium and driver, "install chromium and chromedriver: make browser"
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield chrome
-    chrome.quit()
+    with chromium(tmp_path_factory.mktemp("profile")) as chrome:
+        yield chrome
 
 
 @pytest.fixture(scope="module")
@@ -113,16 +59,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def show(browser: webdriver.Chrome, page: Path, *, width: int = 1280, theme: str = "light", media: str = "") -> None:
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    features = [{"name": "prefers-color-scheme", "value": theme}]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": features})
+    set_view(browser, width=width, theme=theme, media=media)
     browser.get(page.as_uri())
-
-
-def requests(browser: webdriver.Chrome) -> list[str]:
-    events: list[dict[str, Any]] = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
 
 
 EVERY = pytest.mark.parametrize("name", ["continual", "gradual", "rounds", "weather", "several"])
@@ -132,9 +70,9 @@ EVERY = pytest.mark.parametrize("name", ["continual", "gradual", "rounds", "weat
 def test_the_page_asks_for_nothing_and_complains_about_nothing(
     browser: webdriver.Chrome, pages: dict[str, Path], name: str
 ) -> None:
-    requests(browser), browser.get_log("browser")  # those of pages before
+    requests_of(browser), browser.get_log("browser")  # those of pages before
     show(browser, pages[name])
-    assert requests(browser) == [pages[name].as_uri()]
+    assert requests_of(browser) == [pages[name].as_uri()]
     assert browser.get_log("browser") == []
     assert browser.title.startswith("Results: ")
 

@@ -11,6 +11,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from prometheus_client.parser import text_string_to_metric_families
+from schemathesis.specs.openapi.checks import positive_data_acceptance
 from serving import Client, Server, images, infer_request, png, tent
 from tritonclient import http as triton
 
@@ -175,9 +176,8 @@ def test_metrics_are_prometheus_text_with_bounded_labels(client: Client) -> None
     assert sum(len(family.samples) for family in families.values()) < 500
     assert families["ctta_updates"].samples[0].value >= 30
     durations = [sample for sample in families["ctta_request_seconds"].samples if sample.labels["route"] == "/streams"]
-    assert all(
-        one.value <= other.value for one, other in zip(durations, durations[1:], strict=False) if "le" in other.labels
-    )
+    counts = [sample.value for sample in durations if "le" in sample.labels]
+    assert len(counts) > 5 and counts == sorted(counts)
 
 
 def test_the_description_holds_for_requests_of_all_kinds(client: Client) -> None:
@@ -199,7 +199,7 @@ def test_the_description_holds_for_requests_of_all_kinds(client: Client) -> None
         def check(case: Any) -> None:
             nonlocal num_calls
             num_calls += 1
-            case.call_and_validate()
+            case.call_and_validate(excluded_checks=[positive_data_acceptance])  # not all bytes are a picture
 
         check()
     assert num_calls > 40

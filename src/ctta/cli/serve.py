@@ -11,13 +11,8 @@ import typer
 from ctta.base import AdaptiveModel
 from ctta.cli.console import out
 from ctta.cli.network import load_network
-from ctta.methods import METHODS, CoTTA
-from ctta.settings import read_settings
-from ctta.validation import check_choice
-from ctta.views import fast_image_views
-
-FAST = "cotta_fast"
-METHOD_NAMES = (*METHODS, FAST)
+from ctta.guard import Admission, Guarded
+from ctta.methods import METHODS
 
 
 def serve(
@@ -29,7 +24,7 @@ def serve(
         Path | None,
         typer.Option(help="Keep the streams here, and go on with those that are there.", metavar="DIR"),
     ] = None,
-    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHOD_NAMES)}.")] = FAST,
+    method: Annotated[str, typer.Option(help=f"One of {', '.join((*METHODS, 'cotta_fast'))}.")] = "cotta_fast",
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -71,6 +66,7 @@ def serve(
     workers: Annotated[int | None, typer.Option(min=1, help="Streams that work at once.")] = None,
     threads: Annotated[int, typer.Option(min=1, help="Of torch, for each worker.")] = 1,
     snapshot_every: Annotated[float, typer.Option(min=0.01, help="Seconds between two saves of a stream.")] = 30.0,
+    guard: Annotated[bool, typer.Option(help="Watch each stream, and roll it back when it collapses.")] = True,
     device: Annotated[str, typer.Option(help="Such as cuda:0.")] = "cpu",
     seed: Annotated[int | None, typer.Option(help="Of a method that draws random numbers.")] = None,
 ) -> None:
@@ -98,13 +94,17 @@ def serve(
         seconds=timeout,
     )
     torch.set_num_threads(threads)
-    adaptive = build_model(model, method, [*(settings or ()), *([f"seed={seed}"] if seed is not None else [])], device)
+    texts = [*(settings or ()), *([f"seed={seed}"] if seed is not None else [])]
+    adaptive: AdaptiveModel = serving.method_by_name(load_network(model, device), method, texts)
+    size = size or ((32, 32) if model == "embedded" else None)
+    if guard:
+        adaptive = Guarded(adaptive, admission=Admission(low=0, high=1, any_size=size is None))
     with nullcontext(state) if state else tempfile.TemporaryDirectory(prefix="ctta-serve-") as folder:
         service = serving.Service(
             adaptive,
             folder,
             name=name,
-            size=size or ((32, 32) if model == "embedded" else None),
+            size=size,
             classes=names,
             window=window,
             update_every=update_every,
@@ -125,14 +125,3 @@ def serve(
                 out.print(line, markup=False, soft_wrap=True)
 
         serving.serve(service, host=host, port=port, tokens=tokens, on_listening=tell)
-
-
-def build_model(spec: str, method: str, settings: list[str], device: str) -> AdaptiveModel:
-    """What every stream is a fork of."""
-    check_choice("method", method, METHOD_NAMES)
-    if method == FAST:
-        fast = {"views": fast_image_views()}
-        return CoTTA(load_network(spec, device), **fast | read_settings(CoTTA, settings, fast))
-    cls = METHODS[method]
-    given = read_settings(cls, settings)
-    return cls(load_network(spec, device), **given)

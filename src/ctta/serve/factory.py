@@ -2,20 +2,20 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
 from ctta.checkpoint import CheckpointError, load
+from ctta.description import optimizer_tensors
 from ctta.encoding import encode, is_storable
 from ctta.hyperparameters import show_hyperparameters
-from ctta.methods import Source
 from ctta.serve.budget import TimeBudget
 from ctta.serve.events import AuditLog
 from ctta.serve.snapshots import Snapshots
 from ctta.serve.stream import ServedStream
+from ctta.serve.watching import method_of, parts_of
 from ctta.serve.window import Window
 
 
@@ -24,7 +24,7 @@ class StreamFactory:
     """What every stream of a service has in common."""
 
     template: AdaptiveModel  # never adapts itself
-    reference: Source
+    reference: nn.Module  # the source as it was trained
     snapshots: Snapshots
     log: AuditLog
     window: int  # images that each stream keeps
@@ -45,15 +45,17 @@ class StreamFactory:
 
     def load_state(self, path: Path) -> AdaptiveModel:
         """A saved model that can take a stream's place; CheckpointError if it was made in another way."""
-        source, settings = self.template.source, self.template.hyperparameters
-        again = {name: value for name, value in settings.items() if not is_storable(value)}
-        model = load(path, self.template.copy_of_source(), method=type(self.template), **again)
-        model.source = source  # as fork does: weights of the source are there once, for however many streams
-        for name, value in settings.items():
-            if name not in again and encode(there := model.hyperparameters[name]) != encode(value):
-                now, before = (show_hyperparameters({name: each}) for each in (value, there))
-                raise CheckpointError(f"{path.name} was made with {before}, and this service has {now}")
-        if not all(bool(torch.isfinite(value).all()) for value in tensors_of(model).values()):
+        ours = parts_of(self.template)
+        again = {name: value for part in ours for name, value in part.hyperparameters.items() if not is_storable(value)}
+        model = load(path, self.template.copy_of_source(), method=type(method_of(self.template)), **again)
+        if type(model) is not type(self.template):
+            kinds = type(model).__name__, type(self.template).__name__
+            raise CheckpointError(f"{path.name} is of a {kinds[0]}, and the streams of this service are {kinds[1]}")
+        for part, own in zip(parts_of(model), ours, strict=True):
+            _check_same_settings(part, own, path.name)
+            part.source = self.template.source  # as fork does: its weights are there once, for all streams
+        learnt = (*model.parameters(), *optimizer_tensors(model).values())
+        if not all(bool(torch.isfinite(value).all()) for value in learnt):
             raise CheckpointError(f"{path.name} holds values that are not finite")
         return model
 
@@ -68,16 +70,19 @@ class StreamFactory:
         )
 
 
-def tensors_of(model: AdaptiveModel) -> dict[str, Tensor]:
-    """What a stream holds beside the source."""
-    state: dict[str, Any] = {name: value for name, value in model.state_dict().items() if ".source." not in f".{name}"}
-    if model.optimizer is not None:
-        for number, values in enumerate(model.optimizer.state.values()):
-            state |= {f"optimizer.{number}.{name}": value for name, value in values.items()}
-    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+def _check_same_settings(model: AdaptiveModel, own: AdaptiveModel, what: str) -> None:
+    for name, value in own.hyperparameters.items():
+        there = model.hyperparameters[name]
+        if is_storable(value) and (not is_storable(there) or encode(there) != encode(value)):
+            now, before = (show_hyperparameters({name: each}) for each in (value, there))
+            raise CheckpointError(f"{what} was made with {before}, and this service has {now}")
 
 
 def num_bytes(stream: ServedStream) -> int:
     """The memory that a live stream takes."""
+    model = stream.model
+    of_source = {id(value) for value in model.source.state_dict(keep_vars=True).values()}
+    state = (value for value in model.state_dict(keep_vars=True).values() if isinstance(value, Tensor))
+    own = {id(value): value for value in state if id(value) not in of_source}
     images = [] if stream.window.images is None else [stream.window.images]
-    return sum(value.nbytes for value in (*tensors_of(stream.model).values(), *images))
+    return sum(value.nbytes for value in (*own.values(), *optimizer_tensors(model).values(), *images))

@@ -11,19 +11,10 @@ if TYPE_CHECKING:
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 #: Kinds of events that are told apart; a guard may know others.
-KINDS = (
-    "new",
-    "load",
-    "delete",
-    "reset",
-    "soft_reset",
-    "rollback",
-    "freeze",
-    "unfreeze",
-    "refusal",
-    "alarm",
-    "update skipped",
-)
+KINDS = {
+    *("new", "load", "delete", "reset", "soft_reset", "periodic_reset", "rollback", "freeze", "unfreeze", "refusal"),
+    *("bad_rows", "skipped", "collapse", "recovery", "clumping", "shadow", "update skipped"),
+}
 
 
 class Metrics:

@@ -116,7 +116,7 @@ async def _infer(service: Service, body: bytes, header_length: str | None) -> Re
         "model_name": service.name,
         "model_version": VERSION,
         **({"id": identity} if identity else {}),
-        "parameters": {"sequence_id": stream, "adapted": answer.adapted, "update": answer.step},
+        "parameters": {"sequence_id": stream, "adapted": answer.adapted, "update": answer.num_updates},
     }
     content, length = await asyncio.to_thread(write_answer, head, _outputs(answer.logits), request)
     if length is None:

@@ -8,16 +8,17 @@ from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ctta.base import AdaptiveModel
 from ctta.failures import explaining_failure
 from ctta.fingerprint import source_fingerprint
+from ctta.guard.untouched import untouched
 from ctta.hyperparameters import show_hyperparameters
 from ctta.journal import write_atomically
-from ctta.methods import Source
 from ctta.norms import uses_batch_statistics
+from ctta.serve.budget import TimeBudget
 from ctta.serve.events import AuditLog
 from ctta.serve.factory import StreamFactory
 from ctta.serve.limits import Limits
@@ -27,8 +28,8 @@ from ctta.serve.refusals import Refusal
 from ctta.serve.snapshots import Snapshots
 from ctta.serve.store import Store
 from ctta.serve.stream import Answer, refusing_bad_input
+from ctta.serve.watching import method_of
 from ctta.serve.window import UPDATE_EVERY, WINDOW
-from ctta.surgery import plain_copy
 
 
 class Service:
@@ -69,11 +70,13 @@ class Service:
             update_every = min(UPDATE_EVERY, window) if window else 1
         if window < 0 or update_every < 1:
             raise ValueError(f"a window of {window} images with an update every {update_every} makes no sense")
+        TimeBudget(budget)  # refuses one that is none, now and not with the first image
         if snapshot_every <= 0:
             raise ValueError(f"the seconds between snapshots must be positive, got {snapshot_every}")
         self.name, self.size, self.limits = checked_model_name(name), size, limits
         self.metrics = Metrics()
-        self.reference = Source(plain_copy(model.source), output=model.output)
+        model = model.fork()  # with a source of its own, and nothing seen
+        self.reference = untouched(model.source)
         self._parameter = next(iter(model.source.parameters()), torch.empty(0))
         self.num_channels = _num_channels(self.reference)
         self.num_classes = self._probed_classes()
@@ -85,7 +88,7 @@ class Service:
         self._lock = _lock_of(self.folder)
         _check_same(self.folder, model)
         self.factory = StreamFactory(
-            model.fork(),
+            model,
             self.reference,
             Snapshots(self.folder / "streams"),
             AuditLog(self.folder / "audit.jsonl", self.metrics.count_event),
@@ -106,12 +109,13 @@ class Service:
 
     def source_logits(self, x: Tensor) -> Tensor:
         """What the network says without adapting."""
-        with refusing_bad_input(x):
-            return self.reference.predict(x.to(self._parameter))
+        with refusing_bad_input(x), torch.no_grad():
+            logits: Tensor = self.reference(x.to(self._parameter))
+        return logits
 
     def check_images(self, x: Tensor) -> None:
         """Images (N, C, H, W) in [0, 1] of a size that is served, or a refusal."""
-        if x.ndim != 4 or x.numel() == 0:
+        if x.ndim != 4 or x.numel() == 0 or x.shape[1] != self.num_channels:
             raise Refusal(400, f"expected images (N, {self.num_channels}, height, width), got shape {list(x.shape)}")
         if len(x) > self.limits.batch:
             raise Refusal(413, f"{len(x)} images are more than the {self.limits.batch} that a request may have")
@@ -142,8 +146,8 @@ class Service:
         if self.size is None:
             return None
         x = torch.zeros(1, self.num_channels, *self.size).to(self._parameter)
-        with explaining_failure(x):
-            return self.reference.predict(x).shape[1]
+        with explaining_failure(x), torch.no_grad():
+            return int(self.reference(x).shape[1])
 
 
 def checked_model_name(name: str) -> str:
@@ -154,8 +158,8 @@ def checked_model_name(name: str) -> str:
         raise ValueError(f"a model's name has letters, digits, dots, dashes and underscores, got {name!r}") from None
 
 
-def _num_channels(model: AdaptiveModel) -> int:
-    first = next((module for module in model.source.modules() if isinstance(module, _ConvNd)), None)
+def _num_channels(net: nn.Module) -> int:
+    first = next((module for module in net.modules() if isinstance(module, _ConvNd)), None)
     return 3 if first is None else first.in_channels
 
 
@@ -185,8 +189,10 @@ def _check_same(folder: Path, model: AdaptiveModel) -> None:
 
 
 def _described(model: AdaptiveModel) -> dict[str, str]:
+    method = method_of(model)
     return {
-        "method": type(model).__name__,
-        "settings": show_hyperparameters(model.hyperparameters),
         "network": source_fingerprint(model.source),
+        "method": type(method).__name__,
+        "settings": show_hyperparameters(method.hyperparameters),
+        "guard": "none" if model is method else show_hyperparameters(model.hyperparameters),
     }

@@ -7,16 +7,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
 from ctta.failures import explaining_failure
 from ctta.functional import confidence
-from ctta.methods import Source
 from ctta.serve.budget import TimeBudget
 from ctta.serve.events import AuditLog
 from ctta.serve.refusals import Refusal
-from ctta.serve.watching import collapse_score, health, new_events, roll_back
+from ctta.serve.watching import collapse_score, events_since, has_learnt, health, method_of, roll_back
 from ctta.serve.window import Window
 
 NUM_POINTS = 120  # of a line on the page
@@ -28,7 +28,7 @@ class Answer:
     """What a request gets."""
 
     logits: Tensor
-    step: int  # updates so far
+    num_updates: int  # so far
     adapted: bool
     reason: str | None = None  # why not, if it was asked for
 
@@ -50,7 +50,7 @@ class ServedStream:
         name: str,
         model: AdaptiveModel,
         *,
-        reference: Source,
+        reference: nn.Module,
         window: Window,
         budget: TimeBudget,
         log: AuditLog,
@@ -63,6 +63,7 @@ class ServedStream:
         self.collapse_scores: deque[float | None] = deque(maxlen=NUM_POINTS)
         self.events: deque[dict[str, Any]] = deque(maxlen=NUM_EVENTS)
         self.num_changes = 0  # since it is in memory, to see whether there is anything to save
+        self._last_heard = events_since(model, None)[-1:]
 
     def infer(self, x: Tensor, *, adapt: bool) -> Answer:
         """Logits for these images; they belong to the stream from then on, unless ``adapt`` is False."""
@@ -72,18 +73,22 @@ class ServedStream:
             if reason is None:
                 with self.budget.spending():
                     logits = self.model(batch)
+                if not has_learnt(self.model):
+                    reason = RESTING
             elif self.window.is_warm(batch):
                 logits = self.model.predict(batch)
             else:
-                logits = self.reference.predict(x)
+                with torch.no_grad():
+                    logits = self.reference(x)
         logits = logits[-len(x) :]
         self.used_at = time.time()
         if adapt:
             if reason == OVER_BUDGET:
                 self.num_over_budget += 1
                 self.note("update skipped", OVER_BUDGET)
-            self._remember(x, logits, updated=reason is None)
-        return Answer(logits, self.model.num_steps, reason is None, reason if adapt else None)
+            self._remember(x, logits, updated=reason in (None, RESTING))
+        self._hear_the_guard()
+        return Answer(logits, self.num_updates, reason is None, reason if adapt else None)
 
     def _why_not_now(self, batch: Tensor, num_new: int) -> str | None:
         if self.model.frozen:
@@ -102,18 +107,18 @@ class ServedStream:
         mean = float(confidence(logits).mean())
         self.confidences.append(mean if mean == mean else None)
         self.collapse_scores.append(collapse_score(self.model))
-        for kind, cause, details in new_events(self.model):
-            self.note(kind, cause, **details)
 
     def act(self, action: str) -> None:
         """What an operator asks for: one of :data:`ACTIONS`."""
         ACTIONS[action](self)
-        self.note(action, "asked for")
+        if not self._hear_the_guard():
+            self.note(action, "asked for")
 
     def replace(self, model: AdaptiveModel) -> None:
         """Go on with another state; the window, which is no part of a state, starts anew."""
         self.model = model
         self.window.clear()
+        self._last_heard = events_since(model, None)[-1:]
         self.note("load", "a state was uploaded")
 
     def reset(self) -> None:
@@ -121,17 +126,31 @@ class ServedStream:
         self.model.reset()
         self.window.clear()
 
+    def _hear_the_guard(self) -> bool:
+        """Write down what the guard has done since; False if that was nothing."""
+        new = events_since(self.model, self._last_heard[0] if self._last_heard else None)
+        for event in new:
+            self.note(event.kind, event.cause, signals=event.signals)
+        self._last_heard = new[-1:] or self._last_heard
+        return bool(new)
+
+    @property
+    def num_updates(self) -> int:
+        """How often the method has learnt since it was new."""
+        return method_of(self.model).num_steps
+
     def note(self, kind: str, cause: str, **details: Any) -> None:
         """Write an event down."""
         self.num_changes += 1
-        self.events.append(self.log.append(self.name, kind, cause, step=self.model.num_steps, **details))
+        event = self.log.append(self.name, kind, cause, step=self.model.num_steps, **details)
+        self.events.append({key: event[key] for key in ("time", "kind", "cause", "step")})
 
     def summary(self) -> dict[str, Any]:
         """All that a person or a program may want to know of it."""
         return {
             "name": self.name,
             "frozen": self.model.frozen,
-            "updates": self.model.num_steps,
+            "updates": self.num_updates,
             "requests": self.num_requests,
             "images": self.num_images,
             "skipped": {"not_finite": self.model.num_skipped, "budget": self.num_over_budget},
@@ -152,6 +171,7 @@ class ServedStream:
         self.events.extend(summary["events"])
 
 
+RESTING = "the guard lets the method rest"
 OVER_BUDGET = "the time for adapting is used up"
 ACTIONS: dict[str, Callable[[ServedStream], object]] = {
     "reset": ServedStream.reset,

@@ -62,7 +62,7 @@ def stream_routes(service: Service, door: Door, bodies: Bodies) -> APIRouter:
         return {
             "stream": name,
             **service.label(answer.logits),
-            "update": answer.step,
+            "update": answer.num_updates,
             "adapted": answer.adapted,
             "reason": answer.reason,
             "source": None if source is None else service.label(source),

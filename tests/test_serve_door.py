@@ -1,0 +1,104 @@
+"""Who may do what: tokens of two scopes, loopback without any, pages of other origins kept out."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_line import mistake, network
+from serving import SIZE, Client, png, serving_here, tent
+
+from ctta.cli.serve import serve
+from ctta.serve import Service, Tokens, read_tokens
+
+INFER, ADMIN = "i" * 20, "a" * 20
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("door")
+    with serving_here(Service(tent(folder), folder / "state", size=SIZE), Tokens(INFER, ADMIN)) as client:
+        assert client.call("POST", "/streams/a/image", data=png()).status_code == 200
+        yield client.address
+
+
+READ = [
+    ("GET", "/v2"),
+    ("GET", "/v2/models/ctta"),
+    ("GET", "/streams"),
+    ("GET", "/streams/a"),
+    ("GET", "/metrics"),
+    ("POST", "/streams/a/image"),
+]
+CHANGE = [
+    ("POST", "/streams/a/reset"),
+    ("POST", "/streams/a/freeze"),
+    ("POST", "/streams/a/unfreeze"),
+    ("GET", "/streams/a/state"),
+    ("PUT", "/streams/a/state"),
+    ("DELETE", "/streams/none"),
+]
+
+
+def test_scopes(address: str) -> None:
+    nobody, wrong, user, admin = (Client(address, token) for token in (None, "x" * 20, INFER, ADMIN))
+    for method, path in [*READ, *CHANGE]:
+        for client in (nobody, wrong):
+            response = client.call(method, path, data=png())
+            assert response.status_code == 401 and response.headers["WWW-Authenticate"] == "Bearer"
+        expected = 403 if (method, path) in CHANGE else 200
+        assert user.call(method, path, data=png()).status_code == expected
+        assert admin.call(method, path, data=png()).status_code not in (401, 403)
+    for path in ("/", "/page.js", "/v2/health/live", "/v2/health/ready", "/v2/models/ctta/ready"):
+        assert nobody.call("GET", path).status_code == 200
+    for header in ("Basic " + INFER, INFER, "Bearer", "Bearer ", "Bearer \xff"):
+        assert nobody.call("GET", "/streams", headers={"Authorization": header.encode("latin-1")}).status_code == 401
+
+
+def test_a_body_is_not_read_for_strangers(address: str) -> None:
+    assert Client(address).call("POST", "/streams/a/image", data=bytes(17 * 2**20)).status_code == 401
+
+
+def test_with_tokens_other_hosts_are_fine_but_other_origins_are_not(address: str) -> None:
+    user = Client(address, INFER)
+    assert user.call("GET", "/streams", headers={"Host": "cameras.example.org"}).status_code == 200
+    for headers in ({"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
+        assert user.call("POST", "/streams/a/image", data=png(), headers=headers).status_code == 403
+    assert user.call("POST", "/streams/a/image", data=png(), headers={"Origin": address}).status_code == 200
+
+
+def test_without_tokens_only_this_machine_is_answered(tmp_path: Path) -> None:
+    with serving_here(Service(tent(tmp_path), tmp_path / "state", size=SIZE)) as client:
+        assert client.call("POST", "/streams/a/image", data=png()).status_code == 200
+        for host in ("evil.example", "127.0.0.1.evil.example:80", ""):
+            assert client.call("GET", "/streams", headers={"Host": host}).status_code in (400, 403)
+        foreign = {"Origin": "http://evil.example"}
+        assert client.call("POST", "/streams/a/reset", headers=foreign).status_code == 403
+        assert client.call("DELETE", "/streams/a", headers=foreign).status_code == 403
+        assert client.call("GET", "/streams/a").json()["updates"] == 0
+
+
+def test_tokens_come_from_files_or_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(f"{INFER}\n")
+    assert read_tokens(file, None, {"CTTA_SERVE_ADMIN_TOKEN": ADMIN}) == Tokens(INFER, ADMIN)
+    assert not read_tokens(None, None, {})
+    file.write_text("\n")
+    with pytest.raises(ValueError, match="is empty"):
+        read_tokens(file, None, {})
+    with pytest.raises(ValueError, match="at least 16"):
+        Tokens("short")
+    with pytest.raises(ValueError, match="the same"):
+        Tokens(INFER, INFER)
+
+
+def test_mistakes_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("CTTA_SERVE")]:
+        monkeypatch.delenv(name)
+    spec = network(tmp_path)
+    assert "so a token is needed" in mistake(serve, "--model", spec, "--host", "0.0.0.0")
+    assert "method must be one of" in mistake(serve, "--model", spec, "--method", "magic")
+    assert "no setting 'speed'" in mistake(serve, "--model", spec, "--set", "speed=1")
+    assert "share of time" in mistake(serve, "--model", spec, "--budget", 2, "--size", *SIZE)
+    assert "the network failed on" in mistake(serve, "--model", spec, "--size", 2, 2)
+    assert "workers need as many" in mistake(serve, "--model", spec, "--workers", 3, "--live-streams", 2)

@@ -1,0 +1,114 @@
+"""The live page in a real browser: cards, buttons, a picture to try, and nothing asked of anybody else."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import LOW_CONTRAST, chromium, requests_of, set_view
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+from serving import PATIENCE, SIZE, Client, images, png, serving_here, tent
+
+from ctta.guard import Guarded
+from ctta.serve import Service, Tokens
+
+TOKENS = Tokens("i" * 20, "a" * 20)
+CLASSES = ["bird", "cat", "dog", "frog", "ship"]
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    folder = tmp_path_factory.mktemp("page")
+    service = Service(Guarded(tent(folder)), folder / "state", size=SIZE, classes=CLASSES, window=0)
+    with serving_here(service, TOKENS) as client:
+        for number in range(6):
+            for name in ("camera2", "camera10", "ward.A"):
+                client.infer(name, images(8, number))
+        client.json("POST", "/streams/camera10/freeze")
+        yield client
+
+
+@pytest.fixture(scope="module")
+def browser(client: Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    """At the page, with the token for reading given."""
+    with chromium(tmp_path_factory.mktemp("profile")) as chrome:
+        set_view(chrome)
+        chrome.get(client.address)
+        give_token(chrome, TOKENS.infer or "")
+        until(chrome, "return document.querySelectorAll('article').length === 3")
+        yield chrome
+
+
+def until(browser: webdriver.Chrome, script: str) -> None:
+    WebDriverWait(browser, PATIENCE, poll_frequency=0.1).until(lambda chrome: chrome.execute_script(script))
+
+
+def give_token(browser: webdriver.Chrome, token: str) -> None:
+    until(browser, "return ask_.open".replace("ask_", "document.getElementById('ask')"))
+    browser.find_element(By.ID, "token").send_keys(token)
+    browser.find_element(By.CSS_SELECTOR, "#ask button.main").click()
+
+
+def card(name: str) -> str:
+    return f"document.querySelector('[data-stream=\"{name}\"]')"
+
+
+def test_a_card_for_each_stream(browser: webdriver.Chrome) -> None:
+    names = [element.text for element in browser.find_elements(By.CSS_SELECTOR, "article h3")]
+    assert names == ["camera2", "camera10", "ward.A"]
+    shown = browser.execute_script(f"return {card('camera2')}.innerText")
+    for text in ("adapting", "confidence", "collapse signal", "updates", "images", "events"):
+        assert text in shown
+    assert browser.execute_script(f"return {card('camera10')}.querySelector('.badge').textContent") == "frozen"
+    line = browser.execute_script(f"return {card('camera2')}.querySelector('.confidence .line').getAttribute('d')")
+    assert line.count("L") == 5  # six requests
+    assert browser.execute_script(f"return {card('camera2')}.querySelector('.updates').textContent") == "6"
+
+
+def test_nothing_is_asked_of_others_and_nothing_complained_about(browser: webdriver.Chrome, client: Client) -> None:
+    asked = requests_of(browser)
+    assert f"{client.address}/page.js" in asked
+    assert all(address.startswith((client.address, "data:,")) for address in asked)
+    complaints = [entry for entry in browser.get_log("browser") if "401" not in entry["message"]]
+    assert complaints == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_texts_stand_out_and_fit(browser: webdriver.Chrome, theme: str) -> None:
+    for width in (1280, 390):
+        set_view(browser, width=width, theme=theme)
+        browser.execute_script("window.faint ??= document.createElement('i')")
+        count, found = browser.execute_script(LOW_CONTRAST)
+        assert count > 40 and found == []
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    set_view(browser)
+
+
+def test_a_picture_is_shown_to_source_and_stream(browser: webdriver.Chrome, client: Client, tmp_path: Path) -> None:
+    file = tmp_path / "picture.png"
+    file.write_bytes(png(3))
+    before = client.json("GET", "/streams/ward.A")["images"]
+    browser.execute_script("document.getElementById('stream').value = 'ward.A'")
+    browser.find_element(By.ID, "file").send_keys(str(file))
+    until(browser, "return document.querySelector('#adapted .guess').textContent !== '–'")
+    answer = client.json("POST", "/streams/ward.A/image?adapt=false&compare=true", data=png(3))
+    for side, guess in (("source", answer["source"]), ("adapted", answer)):
+        text = browser.find_element(By.ID, side).text
+        assert guess["label"] in text and f"{100 * guess['confidence']:.1f} % sure" in text
+    assert client.json("GET", "/streams/ward.A")["images"] == before  # only predicted
+    file.write_bytes(b"no picture")
+    browser.find_element(By.ID, "file").send_keys(str(file))
+    until(browser, "return document.getElementById('problem').textContent.includes('no readable picture')")
+
+
+def test_buttons_ask_for_the_admin_token_once(browser: webdriver.Chrome, client: Client) -> None:
+    browser.execute_script(f"{card('camera2')}.querySelector('[data-action=reset]').click()")
+    give_token(browser, TOKENS.admin or "")
+    until(browser, f"return {card('camera2')}.querySelector('.updates').textContent === '0'")
+    browser.execute_script(f"{card('camera2')}.querySelector('[data-action=freeze]').click()")
+    until(browser, f"return {card('camera2')}.querySelector('.badge').textContent === 'frozen'")
+    browser.execute_script(f"{card('ward.A')}.querySelector('[data-action=rollback]').click()")
+    until(browser, f"return {card('ward.A')}.querySelector('ol').textContent.includes('rollback: asked for')")
+    kinds = [event["kind"] for event in client.json("GET", "/streams/camera2")["events"]]
+    assert kinds[-2:] == ["reset", "freeze"]

@@ -1,0 +1,126 @@
+"""Stopped, killed, started again: streams go on as if nothing had happened."""
+
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load
+from serving import Client, Server, images
+from torch import Tensor
+
+import ctta
+from ctta.guard import Guarded
+from ctta.models import load as load_network
+from ctta.serve import method_by_name
+from ctta.serve.stream import ServedStream
+
+NAMES = ("left", "right", "Left.2")
+
+
+def batch(name: str, number: int) -> Tensor:
+    return images(6, 100 * NAMES.index(name) + number)
+
+
+def test_a_stop_writes_every_stream_and_a_start_brings_it_back_bit_for_bit(tmp_path: Path) -> None:
+    """With the default method, guard and window, in images one by one; the second server has room for one stream."""
+    state, options = tmp_path / "state", ("--set", "views=2", "--workers", 1)
+    with Server(state, *options) as client:
+        for number in range(9):
+            for name in NAMES:
+                client.infer(name, batch(name, number)[:1])
+        before = {name: client.state(name) for name in NAMES}
+    with Server(state, *options, "--live-streams", 1) as client:
+        assert client.json("GET", "/streams")["total"] == 3
+        after = {name: client.state(name) for name in NAMES}
+        answers = {name: client.infer(name, batch(name, 9)[:1]) for name in NAMES}
+    for name in NAMES:
+        one, other = load(before[name]), load(after[name])
+        assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+    # And as a stream that never left this process.
+    server = Server(state, *options)
+    model = Guarded(
+        method_by_name(load_network(server.spec), "cotta_fast", ["views=2"]),
+        admission=ctta.guard.Admission(low=0, high=1),
+    )
+    for name in NAMES:
+        alone = new_stream(tmp_path, model)
+        for number in range(9):
+            alone.infer(batch(name, number)[:1], adapt=True)
+        last = alone.infer(batch(name, 9)[:1], adapt=True)
+        assert np.array_equal(answers[name]["logits"].astype(np.float32), last.logits.numpy())
+        assert answers[name]["update"] == last.num_updates >= 1
+
+
+def new_stream(folder: Path, model: ctta.AdaptiveModel) -> ServedStream:
+    from ctta.serve import Service
+
+    service = Service(model, folder / f"alone-{len(list(folder.iterdir()))}")
+    service.release()
+    return service.factory.new("alone")
+
+
+def test_a_kill_loses_no_more_than_since_the_last_snapshot(tmp_path: Path) -> None:
+    state, options = tmp_path / "state", ("--method", "tent", "--no-guard", "--window", 0, "--snapshot-every", 0.05)
+    server, done = Server(state, *options, "--live-streams", 2, "--workers", 2), dict.fromkeys(NAMES, 0)
+    seen_saved = threading.Event()
+
+    def load_it(name: str) -> None:
+        client = Client(server.client.address)
+        for number in range(400):
+            try:
+                client.infer(name, batch(name, number))
+            except OSError:
+                return  # killed
+            done[name] = number + 1
+            if number >= 5:
+                seen_saved.set()
+
+    with server:
+        threads = [threading.Thread(target=load_it, args=(name,)) for name in NAMES]
+        for thread in threads:
+            thread.start()
+        assert seen_saved.wait(120)
+        for _ in range(2000):  # until each has a snapshot, so that there is something to lose
+            if len(list((state / "streams").glob("*/[0-9]*/state.safetensors"))) >= len(NAMES):
+                break
+            threading.Event().wait(0.05)
+        assert server.stop(signal.SIGKILL) == -signal.SIGKILL
+        for thread in threads:
+            thread.join(120)
+    net = load_network(server.spec)
+    with server as client:
+        for name in NAMES:
+            number = client.json("GET", f"/streams/{name}")["updates"]
+            assert 1 <= number <= done[name] + 1  # the last may have been saved and not yet answered
+            alone = method_by_name(net, "tent")
+            for place in range(number):
+                alone(batch(name, place))
+            file = tmp_path / f"{name}.safetensors"
+            file.write_bytes(client.state(name))
+            stored = ctta.load(file, net)
+            expected, found = alone.state_dict(), stored.state_dict()
+            assert all(torch.equal(expected[key], found[key]) for key in expected)
+            answer = client.infer(name, batch(name, number))
+            assert np.array_equal(answer["logits"].astype(np.float32), alone(batch(name, number)).numpy())
+
+
+def test_half_a_snapshot_is_none(tmp_path: Path) -> None:
+    """What a kill leaves behind in the middle of a save is swept away, and the one before counts."""
+    from serving import tent
+
+    from ctta.serve import Service
+
+    service = Service(tent(tmp_path), tmp_path / "state")
+    stream = service.factory.new("a")
+    stream.infer(images(40), adapt=True)
+    service.factory.snapshots.write(stream)
+    (unfinished,) = [tmp_path / "state/streams/a/unfinished-2"]
+    unfinished.mkdir()
+    (unfinished / "state.safetensors").write_bytes(b"half")
+    service.release()
+    again = Service(tent(tmp_path), tmp_path / "state")
+    assert list(again.store.entries) == ["a"] and not unfinished.exists()
+    assert again.factory.from_disk("a").num_updates == 1
+    again.release()
