@@ -34,6 +34,7 @@ def browser(client: Client, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """At the page, with the token for reading given."""
     with chromium(tmp_path_factory.mktemp("profile")) as chrome:
         set_view(chrome)
+        requests_of(chrome)  # those of the page that a new browser shows
         chrome.get(client.address)
         give_token(chrome, TOKENS.infer or "")
         until(chrome, "return document.querySelectorAll('article').length === 3")
@@ -45,7 +46,7 @@ def until(browser: webdriver.Chrome, script: str) -> None:
 
 
 def give_token(browser: webdriver.Chrome, token: str) -> None:
-    until(browser, "return ask_.open".replace("ask_", "document.getElementById('ask')"))
+    until(browser, "return document.getElementById('ask').open")
     browser.find_element(By.ID, "token").send_keys(token)
     browser.find_element(By.CSS_SELECTOR, "#ask button.main").click()
 
@@ -69,7 +70,7 @@ def test_a_card_for_each_stream(browser: webdriver.Chrome) -> None:
 def test_nothing_is_asked_of_others_and_nothing_complained_about(browser: webdriver.Chrome, client: Client) -> None:
     asked = requests_of(browser)
     assert f"{client.address}/page.js" in asked
-    assert all(address.startswith((client.address, "data:,")) for address in asked)
+    assert [address for address in asked if not address.startswith((client.address, "data:,"))] == []
     complaints = [entry for entry in browser.get_log("browser") if "401" not in entry["message"]]
     assert complaints == []
 
@@ -91,7 +92,7 @@ def test_a_picture_is_shown_to_source_and_stream(browser: webdriver.Chrome, clie
     before = client.json("GET", "/streams/ward.A")["images"]
     browser.execute_script("document.getElementById('stream').value = 'ward.A'")
     browser.find_element(By.ID, "file").send_keys(str(file))
-    until(browser, "return document.querySelector('#adapted .guess').textContent !== '–'")
+    until(browser, "return document.querySelector('#adapted .guess').textContent.length > 1")
     answer = client.json("POST", "/streams/ward.A/image?adapt=false&compare=true", data=png(3))
     for side, guess in (("source", answer["source"]), ("adapted", answer)):
         text = browser.find_element(By.ID, side).text

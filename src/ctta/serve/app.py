@@ -24,6 +24,8 @@ from ctta.serve.refusals import Refusal
 from ctta.serve.service import Service
 from ctta.serve.stream_routes import stream_routes
 
+METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS")  # told apart in the metrics
+
 logger = logging.getLogger("ctta.serve")
 
 
@@ -38,7 +40,7 @@ def application(service: Service, tokens: Tokens = Tokens()) -> FastAPI:  # noqa
     door, bodies = Door(tokens), Bodies(service.limits)
     app.include_router(protocol_routes(service, door, bodies))
     app.include_router(stream_routes(service, door, bodies))
-    app.include_router(page_routes(door, service))
+    app.include_router(page_routes(door))
 
     @app.get("/metrics", dependencies=[Depends(door.infer)], responses=problems(), response_class=PlainTextResponse)
     async def metrics() -> Response:
@@ -116,7 +118,7 @@ class _Measured:
             await self.app(scope, receive, watched)
         finally:
             route = getattr(scope.get("route"), "path", "none")
-            method = scope["method"] if route != "none" else "any"
+            method = scope["method"] if scope["method"] in METHODS else "other"
             self.metrics.count_request(method, route, status, time.monotonic() - started)
 
 

@@ -24,18 +24,22 @@ class Bodies:
             raise self._too_large()
         body = bytearray()
         try:
+            await self._read_into(body, request)
+            yield bytes(body)
+        finally:
+            self._num_bytes -= len(body)
+
+    async def _read_into(self, body: bytearray, request: Request) -> None:
+        try:
             async with asyncio.timeout(self.limits.seconds):
                 async for chunk in request.stream():
                     self._num_bytes += len(chunk)
                     body += chunk
                     self._check(len(body))
-            yield bytes(body)
         except TimeoutError:
             raise Refusal(408, f"the body did not come within {self.limits.seconds:g} s") from None
         except ClientDisconnect:
             raise Refusal(400, "the client left before its body was there") from None
-        finally:
-            self._num_bytes -= len(body)
 
     def _check(self, length: int) -> None:
         if length > self.limits.body:

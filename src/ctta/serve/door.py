@@ -4,7 +4,7 @@ import hashlib
 import hmac
 import ipaddress
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from fastapi import Request
 
@@ -68,12 +68,12 @@ class Door:
 
     def _check_origin(self, request: Request) -> None:
         host = request.headers.get("host", "")
-        if not self.tokens and not is_loopback(urlsplit(f"//{host}").hostname or ""):
+        if not self.tokens and not is_loopback(_split(f"//{host}").hostname or ""):
             raise Refusal(403, f"the service has no tokens, so it answers to localhost only, not to {host[:80]!r}")
         if request.method in ("GET", "HEAD", "OPTIONS"):
             return
         origin = request.headers.get("origin")
-        foreign = origin is not None and urlsplit(origin).netloc.lower() != host.lower()
+        foreign = origin is not None and _split(origin).netloc.lower() != host.lower()
         if foreign or request.headers.get("sec-fetch-site") == "cross-site":
             raise Refusal(403, "a page of another origin cannot change anything here")
 
@@ -88,6 +88,16 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _split(address: str) -> SplitResult:
+    """Its parts; none of something that is no address."""
+    try:
+        parts = urlsplit(address)
+        parts.hostname  # noqa: B018  # may raise, too
+        return parts
+    except ValueError:
+        return urlsplit("")
 
 
 def _same(given: str, token: str | None) -> bool:

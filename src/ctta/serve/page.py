@@ -1,11 +1,11 @@
 """The live page: three files of this package, which ask for nothing but this service."""
 
+from collections.abc import Awaitable, Callable
 from importlib.resources import files
 
 from fastapi import APIRouter, Depends, Response
 
 from ctta.serve.door import Door
-from ctta.serve.service import Service
 
 #: Nothing from elsewhere, nothing inline, in nobody's frame.
 POLICY = (
@@ -19,7 +19,7 @@ FILES = {
 }
 
 
-def page_routes(door: Door, service: Service) -> APIRouter:
+def page_routes(door: Door) -> APIRouter:
     """``/`` and the two files that it needs; no secret, as the data comes from routes with a door of their own."""
     router = APIRouter(include_in_schema=False, dependencies=[Depends(door.anyone)])
     for path, (name, media_type) in FILES.items():
@@ -27,7 +27,7 @@ def page_routes(door: Door, service: Service) -> APIRouter:
     return router
 
 
-def _sender(name: str, media_type: str):  # type: ignore[no-untyped-def]
+def _sender(name: str, media_type: str) -> Callable[[], Awaitable[Response]]:
     content = (files("ctta.serve") / name).read_bytes()
 
     async def send() -> Response:

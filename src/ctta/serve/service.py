@@ -86,6 +86,22 @@ class Service:
         self.folder = Path(state)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = _lock_of(self.folder)
+        try:
+            self._open(model, window, update_every, budget, workers, snapshot_every)
+        except BaseException:
+            self.release()
+            raise
+
+    def _open(
+        self,
+        model: AdaptiveModel,
+        window: int,
+        update_every: int,
+        budget: float | None,
+        workers: int | None,
+        snapshot_every: float,
+    ) -> None:
+        """What needs the folder."""
         _check_same(self.folder, model)
         self.factory = StreamFactory(
             model,
@@ -97,12 +113,13 @@ class Service:
             budget,
         )
         workers = workers or max(1, (os.cpu_count() or 1) // 2)
-        self.store = Store(self.factory, limits, workers=workers, snapshot_every=snapshot_every)
+        self.store = Store(self.factory, self.limits, workers=workers, snapshot_every=snapshot_every)
 
     async def infer(self, stream: str, x: Tensor, *, adapt: bool) -> Answer:
         """Logits for images of a stream, which comes into being with the first of them."""
         self.check_images(x)
-        x = x.to(self._parameter)
+        # Of one layout in memory, since rounding depends on it, and a window comes back from disk in this one.
+        x = x.to(self._parameter).contiguous()
         answer = await self.store.run(checked_name(stream), lambda served: served.infer(x, adapt=adapt), create=True)
         self.metrics.count_answer(answer, len(x))
         return answer

@@ -81,7 +81,9 @@ class Snapshots:
             with safe_open(self._newest(name) / WINDOW, framework="pt") as file:
                 described: dict[str, Any] = json.loads((file.metadata() or {})["stream"])
         except (SafetensorError, OSError, KeyError, ValueError) as error:
-            raise CheckpointError(f"{self._newest(name) / WINDOW} cannot be read: {error}") from error
+            raise CheckpointError(
+                f"{self._newest(name)} cannot be read ({error}): move it away to go on without this stream"
+            ) from error
         return described
 
     def _newest(self, name: str) -> Path:

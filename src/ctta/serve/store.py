@@ -187,10 +187,9 @@ class Store:
             stream = await self._bring_in(entry)
             begun, entry.is_working = time.monotonic(), True
             try:
-                return await self._in_thread(work, stream)
+                return await self._in_thread(_worked, entry, work, stream)
             finally:
                 entry.is_working = False
-                entry.last_summary, entry.num_bytes = stream.summary(), num_bytes(stream)
                 self._largest = max(self._largest, entry.num_bytes)
                 self._mean_seconds += 0.1 * (time.monotonic() - begun - self._mean_seconds)
 
@@ -250,3 +249,11 @@ class Store:
             logger.exception("the stream %s could not be written", entry.name)
             raise
         entry.num_saved_changes, entry.last_summary = num_changes, entry.stream.summary()
+
+
+def _worked(entry: Entry, work: Callable[[ServedStream], T], stream: ServedStream) -> T:
+    """In a thread, with what the loop will want to know of the stream."""
+    try:
+        return work(stream)
+    finally:
+        entry.last_summary, entry.num_bytes = stream.summary(), num_bytes(stream)

@@ -69,26 +69,31 @@ class ServedStream:
         """Logits for these images; they belong to the stream from then on, unless ``adapt`` is False."""
         batch = self.window.batch(x)
         reason = self._why_not_now(batch, len(x)) if adapt else "only a prediction was asked for"
-        with refusing_bad_input(batch):
-            if reason is None:
-                with self.budget.spending():
-                    logits = self.model(batch)
-                if not has_learnt(self.model):
-                    reason = RESTING
-            elif self.window.is_warm(batch):
-                logits = self.model.predict(batch)
-            else:
-                with torch.no_grad():
-                    logits = self.reference(x)
-        logits = logits[-len(x) :]
+        try:
+            logits = self._logits(batch, x, learn=reason is None)[-len(x) :]
+        finally:
+            self._hear_the_guard()  # also where it refused
+        if reason is None and not has_learnt(self.model):
+            reason = RESTING
         self.used_at = time.time()
         if adapt:
             if reason == OVER_BUDGET:
                 self.num_over_budget += 1
                 self.note("update skipped", OVER_BUDGET)
             self._remember(x, logits, updated=reason in (None, RESTING))
-        self._hear_the_guard()
         return Answer(logits, self.num_updates, reason is None, reason if adapt else None)
+
+    def _logits(self, batch: Tensor, x: Tensor, *, learn: bool) -> Tensor:
+        with refusing_bad_input(batch):
+            if learn:
+                with self.budget.spending():
+                    logits: Tensor = self.model(batch)
+                return logits
+            if self.window.is_warm(batch):
+                return self.model.predict(batch)
+            with torch.no_grad():
+                logits = self.reference(x)
+            return logits
 
     def _why_not_now(self, batch: Tensor, num_new: int) -> str | None:
         if self.model.frozen:
@@ -105,7 +110,7 @@ class ServedStream:
         self.num_images += len(x)
         self.num_changes += 1
         mean = float(confidence(logits).mean())
-        self.confidences.append(mean if mean == mean else None)
+        self.confidences.append(round(mean, 4) if mean == mean else None)
         self.collapse_scores.append(collapse_score(self.model))
 
     def act(self, action: str) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Response
 from fastapi import Path as InPath
 
-from ctta.checkpoint import CheckpointError, save
+from ctta.checkpoint import save
 from ctta.serve.bodies import Bodies
 from ctta.serve.descriptions import Label, answer_of, body_of, problems
 from ctta.serve.door import Door
@@ -35,9 +35,9 @@ def stream_routes(service: Service, door: Door, bodies: Bodies) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=1000)] = 100, offset: Annotated[int, Query(ge=0, le=10**9)] = 0
     ) -> dict[str, Any]:
         """Those used most recently first."""
-        summaries = [entry.summary() for entry in list(store.entries.values()) if entry.last_summary]
-        summaries.sort(key=lambda summary: (-summary["used_at"], summary["name"]))
-        return {"total": len(summaries), "streams": summaries[offset : offset + limit]}
+        known = [(-entry.last_summary["used_at"], name) for name, entry in store.entries.items() if entry.last_summary]
+        names = [name for _, name in sorted(known)[offset : offset + limit]]
+        return {"total": len(known), "streams": [store.entries[name].summary() for name in names]}
 
     @router.get("/{name}", dependencies=reader, responses=problems(400, 404))
     async def show_stream(name: Name) -> dict[str, Any]:
@@ -108,5 +108,5 @@ def _loaded(service: Service, body: bytes) -> Any:
         path.write_bytes(body)
         try:
             return service.factory.load_state(path)
-        except CheckpointError as error:
+        except (ValueError, TypeError, KeyError, ArithmeticError, RuntimeError) as error:  # whatever the bytes do to it
             raise Refusal(400, str(error).replace(f"{folder}/", "")) from error

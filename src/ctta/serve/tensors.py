@@ -11,8 +11,13 @@ from numpy.typing import NDArray
 from ctta.serve.refusals import Refusal
 
 #: What inputs may be; bytes are pictures' and are divided by 255.
-INPUT_TYPES = {"FP32": np.dtype("<f4"), "FP64": np.dtype("<f8"), "FP16": np.dtype("<f2"), "UINT8": np.dtype("u1")}
-OUTPUT_TYPES = {np.dtype("<f4"): "FP32", np.dtype("<i8"): "INT64"}
+INPUT_TYPES: dict[str, np.dtype[Any]] = {
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+    "FP16": np.dtype("<f2"),
+    "UINT8": np.dtype("u1"),
+}
+OUTPUT_TYPES: dict[np.dtype[Any], str] = {np.dtype("<f4"): "FP32", np.dtype("<i8"): "INT64"}
 _LARGEST_RANK = 8
 
 
@@ -32,7 +37,8 @@ def split_body(body: bytes, header_length: str | None) -> Request:
     """A body by the header ``Inference-Header-Content-Length``, if there is one."""
     length = len(body)
     if header_length is not None:
-        if not (header_length.isascii() and header_length.isdecimal() and int(header_length) <= len(body)):
+        is_number = header_length.isascii() and header_length.isdecimal() and len(header_length) < 20
+        if not is_number or int(header_length) > len(body):
             raise Refusal(400, f"Inference-Header-Content-Length is not within the {len(body)} bytes of the body")
         length = int(header_length)
     try:
@@ -97,7 +103,8 @@ def _from_bytes(behind: bytes, size: Any, kind: str, shape: tuple[int, ...]) -> 
             f"{kind} of shape {list(shape)} takes {expected} bytes; binary_data_size is {size!r}, "
             f"and {len(behind)} are behind the JSON",
         )
-    return np.frombuffer(behind, INPUT_TYPES[kind]).reshape(shape)
+    values: NDArray[Any] = np.frombuffer(behind, INPUT_TYPES[kind]).reshape(shape)
+    return values
 
 
 def write_answer(head: dict[str, Any], outputs: dict[str, NDArray[Any]], request: Request) -> tuple[bytes, int | None]:

@@ -1,10 +1,13 @@
 """What a guard knows of its model; nothing where a stream has none."""
 
+import math
 from typing import Any
 
 from ctta.base import AdaptiveModel
 from ctta.guard import Event, Guarded
 from ctta.serve.refusals import Refusal
+
+LARGEST_SCORE = 1000.0
 
 
 def method_of(model: AdaptiveModel) -> AdaptiveModel:
@@ -23,8 +26,10 @@ def has_learnt(model: AdaptiveModel) -> bool:
 
 
 def collapse_score(model: AdaptiveModel) -> float | None:
-    """1 and above is an alarm."""
-    return model.collapse_score if isinstance(model, Guarded) else None
+    """1 and above is an alarm; a number that JSON can hold."""
+    if not isinstance(model, Guarded) or math.isnan(model.collapse_score):
+        return None
+    return round(min(model.collapse_score, LARGEST_SCORE), 4)
 
 
 def health(model: AdaptiveModel) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class Window:
         """Remember the new images, and when there was an update."""
         self.num_since_update = 0 if updated else self.num_since_update + len(x)
         if self.size:
-            self.images = self.batch(x)[-self.size :].clone()
+            self.images = self.batch(x)[-self.size :].clone(memory_format=torch.contiguous_format)
 
     def clear(self) -> None:
         """As new."""
