@@ -8,7 +8,6 @@ from torch import Tensor
 from ctta.corruptions.imaging import decoding_errors, pillow_image
 from ctta.serve.refusals import Refusal
 from ctta.streams.arrays import unit_floats
-from ctta.streams.errors import DataError
 from ctta.streams.pictures import as_seen, resized
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
@@ -22,7 +21,7 @@ def read_image(body: bytes, *, size: tuple[int, int] | None, max_pixels: int) ->
             if width * height > max_pixels:
                 raise Refusal(413, f"the picture has {width}x{height} pixels, and {max_pixels} are allowed: shrink it")
             picture = as_seen(file, "the picture")
-    except (DataError, *decoding_errors()) as error:
+    except decoding_errors() as error:  # a ValueError among them, and so ours
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise Refusal(400, f"the body is no readable picture ({', '.join(FORMATS)}): {reason}") from error
     return unit_floats(np.array(resized(size)(picture) if size else picture)[None])

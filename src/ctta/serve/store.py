@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 import torch
 
 from ctta.checkpoint import CheckpointError
-from ctta.serve.factory import StreamFactory, num_bytes
+from ctta.serve.entry import Entry
+from ctta.serve.factory import StreamFactory
 from ctta.serve.limits import Limits
 from ctta.serve.refusals import Refusal
 from ctta.serve.stream import ServedStream
@@ -24,26 +25,6 @@ from ctta.serve.stream import ServedStream
 logger = logging.getLogger("ctta.serve")
 
 T = TypeVar("T")
-
-
-class Entry:
-    """A stream that the store knows, in memory or not."""
-
-    def __init__(self, name: str, last_summary: dict[str, Any] | None) -> None:
-        self.name, self.last_summary = name, last_summary
-        self.stream: ServedStream | None = None
-        self.turn = asyncio.Lock()  # first come, first served
-        self.num_waiting = self.num_bytes = self.num_saved_changes = 0
-        self.is_working = self.is_leaving = self.is_deleted = False
-
-    @property
-    def is_dirty(self) -> bool:
-        return self.stream is not None and self.stream.num_changes != self.num_saved_changes
-
-    def summary(self) -> dict[str, Any]:
-        told = self.stream.summary() if self.stream and not self.is_working else self.last_summary
-        assert told is not None  # from disk, or from its first work on
-        return {**told, "live": self.stream is not None, "waiting": self.num_waiting}
 
 
 class Store:
@@ -166,8 +147,7 @@ class Store:
         if self.is_closed:
             raise Refusal(503, "the service is stopping", retry_after=5)
         if entry.num_waiting >= self.limits.queue or len(self._jobs) >= self.limits.total_queue:
-            waiting = entry.num_waiting if entry.num_waiting >= self.limits.queue else len(self._jobs)
-            seconds = min(max(1, math.ceil(waiting * self._mean_seconds)), 60)
+            seconds = min(max(1, math.ceil(entry.num_waiting * self._mean_seconds)), 60)
             raise Refusal(429, "too many requests are waiting: send again later", retry_after=seconds)
 
     def _forget(self, entry: Entry, job: asyncio.Task[Any]) -> None:
@@ -187,7 +167,7 @@ class Store:
             stream = await self._bring_in(entry)
             begun, entry.is_working = time.monotonic(), True
             try:
-                return await self._in_thread(_worked, entry, work, stream)
+                return await self._in_thread(entry.work, work, stream)
             finally:
                 entry.is_working = False
                 self._largest = max(self._largest, entry.num_bytes)
@@ -205,8 +185,7 @@ class Store:
                     await self._make_room()
                     await self._read(entry)
         assert entry.stream is not None
-        self._live.pop(entry.name, None)
-        self._live[entry.name] = entry  # the most recently used comes last
+        self._live[entry.name] = self._live.pop(entry.name, entry)  # the most recently used comes last
         return entry.stream
 
     async def _read(self, entry: Entry) -> None:
@@ -218,7 +197,7 @@ class Store:
                 409, f"what is stored of the stream {entry.name!r} cannot be gone on with ({error}): delete it"
             ) from error
         entry.num_saved_changes = 0
-        entry.last_summary, entry.num_bytes = entry.stream.summary(), num_bytes(entry.stream)
+        entry.take_down(entry.stream)
 
     async def _make_room(self) -> None:
         """Write those used least recently to disk until one more fits."""
@@ -249,11 +228,3 @@ class Store:
             logger.exception("the stream %s could not be written", entry.name)
             raise
         entry.num_saved_changes, entry.last_summary = num_changes, entry.stream.summary()
-
-
-def _worked(entry: Entry, work: Callable[[ServedStream], T], stream: ServedStream) -> T:
-    """In a thread, with what the loop will want to know of the stream."""
-    try:
-        return work(stream)
-    finally:
-        entry.last_summary, entry.num_bytes = stream.summary(), num_bytes(stream)
