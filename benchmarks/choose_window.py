@@ -25,8 +25,7 @@ GRID = {
     4: (0.2, 0.5, 1.0),
     8: (0.5, 1.0),
     16: (0.2, 0.5, 0.8, 1.0),
-    32: (0.3, 0.5, 0.8),
-    64: (0.5,),
+    32: (0.5,),
 }
 
 
@@ -65,7 +64,7 @@ def main() -> None:
         for share in shares:
             tell(f"BNStats m={share}", ctta.BNStats(net, batch_stats=share), size)
     tell("TENT m=0.2", ctta.Tent(net, batch_stats=0.2))
-    for size, every in ((16, 4), (32, 8), (32, 32)):
+    for size, every in ((16, 4), (16, 16)):
         tell("TENT m=0.5", ctta.Tent(net, batch_stats=0.5), size, every)
 
 

@@ -98,8 +98,9 @@ def test_a_picture_is_shown_to_source_and_stream(browser: webdriver.Chrome, clie
         text = browser.find_element(By.ID, side).text
         assert guess["label"] in text and f"{100 * guess['confidence']:.1f} % sure" in text
     assert client.json("GET", "/streams/ward.A")["images"] == before  # only predicted
-    file.write_bytes(b"no picture")
-    browser.find_element(By.ID, "file").send_keys(str(file))
+    other = tmp_path / "text.png"
+    other.write_bytes(b"no picture")
+    browser.find_element(By.ID, "file").send_keys(str(other))
     until(browser, "return document.getElementById('problem').textContent.includes('no readable picture')")
 
 

@@ -17,6 +17,7 @@ import ctta
 from ctta.serve import Limits, Service
 from ctta.serve.names import folder_of, name_of
 from ctta.serve.window import Window
+from ctta.streams.arrays import unit_floats
 
 
 def test_requests_predict_and_adapt_as_the_model_itself_does(tmp_path: Path) -> None:
@@ -41,9 +42,8 @@ def test_single_images_are_normalised_with_those_before(tmp_path: Path) -> None:
     model, source = tent(tmp_path, batch_stats=0.5), ctta.Source(tent(tmp_path).source)
     service = Service(model, tmp_path / "state", size=SIZE, window=6, update_every=3)
     pictures = [png(seed) for seed in range(12)]
-    x = torch.cat(
-        [torch.from_numpy(np.array(Image.open(io.BytesIO(each)))).permute(2, 0, 1)[None] / 255 for each in pictures]
-    )
+    pixels = np.stack([np.array(Image.open(io.BytesIO(picture))) for picture in pictures])
+    x = unit_floats(pixels).contiguous()
     with serving_here(service) as client:
         for number, picture in enumerate(pictures):
             answer = client.json("POST", "/streams/a/image?compare=true", data=picture)

@@ -65,7 +65,7 @@ function lineOf(values, toHeight, width = 240) {
 function newCard(name) {
   const card = $("card").content.firstElementChild.cloneNode(true);
   card.dataset.stream = name;
-  card.querySelector("h3").textContent = name;
+  card.querySelector("h3").textContent = card.querySelector("h3").title = name;
   card.querySelector(".confidence").setAttribute("aria-label", "confidence over the last requests");
   card.querySelector(".collapse").setAttribute("aria-label", "collapse signal over the last requests");
   for (const button of card.querySelectorAll("button"))
@@ -137,6 +137,7 @@ function showEvents(list, events) {
 async function refresh() {
   try {
     const { total, streams } = await ask(`streams?limit=${MOST_CARDS}`);
+    if (!$("stream").value) $("stream").value = streams[0]?.name ?? "default";  // the one used last
     const names = new Set(streams.map(stream => stream.name));
     for (const [name, card] of cards) if (!names.has(name)) { card.remove(); cards.delete(name); }
     // By name, so that cards keep their places while streams take turns.
@@ -207,7 +208,10 @@ function choose(file) {
   tryPicture();
 }
 
-$("file").addEventListener("change", () => choose($("file").files[0]));
+$("file").addEventListener("change", () => {
+  choose($("file").files[0]);
+  $("file").value = "";  // or choosing the same picture again would be no change
+});
 $("stream").addEventListener("change", tryPicture);
 for (const kind of ["dragover", "dragleave", "drop"])
   $("drop").addEventListener(kind, event => {

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 # Chosen by benchmarks/choose_window.py; see docs/serve.md.
-WINDOW = 32  # images
+WINDOW = 16  # images
 SHARE = 0.5  # of their statistics in BatchNorm's
-UPDATE_EVERY = 8  # images
+UPDATE_EVERY = 4  # images
 WARM = 4  # images from which on their statistics are better than the source's
 
 
