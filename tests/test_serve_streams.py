@@ -158,9 +158,10 @@ def test_full_queues_ask_to_come_back_later(tmp_path: Path) -> None:
 
 
 def test_time_runs_out_for_a_request_but_not_for_its_update(tmp_path: Path) -> None:
-    service = Service(tent(tmp_path), tmp_path / "state", size=SIZE, limits=Limits(seconds=0.3), window=0, workers=1)
+    service = Service(tent(tmp_path), tmp_path / "state", size=SIZE, window=0, workers=1)
     with serving_here(service) as client:
         client.infer("slow", images(4))
+        service.store.limits = Limits(seconds=0.3)
         release = threading.Event()
         stream = service.store.entries["slow"].stream
         assert stream
