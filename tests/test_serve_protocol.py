@@ -20,13 +20,27 @@ INFER = "/v2/models/ctta/infer"
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    options = ("--method", "tent", "--window", 0, "--body", 1, "--batch", 32, "--workers", 2, "--streams", 100_000)
+    options = (
+        "--method",
+        "tent",
+        "--no-guard",
+        "--window",
+        0,
+        "--body",
+        1,
+        "--batch",
+        32,
+        "--workers",
+        2,
+        "--streams",
+        100_000,
+    )
     with Server(tmp_path_factory.mktemp("protocol") / "state", *options) as client:
         yield client
 
 
 def test_tritons_own_client_is_served(client: Client, tmp_path: Path) -> None:
-    model, x = tent(tmp_path), images(4).numpy()
+    model, x = tent(tmp_path, batch_stats=0.5), images(4).numpy()
     with triton.InferenceServerClient(client.address.removeprefix("http://")) as other:
         assert other.is_server_live() and other.is_server_ready()
         assert other.is_model_ready("ctta") and other.is_model_ready("ctta", "1")
