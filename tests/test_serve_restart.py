@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import load
-from serving import Client, Server, images
+from serving import Client, Server, images, tent
 from torch import Tensor
 
 import ctta
 from ctta.guard import Guarded
 from ctta.models import load as load_network
-from ctta.serve import method_by_name
+from ctta.serve import Service, method_by_name
 from ctta.serve.stream import ServedStream
 
 NAMES = ("left", "right", "Left.2")
@@ -26,11 +26,13 @@ def batch(name: str, number: int) -> Tensor:
 def test_a_stop_writes_every_stream_and_a_start_brings_it_back_bit_for_bit(tmp_path: Path) -> None:
     """With the default method, guard and window, in images one by one; the second server has room for one stream."""
     state, options = tmp_path / "state", ("--set", "views=2", "--workers", 1)
-    with Server(state, *options) as client:
+    first = Server(state, *options)
+    with first as client:
         for number in range(9):
             for name in NAMES:
                 client.infer(name, batch(name, number)[:1])
         before = {name: client.state(name) for name in NAMES}
+    assert first.process.returncode == 0
     with Server(state, *options, "--live-streams", 1) as client:
         assert client.json("GET", "/streams")["total"] == 3
         after = {name: client.state(name) for name in NAMES}
@@ -54,8 +56,6 @@ def test_a_stop_writes_every_stream_and_a_start_brings_it_back_bit_for_bit(tmp_p
 
 
 def new_stream(folder: Path, model: ctta.AdaptiveModel) -> ServedStream:
-    from ctta.serve import Service
-
     service = Service(model, folder / f"alone-{len(list(folder.iterdir()))}")
     service.release()
     return service.factory.new("alone")
@@ -108,15 +108,11 @@ def test_a_kill_loses_no_more_than_since_the_last_snapshot(tmp_path: Path) -> No
 
 def test_half_a_snapshot_is_none(tmp_path: Path) -> None:
     """What a kill leaves behind in the middle of a save is swept away, and the one before counts."""
-    from serving import tent
-
-    from ctta.serve import Service
-
     service = Service(tent(tmp_path), tmp_path / "state")
     stream = service.factory.new("a")
     stream.infer(images(40), adapt=True)
     service.factory.snapshots.write(stream)
-    (unfinished,) = [tmp_path / "state/streams/a/unfinished-2"]
+    unfinished = tmp_path / "state/streams/a/unfinished-2"
     unfinished.mkdir()
     (unfinished / "state.safetensors").write_bytes(b"half")
     service.release()

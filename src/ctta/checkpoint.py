@@ -66,11 +66,11 @@ def save(model: AdaptiveModel, path: str | os.PathLike[str]) -> None:
         usual_mode = temporary.stat().st_mode
         save_file(contiguous, temporary, metadata={_METADATA_KEY: json.dumps(header)})
         temporary.chmod(usual_mode)  # safetensors makes files that only their owner can read
-        _flush_to_disk(temporary)
+        flush_to_disk(temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    _flush_to_disk(path.parent)  # the name too must survive a power cut
+    flush_to_disk(path.parent)  # the name too must survive a power cut
 
 
 def load(
@@ -168,7 +168,8 @@ def _copy_into(model: AdaptiveModel, tensors: dict[str, Tensor]) -> None:
             target.copy_(value)
 
 
-def _flush_to_disk(path: Path) -> None:
+def flush_to_disk(path: Path) -> None:
+    """A file, or the names in a folder, safe from a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

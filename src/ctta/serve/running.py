@@ -1,8 +1,11 @@
 """Listen, serve until asked to stop, write every stream."""
 
 import os
+import signal
 import socket
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import uvicorn
@@ -67,4 +70,19 @@ def serve(
         shown = f"[{host}]" if ":" in host else host
         if on_listening:
             on_listening(f"http://{shown}:{listener.getsockname()[1]}")
-        uvicorn.Server(config).run(sockets=[listener])
+        with _ending_quietly():
+            uvicorn.Server(config).run(sockets=[listener])
+
+
+@contextmanager
+def _ending_quietly() -> Iterator[None]:
+    """uvicorn stops on a signal and then sends it again, which would end the process before its caller can tidy up."""
+    if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
+        yield
+        return
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -10,7 +10,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from ctta.checkpoint import CheckpointError, save
+from ctta.checkpoint import CheckpointError, flush_to_disk, save
 from ctta.serve.names import folder_of, name_of
 from ctta.serve.stream import ServedStream
 
@@ -48,11 +48,11 @@ class Snapshots:
         window = {} if stream.window.images is None else {"images": stream.window.images}
         text = json.dumps({"since_update": stream.window.num_since_update, "summary": stream.summary()})
         save_file(window, unfinished / WINDOW, metadata={"stream": text})
-        _flush(unfinished / WINDOW)
-        _flush(unfinished)
+        flush_to_disk(unfinished / WINDOW)
+        flush_to_disk(unfinished)
         os.rename(unfinished, place / str(number))
-        _flush(place)
-        _flush(self.folder)
+        flush_to_disk(place)
+        flush_to_disk(self.folder)
         for older in self._numbers(place) - {number}:
             shutil.rmtree(place / str(older))
 
@@ -93,11 +93,3 @@ class Snapshots:
     @staticmethod
     def _numbers(place: Path) -> set[int]:
         return {int(path.name) for path in place.iterdir() if path.name.isdecimal()} if place.is_dir() else set()
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
