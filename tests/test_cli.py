@@ -72,7 +72,7 @@ def run(*arguments: str) -> int:
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
     text = capsys.readouterr().out
-    for command in ("demo", "bench", "report", "recipes", "methods", "corrupt", "data", "adapt", "calibrate"):
+    for command in ("demo", "bench", "report", "recipes", "methods", "corrupt", "data", "adapt", "calibrate", "serve"):
         assert f" {command} " in text
 
 
