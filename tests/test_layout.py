@@ -12,11 +12,22 @@ PACKAGE = Path(ctta.__file__).parent
 #: A module imports only from rows above its own; modules of one row and one folder may see each other where that
 #: folder is a package of its own (views, testing), while methods are blind to each other.
 ROWS = [
-    ["functional", "norms", "learning", "optimizer_state", "hyperparameters"],
+    ["whole_batch", "company", "functional", "norms", "learning", "optimizer_state", "hyperparameters"],
     ["surgery"],
     ["views", "validation", "fingerprint"],
     ["base"],
-    ["methods", "calibration", "corruptions", "streets", "data", "metrics", "environment", "models", "guard"],
+    [
+        "methods",
+        "calibration",
+        "corruptions",
+        "streets",
+        "data",
+        "metrics",
+        "environment",
+        "models",
+        "guard",
+        "distributed",
+    ],
     ["encoding", "description", "checkpoint", "streams", "results"],
     ["testing", "pace", "journal", "label_maps", "evaluation"],
     ["settings", "failures", "clean_images", "adaptation", "tuning"],

@@ -10,7 +10,7 @@
 
 from importlib.metadata import version
 
-from ctta import corruptions, data, functional, guard, models, streams, streets, testing, views
+from ctta import corruptions, data, distributed, functional, guard, models, streams, streets, testing, views
 from ctta.base import AdaptiveModel, Step
 from ctta.calibration import calibrate_threshold
 from ctta.checkpoint import CheckpointError, load, save
@@ -41,6 +41,7 @@ __all__ = [
     "calibrate_threshold",
     "corruptions",
     "data",
+    "distributed",
     "evaluate",
     "fingerprint",
     "functional",

@@ -17,12 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ctta.company import ALONE, Alone
 from ctta.hyperparameters import read_hyperparameters, show_hyperparameters
 from ctta.learning import OptimizerFactory, build_optimizer, step_if_finite_
 from ctta.norms import estimate_running_statistics_, use_batch_statistics_
 from ctta.optimizer_state import load_state_
 from ctta.surgery import Output, adaptable_copy, images_of, plain_copy, train_only_
 from ctta.validation import check_batch, check_fraction, checked, explaining_wrong_rank
+from ctta.whole_batch import whole_batch
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class AdaptiveModel(nn.Module, ABC):
         self.optimizer: Optimizer | None = None
         self.last_step: Step | None = None
         self.frozen = False
+        self.company: Alone = ALONE
         self.num_steps = 0
         self.num_skipped = 0
 
@@ -75,24 +78,25 @@ class AdaptiveModel(nn.Module, ABC):
 
     def adapt(self, x: Tensor) -> Tensor:
         """Logits for x, and an update for the batches to come. An empty batch comes back as it is."""
-        self.check_input(x)
-        if len(x) == 0:
-            return x
-        # Callers rightly loop under no_grad or inference_mode; learning works under neither.
-        with explaining_wrong_rank(self.source, x), torch.inference_mode(False), torch.enable_grad():
-            logits = self.adapt_step(x.clone() if x.is_inference() else x.detach())
-        torch.clear_autocast_cache()  # or a caller's autocast would go on with the weights from before the update
-        self.num_steps += 1
-        return logits.detach()
+        with self.company.step(self, x) as rows:
+            if len(rows) == 0:
+                return x
+            # Callers rightly loop under no_grad or inference_mode; learning works under neither.
+            with explaining_wrong_rank(self.source, x), torch.inference_mode(False), torch.enable_grad():
+                logits = self.adapt_step(rows.clone() if rows.is_inference() else rows.detach())
+            torch.clear_autocast_cache()  # or a caller's autocast would go on with the weights from before the update
+            self.num_steps += 1
+        return logits.detach()[: len(x)]
 
     def predict(self, x: Tensor) -> Tensor:
         """What ``adapt(x)`` would return, changing and advancing nothing."""
-        self.check_input(x)
-        if len(x) == 0:
-            return x
-        # With gradients on, as in adapt: without, torch picks other attention kernels, which round differently.
-        with explaining_wrong_rank(self.source, x), torch.inference_mode(False), torch.enable_grad():
-            return self.predict_step(x.clone() if x.is_inference() else x.detach()).detach()
+        with self.company.step(self, x) as rows:
+            if len(rows) == 0:
+                return x
+            # With gradients on, as in adapt: without, torch picks other attention kernels, which round differently.
+            with explaining_wrong_rank(self.source, x), torch.inference_mode(False), torch.enable_grad():
+                logits = self.predict_step(rows.clone() if rows.is_inference() else rows.detach())
+        return logits.detach()[: len(x)]
 
     def freeze(self) -> Self:
         """Only predict, until ``unfreeze()``. A mode, not state: ``reset`` keeps it, and so does a saved file."""
@@ -113,7 +117,7 @@ class AdaptiveModel(nn.Module, ABC):
     def fork(self) -> Self:
         """A fresh stream with the same hyperparameters that shares this one's source weights."""
         fresh = type(self)(self.copy_of_source(), **self.hyperparameters)
-        fresh.source = self.source
+        fresh.source, fresh.company = self.source, self.company
         # What a method has beside its networks was built on the default device and dtype; bring it where this one is.
         for name, buffer in self.named_buffers(recurse=False):
             setattr(fresh, name, getattr(fresh, name).to(buffer))
@@ -167,11 +171,16 @@ class AdaptiveModel(nn.Module, ABC):
         self.optimizer, self.optimizer_factory = build_optimizer(factory, net), factory
 
     def minimize(self, loss: Tensor, *, confidence: Tensor | None = None, augmented: Tensor | None = None) -> bool:
-        """One optimiser step, noted in ``last_step``; False, and no step, if the loss or a gradient is not finite."""
+        """One optimiser step, noted in ``last_step``; False, and no step, if the loss or a gradient is not finite.
+
+        The loss and the figures are means over the elements that ``adapt_step`` was given.
+        """
         assert self.optimizer is not None, "a method that learns calls optimize() in its constructor"
         finite = step_if_finite_(self.optimizer, loss)
         self.num_skipped += not finite
-        self.last_step = Step(loss.detach(), not finite, confidence, augmented)
+        mean = whole_batch().mean
+        confidence, augmented = (None if figure is None else mean(figure) for figure in (confidence, augmented))
+        self.last_step = Step(mean(loss.detach()), not finite, confidence, augmented)
         return finite
 
     def generator(self, purpose: str) -> torch.Generator:

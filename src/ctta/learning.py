@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ctta.whole_batch import whole_batch
+
 #: Builds an optimiser for the parameters it is given, as ``partial(torch.optim.Adam, lr=1e-3)`` does.
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
 
@@ -35,11 +37,13 @@ def build_optimizer(factory: OptimizerFactory, net: nn.Module) -> Optimizer:
 
 def step_if_finite_(optimizer: Optimizer, loss: Tensor) -> bool:
     """One optimiser step down the loss; False, and nothing changes, if the loss or a gradient is not finite."""
+    batch = whole_batch()
     try:
-        loss.backward()
+        batch.share_of(loss).backward()
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        batch.add_up_gradients_(parameters)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        finite = all_finite([loss.detach(), *gradients])
+        finite = all_finite([batch.mean(loss.detach()), *gradients])
         if finite:
             optimizer.step()
         return finite

@@ -32,6 +32,7 @@ from ctta.views import (
     image_views,
     multiscale_flip,
 )
+from ctta.whole_batch import whole_batch
 
 LOSSES = {"cross_entropy": cross_entropy, "symmetric": symmetric_cross_entropy, "hard": hard_cross_entropy}
 
@@ -178,23 +179,27 @@ class CoTTA(AdaptiveModel):
             return torch.tensor(bool(self.views) and self.threshold > 1, device=x.device), None
         certainty = confidence(self.source(x))
         mean = certainty.mean()
-        return (mean if self.gate == "batch" else certainty) < self.threshold, mean
+        return (whole_batch().mean(mean) if self.gate == "batch" else certainty) < self.threshold, mean
 
     @torch.no_grad()
     def pseudo_label(self, x: Tensor, unsure: Tensor, direct: Tensor | None = None) -> Tensor:
         """The target y' as logits: the teacher's direct answer, and its mean over the views where unsure."""
-        if direct is None and not unsure.all():
+        batch = whole_batch()
+        everywhere = batch.all(unsure)
+        if direct is None and not everywhere:
             direct = self.direct(x)
-        if direct is not None and not unsure.any():
+        if direct is not None and not batch.any(unsure):
             return direct
-        if direct is None or unsure.all():
+        if direct is None or everywhere:
             return self.refined(x)
         if uses_batch_statistics(self.teacher):
             refined = self.refined(x)  # every image shapes the statistics
         else:
             rows = unsure.reshape(len(unsure), -1).any(1)
             refined = direct.clone()
-            refined[rows] = self.refined(x[rows])
+            with batch.only(rows):
+                if rows.any():  # the unsure ones may all be another process's
+                    refined[rows] = self.refined(x[rows])
         return torch.where(unsure.unsqueeze(1), refined, direct)
 
     def direct(self, x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from ctta.views.colour import (
 )
 from ctta.views.geometry import Motion
 from ctta.views.unit_range import UnitRange
+from ctta.whole_batch import whole_batch
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class ImageView:
             image = image.flip(-1)
         # A generator of its own on the batch's device keeps the view deterministic without a copy from the CPU.
         generator = torch.Generator(x.device).manual_seed(self.noise_seed)
-        noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=image.dtype)
+        noise = whole_batch().randn(image, generator)
         image.add_(noise, alpha=self.NOISE).clamp_(0, 1)
         self.unit_range.from_unit_(image)
         return image.to(x.dtype)

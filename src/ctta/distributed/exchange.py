@@ -1,0 +1,92 @@
+"""What ranks tell each other, on torch's own collectives."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from ctta.distributed.world import DistributedError, rank, size
+
+T = TypeVar("T")
+
+
+@contextmanager
+def explaining_lost_ranks() -> Iterator[None]:
+    """Torch's errors about a connection, as one sentence."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:  # torch has the second for a group that was left
+        reason = str(error).strip().splitlines()[0]
+        raise DistributedError(
+            f"this rank has lost the others: one has ended, failed or does not answer ({reason}); start all again, "
+            "from the last saved state"
+        ) from error
+
+
+def gathered(here: Tensor) -> Tensor:
+    """The tensors of all ranks, of one shape, stacked in the order of the ranks."""
+    with explaining_lost_ranks():
+        parts = [torch.empty_like(here, memory_format=torch.contiguous_format) for _ in range(size())]
+        dist.all_gather(parts, here.contiguous())
+        return torch.stack(parts)
+
+
+def summed(here: Tensor) -> Tensor:
+    """The sum over all ranks; the very same bits on each."""
+    total = here.clone(memory_format=torch.contiguous_format)
+    with explaining_lost_ranks():
+        dist.all_reduce(total)
+    return total
+
+
+def gathered_rows(here: Tensor) -> Tensor:
+    """The rows of all ranks, of which each may have another number, one below the other."""
+    counts = gathered(torch.tensor(len(here), device=here.device)).tolist()
+    padded = here.new_zeros(max(counts), *here.shape[1:])
+    padded[: len(here)] = here
+    return torch.cat([part[:count] for part, count in zip(gathered(padded), counts, strict=True)])
+
+
+def gathered_plain(here: Any) -> list[Any]:
+    """Plain JSON of all ranks; as bytes, because nothing that came from elsewhere is unpickled here."""
+    data = torch.frombuffer(bytearray(json.dumps(here).encode()), dtype=torch.uint8)
+    counts = gathered(torch.tensor(len(data))).tolist()
+    content = bytes(gathered_rows(data).tolist())
+    found = []
+    for count in counts:
+        found.append(json.loads(content[:count]))
+        content = content[count:]
+    return found
+
+
+def outcomes(action: Callable[[], T]) -> list[T]:
+    """What an action gives on every rank; where it fails on one, it fails on all."""
+    failure: Exception | None = None
+    here: dict[str, Any] = {}
+    try:
+        here["gives"] = action()
+    except Exception as error:
+        failure, here["fails"] = error, f"{type(error).__name__}: {error}"
+    found = gathered_plain(here)
+    if failure is not None:
+        raise failure
+    for number, outcome in enumerate(found):
+        if "fails" in outcome:
+            raise DistributedError(f"rank {number} failed, so all stop: {outcome['fails']}")
+    return [outcome["gives"] for outcome in found]
+
+
+class Gather(torch.autograd.Function):
+    """:func:`gathered`, differentiable: each rank's graph holds its part of one sum, so gradients add up over ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, here: Tensor) -> Tensor:
+        return gathered(here)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return summed(gradients[0])[rank()]

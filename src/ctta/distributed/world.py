@@ -1,0 +1,49 @@
+"""The processes that torchrun has started: joining them, and which of them this one is."""
+
+import atexit
+import os
+from datetime import timedelta
+
+import torch
+from torch import distributed as dist
+
+TIMEOUT = 300.0  # seconds
+
+
+class DistributedError(ConnectionError):
+    """The ranks cannot go on together: one is gone, has failed, or holds other weights than the rest."""
+
+
+def join(timeout: float = TIMEOUT) -> None:
+    """Join the processes of ``torchrun``; nothing where this one was started by itself, or has joined already.
+
+    Args:
+        timeout: seconds after which a rank that does not answer is given up, and the others end with an error.
+    """
+    if size() > 1 and "cpu" not in str(dist.get_backend_config()):
+        raise ValueError(
+            "the process group serves no tensors on the CPU, which ranks agree by: start it without naming a backend, "
+            "or with 'cpu:gloo,cuda:nccl'"
+        )
+    if not dist.is_available() or dist.is_initialized() or int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(timeout=timedelta(seconds=timeout))
+    atexit.register(leave)
+
+
+def leave() -> None:
+    """Part from the others, who find out at their next exchange; this process is then by itself."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def rank() -> int:
+    """The number of this process among all, from 0; 0 where there is no other."""
+    return dist.get_rank() if size() > 1 else 0
+
+
+def size() -> int:
+    """How many processes there are."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
