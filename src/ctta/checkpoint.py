@@ -40,7 +40,7 @@ class CheckpointError(ValueError):
 
 
 def save(model: AdaptiveModel, path: str | os.PathLike[str]) -> None:
-    """Write a stream to a file, all of it or nothing.
+    """Write a stream to a file, all of it or nothing; of several ranks that share the stream, the first writes it.
 
     >>> import ctta, tempfile
     >>> net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
@@ -49,6 +49,8 @@ def save(model: AdaptiveModel, path: str | os.PathLike[str]) -> None:
     ...     ctta.save(model, f"{folder}/camera7.safetensors")
     ...     model = ctta.load(f"{folder}/camera7.safetensors", net)
     """
+    if not model.company.is_first:
+        return
     path = Path(path)
     tensors = _changed_tensors(model) | optimizer_tensors(model)
     header = {

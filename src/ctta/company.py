@@ -29,6 +29,10 @@ class Alone:
         """Which rows of a batch of so many this process is to be called with."""
         return slice(None)
 
+    def all_rows(self, here: Tensor) -> Tensor:
+        """What was computed for the rows of all processes, from that for this one's."""
+        return here
+
     def of_each_part(self, action: Callable[[], T]) -> list[T]:
         """What an action gives for the rows of each process, in the order of the rows; plain JSON."""
         return [action()]
@@ -39,10 +43,6 @@ class Alone:
 
     def take_over(self, model: Any) -> None:
         """Give a model the state that it has on the first process."""
-
-    def any(self, truth: bool) -> bool:
-        """Whether it is true on some process."""
-        return truth
 
 
 ALONE = Alone()

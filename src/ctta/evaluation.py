@@ -15,7 +15,7 @@ from ctta.environment import PeakMemory, environment
 from ctta.fingerprint import source_fingerprint
 from ctta.journal import Journal
 from ctta.label_maps import keep_label_maps
-from ctta.metrics import ImageScore, PixelScore, score
+from ctta.metrics import ImageScore, PixelScore, Score, score, score_from_json
 from ctta.results import BatchRecord, Result, result_of
 from ctta.streams import Batch, Stream
 
@@ -34,6 +34,8 @@ def evaluate(
     """Send a stream through a model and score its answers as they come.
 
     Where labels are maps (N, H, W), pixels are scored, at the maps' own resolution (see :mod:`ctta.metrics`).
+    Of a model on several ranks (:func:`ctta.distributed.data_parallel`), every rank is given the same stream, takes its
+    rows of each batch, and gets the whole result; the first keeps the folder.
 
     Args:
         model: as new; it adapts unless it is frozen.
@@ -73,8 +75,21 @@ def evaluate(
         "environment": environment(reference.device),
         **({"class_names": stream.class_names} if stream.class_names else {}),
     }
-    journal = Journal(Path(folder), about, save_every=save_every) if folder is not None else None
-    model, records = journal.resume(model) if journal else (model, [])
+    company, journal = model.company, None
+
+    def resume() -> list[str]:
+        nonlocal journal, model
+        if folder is None:
+            return []
+        journal = Journal(Path(folder), about, save_every=save_every)
+        model, done = journal.resume(model)
+        return [record.to_json() for record in done]
+
+    records = [BatchRecord.from_json(line) for line in company.of_the_first(resume)]
+    if records:
+        model = model if company.is_first else model.fork()
+        model.company = company
+        company.take_over(model)
     memory = PeakMemory(reference.device)
     stream.position = len(records)
     last_of_domain = {domain: segment for segment, domain in enumerate(stream.domains)}
@@ -87,9 +102,12 @@ def evaluate(
         records.append(record)
         if number + 1 == len(stream) or stream.segment_of(number + 1) != segment:
             _check_labelled([record.score for record in records if record.segment == segment], batch.domain)
-        if journal:
-            if batch.y is not None and batch.y.ndim == 3 and segment == last_of_domain[batch.domain]:
+        has_maps = batch.y is not None and batch.y.ndim == 3
+        if folder is not None and has_maps and segment == last_of_domain[batch.domain]:
+            logits = company.all_rows(logits)
+            if journal and batch.y is not None:
                 keep_label_maps(journal.folder, number, logits, batch.y)
+        if journal:
             journal.append(record)
             if journal.pace.is_due:
                 journal.save(model, len(records))
@@ -110,16 +128,18 @@ def _one_batch(
 ) -> tuple[BatchRecord, Tensor]:
     if batch.y is None:
         raise ValueError(f"{batch.domain} has no labels, and without them nothing can be scored")
-    x = batch.x.to(reference)
+    rows = model.company.rows(len(batch.x))
+    x, labels = batch.x[rows].to(reference), batch.y[rows]
     steps_before, started = model.num_steps, time.perf_counter()
     logits = model(x)
     if reference.is_cuda:
         torch.cuda.synchronize(reference.device)
     seconds = time.perf_counter() - started
+    scores = model.company.of_each_part(lambda: vars(score(logits, labels)) if len(labels) else None)
     step = model.last_step if model.num_steps > steps_before else None
     record = BatchRecord(
         segment=segment,
-        score=score(logits, batch.y),
+        score=Score.sum(score_from_json(part) for part in scores if part is not None),
         seconds=seconds,
         peak_mib=memory.mib(),
         loss=_number(step.loss) if step else None,

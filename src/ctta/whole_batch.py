@@ -42,7 +42,7 @@ class WholeBatch:
         """Within, the batch is that of the chosen rows, which the caller picks out of those at hand."""
         return nullcontext()
 
-    def var_mean(self, values: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def var_mean(self, values: Tensor, axes: list[int]) -> tuple[Tensor, Tensor]:
         """Variance (divided by the number) and mean along these axes, of which one is the batch's; differentiable."""
         variance, mean = torch.var_mean(values, axes, correction=0, keepdim=True)
         return variance, mean

@@ -4,7 +4,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
@@ -17,6 +17,8 @@ from ctta.adaptation.predictions import PredictionFile
 from ctta.adaptation.run import Run
 from ctta.base import AdaptiveModel
 from ctta.checkpoint import load, save
+from ctta.distributed import data_parallel, join
+from ctta.distributed.exchange import of_the_first
 from ctta.encoding import encode
 from ctta.guard import Guarded
 from ctta.hyperparameters import show_hyperparameters
@@ -63,7 +65,8 @@ def adapt_to_folder(
 
     With ``state`` the stream is saved there from time to time. Called again after it was killed, it goes on with the
     pictures not yet done, and the file ends up identical to an uninterrupted one's; called again later, it goes on
-    with the pictures that have come since. Another folder with another ``out`` goes on with the same stream.
+    with the pictures that have come since. Another folder with another ``out`` goes on with the same stream. Under
+    ``torchrun`` the ranks divide each batch, and the first writes the files.
 
     Args:
         net: the source network; takes images in [0, 1] and gives one class per image.
@@ -85,15 +88,20 @@ def adapt_to_folder(
     of_source = [f"source_{column}" for column in ("class", *named, "confidence")] if compare else []
     file = PredictionFile(Path(out), ["class", *named, "confidence", *of_source])
     paths = pictures_below(root)
-    with _only_process_with(place):
-        model, done, num_dropped = _begin_or_go_on(net, place, file, method, dict(settings or {}), guard=guard)
+    join()
+    with ExitStack() as held:
+        of_the_first(lambda: held.enter_context(_only_process_with(place)))
+        model, is_new = _model(net, place, method, dict(settings or {}), guard=guard)
+        model = data_parallel(model)
+        already, num_dropped = model.company.of_the_first(lambda: _begin_or_go_on(model, is_new, place, file))
+        done = set(already)
         if isinstance(model, Guarded):
             model.audit = audit
             if model.num_steps:
                 model.note("load", f"from {place}")
         names = [path.relative_to(root).as_posix() for path in paths]
         left = np.array([row for row, name in enumerate(names) if name not in done], np.int64)
-        run = Run(model, Source(net, output=model.output) if compare else None, file, place, classes)
+        run = Run(model, data_parallel(Source(net, output=model.output)) if compare else None, file, place, classes)
         skipped_before, started = model.num_skipped, time.perf_counter()
         if len(left):
             pictures = PictureFiles(root.name, tuple(paths), None, resized(size) if size else None)
@@ -115,35 +123,35 @@ def adapt_to_folder(
     )
 
 
-def _begin_or_go_on(
-    net: nn.Module,
-    state: Path | None,
-    file: PredictionFile,
-    method: str | None,
-    settings: dict[str, Any],
-    *,
-    guard: bool,
-) -> tuple[AdaptiveModel, set[str], int]:
-    """The model, the images that are done, and how many were done but will have to be done again."""
+def _model(
+    net: nn.Module, state: Path | None, method: str | None, settings: dict[str, Any], *, guard: bool
+) -> tuple[AdaptiveModel, bool]:
+    """The model, and whether it is a new one."""
     if state is None or not state.exists():
-        if file.path.exists():
+        model = adapt(net, method or "cotta", **settings)
+        return Guarded(model) if guard else model, True
+    model = load(state, net, method=METHODS[method] if method else None)
+    _check_same(model, settings, state)
+    if guard and not isinstance(model, Guarded):
+        raise ValueError(f"{state} was begun without a guard, and now one is asked for: begin another state")
+    return model, False
+
+
+def _begin_or_go_on(
+    model: AdaptiveModel, is_new: bool, state: Path | None, file: PredictionFile
+) -> tuple[list[str], int]:
+    """The images that are done, and how many were done but will have to be done again."""
+    if file.path.exists():
+        if is_new:
             hint = f"no state at {state} to go on from" if state else "no state given to go on from"
             raise ValueError(f"{file.path} exists, and there is {hint}: name another file, or remove that one")
-        model = adapt(net, method or "cotta", **settings)
-        if guard:
-            model = Guarded(model)
-    else:
-        model = load(state, net, method=METHODS[method] if method else None)
-        _check_same(model, settings, state)
-        if guard and not isinstance(model, Guarded):
-            raise ValueError(f"{state} was begun without a guard, and now one is asked for: begin another state")
-    if file.path.exists():
-        return model, *file.cut_back_to(model.num_steps)
+        done, num_dropped = file.cut_back_to(model.num_steps)
+        return sorted(done), num_dropped
     if state is not None:
         state.parent.mkdir(parents=True, exist_ok=True)
         save(model, state)  # before the first row: from now on a file without a state is somebody else's
     file.begin()
-    return model, set(), 0
+    return [], 0
 
 
 def _check_same(model: AdaptiveModel, settings: dict[str, Any], state: Path) -> None:

@@ -1,6 +1,7 @@
 """One way through some pictures: every batch is predicted, written down, and from time to time the state is saved."""
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ class Run:
         try:
             for batch in stream:
                 agree = False  # an interruption in here leaves half a step, which must not be saved
-                self.one_batch(batch.x.to(self.reference), [names[row] for row in batch.index.tolist()])
+                self.one_batch(batch.x, [names[row] for row in batch.index.tolist()])
                 agree, count = True, count + len(batch.x)
                 if self.pace.is_due:
                     self.save()
@@ -58,15 +59,21 @@ class Run:
                 self.save()
 
     def one_batch(self, x: Tensor, names: Sequence[str]) -> None:
-        step = self.model.num_steps
-        answers = [self.answer(self.model, x)] + ([self.answer(self.source, x)] if self.source else [])
+        step, company = self.model.num_steps, self.model.company
+        here = x[company.rows(len(x))].to(self.reference)
+        models = [self.model, *([self.source] if self.source else [])]
+        of_parts = company.of_each_part(lambda: [self.answer(model, here) for model in models])
+        answers = [[[*chain(*column)] for column in zip(*parts, strict=True)] for parts in zip(*of_parts, strict=True)]
         (predicted, confidence), *others = answers
-        self.num_changed += sum(int((predicted != other).sum()) for other, _ in others)
-        self.confidence_sum += float(confidence.sum())
+        self.num_changed += sum(
+            one != other for column, _ in others for one, other in zip(predicted, column, strict=True)
+        )
+        self.confidence_sum += sum(confidence)
         columns = [column for answer in answers for column in self.columns(*answer)]
-        self.file.append(zip(names, [step] * len(names), *columns, strict=True))
+        if company.is_first:
+            self.file.append(zip(names, [step] * len(names), *columns, strict=True))
 
-    def answer(self, model: AdaptiveModel, x: Tensor) -> tuple[Tensor, Tensor]:
+    def answer(self, model: AdaptiveModel, x: Tensor) -> tuple[list[int], list[float]]:
         """The most probable class of each image, and its probability; 0 where the answer is not finite."""
         with explaining_failure(x):
             logits = model(x)
@@ -76,15 +83,14 @@ class Run:
             raise ValueError(f"there are {len(self.classes)} names for the network's {logits.shape[1]} classes")
         probabilities = logits.double().softmax(1).nan_to_num(0.0).cpu()
         confidence, predicted = probabilities.max(1)
-        return predicted, confidence
+        return predicted.tolist(), confidence.tolist()
 
-    def columns(self, predicted: Tensor, confidence: Tensor) -> list[list[Any]]:
-        numbers = predicted.tolist()
+    def columns(self, numbers: list[int], confidence: list[float]) -> list[list[Any]]:
         names = [[self.classes[number] for number in numbers]] if self.classes else []
-        return [numbers, *names, [f"{value:.6f}" for value in confidence.tolist()]]
+        return [numbers, *names, [f"{value:.6f}" for value in confidence]]
 
     def save(self) -> None:
-        if self.state is None:
+        if self.state is None or not self.model.company.is_first:
             return
         with self.pace.saving():
             self.file.flush_to_disk()  # first, or a state could know of rows that a power cut has taken

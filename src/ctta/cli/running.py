@@ -10,6 +10,7 @@ import typer
 from ctta.cli.console import err, out, progress_of
 from ctta.cli.stopping import stopping_between_steps
 from ctta.cli.tables import print_table
+from ctta.distributed import rank, size
 from ctta.grid import Ending, Place, Progress, Run, ThisProcess, execute, keep_examples
 from ctta.metrics import MIOU
 from ctta.report import score_table, write_report
@@ -21,6 +22,10 @@ def run_and_report(runs: Sequence[Run], elsewhere: Place | None = None, *, repor
 
     Exit code 1 if a cell failed for good, 130 after Ctrl-C.
     """
+    if elsewhere and size() > 1:
+        raise ValueError(
+            "torchrun has already started processes, so cells cannot be sent to others: choose one of both"
+        )
     failed: list[Ending] = []
     try:
         for run in runs:
@@ -28,6 +33,15 @@ def run_and_report(runs: Sequence[Run], elsewhere: Place | None = None, *, repor
     except KeyboardInterrupt:
         err.print("Stopped; the same command goes on from what was saved.")
         raise typer.Exit(130) from None
+    if rank() == 0:
+        _report(runs, report, as_json)
+    if failed:
+        number = sum(len(run.cells) for run in runs)
+        err.print(f"{len(failed)} of {number} cells failed; the table is without them.", soft_wrap=True)
+        raise typer.Exit(1)
+
+
+def _report(runs: Sequence[Run], report: Path, as_json: bool) -> None:
     complete = {run.folder: [result for result in run.results() if result.is_complete] for run in runs}
     for folder, results in complete.items():
         if as_json:
@@ -42,10 +56,6 @@ def run_and_report(runs: Sequence[Run], elsewhere: Place | None = None, *, repor
             page = write_report(list(complete), report)
         if not as_json:
             out.print(f"Report: {page}", soft_wrap=True)
-    if failed:
-        number = sum(len(run.cells) for run in runs)
-        err.print(f"{len(failed)} of {number} cells failed; the table is without them.", soft_wrap=True)
-        raise typer.Exit(1)
 
 
 def _run(run: Run, elsewhere: Place | None) -> list[Ending]:

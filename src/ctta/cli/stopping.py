@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from ctta.distributed.exchange import any_rank
+
 
 @contextmanager
 def stopping_between_steps() -> Iterator[Callable[[], None]]:
@@ -19,7 +21,7 @@ def stopping_between_steps() -> Iterator[Callable[[], None]]:
         came = True
 
     def stop_if_asked() -> None:
-        if came:
+        if any_rank(came):  # under torchrun the signal may reach one before a step and another after it
             raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():  # which alone may handle signals

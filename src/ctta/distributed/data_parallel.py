@@ -10,11 +10,12 @@ from torch import Tensor
 
 from ctta.base import AdaptiveModel
 from ctta.company import Alone
-from ctta.distributed.exchange import gathered, outcomes
+from ctta.distributed.exchange import gathered, gathered_rows, of_the_first, outcomes
 from ctta.distributed.part_of_batch import PartOfBatch
 from ctta.distributed.same_state import checksum, copy_from_first_rank_, digest, raise_unless_same
 from ctta.distributed.share_of_views import ShareOfViews
 from ctta.distributed.world import TIMEOUT, DistributedError, join, leave, rank, size
+from ctta.guard import Guarded
 from ctta.norms import keeps_running_statistics
 from ctta.validation import check_choice, whole_number
 from ctta.whole_batch import WholeBatch, is_being_shared, sharing
@@ -26,7 +27,7 @@ Model = TypeVar("Model", bound=AdaptiveModel)
 def data_parallel(
     model: Model, *, shard: Literal["batch", "views"] = "batch", check_every: int = 100, timeout: float = TIMEOUT
 ) -> Model:
-    """Let the ranks of ``torchrun`` compute one stream together; the answers are those of one process, but for rounding.
+    """Let the ranks of ``torchrun`` compute one stream together; but for rounding, all is as on one process.
 
     The model is returned, and starts on every rank from rank 0's state. From then on all ranks call it together, each
     with its rows of every batch (see :func:`ctta.distributed.shard`; their numbers may differ, and may be 0), and get
@@ -55,6 +56,11 @@ def data_parallel(
         )
     join(timeout)
     if size() > 1:
+        if isinstance(model, Guarded):
+            raise ValueError(
+                "a guard judges by the rows of its own process, so ranks would decide differently: share the method "
+                "without it, or run the guarded model on one process"
+            )
         model.company = Ranks(shard, check_every)
         model.company.take_over(model)
     return model
@@ -92,18 +98,18 @@ class Ranks(Alone):
     def rows(self, count: int) -> slice:
         return own_rows(count) if self.shard == "batch" else slice(None)
 
+    def all_rows(self, here: Tensor) -> Tensor:
+        return gathered_rows(here) if self.shard == "batch" else here
+
     def of_each_part(self, action: Callable[[], T]) -> list[T]:
         found = outcomes(action)
         return found if self.shard == "batch" else found[:1]
 
     def of_the_first(self, action: Callable[[], T]) -> T:
-        return outcomes(lambda: action() if self.is_first else None)[0]  # type: ignore[return-value]
+        return of_the_first(action)
 
     def take_over(self, model: Any) -> None:
         copy_from_first_rank_(model)
-
-    def any(self, truth: bool) -> bool:
-        return bool(gathered(torch.tensor(int(truth))).any())
 
     def _agreed_sizes(self, model: AdaptiveModel, x: Tensor) -> tuple[int, ...]:
         """How many rows each rank has, once all have found theirs good and are at the same step."""

@@ -80,9 +80,26 @@ def outcomes(action: Callable[[], T]) -> list[T]:
     return [outcome["gives"] for outcome in found]
 
 
-class Gather(torch.autograd.Function):
-    """:func:`gathered`, differentiable: each rank's graph holds its part of one sum, so gradients add up over ranks."""
+def of_the_first(action: Callable[[], T]) -> T:
+    """What an action gives on rank 0, which alone does it; where it fails there, it fails on all."""
+    if size() == 1:
+        return action()
+    gives: T = outcomes(lambda: action() if rank() == 0 else None)[0]  # type: ignore[assignment]
+    return gives
 
+
+def any_rank(truth: bool) -> bool:
+    """Whether it is true on some rank."""
+    return truth if size() == 1 else bool(gathered(torch.tensor(int(truth))).any())
+
+
+def all_gather(here: Tensor) -> Tensor:
+    """:func:`gathered`, differentiable: each rank's graph holds its part of one sum, so gradients add up over ranks."""
+    there: Tensor = _Gather.apply(here)  # type: ignore[no-untyped-call]
+    return there
+
+
+class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, here: Tensor) -> Tensor:
         return gathered(here)

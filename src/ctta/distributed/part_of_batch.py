@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ctta.distributed.exchange import Gather, gathered, summed
+from ctta.distributed.exchange import all_gather, gathered, summed
 from ctta.distributed.world import rank
 from ctta.whole_batch import WholeBatch, sharing
 
@@ -53,8 +53,8 @@ class PartOfBatch(WholeBatch):
         with sharing(PartOfBatch(tuple(counts))):
             yield
 
-    def var_mean(self, values: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
-        variances, means = Gather.apply(torch.stack(super().var_mean(values, axes))).unbind(1)
+    def var_mean(self, values: Tensor, axes: list[int]) -> tuple[Tensor, Tensor]:
+        variances, means = all_gather(torch.stack(super().var_mean(values, axes))).unbind(1)
         weights = torch.tensor(self.sizes).to(means).div_(sum(self.sizes)).view(-1, *[1] * (means.ndim - 1))
         mean = (weights * means).sum(0)
         # Within ranks and between them, rather than by sums of squares, which cancel where the mean is large.

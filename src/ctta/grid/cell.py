@@ -1,11 +1,13 @@
 """One cell of a table: a method, an order and a seed, described in plain words so that any process can run it."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from ctta.distributed import data_parallel, join, rank
 from ctta.evaluation import evaluate
 from ctta.failures import on_device
 from ctta.recipes import Options, build
@@ -35,15 +37,19 @@ class Cell:
         return (folder / "about.json").exists() and read_result(folder).is_complete
 
     def run(self, on_batch: Callable[[BatchRecord], None] | None = None) -> None:
-        """Evaluate, or go on with it; the result is in the folder."""
+        """Evaluate, or go on with it; the result is in the folder. Under ``torchrun`` the ranks divide each batch."""
         from filelock import FileLock
 
         torch.set_num_threads(self.threads)
         task = build(self.recipe, self.options)
         row, folder = task.rows[self.row], Path(self.folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / "lock"):  # an attempt that was given up may still be at it, on another machine
-            model = row.model(on_device(task.network(), self.options.device), self.seed or 0)
+        join()
+        with ExitStack() as held:
+            if rank() == 0:
+                folder.mkdir(parents=True, exist_ok=True)
+                # An attempt that was given up may still be at it, on another machine.
+                held.enter_context(FileLock(folder / "lock"))
+            model = data_parallel(row.model(on_device(task.network(), self.options.device), self.seed or 0))
             evaluate(
                 model,
                 task.stream(self.order),

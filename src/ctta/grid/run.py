@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ctta.distributed import rank
+from ctta.distributed.exchange import of_the_first
 from ctta.failures import on_device
 from ctta.fingerprint import fingerprint
 from ctta.grid.cell import Cell
@@ -74,9 +76,10 @@ def plan(
     commands = _earlier_commands(folder, asked)
     run = Run(folder, tuple(cells), sum(len(streams[cell.order]) for cell in cells))
     _check_same(run, fingerprint(net), {order: stream.hash for order, stream in streams.items()})
-    folder.mkdir(parents=True, exist_ok=True)
-    commands = list(dict.fromkeys([*commands, command]))
-    write_atomically(folder / "run.json", json.dumps({"format": FORMAT, **asked, "commands": commands}, indent=1))
+    if rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        commands = list(dict.fromkeys([*commands, command]))
+        write_atomically(folder / "run.json", json.dumps({"format": FORMAT, **asked, "commands": commands}, indent=1))
     return run
 
 
@@ -101,7 +104,8 @@ def execute(run: Run, place: Place, *, on_ending: Callable[[Ending], None] | Non
 
     A cell whose process died is tried again, a few times; whatever fails, the others go on.
     """
-    waiting = [cell for cell in run.cells if not cell.is_complete]
+    complete = of_the_first(lambda: [cell.is_complete for cell in run.cells])
+    waiting = [cell for cell, is_complete in zip(run.cells, complete, strict=True) if not is_complete]
     attempts = dict.fromkeys(waiting, 0)
     failed: list[Ending] = []
     num_running = 0
