@@ -55,6 +55,17 @@ def test_blended_statistics(name: str, share: float) -> None:
     torch.testing.assert_close(ctta.BNStats(net, batch_stats=share)(x), blended(x), rtol=1e-5, atol=1e-5)
 
 
+def test_a_single_channels_last_image_gives_the_gradients_of_a_contiguous_one() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 2, 2), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 3))
+    x, gradients = torch.rand(1, 3, 8, 8), []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        student = ctta.Tent(net, batch_stats=0.3).student
+        ctta.functional.entropy(student(x.to(memory_format=layout))).sum().backward()
+        gradients.append(student[1].weight.grad)
+    torch.testing.assert_close(*gradients)
+
+
 def test_a_batch_of_one_value_per_channel_can_be_blended_but_not_normalised() -> None:
     net, x = filled("1d")
     assert torch.isfinite(ctta.BNStats(net, batch_stats=0.1)(x[:1])).all()

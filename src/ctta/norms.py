@@ -64,6 +64,10 @@ class BatchStatistics:
         blended_mean = mean.lerp(batch_mean, self.share)
         scale = ((variance + module.eps) / (variance.lerp(batch_variance, self.share) + module.eps)).sqrt()
         shifted: Tensor = torch.addcmul(mean - blended_mean * scale, values, scale).flatten(0, 1)
+        if len(shifted) == 1:
+            # The step from one image to the next is arbitrary here, and by an odd one torch 2.13 mistakes the layout of
+            # a channels-last image: on the CPU the layer's backward then gives gradients of other values.
+            shifted = shifted.as_strided(shifted.shape, (shifted.numel(), *shifted.stride()[1:]))
         return shifted.to(x.dtype)
 
 
