@@ -33,6 +33,7 @@ ROWS = [
     ["settings", "failures", "clean_images", "adaptation", "tuning"],
     ["recipes", "grid", "report", "serve"],
     ["cli"],
+    ["__main__"],
 ]
 BLIND_TO_EACH_OTHER = {"methods"}
 

@@ -65,10 +65,9 @@ class Run:
         of_parts = company.of_each_part(lambda: [self.answer(model, here) for model in models])
         answers = [[[*chain(*column)] for column in zip(*parts, strict=True)] for parts in zip(*of_parts, strict=True)]
         (predicted, confidence), *others = answers
-        self.num_changed += sum(
-            one != other for column, _ in others for one, other in zip(predicted, column, strict=True)
-        )
-        self.confidence_sum += sum(confidence)
+        for by_source, _ in others:
+            self.num_changed += sum(one != other for one, other in zip(predicted, by_source, strict=True))
+        self.confidence_sum += float(torch.tensor(confidence, dtype=torch.float64).sum())
         columns = [column for answer in answers for column in self.columns(*answer)]
         if company.is_first:
             self.file.append(zip(names, [step] * len(names), *columns, strict=True))

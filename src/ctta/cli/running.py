@@ -24,7 +24,7 @@ def run_and_report(runs: Sequence[Run], elsewhere: Place | None = None, *, repor
     """
     if elsewhere and size() > 1:
         raise ValueError(
-            "torchrun has already started processes, so cells cannot be sent to others: choose one of both"
+            "torchrun has started processes already, so cells cannot be sent to others: choose one of both"
         )
     failed: list[Ending] = []
     try:

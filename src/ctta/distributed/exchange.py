@@ -71,9 +71,11 @@ def outcomes(action: Callable[[], T]) -> list[T]:
         here["gives"] = action()
     except Exception as error:
         failure, here["fails"] = error, f"{type(error).__name__}: {error}"
-    found = gathered_plain(here)
-    if failure is not None:
-        raise failure
+    try:
+        found = gathered_plain(here)
+    finally:
+        if failure is not None:  # which is the cause, also where the others are lost by now
+            raise failure
     for number, outcome in enumerate(found):
         if "fails" in outcome:
             raise DistributedError(f"rank {number} failed, so all stop: {outcome['fails']}")

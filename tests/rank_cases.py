@@ -1,0 +1,275 @@
+"""What every rank of a world does in tests: all cases in one process, since starting processes is what takes long.
+
+Run as a script by each rank with a folder, in which it leaves what went wrong, by the name of the case.
+"""
+
+import contextlib
+import io
+import json
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ctta
+from ctta.distributed import DistributedError, check_same, data_parallel, gather, rank, shard, size
+from ctta.testing import NETWORKS, Case
+from ctta.testing.case import state_of
+from ctta.views import image_views, multiscale_flip
+
+STEPS = 10
+#: Rows of ranks 0, 1, 2 at each step: uneven, short, and none at all.
+SIZES = [(3, 4, 1), (0, 5, 2), (2, 2, 2), (1, 3, 0), (4, 0, 0)]
+VIEWS = {"views": image_views(3)}
+ELEMENT = {"views": image_views(2), "gate": "element"}
+
+CASES: dict[str, Callable[[Path], None]] = {}
+
+
+def case(check: Callable[[Path], None]) -> Callable[[Path], None]:
+    CASES[check.__name__] = check
+    return check
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A method on a network in double precision, with settings, and how the ranks divide the work."""
+
+    method: type[ctta.AdaptiveModel]
+    network: str = "batch_norm"
+    settings: dict[str, Any] = field(default_factory=dict)
+    divide: str = "batch"
+
+    def net(self) -> nn.Module:
+        return Case(self.method, NETWORKS[self.network], {}).net().double()
+
+    def model(self) -> ctta.AdaptiveModel:
+        return self.method(self.net(), **self.settings)
+
+    def batch(self, step: int) -> Tensor:
+        rows = sum(SIZES[step % len(SIZES)][: size()])
+        return Case(self.method, NETWORKS[self.network], {}).batch(step, rows).double()
+
+    def rows(self, step: int) -> slice:
+        if self.divide == "views":
+            return slice(None)
+        sizes = SIZES[step % len(SIZES)][: size()]
+        return slice(sum(sizes[: rank()]), sum(sizes[: rank() + 1]))
+
+
+def unsure_half(network: str, batch_stats: float) -> float:
+    """A threshold that lies between the source's confidences, far from each as rounding goes."""
+    stream = Stream(ctta.BNStats, network, {"batch_stats": batch_stats})
+    ordered = ctta.functional.confidence(stream.model()(stream.batch(0))).flatten().sort().values
+    middle = len(ordered) // 2
+    return float(ordered[middle - 1 : middle + 1].mean())
+
+
+def streams() -> dict[str, Stream]:
+    """Every method on BatchNorm and LayerNorm, then what else there is to reduce over a batch."""
+    found = {
+        f"{name} {network}": Stream(method, network, VIEWS if name in ("cotta", "test_aug") else {})
+        for name, method in ctta.METHODS.items()
+        for network in ("batch_norm", "vit")
+    }
+    for network in ("batch_norm", "vit"):
+        found[f"views {network}"] = Stream(ctta.CoTTA, network, VIEWS, "views")
+    dense = {"views": multiscale_flip((0.5, 1)), "gate": "element", "loss": "hard"}
+    rows_only = ELEMENT | {"batch_stats": 0.0, "threshold": unsure_half("batch_norm", 0.0)}
+    paper = ELEMENT | {"predict_with": "teacher", "average": "probabilities"}
+    return found | {
+        "blended": Stream(ctta.Tent, settings={"batch_stats": 0.3}),
+        "views at once": Stream(ctta.TestAug, settings={"views": image_views(3), "views_at_once": 2}),
+        "pixels": Stream(ctta.CoTTA, "segmentation", dense | {"threshold": unsure_half("segmentation", 1.0)}),
+        "only unsure rows": Stream(ctta.CoTTA, settings=rows_only),
+        "only unsure rows, paper": Stream(ctta.CoTTA, "vit", paper | {"threshold": unsure_half("vit", 1.0)}),
+        "fewer views than ranks": Stream(ctta.TestAug, settings={"views": image_views(1)}, divide="views"),
+    }
+
+
+def assert_as_by_itself(
+    stream: Stream, parallel: ctta.AdaptiveModel, alone: ctta.AdaptiveModel, first: int = 0
+) -> None:
+    """Ten steps with others and by oneself: the same answers, figures and state, but for rounding."""
+    for step in range(first, first + STEPS):
+        x, rows = stream.batch(step), stream.rows(step)
+        torch.testing.assert_close(parallel(x[rows]), alone(x)[rows], rtol=0, atol=1e-12)
+        ours, theirs = (model.last_step and astuple(model.last_step) for model in (parallel, alone))
+        for figure, expected in zip(ours or (), theirs or (), strict=True):
+            # The share of views is in float32, as it always was.
+            assert figure == expected or abs(figure - expected) < 1e-6
+    # Adam divides by the size of a gradient, so where that is nothing but rounding, it grows by up to its eps of 1e-8.
+    for ours, theirs in zip(state_of(parallel), state_of(alone), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+    check_same(parallel)
+
+
+@case
+def every_stream_is_as_on_one_process(folder: Path) -> None:
+    for name, stream in streams().items():
+        parallel = data_parallel(stream.model(), shard=stream.divide, check_every=3)  # type: ignore[arg-type]
+        try:
+            assert_as_by_itself(stream, parallel, stream.model())
+        except AssertionError as error:
+            error.add_note(name)
+            raise
+
+
+class OfOnesOwn(ctta.AdaptiveModel):
+    """Knows nothing of ranks: a mean of its own, parameters that are never used, and the usual predict_step."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net)
+        self.student = self.copy_of_source()
+        self.student.unused = nn.Linear(2, 2, dtype=torch.float64)
+        self.optimize(self.student, torch.optim.Adam)
+
+    def adapt_step(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.student(x)
+        self.minimize(ctta.functional.entropy(logits).mean())
+        return logits
+
+
+@case
+def a_method_of_ones_own_needs_nothing(folder: Path) -> None:
+    stream = Stream(OfOnesOwn, "vit")
+    parallel, alone = data_parallel(stream.model()), stream.model()
+    alone.student.unused.load_state_dict(parallel.student.unused.state_dict())
+    x, rows = stream.batch(0), stream.rows(0)
+    expected = parallel.predict(x[rows])
+    assert parallel.num_steps == 0
+    assert torch.equal(parallel(x[rows]), expected)
+    alone(x)
+    assert_as_by_itself(stream, parallel, alone, first=1)
+    assert len(parallel.optimizer.state) == len(alone.optimizer.state) < len(list(parallel.student.parameters()))
+
+
+@case
+def all_start_from_the_first_ranks_state(folder: Path) -> None:
+    stream = Stream(ctta.Tent)
+    net = stream.net()
+    with torch.no_grad():
+        net[0].weight.add_(rank())
+    model = ctta.Tent(net)
+    if rank() == 0:
+        model(stream.batch(0))  # so that its optimiser has a state, and the others' have none
+    check_same(data_parallel(model))
+    assert model.num_steps == 1
+    assert torch.equal(model.source[0].weight, stream.net()[0].weight)
+    with pytest.raises(DistributedError, match="rank 1 has another settings than rank 0"):
+        data_parallel(ctta.CoTTA(stream.net(), seed=rank()))
+
+
+@case
+def reset_and_fork_stay_with_the_others(folder: Path) -> None:
+    stream = Stream(ctta.Tent)
+    model = data_parallel(stream.model())
+    model(stream.batch(0)[stream.rows(0)])
+    assert_as_by_itself(stream, model.reset(), stream.model())
+    assert_as_by_itself(stream, model.fork(), stream.model())
+
+
+@case
+def a_bad_batch_on_one_rank_is_refused_by_all(folder: Path) -> None:
+    stream = Stream(ctta.Tent)
+    model = data_parallel(stream.model())
+    before = state_of(model)
+    x = shard(stream.batch(0)).clone()
+    if rank() == 1:
+        x[0, 0, 0, 0] = torch.nan
+    with pytest.raises(ValueError, match="NaN" if rank() == 1 else "rank 1 was given a bad batch"):
+        model(x)
+    with pytest.raises(ValueError, match="different shapes"):
+        model(torch.rand(2, 3, 16, 16 + rank()).double())
+    assert all(map(torch.equal, state_of(model), before))
+    empty = x[:0]
+    assert model(empty) is empty and model.num_steps == 0
+    model(shard(stream.batch(0)))
+
+
+@case
+def a_step_that_is_not_finite_on_one_rank_is_skipped_by_all(folder: Path) -> None:
+    stream = Stream(ctta.Tent, "vit")
+    model = data_parallel(stream.model())
+    x = shard(stream.batch(0)).clone()
+    if rank() == 1:
+        x *= 1e300
+    answer = model(x)
+    assert answer.isfinite().all() == (rank() != 1)
+    assert model.num_skipped == 1 and model.last_step is not None and model.last_step.skipped
+    check_same(model)
+
+
+@case
+def drifting_apart_stops_all(folder: Path) -> None:
+    stream = Stream(ctta.Tent)
+    model = data_parallel(stream.model(), check_every=2)
+    if rank() == 1:
+        with torch.no_grad():
+            model.student[1].weight[0] += 1e-15
+    with pytest.raises(DistributedError, match="after 0 steps rank"):
+        model(shard(stream.batch(0)))
+
+
+@case
+def rows_are_cut_and_gathered_in_order(folder: Path) -> None:
+    x = torch.arange(7 * 2).view(7, 2)
+    assert torch.equal(gather(shard(x)), x)
+    assert torch.equal(gather(shard(x[:1])), x[:1])
+
+
+@case
+def a_stream_goes_on_on_another_number_of_ranks(folder: Path) -> None:
+    """The file comes from whoever was at it before; a process by itself checks the end."""
+    stream, path = Stream(ctta.CoTTA, settings=VIEWS), folder / "stream.safetensors"
+    loaded = ctta.load(path, stream.net()) if path.exists() else stream.model()
+    model = data_parallel(loaded)
+    for number in range(model.num_steps, model.num_steps + 3):
+        model(shard(Case(ctta.CoTTA, NETWORKS["batch_norm"], {}).batch(number).double()))
+    check_same(model)  # so that nobody is still reading the file
+    ctta.save(model, path)
+
+
+def command(*arguments: object) -> str:
+    """What ``ctta`` prints on this rank."""
+    from ctta.cli import main
+
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        main([str(argument) for argument in arguments])
+    return printed.getvalue()
+
+
+@case
+def the_command_gives_what_one_process_gives(folder: Path) -> None:
+    arguments = json.loads((folder / "commands.json").read_text())
+    for name, words in arguments.items():
+        printed = command(*words)
+        assert bool(printed) == (rank() == 0)
+        if rank() == 0:
+            (folder / f"{name}.printed").write_text(printed)
+
+
+def run(names: list[str], folder: Path) -> None:
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    ctta.distributed.join(60)
+    number, failures = rank(), {}
+    for name in names:
+        try:
+            CASES[name](folder)
+        except BaseException:
+            failures[name] = traceback.format_exc()
+            break  # this rank is no longer where the others are
+    (folder / f"rank{number}.json").write_text(json.dumps(failures))
+
+
+if __name__ == "__main__":
+    run(sys.argv[2:], Path(sys.argv[1]))
