@@ -20,30 +20,39 @@ def join(timeout: float = TIMEOUT) -> None:
     Args:
         timeout: seconds after which a rank that does not answer is given up, and the others end with an error.
     """
-    if size() > 1 and "cpu" not in str(dist.get_backend_config()):
-        raise ValueError(
-            "the process group serves no tensors on the CPU, which ranks agree by: start it without naming a backend, "
-            "or with 'cpu:gloo,cuda:nccl'"
-        )
-    if not dist.is_available() or dist.is_initialized() or int(os.environ.get("WORLD_SIZE", 1)) == 1:
-        return
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(timeout=timedelta(seconds=timeout))
-    atexit.register(leave)
+    if _is_member():
+        if size() > 1 and "cpu" not in str(dist.get_backend_config()):
+            raise ValueError(
+                "the process group serves no tensors on the CPU, which ranks agree by: start it without naming a "
+                "backend, or with 'cpu:gloo,cuda:nccl'"
+            )
+    elif size() > 1:
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group(timeout=timedelta(seconds=timeout))
+        atexit.register(leave)
 
 
 def leave() -> None:
-    """Part from the others, who find out at their next exchange; this process is then by itself."""
-    if dist.is_available() and dist.is_initialized():
+    """Part from the others, who find out at their next exchange."""
+    if _is_member():
         dist.destroy_process_group()
 
 
 def rank() -> int:
     """The number of this process among all, from 0; 0 where there is no other."""
-    return dist.get_rank() if size() > 1 else 0
+    return dist.get_rank() if _is_member() else int(os.environ["RANK"]) if _is_started_with_others() else 0
 
 
 def size() -> int:
     """How many processes there are."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return dist.get_world_size() if _is_member() else int(os.environ["WORLD_SIZE"]) if _is_started_with_others() else 1
+
+
+def _is_member() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _is_started_with_others() -> bool:
+    """Also before joining and after leaving: a rank must not take itself for the only process."""
+    return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
