@@ -6,6 +6,8 @@ Run as a script by each rank with a folder, in which it leaves what went wrong, 
 import contextlib
 import io
 import json
+import os
+import signal
 import sys
 import traceback
 import warnings
@@ -95,10 +97,10 @@ def streams() -> dict[str, Stream]:
 
 
 def assert_as_by_itself(
-    stream: Stream, parallel: ctta.AdaptiveModel, alone: ctta.AdaptiveModel, first: int = 0
+    stream: Stream, parallel: ctta.AdaptiveModel, alone: ctta.AdaptiveModel, steps: range = range(STEPS)
 ) -> None:
-    """Ten steps with others and by oneself: the same answers, figures and state, but for rounding."""
-    for step in range(first, first + STEPS):
+    """Some steps with others and by oneself: the same answers, figures and state, but for rounding."""
+    for step in steps:
         x, rows = stream.batch(step), stream.rows(step)
         torch.testing.assert_close(parallel(x[rows]), alone(x)[rows], rtol=0, atol=1e-12)
         ours, theirs = (model.last_step and astuple(model.last_step) for model in (parallel, alone))
@@ -147,7 +149,7 @@ def a_method_of_ones_own_needs_nothing(folder: Path) -> None:
     assert parallel.num_steps == 0
     assert torch.equal(parallel(x[rows]), expected)
     alone(x)
-    assert_as_by_itself(stream, parallel, alone, first=1)
+    assert_as_by_itself(stream, parallel, alone, range(1, 6))
     assert len(parallel.optimizer.state) == len(alone.optimizer.state) < len(list(parallel.student.parameters()))
 
 
@@ -172,8 +174,8 @@ def reset_and_fork_stay_with_the_others(folder: Path) -> None:
     stream = Stream(ctta.Tent)
     model = data_parallel(stream.model())
     model(stream.batch(0)[stream.rows(0)])
-    assert_as_by_itself(stream, model.reset(), stream.model())
-    assert_as_by_itself(stream, model.fork(), stream.model())
+    assert_as_by_itself(stream, model.reset(), stream.model(), range(2))
+    assert_as_by_itself(stream, model.fork(), stream.model(), range(2))
 
 
 @case
@@ -257,10 +259,22 @@ def the_command_gives_what_one_process_gives(folder: Path) -> None:
             (folder / f"{name}.printed").write_text(printed)
 
 
+@case
+def a_killed_rank_ends_the_others_with_an_error(folder: Path) -> None:
+    stream = Stream(ctta.Tent)
+    model = data_parallel(stream.model())
+    model(shard(stream.batch(2)))
+    if rank() == size() - 1:
+        (folder / f"rank{rank()}.json").write_text("{}")
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(DistributedError, match="this rank has lost the others"):
+        model(shard(stream.batch(2)))
+
+
 def run(names: list[str], folder: Path) -> None:
     warnings.simplefilter("error")
     torch.set_num_threads(1)
-    ctta.distributed.join(60)
+    ctta.distributed.join(300)
     number, failures = rank(), {}
     for name in names:
         try:
