@@ -16,12 +16,16 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import ctta
 from ctta.distributed import DistributedError, check_same, data_parallel, gather, rank, shard, size
+from ctta.label_maps.keeping import read_label_maps
+from ctta.results import BatchRecord
+from ctta.streams import Segment
 from ctta.testing import NETWORKS, Case
 from ctta.testing.case import state_of
 from ctta.views import image_views, multiscale_flip
@@ -237,6 +241,45 @@ def a_stream_goes_on_on_another_number_of_ranks(folder: Path) -> None:
         model(shard(Case(ctta.CoTTA, NETWORKS["batch_norm"], {}).batch(number).double()))
     check_same(model)  # so that nobody is still reading the file
     ctta.save(model, path)
+
+
+@dataclass(frozen=True)
+class Scenes:
+    """Random scenes with label maps."""
+
+    name: str
+    labels = None
+
+    def __len__(self) -> int:
+        return 5
+
+    def read(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        generators = [torch.Generator().manual_seed(len(self.name) * 100 + row) for row in rows.tolist()]
+        pictures = [torch.rand(3, 16, 16, generator=generator) for generator in generators]
+        maps = [torch.randint(5, (16, 16), generator=generator) for generator in generators]
+        return torch.stack(pictures).double(), torch.stack(maps)
+
+
+@case
+def an_evaluation_that_was_stopped_ends_as_on_one_process(folder: Path) -> None:
+    segments = [Segment(name, Scenes(name), np.arange(5)) for name in ("fog", "night")]
+    scenes = ctta.streams.Stream("scenes", segments, batch_size=3)
+    stream = Stream(ctta.CoTTA, "segmentation", {"views": multiscale_flip((0.5, 1))})
+    alone = ctta.evaluate(stream.model(), scenes, folder=folder / f"alone-{size()}-{rank()}")
+
+    def stop(record: BatchRecord) -> None:
+        raise KeyboardInterrupt
+
+    shared = folder / f"shared-{size()}"
+    with pytest.raises(KeyboardInterrupt):
+        ctta.evaluate(data_parallel(stream.model()), scenes, folder=shared, on_batch=stop)
+    result = ctta.evaluate(data_parallel(stream.model()), scenes, folder=shared)
+    assert result.is_complete and result.mious == alone.mious
+    check_same(data_parallel(stream.model()))  # which also waits until the first rank has written all
+    kept, expected = (read_label_maps(place, 1).maps for place in (shared, folder / f"alone-{size()}-{rank()}"))
+    assert np.array_equal(kept, expected)
+    with pytest.raises(ValueError if rank() == 0 else DistributedError, match="another"):
+        ctta.evaluate(data_parallel(ctta.Tent(stream.net())), scenes, folder=shared)
 
 
 def command(*arguments: object) -> str:
