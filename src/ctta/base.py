@@ -52,6 +52,8 @@ class AdaptiveModel(nn.Module, ABC):
             in tensors, in anything with ``.logits`` and in dicts with ``out`` or ``logits``.
     """
 
+    company: Alone = ALONE  # with whom the stream is computed; ctta.distributed.data_parallel changes it
+
     def __init__(self, net: nn.Module, *, batch_stats: float = 1.0, seed: int = 0, output: Output = None) -> None:
         if not isinstance(net, nn.Module) or isinstance(net, AdaptiveModel):
             raise TypeError(f"expected a network (torch.nn.Module) that does not adapt yet, got {type(net).__name__}")
@@ -66,7 +68,6 @@ class AdaptiveModel(nn.Module, ABC):
         self.optimizer: Optimizer | None = None
         self.last_step: Step | None = None
         self.frozen = False
-        self.company: Alone = ALONE
         self.num_steps = 0
         self.num_skipped = 0
 
