@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ctta.label_maps import Example
 from ctta.metrics import IGNORED
+from ctta.report.colours import FAINT
 from ctta.report.layout import Layout
 from ctta.report.palettes import palette_of
 from ctta.report.svg import plot_style, printable, shortened
@@ -74,6 +75,7 @@ def _legend(figure: Figure, examples: Sequence[Example]) -> None:
     names = examples[0].class_names
     if names:
         patches = [
-            Patch(color=colour / 255, label=name) for name, colour in zip(names, _palette(examples[0]), strict=True)
+            Patch(facecolor=colour / 255, edgecolor=FAINT, linewidth=0.6, label=name)
+            for name, colour in zip(names, _palette(examples[0]), strict=True)
         ]
         figure.legend(handles=patches, loc="outside lower center", ncols=min(len(names), 10), handlelength=1.2)

@@ -32,7 +32,8 @@ def score_over_time(line: TimeLine, styles: Mapping[str, Style]) -> Figure:
                     _draw(axes, curve, styles[curve.label])
             axes.set_ylabel(f"{shortened(printable(run), 40)}\n{unit}" if len(runs) > 1 else unit)
             axes.set_xlim(0, line.end)
-            axes.set_ylim(bottom=0)
+            if line.measure.best == "lowest":  # lines of mIoU lie close together, far from 0
+                axes.set_ylim(bottom=0)
         panels[-1].set_xlabel("images seen")
         panels[-1].xaxis.set_major_formatter(FuncFormatter(lambda images, _place: f"{images:,.0f}"))
         _legend(figure, list(dict.fromkeys(curve.label for curve in line.curves)), styles)
