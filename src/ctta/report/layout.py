@@ -118,6 +118,12 @@ def period_of(domains: Sequence[str]) -> int:
 
 
 def _sorted(columns: tuple[str, ...]) -> tuple[str, ...]:
-    """In the standard order of the corruptions; others stay where they are, behind."""
+    """Corruptions in their standard order; where there are others, as the stream has them.
+
+    >>> _sorted(("fog", "night", "rain", "snow"))    # fog and snow are corruptions too
+    ('fog', 'night', 'rain', 'snow')
+    """
     places = {corruption: place for place, corruption in enumerate(corruption_order(None))}
-    return tuple(sorted(columns, key=lambda column: places.get(kind_of(column), len(places))))
+    if not all(kind_of(column) in places for column in columns):
+        return columns
+    return tuple(sorted(columns, key=lambda column: places[kind_of(column)]))
