@@ -221,6 +221,13 @@ def test_shapes_that_cannot_match_are_refused(
         score(torch.zeros(predictions), torch.zeros(labels, dtype=torch.long))
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.uint16, torch.int32])
+def test_whole_numbers_of_any_kind_are_labels(dtype: torch.dtype) -> None:
+    logits, labels = torch.rand(1, 5, 4, 6), torch.randint(5, (1, 4, 6))
+    labels[0, 0] = 255
+    assert score(logits, labels.to(dtype)) == score(logits, labels)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
 def test_label_maps_hold_whole_numbers(dtype: torch.dtype) -> None:
     with pytest.raises(TypeError, match="must hold whole numbers"):

@@ -26,7 +26,8 @@ def keep_label_maps(folder: Path, number: int, logits: Tensor, labels: Tensor) -
     """Write the answers to a batch, by its number in the stream, at the labels' own resolution."""
     num_classes = logits.shape[1]
     maps = torch.stack([label_map(image, truth.shape) for image, truth in zip(logits, labels, strict=True)]).cpu()
-    known, right = labels.cpu() != IGNORED, maps == labels.cpu()
+    truths = labels.cpu().long()
+    known, right = truths != IGNORED, maps == truths
     accuracy = (known & right).sum((1, 2)).double() / known.sum((1, 2))
     (folder / FOLDER).mkdir(exist_ok=True)
     np.savez_compressed(
@@ -43,6 +44,13 @@ def read_label_maps(folder: Path, number: int) -> KeptBatch:
     """What was written of a batch."""
     with np.load(_path(folder, number)) as file:
         return KeptBatch(file["maps"], file["accuracy"])
+
+
+def read_accuracy(folder: Path, number: int) -> NDArray[np.float64]:
+    """The same without unpacking the maps, which takes long where there are thousands of large ones."""
+    with np.load(_path(folder, number)) as file:
+        accuracy: NDArray[np.float64] = file["accuracy"]
+    return accuracy
 
 
 def _path(folder: Path, number: int) -> Path:

@@ -158,7 +158,7 @@ def _check(logits: Tensor, labels: Tensor) -> None:
         )
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise TypeError(f"label maps must hold whole numbers, got {labels.dtype}: give class ids, such as .long()")
-    num_classes, known = logits.shape[1], labels[labels != IGNORED]
+    num_classes, known = logits.shape[1], labels[labels != IGNORED].long()  # not all types of 16 bits have a minimum
     if len(known) and not 0 <= int(known.min()) <= int(known.max()) < num_classes:
         raise ValueError(
             f"label ids run from {int(known.min())} to {int(known.max())}, and the model knows {num_classes} classes: "
