@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from test_cli import run
 from torch.nn import functional as F
 
 from ctta import models, streams
+from ctta.report import write_report
 
 CONDITIONS = ("fog", "night", "rain", "snow")
 FULL, SIZE = (36, 64), (18, 32)  # of label maps, and of what the network sees
@@ -155,3 +157,20 @@ def test_a_network_for_other_classes_is_refused(acdc: list[str], capsys: pytest.
     acdc[acdc.index("file:network.py:FullyConvolutional")] = "file:network.py:other_classes"
     assert run(*acdc, "--rounds", "1", "--limit", "1", "--methods", "source") == 1
     assert "the model knows 150 classes, and the data 19 (road, sidewalk, building, ...)" in capsys.readouterr().err
+
+
+def test_scenes_to_look_at_are_of_all_that_a_folder_holds(acdc: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Methods and seeds that come later change which scenes are shown, and two runs on one page are told apart."""
+    monkeypatch.setattr(streams, "acdc", partial(streams.acdc, size=SIZE))
+    acdc += ["--rounds", "1", "--set", "cotta.lr=0.01"]
+    assert run(*acdc, "--methods", "cotta", "--seeds", "1") == 0
+    assert not list(Path("mine").glob("examples/*"))
+    assert run(*acdc, "--methods", "source") == 0
+    assert {path.name.partition("-seed")[2][0] for path in Path("mine/examples").iterdir()} == {"1"}
+    assert run(*acdc, "--methods", "cotta", "--seeds", "0,1") == 0
+    assert {path.name.partition("-seed")[2][0] for path in Path("mine/examples").iterdir()} == {"0"}
+    shutil.copytree("mine", "other")
+    page = write_report([Path("mine"), Path("other")], Path("both")).read_text()
+    kinds = [path.stem.rpartition("-")[2] for path in Path("mine/examples").iterdir()]
+    for name in ("mine", "other"):
+        assert all(page.count(f"CoTTA ({name}), {kind} change: ") == 1 for kind in kinds)

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from test_pixel_evaluation import FULL, SIZE, Named, Scenes, cotta, net, stream
 
 import ctta
 from ctta import streets
-from ctta.label_maps import Example, read_examples, write_examples
+from ctta.label_maps import Example, keep_label_maps, read_examples, write_examples
 from ctta.label_maps.choosing import WIDEST
+from ctta.label_maps.example import write_example
 from ctta.label_maps.keeping import kept_numbers, read_label_maps
 from ctta.metrics import IGNORED
 from ctta.report.layout import layout_of
@@ -61,6 +63,13 @@ def test_answers_that_are_not_finite_have_a_class_of_their_own(tmp_path: Path) -
     ctta.evaluate(model, stream(), folder=tmp_path)
     kept = read_label_maps(tmp_path, 0)
     assert (kept.maps == 4).all() and (kept.accuracy == 0).all()
+
+
+def test_labels_of_16_bits_are_compared(tmp_path: Path) -> None:
+    logits = torch.eye(3)[None, :, :, None]  # classes 0, 1 and 2 below each other
+    labels = torch.tensor([[[0], [2], [IGNORED]]])
+    keep_label_maps(tmp_path, 0, logits, labels.to(torch.uint16))
+    assert read_label_maps(tmp_path, 0).accuracy.tolist() == [0.5]
 
 
 def test_images_with_one_label_have_no_maps(tmp_path: Path) -> None:
@@ -164,6 +173,31 @@ def test_classes_without_names_and_answers_beyond_them_are_drawn() -> None:
     strange = np.array([[0, 1], [2, 3]], np.uint8)
     figure = overlays([an_example(class_names=(), after=strange)], layout_of([("fog",) * 5]))
     assert not figure.legends and np.asarray(figure.axes[3].images[0].get_array())[1, 1].any()
+
+
+def test_answers_that_are_not_finite_are_black() -> None:
+    names = ("road", "sky", "car")
+    strange = np.array([[0, 1], [2, len(names)]], np.uint8)  # as they are kept
+    figure = overlays([an_example(class_names=names, after=strange)], layout_of([("fog",)]))
+    assert not np.asarray(figure.axes[3].images[0].get_array())[1, 1].any()
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(names)
+
+
+def test_an_example_is_written_whole_by_any_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_example(an_example(), tmp_path / "first.npz")
+    (example,) = read_examples(tmp_path)
+    for name, value in vars(an_example()).items():
+        assert np.array_equal(getattr(example, name), value)
+
+    def killed(file: IO[bytes], **arrays: object) -> None:
+        assert set(arrays) == set(vars(example))
+        file.write(b"PK")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(np, "savez_compressed", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_example(an_example(), tmp_path / "second.npz")
+    assert len(read_examples(tmp_path)) == 1
 
 
 def test_the_page_may_show_pictures_from_itself_only() -> None:

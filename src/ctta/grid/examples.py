@@ -6,27 +6,48 @@ from ctta.grid.run import Run
 from ctta.label_maps import write_examples
 from ctta.metrics import MIOU
 from ctta.recipes import build
-from ctta.results import read_result
+from ctta.results import Result, read_result
 
 FOLDER = "examples"
 
 
 def keep_examples(run: Run) -> None:
-    """Write each method's best and worst change into the run's folder, for the report.
+    """Write each method's best and worst change into the run's folder, for the report, in place of earlier ones.
 
-    Nothing is written where results are of images, or where the network as trained is not among them. Of a method with
-    several orders and seeds, the first cell is looked at.
+    All cells of the folder count, also those that an earlier command filled. Nothing is written where results are of
+    images, or where the network as trained is not among them. Of a method with several orders and seeds, the first is
+    looked at.
     """
-    complete = [cell for cell in run.cells if cell.is_complete]
-    sources = {cell.order: cell for cell in complete if cell.row == "source"}
-    looked_at = set()
-    for cell in complete:
-        if cell.row == "source" or cell.row in looked_at or cell.order not in sources:
+    examples = run.folder / FOLDER
+    for earlier in examples.glob("*.npz"):  # perhaps of a seed that is not the first any more
+        earlier.unlink()
+    task = build(run.cells[0].recipe, run.cells[0].options)
+    results = _results_of_pixels(run.folder / "cells")
+    sources = {_seen(result): cell for cell, result in results if result.labels["row"] == "source"}
+    looked_at = {"source"}
+    for cell, result in results:
+        row, source = result.labels["row"], sources.get(_seen(result))
+        if row in looked_at or source is None:
             continue
-        looked_at.add(cell.row)
-        result = read_result(Path(cell.folder))
-        if result.measure != MIOU:
-            return
-        stream = build(cell.recipe, cell.options).stream(cell.order)
-        source = Path(sources[cell.order].folder)
-        write_examples(result.method, Path(cell.folder), source, stream, run.folder / FOLDER)
+        stream = task.stream(result.labels["order"])
+        if stream.hash == result.stream_hash:  # else the scenes that the cell saw are not there any more
+            looked_at.add(row)
+            write_examples(result.method, cell, source, stream, examples)
+
+
+def _results_of_pixels(cells: Path) -> list[tuple[Path, Result]]:
+    """The complete ones, the first order and seed of each method first."""
+    found = []
+    for about in cells.glob("*/about.json"):
+        try:
+            result = read_result(about.parent)
+        except (ValueError, TypeError, KeyError):  # whatever a damaged file may give; the report names such a cell
+            continue
+        if result.is_complete and result.measure == MIOU:
+            found.append((about.parent, result))
+    return sorted(found, key=lambda pair: [pair[1].labels[name] or 0 for name in ("order", "seed")])
+
+
+def _seen(result: Result) -> tuple[str, str]:
+    """Two results with the same network and stream compare."""
+    return result.source, result.stream_hash

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ctta.label_maps.example import Example, Map, write_example
-from ctta.label_maps.keeping import kept_numbers, read_label_maps
+from ctta.label_maps.keeping import kept_numbers, read_accuracy, read_label_maps
 from ctta.streams import Stream
 
 WIDEST = 384  # pixels of an example: enough to look at, and a page with many of them stays small
@@ -30,8 +30,7 @@ def write_examples(method: str, adapted: Path, source: Path, stream: Stream, out
     numbers = sorted({*kept_numbers(adapted)} & {*kept_numbers(source)})
     changes = {}
     for number in numbers:
-        before, after = read_label_maps(source, number), read_label_maps(adapted, number)
-        for place, change in enumerate(after.accuracy - before.accuracy):
+        for place, change in enumerate(read_accuracy(adapted, number) - read_accuracy(source, number)):
             if np.isfinite(change):
                 changes[number, place] = float(change)
     for kind, pick, sign in (("best", max, 1), ("worst", min, -1)):

@@ -1,7 +1,9 @@
 """One scene to look at: the image, the truth, and what the network said of it before and after adapting."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +30,12 @@ class Example:
 
 
 def write_example(example: Example, path: Path) -> None:
-    """One compressed file."""
-    fields = {name: np.asarray(value) for name, value in vars(example).items()}
-    np.savez_compressed(path, allow_pickle=False, **fields)
+    """One compressed file, all of it or none, whenever the process is killed."""
+    fields: dict[str, Any] = {name: np.asarray(value) for name, value in vars(example).items()}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("wb") as file:
+        np.savez_compressed(file, **fields)  # before 2.1, NumPy takes every other keyword for an array
+    os.replace(temporary, path)
 
 
 def read_examples(folder: Path) -> list[Example]:

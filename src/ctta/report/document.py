@@ -1,11 +1,10 @@
 """What a report says, before it is a page: for each section tables, pictures, and where the numbers come from."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ctta.label_maps import Example
 from ctta.metrics import Measure
 from ctta.report.classes import class_table_of
 from ctta.report.colours import Style, styles_of
@@ -69,16 +68,13 @@ def document_of(runs: Sequence[Run], folder: Path) -> Document:
     """The whole report; its pictures are written into the folder."""
     sections = sections_of(runs)
     styles = styles_of(entry.label for section in sections for entry in section.entries)
-    examples = [example for run in runs for example in run.examples]
-    chapters = tuple(_chapter(number + 1, section, styles, examples, folder) for number, section in enumerate(sections))
+    chapters = tuple(_chapter(number + 1, section, styles, runs, folder) for number, section in enumerate(sections))
     missing = tuple(cell for run in runs for cell in run.missing)
     recipes = dict.fromkeys(run.recipe for run in runs)
     return Document(f"Results: {', '.join(recipes)}", chapters, tuple(runs), missing)
 
 
-def _chapter(
-    number: int, section: Section, styles: Mapping[str, Style], examples: Sequence[Example], folder: Path
-) -> Chapter:
+def _chapter(number: int, section: Section, styles: Mapping[str, Style], runs: Sequence[Run], folder: Path) -> Chapter:
     scores, summary = score_table_of(section.entries), summary_table_of(section.entries)
     line, measure = time_line(section.entries), section.results[0].measure
     ending = "" if number == 1 else f"-{number}"
@@ -109,20 +105,23 @@ def _chapter(
         classes,
         summary,
         pictures,
-        _overlays(section, examples, folder, ending),
+        _overlays(section, runs, folder, ending),
         streams,
         environment,
     )
 
 
-def _overlays(section: Section, examples: Sequence[Example], folder: Path, ending: str) -> Picture | None:
-    """The examples of the section's streams."""
+def _overlays(section: Section, runs: Sequence[Run], folder: Path, ending: str) -> Picture | None:
+    """The examples of the section's runs and streams, in the order of its rows."""
     domains = {result.stream_hash: result.domains for result in section.results}
-    places = {entry.method: place for place, entry in reversed(list(enumerate(section.entries)))}
-    shown = sorted(
-        (example for example in examples if example.stream_hash in domains),
-        key=lambda example: places.get(example.method, len(places)),
-    )
+    examples = {run.name: [example for example in run.examples if example.stream_hash in domains] for run in runs}
+    rows = dict.fromkeys((entry.run, entry.method) for entry in section.entries)
+    shown = [
+        replace(example, method=f"{method} ({run})") if len(section.runs) > 1 else example
+        for run, method in rows
+        for example in examples[run]
+        if example.method == method
+    ]
     if not shown:
         return None
     figure = overlays(shown, layout_of([domains[shown[0].stream_hash]]))

@@ -38,14 +38,14 @@ def overlays(examples: Sequence[Example], layout: Layout) -> Figure:
 
 def _draw(example: Example, row: Sequence[Axes], layout: Layout) -> None:
     palette = _palette(example)
-    method = shortened(printable(example.method), 30)
+    method = printable(example.method)
     place = printable(layout.place_of(example.segment, example.domain))
-    row[0].set_title(f"{method}, {example.kind} change: {place}", loc="left")
+    row[0].set_title(f"{shortened(method, 80)}, {example.kind} change: {place}", loc="left")
     pictures = {
         "picture": example.image,
         "truth": _over(example.image, example.truth, palette),
         f"Source, {100 * example.accuracy_before:.1f}": _over(example.image, example.before, palette),
-        f"{method}, {100 * example.accuracy_after:.1f}": _over(example.image, example.after, palette),
+        f"{shortened(method, 30)}, {100 * example.accuracy_after:.1f}": _over(example.image, example.after, palette),
     }
     for axes, (name, pixels) in zip(row, pictures.items(), strict=True):
         axes.imshow(pixels, interpolation="none")
@@ -56,8 +56,10 @@ def _draw(example: Example, row: Sequence[Axes], layout: Layout) -> None:
 
 
 def _palette(example: Example) -> NDArray[np.uint8]:
+    if example.class_names:
+        return palette_of(example.class_names, len(example.class_names))
     known = [classes[classes != IGNORED].max(initial=0) for classes in (example.truth, example.before, example.after)]
-    return palette_of(example.class_names, max(len(example.class_names), int(max(known)) + 1))
+    return palette_of((), int(max(known)) + 1)
 
 
 def _over(
