@@ -231,6 +231,12 @@ def test_acdc_goes_through_the_weather_ten_times(tmp_path: Path) -> None:
     assert len(build("acdc", Options(data=str(tmp_path), limit=1, rounds=2)).stream(None)) == 8
 
 
+def test_fixed_views_do_not_become_random_ones() -> None:
+    with pytest.raises(ValueError, match="14 fixed ones"):
+        build("acdc", Options(settings=("cotta.views=8",)))
+    assert build("streets", Options(settings=("cotta.views=0",))).rows["cotta"].settings["views"] == ()
+
+
 def test_a_number_of_views_keeps_their_kind() -> None:
     rows = with_settings(paper_rows("official", cotta={}), ("cotta_fast.views=4", "cotta.views=4"))
     assert rows["cotta_fast"].model(tiny(), 0).views == fast_image_views(4)
