@@ -188,6 +188,8 @@ def test_a_method_refuses_the_range_at_once_even_where_its_gate_stays_shut() -> 
         lambda: image_views(2, mean=(0.5,), std=(0.0,)),
         lambda: multiscale_flip(()),
         lambda: multiscale_flip((0.5, -1)),
+        lambda: multiscale_flip((0.5, float("nan"))),
+        lambda: multiscale_flip((0.5, float("inf"))),
     ],
 )
 def test_bad_settings_of_views(build) -> None:

@@ -1,5 +1,6 @@
 """The views for segmentation: several scales, as they are and flipped."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,8 +18,8 @@ def multiscale_flip(
     >>> len(multiscale_flip())
     14
     """
-    if not scales or min(scales) <= 0:
-        raise ValueError(f"multiscale_flip needs scales above 0, got {scales!r}")
+    if not scales or not all(0 < scale < math.inf for scale in scales):
+        raise ValueError(f"multiscale_flip needs finite scales above 0, got {scales!r}")
     return tuple(ScaledView(float(scale), flip) for scale in scales for flip in (False, True))
 
 
