@@ -57,6 +57,7 @@ def test_the_table_has_the_authors_settings_and_those_chosen_beside_them() -> No
     for name in ("tent", "cotta"):
         theirs, chosen = task.rows[name], task.rows[f"{name}_chosen"]
         assert chosen.method is theirs.method and chosen.settings != theirs.settings
+    assert build("streets", Options(preset="paper")).methods == task.methods[:4]
     stream = task.stream(None)
     assert (len(stream.segments), stream.batch_size, stream.domains[:4]) == (40, 1, ["fog", "night", "rain", "snow"])
     assert task.rows["bn_stats"].model(nn.Conv2d(3, 9, 1), 0) is not None

@@ -39,9 +39,10 @@ def acdc(options: Options) -> Task:
 def streets(options: Options) -> Task:
     """The embedded street: a tiny SegFormer, fog, night, rain and snow, 20 scenes each, ten rounds."""
     rows = _papers_rows(options.preset)
-    tent, cotta = rows["tent"], rows["cotta"]
-    rows["tent_chosen"] = replace(tent, label="TENT, chosen", settings={**tent.settings, **CHOSEN_TENT})
-    rows["cotta_chosen"] = replace(cotta, label="CoTTA, chosen", settings={**cotta.settings, **CHOSEN_COTTA})
+    if options.preset == "official":  # which the settings were chosen with
+        for name, label, chosen in (("tent", "TENT", CHOSEN_TENT), ("cotta", "CoTTA", CHOSEN_COTTA)):
+            row = rows[name]
+            rows[f"{name}_chosen"] = replace(row, label=f"{label}, chosen", settings={**row.settings, **chosen})
     return Task(
         network=lambda: models.load(options.model or "streets"),
         stream=lambda order: _streets_stream(options, order),
