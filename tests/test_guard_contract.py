@@ -1,7 +1,7 @@
 """A guarded method keeps every promise of the contract, whatever method is inside."""
 
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
 import ctta
 from ctta.guard import Guarded
@@ -11,10 +11,13 @@ INSIDE = {"tent": {}, "cotta": {"views": ctta.views.image_views(2)}}
 
 
 class GuardedCase(Case):
-    """The method of a case, guarded; every batch is inspected, so that a check meets all there is."""
+    """The method of a case, guarded; every batch is inspected and good for a snapshot, so that a check meets all."""
 
     def model(self, net: nn.Module | None = None) -> Guarded:
-        return Guarded(super().model(net), inspect_every=1, snapshot_every=2)
+        return Guarded(super().model(net), inspect_every=1, snapshot_every=1)
+
+    def batch(self, number: int, size: int = 32) -> Tensor:
+        return super().batch(number, size)
 
 
 def case(method: str, network: str) -> GuardedCase:
