@@ -1,6 +1,7 @@
 """The lines of `guard_report.py run` as figures: JSON, a table in Markdown, and a picture for each stream."""
 
 import json
+from math import nan
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -68,39 +69,39 @@ def table(results: dict[str, dict[str, dict[str, Any]]]) -> str:
 
 def draw(stream: str, cells: dict[str, Lines], path: Path) -> None:
     """Error over time, one panel a method, the alarms as marks."""
-    figure, panels = plt.subplots(1, len(METHODS), figsize=(10, 3.2), sharey=True, layout="constrained")
-    for panel, name in zip(panels, METHODS, strict=True):
+    done = [name for name in METHODS if f"{name} guarded" in cells]
+    size = (5 * len(done) + 1, 3.6)
+    figure, axes = plt.subplots(1, len(done), figsize=size, sharey=True, squeeze=False, layout="constrained")
+    for panel, name in zip(axes[0], done, strict=True):
         for row, kind in (("source", "source"), (name, "bare"), (f"{name} guarded", "guarded")):
-            if row in cells:
-                label = {"source": "source, never adapted", "bare": "without guard", "guarded": "guarded"}[kind]
-                steps, errors = smoothed(cells[row])
-                panel.plot(steps, errors, color=COLOURS[kind], label=label, linewidth=1.6 if kind != "source" else 1.1)
-        for number, line in enumerate(cells.get(f"{name} guarded", [])):
-            if set(line["events"]) & set(REMEDIES):
-                panel.plot([number], [1.5], marker="^", color=COLOURS["guarded"], markersize=5, clip_on=False)
-        if stream == "noise burst" and name in cells:
+            label = {"source": "source, never adapted", "bare": "without guard", "guarded": "guarded"}[kind]
+            width = 1.1 if kind == "source" else 1.6
+            panel.plot(smoothed(cells[row]), color=COLOURS[kind], label=label, linewidth=width)
+        alarms = [n for n, line in enumerate(cells[f"{name} guarded"]) if set(line["events"]) & set(REMEDIES)]
+        marks = {"marker": "^", "linestyle": "none", "color": COLOURS["guarded"], "label": "alarm", "clip_on": False}
+        panel.plot(alarms, [1.5] * len(alarms), **marks)
+        if stream == "noise burst":
             start = first_noise(cells[name])
             panel.axvspan(start, start + NOISE_BATCHES, color="#e5e7eb")
-            panel.text(start + NOISE_BATCHES / 2, 96, "noise", ha="center", va="top", fontsize=8, color="#666666")
+            panel.text(start + NOISE_BATCHES / 2, 90, "noise", ha="center", fontsize=9, color="#666666")
         panel.set(title=f"{TITLES[name]}: {stream}", xlabel="batch of 50 images", ylim=(0, 100))
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(axis="y", color="#eeeeee")
-    panels[0].set_ylabel(f"error %, mean of {SMOOTH} batches")
-    panels[0].legend(frameon=False, fontsize=8, loc="upper left")
+    axes[0][0].set_ylabel(f"error %, mean of {SMOOTH} batches")
+    lines, names = axes[0][0].get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
-def smoothed(lines: Lines) -> tuple[list[int], list[float]]:
-    steps, errors = [], []
-    for number in range(len(lines)):
-        recent = [
-            line["error"] for line in lines[max(0, number - SMOOTH + 1) : number + 1] if line["error"] is not None
-        ]
-        if recent and lines[number]["error"] is not None:
-            steps.append(number)
-            errors.append(100 * mean(recent))
-    return steps, errors
+def smoothed(lines: Lines) -> list[float]:
+    """The mean over the last batches; a gap where there was no right answer."""
+    errors = []
+    for number, line in enumerate(lines):
+        recent = [line["error"] for line in lines[max(0, number - SMOOTH + 1) : number + 1]]
+        known = [100 * error for error in recent if error is not None]
+        errors.append(nan if line["error"] is None else mean(known))
+    return errors
 
 
 def show(work: Path, results: Path) -> None:
@@ -113,5 +114,5 @@ def show(work: Path, results: Path) -> None:
     (results / "table.md").write_text(table(found))
     print(table(found))
     for stream, of_stream in cells.items():
-        if of_stream:
+        if any(row.endswith("guarded") for row in of_stream):
             draw(stream, of_stream, results / f"{stream.replace(' ', '-')}.png")
