@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ctta.base import AdaptiveModel
 from ctta.description import (
     NotGivenError,
+    UnknownSettingError,
     build,
     describe,
     is_of_optimizer,
@@ -98,6 +99,8 @@ def load(
         model = build(header, net, method, given)
         restore(model, header, tensors, given)
         _copy_into(model, {name: value for name, value in tensors.items() if not is_of_optimizer(name)})
+    except UnknownSettingError:
+        raise
     except NotGivenError as error:
         raise CheckpointError(f"{path} {error}") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -33,6 +33,10 @@ class NotGivenError(ValueError):
     """Something that a file cannot hold has to be given, or given otherwise; the sentence continues one on the file."""
 
 
+class UnknownSettingError(TypeError):
+    """A setting was given that the method does not have: a slip of whoever loads, and no fault of the file."""
+
+
 def describe(model: AdaptiveModel) -> dict[str, Any]:
     """All of :data:`FIELDS`, and for a guarded model those of the models inside."""
     settings = model.hyperparameters
@@ -155,7 +159,7 @@ def _arguments(method: type[AdaptiveModel], description: dict[str, Any], given: 
     """The constructor's: what the file could not hold must be given, and nothing that the method does not know."""
     # By the class and not by the file, which may be older than some of its settings.
     if unknown := given.keys() - set(inspect.signature(method).parameters):
-        raise TypeError(f"{description['method']} has no hyperparameter {', '.join(sorted(unknown))}")
+        raise UnknownSettingError(f"{description['method']} has no hyperparameter {', '.join(sorted(unknown))}")
     if missing := [name for name in description["give_on_load"] if name not in given]:
         again = ", ".join(f"{name}=..." for name in missing)
         raise NotGivenError(f"could not hold all that the model was made with: load(path, net, {again})")
