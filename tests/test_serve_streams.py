@@ -1,9 +1,11 @@
 """Streams of a service: in order, apart from each other, in memory or on disk, the same in either."""
 
+import asyncio
 import io
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from serving import SIZE, Client, images, png, serving_here, tent
 import ctta
 from ctta.serve import Limits, Service
 from ctta.serve.names import folder_of, name_of
+from ctta.serve.refusals import Refusal
+from ctta.serve.stream import ServedStream
 from ctta.serve.window import Window
 from ctta.streams.arrays import unit_floats
 
@@ -175,6 +179,51 @@ def test_time_runs_out_for_a_request_but_not_for_its_update(tmp_path: Path) -> N
     kept = Service(tent(tmp_path), tmp_path / "state", size=SIZE)
     assert kept.factory.snapshots.summary("slow")["updates"] == 2  # the one that had begun
     kept.release()
+
+
+def test_a_stop_in_the_middle_of_a_snapshot_waits_for_it(tmp_path: Path) -> None:
+    """Two threads that write one stream at once would spoil each other's files."""
+    service = Service(tent(tmp_path), tmp_path / "state", size=SIZE, window=0, workers=2, snapshot_every=0.01)
+    store, writing, release = service.store, threading.Event(), threading.Event()
+    write, under_way, at_once = service.factory.snapshots.write, [0], []
+
+    def slowly(stream: ServedStream) -> None:
+        under_way[0] += 1
+        at_once.append(under_way[0])
+        writing.set()
+        release.wait(60)
+        write(stream)
+        under_way[0] -= 1
+
+    service.factory.snapshots.write = slowly  # type: ignore[method-assign]
+
+    async def stop_while_saving() -> None:
+        await service.infer("a", images(4), adapt=True)
+        saving = asyncio.create_task(store.save_now_and_then())
+        await asyncio.to_thread(writing.wait, 60)
+        saving.cancel()
+        asyncio.get_running_loop().call_later(0.2, release.set)
+        with suppress(asyncio.CancelledError):
+            await saving
+        await store.close()
+
+    asyncio.run(stop_while_saving())
+    service.release()
+    assert set(at_once) == {1}
+    assert service.factory.from_disk("a").num_updates == 1
+
+
+def test_a_stream_that_is_refused_at_once_leaves_nothing_behind(tmp_path: Path) -> None:
+    service = Service(tent(tmp_path), tmp_path / "state", size=SIZE, limits=Limits(total_queue=1), workers=1)
+
+    async def crowd() -> list[object]:
+        sent = [service.infer(f"s{number}", images(4), adapt=True) for number in range(5)]
+        return await asyncio.gather(*sent, return_exceptions=True)
+
+    answers = asyncio.run(crowd())
+    assert sum(isinstance(answer, Refusal) and answer.status == 429 for answer in answers) == 4
+    assert list(service.store.entries) == ["s0"]
+    service.release()
 
 
 def test_an_exhausted_budget_leaves_updates_out_and_says_so(tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ class Store:
         """
         entry = self._entry_or_new(name) if create else self.entry(name)
         self._check_room_in_queues(entry)
+        self.entries[name] = entry  # and not before: nobody would take it away after a refusal
         started = asyncio.Event()
         job = asyncio.create_task(self._in_turn(entry, work, started))
         entry.num_waiting += 1
@@ -140,7 +141,7 @@ class Store:
             if len(self.entries) >= self.limits.streams:
                 reason = f"there are {len(self.entries)} streams, and no more are allowed: delete one"
                 raise Refusal(429, reason, retry_after=60)
-            self.entries[name] = Entry(name, None)
+            return Entry(name, None)
         return self.entries[name]
 
     def _check_room_in_queues(self, entry: Entry) -> None:
@@ -174,7 +175,13 @@ class Store:
                 self._mean_seconds += 0.1 * (time.monotonic() - begun - self._mean_seconds)
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
+        """Also for a caller that is cancelled: a thread cannot be called off, and needs the caller's locks to its end."""
+        job = asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
+        try:
+            return await asyncio.shield(job)
+        except asyncio.CancelledError:
+            await asyncio.wait({job})
+            raise
 
     # ---- memory and disk ----
 
