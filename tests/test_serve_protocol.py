@@ -106,6 +106,7 @@ HOSTILE = {
     "NaN": (_changed(data=[float("nan")] * 768), {}),
     "huge numbers": (_changed(data=[1e308] * 768), {}),
     "huge whole numbers": (_changed(data=[10**400] * 768), {}),
+    "texts of very different lengths": (_changed(data=["x" * 400_000] + ["y"] * 100_000), {}),
     "texts": (_changed(data=["0.5"] * 768), {}),
     "truth values": (_changed(data=[True] * 768), {}),
     "ragged": (_changed(data=[[1], [1, 2]]), {}),

@@ -83,14 +83,17 @@ def _shape(shape: Any) -> tuple[int, ...]:
 
 def _values(tensor: dict[str, Any], kind: str, shape: tuple[int, ...]) -> NDArray[Any]:
     try:
-        values = np.array(tensor.get("data"))
+        # As objects first: numpy would give every text the length of the longest, and so take any amount of memory.
+        numbers = np.array(tensor.get("data"), dtype=object)
+        kinds = set(map(type, numbers.flat))
+        if not kinds <= {int, float}:
+            raise Refusal(400, "'data' must be a list of numbers, flat or nested")
+        values = numbers.astype(np.float64)
     except (ValueError, OverflowError, RecursionError) as error:
         raise Refusal(400, f"'data' is no array of numbers: {error}") from error
-    if values.dtype.kind not in "iuf" and values.size:
-        raise Refusal(400, "'data' must be a list of numbers, flat or nested")
     if values.size != prod(shape):
         raise Refusal(400, f"'data' has {values.size} numbers, and the shape {list(shape)} {prod(shape)}")
-    if kind == "UINT8" and values.size and not (values.dtype.kind in "iu" and 0 <= values.min() <= values.max() <= 255):
+    if kind == "UINT8" and values.size and not (kinds == {int} and 0 <= values.min() <= values.max() <= 255):
         raise Refusal(400, "'data' of UINT8 must be whole numbers from 0 to 255")
     return values.reshape(shape)
 
