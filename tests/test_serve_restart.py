@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load
 from serving import Client, Server, images, tent
@@ -120,3 +121,34 @@ def test_half_a_snapshot_is_none(tmp_path: Path) -> None:
     assert list(again.store.entries) == ["a"] and not unfinished.exists()
     assert again.factory.from_disk("a").num_updates == 1
     again.release()
+
+
+def test_half_a_deletion_is_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed while it deletes a stream, a service starts again, and without it."""
+    service = Service(tent(tmp_path), tmp_path / "state")
+    for name in ("a", "b"):
+        service.factory.snapshots.write(service.factory.new(name))
+
+    def killed_in_the_middle(folder: Path, **_: object) -> None:
+        for file in folder.rglob("window.safetensors"):
+            file.unlink()
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ctta.serve.snapshots.shutil.rmtree", killed_in_the_middle)
+        service.factory.snapshots.delete("a")
+    service.release()
+    again = Service(tent(tmp_path), tmp_path / "state")
+    assert list(again.store.entries) == ["b"] and [path.name for path in (tmp_path / "state/streams").iterdir()] == ["b"]
+    again.release()
+
+
+def test_a_stream_that_is_no_longer_finite_comes_back_and_can_be_reset(tmp_path: Path) -> None:
+    service = Service(tent(tmp_path), tmp_path / "state")
+    stream = service.factory.new("a")
+    with torch.no_grad():
+        next(stream.model.student.parameters()).fill_(torch.nan)
+    service.factory.snapshots.write(stream)
+    back = service.factory.from_disk("a")
+    back.act("reset")
+    assert back.infer(images(40), adapt=True).logits.isfinite().all()
+    service.release()

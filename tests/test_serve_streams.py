@@ -1,6 +1,7 @@
 """Streams of a service: in order, apart from each other, in memory or on disk, the same in either."""
 
 import asyncio
+import errno
 import io
 import json
 import threading
@@ -275,6 +276,30 @@ def test_a_state_comes_down_and_goes_up(tmp_path: Path) -> None:
             refused = client.call("PUT", "/streams/c/state", data=body)
             assert refused.status_code == 400 and str(tmp_path) not in refused.text
         assert client.call("GET", "/streams/c").status_code == 404
+
+
+def test_weights_that_are_not_finite_do_not_go_up(tmp_path: Path) -> None:
+    model, file = tent(tmp_path), tmp_path / "a.safetensors"
+    with torch.no_grad():
+        next(model.student.parameters()).fill_(torch.nan)
+    ctta.save(model, file)
+    with serving_here(Service(tent(tmp_path), tmp_path / "state", size=SIZE)) as client:
+        refused = client.call("PUT", "/streams/a/state", data=file.read_bytes())
+    assert refused.status_code == 400 and "not finite" in refused.json()["error"]
+
+
+def test_a_disk_that_fails_for_a_while_is_no_reason_to_delete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Service(tent(tmp_path), tmp_path / "state", size=SIZE, window=0)
+    with serving_here(service) as client:
+
+        def fail(*_: object, **__: object) -> None:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(service.factory.log, "append", fail)
+            refused = client.call("POST", "/streams/a/image", data=png())
+        assert refused.status_code == 503 and refused.headers["Retry-After"] and "delete" not in refused.text
+        assert client.infer("a", images(4))["update"] == 1
 
 
 def test_a_folder_is_of_one_process_and_of_one_method(tmp_path: Path) -> None:

@@ -54,6 +54,11 @@ class StreamFactory:
         for part, own in zip(parts_of(model), ours, strict=True):
             _check_same_settings(part, own, path.name)
             part.source = self.template.source  # as fork does: its weights are there once, for all streams
+        return model
+
+    def load_upload(self, path: Path) -> AdaptiveModel:
+        """A saved model from outside, which must be healthier than a stream of ours may have become."""
+        model = self.load_state(path)
         learnt = (*model.parameters(), *optimizer_tensors(model).values())
         if not all(bool(torch.isfinite(value).all()) for value in learnt):
             raise CheckpointError(f"{path.name} holds values that are not finite")

@@ -16,6 +16,7 @@ from ctta.serve.stream import ServedStream
 
 STATE, WINDOW = "state.safetensors", "window.safetensors"
 _UNFINISHED = "unfinished-"
+_DELETED = ".deleted-"  # no stream's folder begins with a dot
 
 
 class Snapshots:
@@ -27,7 +28,7 @@ class Snapshots:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        for leftover in folder.glob(f"*/{_UNFINISHED}*"):  # of a process that was killed
+        for leftover in (*folder.glob(f"*/{_UNFINISHED}*"), *folder.glob(f"{_DELETED}*")):  # of a process that was killed
             shutil.rmtree(leftover)
 
     def names(self) -> Iterator[str]:
@@ -74,7 +75,12 @@ class Snapshots:
 
     def delete(self, name: str) -> None:
         """Forget a stream; no harm where there is none."""
-        shutil.rmtree(self.folder / folder_of(name), ignore_errors=True)
+        place, deleted = (self.folder / f"{prefix}{folder_of(name)}" for prefix in ("", _DELETED))
+        shutil.rmtree(deleted, ignore_errors=True)
+        if place.exists():
+            os.rename(place, deleted)  # as a whole, so that a kill leaves no half of it that looks like a stream
+            shutil.rmtree(deleted, ignore_errors=True)
+            flush_to_disk(self.folder)
 
     def _described(self, name: str) -> dict[str, Any]:
         try:

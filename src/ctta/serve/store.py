@@ -106,10 +106,13 @@ class Store:
         entry = self.entry(name)
         async with entry.turn, self._moving:
             if self.entries.get(name) is entry:
+                try:
+                    await self._in_thread(self.factory.snapshots.delete, name)
+                except OSError as error:
+                    raise Refusal(503, f"the stream cannot be deleted from disk: {error}", retry_after=30) from error
                 entry.is_deleted, entry.stream = True, None
                 self._live.pop(name, None)
                 del self.entries[name]
-                await self._in_thread(self.factory.snapshots.delete, name)
                 self.factory.log.append(name, "delete", "asked for")
 
     async def save_now_and_then(self) -> None:
@@ -199,10 +202,12 @@ class Store:
         known = entry.last_summary is not None
         try:
             entry.stream = await self._in_thread(self.factory.from_disk if known else self.factory.new, entry.name)
-        except (CheckpointError, OSError) as error:
+        except (CheckpointError, FileNotFoundError) as error:
             raise Refusal(
                 409, f"what is stored of the stream {entry.name!r} cannot be gone on with ({error}): delete it"
             ) from error
+        except OSError as error:  # of the moment, perhaps; what is stored may be in order
+            raise Refusal(503, f"the disk cannot be read or written now: {error}", retry_after=30) from error
         entry.num_saved_changes = 0
         entry.take_down(entry.stream)
 

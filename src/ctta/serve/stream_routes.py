@@ -107,6 +107,6 @@ def _loaded(service: Service, body: bytes) -> Any:
         path = Path(folder, "the upload")
         path.write_bytes(body)
         try:
-            return service.factory.load_state(path)
+            return service.factory.load_upload(path)
         except (ValueError, TypeError, KeyError, ArithmeticError, RuntimeError) as error:  # whatever the bytes do to it
             raise Refusal(400, str(error).replace(f"{folder}/", "")) from error
