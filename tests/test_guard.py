@@ -262,6 +262,20 @@ def test_a_soft_reset_heals_weights_that_are_not_finite(source) -> None:
     assert all(parameter.isfinite().all() for parameter in model.inner.student.parameters())
 
 
+def test_answers_that_are_not_finite_are_noticed_also_between_looks(source) -> None:
+    model = Guarded(tent(source))
+    for x in batches(20):
+        model(x)
+    while model.schedule.inspects():
+        model(batches(1)[0])
+    with torch.no_grad():
+        model.inner.student[1].weight.fill_(torch.nan)
+    x = batches(1)[0]
+    foreseen, answers = model.predict(x), model(x)
+    assert answers.isfinite().all() and torch.equal(foreseen, answers)
+    assert kinds(model) == ["skipped", "rollback"] and "answers are not finite" in model.events[-1].cause
+
+
 def test_freeze_learns_no_more(source) -> None:
     model, _ = collapsed(source, on_collapse="freeze")
     assert kinds(model) == ["freeze"] and model.frozen
@@ -320,6 +334,13 @@ def test_periodic_reset(source) -> None:
         model(x)
         assert same(weights(model.inner), weights(ctta.Tent(source))) == (number % 5 == 0)
     assert kinds(model) == ["periodic_reset"] * 2
+
+
+def test_a_periodic_reset_comes_also_with_a_batch_of_bad_rows_only(source) -> None:
+    model = Guarded(tent(source), reset_every=3, bad_rows="source")
+    for x in [*batches(2), torch.full((4, 3, 8, 8), torch.nan)]:
+        model(x)
+    assert kinds(model) == ["bad_rows", "periodic_reset"] and model.inner.num_steps == 0
 
 
 def test_pace_learns_from_every_kth_batch(source) -> None:

@@ -104,7 +104,10 @@ class Guarded(RemediedMethod):
         self.last_step = None
         if number := int((~self.door.good_rows(x)).sum()):
             self.note("bad_rows", f"{number} of {len(x)} inputs, not finite or out of range, get the source's answer")
-        return self._around_bad_rows(x, self._learn)
+        answers = self._around_bad_rows(x, self._learn)
+        if self.reset_every is not None and (self.num_steps + 1) % self.reset_every == 0:
+            self.remedy("reset", f"every {self.reset_every} batches", "periodic_reset")
+        return answers
 
     def predict_step(self, x: Tensor) -> Tensor:
         return self._around_bad_rows(x, self._foresee)
@@ -158,12 +161,10 @@ class Guarded(RemediedMethod):
                 self.set_clumped(clumped)
             else:
                 self.set_collapsed(seen.verdict.collapse, seen.verdict.cause)
-        if self.reset_every is not None and (self.num_steps + 1) % self.reset_every == 0:
-            self.remedy("reset", f"every {self.reset_every} batches", "periodic_reset")
 
     def _look(self, x: Tensor, logits: Tensor) -> Look:
-        detector = self.detector if self.schedule.inspects() else None
-        return look(self.source, x, logits, detector, ask_source=self.shadow or bool(self.schedule["clumped"]))
+        ask_source = self.shadow or bool(self.schedule["clumped"])
+        return look(self.source, x, logits, self.detector, judge=self.schedule.inspects(), ask_source=ask_source)
 
     def _answer(self, x: Tensor, logits: Tensor, seen: Look) -> Tensor:
         """The method's logits, or the source's where those are not to be trusted."""

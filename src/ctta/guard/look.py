@@ -45,22 +45,24 @@ class Look:
 
 
 @torch.no_grad()
-def look(source: nn.Module, x: Tensor, logits: Tensor, detector: Detector | None, *, ask_source: bool) -> Look:
-    """Look at a method's logits; with a detector, judge them.
+def look(source: nn.Module, x: Tensor, logits: Tensor, detector: Detector, *, judge: bool, ask_source: bool) -> Look:
+    """Look at a method's logits; judge them if asked, and where they are not finite in any case.
 
     Args:
         source: of the method; its BatchNorms use the method's statistics.
         x: the batch.
         logits: the method's.
-        detector: None if this batch is not inspected.
-        ask_source: ask the source also without a detector.
+        detector: judges them.
+        judge: whether this batch is to be inspected.
+        ask_source: ask the source also where nothing is judged.
     """
     answers = summarise(logits)
-    if detector is None and not ask_source:
+    judge = judge or not answers.is_finite
+    if not judge and not ask_source:
         return Look(answers)
     source_logits = untouched(source)(x)
     of_source = summarise(source_logits)
-    if detector is None:
+    if not judge:
         return Look(answers, source_logits, source=of_source)
     alike = not uses_batch_statistics(source)
     anchor_logits = source_logits if alike else source(x)
