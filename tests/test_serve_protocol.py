@@ -155,6 +155,8 @@ def test_hostile_pictures_are_refused(client: Client) -> None:
     for body in (b"", b"GIF89a", png()[:60], b"<svg/>", bytes(bomb)):
         response = client.call("POST", "/streams/hostile/image", data=body)
         assert response.status_code in (400, 413), response.text
+    form = client.call("POST", "/streams/hostile/image", files={"file": png()})
+    assert form.status_code == 400 and "--data-binary" in form.json()["error"] and "0x" not in form.text
     for path in (
         "/streams/%2e%2e/image",
         "/streams/.hidden/image",

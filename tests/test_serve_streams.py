@@ -163,6 +163,12 @@ def test_full_queues_ask_to_come_back_later(tmp_path: Path) -> None:
         assert client.json("GET", "/streams/busy")["updates"] == 3
 
 
+def test_a_body_that_is_allowed_alone_finds_room_alone(tmp_path: Path) -> None:
+    limits = Limits(body=2**20, bodies=2**10)  # as --body makes it, which only raises the first
+    with serving_here(Service(tent(tmp_path), tmp_path / "state", size=SIZE, limits=limits)) as client:
+        assert client.call("PUT", "/streams/a/state", data=bytes(2**12)).status_code == 400  # and not 429, for ever
+
+
 def test_time_runs_out_for_a_request_but_not_for_its_update(tmp_path: Path) -> None:
     service = Service(tent(tmp_path), tmp_path / "state", size=SIZE, window=0, workers=1)
     with serving_here(service) as client:

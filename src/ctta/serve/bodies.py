@@ -44,8 +44,8 @@ class Bodies:
     def _check(self, length: int) -> None:
         if length > self.limits.body:
             raise self._too_large()
-        if self._num_bytes > self.limits.bodies:
+        if self._num_bytes > max(self.limits.bodies, self.limits.body):
             raise Refusal(429, "too many bytes are under way: send again later", retry_after=1)
 
     def _too_large(self) -> Refusal:
-        return Refusal(413, f"the body is longer than the {self.limits.body} bytes allowed: send smaller batches")
+        return Refusal(413, f"the body is longer than the {self.limits.body} bytes allowed: send less, or serve with a larger --body")

@@ -23,5 +23,7 @@ def read_image(body: bytes, *, size: tuple[int, int] | None, max_pixels: int) ->
             picture = as_seen(file, "the picture")
     except decoding_errors() as error:  # a ValueError among them, and so ours
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if "BytesIO" in reason:  # Pillow names the file, and this one has no name
+            reason = "send the file itself and no form, as curl --data-binary @picture.png does"
         raise Refusal(400, f"the body is no readable picture ({', '.join(FORMATS)}): {reason}") from error
     return unit_floats(np.array(resized(size)(picture) if size else picture)[None])
