@@ -138,7 +138,8 @@ def test_half_a_deletion_is_a_whole_one(tmp_path: Path, monkeypatch: pytest.Monk
         service.factory.snapshots.delete("a")
     service.release()
     again = Service(tent(tmp_path), tmp_path / "state")
-    assert list(again.store.entries) == ["b"] and [path.name for path in (tmp_path / "state/streams").iterdir()] == ["b"]
+    assert list(again.store.entries) == ["b"]
+    assert [path.name for path in (tmp_path / "state/streams").iterdir()] == ["b"]
     again.release()
 
 

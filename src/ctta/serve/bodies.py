@@ -48,4 +48,7 @@ class Bodies:
             raise Refusal(429, "too many bytes are under way: send again later", retry_after=1)
 
     def _too_large(self) -> Refusal:
-        return Refusal(413, f"the body is longer than the {self.limits.body} bytes allowed: send less, or serve with a larger --body")
+        return Refusal(
+            413,
+            f"the body is longer than the {self.limits.body} bytes allowed: send less, or serve with a larger --body",
+        )

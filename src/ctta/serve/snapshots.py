@@ -28,8 +28,9 @@ class Snapshots:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        for leftover in (*folder.glob(f"*/{_UNFINISHED}*"), *folder.glob(f"{_DELETED}*")):  # of a process that was killed
-            shutil.rmtree(leftover)
+        for pattern in (f"*/{_UNFINISHED}*", f"{_DELETED}*"):
+            for leftover in list(folder.glob(pattern)):  # of a process that was killed
+                shutil.rmtree(leftover)
 
     def names(self) -> Iterator[str]:
         """Every stream that has a snapshot."""

@@ -9,11 +9,8 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
-
-import torch
 
 from ctta.checkpoint import CheckpointError
 from ctta.serve.entry import Entry
@@ -21,6 +18,7 @@ from ctta.serve.factory import StreamFactory
 from ctta.serve.limits import Limits
 from ctta.serve.refusals import Refusal
 from ctta.serve.stream import ServedStream
+from ctta.serve.threads import Threads
 
 logger = logging.getLogger("ctta.serve")
 
@@ -44,8 +42,7 @@ class Store:
         self.entries = {name: Entry(name, factory.snapshots.summary(name)) for name in factory.snapshots.names()}
         self._live: dict[str, Entry] = {}  # least recently used first
         self._moving, self._slots = asyncio.Lock(), asyncio.Semaphore(workers)
-        threads = torch.get_num_threads()  # each worker has to be told
-        self._pool = ThreadPoolExecutor(workers, "stream", initializer=lambda: torch.set_num_threads(threads))
+        self._threads = Threads(workers)
         self._jobs: set[asyncio.Task[Any]] = set()
         self._mean_seconds, self.is_closed = 0.1, False
         self._largest = 0  # bytes of a stream, as far as seen
@@ -107,7 +104,7 @@ class Store:
         async with entry.turn, self._moving:
             if self.entries.get(name) is entry:
                 try:
-                    await self._in_thread(self.factory.snapshots.delete, name)
+                    await self._threads.run(self.factory.snapshots.delete, name)
                 except OSError as error:
                     raise Refusal(503, f"the stream cannot be deleted from disk: {error}", retry_after=30) from error
                 entry.is_deleted, entry.stream = True, None
@@ -135,7 +132,7 @@ class Store:
         while self._jobs:
             await asyncio.wait(set(self._jobs))
         await self.save_all()
-        self._pool.shutdown()
+        self._threads.end()
 
     # ---- turns ----
 
@@ -171,20 +168,11 @@ class Store:
             stream = await self._bring_in(entry)
             begun, entry.is_working = time.monotonic(), True
             try:
-                return await self._in_thread(entry.work, work, stream)
+                return await self._threads.run(entry.work, work, stream)
             finally:
                 entry.is_working = False
                 self._largest = max(self._largest, entry.num_bytes)
                 self._mean_seconds += 0.1 * (time.monotonic() - begun - self._mean_seconds)
-
-    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Also for a caller that is cancelled: a thread cannot be called off, and needs the caller's locks to its end."""
-        job = asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
-        try:
-            return await asyncio.shield(job)
-        except asyncio.CancelledError:
-            await asyncio.wait({job})
-            raise
 
     # ---- memory and disk ----
 
@@ -201,7 +189,7 @@ class Store:
     async def _read(self, entry: Entry) -> None:
         known = entry.last_summary is not None
         try:
-            entry.stream = await self._in_thread(self.factory.from_disk if known else self.factory.new, entry.name)
+            entry.stream = await self._threads.run(self.factory.from_disk if known else self.factory.new, entry.name)
         except (CheckpointError, FileNotFoundError) as error:
             raise Refusal(
                 409, f"what is stored of the stream {entry.name!r} cannot be gone on with ({error}): delete it"
@@ -234,7 +222,7 @@ class Store:
         assert entry.stream is not None
         num_changes = entry.stream.num_changes
         try:
-            await self._in_thread(self.factory.snapshots.write, entry.stream)
+            await self._threads.run(self.factory.snapshots.write, entry.stream)
         except OSError:
             self.num_snapshot_failures += 1
             logger.exception("the stream %s could not be written", entry.name)
