@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 import ctta
 from ctta.guard import Admission, Guarded, Thresholds
+from ctta.guard.detector import Detector
+from ctta.guard.health import summarise
 from ctta.guard.untouched import untouched
 
 CLASSES = 4
@@ -210,6 +212,22 @@ def collapsed(source: nn.Module, **settings) -> tuple[Guarded, int]:
         if model.events:
             return model, number
     raise AssertionError("no alarm")
+
+
+@pytest.mark.parametrize(("size", "quiet"), [(16, 7), (50, 2)])
+def test_a_few_elements_that_stray_raise_no_alarm(size: int, quiet: int) -> None:
+    """Half of them differ from a sure anchor, twice what the limits allow; a single batch needs more than that."""
+    detector = Detector(Thresholds(margin=0.25, class_loss=1.0))
+    anchor = 20 * torch.eye(2)[torch.arange(size) % 2]
+    answers = 20 * torch.eye(2)[torch.arange(size) // 2 % 2]
+    scores = []
+    for _ in range(quiet + 1):
+        verdict = detector.judge(summarise(answers), summarise(anchor), None)
+        detector.remember(verdict)
+        scores.append(verdict.collapse)
+    at_once = pytest.approx(1.0, abs=0.05) if size >= 32 else 0
+    assert scores[:-1] == [at_once] * quiet
+    assert scores[-1] == pytest.approx(2.0, abs=0.1)
 
 
 def test_a_learning_rate_wrong_from_the_first_step_is_noticed_and_undone(source) -> None:

@@ -16,7 +16,7 @@ class GuardedCase(Case):
     def model(self, net: nn.Module | None = None) -> Guarded:
         return Guarded(super().model(net), inspect_every=1, snapshot_every=1)
 
-    def batch(self, number: int, size: int = 32) -> Tensor:
+    def batch(self, number: int, size: int = 50) -> Tensor:
         return super().batch(number, size)
 
 

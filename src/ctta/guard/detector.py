@@ -11,7 +11,8 @@ from ctta.guard.health import NUM_BINS, Answers, disagreement
 from ctta.guard.thresholds import Thresholds
 
 NUM_BATCHES = 12  # that are looked at for clumping
-ENOUGH = 32  # elements that an alarm needs; a single batch that has them may raise it by itself, at twice the limits
+ENOUGH = 100  # elements of the recent past that an alarm needs: few that stray may be chance
+ENOUGH_AT_ONCE = 32  # a single batch that has them may raise it by itself, at twice the limits
 ENOUGH_FOR_CLUMPING = 8
 ELEMENTS_OF_AN_IMAGE = 64  # pixels are many and alike: an image of them counts for no more
 LARGEST_SCORE = 10.0
@@ -74,18 +75,20 @@ class Detector(nn.Module):
         now = torch.stack([answers.mean_prediction, anchor.mean_prediction]).to(self.predictions)
         predictions = kept * self.predictions + elements * now
         recently = differing / weight
-        scores = [
-            (self._disagreeing(recently, doubting / weight), STRAYING),
-            (self._losing_classes(predictions), LOSING_CLASSES),
-        ]
-        if usual >= 0:
+        scores = [(0.0, "")]
+        if weight >= ENOUGH:
+            scores += [
+                (self._disagreeing(recently, doubting / weight), STRAYING),
+                (self._losing_classes(predictions), LOSING_CLASSES),
+            ]
+        if weight >= ENOUGH and usual >= 0:
             scores.append(((recently - usual) / limits.shift, SUDDEN))
-        if elements >= ENOUGH:
+        if elements >= ENOUGH_AT_ONCE:
             scores += [
                 (self._disagreeing(differ, doubt) / 2, STRAYING),
                 (self._losing_classes(now) / 2, LOSING_CLASSES),
             ]
-        collapse, cause = max(scores) if weight >= ENOUGH else (0.0, "")
+        collapse, cause = max(scores)
         if collapse < CALM and weight > limits.memory / 2:
             usual = recently if usual < 0 else usual + (recently - usual) * min(1.0, elements / (20 * limits.memory))
         window, clumps, clumped = self._batches_with(source, anchor)
