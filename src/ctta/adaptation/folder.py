@@ -87,8 +87,9 @@ def adapt_to_folder(
     named = ["name"] if classes else []
     of_source = [f"source_{column}" for column in ("class", *named, "confidence")] if compare else []
     file = PredictionFile(Path(out), ["class", *named, "confidence", *of_source])
-    paths = pictures_below(root)
     join()
+    # The first rank looks: while pictures still come, each would find others.
+    names = of_the_first(lambda: [path.relative_to(root).as_posix() for path in pictures_below(root)])
     with ExitStack() as held:
         of_the_first(lambda: held.enter_context(_only_process_with(place)))
         model, is_new = _model(net, place, method, dict(settings or {}), guard=guard)
@@ -99,12 +100,12 @@ def adapt_to_folder(
             model.audit = audit
             if model.num_steps:
                 model.note("load", f"from {place}")
-        names = [path.relative_to(root).as_posix() for path in paths]
         left = np.array([row for row, name in enumerate(names) if name not in done], np.int64)
         run = Run(model, data_parallel(Source(net, output=model.output)) if compare else None, file, place, classes)
         skipped_before, started = model.num_skipped, time.perf_counter()
         if len(left):
-            pictures = PictureFiles(root.name, tuple(paths), None, resized(size) if size else None)
+            paths = tuple(root / name for name in names)
+            pictures = PictureFiles(root.name, paths, None, resized(size) if size else None)
             segments = [Segment(root.name, pictures, left)]
             stream = Stream(root.name, segments, batch_size=batch_size, read_ahead=READ_AHEAD)
             tell = on_images or (lambda done, total: None)
