@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
+from ctta.company import Alone
 from ctta.guard.events import Event, Events
 from ctta.guard.health import Health
 from ctta.guard.remedies import snapshot
@@ -24,6 +25,11 @@ class AroundMethod(AdaptiveModel):
     def __init__(self, model: AdaptiveModel, audit: str | os.PathLike[str] | None) -> None:
         if not isinstance(model, AdaptiveModel) or isinstance(model, AroundMethod):
             raise TypeError(f"expected a method to guard, such as ctta.CoTTA(net), got {type(model).__name__}")
+        if type(model.company) is not Alone:
+            raise ValueError(
+                "a guard judges by the rows of its own process, so ranks that share a stream would decide differently: "
+                "guard a model on one process, or share it without a guard"
+            )
         nn.Module.__init__(self)  # and not AdaptiveModel's, which copies a network: the method inside has one
         self._batch_stats, self._output, self._trainable = model.batch_stats, model.output, model._trainable
         self.seed, self.optimizer, self.last_step, self.frozen = model.seed, None, None, model.frozen
