@@ -8,6 +8,7 @@ import torch
 from torch import distributed as dist
 
 TIMEOUT = 300.0  # seconds
+_has_left = False
 
 
 class DistributedError(ConnectionError):
@@ -27,6 +28,8 @@ def join(timeout: float = TIMEOUT) -> None:
                 "backend, or with 'cpu:gloo,cuda:nccl'"
             )
     elif size() > 1:
+        if _has_left:  # what the ranks told each other when they first met still lies in the store, and would mislead
+            raise DistributedError("the ranks have parted, as after a failure of one: start all again")
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init_process_group(timeout=timedelta(seconds=timeout))
@@ -34,8 +37,10 @@ def join(timeout: float = TIMEOUT) -> None:
 
 
 def leave() -> None:
-    """Part from the others, who find out at their next exchange."""
+    """Part from the others for good; they find out at their next exchange."""
+    global _has_left
     if _is_member():
+        _has_left = True
         dist.destroy_process_group()
 
 
