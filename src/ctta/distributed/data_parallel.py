@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ctta.base import AdaptiveModel
 from ctta.company import Alone
-from ctta.distributed.exchange import gathered, gathered_rows, of_the_first, outcomes
+from ctta.distributed.exchange import gathered, gathered_rows, of_the_first, outcomes, row_from
 from ctta.distributed.part_of_batch import PartOfBatch
-from ctta.distributed.same_state import checksum, copy_from_first_rank_, digest, raise_unless_same
+from ctta.distributed.same_state import checksum, copy_from_first_rank_, digest, raise_unless_same, sum_of_bits
 from ctta.distributed.share_of_views import ShareOfViews
 from ctta.distributed.world import TIMEOUT, DistributedError, join, leave, rank, size
 from ctta.guard import Guarded
@@ -86,10 +86,12 @@ class Ranks(Alone):
         if sum(sizes) == 0:
             yield x
             return
+        # A rank without rows computes on one of another's: made-up values might be none that the network can take.
+        rows = x if all(sizes) else row_from(next(number for number, count in enumerate(sizes) if count), x)
         batch: WholeBatch = PartOfBatch(sizes) if self.shard == "batch" else ShareOfViews()
         try:
             with sharing(batch):
-                yield x if len(x) else x.new_zeros(1, *x.shape[1:])
+                yield x if len(x) else rows
         except BaseException:
             # The others may be anywhere in the step; without this rank they find out at once, and need not wait for it.
             leave()
@@ -114,17 +116,20 @@ class Ranks(Alone):
     def _agreed_sizes(self, model: AdaptiveModel, x: Tensor) -> tuple[int, ...]:
         """How many rows each rank has, once all have found theirs good and are at the same step."""
         refusal: Exception | None = None
-        told = [0] * 5
+        told = [0] * 6
         try:
             model.check_input(x)
-            is_due = model.num_steps % self.check_every == 0
-            told = [1, len(x), digest((x.dtype, x.shape[1:])), model.num_steps, checksum(model) if is_due else 0]
+            # A frozen model stays at its step, so it would be due at every call.
+            is_due = model.num_steps % self.check_every == 0 and not model.frozen
+            values = sum_of_bits(x) if self.shard == "views" else 0
+            kind = digest((x.dtype, x.shape[1:]))
+            told = [1, len(x), kind, values, model.num_steps, checksum(model) if is_due else 0]
         except Exception as error:
             refusal = error
         rows = gathered(torch.tensor(told)).tolist()
         if refusal is not None:
             raise refusal
-        accepts, sizes, kinds, steps, checksums = zip(*rows, strict=True)
+        accepts, sizes, kinds, values_of_ranks, steps, checksums = zip(*rows, strict=True)
         if not all(accepts):
             raise ValueError(f"rank {accepts.index(0)} was given a bad batch, so no rank predicted or changed anything")
         if len(set(kinds)) > 1:
@@ -137,6 +142,11 @@ class Ranks(Alone):
         raise_unless_same(list(checksums), model.num_steps)
         if self.shard == "views" and len(set(sizes)) > 1:
             raise ValueError(f"with shard='views' every rank gets the whole batch, got {sizes} rows")
+        if len(set(values_of_ranks)) > 1:
+            raise ValueError(
+                "with shard='views' every rank gets the whole batch, and the ranks were given different ones: call "
+                "model(x), not model(shard(x))"
+            )
         return sizes
 
 

@@ -51,6 +51,15 @@ def gathered_rows(here: Tensor) -> Tensor:
     return torch.cat([part[:count] for part, count in zip(gathered(padded), counts, strict=True)])
 
 
+def row_from(giver: int, here: Tensor) -> Tensor:
+    """The first row that a rank has, on every rank; as bytes, since not every dtype travels by itself."""
+    row = here.detach()[:1].clone(memory_format=torch.contiguous_format)
+    row = row if len(row) else row.new_zeros(1, *row.shape[1:])
+    with explaining_lost_ranks():
+        dist.broadcast(row.view(-1).view(torch.uint8), giver)
+    return row
+
+
 def gathered_plain(here: Any) -> list[Any]:
     """Plain JSON of all ranks; as bytes, because nothing that came from elsewhere is unpickled here."""
     data = torch.frombuffer(bytearray(json.dumps(here).encode()), dtype=torch.uint8)

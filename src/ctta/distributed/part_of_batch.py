@@ -18,9 +18,9 @@ BUCKET = 1 << 23  # gradient values that travel together: what is copied at a ti
 class PartOfBatch(WholeBatch):
     """This rank's rows of the batch.
 
-    A rank without any computes on one blank row all the same, so that it comes to the same exchanges as the others,
-    and that row counts nothing: in means, statistics and gradients a rank weighs as much as it has rows. All rows of
-    a batch have the same number of elements, so weighing by rows weighs pixels rightly too.
+    A rank without any computes on a row of another's all the same, so that it comes to the same exchanges, and that row
+    counts nothing: in means, statistics and gradients a rank weighs as much as it has rows. All rows of a batch have
+    the same number of elements, so weighing by rows weighs pixels rightly too.
     """
 
     sizes: tuple[int, ...]  # rows of each rank

@@ -37,12 +37,18 @@ def checksum(model: AdaptiveModel) -> int:
     """Of every bit of the stream's state: one pass over the memory, where a hash would take many times longer."""
     total = 0
     for number, tensor in enumerate(_tensors(model)):
-        bits = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-        whole = len(bits) // 4 * 4
-        words = int(bits[:whole].view(torch.int32).sum()) + int(bits[whole:].sum())
-        total = (total * 31 + words + number) % (1 << 62)
+        total = (total * 31 + sum_of_bits(tensor) + number) % (1 << 62)
     counters = sorted((name, value) for name, value in vars(model).items() if name.startswith("num_"))
     return (total + digest(counters)) % (1 << 62)
+
+
+def sum_of_bits(tensor: Tensor) -> int:
+    """Of a tensor's memory, taken for whole numbers of 32 bits."""
+    bits = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    if bits.storage_offset() % 4:  # a slice of something larger, which cannot be looked at in fours where it lies
+        bits = bits.clone()
+    whole = len(bits) // 4 * 4
+    return int(bits[:whole].view(torch.int32).sum()) + int(bits[whole:].sum())
 
 
 def digest(thing: object) -> int:
