@@ -15,13 +15,16 @@ from collections.abc import Callable
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from command_line import write_pictures
 from torch import Tensor, nn
 
 import ctta
+from ctta.adaptation import adapt_to_folder
 from ctta.distributed import DistributedError, check_same, data_parallel, gather, rank, shard, size
 from ctta.label_maps.keeping import read_label_maps
 from ctta.results import BatchRecord
@@ -128,6 +131,20 @@ def every_stream_is_as_on_one_process(folder: Path) -> None:
             raise
 
 
+class Standardised(nn.Module):
+    """Divides each image by its own deviation, which a blank one has none of."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.std((1, 2, 3), keepdim=True)
+
+
+@case
+def a_rank_without_rows_puts_nothing_of_its_own_in(folder: Path) -> None:
+    stream = Stream(ctta.Tent)
+    parallel = data_parallel(ctta.Tent(nn.Sequential(Standardised(), stream.net())))
+    assert_as_by_itself(stream, parallel, ctta.Tent(nn.Sequential(Standardised(), stream.net())), range(3))
+
+
 class OfOnesOwn(ctta.AdaptiveModel):
     """Knows nothing of ranks: a mean of its own, parameters that are never used, and the usual predict_step."""
 
@@ -201,6 +218,26 @@ def a_bad_batch_on_one_rank_is_refused_by_all(folder: Path) -> None:
 
 
 @case
+def dividing_views_takes_the_whole_batch(folder: Path) -> None:
+    stream = Stream(ctta.CoTTA, settings=VIEWS)
+    model = data_parallel(stream.model(), shard="views")
+    with pytest.raises(ValueError, match=r"call model\(x\), not model\(shard\(x\)\)"):
+        model(stream.batch(0)[rank() : rank() + 2])
+    assert model.num_steps == 0
+
+
+@case
+def a_guard_is_refused(folder: Path) -> None:
+    stream = Stream(ctta.Tent)
+    for build in (
+        lambda: data_parallel(ctta.Guarded(stream.model())),
+        lambda: ctta.Guarded(data_parallel(stream.model())),
+    ):
+        with pytest.raises(ValueError, match="a guard judges by the rows of its own process"):
+            build()
+
+
+@case
 def a_step_that_is_not_finite_on_one_rank_is_skipped_by_all(folder: Path) -> None:
     stream = Stream(ctta.Tent, "vit")
     model = data_parallel(stream.model())
@@ -222,6 +259,26 @@ def drifting_apart_stops_all(folder: Path) -> None:
             model.student[1].weight[0] += 1e-15
     with pytest.raises(DistributedError, match="after 0 steps rank"):
         model(shard(stream.batch(0)))
+
+
+@case
+def a_frozen_model_is_not_compared_at_every_call(folder: Path) -> None:
+    stream = Stream(ctta.Tent)
+    model = data_parallel(stream.model()).freeze()
+    with mock.patch("ctta.distributed.same_state.sum_of_bits", side_effect=AssertionError):
+        model(shard(stream.batch(0)))
+
+
+@case
+def slices_are_compared_too(folder: Path) -> None:
+    net = Stream(ctta.Tent).net()
+    net.register_buffer("mask", torch.ones(9, dtype=torch.bool)[1:])
+    model = data_parallel(ctta.Tent(net))
+    check_same(model)
+    if rank() == 1:
+        model.source.mask[3] = False
+    with pytest.raises(DistributedError, match="holds other weights"):
+        check_same(model)
 
 
 @case
@@ -303,6 +360,20 @@ def the_command_gives_what_one_process_gives(folder: Path) -> None:
 
 
 @case
+def pictures_that_come_meanwhile_are_left_for_the_next_time(folder: Path) -> None:
+    pictures, out = folder / f"seen-by-{size()}", folder / f"seen-by-{size()}.csv"
+    if rank() == 0:
+        write_pictures(pictures, range(3))
+    check_same(data_parallel(Stream(ctta.Tent).model()))  # until the pictures are there
+    found = sorted(pictures.rglob("*.png"))
+    only_here = [found[0].with_name("0.png"), *found]  # as if it had come after the first rank looked
+    listing = mock.patch("ctta.adaptation.folder.pictures_below", lambda root: only_here if rank() else found)
+    with listing:
+        done = adapt_to_folder(Case(ctta.Tent, NETWORKS["batch_norm"], {}).net(), pictures, out, method="tent")
+    assert done.num_images == 3
+
+
+@case
 def a_killed_rank_ends_the_others_with_an_error(folder: Path) -> None:
     stream = Stream(ctta.Tent)
     model = data_parallel(stream.model())
@@ -312,6 +383,9 @@ def a_killed_rank_ends_the_others_with_an_error(folder: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(DistributedError, match="this rank has lost the others"):
         model(shard(stream.batch(2)))
+    ctta.distributed.leave()
+    with pytest.raises(DistributedError, match="the ranks have parted"):
+        data_parallel(stream.model())
 
 
 def run(names: list[str], folder: Path) -> None:
