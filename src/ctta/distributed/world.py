@@ -28,7 +28,7 @@ def join(timeout: float = TIMEOUT) -> None:
                 "backend, or with 'cpu:gloo,cuda:nccl'"
             )
     elif size() > 1:
-        if _has_left:  # what the ranks told each other when they first met still lies in the store, and would mislead
+        if _has_left:  # ranks that joined again were seen to wait for each other until the time-out
             raise DistributedError("the ranks have parted, as after a failure of one: start all again")
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
