@@ -78,13 +78,14 @@ def draw(stream: str, cells: dict[str, Lines], path: Path) -> None:
             width = 1.1 if kind == "source" else 1.6
             panel.plot(smoothed(cells[row]), color=COLOURS[kind], label=label, linewidth=width)
         alarms = [n for n, line in enumerate(cells[f"{name} guarded"]) if set(line["events"]) & set(REMEDIES)]
-        marks = {"marker": "^", "linestyle": "none", "color": COLOURS["guarded"], "label": "alarm", "clip_on": False}
-        panel.plot(alarms, [1.5] * len(alarms), **marks)
+        panel.plot(alarms, [2] * len(alarms), label="alarm", marker="^", linestyle="none", color=COLOURS["guarded"])
         if stream == "noise burst":
             start = first_noise(cells[name])
             panel.axvspan(start, start + NOISE_BATCHES, color="#e5e7eb")
             panel.text(start + NOISE_BATCHES / 2, 90, "noise", ha="center", fontsize=9, color="#666666")
-        panel.set(title=f"{TITLES[name]}: {stream}", xlabel="batch of 50 images", ylim=(0, 100))
+        panel.set(
+            title=f"{TITLES[name]}: {stream}", xlabel="batch of 50 images", xlim=(-1, len(cells[name])), ylim=(0, 100)
+        )
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(axis="y", color="#eeeeee")
     axes[0][0].set_ylabel(f"error %, mean of {SMOOTH} batches")
