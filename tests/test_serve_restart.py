@@ -1,5 +1,7 @@
 """Stopped, killed, started again: streams go on as if nothing had happened."""
 
+import errno
+import json
 import signal
 import threading
 from pathlib import Path
@@ -141,6 +143,39 @@ def test_half_a_deletion_is_a_whole_one(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(again.store.entries) == ["b"]
     assert [path.name for path in (tmp_path / "state/streams").iterdir()] == ["b"]
     again.release()
+
+
+def test_a_damaged_stream_does_not_keep_the_others_from_being_served(tmp_path: Path) -> None:
+    service = Service(tent(tmp_path), tmp_path / "state")
+    for name in ("a", "b", "c"):
+        service.factory.snapshots.write(service.factory.new(name))
+    service.release()
+    streams = tmp_path / "state/streams"
+    (streams / "a/1/window.safetensors").write_bytes(b"not this")
+    (streams / "c/1/window.safetensors").unlink()
+    again = Service(tent(tmp_path), tmp_path / "state")
+    assert list(again.store.entries) == ["b"]
+    lines = [json.loads(line) for line in (tmp_path / "state/audit.jsonl").read_text().splitlines()]
+    assert [line["stream"] for line in lines if line["kind"] == "damaged"] == ["a", "c"]
+    kept = sorted(path.parents[1].name.rpartition("-")[2] for path in streams.glob(".damaged-*/1/state.safetensors"))
+    assert kept == ["a", "c"]
+    again.release()
+
+
+def test_a_disk_that_fails_at_the_start_is_not_taken_for_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = Service(tent(tmp_path), tmp_path / "state")
+    service.factory.snapshots.write(service.factory.new("a"))
+    service.release()
+
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="input/output error"):
+        patched.setattr("ctta.serve.snapshots.safe_open", failing)
+        Service(tent(tmp_path), tmp_path / "state")
+    assert (tmp_path / "state/streams/a/1/state.safetensors").exists()
 
 
 def test_a_stream_that_is_no_longer_finite_comes_back_and_can_be_reset(tmp_path: Path) -> None:

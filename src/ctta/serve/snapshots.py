@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from ctta.serve.stream import ServedStream
 STATE, WINDOW = "state.safetensors", "window.safetensors"
 _UNFINISHED = "unfinished-"
 _DELETED = ".deleted-"  # no stream's folder begins with a dot
+_DAMAGED = ".damaged-"
 
 
 class Snapshots:
@@ -83,14 +85,19 @@ class Snapshots:
             shutil.rmtree(deleted, ignore_errors=True)
             flush_to_disk(self.folder)
 
+    def set_aside(self, name: str) -> Path:
+        """Put a stream that cannot be read where nobody looks for it, and where a person can."""
+        place = self.folder / f"{_DAMAGED}{time.time_ns()}-{folder_of(name)}"
+        os.rename(self.folder / folder_of(name), place)
+        flush_to_disk(self.folder)
+        return place
+
     def _described(self, name: str) -> dict[str, Any]:
         try:
             with safe_open(self._newest(name) / WINDOW, framework="pt") as file:
                 described: dict[str, Any] = json.loads((file.metadata() or {})["stream"])
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
-            raise CheckpointError(
-                f"{self._newest(name)} cannot be read ({error}): move it away to go on without this stream"
-            ) from error
+        except (SafetensorError, FileNotFoundError, KeyError, ValueError) as error:  # not a disk that fails for a while
+            raise CheckpointError(f"{self._newest(name)} cannot be read ({error})") from error
         return described
 
     def _newest(self, name: str) -> Path:
