@@ -121,6 +121,17 @@ def assert_as_by_itself(
 
 
 @case
+def the_same_ranks_give_the_same_bits_again(_folder: Path) -> None:
+    stream = Stream(ctta.CoTTA, settings=VIEWS)
+    one, other = (data_parallel(stream.model()) for _ in range(2))
+    for step in range(5):
+        x = stream.batch(step)[stream.rows(step)]
+        assert torch.equal(one(x), other(x))
+    for first, second in zip(state_of(one), state_of(other), strict=True):
+        torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+@case
 def every_stream_is_as_on_one_process(folder: Path) -> None:
     for name, stream in streams().items():
         parallel = data_parallel(stream.model(), shard=stream.divide, check_every=3)  # type: ignore[arg-type]
