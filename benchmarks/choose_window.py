@@ -19,7 +19,7 @@ from ctta.serve.window import Window
 
 PER_CORRUPTION = 100
 #: Shares of the statistics by number of images.
-GRID = {1: (0.05, 0.1, 0.2, 0.5, 1.0), 4: (0.2, 0.5, 1.0), 8: (0.5, 1.0), 16: (0.2, 0.5)}
+GRID = {1: (0.05, 0.1, 0.2, 0.5, 1.0), 4: (0.2, 0.5, 1.0), 8: (0.5, 1.0), 16: (0.2, 0.5, 1.0), 32: (0.5, 1.0)}
 
 
 @cache

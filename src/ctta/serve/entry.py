@@ -1,11 +1,15 @@
 """A stream as the store knows it, in memory or not."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ctta.serve.factory import num_bytes
+from ctta.checkpoint import CheckpointError
+from ctta.serve.factory import StreamFactory, num_bytes
 from ctta.serve.stream import ServedStream
+
+logger = logging.getLogger("ctta.serve")
 
 T = TypeVar("T")
 
@@ -38,3 +42,16 @@ class Entry:
 
     def take_down(self, stream: ServedStream) -> None:
         self.last_summary, self.num_bytes = stream.summary(), num_bytes(stream)
+
+
+def entries_on_disk(factory: StreamFactory) -> dict[str, Entry]:
+    """Every stream that can be read; a damaged one must not keep the others from being served."""
+    entries, snapshots = {}, factory.snapshots
+    for name in list(snapshots.names()):
+        try:
+            entries[name] = Entry(name, snapshots.summary(name))
+        except CheckpointError as error:
+            cause = f"{error}; set aside as {snapshots.set_aside(name)}, and the stream starts anew"
+            logger.error("stream %s: %s", name, cause)
+            factory.log.append(name, "damaged", cause)
+    return entries

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from ctta.checkpoint import CheckpointError
-from ctta.serve.entry import Entry
+from ctta.serve.entry import Entry, entries_on_disk
 from ctta.serve.factory import StreamFactory
 from ctta.serve.limits import Limits
 from ctta.serve.refusals import Refusal
@@ -39,7 +39,7 @@ class Store:
         if workers > limits.live_streams:
             raise ValueError(f"{workers} workers need as many live streams, and {limits.live_streams} are allowed")
         self.factory, self.limits, self.snapshot_every = factory, limits, snapshot_every
-        self.entries = self._found_on_disk()
+        self.entries = entries_on_disk(factory)
         self._live: dict[str, Entry] = {}  # least recently used first
         self._moving, self._slots = asyncio.Lock(), asyncio.Semaphore(workers)
         self._threads = Threads(workers)
@@ -47,18 +47,6 @@ class Store:
         self._mean_seconds, self.is_closed = 0.1, False
         self._largest = 0  # bytes of a stream, as far as seen
         self.num_snapshot_failures = 0
-
-    def _found_on_disk(self) -> dict[str, Entry]:
-        """Every stream that can be read; a damaged one must not keep the others from being served."""
-        entries, snapshots = {}, self.factory.snapshots
-        for name in list(snapshots.names()):
-            try:
-                entries[name] = Entry(name, snapshots.summary(name))
-            except CheckpointError as error:
-                cause = f"{error}; set aside as {snapshots.set_aside(name)}, and the stream starts anew"
-                logger.error("stream %s: %s", name, cause)
-                self.factory.log.append(name, "damaged", cause)
-        return entries
 
     # ---- for routes ----
 
