@@ -91,7 +91,7 @@ def test_the_best_and_the_worst_change_are_found(tmp_path: Path) -> None:
         before, after = (read_label_maps(folders[name], number).accuracy for name in ("source", "tent"))
         changes |= {(number, place): change for place, change in enumerate(after - before) if change == change}
     assert len(changes) == 9  # one of ten scenes has no labelled pixel
-    best, worst = read_examples(tmp_path / "examples")
+    best, worst = read_examples(tmp_path)
     for example, kind, pick in ((best, "best", max), (worst, "worst", min)):
         number, place = pick(changes, key=lambda scene: changes[scene])
         assert (example.method, example.kind, example.class_names) == ("TENT", kind, Named.class_names)
@@ -109,7 +109,7 @@ def test_what_changed_nothing_has_no_example(tmp_path: Path) -> None:
     for name in ("one", "other"):
         ctta.evaluate(ctta.Source(net()), stream(), folder=tmp_path / name)
     write_examples("Source", tmp_path / "one", tmp_path / "other", stream(), tmp_path / "examples")
-    assert read_examples(tmp_path / "examples") == []
+    assert read_examples(tmp_path) == []
 
 
 class Large(Scenes):
@@ -125,7 +125,7 @@ def test_examples_of_large_scenes_are_shrunk(tmp_path: Path) -> None:
     ctta.evaluate(ctta.Source(net()), scenes, folder=tmp_path / "source")
     ctta.evaluate(ctta.BNStats(net()), scenes, folder=tmp_path / "adapted")
     write_examples("BN", tmp_path / "adapted", tmp_path / "source", scenes, tmp_path / "examples")
-    examples = read_examples(tmp_path / "examples")
+    examples = read_examples(tmp_path)
     assert examples
     for example in examples:
         assert example.image.shape == (*example.truth.shape, 3) == (round(WIDEST * SIZE[0] / SIZE[1]), WIDEST, 3)
@@ -184,7 +184,9 @@ def test_answers_that_are_not_finite_are_black() -> None:
 
 
 def test_an_example_is_written_whole_by_any_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_example(an_example(), tmp_path / "first.npz")
+    folder = tmp_path / "examples"
+    folder.mkdir()
+    write_example(an_example(), folder / "first.npz")
     (example,) = read_examples(tmp_path)
     for name, value in vars(an_example()).items():
         assert np.array_equal(getattr(example, name), value)
@@ -196,7 +198,7 @@ def test_an_example_is_written_whole_by_any_numpy(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(np, "savez_compressed", killed)
     with pytest.raises(KeyboardInterrupt):
-        write_example(an_example(), tmp_path / "second.npz")
+        write_example(an_example(), folder / "second.npz")
     assert len(read_examples(tmp_path)) == 1
 
 

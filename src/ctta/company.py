@@ -17,7 +17,10 @@ T = TypeVar("T")
 class Alone:
     """One process, which gets every batch whole."""
 
-    is_first = True  # and so the one that writes files
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the one that writes files."""
+        return True
 
     @contextmanager
     def step(self, model: Any, x: Tensor) -> Iterator[Tensor]:

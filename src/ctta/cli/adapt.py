@@ -122,9 +122,7 @@ def _summary(done: Adapted, predictions: Path, state: Path | None) -> list[str]:
         lines.append(f"{done.num_changed} predictions ({share:.1f} %) differ from the network's without adapting.")
     if done.events is not None:
         told = ", ".join(f"{kind} {number}" for kind, number in done.events.items() if kind != "load")
-        lines.append(
-            f"Guard: {told}; see {predictions.with_suffix('.audit.jsonl')}." if told else "Guard: all was well."
-        )
+        lines.append(f"Guard: {told}; see {_audit_of(predictions)}." if told else "Guard: all was well.")
     if done.num_skipped:
         lines.append(f"{done.num_skipped} updates were left out because they were not finite: try a lower lr.")
     return [*lines, _how_to_go_on(predictions, state)]

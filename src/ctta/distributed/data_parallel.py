@@ -74,7 +74,7 @@ class Ranks(Alone):
     check_every: int
 
     @property
-    def is_first(self) -> bool:  # type: ignore[override]
+    def is_first(self) -> bool:
         return rank() == 0
 
     @contextmanager

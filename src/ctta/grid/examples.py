@@ -4,11 +4,10 @@ from pathlib import Path
 
 from ctta.grid.run import Run
 from ctta.label_maps import write_examples
+from ctta.label_maps.example import FOLDER
 from ctta.metrics import MIOU
 from ctta.recipes import build
 from ctta.results import Result, read_result
-
-FOLDER = "examples"
 
 
 def keep_examples(run: Run) -> None:

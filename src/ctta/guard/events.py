@@ -17,7 +17,7 @@ class Event:
     Args:
         step: how many batches the stream had seen.
         kind: ``collapse``, ``recovery``, ``rollback``, ``reset``, ``soft_reset``, ``periodic_reset``, ``freeze``,
-            ``unfreeze``, ``refusal``, ``bad_rows``, ``skipped`` or ``load``.
+            ``unfreeze``, ``clumping``, ``refusal``, ``bad_rows``, ``skipped``, ``shadow`` or ``load``.
         cause: in words.
         signals: the health at that moment, as far as it was known.
     """

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+FOLDER = "examples"  # of a run
+
 Map = NDArray[np.unsignedinteger]
 
 
@@ -38,9 +40,9 @@ def write_example(example: Example, path: Path) -> None:
     os.replace(temporary, path)
 
 
-def read_examples(folder: Path) -> list[Example]:
-    """All of a folder, best changes before worst; none where there is no such folder."""
-    return [_read(path) for path in sorted(folder.glob("*.npz"))]
+def read_examples(run: Path) -> list[Example]:
+    """All of a run's folder, of each method the best change before the worst; none where none were kept."""
+    return [_read(path) for path in sorted((run / FOLDER).glob("*.npz"))]
 
 
 def _read(path: Path) -> Example:

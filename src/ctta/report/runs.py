@@ -64,7 +64,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
             results.append(outcome)
         else:
             missing.append(MissingCell(name, cell.name, outcome))
-    examples = tuple(read_examples(folder / "examples"))
+    examples = tuple(read_examples(folder))
     return Run(
         name, about["recipe"], tuple(about["commands"]), about["options"], tuple(results), tuple(missing), examples
     )

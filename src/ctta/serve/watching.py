@@ -1,13 +1,10 @@
 """What a guard knows of its model; nothing where a stream has none."""
 
-import math
 from typing import Any
 
 from ctta.base import AdaptiveModel
 from ctta.guard import Event, Guarded
 from ctta.serve.refusals import Refusal
-
-LARGEST_SCORE = 1000.0
 
 
 def method_of(model: AdaptiveModel) -> AdaptiveModel:
@@ -26,10 +23,8 @@ def has_learnt(model: AdaptiveModel) -> bool:
 
 
 def collapse_score(model: AdaptiveModel) -> float | None:
-    """1 and above is an alarm; a number that JSON can hold."""
-    if not isinstance(model, Guarded) or math.isnan(model.collapse_score):
-        return None
-    return round(min(model.collapse_score, LARGEST_SCORE), 4)
+    """1 and above is an alarm."""
+    return round(model.collapse_score, 4) if isinstance(model, Guarded) else None
 
 
 def health(model: AdaptiveModel) -> dict[str, Any]:
