@@ -18,7 +18,7 @@ from step_speed import cifar_batch
 from torch import Tensor
 
 import ctta
-from ctta.distributed import data_parallel, gather, join, rank, size
+from ctta.distributed import data_parallel, gather, init, rank, world_size
 from ctta.methods.cotta import CoTTA
 
 
@@ -55,12 +55,12 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    join()
-    if size() == 1:
+    init()
+    if world_size() == 1:
         parser.error("start it by torchrun --nproc-per-node 2")
     x = cifar_batch(asked.batch)
     alone, divided = build(asked.views), data_parallel(build(asked.views), shard="views")
-    first, all_ranks = range(1), range(size())
+    first, all_ranks = range(1), range(world_size())
     alone(x)
     divided(x)
     shares, speed_ups, crowding = [], [], []
@@ -71,10 +71,13 @@ def main() -> None:
         shares.append(share_of_views(alone, x) if rank() == 0 else 0.0)
     if rank() == 0:
         share, speed_up = statistics.median(shares), statistics.median(speed_ups)
-        bound = 1 / (1 - share + share / size())
+        bound = 1 / (1 - share + share / world_size())
         print(f"share of a step that is divided             {share:7.3f}")
-        print(f"Amdahl's bound on the speed-up              {bound:7.3f}, efficiency {bound / size():.3f}")
-        print(f"speed-up on {size()} ranks                       {speed_up:7.3f}, efficiency {speed_up / size():.3f}")
+        print(f"Amdahl's bound on the speed-up              {bound:7.3f}, efficiency {bound / world_size():.3f}")
+        print(
+            f"speed-up on {world_size()} ranks                       {speed_up:7.3f}, "
+            f"efficiency {speed_up / world_size():.3f}"
+        )
         print(f"of the bound (goal 0.8)                     {speed_up / bound:7.3f}")
         print(f"a whole step on all ranks at once / on one  {statistics.median(crowding):7.3f}")
 

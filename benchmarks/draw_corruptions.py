@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from ctta.corruptions import CORRUPTIONS, HOLD_OUT, corrupt
-from ctta.corruptions.imaging import centre_cropped
+from ctta.io.imaging import centre_cropped
 
 REPOSITORY = Path(__file__).parents[1]
 SEVERITIES = (1, 2, 3, 4, 5)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from ctta.streets import CLASSES, CONDITIONS, HOLD_OUT, PALETTE, Frame, frame
+from ctta.synthetic import CLASSES, CONDITIONS, HOLD_OUT, PALETTE, Frame, frame
 
 REPOSITORY = Path(__file__).parents[1]
 GAP, NAMES, LEGEND = 2, 76, 22  # pixels: between two pictures, left of them, below them

@@ -13,8 +13,8 @@ from statistics import mean, stdev
 import matplotlib
 from matplotlib import pyplot
 
-from ctta.grid import Processes, execute, plan
-from ctta.recipes import Options
+from ctta.benchmark import Processes, execute, plan
+from ctta.benchmark.recipes import Options
 
 matplotlib.use("Agg")
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ctta
-from ctta.environment import PeakMemory
+from ctta.evaluation.environment import PeakMemory
 from ctta.models import SlidingWindow, segformer
 from ctta.views import multiscale_flip
 

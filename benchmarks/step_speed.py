@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import ctta
 from ctta.functional import ema_update_, entropy, stochastic_restore_
-from ctta.learning import step_if_finite_
 from ctta.norms import norm_parameters
+from ctta.optim import step_if_finite_
 from ctta.surgery import train_only_
 
 NUM_VIEWS = 32

@@ -9,7 +9,7 @@ import argparse
 import sys
 import time
 
-from ctta.streets import CONDITIONS, HOLD_OUT, frame
+from ctta.synthetic import CONDITIONS, HOLD_OUT, frame
 
 TARGET = 50.0  # frames per second
 

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from ctta.models import tiny_segformer
 from ctta.streams import StreetScenes
-from ctta.streets import CLASSES, VERSION
+from ctta.synthetic import CLASSES, VERSION
 
 SIZE = (128, 256)
 PEAK_LR = 1e-3
@@ -142,7 +142,7 @@ def main() -> None:
         print(f"{name:12}{100 * value:6.1f}")
     print(f"{'mIoU':12}{100 * iou.mean():6.1f}   {sum(p.numel() for p in net.parameters()):,} parameters")
     metadata = {
-        "data": f"ctta.streets version {VERSION}, split train, clear",
+        "data": f"ctta.synthetic version {VERSION}, split train, clear",
         "steps": str(arguments.steps),
         "batch_size": str(arguments.batch_size),
         "seed": str(arguments.seed),

@@ -24,10 +24,10 @@ from command_line import write_pictures
 from torch import Tensor, nn
 
 import ctta
-from ctta.adaptation import adapt_to_folder
-from ctta.distributed import DistributedError, check_same, data_parallel, gather, rank, shard, size
-from ctta.label_maps.keeping import read_label_maps
-from ctta.results import BatchRecord
+from ctta.distributed import DistributedError, check_same, data_parallel, gather, rank, shard, world_size
+from ctta.evaluation.label_maps.keeping import read_label_maps
+from ctta.evaluation.results import BatchRecord
+from ctta.inference import adapt_to_folder
 from ctta.streams import Segment
 from ctta.testing import NETWORKS, Case
 from ctta.testing.case import state_of
@@ -63,13 +63,13 @@ class Stream:
         return self.method(self.net(), **self.settings)
 
     def batch(self, step: int) -> Tensor:
-        rows = sum(SIZES[step % len(SIZES)][: size()])
+        rows = sum(SIZES[step % len(SIZES)][: world_size()])
         return Case(self.method, NETWORKS[self.network], {}).batch(step, rows).double()
 
     def rows(self, step: int) -> slice:
         if self.divide == "views":
             return slice(None)
-        sizes = SIZES[step % len(SIZES)][: size()]
+        sizes = SIZES[step % len(SIZES)][: world_size()]
         return slice(sum(sizes[: rank()]), sum(sizes[: rank() + 1]))
 
 
@@ -276,7 +276,7 @@ def drifting_apart_stops_all(folder: Path) -> None:
 def a_frozen_model_is_not_compared_at_every_call(folder: Path) -> None:
     stream = Stream(ctta.Tent)
     model = data_parallel(stream.model()).freeze()
-    with mock.patch("ctta.distributed.same_state.sum_of_bits", side_effect=AssertionError):
+    with mock.patch("ctta.distributed.consistency.sum_of_bits", side_effect=AssertionError):
         model(shard(stream.batch(0)))
 
 
@@ -333,18 +333,18 @@ def an_evaluation_that_was_stopped_ends_as_on_one_process(folder: Path) -> None:
     segments = [Segment(name, Scenes(name), np.arange(5)) for name in ("fog", "night")]
     scenes = ctta.streams.Stream("scenes", segments, batch_size=3)
     stream = Stream(ctta.CoTTA, "segmentation", {"views": multiscale_flip((0.5, 1))})
-    alone = ctta.evaluate(stream.model(), scenes, folder=folder / f"alone-{size()}-{rank()}")
+    alone = ctta.evaluate(stream.model(), scenes, folder=folder / f"alone-{world_size()}-{rank()}")
 
     def stop(record: BatchRecord) -> None:
         raise KeyboardInterrupt
 
-    shared = folder / f"shared-{size()}"
+    shared = folder / f"shared-{world_size()}"
     with pytest.raises(KeyboardInterrupt):
         ctta.evaluate(data_parallel(stream.model()), scenes, folder=shared, on_batch=stop)
     result = ctta.evaluate(data_parallel(stream.model()), scenes, folder=shared)
     assert result.is_complete and result.mious == alone.mious
     check_same(data_parallel(stream.model()))  # which also waits until the first rank has written all
-    kept, expected = (read_label_maps(place, 1).maps for place in (shared, folder / f"alone-{size()}-{rank()}"))
+    kept, expected = (read_label_maps(place, 1).maps for place in (shared, folder / f"alone-{world_size()}-{rank()}"))
     assert np.array_equal(kept, expected)
     with pytest.raises(ValueError if rank() == 0 else DistributedError, match="another"):
         ctta.evaluate(data_parallel(ctta.Tent(stream.net())), scenes, folder=shared)
@@ -372,13 +372,13 @@ def the_command_gives_what_one_process_gives(folder: Path) -> None:
 
 @case
 def pictures_that_come_meanwhile_are_left_for_the_next_time(folder: Path) -> None:
-    pictures, out = folder / f"seen-by-{size()}", folder / f"seen-by-{size()}.csv"
+    pictures, out = folder / f"seen-by-{world_size()}", folder / f"seen-by-{world_size()}.csv"
     if rank() == 0:
         write_pictures(pictures, range(3))
     check_same(data_parallel(Stream(ctta.Tent).model()))  # until the pictures are there
     found = sorted(pictures.rglob("*.png"))
     only_here = [found[0].with_name("0.png"), *found]  # as if it had come after the first rank looked
-    listing = mock.patch("ctta.adaptation.folder.pictures_below", lambda root: only_here if rank() else found)
+    listing = mock.patch("ctta.inference.folder.pictures_below", lambda root: only_here if rank() else found)
     with listing:
         done = adapt_to_folder(Case(ctta.Tent, NETWORKS["batch_norm"], {}).net(), pictures, out, method="tent")
     assert done.num_images == 3
@@ -389,12 +389,12 @@ def a_killed_rank_ends_the_others_with_an_error(folder: Path) -> None:
     stream = Stream(ctta.Tent)
     model = data_parallel(stream.model())
     model(shard(stream.batch(2)))
-    if rank() == size() - 1:
+    if rank() == world_size() - 1:
         (folder / f"rank{rank()}.json").write_text("{}")
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(DistributedError, match="this rank has lost the others"):
         model(shard(stream.batch(2)))
-    ctta.distributed.leave()
+    ctta.distributed.shutdown()
     with pytest.raises(DistributedError, match="the ranks have parted"):
         data_parallel(stream.model())
 
@@ -402,7 +402,7 @@ def a_killed_rank_ends_the_others_with_an_error(folder: Path) -> None:
 def run(names: list[str], folder: Path) -> None:
     warnings.simplefilter("error")
     torch.set_num_threads(1)
-    ctta.distributed.join(300)
+    ctta.distributed.init(300)
     number, failures = rank(), {}
     for name in names:
         try:

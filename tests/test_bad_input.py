@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import ctta
-from ctta.learning import step_if_finite_
+from ctta.optim import step_if_finite_
 
 
 def layer_normed() -> nn.Module:

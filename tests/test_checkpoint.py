@@ -69,7 +69,7 @@ def test_the_header_says_what_is_inside(tmp_path: Path) -> None:
     assert header["hyperparameters"]["optimizer"] == {"optimizer": "Adam", "arguments": {"lr": 0.001}}
     assert header["hyperparameters"]["views"]["view"] == "image_views"
     assert header["counters"] == {"num_steps": 3, "num_skipped": 0}
-    assert header["source"] == ctta.fingerprint(net())
+    assert header["source"] == ctta.checkpoint.fingerprint(net())
     assert header["torch"] == torch.__version__
     assert header["ctta"] == ctta.__version__
 
@@ -175,11 +175,11 @@ def test_the_fingerprint_tells_names_dtypes_and_shapes_and_is_computed_once(tmp_
         with_buffer("a", torch.zeros(4, dtype=torch.int32)),
         with_buffer("a", torch.ones(4)),
     ]
-    assert len({ctta.fingerprint(module) for module in modules}) == len(modules)
-    assert ctta.fingerprint(nn.DataParallel(net())) == ctta.fingerprint(net())
+    assert len({ctta.checkpoint.fingerprint(module) for module in modules}) == len(modules)
+    assert ctta.checkpoint.fingerprint(nn.DataParallel(net())) == ctta.checkpoint.fingerprint(net())
     model = adapted()
     ctta.save(model, tmp_path / "s")
-    module = sys.modules["ctta.fingerprint"]
+    module = sys.modules["ctta.checkpoint.fingerprint"]
     monkeypatch.setattr(module, "fingerprint", lambda net: pytest.fail("computed again"))
     ctta.save(model, tmp_path / "s")
     ctta.save(model.fork(), tmp_path / "fork")

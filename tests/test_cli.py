@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from ctta.benchmark.recipes import RECIPES
 from ctta.cli import demo, main
 from ctta.cli.tables import print_table
+from ctta.evaluation.results import read_result
 from ctta.methods import METHODS
-from ctta.recipes import RECIPES
 from ctta.report import score_table
-from ctta.results import read_result
 
 NETWORK = """
 import torch

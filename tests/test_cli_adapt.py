@@ -17,9 +17,9 @@ from filelock import FileLock
 
 import ctta
 from ctta import models
-from ctta.adaptation.run import Run
 from ctta.cli.adapt import adapt
-from ctta.settings import read_settings
+from ctta.hyperparameters import read_settings
+from ctta.inference.run import Run
 from ctta.streams.pictures import read_pictures
 
 FEW_VIEWS = ("--set", "views=2", "--set", "threshold=1.1")
@@ -96,8 +96,8 @@ KILLED_OFTEN = """
 import json, os, signal, sys
 from pathlib import Path
 import torch, typer
-from ctta.adaptation import run
-from ctta.adaptation.predictions import PredictionFile
+from ctta.inference import run
+from ctta.inference.predictions import PredictionFile
 from ctta.cli.adapt import adapt
 
 append, save = PredictionFile.append, run.save
@@ -183,7 +183,7 @@ def test_a_second_ctrl_c_within_a_step_loses_that_step_only(camera: Camera, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(Run, "one_batch", stopped)
-        patch.setattr("ctta.adaptation.run.SECONDS_BETWEEN_SAVES", 0)
+        patch.setattr("ctta.inference.run.SECONDS_BETWEEN_SAVES", 0)
         result = run(adapt, *camera.kept)
     assert result.exit_code == 130
     assert "12 of them new" in output(adapt, *camera.kept)

@@ -11,9 +11,9 @@ from command_line import mistake, network, output, run, write_pictures
 
 import ctta
 from ctta import models
-from ctta.clean_images import CleanImages
+from ctta.advise.tuning import LEARNING_RATES, RESTORES, Trial, Tuning
 from ctta.cli.calibrate import calibrate
-from ctta.tuning import LEARNING_RATES, RESTORES, Trial, Tuning
+from ctta.datasets.clean_images import CleanImages
 
 FAST = ("--views", 1, "--batch-size", 8)
 

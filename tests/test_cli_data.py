@@ -10,7 +10,7 @@ from download_server import serving
 
 from ctta.cli import data as module
 from ctta.cli.data import data
-from ctta.data import DATASETS, Dataset, DownloadError, find, get
+from ctta.datasets import DATASETS, Dataset, DownloadError, find, get
 
 CONTENT = b"weights of a network"
 

@@ -19,7 +19,7 @@ import pytest
 from archives import archive, member
 from download_server import CONFIRMED, DownloadServer, serving
 
-from ctta.data import DATASETS, Dataset, DownloadError, cache_folder, get
+from ctta.datasets import DATASETS, Dataset, DownloadError, cache_folder, get
 
 CONTENT = bytes(hashlib.shake_256(b"ctta").digest(400_000))
 HALF = 200_000
@@ -91,7 +91,8 @@ def test_a_break_is_told_and_resumed_with_only_the_rest(weights: Path, server: D
 def test_a_killed_download_is_resumed(weights: Path, server: DownloadServer) -> None:
     server.manner = "stalls"
     script = (
-        f"from ctta.data import DATASETS, Dataset, get\nDATASETS['weights'] = {DATASETS['weights']!r}\nget('weights')\n"
+        "from ctta.datasets import DATASETS, Dataset, get\n"
+        f"DATASETS['weights'] = {DATASETS['weights']!r}\nget('weights')\n"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen([sys.executable, "-c", script], env=environment)
@@ -260,7 +261,7 @@ def test_no_connection(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_silence_is_a_break(weights: Path, server: DownloadServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctta.data.answers.TIMEOUT", 0.2)
+    monkeypatch.setattr("ctta.datasets.http.TIMEOUT", 0.2)
     server.manner = "stalls"
     failure(weights, "broke or failed", "timed out", "run again to resume")
     assert part_of(weights).stat().st_size > 0

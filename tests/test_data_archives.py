@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from archives import Member, archive, link, member
 
-from ctta.data import DATASETS, Dataset, DownloadError, get
+from ctta.datasets import DATASETS, Dataset, DownloadError, get
 
 LONG_NAME = "d" * 247
 TOP = "/".join(map(str, range(16))) + "/" + "l" * 250  # through one link per level

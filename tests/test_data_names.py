@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ctta.data import DATASETS, get
+from ctta.datasets import DATASETS, get
 
 #: As the hosts of the files print them.
 PUBLISHED_MD5 = {
@@ -44,9 +44,9 @@ def test_importing_needs_neither_network_nor_extra(tmp_path: Path) -> None:
             assert not event.startswith(("socket.connect", "socket.getaddrinfo")), event
         sys.addaudithook(refuse)
         sys.modules["requests"] = sys.modules["tqdm"] = None
-        import ctta.data
+        import ctta.datasets
         try:
-            ctta.data.get("cifar10-c")
+            ctta.datasets.get("cifar10-c")
         except ImportError as error:
             sys.exit(0 if "pip install 'ctta[data]'" in str(error) else 1)
         sys.exit(2)"""

@@ -16,8 +16,8 @@ from rank_cases import CASES, VIEWS, Stream
 
 import ctta
 from ctta.cli import main
-from ctta.distributed import data_parallel, gather, rank, shard, size
-from ctta.results import read_result
+from ctta.distributed import data_parallel, gather, rank, shard, world_size
+from ctta.evaluation.results import read_result
 from ctta.testing import NETWORKS, Case
 
 SCRIPT = rank_cases.__file__
@@ -131,7 +131,7 @@ def check_commands(folder: Path, commands: dict[str, list[str]]) -> None:
 def test_a_process_by_itself_is_a_world_of_one() -> None:
     model, plain = (ctta.Tent(NETWORKS["batch_norm"]()) for _ in range(2))
     plain.load_state_dict(model.state_dict())
-    assert data_parallel(model) is model and (rank(), size()) == (0, 1)
+    assert data_parallel(model) is model and (rank(), world_size()) == (0, 1)
     x = torch.rand(4, 3, 16, 16)
     assert torch.equal(gather(model(shard(x))), plain(x))
 

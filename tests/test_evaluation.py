@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import ctta
-from ctta.results import BatchRecord, read_result
+from ctta.evaluation.results import BatchRecord, read_result
 from ctta.streams import Corrupted, Stream, continual
 
 
@@ -83,7 +83,7 @@ def test_figures_equal_a_plain_loop() -> None:
     assert result.method == "Tent"
     assert result.stream_hash == stream().hash
     assert result.settings["optimizer"] == "Adam(lr=0.001)"
-    assert result.source == ctta.fingerprint(net())
+    assert result.source == ctta.checkpoint.fingerprint(net())
     assert result.environment["threads"] == torch.get_num_threads()
 
 

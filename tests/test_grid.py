@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ctta.grid import Ending, Processes, Progress, RayCluster, Run, ThisProcess, execute, plan
-from ctta.recipes import Options
-from ctta.results import BatchRecord, read_result
+from ctta.benchmark import Ending, Processes, Progress, RayCluster, Run, ThisProcess, execute, plan
+from ctta.benchmark.recipes import Options
+from ctta.evaluation.results import BatchRecord, read_result
 
 #: A network for a cell in any process; it kills its process where a file tells it to.
 NETWORK = """

@@ -10,16 +10,16 @@ import torch
 from test_pixel_evaluation import FULL, SIZE, Named, Scenes, cotta, net, stream
 
 import ctta
-from ctta import streets
-from ctta.label_maps import Example, keep_label_maps, read_examples, write_examples
-from ctta.label_maps.choosing import WIDEST
-from ctta.label_maps.example import write_example
-from ctta.label_maps.keeping import kept_numbers, read_label_maps
-from ctta.metrics import IGNORED
+from ctta import synthetic
+from ctta.evaluation.label_maps import Example, keep_label_maps, read_examples, write_examples
+from ctta.evaluation.label_maps.choosing import WIDEST
+from ctta.evaluation.label_maps.example import write_example
+from ctta.evaluation.label_maps.keeping import kept_numbers, read_label_maps
 from ctta.report.layout import layout_of
 from ctta.report.overlays import overlays
 from ctta.report.palettes import palette_of
 from ctta.streams import Segment, Stream, rounds
+from ctta.streams.stream import IGNORE_INDEX
 from ctta.streams.street_scenes import CLASS_NAMES
 
 
@@ -38,7 +38,7 @@ def test_maps_of_the_last_round_are_kept(tmp_path: Path) -> None:
         assert kept.maps.tolist() == expected[number].tolist()
         assert labels is not None
         for accuracy, predicted, truth in zip(kept.accuracy, kept.maps, labels.numpy(), strict=True):
-            assert accuracy == pytest.approx(float((predicted == truth)[truth != IGNORED].mean()))
+            assert accuracy == pytest.approx(float((predicted == truth)[truth != IGNORE_INDEX].mean()))
 
 
 def test_an_interrupted_evaluation_keeps_the_same_maps(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_answers_that_are_not_finite_have_a_class_of_their_own(tmp_path: Path) -
 
 def test_labels_of_16_bits_are_compared(tmp_path: Path) -> None:
     logits = torch.eye(3)[None, :, :, None]  # classes 0, 1 and 2 below each other
-    labels = torch.tensor([[[0], [2], [IGNORED]]])
+    labels = torch.tensor([[[0], [2], [IGNORE_INDEX]]])
     keep_label_maps(tmp_path, 0, logits, labels.to(torch.uint16))
     assert read_label_maps(tmp_path, 0).accuracy.tolist() == [0.5]
 
@@ -142,10 +142,10 @@ def _is_shrunk(example: Example, labels: torch.Tensor | None) -> bool:
 
 
 def an_example(**changes: object) -> Example:
-    classes = np.array([[0, 1], [2, IGNORED]], np.uint8)
+    classes = np.array([[0, 1], [2, IGNORE_INDEX]], np.uint8)
     image = np.full((2, 2, 3), 100, np.uint8)
     fields = {"method": "CoTTA", "kind": "best", "stream_hash": "0", "domain": "fog", "segment": 4}
-    figures = {"class_names": streets.CLASSES, "accuracy_before": 0.25, "accuracy_after": 1.0}
+    figures = {"class_names": synthetic.CLASSES, "accuracy_before": 0.25, "accuracy_after": 1.0}
     return Example(**fields | figures | dict(image=image, truth=classes, before=classes, after=classes) | changes)  # type: ignore[arg-type]
 
 
@@ -157,14 +157,14 @@ def test_a_map_is_drawn_in_the_colours_of_its_classes() -> None:
     for axes in (truth, before, after):
         pixels = np.asarray(axes.images[0].get_array())
         for (row, column), kind in (((0, 0), 0), ((0, 1), 1), ((1, 0), 2)):
-            assert pixels[row, column].tolist() == (0.7 * streets.PALETTE[kind] + 0.3 * 100).round().tolist()
+            assert pixels[row, column].tolist() == (0.7 * synthetic.PALETTE[kind] + 0.3 * 100).round().tolist()
         assert pixels[1, 1].tolist() == [0, 0, 0]
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert legend == list(streets.CLASSES)
+    assert legend == list(synthetic.CLASSES)
 
 
 def test_every_class_has_a_colour_of_its_own() -> None:
-    for names, count in ((streets.CLASSES, 9), (CLASS_NAMES, 19), ((), 12)):
+    for names, count in ((synthetic.CLASSES, 9), (CLASS_NAMES, 19), ((), 12)):
         palette = palette_of(names, count)
         assert palette.shape == (count, 3) and len({tuple(colour) for colour in palette.tolist()}) == count
 

@@ -12,26 +12,14 @@ PACKAGE = Path(ctta.__file__).parent
 #: A module imports only from rows above its own; modules of one row and one folder may see each other where that
 #: folder is a package of its own (views, testing), while methods are blind to each other.
 ROWS = [
-    ["whole_batch", "company", "functional", "norms", "learning", "optimizer_state", "hyperparameters"],
+    ["errors", "parallel", "functional", "norms", "optim"],
     ["surgery"],
-    ["views", "validation", "fingerprint"],
+    ["views", "validation", "hyperparameters"],
     ["base"],
-    [
-        "methods",
-        "calibration",
-        "corruptions",
-        "streets",
-        "data",
-        "metrics",
-        "environment",
-        "models",
-        "guard",
-        "distributed",
-    ],
-    ["encoding", "description", "checkpoint", "streams", "results"],
-    ["testing", "pace", "journal", "label_maps", "evaluation"],
-    ["settings", "failures", "clean_images", "adaptation", "tuning"],
-    ["recipes", "grid", "report", "serve"],
+    ["methods", "io", "corruptions", "synthetic", "models"],
+    ["guard", "checkpoint", "distributed", "streams", "datasets"],
+    ["testing", "evaluation"],
+    ["benchmark", "advise", "inference", "report", "serve"],
     ["cli"],
     ["__main__"],
 ]

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctta.metrics import NUM_BINS, Score, score
+from ctta.evaluation.metrics import NUM_BINS, Score, score
 
 
 def naive(logits: list[list[float]], labels: list[int]) -> tuple[float, float]:

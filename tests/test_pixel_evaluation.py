@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import ctta
-from ctta.metrics import IGNORED, MIOU, PixelScore
-from ctta.results import BatchRecord, read_result
+from ctta.evaluation.metrics import MIOU, PixelScore
+from ctta.evaluation.results import BatchRecord, read_result
 from ctta.streams import Segment, Stream, mixed
+from ctta.streams.stream import IGNORE_INDEX
 from ctta.streams.street_scenes import CLASS_NAMES
 
 SIZE, FULL = (6, 10), (12, 20)  # of pictures and of label maps
@@ -36,8 +37,8 @@ class Scenes:
             generator = torch.Generator().manual_seed(len(self.name) * 100 + row)
             pictures.append(torch.rand(3, *SIZE, generator=generator))
             labels = torch.randint(self.num_classes, FULL, generator=generator)
-            labels[torch.rand(FULL, generator=generator) < 0.2] = IGNORED
-            maps.append(torch.full_like(labels, IGNORED) if row in self.ignored else labels)
+            labels[torch.rand(FULL, generator=generator) < 0.2] = IGNORE_INDEX
+            maps.append(torch.full_like(labels, IGNORE_INDEX) if row in self.ignored else labels)
         return torch.stack(pictures), torch.stack(maps)
 
 

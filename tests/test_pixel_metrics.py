@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ctta.metrics import IGNORED, NUM_BINS, PixelScore, Score, score, score_from_json
+from ctta.evaluation.metrics import NUM_BINS, PixelScore, Score, score, score_from_json
+from ctta.streams.stream import IGNORE_INDEX
 
 Grid = list[list[float]]
 
@@ -86,7 +87,7 @@ def scenes(seed: int, count: int, num_classes: int, size: tuple[int, int], full:
     logits = 3 * torch.randn(count, num_classes, *size, generator=generator, dtype=torch.float64)
     logits[:, -1] -= 6
     labels = torch.randint(num_classes - 1, (count, *full), generator=generator)
-    labels[torch.rand(labels.shape, generator=generator) < 0.2] = IGNORED
+    labels[torch.rand(labels.shape, generator=generator) < 0.2] = IGNORE_INDEX
     labels[0, 0, 0] = 0
     return logits, labels
 
@@ -140,7 +141,7 @@ def test_a_class_that_is_nowhere_is_in_no_mean_and_one_that_is_only_predicted_is
 def test_what_is_predicted_on_ignored_pixels_does_not_matter() -> None:
     logits, labels = scenes(0, 2, 5, (6, 8), (6, 8))
     before = score(logits, labels)
-    logits[(labels == IGNORED)[:, None].expand_as(logits)] = math.nan
+    logits[(labels == IGNORE_INDEX)[:, None].expand_as(logits)] = math.nan
     assert score(logits, labels) == before
 
 
@@ -167,7 +168,7 @@ def test_a_score_comes_back_from_json_as_it_was() -> None:
 
 def test_a_batch_without_labelled_pixels_adds_nothing() -> None:
     logits, labels = scenes(3, 2, 5, (4, 6), (4, 6))
-    known, nothing = score(logits, labels), score(logits, torch.full_like(labels, IGNORED))
+    known, nothing = score(logits, labels), score(logits, torch.full_like(labels, IGNORE_INDEX))
     assert isinstance(known, PixelScore) and isinstance(nothing, PixelScore)
     assert nothing.num_pixels == 0 and nothing.class_iou == (None,) * 5
     assert all(

@@ -8,11 +8,11 @@ import torch
 from PIL import Image
 from torch import nn
 
+from ctta.benchmark.recipes import Options, build
+from ctta.benchmark.recipes.paper import IMAGENET_LIST
+from ctta.benchmark.recipes.rows import paper_rows, with_settings
 from ctta.methods import CoTTA
 from ctta.models import LOADERS, SlidingWindow
-from ctta.recipes import Options, build
-from ctta.recipes.paper import IMAGENET_LIST
-from ctta.recipes.rows import paper_rows, with_settings
 from ctta.views import fast_image_views, image_views
 
 

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 from report_runs import CONTINUAL, GRADUAL, METHODS, ROUNDS, STANDARD, write_cell, write_run, write_story
 
+from ctta.evaluation.results import Result
 from ctta.report import Table, score_table, write_report
-from ctta.report.colours import styles_of
+from ctta.report.colors import styles_of
 from ctta.report.curves import stretches_of, time_line
 from ctta.report.entries import entries_of
 from ctta.report.published import PUBLISHED
 from ctta.report.runs import read_run, read_runs
 from ctta.report.sections import sections_of
 from ctta.report.summary import summary_table_of
-from ctta.results import Result
 
 HOSTILE = '<script>alert("x")</script> | & $\\frac{ $ %_x #1 ~ ^ `c` **b** [a](http://evil.example/) \x07'
 

@@ -10,10 +10,10 @@ import pytest
 from report_runs import pixel_score, write_cell, write_run, write_weather
 from test_report import Cells, results_of, row
 
-from ctta.metrics import MIOU
+from ctta.evaluation.metrics import MIOU
 from ctta.report import score_table, write_report
 from ctta.report.classes import class_table_of
-from ctta.report.colours import styles_of
+from ctta.report.colors import styles_of
 from ctta.report.cost import cost
 from ctta.report.curves import time_line
 from ctta.report.entries import entries_of

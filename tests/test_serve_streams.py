@@ -18,8 +18,8 @@ from serving import SIZE, Client, images, png, serving_here, tent
 
 import ctta
 from ctta.serve import Limits, Service
+from ctta.serve.errors import Refusal
 from ctta.serve.names import folder_of, name_of
-from ctta.serve.refusals import Refusal
 from ctta.serve.stream import ServedStream
 from ctta.serve.window import Window
 from ctta.streams.arrays import unit_floats

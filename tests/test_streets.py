@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import ctta
-from ctta import streams, streets
+from ctta import streams, synthetic
 from ctta.streams import StreetScenes, rounds
-from ctta.streets import CLASSES, CONDITIONS, HOLD_OUT, SPLITS, Frame, frame, through_air
-from ctta.streets.camera import Camera
-from ctta.streets.canvas import Canvas
-from ctta.streets.dice import Dice
-from ctta.streets.falling import flakes, scattered, streaks
+from ctta.synthetic import CLASSES, CONDITIONS, HOLD_OUT, SPLITS, Frame, frame, through_air
+from ctta.synthetic.camera import Camera
+from ctta.synthetic.canvas import Canvas
+from ctta.synthetic.dice import Dice
+from ctta.synthetic.falling import flakes, scattered, streaks
 
 SKY, ROAD, LANE, PAVEMENT, BUILDING, VEGETATION, CAR, PERSON, POLE = range(9)
 WEATHER = [(name, "report") for name in CONDITIONS] + [(name, "choose") for name in HOLD_OUT]
@@ -79,7 +79,7 @@ def test_labels_and_pixels_are_pinned() -> None:
         condition: np.mean([frame(index, condition, split=split).image.mean() for index in range(3)])
         for condition, split in WEATHER
     }
-    assert (streets.VERSION, digest[:16]) == (1, "eb04d7d99993757e")
+    assert (synthetic.VERSION, digest[:16]) == (1, "eb04d7d99993757e")
     assert means == pytest.approx(
         {
             "clear": 112.646,

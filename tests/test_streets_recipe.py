@@ -12,8 +12,8 @@ from test_cli import run
 from torch import nn
 
 import ctta
+from ctta.benchmark.recipes import Options, build
 from ctta.methods.cotta import OFFICIAL_SEGMENTATION
-from ctta.recipes import Options, build
 from ctta.streams import streets
 
 MODELS = Path(ctta.__file__).parent / "models"
@@ -34,7 +34,7 @@ def test_the_weights_say_how_they_were_made() -> None:
         metadata = file.metadata()
     # As benchmarks/train_streets.py writes it.
     assert set(metadata) == {"data", "steps", "batch_size", "seed", "miou_clear", "torch"}
-    assert metadata["data"] == f"ctta.streets version {ctta.streets.VERSION}, split train, clear"
+    assert metadata["data"] == f"ctta.synthetic version {ctta.synthetic.VERSION}, split train, clear"
     provenance = (MODELS / "PROVENANCE.md").read_text()
     assert f"{100 * float(metadata['miou_clear']):.1f} % mIoU" in provenance
     assert re.search(rf"{int(metadata['steps']):,} steps", provenance)
@@ -79,7 +79,7 @@ def test_one_command_fills_the_table(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ctta.streams, "streets", partial(streets, size=(64, 64)))
     views = {"views": ctta.views.multiscale_flip((1.0,))}
-    monkeypatch.setattr("ctta.recipes.segmentation.OFFICIAL_SEGMENTATION", {**OFFICIAL_SEGMENTATION, **views})
+    monkeypatch.setattr("ctta.benchmark.recipes.segmentation.OFFICIAL_SEGMENTATION", {**OFFICIAL_SEGMENTATION, **views})
     assert run("bench", "streets", "--limit", "1", "--rounds", "2", "--threads", "1", "--out", "mine") == 0
     capsys.readouterr()
     assert run("bench", "streets", "--limit", "1", "--rounds", "2", "--threads", "1", "--out", "mine", "--json") == 0

@@ -10,16 +10,17 @@
 
 from importlib.metadata import version
 
-from ctta import corruptions, data, distributed, functional, guard, models, streams, streets, testing, views
+from ctta import corruptions, datasets, distributed, functional, guard, models, streams, synthetic, testing, views
+from ctta.advise.threshold import calibrate_threshold
 from ctta.base import AdaptiveModel, Step
-from ctta.calibration import calibrate_threshold
-from ctta.checkpoint import CheckpointError, load, save
-from ctta.evaluation import evaluate
-from ctta.fingerprint import fingerprint
+from ctta.checkpoint.files import load, save
+from ctta.checkpoint.fingerprint import fingerprint
+from ctta.errors import CheckpointError
+from ctta.evaluation.evaluate import evaluate
+from ctta.evaluation.results import Result
 from ctta.guard import Guarded
-from ctta.learning import OptimizerFactory
 from ctta.methods import METHODS, BNStats, CoTTA, PseudoLabel, Source, Tent, TestAug, adapt
-from ctta.results import Result
+from ctta.optim import OptimizerFactory
 
 __version__ = version("ctta")
 
@@ -40,7 +41,7 @@ __all__ = [
     "adapt",
     "calibrate_threshold",
     "corruptions",
-    "data",
+    "datasets",
     "distributed",
     "evaluate",
     "fingerprint",
@@ -50,7 +51,7 @@ __all__ = [
     "models",
     "save",
     "streams",
-    "streets",
+    "synthetic",
     "testing",
     "views",
 ]

@@ -17,14 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ctta.company import ALONE, Alone
 from ctta.hyperparameters import read_hyperparameters, show_hyperparameters
-from ctta.learning import OptimizerFactory, build_optimizer, step_if_finite_
 from ctta.norms import estimate_running_statistics_, use_batch_statistics_
-from ctta.optimizer_state import load_state_
+from ctta.optim import OptimizerFactory, build_optimizer, load_state_, step_if_finite_
+from ctta.parallel import SINGLE_PROCESS, Coordinator, current_reducer
 from ctta.surgery import Output, adaptable_copy, images_of, plain_copy, train_only_
 from ctta.validation import check_batch, check_fraction, checked, explaining_wrong_rank
-from ctta.whole_batch import whole_batch
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,9 @@ class AdaptiveModel(nn.Module, ABC):
             in tensors, in anything with ``.logits`` and in dicts with ``out`` or ``logits``.
     """
 
-    company: Alone = ALONE  # with whom the stream is computed; ctta.distributed.data_parallel changes it
+    coordinator: Coordinator = (
+        SINGLE_PROCESS  # with whom the stream is computed; ctta.distributed.data_parallel changes it
+    )
 
     def __init__(self, net: nn.Module, *, batch_stats: float = 1.0, seed: int = 0, output: Output = None) -> None:
         if not isinstance(net, nn.Module) or isinstance(net, AdaptiveModel):
@@ -79,7 +79,9 @@ class AdaptiveModel(nn.Module, ABC):
 
     def adapt(self, x: Tensor) -> Tensor:
         """Logits for x, and an update for the batches to come. An empty batch comes back as it is."""
-        with self.company.step(self, x) as rows:
+        with self.coordinator.fail_together():
+            self.check_input(x)
+        with self.coordinator.step(self, x) as rows:
             if len(rows) == 0:
                 return x
             # Callers rightly loop under no_grad or inference_mode; learning works under neither.
@@ -91,7 +93,9 @@ class AdaptiveModel(nn.Module, ABC):
 
     def predict(self, x: Tensor) -> Tensor:
         """What ``adapt(x)`` would return, changing and advancing nothing."""
-        with self.company.step(self, x) as rows:
+        with self.coordinator.fail_together():
+            self.check_input(x)
+        with self.coordinator.step(self, x) as rows:
             if len(rows) == 0:
                 return x
             # With gradients on, as in adapt: without, torch picks other attention kernels, which round differently.
@@ -118,7 +122,7 @@ class AdaptiveModel(nn.Module, ABC):
     def fork(self) -> Self:
         """A fresh stream with the same hyperparameters that shares this one's source weights."""
         fresh = type(self)(self.copy_of_source(), **self.hyperparameters)
-        fresh.source, fresh.company = self.source, self.company
+        fresh.source, fresh.coordinator = self.source, self.coordinator
         # What a method has beside its networks was built on the default device and dtype; bring it where this one is.
         for name, buffer in self.named_buffers(recurse=False):
             setattr(fresh, name, getattr(fresh, name).to(buffer))
@@ -179,7 +183,7 @@ class AdaptiveModel(nn.Module, ABC):
         assert self.optimizer is not None, "a method that learns calls optimize() in its constructor"
         finite = step_if_finite_(self.optimizer, loss)
         self.num_skipped += not finite
-        mean = whole_batch().mean
+        mean = current_reducer().mean
         confidence, augmented = (None if figure is None else mean(figure) for figure in (confidence, augmented))
         self.last_step = Step(mean(loss.detach()), not finite, confidence, augmented)
         return finite

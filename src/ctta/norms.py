@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from ctta.whole_batch import whole_batch
+from ctta.parallel import current_reducer
 
 #: None outside of :func:`statistics_per_part`. Of the call and not of a layer, since streams share their source's.
 _num_parts: ContextVar[int | None] = ContextVar("_num_parts", default=None)
@@ -37,13 +37,13 @@ class BatchStatistics:
     share: float
 
     def __call__(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        x, num_parts, batch = inputs[0], _num_parts.get(), whole_batch()
-        if batch.total(x.numel()) == x.shape[1] * (num_parts or 1) and self.share == 1:
+        x, num_parts, batch = inputs[0], _num_parts.get(), current_reducer()
+        if batch.total_count(x.numel()) == x.shape[1] * (num_parts or 1) and self.share == 1:
             raise ValueError(
                 f"batch statistics need more than one value per channel, and a BatchNorm got {tuple(x.shape)}: "
                 "give larger batches, or blend in the source's statistics with batch_stats=0.1, say"
             )
-        by_itself = self.share == 1 and num_parts is None and not batch.is_divided
+        by_itself = self.share == 1 and num_parts is None and not batch.is_sharded
         self.set_mode(module, by_itself)
         return None if by_itself else (self.shifted(module, x, num_parts or 1), *inputs[1:])
 
@@ -60,7 +60,7 @@ class BatchStatistics:
         mean, variance = module.running_mean.view(along_channels), module.running_var.view(along_channels)
         values = x.to(mean.dtype).unflatten(0, (num_parts, -1))
         axes = [axis for axis in range(values.ndim) if axis not in (0, 2)]
-        batch_variance, batch_mean = whole_batch().var_mean(values, axes)
+        batch_variance, batch_mean = current_reducer().var_mean(values, axes)
         blended_mean = mean.lerp(batch_mean, self.share)
         scale = ((variance + module.eps) / (variance.lerp(batch_variance, self.share) + module.eps)).sqrt()
         shifted: Tensor = torch.addcmul(mean - blended_mean * scale, values, scale).flatten(0, 1)

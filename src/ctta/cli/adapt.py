@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from ctta.adaptation import Adapted, adapt_to_folder
 from ctta.cli.console import err, out
 from ctta.cli.network import load_network
 from ctta.cli.progress import progress_of_unknown_total
 from ctta.cli.stopping import stopping_between_steps
+from ctta.hyperparameters import read_settings
+from ctta.inference import Adapted, adapt_to_folder
 from ctta.methods import METHODS
-from ctta.settings import read_settings
 from ctta.validation import check_choice
 
 

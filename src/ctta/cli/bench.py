@@ -11,12 +11,12 @@ from typing import Annotated
 import torch
 import typer
 
-from ctta import data
+from ctta import datasets
+from ctta.benchmark import Place, Processes, RayCluster, plan
+from ctta.benchmark.recipes import Options, Preset, build
 from ctta.cli import arguments
 from ctta.cli.network import absolute
 from ctta.cli.running import run_and_report
-from ctta.grid import Place, Processes, RayCluster, plan
-from ctta.recipes import Options, Preset, build
 
 
 def bench(
@@ -71,7 +71,7 @@ def bench(
     threads = threads or max(1, torch.get_num_threads() // max(1, workers))
     if download:
         for name in build(recipe, options).downloads:
-            data.get(name)
+            datasets.get(name)
     place = out or Path("runs") / f"{recipe}-{_digest(options, threads)}"
     run = plan(
         place,

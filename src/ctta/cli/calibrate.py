@@ -7,12 +7,12 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from ctta.clean_images import read_clean_images
+from ctta.advise.tuning import Trial, Tuning
 from ctta.cli.console import err, out
 from ctta.cli.network import load_network
 from ctta.cli.progress import progress_of_unknown_total
 from ctta.corruptions import HOLD_OUT
-from ctta.tuning import Trial, Tuning
+from ctta.datasets.clean_images import read_clean_images
 
 
 def calibrate(

@@ -8,10 +8,10 @@ import typer
 from rich.table import Table
 
 from ctta.base import AdaptiveModel
+from ctta.benchmark.recipes import RECIPES
 from ctta.cli.console import out
 from ctta.hyperparameters import shown
 from ctta.methods import METHODS
-from ctta.recipes import RECIPES
 
 AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
 

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ctta.clean_images import corruption_kind, read_clean_images
 from ctta.cli.console import err, out
 from ctta.cli.progress import progress_of_unknown_total
 from ctta.corruptions import CORRUPTIONS, HOLD_OUT, write_cifar_c, write_imagenet_c
+from ctta.datasets.clean_images import corruption_kind, read_clean_images
 
 SETS = {"all": tuple(CORRUPTIONS), "hold-out": tuple(HOLD_OUT)}
 

@@ -8,8 +8,8 @@ import typer
 from rich.table import Table
 
 from ctta.cli.console import err, out
-from ctta.data import DATASETS, DownloadError, cache_folder, find
-from ctta.data import get as fetch
+from ctta.datasets import DATASETS, DownloadError, cache_folder, find
+from ctta.datasets import get as fetch
 
 data = typer.Typer(
     help="Fetch public datasets and checkpoints once, verified, into a cache folder.",

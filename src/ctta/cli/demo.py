@@ -8,11 +8,11 @@ from typing import Annotated
 import torch
 import typer
 
+from ctta.benchmark import Processes, plan
+from ctta.benchmark.recipes import Options
+from ctta.benchmark.recipes.rows import METHODS
 from ctta.cli.console import out
 from ctta.cli.running import run_and_report
-from ctta.grid import Processes, plan
-from ctta.recipes import Options
-from ctta.recipes.rows import METHODS
 
 #: The recipe and its options by the name of the run's folder.
 SHORT = {"demo": ("demo", Options())}

@@ -5,12 +5,12 @@ from pathlib import Path
 from torch import nn
 
 from ctta import models
-from ctta.failures import on_device
+from ctta.models.placement import to_device
 
 
 def load_network(spec: str, device: str) -> nn.Module:
     """The network on the device, or one sentence on what is wrong with either."""
-    return on_device(models.load(spec), device)
+    return to_device(models.load(spec), device)
 
 
 def absolute(spec: str | None) -> str | None:

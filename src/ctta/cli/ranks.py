@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 
 from ctta.cli.console import err, out
-from ctta.distributed import join, rank
+from ctta.distributed import init, rank
 
 
 @contextmanager
 def speaking_first_only() -> Iterator[None]:
     """Within, ranks but the first print nothing; a process by itself is the first."""
-    join()
+    init()
     if rank() == 0:
         yield
         return

@@ -7,14 +7,14 @@ from typing import Any
 
 import typer
 
+from ctta.benchmark import Ending, Place, Progress, Run, ThisProcess, execute, keep_examples
 from ctta.cli.console import err, out, progress_of
 from ctta.cli.stopping import stopping_between_steps
 from ctta.cli.tables import print_table
-from ctta.distributed import rank, size
-from ctta.grid import Ending, Place, Progress, Run, ThisProcess, execute, keep_examples
-from ctta.metrics import MIOU
+from ctta.distributed import rank, world_size
+from ctta.evaluation.metrics import MIOU
+from ctta.evaluation.results import Result
 from ctta.report import score_table, write_report
-from ctta.results import Result
 
 
 def run_and_report(runs: Sequence[Run], elsewhere: Place | None = None, *, report: Path, as_json: bool = False) -> None:
@@ -22,7 +22,7 @@ def run_and_report(runs: Sequence[Run], elsewhere: Place | None = None, *, repor
 
     Exit code 1 if a cell failed for good, 130 after Ctrl-C.
     """
-    if elsewhere and size() > 1:
+    if elsewhere and world_size() > 1:
         raise ValueError(
             "torchrun has started processes already, so cells cannot be sent to others: choose one of both"
         )

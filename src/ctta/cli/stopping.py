@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from ctta.distributed.exchange import any_rank
+from ctta.distributed.collectives import any_rank
 
 
 @contextmanager

@@ -8,9 +8,9 @@ import numpy as np
 from ctta.corruptions.arrays import Bytes, Floats, truncated
 from ctta.corruptions.draws import Draws
 from ctta.corruptions.filters import smoothed
-from ctta.corruptions.imaging import pillow_image
 from ctta.corruptions.recipe import recipe_of
 from ctta.corruptions.resample import box_shrunk, nearest, sample
+from ctta.io.imaging import pillow_image
 
 # Severities 1..5 at (32, 224) pixels.
 CONTRAST = ((0.75, 0.5, 0.4, 0.3, 0.15), (0.4, 0.3, 0.2, 0.1, 0.05))

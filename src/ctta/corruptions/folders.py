@@ -12,11 +12,11 @@ from numpy.typing import ArrayLike
 
 from ctta.corruptions.arrays import Bytes, Integers
 from ctta.corruptions.batches import to_bytes
-from ctta.corruptions.complete_files import replacing, same_origin
 from ctta.corruptions.corrupt import CORRUPTIONS, HOLD_OUT, VERSION, check_integer, check_kind, corrupt
 from ctta.corruptions.frost_photos import Photos
-from ctta.corruptions.imaging import centre_cropped, decoding_errors, pillow_image
-from ctta.corruptions.picture_names import PICTURE_SUFFIXES, is_picture
+from ctta.io.complete_files import replacing, same_origin
+from ctta.io.imaging import centre_cropped, decoding_errors, pillow_image
+from ctta.io.picture_names import PICTURE_SUFFIXES, is_picture
 
 SEVERITIES = (1, 2, 3, 4, 5)
 BATCH = 16  # pictures held at once

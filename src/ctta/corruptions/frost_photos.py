@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from ctta.corruptions.arrays import Bytes
-from ctta.corruptions.imaging import pillow_image
 from ctta.corruptions.resample import scaled
+from ctta.io.imaging import pillow_image
 
 # Of its six photographs the published code draws from the first five; the third is the second again.
 SHIPPED = ("frost1.png", "frost2.png", "frost2.png", "frost4.jpg", "frost5.jpg")

@@ -11,19 +11,29 @@ torch.Size([6, 10])
 
 from torch import Tensor
 
-from ctta.distributed.data_parallel import data_parallel, own_rows
-from ctta.distributed.exchange import gathered_rows
-from ctta.distributed.same_state import check_same
-from ctta.distributed.world import DistributedError, join, leave, rank, size
+from ctta.distributed.collectives import all_gather_rows
+from ctta.distributed.consistency import check_same
+from ctta.distributed.data_parallel import data_parallel, local_rows
+from ctta.distributed.process_group import DistributedError, init, rank, shutdown, world_size
 
-__all__ = ["DistributedError", "check_same", "data_parallel", "gather", "join", "leave", "rank", "shard", "size"]
+__all__ = [
+    "DistributedError",
+    "check_same",
+    "data_parallel",
+    "gather",
+    "init",
+    "rank",
+    "shard",
+    "shutdown",
+    "world_size",
+]
 
 
 def shard(x: Tensor) -> Tensor:
     """This rank's rows of a batch that every rank has; all of them where there is one process."""
-    return x[own_rows(len(x))]
+    return x[local_rows(len(x))]
 
 
 def gather(rows: Tensor) -> Tensor:
     """The rows of all ranks in order, on every rank."""
-    return gathered_rows(rows) if size() > 1 else rows
+    return all_gather_rows(rows) if world_size() > 1 else rows

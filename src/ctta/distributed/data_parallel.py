@@ -9,16 +9,21 @@ import torch
 from torch import Tensor
 
 from ctta.base import AdaptiveModel
-from ctta.company import Alone
-from ctta.distributed.exchange import gathered, gathered_rows, of_the_first, outcomes, row_from
-from ctta.distributed.part_of_batch import PartOfBatch
-from ctta.distributed.same_state import checksum, copy_from_first_rank_, digest, raise_unless_same, sum_of_bits
-from ctta.distributed.share_of_views import ShareOfViews
-from ctta.distributed.world import TIMEOUT, DistributedError, join, leave, rank, size
+from ctta.distributed.collectives import (
+    all_gather_object,
+    all_gather_rows,
+    all_gather_stack,
+    broadcast_row,
+    run_on_rank_zero,
+)
+from ctta.distributed.consistency import checksum, copy_from_first_rank_, digest, raise_unless_same, sum_of_bits
+from ctta.distributed.process_group import TIMEOUT, DistributedError, init, rank, shutdown, world_size
+from ctta.distributed.reducers import ShardedReducer, ViewShardedReducer
+from ctta.errors import InputError
 from ctta.guard import Guarded
 from ctta.norms import keeps_running_statistics
+from ctta.parallel import BatchReducer, Coordinator, in_shared_step, use_reducer
 from ctta.validation import check_choice, whole_number
-from ctta.whole_batch import WholeBatch, is_being_shared, sharing
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=AdaptiveModel)
@@ -54,32 +59,50 @@ def data_parallel(
             "a BatchNorm layer keeps no running statistics, and without them the batch's cannot be put together from "
             "several ranks: use shard='views', or layers with track_running_stats=True"
         )
-    join(timeout)
-    if size() > 1:
+    init(timeout)
+    if world_size() > 1:
         if isinstance(model, Guarded):
             raise ValueError(
                 "a guard judges by the rows of its own process, so ranks would decide differently: share the method "
                 "without it, or run the guarded model on one process"
             )
-        model.company = Ranks(shard, check_every)
-        model.company.take_over(model)
+        model.coordinator = ProcessGroup(shard, check_every)
+        model.coordinator.broadcast_state_(model)
     return model
 
 
 @dataclass(frozen=True)
-class Ranks(Alone):
+class ProcessGroup(Coordinator):
     """The processes of ``torchrun``; see :func:`data_parallel`."""
 
     shard: Literal["batch", "views"]
     check_every: int
 
     @property
-    def is_first(self) -> bool:
+    def is_rank_zero(self) -> bool:
         return rank() == 0
 
     @contextmanager
+    def fail_together(self) -> Iterator[None]:
+        if in_shared_step():  # within a step, on rows that were checked with it
+            yield
+            return
+        failure: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            failure = error
+        succeeded = all_gather_stack(torch.tensor(int(failure is None))).tolist()
+        if failure is not None:
+            raise failure
+        if not all(succeeded):
+            raise InputError(
+                f"rank {succeeded.index(0)} was given a bad batch, so no rank predicted or changed anything"
+            )
+
+    @contextmanager
     def step(self, model: Any, x: Tensor) -> Iterator[Tensor]:
-        if is_being_shared():  # a step within a step, on the same rows
+        if in_shared_step():  # a step within a step, on the same rows
             yield x
             return
         sizes = self._agreed_sizes(model, x)
@@ -87,51 +110,41 @@ class Ranks(Alone):
             yield x
             return
         # A rank without rows computes on one of another's: made-up values might be none that the network can take.
-        rows = x if all(sizes) else row_from(next(number for number, count in enumerate(sizes) if count), x)
-        batch: WholeBatch = PartOfBatch(sizes) if self.shard == "batch" else ShareOfViews()
+        rows = x if all(sizes) else broadcast_row(next(number for number, count in enumerate(sizes) if count), x)
+        reducer: BatchReducer = ShardedReducer(sizes) if self.shard == "batch" else ViewShardedReducer()
         try:
-            with sharing(batch):
+            with use_reducer(reducer):
                 yield x if len(x) else rows
         except BaseException:
             # The others may be anywhere in the step; without this rank they find out at once, and need not wait for it.
-            leave()
+            shutdown()
             raise
 
-    def rows(self, count: int) -> slice:
-        return own_rows(count) if self.shard == "batch" else slice(None)
+    def local_rows(self, num_rows: int) -> slice:
+        return local_rows(num_rows) if self.shard == "batch" else slice(None)
 
-    def all_rows(self, here: Tensor) -> Tensor:
-        return gathered_rows(here) if self.shard == "batch" else here
+    def all_gather(self, local: Tensor) -> Tensor:
+        return all_gather_rows(local) if self.shard == "batch" else local
 
-    def of_each_part(self, action: Callable[[], T]) -> list[T]:
-        found = outcomes(action)
+    def all_gather_object(self, action: Callable[[], T]) -> list[T]:
+        found = all_gather_object(action)
         return found if self.shard == "batch" else found[:1]
 
-    def of_the_first(self, action: Callable[[], T]) -> T:
-        return of_the_first(action)
+    def run_on_rank_zero(self, action: Callable[[], T]) -> T:
+        return run_on_rank_zero(action)
 
-    def take_over(self, model: Any) -> None:
+    def broadcast_state_(self, model: Any) -> None:
         copy_from_first_rank_(model)
 
     def _agreed_sizes(self, model: AdaptiveModel, x: Tensor) -> tuple[int, ...]:
-        """How many rows each rank has, once all have found theirs good and are at the same step."""
-        refusal: Exception | None = None
-        told = [0] * 6
-        try:
-            model.check_input(x)
-            # A frozen model stays at its step, so it would be due at every call.
-            is_due = model.num_steps % self.check_every == 0 and not model.frozen
-            values = sum_of_bits(x) if self.shard == "views" else 0
-            kind = digest((x.dtype, x.shape[1:]))
-            told = [1, len(x), kind, values, model.num_steps, checksum(model) if is_due else 0]
-        except Exception as error:
-            refusal = error
-        rows = gathered(torch.tensor(told)).tolist()
-        if refusal is not None:
-            raise refusal
-        accepts, sizes, kinds, values_of_ranks, steps, checksums = zip(*rows, strict=True)
-        if not all(accepts):
-            raise ValueError(f"rank {accepts.index(0)} was given a bad batch, so no rank predicted or changed anything")
+        """How many rows each rank has, once all are known to be at the same step."""
+        # A frozen model stays at its step, so it would be due at every call.
+        is_due = model.num_steps % self.check_every == 0 and not model.frozen
+        values = sum_of_bits(x) if self.shard == "views" else 0
+        kind = digest((x.dtype, x.shape[1:]))
+        local = [len(x), kind, values, model.num_steps, checksum(model) if is_due else 0]
+        gathered = all_gather_stack(torch.tensor(local)).tolist()
+        sizes, kinds, values_of_ranks, steps, checksums = zip(*gathered, strict=True)
         if len(set(kinds)) > 1:
             raise ValueError(
                 f"the ranks were given rows of different shapes or dtypes (here {tuple(x.shape)} {x.dtype}), and one "
@@ -150,8 +163,8 @@ class Ranks(Alone):
         return sizes
 
 
-def own_rows(count: int) -> slice:
+def local_rows(count: int) -> slice:
     """Of a batch of so many rows, those of this rank; no rank has more than one above another."""
-    each, left = divmod(count, size())
+    each, left = divmod(count, world_size())
     start = rank() * each + min(rank(), left)
     return slice(start, start + each + (rank() < left))

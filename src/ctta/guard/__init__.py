@@ -8,10 +8,10 @@
 'rollback'
 """
 
-from ctta.guard.admission import Admission
 from ctta.guard.events import Event
-from ctta.guard.guarded import Guarded
 from ctta.guard.health import Health
 from ctta.guard.thresholds import Thresholds
+from ctta.guard.validator import Admission
+from ctta.guard.wrapper import Guarded
 
 __all__ = ["Admission", "Event", "Guarded", "Health", "Thresholds"]

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
-from ctta.company import Alone
 from ctta.guard.events import Event, Events
 from ctta.guard.health import Health
 from ctta.guard.remedies import snapshot
+from ctta.parallel import SingleProcess
 
 
 class AroundMethod(AdaptiveModel):
@@ -25,7 +25,7 @@ class AroundMethod(AdaptiveModel):
     def __init__(self, model: AdaptiveModel, audit: str | os.PathLike[str] | None) -> None:
         if not isinstance(model, AdaptiveModel) or isinstance(model, AroundMethod):
             raise TypeError(f"expected a method to guard, such as ctta.CoTTA(net), got {type(model).__name__}")
-        if type(model.company) is not Alone:
+        if type(model.coordinator) is not SingleProcess:
             raise ValueError(
                 "a guard judges by the rows of its own process, so ranks that share a stream would decide differently: "
                 "guard a model on one process, or share it without a guard"

@@ -17,8 +17,9 @@ from ctta.functional import (
     stochastic_restore_,
     symmetric_cross_entropy,
 )
-from ctta.learning import OptimizerFactory
 from ctta.norms import uses_batch_statistics
+from ctta.optim import OptimizerFactory
+from ctta.parallel import current_reducer
 from ctta.surgery import Output
 from ctta.validation import check_choice, check_fraction, check_views_at_once
 from ctta.views import (
@@ -32,7 +33,6 @@ from ctta.views import (
     image_views,
     multiscale_flip,
 )
-from ctta.whole_batch import whole_batch
 
 LOSSES = {"cross_entropy": cross_entropy, "symmetric": symmetric_cross_entropy, "hard": hard_cross_entropy}
 
@@ -179,12 +179,12 @@ class CoTTA(AdaptiveModel):
             return torch.tensor(bool(self.views) and self.threshold > 1, device=x.device), None
         certainty = confidence(self.source(x))
         mean = certainty.mean()
-        return (whole_batch().mean(mean) if self.gate == "batch" else certainty) < self.threshold, mean
+        return (current_reducer().mean(mean) if self.gate == "batch" else certainty) < self.threshold, mean
 
     @torch.no_grad()
     def pseudo_label(self, x: Tensor, unsure: Tensor, direct: Tensor | None = None) -> Tensor:
         """The target y' as logits: the teacher's direct answer, and its mean over the views where unsure."""
-        batch = whole_batch()
+        batch = current_reducer()
         everywhere = batch.all(unsure)
         if direct is None and not everywhere:
             direct = self.direct(x)
@@ -197,7 +197,7 @@ class CoTTA(AdaptiveModel):
         else:
             rows = unsure.reshape(len(unsure), -1).any(1)
             refined = direct.clone()
-            with batch.only(rows):
+            with batch.subset(rows):
                 if rows.any():  # the unsure ones may all be another process's
                     refined[rows] = self.refined(x[rows])
         return torch.where(unsure.unsqueeze(1), refined, direct)

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
 from ctta.functional import confidence, hard_cross_entropy
-from ctta.learning import OptimizerFactory
 from ctta.norms import norm_parameters
+from ctta.optim import OptimizerFactory
 from ctta.surgery import Output, train_only_
 
 

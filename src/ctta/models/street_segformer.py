@@ -7,7 +7,7 @@ from torch import nn
 
 from ctta.models.from_transformers import FromTransformers
 from ctta.models.other_libraries import library, part_of
-from ctta.streets import CLASSES
+from ctta.synthetic import CLASSES
 
 
 def tiny_segformer() -> FromTransformers:
@@ -34,7 +34,7 @@ def tiny_segformer() -> FromTransformers:
 def streets() -> FromTransformers:
     """A SegFormer of 0.8 million parameters trained on the embedded street in clear weather, in eval mode.
 
-    It takes images in [0, 1] and tells the nine classes of :data:`ctta.streets.CLASSES` apart. Every norm layer is a
+    It takes images in [0, 1] and tells the nine classes of :data:`ctta.synthetic.CLASSES` apart. Every norm layer is a
     layer norm. Needs the extra ``segmentation``.
 
     >>> import torch

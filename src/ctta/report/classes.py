@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import isnan
 from statistics import fmean
 
-from ctta.metrics import MIOU
+from ctta.evaluation.metrics import MIOU
 from ctta.report.entries import Entry
 from ctta.report.tables import NO_NUMBER, Column, Row, Table, mark_best, measured
 

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from ctta.metrics import Measure
-from ctta.report.colours import FAINT, INK, Style
+from ctta.evaluation.metrics import Measure
+from ctta.report.colors import FAINT, INK, Style
 from ctta.report.svg import plot_style, printable, shortened
 from ctta.report.tables import Table
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from statistics import fmean, stdev
 
-from ctta.metrics import ImageScore, Measure, PixelScore, Score
+from ctta.evaluation.metrics import ImageScore, Measure, PixelScore, Score
+from ctta.evaluation.results import Result
 from ctta.report.entries import Entry, order_of
 from ctta.report.layout import kind_of, layout_of, spoken
-from ctta.results import Result
 
 MOST_POINTS = 150  # across the picture: more would be noise, not information
 FEWEST_IMAGES = 250  # behind a point: their error has a standard deviation of at most 3 percentage points

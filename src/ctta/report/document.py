@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ctta.metrics import Measure
+from ctta.evaluation.metrics import Measure
 from ctta.report.classes import class_table_of
-from ctta.report.colours import Style, styles_of
+from ctta.report.colors import Style, styles_of
 from ctta.report.cost import cost
 from ctta.report.curves import TimeLine, time_line
 from ctta.report.entries import Entry

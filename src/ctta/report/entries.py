@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ctta.results import Result
+from ctta.evaluation.results import Result
 
 #: As the paper's tables list them; methods of your own follow.
 METHODS = (

@@ -8,12 +8,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
-from ctta.label_maps import Example
-from ctta.metrics import IGNORED
-from ctta.report.colours import FAINT
+from ctta.evaluation.label_maps import Example
+from ctta.report.colors import FAINT
 from ctta.report.layout import Layout
 from ctta.report.palettes import palette_of
 from ctta.report.svg import plot_style, printable, shortened
+from ctta.streams.stream import IGNORE_INDEX
 
 WIDTH = 10.0  # inches
 STRENGTH = 0.7  # of the colours over the picture
@@ -58,7 +58,9 @@ def _draw(example: Example, row: Sequence[Axes], layout: Layout) -> None:
 def _palette(example: Example) -> NDArray[np.uint8]:
     if example.class_names:
         return palette_of(example.class_names, len(example.class_names))
-    known = [classes[classes != IGNORED].max(initial=0) for classes in (example.truth, example.before, example.after)]
+    known = [
+        classes[classes != IGNORE_INDEX].max(initial=0) for classes in (example.truth, example.before, example.after)
+    ]
     return palette_of((), int(max(known)) + 1)
 
 

@@ -5,7 +5,7 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from ctta.report.colours import style_sheet
+from ctta.report.colors import style_sheet
 from ctta.report.document import Chapter, Document, over
 from ctta.report.plain import markdown_escaped, one_line, published_markdown, to_markdown
 

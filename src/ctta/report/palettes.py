@@ -5,7 +5,7 @@ import colorsys
 import numpy as np
 from numpy.typing import NDArray
 
-from ctta import streets
+from ctta import synthetic
 from ctta.streams.street_scenes import CLASS_NAMES
 
 #: Cityscapes' own colours, which readers of its papers know by heart.
@@ -35,8 +35,8 @@ _GOLDEN = 0.618034  # of a turn: neighbours in number are far apart in hue
 
 def palette_of(class_names: tuple[str, ...], num_classes: int) -> NDArray[np.uint8]:
     """(num_classes, 3): the data set's own colours where it has some, else colours told apart by their hue."""
-    if class_names == streets.CLASSES:
-        return streets.PALETTE
+    if class_names == synthetic.CLASSES:
+        return synthetic.PALETTE
     if class_names == CLASS_NAMES:
         return np.array(_CITYSCAPES, np.uint8)
     colours = [

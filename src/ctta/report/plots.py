@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from ctta.metrics import NUM_BINS, Score
-from ctta.report.colours import FAINT, INK, Style
+from ctta.evaluation.metrics import NUM_BINS, Score
+from ctta.report.colors import FAINT, INK, Style
 from ctta.report.curves import Curve, Stretch, TimeLine
 from ctta.report.entries import Entry
 from ctta.report.svg import plot_style, printable, shortened

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ctta.metrics import ERROR, MIOU, Measure
+from ctta.evaluation.metrics import ERROR, MIOU, Measure
 from ctta.streams.orders import corruption_order
 from ctta.streams.street_scenes import CONDITIONS
 

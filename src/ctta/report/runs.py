@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctta.label_maps import Example, read_examples
-from ctta.results import Result, read_result
+from ctta.evaluation.label_maps import Example, read_examples
+from ctta.evaluation.results import Result, read_result
 
 FORMAT = 1
 

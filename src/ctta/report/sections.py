@@ -4,9 +4,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ctta.evaluation.results import Result
 from ctta.report.entries import Entry, entries_of, same_batches
 from ctta.report.runs import Run
-from ctta.results import Result
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from ctta.metrics import MIOU
+from ctta.evaluation.metrics import MIOU
+from ctta.evaluation.results import Result
 from ctta.report.entries import Entry
 from ctta.report.layout import layout_of, spoken
 from ctta.report.tables import Cell, Column, Row, Table, mark_best, measured
-from ctta.results import Result
 
 
 def summary_table_of(entries: Sequence[Entry]) -> Table:

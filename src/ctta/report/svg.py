@@ -11,7 +11,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from ctta.report.colours import FAINT, INK, style_sheet, variable_of
+from ctta.report.colors import FAINT, INK, style_sheet, variable_of
 
 SETTINGS: Any = {
     "axes.edgecolor": FAINT,

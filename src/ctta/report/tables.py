@@ -11,11 +11,11 @@ from math import isnan, nan
 from statistics import fmean, stdev
 from typing import Literal
 
+from ctta.evaluation.results import Result
 from ctta.report.entries import Entry, entries_of, same_batches
 from ctta.report.layout import Layout, layout_of
 from ctta.report.published import PublishedRow, PublishedTable
 from ctta.report.reference import published_table
-from ctta.results import Result
 
 NUM_DIGITS = 6  # after the point; what is beyond is float arithmetic, which would print 21.35 as 21.3
 NO_NUMBER = "\N{EN DASH}"

@@ -11,8 +11,8 @@
 """
 
 from ctta.serve.app import application
+from ctta.serve.auth import Tokens
 from ctta.serve.choice import method_by_name
-from ctta.serve.door import Tokens
 from ctta.serve.limits import Limits
 from ctta.serve.running import check_address, read_tokens, serve
 from ctta.serve.service import Service

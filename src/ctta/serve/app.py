@@ -14,13 +14,13 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import ctta
+from ctta.serve.auth import Door, Tokens
 from ctta.serve.bodies import Bodies
-from ctta.serve.descriptions import problems
-from ctta.serve.door import Door, Tokens
+from ctta.serve.errors import Refusal
 from ctta.serve.metrics import Metrics
 from ctta.serve.page import page_routes
 from ctta.serve.protocol import protocol_routes
-from ctta.serve.refusals import Refusal
+from ctta.serve.schemas import problems
 from ctta.serve.service import Service
 from ctta.serve.stream_routes import stream_routes
 

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
+from ctta.serve.errors import Refusal
 from ctta.serve.limits import Limits
-from ctta.serve.refusals import Refusal
 
 
 class Bodies:

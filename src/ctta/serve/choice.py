@@ -7,9 +7,9 @@ from typing import Any
 from torch import nn
 
 from ctta.base import AdaptiveModel
+from ctta.hyperparameters import read_settings
 from ctta.methods import METHODS, CoTTA
 from ctta.serve.window import SHARE
-from ctta.settings import read_settings
 from ctta.validation import check_choice
 from ctta.views import fast_image_views
 

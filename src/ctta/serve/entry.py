@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ctta.checkpoint import CheckpointError
+from ctta.errors import CheckpointError
 from ctta.serve.factory import StreamFactory, num_bytes
 from ctta.serve.stream import ServedStream
 

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
-from ctta.checkpoint import CheckpointError, load
-from ctta.description import optimizer_tensors
-from ctta.encoding import encode, is_storable
+from ctta.checkpoint.encoding import encode, is_storable
+from ctta.checkpoint.files import load
+from ctta.checkpoint.manifest import optimizer_tensors
+from ctta.errors import CheckpointError
 from ctta.hyperparameters import show_hyperparameters
 from ctta.serve.budget import TimeBudget
 from ctta.serve.events import AuditLog

@@ -5,8 +5,8 @@ import io
 import numpy as np
 from torch import Tensor
 
-from ctta.corruptions.imaging import decoding_errors, pillow_image
-from ctta.serve.refusals import Refusal
+from ctta.io.imaging import decoding_errors, pillow_image
+from ctta.serve.errors import Refusal
 from ctta.streams.arrays import unit_floats
 from ctta.streams.pictures import as_seen, resized
 

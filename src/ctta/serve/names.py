@@ -3,7 +3,7 @@
 import re
 import string
 
-from ctta.serve.refusals import Refusal
+from ctta.serve.errors import Refusal
 
 #: As a regular expression for Python and for the OpenAPI description alike.
 PATTERN = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"

@@ -5,7 +5,7 @@ from importlib.resources import files
 
 from fastapi import APIRouter, Depends, Response
 
-from ctta.serve.door import Door
+from ctta.serve.auth import Door
 
 #: Nothing from elsewhere, nothing inline, in nobody's frame.
 POLICY = (

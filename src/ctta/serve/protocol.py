@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import ctta
+from ctta.serve.auth import Door
 from ctta.serve.bodies import Bodies
-from ctta.serve.descriptions import INFER_REQUEST, body_of, problems
-from ctta.serve.door import Door
+from ctta.serve.errors import Refusal
 from ctta.serve.names import DEFAULT, checked_name
-from ctta.serve.refusals import Refusal
+from ctta.serve.schemas import INFER_REQUEST, body_of, problems
 from ctta.serve.service import Service
 from ctta.serve.tensors import Request, read_input, split_body, write_answer
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import uvicorn
 
 from ctta.serve.app import application
-from ctta.serve.door import Tokens, is_loopback
+from ctta.serve.auth import Tokens, is_loopback
 from ctta.serve.service import Service
 
 TOKEN, ADMIN_TOKEN = "CTTA_SERVE_TOKEN", "CTTA_SERVE_ADMIN_TOKEN"

@@ -12,19 +12,19 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ctta.base import AdaptiveModel
-from ctta.failures import explaining_failure
-from ctta.fingerprint import source_fingerprint
+from ctta.checkpoint.fingerprint import source_fingerprint
+from ctta.errors import annotate_network_errors
+from ctta.evaluation.journal import write_atomically
 from ctta.guard.untouched import untouched
 from ctta.hyperparameters import show_hyperparameters
-from ctta.journal import write_atomically
 from ctta.norms import uses_batch_statistics
 from ctta.serve.budget import TimeBudget
+from ctta.serve.errors import Refusal
 from ctta.serve.events import AuditLog
 from ctta.serve.factory import StreamFactory
 from ctta.serve.limits import Limits
 from ctta.serve.metrics import Metrics
 from ctta.serve.names import checked_name
-from ctta.serve.refusals import Refusal
 from ctta.serve.snapshots import Snapshots
 from ctta.serve.store import Store
 from ctta.serve.stream import Answer, refusing_bad_input
@@ -163,7 +163,7 @@ class Service:
         if self.size is None:
             return None
         x = torch.zeros(1, self.num_channels, *self.size).to(self._parameter)
-        with explaining_failure(x), torch.no_grad():
+        with annotate_network_errors(x), torch.no_grad():
             return int(self.reference(x).shape[1])
 
 

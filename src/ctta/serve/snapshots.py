@@ -11,7 +11,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from ctta.checkpoint import CheckpointError, flush_to_disk, save
+from ctta.checkpoint.files import flush_to_disk, save
+from ctta.errors import CheckpointError
 from ctta.serve.names import folder_of, name_of
 from ctta.serve.stream import ServedStream
 

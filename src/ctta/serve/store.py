@@ -12,11 +12,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from ctta.checkpoint import CheckpointError
+from ctta.errors import CheckpointError
 from ctta.serve.entry import Entry, entries_on_disk
+from ctta.serve.errors import Refusal
 from ctta.serve.factory import StreamFactory
 from ctta.serve.limits import Limits
-from ctta.serve.refusals import Refusal
 from ctta.serve.stream import ServedStream
 from ctta.serve.threads import Threads
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
-from ctta.failures import explaining_failure
+from ctta.errors import annotate_network_errors
 from ctta.functional import confidence
 from ctta.serve.budget import TimeBudget
+from ctta.serve.errors import Refusal
 from ctta.serve.events import AuditLog
-from ctta.serve.refusals import Refusal
 from ctta.serve.watching import collapse_score, events_since, has_learnt, health, method_of, roll_back
 from ctta.serve.window import Window
 
@@ -190,7 +190,7 @@ ACTIONS: dict[str, Callable[[ServedStream], object]] = {
 def refusing_bad_input(x: Tensor) -> Iterator[None]:
     """What a model or its network says about an input becomes a refusal."""
     try:
-        with explaining_failure(x):
+        with annotate_network_errors(x):
             yield
     except (ValueError, TypeError, IndexError) as error:
         raise Refusal(400, str(error).strip().splitlines()[0]) from error

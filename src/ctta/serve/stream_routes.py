@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Response
 from fastapi import Path as InPath
 
-from ctta.checkpoint import save
+from ctta.checkpoint.files import save
+from ctta.serve.auth import Door
 from ctta.serve.bodies import Bodies
-from ctta.serve.descriptions import Label, answer_of, body_of, problems
-from ctta.serve.door import Door
+from ctta.serve.errors import Refusal
 from ctta.serve.images import read_image
 from ctta.serve.names import PATTERN, checked_name
-from ctta.serve.refusals import Refusal
+from ctta.serve.schemas import Label, answer_of, body_of, problems
 from ctta.serve.service import Service
 from ctta.serve.stream import ServedStream
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctta.serve.refusals import Refusal
+from ctta.serve.errors import Refusal
 
 #: What inputs may be; bytes are pictures' and are divided by 255.
 INPUT_TYPES: dict[str, np.dtype[Any]] = {

@@ -4,7 +4,7 @@ from typing import Any
 
 from ctta.base import AdaptiveModel
 from ctta.guard import Event, Guarded
-from ctta.serve.refusals import Refusal
+from ctta.serve.errors import Refusal
 
 
 def method_of(model: AdaptiveModel) -> AdaptiveModel:

@@ -5,11 +5,11 @@ domains, and a hash by which results are comparable or visibly not. Only :func:`
 camera that is looking now, has no length, no hash and no past.
 """
 
+from ctta.errors import DataError
 from ctta.streams.arrays import in_memory
 from ctta.streams.cifar import clean_cifar
 from ctta.streams.cifar_c import CifarC
 from ctta.streams.corrupted import Corrupted
-from ctta.streams.errors import DataError
 from ctta.streams.folders import ImageNetC, folder, image_folder
 from ctta.streams.live import LiveStream, live
 from ctta.streams.orders import corruption_order

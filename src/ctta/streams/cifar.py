@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ctta.streams.errors import DataError
+from ctta.errors import DataError
 from ctta.streams.remedies import for_clean_cifar
 
 #: What the archives' pickles are made of; anything else in a pickle could run code.
@@ -27,7 +27,7 @@ def clean_cifar(
     """Images (N, 32, 32, 3) and labels of the python version of CIFAR-10 or CIFAR-100.
 
     Args:
-        folder: ``cifar-10-batches-py`` or ``cifar-100-python`` as extracted, or ``ctta.data.get("cifar10")``.
+        folder: ``cifar-10-batches-py`` or ``cifar-100-python`` as extracted, or ``ctta.datasets.get("cifar10")``.
         split: ``train`` (50,000) or ``test`` (10,000).
     """
     root = Path(folder)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ctta.errors import DataError
 from ctta.streams.arrays import PixelArray, content_digest
-from ctta.streams.errors import DataError
 from ctta.streams.remedies import for_cifar_c
 from ctta.validation import whole_number
 

@@ -7,9 +7,9 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from ctta.corruptions.imaging import centre_cropped
-from ctta.corruptions.picture_names import is_hidden_folder
-from ctta.streams.errors import DataError
+from ctta.errors import DataError
+from ctta.io.imaging import centre_cropped
+from ctta.io.picture_names import is_hidden_folder
 from ctta.streams.pictures import PictureFiles, Transform, listing_name, pictures_below, resized
 from ctta.streams.remedies import GROUP_OF, for_imagenet_c
 from ctta.streams.stream import Segment, Stream
@@ -134,7 +134,7 @@ class ImageNetC:
 
     Args:
         folder: the root; the archives' groups (noise, blur, ...) extracted into it, or each into a folder of its own,
-            as ``ctta.data.get("imagenet-c/noise").parent`` has them.
+            as ``ctta.datasets.get("imagenet-c/noise").parent`` has them.
         images: a text file with one ``<class>/<picture>.JPEG`` per line, such as RobustBench's list of 5,000.
         per_class: without a list, the first so many pictures of each class.
         double_resize: resize to 256 and crop 224 once more, as the authors' code does.
@@ -160,7 +160,7 @@ class ImageNetC:
 
     def domain(self, corruption: str, severity: int) -> PictureFiles:
         within = Path(corruption) / str(whole_number("severity", severity, 1, 5))
-        # ctta.data.get leaves each group in a folder of its own, people often take the groups apart.
+        # ctta.datasets.get leaves each group in a folder of its own, people often take the groups apart.
         groups = [self.folder, *(self.folder / name for name in visible_folders(self.folder))]
         group = next((group for group in groups if (group / within).is_dir()), None)
         if group is None:

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ctta.streams.errors import DataError
+from ctta.errors import DataError
 from ctta.streams.stream import Rows, Segment
 
 

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ctta.corruptions.imaging import decoding_errors, pillow_image
-from ctta.corruptions.picture_names import PICTURE_SUFFIXES, is_picture
+from ctta.errors import DataError
+from ctta.io.imaging import decoding_errors, pillow_image
+from ctta.io.picture_names import PICTURE_SUFFIXES, is_picture
 from ctta.streams.arrays import unit_floats
-from ctta.streams.errors import DataError
 from ctta.streams.stream import Rows
 
 DECODERS = 4  # threads; Pillow lets go of the interpreter lock while it decodes

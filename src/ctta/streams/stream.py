@@ -15,6 +15,8 @@ from torch import Tensor
 from ctta.validation import whole_number
 
 Rows = NDArray[np.int64]
+#: Label of pixels that are not scored, as in Cityscapes and ACDC.
+IGNORE_INDEX = 255
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ctta.corruptions.imaging import decoding_errors, pillow_image
-from ctta.corruptions.picture_names import is_picture
-from ctta.metrics import IGNORED
+from ctta.errors import DataError
+from ctta.io.imaging import decoding_errors, pillow_image
+from ctta.io.picture_names import is_picture
 from ctta.streams.arrays import content_digest
-from ctta.streams.errors import DataError
 from ctta.streams.pictures import listing_name, read_pictures, resized
-from ctta.streams.stream import Rows, Segment, Stream
+from ctta.streams.stream import IGNORE_INDEX, Rows, Segment, Stream
 
 #: Of the trainIds, in order.
 CLASS_NAMES = (
@@ -46,7 +45,7 @@ LAST_LABEL_ID = 33
 MOST_DISTORTED = 1.1  # width to height of a picture, beside that of its label map
 #: The labelId of each trainId, 0 (road) to 18 (bicycle).
 LABEL_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
-TRAIN_ID_OF = np.full(256, IGNORED, np.int64)
+TRAIN_ID_OF = np.full(256, IGNORE_INDEX, np.int64)
 TRAIN_ID_OF[list(LABEL_IDS)] = np.arange(NUM_CLASSES)
 
 
@@ -102,7 +101,7 @@ def label_map(path: Path) -> NDArray[np.int64]:
             "maps of labels, not those of colours, and store them without alpha"
         )
     kind, last = ("labelIds", LAST_LABEL_ID) if path.name.endswith("_labelIds.png") else ("trainIds", NUM_CLASSES - 1)
-    if ((values < 0) | ((values > last) & (values != IGNORED))).any():
+    if ((values < 0) | ((values > last) & (values != IGNORE_INDEX))).any():
         raise DataError(
             f"{path} holds other values than {kind} 0 to {last} and 255: extract the archive of labels again"
         )

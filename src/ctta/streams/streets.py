@@ -12,8 +12,8 @@ from ctta.corruptions.arrays import Bytes
 from ctta.corruptions.corrupt import check_integer
 from ctta.streams.arrays import unit_floats
 from ctta.streams.stream import Rows, Segment, Stream
-from ctta.streets.classes import CLASSES, Labels
-from ctta.streets.frames import HOLD_OUT, SPLITS, VERSION, check_condition, checked_size, frame
+from ctta.synthetic.classes import CLASSES, Labels
+from ctta.synthetic.frames import HOLD_OUT, SPLITS, VERSION, check_condition, checked_size, frame
 from ctta.validation import check_choice, whole_number
 
 #: What a stream of each part goes through unless told otherwise.
@@ -31,7 +31,7 @@ class StreetScenes:
     (torch.Size([2, 3, 128, 256]), torch.Size([2, 128, 256]), torch.int64)
 
     Args:
-        condition: the weather, as for :func:`ctta.streets.frame`.
+        condition: the weather, as for :func:`ctta.synthetic.frame`.
         split: "train", "choose" or "report": which scenes.
         count: how many.
         seed: another seed, other streets.

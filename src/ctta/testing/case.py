@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
-from ctta.encoding import is_storable
+from ctta.checkpoint.encoding import is_storable
 
 Build = Callable[[], nn.Module]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctta.checkpoint import load, save
+from ctta.checkpoint.files import load, save
 from ctta.testing.case import Case, assert_same, contract, run, state_of
 
 

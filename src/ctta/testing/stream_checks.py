@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ctta.checkpoint import load, save
+from ctta.checkpoint.files import load, save
 from ctta.testing.case import Case, assert_same, contract, run, state_of
 
 

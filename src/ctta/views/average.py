@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ctta.functional import at_least_float32
 from ctta.norms import statistics_per_part
-from ctta.whole_batch import whole_batch
+from ctta.parallel import current_reducer
 
 Model = Callable[[Tensor], Tensor]
 View = Callable[[Model, Tensor], Tensor]
@@ -62,8 +62,8 @@ def draw_views(views: Views, generator: torch.Generator) -> Sequence[View]:
 def average_views(views: Sequence[View], model: Model, x: Tensor, average: Average, views_at_once: int = 1) -> Tensor:
     """The mean answer over the views, as logits; so many views in memory at a time."""
     total: Tensor | None = None
-    batch = whole_batch()
-    for answer in _answers(batch.own_views(views), model, x, views_at_once):
+    batch = current_reducer()
+    for answer in _answers(batch.local_views(views), model, x, views_at_once):
         answer = at_least_float32(answer)
         if average == "probabilities":
             answer = answer.softmax(1)
@@ -71,7 +71,7 @@ def average_views(views: Sequence[View], model: Model, x: Tensor, average: Avera
         total = answer.clone() if total is None else total.add_(answer)
     if total is None:
         raise ValueError("there are no views to average over")
-    mean = batch.sum_of_views(total, len(views)) / len(views)
+    mean = batch.sum_views(total, len(views)) / len(views)
     # The smallest normal number stands in for zero, so that the log stays finite.
     return mean.clamp_min(torch.finfo(mean.dtype).tiny).log() if average == "probabilities" else mean
 

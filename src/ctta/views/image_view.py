@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from ctta.functional import at_least_float32
+from ctta.parallel import current_reducer
 from ctta.views.average import Model
-from ctta.views.colour import (
+from ctta.views.color import (
     adjust_brightness_,
     adjust_contrast_,
     adjust_gamma_,
@@ -17,7 +18,6 @@ from ctta.views.colour import (
 )
 from ctta.views.geometry import Motion
 from ctta.views.unit_range import UnitRange
-from ctta.whole_batch import whole_batch
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class ImageView:
             image = image.flip(-1)
         # A generator of its own on the batch's device keeps the view deterministic without a copy from the CPU.
         generator = torch.Generator(x.device).manual_seed(self.noise_seed)
-        noise = whole_batch().randn(image, generator)
+        noise = current_reducer().randn_like(image, generator)
         image.add_(noise, alpha=self.NOISE).clamp_(0, 1)
         self.unit_range.from_unit_(image)
         return image.to(x.dtype)

@@ -1,0 +1,63 @@
+"""What can be fetched, from where, and how to tell that it arrived whole."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One public file.
+
+    Args:
+        url: where it is.
+        file: its path below the cache folder; a file put there by hand is used.
+        md5: its checksum, where the authors or the host publish one.
+        size: its length in bytes, where known.
+        returns: whether :func:`ctta.datasets.get` gives the unpacked ``"folder"`` or the ``"file"`` itself.
+        asks_to_confirm: whether the host may answer with a page on which to confirm the download.
+    """
+
+    url: str
+    file: str
+    md5: str | None = None
+    size: int | None = None
+    returns: Literal["folder", "file"] = "folder"
+    asks_to_confirm: bool = False
+
+
+def _imagenet_c(part: str, md5: str) -> Dataset:
+    return Dataset(f"https://zenodo.org/records/2235448/files/{part}.tar?download=1", f"imagenet-c/{part}.tar", md5)
+
+
+def _google_drive(identifier: str, file: str) -> Dataset:
+    url = f"https://drive.google.com/uc?export=download&id={identifier}"
+    return Dataset(url, file, returns="file", asks_to_confirm=True)
+
+
+#: Every name that :func:`ctta.datasets.get` knows.
+DATASETS: dict[str, Dataset] = {
+    "cifar10-c": Dataset(
+        "https://zenodo.org/records/2535967/files/CIFAR-10-C.tar?download=1",
+        "CIFAR-10-C.tar",
+        md5="56bf5dcef84df0e2308c6dcbcbbd8499",
+        size=2_918_471_680,
+    ),
+    "cifar100-c": Dataset(
+        "https://zenodo.org/records/3555552/files/CIFAR-100-C.tar?download=1",
+        "CIFAR-100-C.tar",
+        md5="11f0ed0f1191edbf9fa23466ae6021d3",
+    ),
+    "imagenet-c/noise": _imagenet_c("noise", "e80562d7f6c3f8834afb1ecf27252745"),
+    "imagenet-c/blur": _imagenet_c("blur", "2d8e81fdd8e07fef67b9334fa635e45c"),
+    "imagenet-c/weather": _imagenet_c("weather", "33ffea4db4d93fe4a428c40a6ce0c25d"),
+    "imagenet-c/digital": _imagenet_c("digital", "89157860d7b10d5797849337ca2e5c03"),
+    "imagenet-c/extra": _imagenet_c("extra", "d492dfba5fc162d8ec2c3cd8ee672984"),
+    "cifar10": Dataset(
+        "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+        "cifar-10-python.tar.gz",
+        md5="c58f30108f718f92721af3b95e74349a",
+    ),
+    # RobustBench's checkpoints of the two source networks; no checksum of them is published.
+    "wrn28-10-standard": _google_drive("1t98aEuzeTL8P7Kpd5DIrCoCL21BNZUhC", "wrn28-10-standard.pt"),
+    "resnext29-augmix": _google_drive("1ocnHbvDdOBLvgNr6K7vEYL08hUdkD1Rv", "resnext29-augmix.pt"),
+}

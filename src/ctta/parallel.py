@@ -1,0 +1,208 @@
+"""The seam between one process and many.
+
+A method computes on the rows it is given. Wherever rows interact (a mean that a gate compares, BatchNorm statistics,
+per-pixel noise, the sum of gradients, the average over views) it asks :func:`current_reducer`. What happens around a
+step (agreeing on an error, who writes files) is up to the model's :class:`Coordinator`. The defaults here serve a
+single process and add nothing to torch's own results; :mod:`ctta.distributed` implements both on
+``torch.distributed``.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+T = TypeVar("T")
+
+
+class Coordinator(ABC):
+    """Coordinate the processes that compute one stream, around its steps."""
+
+    @property
+    @abstractmethod
+    def is_rank_zero(self) -> bool:
+        """Whether this process is the one that writes files."""
+
+    @abstractmethod
+    def fail_together(self) -> AbstractContextManager[None]:
+        """Return a context that raises on every process if its body raises on one."""
+
+    @abstractmethod
+    def step(self, model: Any, x: Tensor) -> AbstractContextManager[Tensor]:
+        """Return a context around one step that gives the rows to compute on; none if the whole batch is empty."""
+
+    @abstractmethod
+    def local_rows(self, num_rows: int) -> slice:
+        """Return the rows of a batch of ``num_rows`` that this process must be called with."""
+
+    @abstractmethod
+    def all_gather(self, local: Tensor) -> Tensor:
+        """Concatenate the rows of all processes in the order of the batch."""
+
+    @abstractmethod
+    def all_gather_object(self, action: Callable[[], T]) -> list[T]:
+        """Run an action on every process and return the results in the order of the rows; they must be plain JSON."""
+
+    @abstractmethod
+    def run_on_rank_zero(self, action: Callable[[], T]) -> T:
+        """Run an action on rank 0 only and return its result on every process; it must be plain JSON."""
+
+    @abstractmethod
+    def broadcast_state_(self, model: Any) -> None:
+        """Give a model the state that it has on rank 0."""
+
+
+class SingleProcess(Coordinator):
+    """One process that gets every batch whole."""
+
+    @property
+    def is_rank_zero(self) -> bool:
+        return True
+
+    def fail_together(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def step(self, model: Any, x: Tensor) -> AbstractContextManager[Tensor]:
+        return nullcontext(x)
+
+    def local_rows(self, num_rows: int) -> slice:
+        return slice(None)
+
+    def all_gather(self, local: Tensor) -> Tensor:
+        return local
+
+    def all_gather_object(self, action: Callable[[], T]) -> list[T]:
+        return [action()]
+
+    def run_on_rank_zero(self, action: Callable[[], T]) -> T:
+        return action()
+
+    def broadcast_state_(self, model: Any) -> None:
+        pass
+
+
+SINGLE_PROCESS = SingleProcess()
+
+
+class BatchReducer(ABC):
+    """Reduce over the whole batch of a step, of which this process may hold only some rows."""
+
+    @property
+    @abstractmethod
+    def is_sharded(self) -> bool:
+        """Whether other processes hold further rows of the batch."""
+
+    @abstractmethod
+    def total_count(self, local: int) -> int:
+        """Return how many elements the whole batch has if the local rows have ``local``."""
+
+    @abstractmethod
+    def mean(self, local: Tensor) -> Tensor:
+        """Return the mean over the batch from the mean over the local rows, without gradient."""
+
+    @abstractmethod
+    def all(self, flags: Tensor) -> bool:
+        """Return whether a flag is set for every row; a scalar flag already speaks for the batch."""
+
+    @abstractmethod
+    def any(self, flags: Tensor) -> bool:
+        """Return whether a flag is set for at least one row."""
+
+    @abstractmethod
+    def subset(self, rows: Tensor) -> AbstractContextManager[None]:
+        """Return a context in which the batch consists of the local rows where the mask ``rows`` is set."""
+
+    @abstractmethod
+    def var_mean(self, values: Tensor, dim: list[int]) -> tuple[Tensor, Tensor]:
+        """Return the biased variance and the mean over ``dim``, which includes the batch; differentiable."""
+
+    @abstractmethod
+    def randn_like(self, values: Tensor, generator: torch.Generator) -> Tensor:
+        """Return normal noise for the local rows, each value determined by its place in the batch."""
+
+    @abstractmethod
+    def scale_loss(self, loss: Tensor) -> Tensor:
+        """Return the contribution of the local mean loss to the batch's mean loss."""
+
+    @abstractmethod
+    def all_reduce_gradients_(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Give each parameter the gradient of the batch's loss."""
+
+    @abstractmethod
+    def local_views(self, views: Sequence[T]) -> Sequence[T]:
+        """Return the views that this process computes; at least one if there are any."""
+
+    @abstractmethod
+    def sum_views(self, local: Tensor, num_views: int) -> Tensor:
+        """Return the sum over all views from the sum over the local ones."""
+
+
+class LocalReducer(BatchReducer):
+    """The local rows are the whole batch, and every view is computed here."""
+
+    @property
+    def is_sharded(self) -> bool:
+        return False
+
+    def total_count(self, local: int) -> int:
+        return local
+
+    def mean(self, local: Tensor) -> Tensor:
+        return local
+
+    def all(self, flags: Tensor) -> bool:
+        return bool(flags.all())
+
+    def any(self, flags: Tensor) -> bool:
+        return bool(flags.any())
+
+    def subset(self, rows: Tensor) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def var_mean(self, values: Tensor, dim: list[int]) -> tuple[Tensor, Tensor]:
+        variance, mean = torch.var_mean(values, dim, correction=0, keepdim=True)
+        return variance, mean
+
+    def randn_like(self, values: Tensor, generator: torch.Generator) -> Tensor:
+        return torch.randn(values.shape, generator=generator, device=values.device, dtype=values.dtype)
+
+    def scale_loss(self, loss: Tensor) -> Tensor:
+        return loss
+
+    def all_reduce_gradients_(self, parameters: Sequence[nn.Parameter]) -> None:
+        pass
+
+    def local_views(self, views: Sequence[T]) -> Sequence[T]:
+        return views
+
+    def sum_views(self, local: Tensor, num_views: int) -> Tensor:
+        return local
+
+
+_LOCAL = LocalReducer()
+# A context variable rather than an attribute of the model, because layers and views ask for it too.
+_current: ContextVar[BatchReducer] = ContextVar("_current", default=_LOCAL)
+
+
+def current_reducer() -> BatchReducer:
+    """Return the reducer of the step in progress."""
+    return _current.get()
+
+
+def in_shared_step() -> bool:
+    """Return whether a step that several processes share is in progress."""
+    return _current.get() is not _LOCAL
+
+
+@contextmanager
+def use_reducer(reducer: BatchReducer) -> Iterator[None]:
+    """Make ``reducer`` the :func:`current_reducer` within the context."""
+    token = _current.set(reducer)
+    try:
+        yield
+    finally:
+        _current.reset(token)
