@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup browser test check demo bench clean
+.PHONY: help setup browser test check demo bench dist clean
 
 help:
 	@echo "make demo    minutes: seven methods, fifteen corruptions, a table and a report"
@@ -43,6 +43,11 @@ bench: $(READY)
 	$(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/corruptions_speed.py
 	$(BIN)/python benchmarks/stream_speed.py
+
+dist: $(READY)
+	rm -rf dist
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt build
+	$(BIN)/python -m build
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
