@@ -236,7 +236,7 @@ class WithBuffer(ctta.Tent):
         super().__init__(net)
         self.measure = measure
         self.register_buffer("memory", torch.zeros(4))
-        self.num_seen = 0
+        self.register_counter("num_seen")
 
     def adapt_step(self, x: Tensor) -> Tensor:
         logits = super().adapt_step(x)

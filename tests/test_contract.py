@@ -64,6 +64,18 @@ class HidesState(Broken):
         return super().adapt_step(x) * self.hidden
 
 
+class CountsInSecret(Broken):
+    """A method with an undeclared counter, which changes no answer within the streams of the checks."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net)
+        self.num_seen = 0
+
+    def adapt_step(self, x: Tensor) -> Tensor:
+        self.num_seen += len(x)
+        return super().adapt_step(x) * (1 if self.num_seen < 1000 else 2)
+
+
 class TrainsOnAfterANonFiniteStep(Broken):
     def minimize(self, loss: Tensor, **figures: Tensor | None) -> bool:
         super().minimize(loss, **figures)
@@ -106,6 +118,7 @@ class LeavesDropoutOn(Broken):
         (TouchesTheInput, "leaves_the_callers_network_and_input_alone"),
         (HidesState, "a_saved_stream_goes_on_bit_identically"),
         (HidesState, "reset_equals_new"),
+        (CountsInSecret, "a_saved_stream_goes_on_bit_identically"),
         (TrainsOnAfterANonFiniteStep, "a_step_that_is_not_finite_is_skipped"),
         (SharesTheStudent, "forks_share_the_source_and_nothing_else"),
         (TakesAnything, "bad_input_is_refused_before_anything_changes"),
@@ -128,11 +141,13 @@ def test_check_method_names_the_check_and_the_network() -> None:
 class WithParts(ctta.Tent):
     """A method with a submodule, a buffer and a counter beside its networks."""
 
+    num_seen: int
+
     def __init__(self, net: nn.Module) -> None:
         super().__init__(net)
         self.head = nn.LayerNorm(5)
         self.register_buffer("memory", torch.zeros(5))
-        self.num_seen = 0
+        self.register_counter("num_seen")
 
     def adapt_step(self, x: Tensor) -> Tensor:
         logits = self.head(super().adapt_step(x))
@@ -145,6 +160,23 @@ class WithParts(ctta.Tent):
 
 def test_a_method_with_parts_of_its_own_keeps_the_contract() -> None:
     ctta.testing.check_method(WithParts, networks={"batch_norm": NETWORKS["batch_norm"]})
+
+
+def test_counters_are_declared() -> None:
+    model = WithParts(NETWORKS["batch_norm"]())
+    model(torch.rand(4, 3, 16, 16))
+    assert model.counters == {"num_steps": 1, "num_skipped": 0, "num_seen": 4}
+    assert model.reset().counters == dict.fromkeys(("num_steps", "num_skipped", "num_seen"), 0)
+    with pytest.raises(ValueError, match="already has an attribute 'student'"):
+        model.register_counter("student")
+    with pytest.raises(ValueError, match="attribute, such as"):
+        model.register_counter("num seen")
+
+
+def test_an_undeclared_counter_is_named() -> None:
+    case = Case(CountsInSecret, NETWORKS["batch_norm"], {})
+    with pytest.raises(AssertionError, match=r"register_counter\('num_seen'\)"):
+        CHECKS["a_saved_stream_goes_on_bit_identically"](case)
 
 
 class ForgetsAnArgument(ctta.Tent):

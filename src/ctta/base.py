@@ -2,8 +2,8 @@
 
 A method subclasses :class:`AdaptiveModel`, stores its hyperparameters under their own names and writes
 :meth:`~AdaptiveModel.adapt_step`. Checks, modes, randomness, reset, fork, moving between devices and saving then work
-by themselves, thanks to one rule: *state lives only in submodules, persistent buffers of fixed size, the optimiser, and
-whole-number counters named* ``num_*``.
+by themselves, thanks to one rule: *state lives only in submodules, persistent buffers of fixed size, the optimizer and
+counters declared with* :meth:`~AdaptiveModel.register_counter`.
 """
 
 import copy
@@ -54,6 +54,10 @@ class AdaptiveModel(nn.Module, ABC):
         SINGLE_PROCESS  # with whom the stream is computed; ctta.distributed.data_parallel changes it
     )
 
+    num_steps: int
+    num_skipped: int
+    _counter_names: tuple[str, ...] = ()
+
     def __init__(self, net: nn.Module, *, batch_stats: float = 1.0, seed: int = 0, output: Output = None) -> None:
         if not isinstance(net, nn.Module) or isinstance(net, AdaptiveModel):
             raise TypeError(f"expected a network (torch.nn.Module) that does not adapt yet, got {type(net).__name__}")
@@ -68,8 +72,8 @@ class AdaptiveModel(nn.Module, ABC):
         self.optimizer: Optimizer | None = None
         self.last_step: Step | None = None
         self.frozen = False
-        self.num_steps = 0
-        self.num_skipped = 0
+        self.register_counter("num_steps")
+        self.register_counter("num_skipped")
 
     # ---- for users ----
 
@@ -187,6 +191,32 @@ class AdaptiveModel(nn.Module, ABC):
         confidence, augmented = (None if figure is None else mean(figure) for figure in (confidence, augmented))
         self.last_step = Step(mean(loss.detach()), not finite, confidence, augmented)
         return finite
+
+    def register_counter(self, name: str) -> None:
+        """Declare an integer attribute that is state, and set it to 0.
+
+        Only declared counters are saved, compared between processes and kept by a rollback. They are read and written
+        as plain attributes.
+
+        Args:
+            name: the attribute, such as ``"num_seen"``.
+        """
+        if not name.isidentifier():
+            raise ValueError(f"a counter needs the name of an attribute, such as 'num_seen', got {name!r}")
+        if hasattr(self, name):
+            raise ValueError(f"{type(self).__name__} already has an attribute {name!r}; give the counter another name")
+        self._counter_names = (*self._counter_names, name)
+        setattr(self, name, 0)
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """The declared counters and their values."""
+        return {name: getattr(self, name) for name in self._counter_names}
+
+    @property
+    def wrapped(self) -> "AdaptiveModel | None":
+        """The model that this one wraps and delegates to; None unless this is a wrapper, such as a guard."""
+        return None
 
     def generator(self, purpose: str) -> torch.Generator:
         """The random draws of this step for one purpose: a function of (seed, number of steps, purpose) only."""

@@ -44,7 +44,7 @@ def describe(model: AdaptiveModel) -> dict[str, Any]:
         "method": _name_of(type(model)),
         "hyperparameters": {name: encode(value) for name, value in settings.items() if is_storable(value)},
         "give_on_load": [name for name, value in settings.items() if not is_storable(value)],
-        "counters": {name: value for name, value in vars(model).items() if name.startswith("num_")},
+        "counters": model.counters,
         "frozen": model.frozen,
         "optimizer": {} if model.optimizer is None else split_state(model.optimizer)[0],
     }
@@ -169,6 +169,6 @@ def _arguments(method: type[AdaptiveModel], description: dict[str, Any], given: 
 
 def _set_counters(model: AdaptiveModel, counters: dict[str, Any]) -> None:
     for name, value in counters.items():
-        if not name.startswith("num_") or not hasattr(model, name) or type(value) is not int:
+        if name not in model.counters or type(value) is not int:
             raise ValueError(f"it counts {name!r} as {value!r}, which the model does not")
         setattr(model, name, value)

@@ -38,8 +38,7 @@ def checksum(model: AdaptiveModel) -> int:
     total = 0
     for number, tensor in enumerate(_tensors(model)):
         total = (total * 31 + sum_of_bits(tensor) + number) % (1 << 62)
-    counters = sorted((name, value) for name, value in vars(model).items() if name.startswith("num_"))
-    return (total + digest(counters)) % (1 << 62)
+    return (total + digest(sorted(model.counters.items()))) % (1 << 62)
 
 
 def sum_of_bits(tensor: Tensor) -> int:
@@ -65,7 +64,7 @@ def copy_from_first_rank_(model: AdaptiveModel) -> None:
         "network": hex(digest(shapes)),
     }
     optimizer, moments = split_state(model.optimizer) if model.optimizer else ({}, {})
-    mode = {name: value for name, value in vars(model).items() if name.startswith("num_") or name == "frozen"}
+    mode = {**model.counters, "frozen": model.frozen}
     moment_shapes = {name: [str(value.dtype), list(value.shape)] for name, value in moments.items()}
     found = all_gather_json([about, mode, optimizer, moment_shapes])
     for number, (other, *_) in enumerate(found):

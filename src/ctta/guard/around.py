@@ -36,7 +36,8 @@ class AroundMethod(AdaptiveModel):
         model.frozen = False  # whether to learn is decided out here
         self.source, self.inner, self.good = model.source, model, snapshot(model)
         self.log, self.health = Events(audit), Health(step=0)
-        self.num_steps = self.num_skipped = 0
+        self.register_counter("num_steps")
+        self.register_counter("num_skipped")
 
     def reset(self) -> Self:
         """Exactly as new; the events and the audit log stay."""

@@ -33,9 +33,8 @@ def _never_trained(model: AdaptiveModel) -> list[Tensor]:
 def go_on_from(model: AdaptiveModel, good: AdaptiveModel) -> AdaptiveModel:
     """A stream with the snapshot's networks and optimiser, and the model's counters: time does not go back."""
     back = snapshot(good)
-    for name, value in vars(model).items():
-        if name.startswith("num_"):
-            setattr(back, name, value)
+    for name, value in model.counters.items():
+        setattr(back, name, value)
     return back
 
 

@@ -58,6 +58,9 @@ class Guarded(RemediedMethod):
     0.0
     """
 
+    num_answers: int
+    num_would_change: int
+
     def __init__(
         self,
         model: AdaptiveModel,
@@ -88,7 +91,8 @@ class Guarded(RemediedMethod):
         self.reset_every, self.every, self.max_update = reset_every, every, max_update
         self.inspect_every, self.snapshot_every, self.rest = inspect_every, snapshot_every, rest
         self.door = Door(admission)
-        self.num_answers = self.num_would_change = 0  # in shadow
+        self.register_counter("num_answers")  # in shadow
+        self.register_counter("num_would_change")
 
     # ---- the step ----
 

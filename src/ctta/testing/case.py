@@ -66,14 +66,14 @@ def assert_same(ours: list[Tensor], theirs: list[Tensor], what: str) -> None:
 
 
 def state_of(model: nn.Module) -> list[Tensor]:
-    """All that a stream is: weights, buffers, optimiser state and counters."""
-    counters = [
-        torch.tensor(value)
-        for part in _streams_in(model)
-        for name, value in sorted(vars(part).items())
-        if name.startswith("num_")
-    ]
-    return tensors_of(model) + counters
+    """Return the state of a stream: weights, buffers, optimizer state and all integers, declared or not."""
+    integers = [torch.tensor(value) for part in _streams_in(model) for _, value in sorted(integers_of(part).items())]
+    return tensors_of(model) + integers
+
+
+def integers_of(model: AdaptiveModel) -> dict[str, int]:
+    """Return the integer attributes of a model; the counters should be the only ones that change."""
+    return {name: value for name, value in vars(model).items() if type(value) is int}
 
 
 def tensors_of(model: nn.Module) -> list[Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ctta.checkpoint.files import load, save
-from ctta.testing.case import Case, assert_same, contract, run, state_of
+from ctta.testing.case import Case, assert_same, contract, integers_of, run, state_of
 
 
 @contract
@@ -34,6 +34,11 @@ def a_saved_stream_goes_on_bit_identically(case: Case) -> None:
         save(stopped, path)
         assert list(Path(folder).iterdir()) == [path], "save left something behind"
         resumed = load(path, case.net(), method=case.method, **case.not_storable())
+    for name, value in integers_of(uninterrupted).items():
+        found = getattr(resumed, name, None)
+        assert found == value, (
+            f"{name} is {value} before saving and {found} after loading: declare it with register_counter({name!r})"
+        )
     assert_same(state_of(resumed), state_of(uninterrupted), "state after load")
     assert_same(run(resumed, rest), run(uninterrupted, rest), "answers after load")
     assert_same(state_of(resumed), state_of(uninterrupted), "state after load and a stream")
