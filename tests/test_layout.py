@@ -12,11 +12,11 @@ PACKAGE = Path(ctta.__file__).parent
 #: A module imports only from rows above its own; modules of one row and one folder may see each other where that
 #: folder is a package of its own (views, testing), while methods are blind to each other.
 ROWS = [
-    ["errors", "parallel", "functional", "norms", "optim"],
+    ["errors", "io", "parallel", "functional", "norms", "optim"],
     ["surgery"],
     ["views", "validation", "hyperparameters"],
     ["base"],
-    ["methods", "io", "corruptions", "synthetic", "models"],
+    ["methods", "corruptions", "synthetic", "models"],
     ["guard", "checkpoint", "distributed", "streams", "datasets"],
     ["testing", "evaluation"],
     ["benchmark", "advise", "inference", "report", "serve"],

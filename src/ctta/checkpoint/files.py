@@ -6,7 +6,6 @@ equals the source's is left out, so source weights are not stored again, and TEN
 
 import json
 import os
-import uuid
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from ctta.checkpoint.manifest import (
 )
 from ctta.errors import CheckpointError
 from ctta.guard import Guarded
+from ctta.io.atomic import atomic_write
 
 FORMAT = 1
 _METADATA_KEY = "ctta"
@@ -49,7 +49,6 @@ def save(model: AdaptiveModel, path: str | os.PathLike[str]) -> None:
     """
     if not model.coordinator.is_rank_zero:
         return
-    path = Path(path)
     tensors = _changed_tensors(model) | optimizer_tensors(model)
     header = {
         "format": FORMAT,
@@ -60,17 +59,9 @@ def save(model: AdaptiveModel, path: str | os.PathLike[str]) -> None:
         **describe(model),
     }
     contiguous = {name: value.detach().contiguous() for name, value in tensors.items()}
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        temporary.touch(exist_ok=False)
-        usual_mode = temporary.stat().st_mode
+    # Durable, because streams are saved so that they survive the machine's failures too.
+    with atomic_write(path, durable=True) as temporary:
         save_file(contiguous, temporary, metadata={_METADATA_KEY: json.dumps(header)})
-        temporary.chmod(usual_mode)  # safetensors makes files that only their owner can read
-        flush_to_disk(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    flush_to_disk(path.parent)  # the name too must survive a power cut
 
 
 def load(
@@ -168,12 +159,3 @@ def _copy_into(model: AdaptiveModel, tensors: dict[str, Tensor]) -> None:
             )
         with torch.no_grad():
             target.copy_(value)
-
-
-def flush_to_disk(path: Path) -> None:
-    """A file, or the names in a folder, safe from a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -11,8 +11,9 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from ctta.checkpoint.files import flush_to_disk, save
+from ctta.checkpoint.files import save
 from ctta.errors import CheckpointError
+from ctta.io.atomic import fsync_directory, fsync_file
 from ctta.serve.names import folder_of, name_of
 from ctta.serve.stream import ServedStream
 
@@ -53,11 +54,11 @@ class Snapshots:
         window = {} if stream.window.images is None else {"images": stream.window.images}
         text = json.dumps({"since_update": stream.window.num_since_update, "summary": stream.summary()})
         save_file(window, unfinished / WINDOW, metadata={"stream": text})
-        flush_to_disk(unfinished / WINDOW)
-        flush_to_disk(unfinished)
+        fsync_file(unfinished / WINDOW)
+        fsync_directory(unfinished)
         os.rename(unfinished, place / str(number))
-        flush_to_disk(place)
-        flush_to_disk(self.folder)
+        fsync_directory(place)
+        fsync_directory(self.folder)
         for older in self._numbers(place) - {number}:
             shutil.rmtree(place / str(older))
 
@@ -84,13 +85,13 @@ class Snapshots:
         if place.exists():
             os.rename(place, deleted)  # as a whole, so that a kill leaves no half of it that looks like a stream
             shutil.rmtree(deleted, ignore_errors=True)
-            flush_to_disk(self.folder)
+            fsync_directory(self.folder)
 
     def set_aside(self, name: str) -> Path:
         """Put a stream that cannot be read where nobody looks for it, and where a person can."""
         place = self.folder / f"{_DAMAGED}{time.time_ns()}-{folder_of(name)}"
         os.rename(self.folder / folder_of(name), place)
-        flush_to_disk(self.folder)
+        fsync_directory(self.folder)
         return place
 
     def _described(self, name: str) -> dict[str, Any]:
