@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from ctta.corruptions import CORRUPTIONS, HOLD_OUT, corrupt
-from ctta.io.imaging import centre_cropped
+from ctta.io.images import resize_and_center_crop
 
 REPOSITORY = Path(__file__).parents[1]
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -30,7 +30,7 @@ def photograph(path: Path | None) -> NDArray[np.uint8]:
             stored: NDArray[np.uint8] = arrays["clean_224"][0]
         return stored
     with Image.open(path) as picture:
-        return np.asarray(centre_cropped(picture.convert("RGB")))
+        return np.asarray(resize_and_center_crop(picture.convert("RGB")))
 
 
 def drawn(image: NDArray[np.uint8]) -> Image.Image:

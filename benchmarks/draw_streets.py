@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from ctta.synthetic import CLASSES, CONDITIONS, HOLD_OUT, PALETTE, Frame, frame
+from ctta.synthetic import CLASSES, CONDITIONS, HOLD_OUT, PALETTE, Frame, render_frame
 
 REPOSITORY = Path(__file__).parents[1]
 GAP, NAMES, LEGEND = 2, 76, 22  # pixels: between two pictures, left of them, below them
@@ -21,8 +21,8 @@ PALE_AT = 40.0  # metres at which a distance is drawn in a third of full brightn
 
 def column(index: int) -> dict[str, NDArray[np.uint8]]:
     """All pictures of one scene; the hold-out weather shows another one, as it does wherever it is used."""
-    frames: dict[str, Frame] = {name: frame(index, name) for name in CONDITIONS}
-    held_out = {f"{name} *": frame(index, name, split="choose").image for name in HOLD_OUT}
+    frames: dict[str, Frame] = {name: render_frame(index, name) for name in CONDITIONS}
+    held_out = {f"{name} *": render_frame(index, name, split="choose").image for name in HOLD_OUT}
     clear = frames["clear"]
     grey = (255 * np.exp(-clear.distance / PALE_AT)).astype(np.uint8)
     return {

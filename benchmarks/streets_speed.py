@@ -9,7 +9,7 @@ import argparse
 import sys
 import time
 
-from ctta.synthetic import CONDITIONS, HOLD_OUT, frame
+from ctta.synthetic import CONDITIONS, HOLD_OUT, render_frame
 
 TARGET = 50.0  # frames per second
 
@@ -18,13 +18,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure how fast streets are drawn.")
     parser.add_argument("--frames", type=int, default=100, help="of each condition")
     count = parser.parse_args().frames
-    frame(0)  # the textures are made once
+    render_frame(0)  # the textures are made once
     seconds = cpu_seconds = 0.0
     for condition in (*CONDITIONS, *HOLD_OUT):
         split = "report" if condition in CONDITIONS else "choose"
         start, cpu_start = time.perf_counter(), time.process_time()
         for index in range(count):
-            frame(index, condition, split=split)
+            render_frame(index, condition, split=split)
         took, cpu_took = time.perf_counter() - start, time.process_time() - cpu_start
         print(f"{condition:8}{count / took:7.0f} frames/s {1000 * cpu_took / count:8.1f} ms of one core", flush=True)
         seconds += took / count

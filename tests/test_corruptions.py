@@ -16,12 +16,12 @@ from PIL import Image
 from ctta import corruptions
 from ctta.corruptions import CORRUPTIONS, HOLD_OUT, blur, corrupt, digital, noise, weather
 from ctta.corruptions.blur import disk, glass_sources
-from ctta.corruptions.draws import Draws
 from ctta.corruptions.edges import canny, chamfer_distance
 from ctta.corruptions.filters import filtered, long_runs
 from ctta.corruptions.noise import poisson_values
 from ctta.corruptions.plasma import plasma
 from ctta.corruptions.resample import box_shrunk, nearest, reflected
+from ctta.corruptions.rng import PerImageRNG
 from ctta.corruptions.streaks import line_weights, streak
 
 REFERENCE = np.load(Path(__file__).parent / "data" / "corruptions_reference.npz")
@@ -131,8 +131,8 @@ def test_pixelate_is_pillows_box_filter(height, width, share):
 @pytest.mark.parametrize("height, width, reach", [(12, 12, 1), (13, 20, 2), (24, 17, 4)])
 def test_glass_blur_follows_the_published_loop(height, width, reach):
     index = np.arange(5)
-    sources = glass_sources(height, width, reach, Draws(0, "glass", 1, index))
-    steps = Draws(0, "glass", 1, index).integers((2, (height - 2 * reach) * (width - 2 * reach)), -reach, reach)
+    sources = glass_sources(height, width, reach, PerImageRNG(0, "glass", 1, index))
+    steps = PerImageRNG(0, "glass", 1, index).integers((2, (height - 2 * reach) * (width - 2 * reach)), -reach, reach)
     steps = steps.reshape(5, 2, height - 2 * reach, width - 2 * reach)
     assert steps.min() == -reach and steps.max() == reach - 1
     for image, expected in enumerate(np.arange(height * width).reshape(1, height, width).repeat(5, axis=0)):
@@ -197,16 +197,16 @@ def test_canny_thins_an_edge_and_drops_weak_ones():
 
 
 def test_clouds_fill_the_unit_interval_on_the_next_power_of_two():
-    cloud = plasma(32, 32, 2.0, Draws(0, "fog", 1, np.arange(20)))
+    cloud = plasma(32, 32, 2.0, PerImageRNG(0, "fog", 1, np.arange(20)))
     assert cloud.min(axis=(1, 2)).tolist() == [0] * 20 and cloud.max(axis=(1, 2)).tolist() == [1] * 20
-    assert plasma(20, 40, 2.0, Draws(0, "fog", 1, np.arange(2))).shape == (2, 20, 40)
+    assert plasma(20, 40, 2.0, PerImageRNG(0, "fog", 1, np.arange(2))).shape == (2, 20, 40)
 
 
-# --- Draws ------------------------------------------------------------------------------------------------
+# --- PerImageRNG ------------------------------------------------------------------------------------------------
 
 
 def test_draws_have_the_moments_of_their_distributions():
-    draws = Draws(0, "test", 1, np.arange(1000))
+    draws = PerImageRNG(0, "test", 1, np.arange(1000))
     normal, uniform = draws.normal((1000,)), draws.uniform((1000,), -2, 4)
     whole = draws.integers((1000,), -3, 5)
     assert abs(normal.mean()) < 0.004 and abs(normal.std() - 1) < 0.003
@@ -358,7 +358,7 @@ def test_mistakes_are_named(arguments, keywords, error, message):
 @pytest.mark.parametrize("name", ["jpeg_compression", "frost"])
 def test_missing_pillow_names_the_extra(name, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
-    corruptions.frost_photos.scaled_photos.cache_clear()
+    corruptions.frost.scaled_photos.cache_clear()
     with pytest.raises(ImportError, match=r"ctta\[data\]"):
         corrupt(GOOD, name, 1)
 

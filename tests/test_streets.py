@@ -13,11 +13,11 @@ import torch
 import ctta
 from ctta import streams, synthetic
 from ctta.streams import StreetScenes, rounds
-from ctta.synthetic import CLASSES, CONDITIONS, HOLD_OUT, SPLITS, Frame, frame, through_air
+from ctta.synthetic import CLASSES, CONDITIONS, HOLD_OUT, SPLITS, Frame, apply_haze, render_frame
 from ctta.synthetic.camera import Camera
 from ctta.synthetic.canvas import Canvas
-from ctta.synthetic.dice import Dice
 from ctta.synthetic.falling import flakes, scattered, streaks
+from ctta.synthetic.rng import SceneRNG
 
 SKY, ROAD, LANE, PAVEMENT, BUILDING, VEGETATION, CAR, PERSON, POLE = range(9)
 WEATHER = [(name, "report") for name in CONDITIONS] + [(name, "choose") for name in HOLD_OUT]
@@ -25,7 +25,7 @@ GROUND = (ROAD, LANE, PAVEMENT)
 
 
 def scenes(count: int = 40) -> list[Frame]:
-    return [frame(index) for index in range(count)]
+    return [render_frame(index) for index in range(count)]
 
 
 # --- the same, always ---
@@ -33,20 +33,20 @@ def scenes(count: int = 40) -> list[Frame]:
 
 @pytest.mark.parametrize(("condition", "split"), WEATHER)
 def test_a_frame_is_a_function_of_its_arguments(condition: str, split: str) -> None:
-    first, again = frame(5, condition, split=split), frame(5, condition, split=split)
+    first, again = render_frame(5, condition, split=split), render_frame(5, condition, split=split)
     np.testing.assert_array_equal(first.image, again.image)
-    for other in (frame(6, condition, split=split), frame(5, condition, split=split, seed=1)):
+    for other in (render_frame(6, condition, split=split), render_frame(5, condition, split=split, seed=1)):
         assert (first.image != other.image).mean() > 0.5
         assert (first.label != other.label).any()
 
 
 def test_frames_do_not_depend_on_the_global_generator_or_on_threads() -> None:
-    expected = [frame(index, "snow").image for index in range(4)]
+    expected = [render_frame(index, "snow").image for index in range(4)]
     np.random.seed(1)
     state = np.random.get_state()[1].copy()
     made: dict[int, np.ndarray] = {}
     threads = [
-        threading.Thread(target=lambda index=index: made.__setitem__(index, frame(index, "snow").image))
+        threading.Thread(target=lambda index=index: made.__setitem__(index, render_frame(index, "snow").image))
         for index in range(4)
     ]
     for thread in threads:
@@ -74,9 +74,9 @@ def test_labels_and_pixels_are_pinned() -> None:
     Labels come from sums, products and comparisons, which are the same on any machine; pictures also from exponentials,
     whose last bits are not, so of them the means are held.
     """
-    digest = hashlib.sha256(b"".join(frame(index).label.tobytes() for index in range(8))).hexdigest()
+    digest = hashlib.sha256(b"".join(render_frame(index).label.tobytes() for index in range(8))).hexdigest()
     means = {
-        condition: np.mean([frame(index, condition, split=split).image.mean() for index in range(3)])
+        condition: np.mean([render_frame(index, condition, split=split).image.mean() for index in range(3)])
         for condition, split in WEATHER
     }
     assert (synthetic.VERSION, digest[:16]) == (1, "eb04d7d99993757e")
@@ -95,7 +95,7 @@ def test_labels_and_pixels_are_pinned() -> None:
 
 
 def test_the_splits_share_no_scene() -> None:
-    seen = {frame(index, split=split).label.tobytes() for split in SPLITS for index in range(20)}
+    seen = {render_frame(index, split=split).label.tobytes() for split in SPLITS for index in range(20)}
     assert len(seen) == 20 * len(SPLITS)
 
 
@@ -105,9 +105,9 @@ def test_the_splits_share_no_scene() -> None:
 def test_weather_changes_the_picture_and_never_the_truth() -> None:
     for index in range(6):
         for split, conditions in SPLITS.items():
-            clear = frame(index, split=split)
+            clear = render_frame(index, split=split)
             for condition in conditions[1:]:
-                other = frame(index, condition, split=split)
+                other = render_frame(index, condition, split=split)
                 np.testing.assert_array_equal(other.label, clear.label)
                 np.testing.assert_array_equal(other.distance, clear.distance)
                 change = np.abs(other.image.astype(int) - clear.image).mean()
@@ -191,7 +191,7 @@ def test_nearer_things_hide_farther_ones_in_whichever_order_they_are_painted() -
 
 def test_koschmieder() -> None:
     clear, distance = np.full((3, 2, 2), 0.2, np.float32), np.array([[0, 10], [100, np.inf]], np.float32)
-    seen = through_air(clear, distance, 0.05, np.array([[[0.8]], [[0.7]], [[0.6]]], np.float32))
+    seen = apply_haze(clear, distance, 0.05, np.array([[[0.8]], [[0.7]], [[0.6]]], np.float32))
     for row in range(2):
         for column in range(2):
             left = np.exp(-0.05 * distance[row, column])
@@ -202,7 +202,7 @@ def test_koschmieder() -> None:
 @pytest.mark.parametrize("index", [0, 1, 2, 8, 13])
 def test_fog_follows_from_the_clear_picture_and_the_distance(index: int) -> None:
     """The air's colour is what the infinitely far sky shows; one extinction then explains all other pixels."""
-    clear, foggy = frame(index), frame(index, "fog")
+    clear, foggy = render_frame(index), render_frame(index, "fog")
     sky = clear.label == SKY
     airlight = foggy.image[sky].mean(axis=0) / 255
     assert np.ptp(foggy.image[sky], axis=0).max() <= 1
@@ -217,7 +217,7 @@ def test_fog_follows_from_the_clear_picture_and_the_distance(index: int) -> None
 
 
 def test_night_is_dark_and_lamps_are_not() -> None:
-    nights, days = [frame(index, "night") for index in range(8)], scenes(8)
+    nights, days = [render_frame(index, "night") for index in range(8)], scenes(8)
     assert np.mean([night.image.mean() for night in nights]) < 0.45 * np.mean([day.image.mean() for day in days])
     for night, day in zip(nights, days, strict=True):
         sky = day.label == SKY
@@ -227,8 +227,8 @@ def test_night_is_dark_and_lamps_are_not() -> None:
 
 def test_snow_whitens_the_pavement_and_rain_darkens_the_road() -> None:
     for index in range(8):
-        clear, label = frame(index).image.astype(float), frame(index).label
-        snowy, wet = frame(index, "snow").image, frame(index, "rain").image
+        clear, label = render_frame(index).image.astype(float), render_frame(index).label
+        snowy, wet = render_frame(index, "snow").image, render_frame(index, "rain").image
         assert snowy[label == PAVEMENT].mean() > clear[label == PAVEMENT].mean()
         # Its water takes colour, and mirrors.
         assert wet[label == LANE].mean() < clear[label == LANE].mean()
@@ -241,7 +241,7 @@ def test_what_falls_outside_is_dropped_and_what_meets_adds_up() -> None:
 
 
 def test_streaks_and_flakes_reach_all_of_the_picture() -> None:
-    for layer in (streaks(64, 96, 400, 0.4, Dice(0, "test", 0)), flakes(64, 96, 400, 1.5, Dice(0, "test", 0))):
+    for layer in (streaks(64, 96, 400, 0.4, SceneRNG(0, "test", 0)), flakes(64, 96, 400, 1.5, SceneRNG(0, "test", 0))):
         tiles = layer.reshape(4, 16, 4, 24).mean(axis=(1, 3))
         assert tiles.min() > 0.3 * tiles.max()
 
@@ -258,7 +258,7 @@ def test_the_stream_is_fog_night_rain_snow_ten_times() -> None:
     assert torch.equal(batches[0].x, batches[8].x), "another round, the same frames"
     assert not torch.equal(batches[0].x, batches[2].x)
     assert torch.equal(batches[0].y, batches[2].y)
-    expected = frame(1, "night", size=(64, 96))
+    expected = render_frame(1, "night", size=(64, 96))
     np.testing.assert_array_equal((batches[2].x[1] * 255).round().permute(1, 2, 0).numpy(), expected.image)
     np.testing.assert_array_equal(batches[2].y[1].numpy(), expected.label)
 
@@ -299,7 +299,7 @@ def test_what_a_reader_remembers_is_bounded_and_safe_to_change(monkeypatch: pyte
 @pytest.mark.parametrize("size", [(32, 32), (33, 67), (101, 64), (64, 300)])
 def test_any_size(size: tuple[int, int]) -> None:
     for condition, split in WEATHER:
-        made = frame(3, condition, split=split, size=size)
+        made = render_frame(3, condition, split=split, size=size)
         assert made.image.shape == (*size, 3) and made.label.shape == size and made.distance.shape == size
 
 
@@ -308,9 +308,9 @@ def test_any_size(size: tuple[int, int]) -> None:
 
 def test_mistakes_are_explained() -> None:
     with pytest.raises(ValueError, match=r"condition must be one of 'clear', .*, got 'hail'"):
-        frame(0, "hail")
+        render_frame(0, "hail")
     with pytest.raises(ValueError, match="split must be one of 'train', 'choose', 'report', got 'test'"):
-        frame(0, split="test")
+        render_frame(0, split="test")
     with pytest.raises(ValueError, match=r"split 'choose' is seen in clear, dusk, dust, got 'fog': use split='report'"):
         StreetScenes("fog", "choose")
     with pytest.raises(ValueError, match="got 'dusk': use split='choose'"):
@@ -318,13 +318,13 @@ def test_mistakes_are_explained() -> None:
     with pytest.raises(ValueError, match=r"got 'fog': give \('fog',\)"):
         streams.streets(conditions="fog")
     with pytest.raises(ValueError, match="index must be a whole number of at least 0, got -1"):
-        frame(-1)
+        render_frame(-1)
     with pytest.raises(TypeError, match=r"seed is 0\.5; expected an integer"):
-        frame(0, seed=0.5)
+        render_frame(0, seed=0.5)
     with pytest.raises(ValueError, match="width must be a whole number of at least 32, got 16"):
-        frame(0, size=(64, 16))
+        render_frame(0, size=(64, 16))
     with pytest.raises(ValueError, match=r"size must be \(height, width\), got 128"):
-        frame(0, size=128)
+        render_frame(0, size=128)
     with pytest.raises(ValueError, match="count must be a whole number of at least 1, got 0"):
         streams.streets(scenes=0)
 

@@ -4,7 +4,7 @@ Reference: Hendrycks & Dietterich, "Benchmarking Neural Network Robustness to Co
 Perturbations", ICLR 2019.
 """
 
-from ctta.corruptions.corrupt import CORRUPTIONS, HOLD_OUT, VERSION, corrupt
-from ctta.corruptions.folders import write_cifar_c, write_imagenet_c
+from ctta.corruptions.registry import CORRUPTIONS, HOLD_OUT, VERSION, corrupt
+from ctta.corruptions.writers import write_cifar_c, write_imagenet_c
 
 __all__ = ["CORRUPTIONS", "HOLD_OUT", "VERSION", "corrupt", "write_cifar_c", "write_imagenet_c"]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from ctta.corruptions.arrays import Bytes, Integers
+from ctta.corruptions.arrays import Int64Array, UInt8Array
 
 Batch = TypeVar("Batch", NDArray[Any], torch.Tensor)
 
@@ -17,7 +17,7 @@ SMALLEST = 8  # pixels a side; below, kernels and zooms have nothing to work on
 CHUNK_PIXELS = 1 << 17  # 128 images of 32x32, 2 of 224x224: arrays that stay in the cache
 
 
-def to_bytes(images: NDArray[Any] | torch.Tensor) -> Bytes:
+def to_bytes(images: NDArray[Any] | torch.Tensor) -> UInt8Array:
     """Any accepted batch as uint8 (N, H, W, 3); floats are rounded to the benchmark's 8 bits."""
     if isinstance(images, torch.Tensor):
         if not images.is_floating_point():
@@ -38,7 +38,7 @@ def to_bytes(images: NDArray[Any] | torch.Tensor) -> Bytes:
     if values.ndim != 4 or values.shape[channels] != 3:
         raise ValueError(f"images of {values.dtype} has shape {tuple(values.shape)}; expected {ACCEPTED}")
     if is_bytes:
-        result: Bytes = values
+        result: UInt8Array = values
     else:
         # The negation also catches NaN.
         if values.size and not (values.min() >= 0 and values.max() <= 1):
@@ -52,7 +52,7 @@ def to_bytes(images: NDArray[Any] | torch.Tensor) -> Bytes:
     return result
 
 
-def like(result: Bytes, images: Batch) -> Batch:
+def like(result: UInt8Array, images: Batch) -> Batch:
     """Give the corrupted bytes the kind, layout, dtype and device of the images they came from."""
     if isinstance(images, torch.Tensor):
         scaled = torch.from_numpy(result.transpose(0, 3, 1, 2)).to(torch.float32) / 255
@@ -63,7 +63,7 @@ def like(result: Bytes, images: Batch) -> Batch:
     return np.ascontiguousarray(values.astype(images.dtype))
 
 
-def checked_index(index: ArrayLike | None, count: int) -> Integers:
+def checked_index(index: ArrayLike | None, count: int) -> Int64Array:
     """The identity of every image: its place in the batch unless given."""
     if index is None:
         return np.arange(count, dtype=np.int64)
@@ -77,7 +77,9 @@ def checked_index(index: ArrayLike | None, count: int) -> Integers:
     return values.astype(np.int64)
 
 
-def in_chunks(corrupt: Callable[[Bytes, Integers], Bytes], images: Bytes, index: Integers) -> Bytes:
+def in_chunks(
+    corrupt: Callable[[UInt8Array, Int64Array], UInt8Array], images: UInt8Array, index: Int64Array
+) -> UInt8Array:
     """Corrupt a few images at a time, to bound memory, on as many threads as torch may use.
 
     NumPy lets go of the interpreter lock in its loops, and draws do not depend on who is drawn with whom.

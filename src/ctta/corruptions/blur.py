@@ -4,11 +4,11 @@ from collections import Counter
 
 import numpy as np
 
-from ctta.corruptions.arrays import Bytes, Floats, Integers, truncated
-from ctta.corruptions.draws import Draws
+from ctta.corruptions.arrays import Float32Array, Int64Array, UInt8Array, truncated
 from ctta.corruptions.filters import filtered, gaussian_weights, smoothed
 from ctta.corruptions.recipe import recipe_of
 from ctta.corruptions.resample import zoom_grid, zoomed
+from ctta.corruptions.rng import PerImageRNG
 from ctta.corruptions.streaks import streak
 
 # Severities 1..5 at (32, 224) pixels. Lengths are in pixels.
@@ -31,13 +31,13 @@ ZOOM = (  # number of zooms, step between them
 )
 
 
-def gaussian_blur(images: Bytes, severity: int, draws: Draws) -> Bytes:
+def gaussian_blur(images: UInt8Array, severity: int, draws: PerImageRNG) -> UInt8Array:
     """Mix every pixel with its neighbours, by a gaussian."""
     recipe = recipe_of(images)
     return truncated(smoothed(images, recipe.pick(GAUSSIAN, severity) * recipe.scale))
 
 
-def defocus_blur(images: Bytes, severity: int, draws: Draws) -> Bytes:
+def defocus_blur(images: UInt8Array, severity: int, draws: PerImageRNG) -> UInt8Array:
     """Spread every pixel over a soft-edged disk, as a lens out of focus does."""
     recipe = recipe_of(images)
     radius, sigma = recipe.pick(DEFOCUS, severity)
@@ -45,17 +45,17 @@ def defocus_blur(images: Bytes, severity: int, draws: Draws) -> Bytes:
     return truncated(filtered(images, kernel, "reflect"))
 
 
-def disk(radius: float, sigma: float) -> Floats:
+def disk(radius: float, sigma: float) -> Float32Array:
     """A disk that sums to 1, smoothed by a gaussian of 3x3 pixels, or 5x5 for radii over 8."""
     reach = max(8, int(radius))  # the published grid; a disk that fills it is not smoothed beyond it
     axis = np.arange(-reach, reach + 1)
     inside = axis**2 + axis[:, None] ** 2 <= radius**2
     weights = gaussian_weights(sigma, 1 if radius <= 8 else 2)
-    smooth: Floats = filtered(inside[None] / inside.sum(), weights[:, None] * weights, "reflect")[0]
+    smooth: Float32Array = filtered(inside[None] / inside.sum(), weights[:, None] * weights, "reflect")[0]
     return smooth
 
 
-def glass_blur(images: Bytes, severity: int, draws: Draws) -> Bytes:
+def glass_blur(images: UInt8Array, severity: int, draws: PerImageRNG) -> UInt8Array:
     """Blur, let every pixel take the value of a random near one, and blur again."""
     recipe = recipe_of(images)
     sigma, reach, num_passes = recipe.pick(GLASS, severity)
@@ -68,7 +68,7 @@ def glass_blur(images: Bytes, severity: int, draws: Draws) -> Bytes:
     return truncated(smoothed(glass.reshape(images.shape), sigma))
 
 
-def glass_sources(height: int, width: int, reach: int, draws: Draws) -> Integers:
+def glass_sources(height: int, width: int, reach: int, draws: PerImageRNG) -> Int64Array:
     """The pixel each pixel's value comes from in one pass, as flat positions (N, H·W).
 
     The published loop goes from the bottom right to the top left and means to swap two pixels, but
@@ -92,7 +92,7 @@ def glass_sources(height: int, width: int, reach: int, draws: Draws) -> Integers
     return source
 
 
-def motion_blur(images: Bytes, severity: int, draws: Draws) -> Bytes:
+def motion_blur(images: UInt8Array, severity: int, draws: PerImageRNG) -> UInt8Array:
     """Smear every image along a line within 45° of the horizontal."""
     recipe = recipe_of(images)
     radius, sigma = recipe.pick(MOTION, severity)
@@ -100,7 +100,7 @@ def motion_blur(images: Bytes, severity: int, draws: Draws) -> Bytes:
     return truncated(streak(images, degrees, max(1, round(radius * recipe.scale)), sigma * recipe.scale))
 
 
-def zoom_blur(images: Bytes, severity: int, draws: Draws) -> Bytes:
+def zoom_blur(images: UInt8Array, severity: int, draws: PerImageRNG) -> UInt8Array:
     """Average the image with zooms into its centre."""
     count, step = recipe_of(images).pick(ZOOM, severity)
     factors = np.arange(1, 1 + (count - 0.5) * step, step).tolist()  # arange, as its rounding decides ties

@@ -5,12 +5,12 @@ import math
 
 import numpy as np
 
-from ctta.corruptions.arrays import Bytes, Floats, truncated
-from ctta.corruptions.draws import Draws
+from ctta.corruptions.arrays import Float32Array, UInt8Array, truncated
 from ctta.corruptions.filters import smoothed
 from ctta.corruptions.recipe import recipe_of
 from ctta.corruptions.resample import box_shrunk, nearest, sample
-from ctta.io.imaging import pillow_image
+from ctta.corruptions.rng import PerImageRNG
+from ctta.io.images import import_pillow
 
 # Severities 1..5 at (32, 224) pixels.
 CONTRAST = ((0.75, 0.5, 0.4, 0.3, 0.15), (0.4, 0.3, 0.2, 0.1, 0.05))
@@ -27,7 +27,7 @@ PIXELATE = ((0.95, 0.9, 0.85, 0.75, 0.65), (0.6, 0.5, 0.4, 0.3, 0.25))  # share 
 JPEG_QUALITY = ((80, 65, 58, 50, 40), (25, 18, 15, 10, 7))
 
 
-def contrast(images: Bytes, severity: int, draws: Draws) -> Bytes:
+def contrast(images: UInt8Array, severity: int, draws: PerImageRNG) -> UInt8Array:
     """Pull every value towards the mean of its channel."""
     factor = recipe_of(images).pick(CONTRAST, severity)
     sums = images.sum(axis=(1, 2), keepdims=True, dtype=np.int64)  # whole numbers: exact in any order
@@ -35,7 +35,7 @@ def contrast(images: Bytes, severity: int, draws: Draws) -> Bytes:
     return truncated(images * np.float32(factor) + (mean * (1 - factor)).astype(np.float32))
 
 
-def saturate(images: Bytes, severity: int, draws: Draws) -> Bytes:
+def saturate(images: UInt8Array, severity: int, draws: PerImageRNG) -> UInt8Array:
     """Change the saturation of HSV, which moves a colour's smaller channels away from its largest."""
     factor, offset = recipe_of(images).pick(SATURATE, severity)
     largest = images.max(axis=-1, keepdims=True).astype(np.float32)
@@ -47,7 +47,7 @@ def saturate(images: Bytes, severity: int, draws: Draws) -> Bytes:
     return truncated(largest - largest * target * below)
 
 
-def elastic_transform(images: Bytes, severity: int, draws: Draws) -> Bytes:
+def elastic_transform(images: UInt8Array, severity: int, draws: PerImageRNG) -> UInt8Array:
     """Distort by a random affine map, then by a smooth random displacement of every pixel."""
     recipe = recipe_of(images)
     size = ELASTIC_SIZE[recipe.column] * recipe.scale
@@ -63,7 +63,7 @@ def elastic_transform(images: Bytes, severity: int, draws: Draws) -> Bytes:
     return truncated(sample(warped, rows + fields[..., 0], columns + fields[..., 1], repeat_edge=True))
 
 
-def affine_grid(height: int, width: int, shift: float, draws: Draws) -> tuple[Floats, Floats]:
+def affine_grid(height: int, width: int, shift: float, draws: PerImageRNG) -> tuple[Float32Array, Float32Array]:
     """Where each pixel looks when three points around the centre have moved by up to `shift` per axis."""
     reach = min(height, width) // 3
     centre_x, centre_y = width // 2, height // 2
@@ -78,7 +78,7 @@ def affine_grid(height: int, width: int, shift: float, draws: Draws) -> tuple[Fl
     return source[..., 1].astype(np.float32), source[..., 0].astype(np.float32)
 
 
-def pixelate(images: Bytes, severity: int, draws: Draws) -> Bytes:
+def pixelate(images: UInt8Array, severity: int, draws: PerImageRNG) -> UInt8Array:
     """Shrink by averaging boxes, and enlarge again by repeating pixels."""
     share = recipe_of(images).pick(PIXELATE, severity)
     small = images
@@ -87,10 +87,10 @@ def pixelate(images: Bytes, severity: int, draws: Draws) -> Bytes:
     return nearest(nearest(small, images.shape[1], axis=1), images.shape[2], axis=2)
 
 
-def jpeg_compression(images: Bytes, severity: int, draws: Draws) -> Bytes:
+def jpeg_compression(images: UInt8Array, severity: int, draws: PerImageRNG) -> UInt8Array:
     """Store as JPEG and read back; the codec takes one picture at a time."""
     quality = recipe_of(images).pick(JPEG_QUALITY, severity)
-    pillow = pillow_image()
+    pillow = import_pillow()
     stored = np.empty_like(images)
     for image, place in zip(images, stored, strict=True):
         file = io.BytesIO()

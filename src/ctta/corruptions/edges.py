@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ctta.corruptions.arrays import Bytes
+from ctta.corruptions.arrays import UInt8Array
 from ctta.corruptions.filters import filtered
 
 Mask = NDArray[np.bool_]
@@ -26,7 +26,7 @@ ABOVE = (  # rows up, columns to the right, length
 )
 
 
-def canny(grey: Bytes, low: int, high: int) -> Mask:
+def canny(grey: UInt8Array, low: int, high: int) -> Mask:
     """Canny edges of (N, H, W): thin ridges of the gradient over `low` that touch one over `high`."""
     slope_x = filtered(grey, SOBEL, "edge").astype(np.int32)
     slope_y = filtered(grey, SOBEL.T, "edge").astype(np.int32)

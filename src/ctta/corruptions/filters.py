@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ctta.corruptions.arrays import Floats
+from ctta.corruptions.arrays import Float32Array
 
 Numbers = NDArray[Any]
 
@@ -16,7 +16,7 @@ Border = Literal["edge", "reflect", "symmetric"]
 LONG = 8  # equal weights in a row from which running sums are faster; the kernels of 32x32 images have none
 
 
-def filtered(values: Numbers, kernel: Numbers, border: Border) -> Floats:
+def filtered(values: Numbers, kernel: Numbers, border: Border) -> Float32Array:
     """Correlate with a two-dimensional kernel of odd sides: a sum of shifted images, one per weight.
 
     A long run of equal weights, as in a disk, is one term: the difference of two running sums, which for bytes is
@@ -67,7 +67,7 @@ def gaussian_weights(sigma: float, reach: int) -> NDArray[np.float64]:
     return normalised
 
 
-def smoothed(values: Numbers, sigma: float, border: Border = "edge", num_sigmas: float = 4.0) -> Floats:
+def smoothed(values: Numbers, sigma: float, border: Border = "edge", num_sigmas: float = 4.0) -> Float32Array:
     """Gaussian blur, cut off after `num_sigmas` sigmas."""
     weights = gaussian_weights(sigma, int(num_sigmas * sigma + 0.5))
     return filtered(filtered(values, weights[:, None], border), weights[None, :], border)

@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from ctta.corruptions.arrays import Floats
-from ctta.corruptions.draws import Draws
+from ctta.corruptions.arrays import Float32Array
+from ctta.corruptions.rng import PerImageRNG
 
 START = 100.0  # first displacement; its size matters only against the flat start, as the map is rescaled
 
 
-def plasma(height: int, width: int, decay: float, draws: Draws) -> Floats:
+def plasma(height: int, width: int, decay: float, draws: PerImageRNG) -> Float32Array:
     """Clouds in [0, 1] of shape (N, height, width), cut from a periodic map whose side is a power of two.
 
     Every halving of the grid first fills the centres of its squares with the mean of their corners, then the
@@ -18,7 +18,7 @@ def plasma(height: int, width: int, decay: float, draws: Draws) -> Floats:
     side = max(2, 1 << (max(height, width) - 1).bit_length())
     cloud = np.zeros((len(draws.keys), side, side), np.float32)
 
-    def displaced(total: Floats, wobble: float) -> Floats:
+    def displaced(total: Float32Array, wobble: float) -> Float32Array:
         displacement = draws.uniform(total.shape[1:], -(wobble**2), wobble**2)
         displacement += total / 4
         return displacement

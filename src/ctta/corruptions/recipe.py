@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
-from ctta.corruptions.arrays import Bytes
+from ctta.corruptions.arrays import UInt8Array
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ class Recipe(NamedTuple):
         return table[self.column][severity - 1]
 
 
-def recipe_of(images: Bytes) -> Recipe:
+def recipe_of(images: UInt8Array) -> Recipe:
     """Choose the size that is nearer as a ratio, taking √(H·W) as the size of an image."""
     size = math.sqrt(images.shape[1] * images.shape[2])
     column = 0 if size * size < SIZES[0] * SIZES[1] else 1

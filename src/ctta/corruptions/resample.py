@@ -5,10 +5,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ctta.corruptions.arrays import Bytes, Floats, Integers
+from ctta.corruptions.arrays import Float32Array, Int64Array, UInt8Array
 
 
-def mixed(values: Floats, low: Integers, high: Integers, weight: Floats, axis: int) -> Floats:
+def mixed(values: Float32Array, low: Int64Array, high: Int64Array, weight: Float32Array, axis: int) -> Float32Array:
     """Linear interpolation along one axis: (1 - weight)·values[low] + weight·values[high]."""
     shape = [1] * values.ndim
     shape[axis] = len(weight)
@@ -19,7 +19,7 @@ def mixed(values: Floats, low: Integers, high: Integers, weight: Floats, axis: i
     return second
 
 
-def zoom_grid(size: int, factor: float) -> tuple[Integers, Integers, Floats]:
+def zoom_grid(size: int, factor: float) -> tuple[Int64Array, Int64Array, Float32Array]:
     """Where the pixels of a centre zoom lie on one axis: the two neighbours and the weight of the second.
 
     The centre ⌈size / factor⌉ pixels are stretched to round(that · factor), first pixel on first and last on
@@ -35,7 +35,7 @@ def zoom_grid(size: int, factor: float) -> tuple[Integers, Integers, Floats]:
     return start + low, start + high, (coordinate - low).astype(np.float32)
 
 
-def zoomed(values: Floats, factor: float) -> Floats:
+def zoomed(values: Float32Array, factor: float) -> Float32Array:
     """Zoom (H, W, …) into its centre, keeping the size.
 
     The image axes come first, so that what is picked along them are long contiguous rows.
@@ -44,7 +44,7 @@ def zoomed(values: Floats, factor: float) -> Floats:
     return mixed(rows, *zoom_grid(values.shape[1], factor), axis=1)
 
 
-def sample(images: Floats, rows: Floats, columns: Floats, *, repeat_edge: bool) -> Floats:
+def sample(images: Float32Array, rows: Float32Array, columns: Float32Array, *, repeat_edge: bool) -> Float32Array:
     """Bilinear values of image n at (rows[n], columns[n]), reflecting beyond the border.
 
     `repeat_edge` says whether the reflection shows the edge pixel twice (dcba|abcd) or once (dcb|abcd).
@@ -55,10 +55,10 @@ def sample(images: Floats, rows: Floats, columns: Floats, *, repeat_edge: bool) 
     pixels = images.reshape(-1, channels)
     image = np.arange(count).reshape(-1, 1, 1) * (height * width)
 
-    def line(row: Floats) -> Floats:
+    def line(row: Float32Array) -> Float32Array:
         start = image + reflected(row, height, repeat_edge) * width
-        first: Floats = pixels[start + reflected(left, width, repeat_edge)]
-        second: Floats = pixels[start + reflected(left + 1, width, repeat_edge)]
+        first: Float32Array = pixels[start + reflected(left, width, repeat_edge)]
+        second: Float32Array = pixels[start + reflected(left + 1, width, repeat_edge)]
         second -= first
         second *= right
         second += first
@@ -71,7 +71,7 @@ def sample(images: Floats, rows: Floats, columns: Floats, *, repeat_edge: bool) 
     return lower
 
 
-def reflected(position: Floats, size: int, repeat_edge: bool) -> Integers:
+def reflected(position: Float32Array, size: int, repeat_edge: bool) -> Int64Array:
     """Fold whole-number positions back into 0 … size - 1."""
     period = 2 * size if repeat_edge else 2 * size - 2
     folded = position.astype(np.int64) % period
@@ -90,18 +90,18 @@ def scaled(image: NDArray[np.uint8], factor: float) -> NDArray[np.uint8]:
     return values.astype(np.uint8)
 
 
-def box_shrunk(images: Bytes, size: int, axis: int) -> Bytes:
+def box_shrunk(images: UInt8Array, size: int, axis: int) -> UInt8Array:
     """Average the pixels whose centres fall under each new pixel, rounded, along one axis."""
     old = images.shape[axis]
     scale = old / size
     edges = np.floor(np.arange(size + 1) * scale + 0.5).astype(np.int64)
     sums = np.add.reduceat(images, edges[:-1], axis=axis, dtype=np.int32)
     counts = np.diff(edges).reshape([-1 if a == axis else 1 for a in range(images.ndim)])
-    means: Integers = (2 * sums + counts) // (2 * counts)
+    means: Int64Array = (2 * sums + counts) // (2 * counts)
     return means.astype(np.uint8)
 
 
-def nearest(images: Bytes, size: int, axis: int) -> Bytes:
+def nearest(images: UInt8Array, size: int, axis: int) -> UInt8Array:
     """Enlarge along one axis by repeating pixels."""
     centres: NDArray[np.float64] = (np.arange(size) + 0.5) * (images.shape[axis] / size)
     return images.take(centres.astype(np.int64), axis)

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from ctta.corruptions.arrays import Bytes, Floats, truncated
-from ctta.corruptions.draws import Draws
+from ctta.corruptions.arrays import Float32Array, UInt8Array, truncated
 from ctta.corruptions.edges import canny, chamfer_distance
 from ctta.corruptions.filters import filtered, smoothed
 from ctta.corruptions.recipe import recipe_of
+from ctta.corruptions.rng import PerImageRNG
 
 # Severities 1..5 at (32, 224) pixels.
 SPATTER = (  # mean and spread of the noise, its smoothing, threshold, strength, whether mud
@@ -32,7 +32,7 @@ BOX = np.full((3, 3), 1 / 9)
 FARTHEST = 20  # distances are cut here
 
 
-def spatter(images: Bytes, severity: int, draws: Draws) -> Bytes:
+def spatter(images: UInt8Array, severity: int, draws: PerImageRNG) -> UInt8Array:
     """Cover the picture with blobs of liquid: smooth noise over a threshold."""
     recipe = recipe_of(images)
     mean, spread, sigma, threshold, strength, is_mud = recipe.pick(SPATTER, severity)
@@ -47,14 +47,14 @@ def spatter(images: Bytes, severity: int, draws: Draws) -> Bytes:
     return truncated(water + images)
 
 
-def mud_cover(blobs: Floats, sigma: float) -> Floats:
+def mud_cover(blobs: Float32Array, sigma: float) -> Float32Array:
     """Blobs with soft edges; where they would be thin there is no mud."""
     cover = smoothed(blobs, sigma)
     cover[cover < 0.8] = 0
     return cover
 
 
-def water_shine(liquid: Bytes) -> Floats:
+def water_shine(liquid: UInt8Array) -> Float32Array:
     """How much drops shine: embossed by the distance to their rims, scaled to a maximum of 1."""
     distance = np.minimum(chamfer_distance(canny(liquid, 50, 150)), FARTHEST)
     relief = equalized(truncated(filtered(distance, BOX, "reflect")))
@@ -65,7 +65,7 @@ def water_shine(liquid: Bytes) -> Floats:
     return shine
 
 
-def equalized(distance: Bytes) -> Bytes:
+def equalized(distance: UInt8Array) -> UInt8Array:
     """Histogram equalisation of each image: a value becomes its rank, from 0 for the lowest to 255."""
     levels = np.arange(FARTHEST + 1, dtype=np.uint8)
     up_to = np.stack([(distance <= level).sum(axis=(1, 2)) for level in levels], axis=1)

@@ -5,10 +5,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from ctta.corruptions.arrays import Bytes, Floats, Integers
+from ctta.corruptions.arrays import Float32Array, Int64Array, UInt8Array
 
 
-def line_weights(radius: int, sigma: float) -> Floats:
+def line_weights(radius: int, sigma: float) -> Float32Array:
     """Weights of the 2·radius + 1 taps of a one-sided gaussian, from the pixel itself onwards."""
     taps = np.arange(2 * radius + 1)
     weights = np.exp(-(taps**2) / (2 * sigma**2))
@@ -16,7 +16,7 @@ def line_weights(radius: int, sigma: float) -> Floats:
     return weights.astype(np.float32)
 
 
-def line_offsets(degrees: Floats, num_taps: int) -> tuple[Integers, Integers]:
+def line_offsets(degrees: Float32Array, num_taps: int) -> tuple[Int64Array, Int64Array]:
     """Whole-pixel (row, column) offsets of the taps of each line, both of shape (N, num_taps)."""
     angle = np.deg2rad(degrees.astype(np.float64))[:, None]
     taps = np.arange(num_taps)
@@ -25,7 +25,7 @@ def line_offsets(degrees: Floats, num_taps: int) -> tuple[Integers, Integers]:
     return rows, columns
 
 
-def streak(images: Bytes, degrees: Floats, radius: int, sigma: float) -> Floats:
+def streak(images: UInt8Array, degrees: Float32Array, radius: int, sigma: float) -> Float32Array:
     """Blur image n along degrees[n] (0 looks right, 90 down), edges repeated.
 
     With the images sorted by angle, those that share an offset lie side by side: a tap is then a few shifted

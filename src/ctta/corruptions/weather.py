@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from ctta.corruptions.arrays import Bytes, Floats, truncated
-from ctta.corruptions.draws import Draws
-from ctta.corruptions.frost_photos import Photos, frost_textures
+from ctta.corruptions.arrays import Float32Array, UInt8Array, truncated
+from ctta.corruptions.frost import PhotoPaths, frost_textures
 from ctta.corruptions.plasma import plasma
 from ctta.corruptions.recipe import recipe_of
 from ctta.corruptions.resample import zoomed
+from ctta.corruptions.rng import PerImageRNG
 from ctta.corruptions.streaks import streak
 
 # Severities 1..5 at (32, 224) pixels.
@@ -41,7 +41,7 @@ BRIGHTNESS = ((0.05, 0.1, 0.15, 0.2, 0.3), (0.1, 0.2, 0.3, 0.4, 0.5))
 LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 
 
-def snow(images: Bytes, severity: int, draws: Draws) -> Bytes:
+def snow(images: UInt8Array, severity: int, draws: PerImageRNG) -> UInt8Array:
     """Whiten the picture and add falling flakes: thresholded noise, zoomed and streaked downwards."""
     recipe = recipe_of(images)
     mean, spread, zoom, threshold, radius, sigma, keep = recipe.pick(SNOW, severity)
@@ -60,14 +60,14 @@ def snow(images: Bytes, severity: int, draws: Draws) -> Bytes:
     return truncated(snowy)
 
 
-def luma(images: Bytes) -> Floats:
+def luma(images: UInt8Array) -> Float32Array:
     """Grey value (N, H, W, 1), summed channel by channel so that no batch shape changes its rounding."""
     red, green, blue = (images[..., c, None] * LUMA[c] for c in range(3))
-    grey: Floats = red + green + blue
+    grey: Float32Array = red + green + blue
     return grey
 
 
-def frost(images: Bytes, severity: int, draws: Draws, photos: Photos | None = None) -> Bytes:
+def frost(images: UInt8Array, severity: int, draws: PerImageRNG, photos: PhotoPaths | None = None) -> UInt8Array:
     """Add a random crop of one of five photographs of frosted glass."""
     recipe = recipe_of(images)
     keep, share = recipe.pick(FROST, severity)
@@ -92,7 +92,7 @@ def frost(images: Bytes, severity: int, draws: Draws, photos: Photos | None = No
     return truncated(frosted)
 
 
-def fog(images: Bytes, severity: int, draws: Draws) -> Bytes:
+def fog(images: UInt8Array, severity: int, draws: PerImageRNG) -> UInt8Array:
     """Add a plasma cloud, then darken until the brightest value fits again."""
     thickness, decay = recipe_of(images).pick(FOG, severity)
     cloud = plasma(images.shape[1], images.shape[2], decay, draws)[..., None]
@@ -102,7 +102,7 @@ def fog(images: Bytes, severity: int, draws: Draws) -> Bytes:
     return truncated(foggy)
 
 
-def brightness(images: Bytes, severity: int, draws: Draws) -> Bytes:
+def brightness(images: UInt8Array, severity: int, draws: PerImageRNG) -> UInt8Array:
     """Raise the value of HSV, which scales a colour: hue and saturation stay."""
     gain = 255 * recipe_of(images).pick(BRIGHTNESS, severity)
     value = images.max(axis=-1, keepdims=True).astype(np.float32)

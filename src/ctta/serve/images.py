@@ -5,7 +5,7 @@ import io
 import numpy as np
 from torch import Tensor
 
-from ctta.io.imaging import decoding_errors, pillow_image
+from ctta.io.images import decoding_errors, import_pillow
 from ctta.serve.errors import Refusal
 from ctta.streams.arrays import unit_floats
 from ctta.streams.pictures import as_seen, resized
@@ -16,7 +16,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 def read_image(body: bytes, *, size: tuple[int, int] | None, max_pixels: int) -> Tensor:
     """A batch of one in [0, 1], resized to (height, width) if given; a refusal if it is no picture or too large."""
     try:
-        with pillow_image().open(io.BytesIO(body), formats=FORMATS) as file:
+        with import_pillow().open(io.BytesIO(body), formats=FORMATS) as file:
             width, height = file.size  # known before anything is unpacked
             if width * height > max_pixels:
                 raise Refusal(413, f"the picture has {width}x{height} pixels, and {max_pixels} are allowed: shrink it")

@@ -9,8 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from ctta.corruptions import VERSION, corrupt
-from ctta.corruptions.corrupt import check_integer, check_kind
-from ctta.corruptions.frost_photos import Photos, photos_digest
+from ctta.corruptions.frost import PhotoPaths, hash_photos
+from ctta.corruptions.registry import check_corruption, check_integer
 from ctta.streams.arrays import content_name, unit_floats
 from ctta.streams.stream import Rows
 
@@ -35,16 +35,16 @@ class Corrupted:
         *,
         name: str,
         seed: int = 0,
-        frost_photos: Photos | None = None,
+        frost_photos: PhotoPaths | None = None,
     ) -> None:
         check_integer("seed", seed)
         self.images, self.labels, self.seed, self.frost_photos = images, np.asarray(labels), seed, frost_photos
-        frost = "" if frost_photos is None else f" frost_photos=[{photos_digest(frost_photos)}]"
+        frost = "" if frost_photos is None else f" frost_photos=[{hash_photos(frost_photos)}]"
         # With the generator's version: a later one may draw other pixels, and results would not compare.
         self.name = f"{content_name(name, images, self.labels)} corruptions={VERSION} seed={seed}{frost}"
 
     def domain(self, corruption: str, severity: int) -> "CorruptedDomain":
-        check_kind(corruption, severity)
+        check_corruption(corruption, severity)
         return CorruptedDomain(self, corruption, severity)
 
 

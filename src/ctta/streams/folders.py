@@ -8,8 +8,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from ctta.errors import DataError
-from ctta.io.imaging import centre_cropped
-from ctta.io.picture_names import is_hidden_folder
+from ctta.io.images import is_hidden_folder, resize_and_center_crop
 from ctta.streams.pictures import PictureFiles, Transform, listing_name, pictures_below, resized
 from ctta.streams.remedies import GROUP_OF, for_imagenet_c
 from ctta.streams.stream import Segment, Stream
@@ -153,7 +152,7 @@ class ImageNetC:
         self.folder, self.per_class = Path(folder), per_class
         self.images = None if images is None else listed_pictures(Path(images))
         check_choice(per_class, self.images)
-        self.transform = centre_cropped if double_resize else None
+        self.transform = resize_and_center_crop if double_resize else None
         self.name = "imagenet-c" + (" double-resized" if double_resize else "")
         # The first domain opened, what it holds, and what to do if it lacks something.
         self._first: tuple[Path, list[Path], str] | None = None

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ctta.errors import DataError
-from ctta.io.imaging import decoding_errors, pillow_image
-from ctta.io.picture_names import PICTURE_SUFFIXES, is_picture
+from ctta.io.images import IMAGE_SUFFIXES, decoding_errors, import_pillow, is_image_file
 from ctta.streams.arrays import unit_floats
 from ctta.streams.stream import Rows
 
@@ -59,7 +58,7 @@ def read_pictures(paths: Sequence[Path], transform: Transform | None) -> Tensor:
 def decoded(path: Path, transform: Transform | None) -> NDArray[np.uint8]:
     """The picture in a file as bytes (H, W, 3)."""
     try:
-        with pillow_image().open(path) as file:
+        with import_pillow().open(path) as file:
             picture = as_seen(file, str(path))
     except DataError:
         raise
@@ -90,7 +89,7 @@ def as_seen(picture: Any, what: str) -> Any:
     with suppress(SyntaxError):  # a tag that cannot be read is no reason to refuse the picture
         picture = ImageOps.exif_transpose(picture)
     if picture.mode.startswith("I;16"):  # Pillow would clip these rather than scale them
-        picture = pillow_image().fromarray((np.asarray(picture).astype(np.uint32) >> 8).astype(np.uint8))
+        picture = import_pillow().fromarray((np.asarray(picture).astype(np.uint32) >> 8).astype(np.uint8))
     if picture.mode == "P" and "transparency" in picture.info:  # or Pillow warns
         picture = picture.convert("RGBA")
     return picture.convert("RGB")
@@ -103,14 +102,14 @@ def resized(size: tuple[int, int]) -> Transform:
 
 
 def _resize(picture: Any, *, width: int, height: int) -> Any:
-    return picture.resize((width, height), pillow_image().Resampling.BILINEAR)
+    return picture.resize((width, height), import_pillow().Resampling.BILINEAR)
 
 
 def pictures_below(folder: Path, remedy: str = "check the path, extract the archive") -> list[Path]:
     """Every picture in the folder and below, sorted by path, but no hidden ones; DataError if there are none."""
-    found = sorted(path for path in folder.rglob("*") if is_picture(path, folder) and path.is_file())
+    found = sorted(path for path in folder.rglob("*") if is_image_file(path, folder) and path.is_file())
     if not found:
-        raise DataError(f"{folder} holds no pictures ({', '.join(sorted(PICTURE_SUFFIXES))}): {remedy}")
+        raise DataError(f"{folder} holds no pictures ({', '.join(sorted(IMAGE_SUFFIXES))}): {remedy}")
     return found
 
 

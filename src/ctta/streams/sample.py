@@ -4,11 +4,11 @@ from importlib.resources import as_file, files
 
 import numpy as np
 
-from ctta.corruptions.frost_photos import Photos
+from ctta.corruptions.frost import PhotoPaths
 from ctta.streams.corrupted import Corrupted
 
 
-def sample(*, seed: int = 0, frost_photos: Photos | None = None) -> Corrupted:
+def sample(*, seed: int = 0, frost_photos: PhotoPaths | None = None) -> Corrupted:
     """2,000 CIFAR-10 test images to be corrupted, as a data set for the protocols.
 
     >>> from ctta.streams import continual

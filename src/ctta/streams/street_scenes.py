@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ctta.errors import DataError
-from ctta.io.imaging import decoding_errors, pillow_image
-from ctta.io.picture_names import is_picture
+from ctta.io.images import decoding_errors, import_pillow, is_image_file
 from ctta.streams.arrays import content_digest
 from ctta.streams.pictures import listing_name, read_pictures, resized
 from ctta.streams.stream import IGNORE_INDEX, Rows, Segment, Stream
@@ -79,7 +78,7 @@ def check_same_shape(picture: Path, label_map: Path, size: torch.Size) -> None:
 
     Some store pictures smaller than their maps, and round the shorter side, so the shape may differ a little.
     """
-    with pillow_image().open(picture) as file:  # reads no more than the file's head
+    with import_pillow().open(picture) as file:  # reads no more than the file's head
         width, height = file.size
     if not 1 / MOST_DISTORTED < (width / height) / (size[1] / size[0]) < MOST_DISTORTED:
         raise DataError(
@@ -91,7 +90,7 @@ def check_same_shape(picture: Path, label_map: Path, size: torch.Size) -> None:
 def label_map(path: Path) -> NDArray[np.int64]:
     """The trainIds in a file, made from labelIds if it holds those."""
     try:
-        with pillow_image().open(path) as file:
+        with import_pillow().open(path) as file:
             values: NDArray[Any] = np.asarray(file)
     except decoding_errors() as error:
         raise DataError(f"{path} is missing or truncated ({error}): extract the archive of labels again") from error
@@ -159,7 +158,7 @@ def cityscapes(
 
 
 def _scenes(pictures: Path, ending: str, maps: Path, map_ending: str, size: tuple[int, int] | None) -> LabelledScenes:
-    found = sorted(path for path in pictures.rglob(f"*{ending}") if is_picture(path, pictures))
+    found = sorted(path for path in pictures.rglob(f"*{ending}") if is_image_file(path, pictures))
     if not found:
         raise DataError(f"{pictures} holds no *{ending}: extract the archive of pictures there, or check the path")
     partners = []

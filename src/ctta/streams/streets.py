@@ -8,12 +8,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ctta.corruptions.arrays import Bytes
-from ctta.corruptions.corrupt import check_integer
+from ctta.corruptions.arrays import UInt8Array
+from ctta.corruptions.registry import check_integer
 from ctta.streams.arrays import unit_floats
 from ctta.streams.stream import Rows, Segment, Stream
 from ctta.synthetic.classes import CLASSES, Labels
-from ctta.synthetic.frames import HOLD_OUT, SPLITS, VERSION, check_condition, checked_size, frame
+from ctta.synthetic.frames import HOLD_OUT, SPLITS, VERSION, check_condition, render_frame, validate_size
 from ctta.validation import check_choice, whole_number
 
 #: What a stream of each part goes through unless told otherwise.
@@ -31,7 +31,7 @@ class StreetScenes:
     (torch.Size([2, 3, 128, 256]), torch.Size([2, 128, 256]), torch.int64)
 
     Args:
-        condition: the weather, as for :func:`ctta.synthetic.frame`.
+        condition: the weather, as for :func:`ctta.synthetic.render_frame`.
         split: "train", "choose" or "report": which scenes.
         count: how many.
         seed: another seed, other streets.
@@ -43,7 +43,7 @@ class StreetScenes:
     count: int = 100
     seed: int = 0
     size: tuple[int, int] = (128, 256)
-    _kept: dict[int, tuple[Bytes, Labels]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _kept: dict[int, tuple[UInt8Array, Labels]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     labels = None
     class_names = CLASSES
@@ -52,7 +52,7 @@ class StreetScenes:
         check_condition(self.condition, self.split)
         check_integer("seed", self.seed)
         whole_number("count", self.count, 1)
-        checked_size(self.size)
+        validate_size(self.size)
 
     @property
     def name(self) -> str:
@@ -68,10 +68,10 @@ class StreetScenes:
         images: NDArray[np.uint8] = np.stack([image for image, _ in frames])
         return unit_floats(images), torch.from_numpy(np.stack([label for _, label in frames]).astype(np.int64))
 
-    def _frame(self, row: int) -> tuple[Bytes, Labels]:
+    def _frame(self, row: int) -> tuple[UInt8Array, Labels]:
         if row in self._kept:
             return self._kept[row]
-        drawn = frame(row, self.condition, split=self.split, seed=self.seed, size=self.size)
+        drawn = render_frame(row, self.condition, split=self.split, seed=self.seed, size=self.size)
         if len(self._kept) < KEPT_PIXELS // drawn.label.size:
             self._kept[row] = drawn.image, drawn.label
         return drawn.image, drawn.label

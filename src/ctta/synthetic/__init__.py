@@ -4,8 +4,8 @@ Everything is drawn from numbers, nothing is stored: houses, trees, cars and peo
 each pixel knows what it shows and how far that is, and weather is laid over it.
 """
 
-from ctta.synthetic.air import through_air
+from ctta.synthetic.air import apply_haze
 from ctta.synthetic.classes import CLASSES, PALETTE
-from ctta.synthetic.frames import CONDITIONS, HOLD_OUT, SPLITS, VERSION, Frame, frame
+from ctta.synthetic.frames import CONDITIONS, HOLD_OUT, SPLITS, VERSION, Frame, render_frame
 
-__all__ = ["CLASSES", "CONDITIONS", "HOLD_OUT", "PALETTE", "SPLITS", "VERSION", "Frame", "frame", "through_air"]
+__all__ = ["CLASSES", "CONDITIONS", "HOLD_OUT", "PALETTE", "SPLITS", "VERSION", "Frame", "apply_haze", "render_frame"]

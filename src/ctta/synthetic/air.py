@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from ctta.corruptions.arrays import Floats
+from ctta.corruptions.arrays import Float32Array
 from ctta.synthetic.colors import rgb
-from ctta.synthetic.dice import Dice
+from ctta.synthetic.rng import SceneRNG
 from ctta.synthetic.scene import Scene
 from ctta.synthetic.textures import CLOUDS, SIDE, fractal, smoothly
 
@@ -16,7 +16,9 @@ def extinction(visibility: float) -> float:
     return float(-np.log(CONTRAST_AT_SIGHT) / visibility)
 
 
-def through_air(clear: Floats, distance: Floats, beta: float | Floats, airlight: Floats) -> Floats:
+def apply_haze(
+    clear: Float32Array, distance: Float32Array, beta: float | Float32Array, airlight: Float32Array
+) -> Float32Array:
     """Koschmieder's law: I = J t + A (1 - t), where t = exp(-beta d).
 
     Args:
@@ -26,17 +28,17 @@ def through_air(clear: Floats, distance: Floats, beta: float | Floats, airlight:
         airlight: A, the colour of the lit air, (3, 1, 1).
     """
     transmitted = np.exp(-beta * distance)
-    seen: Floats = airlight + transmitted * (clear - airlight)
+    seen: Float32Array = airlight + transmitted * (clear - airlight)
     return seen
 
 
-def fog(scene: Scene, dice: Dice) -> Floats:
+def fog(scene: Scene, dice: SceneRNG) -> Float32Array:
     """Grey air: one sees 25 to 70 metres far."""
     airlight = dice.colour((0.76, 0.78, 0.80), 0.08)
-    return through_air(scene.clear, scene.distance, extinction(dice.between(25, 70)), airlight)
+    return apply_haze(scene.clear, scene.distance, extinction(dice.between(25, 70)), airlight)
 
 
-def dust(scene: Scene, dice: Dice) -> Floats:
+def dust(scene: Scene, dice: SceneRNG) -> Float32Array:
     """Sand in the air, in drifts: yellow light, and 20 to 60 metres of sight."""
     height, width = scene.label.shape
     airlight = dice.colour((0.76, 0.58, 0.36), 0.06)
@@ -45,4 +47,4 @@ def dust(scene: Scene, dice: Dice) -> Floats:
     # The sky is infinitely far, and so would hide the drifts.
     distance = np.minimum(scene.distance, 400)
     dim = scene.overcast * dice.between(0.7, 0.9) * rgb(1.05, 0.95, 0.8)
-    return through_air(dim, distance, beta, airlight * (0.85 + 0.3 * drifts))
+    return apply_haze(dim, distance, beta, airlight * (0.85 + 0.3 * drifts))

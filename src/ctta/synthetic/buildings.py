@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ctta.corruptions.arrays import Floats
+from ctta.corruptions.arrays import Float32Array
 from ctta.synthetic.canvas import LIT_WINDOW, Canvas
 from ctta.synthetic.classes import BUILDING
-from ctta.synthetic.dice import Dice
 from ctta.synthetic.facades import Facade, drawn_facade, facade_colours
 from ctta.synthetic.plan import FARTHEST, Side, Street
+from ctta.synthetic.rng import SceneRNG
 from ctta.synthetic.textures import GRAIN, fractal, looked_up
 
 NEAREST = 1.2  # metres: what is nearer lies beside the picture
@@ -30,7 +30,7 @@ class House:
     facade: Facade
 
 
-def drawn_houses(side: Side, dice: Dice) -> list[House]:
+def drawn_houses(side: Side, dice: SceneRNG) -> list[House]:
     """Houses of one side, from beside the camera into the distance, with gaps."""
     if side.park:
         return []
@@ -124,7 +124,7 @@ def _roof(canvas: Canvas, house: House, brightness: float) -> None:
     above = camera.above_ground - house.eaves + steepness * house.line
     # Rays that run along the slope, or away from it, meet it nowhere.
     slope = np.where(slope * above > 1e-6, slope, np.float32(np.nan))
-    z: Floats = np.divide(np.float32(above), slope)
+    z: Float32Array = np.divide(np.float32(above), slope)
     x = sideways * z
     inside = (z > near) & (z < house.far) & (x > house.line) & (x < house.line + half)
     z = np.where(inside, z, np.float32(1.0))

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ctta.corruptions.arrays import Floats
+from ctta.corruptions.arrays import Float32Array
 
 
 @dataclass(frozen=True)
@@ -25,19 +25,19 @@ class Camera:
     vanishing_column: float
 
     @cached_property
-    def u(self) -> Floats:
+    def u(self) -> Float32Array:
         """Slope to the right, by column: (1, width)."""
         return (np.arange(self.width, dtype=np.float32)[None, :] + 0.5 - self.vanishing_column) / self.focal
 
     @cached_property
-    def v(self) -> Floats:
+    def v(self) -> Float32Array:
         """Slope downwards, by row: (height, 1)."""
         return (np.arange(self.height, dtype=np.float32)[:, None] + 0.5 - self.vanishing_row) / self.focal
 
     @cached_property
-    def ray_length(self) -> Floats:
+    def ray_length(self) -> Float32Array:
         """How long the way to depth 1 is along each pixel's ray."""
-        length: Floats = np.sqrt(1 + self.u**2 + self.v**2)
+        length: Float32Array = np.sqrt(1 + self.u**2 + self.v**2)
         return length
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctta.corruptions.arrays import Floats
+from ctta.corruptions.arrays import Float32Array
 from ctta.synthetic.camera import Camera
 from ctta.synthetic.classes import SKY, Labels
 
@@ -22,17 +22,17 @@ class Window:
     """A rectangle of the picture: drawing touches these pixels only."""
 
     box: tuple[slice, slice]
-    u: Floats  # (1, columns)
-    v: Floats  # (rows, 1)
+    u: Float32Array  # (1, columns)
+    v: Float32Array  # (rows, 1)
 
-    def towards(self, sign: int) -> Floats:
+    def towards(self, sign: int) -> Float32Array:
         """Slope to that side: -1 left, 1 right."""
         return self.u if sign > 0 else -self.u
 
-    def wall_depth(self, sign: int, line: float) -> Floats:
+    def wall_depth(self, sign: int, line: float) -> Float32Array:
         """Where each column meets a wall that runs along the street, `line` metres to that side: (1, columns)."""
         slope = np.maximum(self.towards(sign), np.float32(1e-4))  # the other side looks past it, nearly for ever
-        depth: Floats = np.divide(np.float32(line), slope)
+        depth: Float32Array = np.divide(np.float32(line), slope)
         return depth
 
 
@@ -53,10 +53,10 @@ class Canvas:
     def __init__(self, camera: Camera) -> None:
         shape = camera.height, camera.width
         self.camera = camera
-        self.colour: Floats = np.zeros((3, *shape), np.float32)
+        self.colour: Float32Array = np.zeros((3, *shape), np.float32)
         self.label: Labels = np.full(shape, SKY, np.uint8)
-        self.depth: Floats = np.full(shape, np.inf, np.float32)
-        self.snow: Floats = np.zeros(shape, np.float32)  # how readily snow lies here, 0 to 1
+        self.depth: Float32Array = np.full(shape, np.inf, np.float32)
+        self.snow: Float32Array = np.zeros(shape, np.float32)  # how readily snow lies here, 0 to 1
         self.light: NDArray[np.uint8] = np.zeros(shape, np.uint8)
         self.lamps: list[Lamp] = []
 
@@ -91,11 +91,11 @@ class Canvas:
         self,
         window: Window,
         inside: Mask,
-        depth: float | Floats,
+        depth: float | Float32Array,
         colour: NDArray[Any],
         label: int,
         *,
-        snow: float | Floats = 0.0,
+        snow: float | Float32Array = 0.0,
         light: int | NDArray[np.uint8] = DARK,
     ) -> None:
         """Paint where `inside` holds and nothing nearer stands."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ctta.corruptions.arrays import Floats
+from ctta.corruptions.arrays import Float32Array
 from ctta.synthetic.canvas import DARK, RED_LIGHT, WHITE_LIGHT, Canvas, Lamp, Mask
 from ctta.synthetic.classes import CAR
 from ctta.synthetic.colors import by_number, rgb
@@ -49,7 +49,7 @@ class Car:
     z: float  # of the end that faces us
     oncoming: bool
     body: Body
-    paint: Floats
+    paint: Float32Array
     parked: bool
 
 
@@ -131,7 +131,9 @@ def _flank(canvas: Canvas, car: Car, x: float, bright: float) -> None:
     canvas.paint(window, inside & (along > -0.02) & (along < 1.02), z, colour, CAR, snow=snow)
 
 
-def flank_colours(body: Body, paint: Floats, along: Floats, metres: Floats) -> tuple[Mask, Floats, Floats]:
+def flank_colours(
+    body: Body, paint: Float32Array, along: Float32Array, metres: Float32Array
+) -> tuple[Mask, Float32Array, Float32Array]:
     """What a side shows at a share of its length from the rear, and metres above the ground."""
     up = metres / body.height
     rising = (up - body.waist) / (1 - body.waist)
@@ -153,7 +155,7 @@ def flank_colours(body: Body, paint: Floats, along: Floats, metres: Floats) -> t
     return cabin | hull | wheels, _coloured(up.shape, paint, parts), rising - np.float32(0.6)
 
 
-def _coloured(shape: tuple[int, ...], paint: Floats, parts: Sequence[tuple[Mask, Floats]]) -> Floats:
+def _coloured(shape: tuple[int, ...], paint: Float32Array, parts: Sequence[tuple[Mask, Float32Array]]) -> Float32Array:
     """Parts over the paint, each over those before it: noted by number first, as colours are three times as much."""
     part: NDArray[np.uint8] = np.zeros(shape, np.uint8)
     for number, (where, _) in enumerate(parts, start=1):

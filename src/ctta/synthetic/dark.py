@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from ctta.corruptions.arrays import Floats
+from ctta.corruptions.arrays import Float32Array
 from ctta.synthetic.canvas import DARK, GREEN_LIGHT, LIT_WINDOW, RED_LIGHT, STREET_LAMP, WHITE_LIGHT, Lamp
 from ctta.synthetic.classes import SKY
 from ctta.synthetic.colors import by_number, rgb
-from ctta.synthetic.dice import Dice
 from ctta.synthetic.pictures import grey_of
+from ctta.synthetic.rng import SceneRNG
 from ctta.synthetic.scene import Scene
 
 #: What each number of `Scene.light` shines in.
@@ -22,7 +22,7 @@ SHINING = {
 POOL = 4.5  # metres from a lamp's foot to where half its light is left
 
 
-def night(scene: Scene, dice: Dice) -> Floats:
+def night(scene: Scene, dice: SceneRNG) -> Float32Array:
     """Dark, but for headlights, lamps and windows; noise and a colour cast."""
     camera = scene.camera
     ambient = dice.colour((0.11, 0.12, 0.17), 0.04)
@@ -49,7 +49,7 @@ def night(scene: Scene, dice: Dice) -> Floats:
     return noise
 
 
-def lamplight(scene: Scene, lamps: list[Lamp]) -> Floats:
+def lamplight(scene: Scene, lamps: list[Lamp]) -> Float32Array:
     """Light of the street lamps on everything near their feet."""
     z = np.minimum(scene.depth, 500)
     x = scene.camera.u * z
@@ -60,7 +60,7 @@ def lamplight(scene: Scene, lamps: list[Lamp]) -> Floats:
     return np.minimum(total, 1.3)
 
 
-def add_glow(scene: Scene, colour: Floats, lamp: Lamp, sodium: Floats) -> None:
+def add_glow(scene: Scene, colour: Float32Array, lamp: Lamp, sodium: Float32Array) -> None:
     """The halo of a light, unless something stands before it; in place."""
     camera = scene.camera
     row, column = camera.row(lamp.y, lamp.z), camera.column(lamp.x, lamp.z)
@@ -81,7 +81,7 @@ def add_glow(scene: Scene, colour: Floats, lamp: Lamp, sodium: Floats) -> None:
     colour[:, rows, columns] += halo * hue * np.float32(0.8)
 
 
-def dusk(scene: Scene, dice: Dice) -> Floats:
+def dusk(scene: Scene, dice: SceneRNG) -> Float32Array:
     """A low sun ahead: a burning sky, glare, and everything else against the light."""
     camera = scene.camera
     from_sun = np.hypot(camera.u - dice.between(-0.5, 0.5), camera.v + dice.between(0.03, 0.2))
@@ -89,7 +89,7 @@ def dusk(scene: Scene, dice: Dice) -> Floats:
     low, high = dice.colour((0.95, 0.58, 0.30), 0.06), dice.colour((0.34, 0.30, 0.48), 0.06)
     light = dice.between(0.32, 0.5) * rgb(1.12, 0.88, 0.82)
     # Against the light, contrast is lost in the dark.
-    colour: Floats = (0.75 * scene.clear + 0.25 * scene.clear**2) * light
+    colour: Float32Array = (0.75 * scene.clear + 0.25 * scene.clear**2) * light
     clouds = grey_of(scene.clear) - np.float32(0.7)
     np.copyto(colour, low + climb * (high - low) + 0.3 * clouds, where=scene.label == SKY)
     glare = dice.between(0.5, 0.8) * np.exp(-from_sun / 0.22) + 0.9 * np.exp(-((from_sun / 0.07) ** 2))

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ctta.corruptions.arrays import Floats
+from ctta.corruptions.arrays import Float32Array
 from ctta.synthetic.canvas import Mask
 from ctta.synthetic.colors import by_number, rgb
-from ctta.synthetic.dice import Dice
+from ctta.synthetic.rng import SceneRNG
 from ctta.synthetic.textures import GRAIN, SIDE, fractal, looked_up
 
 WALLS = (
@@ -28,9 +28,9 @@ GLASS = [rgb(0.12 + 0.36 * sky, 0.15 + 0.41 * sky, 0.19 + 0.45 * sky) for sky in
 class Facade:
     """How a house looks: colours, the spacing of its windows in metres, and its part of the grain."""
 
-    wall: Floats
-    roof: Floats
-    trim: Floats
+    wall: Float32Array
+    roof: Float32Array
+    trim: Float32Array
     bay: float
     storey: float
     pane: float  # share of a bay that is glass
@@ -38,7 +38,7 @@ class Facade:
     start: int
 
 
-def drawn_facade(dice: Dice) -> Facade:
+def drawn_facade(dice: SceneRNG) -> Facade:
     wall = dice.colour(dice.pick(WALLS), 0.09)
     return Facade(
         wall=wall,
@@ -53,8 +53,13 @@ def drawn_facade(dice: Dice) -> Facade:
 
 
 def facade_colours(
-    facade: Facade, along: Floats, up: Floats, eaves: float, pixels_per_metre: Floats, brightness: float
-) -> tuple[Floats, Mask]:
+    facade: Facade,
+    along: Float32Array,
+    up: Float32Array,
+    eaves: float,
+    pixels_per_metre: Float32Array,
+    brightness: float,
+) -> tuple[Float32Array, Mask]:
     """Colours of a wall at (along, up) metres from its lower corner, and which of it is lit from within at night."""
     grain = fractal(GRAIN)
     bay, storey = np.floor(along / facade.bay), np.floor(up / facade.storey)

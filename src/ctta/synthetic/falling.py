@@ -2,11 +2,13 @@
 
 import numpy as np
 
-from ctta.corruptions.arrays import Floats
-from ctta.synthetic.dice import Dice
+from ctta.corruptions.arrays import Float32Array
+from ctta.synthetic.rng import SceneRNG
 
 
-def scattered(height: int, width: int, rows: Floats, columns: Floats, amounts: Floats) -> Floats:
+def scattered(
+    height: int, width: int, rows: Float32Array, columns: Float32Array, amounts: Float32Array
+) -> Float32Array:
     """A layer with an amount at each place, those outside dropped, those that meet added up."""
     row, column = np.floor(rows).astype(np.int64), np.floor(columns).astype(np.int64)
     within = (row >= 0) & (row < height) & (column >= 0) & (column < width)
@@ -15,7 +17,7 @@ def scattered(height: int, width: int, rows: Floats, columns: Floats, amounts: F
     return layer.reshape(height, width).astype(np.float32)
 
 
-def streaks(height: int, width: int, count: int, slant: float, dice: Dice) -> Floats:
+def streaks(height: int, width: int, count: int, slant: float, dice: SceneRNG) -> Float32Array:
     """Rain: lines of one slant (columns per row); the longer, the nearer and brighter."""
     start, nearness = dice.uniform(2, count, 1), dice.uniform(count, 1)
     longest = max(4, height // 6)
@@ -26,7 +28,7 @@ def streaks(height: int, width: int, count: int, slant: float, dice: Dice) -> Fl
     return scattered(height, width, rows, columns, np.where(drawn, 0.35 + 0.65 * nearness, np.float32(0)))
 
 
-def flakes(height: int, width: int, count: int, radius: float, dice: Dice) -> Floats:
+def flakes(height: int, width: int, count: int, radius: float, dice: SceneRNG) -> Float32Array:
     """Snow: soft discs of one radius in pixels, each of its own brightness."""
     reach = int(np.ceil(radius))
     offset = np.arange(-reach, reach + 1, dtype=np.float32)

@@ -5,23 +5,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ctta.corruptions.arrays import Bytes, Floats
-from ctta.corruptions.corrupt import check_integer
+from ctta.corruptions.arrays import Float32Array, UInt8Array
+from ctta.corruptions.registry import check_integer
 from ctta.synthetic.air import dust, fog
 from ctta.synthetic.classes import Labels
 from ctta.synthetic.dark import dusk, night
-from ctta.synthetic.dice import Dice
+from ctta.synthetic.rng import SceneRNG
 from ctta.synthetic.scene import Scene, drawn_scene
 from ctta.synthetic.wet import rain, snow
 from ctta.validation import check_choice, whole_number
 
-Weather = Callable[[Scene, Dice], Floats]
+Weather = Callable[[Scene, SceneRNG], Float32Array]
 
 #: Raised whenever the same arguments give other pixels or labels: it is part of the hash of a stream.
 VERSION = 1
 
 
-def clear(scene: Scene, dice: Dice) -> Floats:
+def clear(scene: Scene, dice: SceneRNG) -> Float32Array:
     """The scene as it is."""
     return scene.clear
 
@@ -45,12 +45,12 @@ SMALLEST = 32  # pixels a side; below, nothing can be recognised
 class Frame:
     """A picture with its truth."""
 
-    image: Bytes  # (H, W, 3)
+    image: UInt8Array  # (H, W, 3)
     label: Labels  # (H, W), places in CLASSES
-    distance: Floats  # (H, W), metres along each pixel's ray; the sky is infinitely far
+    distance: Float32Array  # (H, W), metres along each pixel's ray; the sky is infinitely far
 
 
-def frame(
+def render_frame(
     index: int, condition: str = "clear", *, split: str = "report", seed: int = 0, size: tuple[int, int] = (128, 256)
 ) -> Frame:
     """One frame of the embedded street, a pure function of its arguments.
@@ -64,16 +64,16 @@ def frame(
         seed: another seed, other streets.
         size: (height, width) in pixels.
 
-    >>> foggy = frame(3, "fog")
-    >>> foggy.image.shape, foggy.label.shape, bool((foggy.label == frame(3, "clear").label).all())
+    >>> foggy = render_frame(3, "fog")
+    >>> foggy.image.shape, foggy.label.shape, bool((foggy.label == render_frame(3, "clear").label).all())
     ((128, 256, 3), (128, 256), True)
     """
     check_condition(condition, split)
     check_integer("seed", seed)
     index = whole_number("index", index, 0)
-    height, width = checked_size(size)
+    height, width = validate_size(size)
     scene = drawn_scene(seed, split, index, height, width)
-    colour = (CONDITIONS | HOLD_OUT)[condition](scene, Dice(seed, f"{split} {condition}", index))
+    colour = (CONDITIONS | HOLD_OUT)[condition](scene, SceneRNG(seed, f"{split} {condition}", index))
     np.clip(colour, 0, 1, out=colour)
     colour *= np.float32(255)
     image = np.rint(colour, out=colour).astype(np.uint8)
@@ -92,7 +92,7 @@ def check_condition(condition: str, split: str) -> None:
         )
 
 
-def checked_size(size: tuple[int, int]) -> tuple[int, int]:
+def validate_size(size: tuple[int, int]) -> tuple[int, int]:
     """Height and width of a picture, large enough."""
     if not isinstance(size, tuple) or len(size) != 2:
         raise ValueError(f"size must be (height, width), got {size!r}")

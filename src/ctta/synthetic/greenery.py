@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ctta.corruptions.arrays import Floats
+from ctta.corruptions.arrays import Float32Array
 from ctta.synthetic.canvas import Canvas, Mask
 from ctta.synthetic.classes import VEGETATION
 from ctta.synthetic.colors import rgb
-from ctta.synthetic.dice import Dice
 from ctta.synthetic.plan import Side, Street
+from ctta.synthetic.rng import SceneRNG
 from ctta.synthetic.textures import GRAIN, SIDE, fractal, looked_up
 
 LEAVES = ((0.22, 0.38, 0.14), (0.30, 0.44, 0.16), (0.16, 0.30, 0.16), (0.46, 0.42, 0.14), (0.52, 0.32, 0.12))
@@ -25,12 +25,12 @@ class Tree:
     radius: float
     trunk: float  # height at which the crown begins
     conifer: bool
-    leaves: Floats
+    leaves: Float32Array
     lobes: tuple[tuple[float, float, float], ...]  # (across, up, radius) of the round parts, in shares of the crown
     start: int
 
 
-def drawn_trees(side: Side, dice: Dice) -> list[Tree]:
+def drawn_trees(side: Side, dice: SceneRNG) -> list[Tree]:
     """A row of trees behind the kerb or in the verge, or a wood."""
     trees = []
     in_row = side.park or dice.chance(0.55)
@@ -47,7 +47,7 @@ def drawn_trees(side: Side, dice: Dice) -> list[Tree]:
     return trees
 
 
-def drawn_tree(x: float, z: float, kind: tuple[float, float, float], dice: Dice) -> Tree:
+def drawn_tree(x: float, z: float, kind: tuple[float, float, float], dice: SceneRNG) -> Tree:
     height = dice.between(4, 9.5)
     conifer = dice.chance(0.15)
     lobes = tuple(
@@ -92,7 +92,7 @@ def paint_tree(canvas: Canvas, street: Street, tree: Tree) -> None:
     canvas.paint(crown, inside, tree.z, np.maximum(tone, 0.2) * tree.leaves, VEGETATION, snow=snow)
 
 
-def _round_crown(tree: Tree, across: Floats, up: Floats, leaf: Floats) -> Mask:
+def _round_crown(tree: Tree, across: Float32Array, up: Float32Array, leaf: Float32Array) -> Mask:
     """Within any of the round parts, whose rims the leaves fray."""
     frayed = 0.72 + 0.56 * leaf
     inside = np.zeros(leaf.shape, np.bool_)
@@ -101,13 +101,13 @@ def _round_crown(tree: Tree, across: Floats, up: Floats, leaf: Floats) -> Mask:
     return inside
 
 
-def _conifer(across: Floats, up: Floats, leaf: Floats) -> Mask:
+def _conifer(across: Float32Array, up: Float32Array, leaf: Float32Array) -> Mask:
     width = (1 - up) / 2 * (0.75 + 0.25 * ((up * 3) % 1)) + 0.25 * (leaf - 0.5)
     inside: Mask = (np.abs(across) < width) & (up > -1) & (up < 1)
     return inside
 
 
-def paint_hedge(canvas: Canvas, side: Side, dice: Dice) -> None:
+def paint_hedge(canvas: Canvas, side: Side, dice: SceneRNG) -> None:
     """A green wall along the far edge of the pavement, around every park and some gardens."""
     if not (dice.chance(0.2) or side.park):
         return

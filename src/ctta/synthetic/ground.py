@@ -3,12 +3,12 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ctta.corruptions.arrays import Floats
+from ctta.corruptions.arrays import Float32Array
 from ctta.synthetic.canvas import Canvas, Mask
 from ctta.synthetic.classes import LANE, PAVEMENT, ROAD, VEGETATION
 from ctta.synthetic.colors import by_number
-from ctta.synthetic.dice import Dice
 from ctta.synthetic.plan import Side, Street
+from ctta.synthetic.rng import SceneRNG
 from ctta.synthetic.textures import GRAIN, SIDE, fractal, looked_up
 
 KERB = 0.22  # metres
@@ -26,16 +26,16 @@ class Ground:
         camera = street.camera
         self.street = street
         self.rows = slice(camera.first_ground_row, camera.height)
-        self.z: Floats = camera.above_ground / camera.v[self.rows]
-        self.x: Floats = camera.u * self.z
+        self.z: Float32Array = camera.above_ground / camera.v[self.rows]
+        self.x: Float32Array = camera.u * self.z
         self.surface: NDArray[np.uint8] = np.zeros(self.x.shape, np.uint8)
-        self.surfaces: list[tuple[Floats, int, float, float]] = []  # colour, label, roughness, readiness for snow
+        self.surfaces: list[tuple[Float32Array, int, float, float]] = []  # colour, label, roughness, readiness for snow
 
-    def cover(self, where: Mask | bool, colour: Floats, label: int, *, rough: float, snow: float) -> None:
+    def cover(self, where: Mask | bool, colour: Float32Array, label: int, *, rough: float, snow: float) -> None:
         np.copyto(self.surface, np.uint8(len(self.surfaces)), where=where)
         self.surfaces.append((colour, label, rough, snow))
 
-    def paint(self, canvas: Canvas, dice: Dice) -> None:
+    def paint(self, canvas: Canvas, dice: SceneRNG) -> None:
         colour, label, rough, snow = zip(*self.surfaces, strict=True)
         grain = looked_up(fractal(GRAIN), self.z * 9 + dice.between(0, SIDE), self.x * 9 + 4 * SIDE)
         patches = looked_up(fractal(GRAIN), self.z * 0.8 + dice.between(0, SIDE), self.x * 0.8 + 4 * SIDE)
@@ -51,7 +51,7 @@ class Ground:
         canvas.depth[self.rows] = self.z
 
 
-def paint_ground(canvas: Canvas, street: Street, dice: Dice) -> None:
+def paint_ground(canvas: Canvas, street: Street, dice: SceneRNG) -> None:
     ground = Ground(street)
     ground.cover(True, dice.colour((0.34, 0.44, 0.22), 0.07), VEGETATION, rough=0.9, snow=1.0)
     paving = dice.colour(dice.pick(((0.60, 0.58, 0.55), (0.52, 0.50, 0.50), (0.62, 0.54, 0.47))), 0.06)
@@ -62,7 +62,7 @@ def paint_ground(canvas: Canvas, street: Street, dice: Dice) -> None:
     ground.paint(canvas, dice)
 
 
-def _pavement(ground: Ground, side: Side, paving: Floats) -> None:
+def _pavement(ground: Ground, side: Side, paving: Float32Array) -> None:
     away = side.sign * ground.x - side.kerb
     # Houses without a verge stand on the paving, so that no grass shows at their feet.
     width = side.pavement + (0 if side.verge or side.park else 12)
@@ -73,7 +73,7 @@ def _pavement(ground: Ground, side: Side, paving: Floats) -> None:
     ground.cover(kerb, np.minimum(paving * np.float32(1.25), np.float32(0.9)), PAVEMENT, rough=0.3, snow=0.7)
 
 
-def _road(ground: Ground, dice: Dice) -> None:
+def _road(ground: Ground, dice: SceneRNG) -> None:
     street = ground.street
     left, right = street.sides
     asphalt = dice.colour((0.36, 0.36, 0.38), 0.07)
@@ -90,7 +90,7 @@ def _road(ground: Ground, dice: Dice) -> None:
         ground.cover(mended, asphalt * np.float32(dice.between(0.72, 1.15)), ROAD, rough=0.7, snow=0.6)
 
 
-def _markings(ground: Ground, dice: Dice) -> None:
+def _markings(ground: Ground, dice: SceneRNG) -> None:
     street = ground.street
     white, worn = dice.colour((0.86, 0.86, 0.84), 0.07), dice.between(0.2, 0.7)
     yellow = dice.colour((0.85, 0.68, 0.22), 0.05) if dice.chance(0.25) else white
@@ -118,7 +118,7 @@ def _markings(ground: Ground, dice: Dice) -> None:
         _crossing(ground, street.crossing, white, worn)
 
 
-def _crossing(ground: Ground, z: float, white: Floats, worn: float) -> None:
+def _crossing(ground: Ground, z: float, white: Float32Array, worn: float) -> None:
     """A zebra crossing, and the line to stop at."""
     street = ground.street
     left, right = street.sides

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ctta.corruptions.arrays import Floats
+from ctta.corruptions.arrays import Float32Array
 from ctta.synthetic.canvas import Canvas
 from ctta.synthetic.classes import PERSON
 from ctta.synthetic.colors import by_number
-from ctta.synthetic.dice import Dice
+from ctta.synthetic.rng import SceneRNG
 
 SKIN = ((0.86, 0.68, 0.56), (0.66, 0.46, 0.34), (0.42, 0.28, 0.20))
 HAIR = ((0.14, 0.10, 0.08), (0.40, 0.28, 0.16), (0.70, 0.62, 0.50))
@@ -33,13 +33,13 @@ class Person:
     stout: float
     stride: float  # how far each foot is from the middle, in metres
     coat_length: float  # share of the height at which it ends
-    skin: Floats
-    hair: Floats
-    coat: Floats
-    trousers: Floats
+    skin: Float32Array
+    hair: Float32Array
+    coat: Float32Array
+    trousers: Float32Array
 
 
-def drawn_person(x: float, z: float, dice: Dice) -> Person:
+def drawn_person(x: float, z: float, dice: SceneRNG) -> Person:
     return Person(
         x=x,
         z=z,

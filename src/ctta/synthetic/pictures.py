@@ -2,19 +2,19 @@
 
 import numpy as np
 
-from ctta.corruptions.arrays import Floats
+from ctta.corruptions.arrays import Float32Array
 from ctta.synthetic.colors import rgb
-from ctta.synthetic.dice import Dice
+from ctta.synthetic.rng import SceneRNG
 
 
-def exposed(colour: Floats, dice: Dice) -> None:
+def exposed(colour: Float32Array, dice: SceneRNG) -> None:
     """Exposure and white balance of the camera, in place."""
     gain, warmth = dice.between(0.85, 1.15), dice.between(-0.06, 0.06)
     colour *= rgb(gain * (1 + warmth), gain, gain * (1 - warmth))
     np.clip(colour, 0, 1, out=colour)
 
 
-def softened(colour: Floats) -> Floats:
+def softened(colour: Float32Array) -> Float32Array:
     """What a lens leaves of hard edges: a twelfth of every pixel goes to each of its four neighbours."""
     soft = colour * np.float32(2 / 3)
     share = colour * np.float32(1 / 12)
@@ -28,9 +28,9 @@ def softened(colour: Floats) -> Floats:
     return soft
 
 
-def grey_of(colour: Floats) -> Floats:
+def grey_of(colour: Float32Array) -> Float32Array:
     """The mean of the channels, (H, W)."""
-    total: Floats = colour[0] + colour[1]
+    total: Float32Array = colour[0] + colour[1]
     total += colour[2]
     total *= np.float32(1 / 3)
     return total

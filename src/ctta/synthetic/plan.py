@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ctta.synthetic.camera import Camera
-from ctta.synthetic.dice import Dice
+from ctta.synthetic.rng import SceneRNG
 
 FARTHEST = 110.0  # metres: beyond, nothing is placed but the skyline
 
@@ -51,7 +51,7 @@ class Street:
 PARKING = 2.3  # metres
 
 
-def drawn_plan(height: int, width: int, dice: Dice) -> Street:
+def drawn_plan(height: int, width: int, dice: SceneRNG) -> Street:
     """A street of one to two lanes each way, seen from one of ours."""
     camera = Camera(
         height=height,

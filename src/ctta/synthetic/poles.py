@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ctta.corruptions.arrays import Floats
+from ctta.corruptions.arrays import Float32Array
 from ctta.synthetic.canvas import GREEN_LIGHT, RED_LIGHT, STREET_LAMP, Canvas, Lamp
 from ctta.synthetic.classes import POLE
 from ctta.synthetic.colors import rgb
-from ctta.synthetic.dice import Dice
 from ctta.synthetic.plan import Street
+from ctta.synthetic.rng import SceneRNG
 
 STEELS = ((0.45, 0.46, 0.47), (0.22, 0.24, 0.24), (0.60, 0.60, 0.58), (0.20, 0.28, 0.24))
 SIGNS = ((0.75, 0.10, 0.10), (0.10, 0.25, 0.65), (0.88, 0.88, 0.86), (0.90, 0.75, 0.15))
@@ -22,13 +22,13 @@ class Pole:
     z: float
     height: float
     half_width: float
-    steel: Floats
+    steel: Float32Array
     reach: float = 0.0  # of a lamp's arm, signed
-    sign: Floats | None = None
+    sign: Float32Array | None = None
     signal: int | None = None  # a traffic light that shows this
 
 
-def drawn_poles(street: Street, dice: Dice) -> list[Pole]:
+def drawn_poles(street: Street, dice: SceneRNG) -> list[Pole]:
     """Lamps at even distances, signs here and there, traffic lights at the crossing."""
     poles = []
     steel, lamp_height, every = dice.colour(dice.pick(STEELS), 0.04), dice.between(5, 8), dice.between(16, 28)
@@ -62,7 +62,7 @@ def paint_pole(canvas: Canvas, pole: Pole) -> None:
 
 
 def _block(
-    canvas: Canvas, x: float, z: float, half: float, low: float, high: float, colour: Floats, light: int = 0
+    canvas: Canvas, x: float, z: float, half: float, low: float, high: float, colour: Float32Array, light: int = 0
 ) -> None:
     """An upright rectangle, brighter on its left half as a round pole is."""
     window = canvas.upright(x, z, half, low, high)
@@ -86,7 +86,7 @@ def _arm(canvas: Canvas, pole: Pole, half: float) -> None:
     canvas.lamps.append(Lamp(end, low, pole.z, 1.0, STREET_LAMP))
 
 
-def _disc(canvas: Canvas, pole: Pole, colour: Floats) -> None:
+def _disc(canvas: Canvas, pole: Pole, colour: Float32Array) -> None:
     radius, z = 0.36, pole.z - 0.1
     window = canvas.upright(pole.x, z, radius, pole.height - 0.5, pole.height + 0.22)
     if window is None:

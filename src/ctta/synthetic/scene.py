@@ -6,19 +6,19 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ctta.corruptions.arrays import Floats
+from ctta.corruptions.arrays import Float32Array
 from ctta.synthetic.buildings import drawn_houses, paint_house
 from ctta.synthetic.camera import Camera
 from ctta.synthetic.canvas import Canvas, Lamp
 from ctta.synthetic.cars import Car, paint_car
 from ctta.synthetic.classes import Labels
-from ctta.synthetic.dice import Dice
 from ctta.synthetic.greenery import Tree, drawn_trees, paint_hedge, paint_tree
 from ctta.synthetic.ground import paint_ground
 from ctta.synthetic.people import Person, paint_person
 from ctta.synthetic.pictures import exposed, softened
 from ctta.synthetic.plan import drawn_plan
 from ctta.synthetic.poles import drawn_poles, paint_pole
+from ctta.synthetic.rng import SceneRNG
 from ctta.synthetic.shadows import object_shadow, sunlit
 from ctta.synthetic.sky import paint_sky, paint_skyline
 from ctta.synthetic.traffic import drawn_cars, drawn_people
@@ -29,26 +29,26 @@ class Scene:
     """What there is to see, before any weather: colours in [0, 1], the class of each pixel, its distance and more."""
 
     camera: Camera
-    colour: Floats  # (3, H, W), without the shadows of the sun
-    sunlit: Floats  # (H, W): what those shadows leave
+    colour: Float32Array  # (3, H, W), without the shadows of the sun
+    sunlit: Float32Array  # (H, W): what those shadows leave
     label: Labels
-    depth: Floats  # metres along the road; the sky is infinitely far
-    snow: Floats  # how readily snow lies here, 0 to 1
+    depth: Float32Array  # metres along the road; the sky is infinitely far
+    snow: Float32Array  # how readily snow lies here, 0 to 1
     light: NDArray[np.uint8]  # what shines at night, see ctta.synthetic.canvas
     lamps: tuple[Lamp, ...]
 
     @cached_property
-    def clear(self) -> Floats:
+    def clear(self) -> Float32Array:
         """The picture in clear weather."""
         return softened(self.colour * self.sunlit)
 
     @cached_property
-    def overcast(self) -> Floats:
+    def overcast(self) -> Float32Array:
         """The same without the shadows of houses."""
         return softened(self.colour)
 
     @cached_property
-    def distance(self) -> Floats:
+    def distance(self) -> Float32Array:
         """Metres along each pixel's ray, which is what light has to travel."""
         return self.depth * self.camera.ray_length
 
@@ -56,8 +56,8 @@ class Scene:
 def drawn_scene(seed: int, split: str, index: int, height: int, width: int) -> Scene:
     """The scene of that number: the same in every weather."""
 
-    def dice(purpose: str) -> Dice:
-        return Dice(seed, f"{split} {purpose}", index)
+    def dice(purpose: str) -> SceneRNG:
+        return SceneRNG(seed, f"{split} {purpose}", index)
 
     street = drawn_plan(height, width, dice("plan"))
     canvas = Canvas(street.camera)

@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from ctta.corruptions.arrays import Floats
+from ctta.corruptions.arrays import Float32Array
 from ctta.synthetic.buildings import House
 from ctta.synthetic.canvas import Canvas
 from ctta.synthetic.plan import Street
 
 
-def sunlit(canvas: Canvas, street: Street, houses: list[House], slope: float) -> Floats:
+def sunlit(canvas: Canvas, street: Street, houses: list[House], slope: float) -> Float32Array:
     """What the shadows of houses leave of the light; `slope` is the length of a shadow per metre of height."""
     camera = street.camera
     rows = slice(camera.first_ground_row, camera.height)

@@ -4,15 +4,15 @@ import numpy as np
 
 from ctta.synthetic.canvas import Canvas
 from ctta.synthetic.classes import BUILDING, VEGETATION
-from ctta.synthetic.dice import Dice
 from ctta.synthetic.plan import Street
+from ctta.synthetic.rng import SceneRNG
 from ctta.synthetic.textures import CLOUDS, GRAIN, SIDE, fractal, looked_up, smoothly
 
 ZENITHS = ((0.28, 0.48, 0.82), (0.36, 0.56, 0.86), (0.45, 0.58, 0.76))
 SKYLINE = 240.0  # metres
 
 
-def paint_sky(canvas: Canvas, street: Street, dice: Dice) -> None:
+def paint_sky(canvas: Canvas, street: Street, dice: SceneRNG) -> None:
     """A gradient from the zenith to a pale horizon, and clouds."""
     zenith, haze = dice.colour(dice.pick(ZENITHS), 0.06), dice.colour((0.78, 0.85, 0.92), 0.05)
     cloudiness = dice.between(0.25, 0.8) if street.sunshine > 0.2 else 1.0
@@ -27,7 +27,7 @@ def paint_sky(canvas: Canvas, street: Street, dice: Dice) -> None:
     canvas.colour[:, rows] = blue + cover * (grey - blue)
 
 
-def paint_skyline(canvas: Canvas, street: Street, dice: Dice) -> None:
+def paint_skyline(canvas: Canvas, street: Street, dice: SceneRNG) -> None:
     """Far houses or a wood where the street ends; without it, road would meet sky."""
     camera = street.camera
     window = canvas.window(0, camera.row(45, SKYLINE), camera.width, camera.row(0, SKYLINE) + 1)

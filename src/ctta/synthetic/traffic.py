@@ -1,9 +1,9 @@
 """Traffic: which cars and people are where."""
 
 from ctta.synthetic.cars import BODIES, Car
-from ctta.synthetic.dice import Dice
 from ctta.synthetic.people import Person, drawn_person
 from ctta.synthetic.plan import PARKING, Side, Street
+from ctta.synthetic.rng import SceneRNG
 
 PAINTS = (
     (0.75, 0.76, 0.78),
@@ -18,7 +18,7 @@ PAINTS = (
 WITH_CAR = 6.0  # metres of street that a car needs
 
 
-def drawn_cars(street: Street, dice: Dice) -> list[Car]:
+def drawn_cars(street: Street, dice: SceneRNG) -> list[Car]:
     cars = []
     for lane in street.lanes:
         at = dice.between(9, 34) if lane.oncoming else dice.between(11, 40)
@@ -31,7 +31,7 @@ def drawn_cars(street: Street, dice: Dice) -> list[Car]:
     return cars
 
 
-def _parked(street: Street, side: Side, dice: Dice) -> list[Car]:
+def _parked(street: Street, side: Side, dice: SceneRNG) -> list[Car]:
     cars = []
     x = side.sign * (side.kerb - PARKING / 2 + dice.between(-0.05, 0.15))
     at, filled = dice.between(3.5, 10), dice.between(0.2, 0.85)
@@ -43,12 +43,12 @@ def _parked(street: Street, side: Side, dice: Dice) -> list[Car]:
     return cars
 
 
-def _car(x: float, z: float, oncoming: bool, parked: bool, dice: Dice) -> Car:
+def _car(x: float, z: float, oncoming: bool, parked: bool, dice: SceneRNG) -> Car:
     body = dice.pick(BODIES)
     return Car(x=x, z=z, oncoming=oncoming, body=body, paint=dice.colour(dice.pick(PAINTS), 0.06), parked=parked)
 
 
-def drawn_people(street: Street, dice: Dice) -> list[Person]:
+def drawn_people(street: Street, dice: SceneRNG) -> list[Person]:
     people = []
     for side in street.sides:
         for _ in range(dice.whole(1, 4)):

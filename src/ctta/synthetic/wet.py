@@ -4,13 +4,13 @@ import math
 
 import numpy as np
 
-from ctta.corruptions.arrays import Floats
-from ctta.synthetic.air import extinction, through_air
+from ctta.corruptions.arrays import Float32Array
+from ctta.synthetic.air import apply_haze, extinction
 from ctta.synthetic.classes import LANE, PAVEMENT, ROAD, SKY
 from ctta.synthetic.colors import rgb
-from ctta.synthetic.dice import Dice
 from ctta.synthetic.falling import flakes, streaks
 from ctta.synthetic.pictures import grey_of
+from ctta.synthetic.rng import SceneRNG
 from ctta.synthetic.scene import Scene
 from ctta.synthetic.textures import CLOUDS, GRAIN, SIDE, fractal, looked_up, smoothly
 
@@ -24,14 +24,14 @@ def scale_of(scene: Scene) -> float:
     return math.sqrt(height * width / FALLING_AT)
 
 
-def greyed(colour: Floats, saturation: float) -> Floats:
+def greyed(colour: Float32Array, saturation: float) -> Float32Array:
     """The same with less colour in it."""
     grey = grey_of(colour)
-    result: Floats = grey + np.float32(saturation) * (colour - grey)
+    result: Float32Array = grey + np.float32(saturation) * (colour - grey)
     return result
 
 
-def under_clouds(scene: Scene, brightness: float, dice: Dice) -> Floats:
+def under_clouds(scene: Scene, brightness: float, dice: SceneRNG) -> Float32Array:
     """The scene without sun below a closed grey sky."""
     height, width = scene.label.shape
     clouds = smoothly(fractal(CLOUDS), height, width, dice.between(0, SIDE), dice.between(0, SIDE), 80 / width)
@@ -41,13 +41,13 @@ def under_clouds(scene: Scene, brightness: float, dice: Dice) -> Floats:
     return colour
 
 
-def rain(scene: Scene, dice: Dice) -> Floats:
+def rain(scene: Scene, dice: SceneRNG) -> Float32Array:
     """Streaks, a dark road that mirrors what stands behind it, and grey, flat light."""
     height, width = scene.label.shape
     colour = greyed(under_clouds(scene, dice.between(0.6, 0.8), dice), 0.7)
     _mirror(scene, colour, dice)
     airlight = dice.colour((0.50, 0.53, 0.56), 0.05)
-    colour = through_air(colour, scene.distance, extinction(dice.between(90, 220)), airlight)
+    colour = apply_haze(colour, scene.distance, extinction(dice.between(90, 220)), airlight)
     # Streaks grow longer with the picture but stay a pixel wide.
     count = dice.between(180, 420) * scale_of(scene)
     layer = streaks(height, width, int(count), dice.between(-0.5, 0.5), dice)
@@ -56,7 +56,7 @@ def rain(scene: Scene, dice: Dice) -> Floats:
     return colour
 
 
-def _mirror(scene: Scene, colour: Floats, dice: Dice) -> None:
+def _mirror(scene: Scene, colour: Float32Array, dice: SceneRNG) -> None:
     """Water darkens the ground and mirrors what is as far above the horizon as the ground is below it, in place."""
     camera = scene.camera
     first = camera.first_ground_row
@@ -78,7 +78,7 @@ def _mirror(scene: Scene, colour: Floats, dice: Dice) -> None:
     np.copyto(colour[:, first:], wet + share * (mirrored - wet), where=grounded)
 
 
-def snow(scene: Scene, dice: Dice) -> Floats:
+def snow(scene: Scene, dice: SceneRNG) -> Float32Array:
     """Flakes, white on everything that snow lies on, and grey light."""
     height, width = scene.label.shape
     colour = greyed(under_clouds(scene, dice.between(0.8, 0.95), dice), 0.6)
@@ -89,7 +89,7 @@ def snow(scene: Scene, dice: Dice) -> Floats:
     white = rgb(0.86, 0.88, 0.92) * (0.85 + 0.2 * drifts)
     colour += cover * (white - colour)
     airlight = dice.colour((0.74, 0.76, 0.79), 0.05)
-    colour = through_air(colour, scene.distance, extinction(dice.between(70, 180)), airlight)
+    colour = apply_haze(colour, scene.distance, extinction(dice.between(70, 180)), airlight)
     scale = scale_of(scene)
     layer = flakes(height, width, dice.whole(250, 600), 0.6 * scale, dice)
     layer += flakes(height, width, dice.whole(60, 160), 1.3 * scale, dice)
@@ -98,8 +98,8 @@ def snow(scene: Scene, dice: Dice) -> Floats:
     return colour
 
 
-def _places(scene: Scene, dice: Dice) -> tuple[Floats, Floats]:
+def _places(scene: Scene, dice: SceneRNG) -> tuple[Float32Array, Float32Array]:
     """Where in the grain each pixel looks: by its place on the ground, as far as grains can be told apart."""
-    z: Floats = np.minimum(scene.depth, np.float32(60))
-    across: Floats = scene.camera.u * z * 3 + 4 * SIDE + scene.camera.v * 97
+    z: Float32Array = np.minimum(scene.depth, np.float32(60))
+    across: Float32Array = scene.camera.u * z * 3 + 4 * SIDE + scene.camera.v * 97
     return z * 3 + dice.between(0, SIDE), across

@@ -10,13 +10,12 @@ import numpy as np
 from numpy.lib.format import open_memmap
 from numpy.typing import ArrayLike
 
-from ctta.corruptions.arrays import Bytes, Integers
+from ctta.corruptions.arrays import Int64Array, UInt8Array
 from ctta.corruptions.batches import to_bytes
-from ctta.corruptions.corrupt import CORRUPTIONS, HOLD_OUT, VERSION, check_integer, check_kind, corrupt
-from ctta.corruptions.frost_photos import Photos
+from ctta.corruptions.frost import PhotoPaths
+from ctta.corruptions.registry import CORRUPTIONS, HOLD_OUT, VERSION, check_corruption, check_integer, corrupt
 from ctta.io.complete_files import replacing, same_origin
-from ctta.io.imaging import centre_cropped, decoding_errors, pillow_image
-from ctta.io.picture_names import PICTURE_SUFFIXES, is_picture
+from ctta.io.images import IMAGE_SUFFIXES, decoding_errors, import_pillow, is_image_file, resize_and_center_crop
 
 SEVERITIES = (1, 2, 3, 4, 5)
 BATCH = 16  # pictures held at once
@@ -26,13 +25,13 @@ Progress = Callable[[int, int], None]
 
 
 def write_cifar_c(
-    images: Bytes,
+    images: UInt8Array,
     labels: ArrayLike,
     folder: str | PathLike[str],
     *,
     names: Sequence[str] = tuple(CORRUPTIONS),
     seed: int = 0,
-    frost_photos: Photos | None = None,
+    frost_photos: PhotoPaths | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Write a folder shaped like CIFAR-10-C: one <corruption>.npy for all five severities, and labels.npy.
@@ -94,7 +93,7 @@ def write_imagenet_c(
     names: Sequence[str] = tuple(CORRUPTIONS),
     severities: Sequence[int] = SEVERITIES,
     seed: int = 0,
-    frost_photos: Photos | None = None,
+    frost_photos: PhotoPaths | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Write a folder shaped like ImageNet-C: <corruption>/<severity>/<class>/<name>.JPEG.
@@ -113,12 +112,12 @@ def write_imagenet_c(
     check_names(names)
     check_integer("seed", seed)
     for severity in severities:
-        check_kind(names[0], severity)
+        check_corruption(names[0], severity)
     clean_root = Path(source)
-    pictures = sorted(path for path in clean_root.glob("*/*") if is_picture(path, clean_root))
+    pictures = sorted(path for path in clean_root.glob("*/*") if is_image_file(path, clean_root))
     stems = [f"{path.parent.name}/{path.stem}" for path in pictures]
     if not pictures:
-        raise ValueError(f"{source} holds no pictures; expected <class>/<name> with one of {sorted(PICTURE_SUFFIXES)}")
+        raise ValueError(f"{source} holds no pictures; expected <class>/<name> with one of {sorted(IMAGE_SUFFIXES)}")
     stem, times = Counter(stems).most_common(1)[0]
     if times > 1:
         raise ValueError(f"{source} holds {stem} with two suffixes, which would be written to one file; rename one")
@@ -140,12 +139,12 @@ def write_imagenet_c(
 
 def write_missing(
     paths: list[Path],
-    clean: Bytes,
-    index: Integers,
+    clean: UInt8Array,
+    index: Int64Array,
     name: str,
     severity: int,
     seed: int,
-    frost_photos: Photos | None,
+    frost_photos: PhotoPaths | None,
 ) -> None:
     """Corrupt and store those of a batch that are not there yet."""
     missing = [i for i, path in enumerate(paths) if not path.exists()]
@@ -154,19 +153,19 @@ def write_missing(
     results = corrupt(clean[missing], name, severity, seed=seed, index=index[missing], frost_photos=frost_photos)
     for i, result in zip(missing, results, strict=True):
         with replacing(paths[i]) as partial:
-            pillow_image().fromarray(result).save(partial, "JPEG", quality=STORED_QUALITY, optimize=True)
+            import_pillow().fromarray(result).save(partial, "JPEG", quality=STORED_QUALITY, optimize=True)
 
 
-def centre_crop(path: Path) -> Bytes:
+def centre_crop(path: Path) -> UInt8Array:
     """The picture in RGB, its shorter side resized to 256, its middle 224x224."""
     try:
-        with pillow_image().open(path) as file:
+        with import_pillow().open(path) as file:
             picture = file.convert("RGB")
     except decoding_errors() as error:
         raise ValueError(
             f"{path} is truncated or no picture ({error}): replace or remove it and start again; what is written stays"
         ) from error
-    return np.asarray(centre_cropped(picture))
+    return np.asarray(resize_and_center_crop(picture))
 
 
 def identity(stem: str) -> int:

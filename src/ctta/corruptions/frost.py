@@ -8,23 +8,23 @@ from pathlib import Path
 
 import numpy as np
 
-from ctta.corruptions.arrays import Bytes
+from ctta.corruptions.arrays import UInt8Array
 from ctta.corruptions.resample import scaled
-from ctta.io.imaging import pillow_image
+from ctta.io.images import import_pillow
 
 # Of its six photographs the published code draws from the first five; the third is the second again.
 SHIPPED = ("frost1.png", "frost2.png", "frost2.png", "frost4.jpg", "frost5.jpg")
 SUFFIXES = {".jpeg", ".jpg", ".png", ".webp"}
 
-Photos = str | PathLike[str] | Sequence[str | PathLike[str]]  # a folder, a file, or several files
+PhotoPaths = str | PathLike[str] | Sequence[str | PathLike[str]]  # a folder, a file, or several files
 
 
-def frost_textures(scale: float, height: int, width: int, photos: Photos | None) -> tuple[Bytes, ...]:
+def frost_textures(scale: float, height: int, width: int, photos: PhotoPaths | None) -> tuple[UInt8Array, ...]:
     """Every photograph at `scale`, or larger where a crop of (height, width) would not fit otherwise."""
     return scaled_photos(photo_paths(photos), scale, height, width)
 
 
-def photo_paths(photos: Photos | None) -> tuple[Path, ...]:
+def photo_paths(photos: PhotoPaths | None) -> tuple[Path, ...]:
     """The files meant: a folder's first five pictures by name, or exactly the files listed."""
     if photos is None:
         photos = [Path(__file__).parent / "frost_textures" / name for name in SHIPPED]
@@ -45,7 +45,7 @@ def photo_paths(photos: Photos | None) -> tuple[Path, ...]:
     return paths
 
 
-def photos_digest(photos: Photos) -> str:
+def hash_photos(photos: PhotoPaths) -> str:
     """A short hash of what the user's own photographs hold, wherever they lie."""
     digest = hashlib.sha256()
     for path in photo_paths(photos):
@@ -54,10 +54,10 @@ def photos_digest(photos: Photos) -> str:
 
 
 @lru_cache(maxsize=4)
-def scaled_photos(paths: tuple[Path, ...], scale: float, height: int, width: int) -> tuple[Bytes, ...]:
+def scaled_photos(paths: tuple[Path, ...], scale: float, height: int, width: int) -> tuple[UInt8Array, ...]:
     textures = []
     for path in paths:
-        with pillow_image().open(path) as picture:
+        with import_pillow().open(path) as picture:
             photo = np.asarray(picture.convert("RGB"))
         # One pixel more than the crop, so that there is always a place to draw.
         factor = max(scale, (height + 1) / photo.shape[0], (width + 1) / photo.shape[1])

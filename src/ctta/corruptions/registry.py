@@ -6,17 +6,17 @@ from functools import partial
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ctta.corruptions.arrays import Bytes, Integers
+from ctta.corruptions.arrays import Int64Array, UInt8Array
 from ctta.corruptions.batches import Batch, checked_index, in_chunks, like, to_bytes
 from ctta.corruptions.blur import defocus_blur, gaussian_blur, glass_blur, motion_blur, zoom_blur
 from ctta.corruptions.digital import contrast, elastic_transform, jpeg_compression, pixelate, saturate
-from ctta.corruptions.draws import Draws
-from ctta.corruptions.frost_photos import Photos
+from ctta.corruptions.frost import PhotoPaths
 from ctta.corruptions.noise import gaussian_noise, impulse_noise, shot_noise, speckle_noise
+from ctta.corruptions.rng import PerImageRNG
 from ctta.corruptions.spatter import spatter
 from ctta.corruptions.weather import brightness, fog, frost, snow
 
-Corruption = Callable[[Bytes, int, Draws], Bytes]
+Corruption = Callable[[UInt8Array, int, PerImageRNG], UInt8Array]
 
 #: Raised whenever the same arguments give other pixels: it is part of the hash of a stream, and of made_from.json.
 VERSION = 1
@@ -56,7 +56,7 @@ def corrupt(
     *,
     seed: int = 0,
     index: ArrayLike | None = None,
-    frost_photos: Photos | None = None,
+    frost_photos: PhotoPaths | None = None,
 ) -> Batch:
     """Corrupt a batch of images as the CIFAR-C and ImageNet-C benchmarks do.
 
@@ -68,7 +68,7 @@ def corrupt(
 
     Args:
         images: uint8 numpy (N, H, W, 3), or float torch or numpy (N, 3, H, W) in [0, 1], at least 8 pixels a
-            side. Floats are taken at 8 bits, so all kinds give the same pixels.
+            side. Float32Array are taken at 8 bits, so all kinds give the same pixels.
         name: a key of CORRUPTIONS or HOLD_OUT.
         severity: 1 (weak) to 5 (strong).
         seed: another seed, another draw.
@@ -84,19 +84,19 @@ def corrupt(
     >>> noisy.shape, bool((noisy[1] == corrupt(grey[1:], "gaussian_noise", 5, index=[1])[0]).all())
     ((2, 32, 32, 3), True)
     """
-    check_kind(name, severity)
+    check_corruption(name, severity)
     check_integer("seed", seed)
     pixels = to_bytes(images)
     places = checked_index(index, len(pixels))
     apply = partial(frost, photos=frost_photos) if name == "frost" else (CORRUPTIONS | HOLD_OUT)[name]
 
-    def chunk(part: Bytes, part_index: Integers) -> Bytes:
-        return apply(part, severity, Draws(seed, name, severity, part_index))
+    def chunk(part: UInt8Array, part_index: Int64Array) -> UInt8Array:
+        return apply(part, severity, PerImageRNG(seed, name, severity, part_index))
 
     return like(in_chunks(chunk, pixels, places), images)
 
 
-def check_kind(name: str, severity: int) -> None:
+def check_corruption(name: str, severity: int) -> None:
     """Whether there is such a corruption, at such a strength."""
     known = CORRUPTIONS | HOLD_OUT
     if name not in known:

@@ -8,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from ctta.corruptions.arrays import Floats, Integers
+from ctta.corruptions.arrays import Float32Array, Int64Array
 
 # Constants of the splitmix64 generator: the odd step between states, and its two finishing multipliers.
 STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -27,7 +27,7 @@ def scramble_(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 @lru_cache(maxsize=1)
-def normal_quantiles() -> Floats:
+def normal_quantiles() -> Float32Array:
     """Means of the 65,536 equally likely slices of the standard normal distribution.
 
     Looking up 16 random bits here is a normal draw: its spread is off by less than 1e-5, it reaches ±4.3,
@@ -38,7 +38,7 @@ def normal_quantiles() -> Floats:
     return ((density[:-1] - density[1:]) * 65536).astype(np.float32)
 
 
-class Draws:
+class PerImageRNG:
     """The random numbers of one corruption at one severity: an independent stream for every image.
 
     A counter-based generator: every image has a 64-bit key hashed from its identity, and its j-th number is a
@@ -46,7 +46,7 @@ class Draws:
     Each method call is a new stretch of the stream, so a corruption has to make its calls in a fixed order.
     """
 
-    def __init__(self, seed: int, name: str, severity: int, index: Integers) -> None:
+    def __init__(self, seed: int, name: str, severity: int, index: Int64Array) -> None:
         digest = hashlib.blake2b(f"{seed}/{name}/{severity}".encode(), digest_size=8).digest()
         origin = np.uint64(int.from_bytes(digest, "little"))
         self.keys = scramble_(scramble_(index.astype(np.uint64)) ^ origin)
@@ -61,7 +61,7 @@ class Draws:
         states = scramble_(starts[:, None] + counters).astype("<u8", copy=False)
         return states.view(f"<u{width // 8}")[:, :count].reshape(len(self.keys), *shape)
 
-    def uniform(self, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> Floats:
+    def uniform(self, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> Float32Array:
         """Uniform in the open interval (low, high); 23 bits, so that the half step is exact in float32."""
         unit = (self.bits(shape, 32) >> 9).astype(np.float32)
         unit += np.float32(0.5)
@@ -69,14 +69,14 @@ class Draws:
         unit += np.float32(low)
         return unit
 
-    def normal(self, shape: tuple[int, ...], mean: float = 0.0, std: float = 1.0) -> Floats:
+    def normal(self, shape: tuple[int, ...], mean: float = 0.0, std: float = 1.0) -> Float32Array:
         values = normal_quantiles().take(self.bits(shape, 16))
         values *= np.float32(std)
         values += np.float32(mean)
         return values
 
-    def integers(self, shape: tuple[int, ...], low: int, high: int) -> Integers:
-        """Integers in [low, high), by multiply and shift; the bias is under (high - low) / 2³²."""
+    def integers(self, shape: tuple[int, ...], low: int, high: int) -> Int64Array:
+        """Int64Array in [low, high), by multiply and shift; the bias is under (high - low) / 2³²."""
         span = np.uint64(high - low)
         scaled = self.bits(shape, 32).astype(np.uint64) * span >> np.uint64(32)
         return scaled.astype(np.int64) + low
