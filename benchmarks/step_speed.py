@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import ctta
 from ctta.functional import ema_update_, entropy, stochastic_restore_
-from ctta.norms import norm_parameters
+from ctta.norms import find_norm_parameters
 from ctta.optim import step_if_finite_
 from ctta.surgery import train_only_
 
@@ -47,7 +47,7 @@ def bn_stats_ratio(x: Tensor) -> float:
 def tent_ratio(x: Tensor) -> float:
     bare = faster_layout(ctta.models.embedded, x, forward_backward)
     model = ctta.Tent(bare)
-    train_only_(bare, norm_parameters(bare))
+    train_only_(bare, find_norm_parameters(bare))
     optimizer = torch.optim.Adam([parameter for parameter in bare.parameters() if parameter.requires_grad], lr=1e-3)
 
     def bare_step() -> None:

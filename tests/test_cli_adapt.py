@@ -18,7 +18,7 @@ from filelock import FileLock
 import ctta
 from ctta import models
 from ctta.cli.adapt import adapt
-from ctta.hyperparameters import read_settings
+from ctta.hyperparameters import parse_hyperparameters
 from ctta.inference.run import Run
 from ctta.streams.pictures import read_pictures
 
@@ -286,12 +286,14 @@ def test_mistakes_are_one_line(camera: Camera) -> None:
 
 
 def test_settings_as_typed() -> None:
-    found = read_settings(ctta.CoTTA, ["optimizer=SGD", "lr=1e-2", "optimizer.momentum=0.9", "gate=element", "views=0"])
+    found = parse_hyperparameters(
+        ctta.CoTTA, ["optimizer=SGD", "lr=1e-2", "optimizer.momentum=0.9", "gate=element", "views=0"]
+    )
     optimizer: Any = found.pop("optimizer")([torch.nn.Parameter(torch.zeros(1))])
     assert type(optimizer) is torch.optim.SGD
     assert (optimizer.defaults["lr"], optimizer.defaults["momentum"]) == (0.01, 0.9)
     assert found == {"gate": "element", "views": ()}
-    assert read_settings(ctta.Tent, ["lr=0.5"])["optimizer"].func is torch.optim.Adam
+    assert parse_hyperparameters(ctta.Tent, ["lr=0.5"])["optimizer"].func is torch.optim.Adam
     for texts, words in {
         ("restore",): "NAME=VALUE",
         ("optimizer=Madam",): "one of torch.optim's",
@@ -299,9 +301,9 @@ def test_settings_as_typed() -> None:
         ("optimizer.speed=1",): "does not take speed",
     }.items():
         with pytest.raises(ValueError, match=words):
-            read_settings(ctta.CoTTA, texts)
+            parse_hyperparameters(ctta.CoTTA, texts)
     with pytest.raises(ValueError, match="Source has no setting 'lr'; it has output"):
-        read_settings(ctta.Source, ["lr=1"])
+        parse_hyperparameters(ctta.Source, ["lr=1"])
 
 
 def test_a_guard_watches_and_goes_on_watching(camera: Camera) -> None:

@@ -138,7 +138,7 @@ def test_a_process_by_itself_is_a_world_of_one() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"shard": "rows"}, "'batch', 'views'"), ({"check_every": 0}, "check_every must be a whole number of at least 1")],
+    [({"shard": "rows"}, "'batch', 'views'"), ({"check_every": 0}, "check_every must be an integer of at least 1")],
 )
 def test_mistakes(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):

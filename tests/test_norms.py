@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import ctta
-from ctta.norms import norm_parameters
+from ctta.norms import find_norm_parameters
 
 LAYERS = {
     "1d": (lambda: nn.BatchNorm1d(4), (8, 4)),
@@ -127,7 +127,7 @@ def test_which_parameters_are_norm_parameters() -> None:
     )
     net[3].bias.requires_grad_(False)
     expected = {"1.weight", "1.bias", "2.weight", "2.bias", "3.weight", "4.weight", "5.weight", "5.bias", "6.gain"}
-    assert norm_parameters(net) == expected
+    assert find_norm_parameters(net) == expected
 
 
 @pytest.mark.parametrize("method", ["tent", "pseudo_label"])

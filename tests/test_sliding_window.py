@@ -136,9 +136,9 @@ def test_any_method_takes_it(method: type[ctta.AdaptiveModel]) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"window": 0}, "window must be a whole number of at least 1, got 0"),
-        ({"window": 16, "stride": 17}, "stride must be a whole number from 1 to 16, got 17"),
-        ({"window": 16, "stride": 0}, "stride must be a whole number from 1 to 16, got 0"),
+        ({"window": 0}, "window must be an integer of at least 1, got 0"),
+        ({"window": 16, "stride": 17}, "stride must be an integer from 1 to 16, got 17"),
+        ({"window": 16, "stride": 0}, "stride must be an integer from 1 to 16, got 0"),
     ],
 )
 def test_windows_that_cannot_be(settings: dict[str, int], words: str) -> None:

@@ -317,15 +317,15 @@ def test_mistakes_are_explained() -> None:
         streams.streets(conditions=("fog", "dusk"))
     with pytest.raises(ValueError, match=r"got 'fog': give \('fog',\)"):
         streams.streets(conditions="fog")
-    with pytest.raises(ValueError, match="index must be a whole number of at least 0, got -1"):
+    with pytest.raises(ValueError, match="index must be an integer of at least 0, got -1"):
         render_frame(-1)
-    with pytest.raises(TypeError, match=r"seed is 0\.5; expected an integer"):
+    with pytest.raises(TypeError, match=r"seed must be an integer, got 0\.5"):
         render_frame(0, seed=0.5)
-    with pytest.raises(ValueError, match="width must be a whole number of at least 32, got 16"):
+    with pytest.raises(ValueError, match="width must be an integer of at least 32, got 16"):
         render_frame(0, size=(64, 16))
     with pytest.raises(ValueError, match=r"size must be \(height, width\), got 128"):
         render_frame(0, size=128)
-    with pytest.raises(ValueError, match="count must be a whole number of at least 1, got 0"):
+    with pytest.raises(ValueError, match="count must be an integer of at least 1, got 0"):
         streams.streets(scenes=0)
 
 

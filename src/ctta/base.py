@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ctta.hyperparameters import read_hyperparameters, show_hyperparameters
+from ctta.hyperparameters import format_hyperparameters, read_hyperparameters
 from ctta.norms import estimate_running_statistics_, use_batch_statistics_
 from ctta.optim import OptimizerFactory, build_optimizer, load_state_, step_if_finite_
 from ctta.parallel import SINGLE_PROCESS, Coordinator, current_reducer
-from ctta.surgery import Output, adaptable_copy, images_of, plain_copy, train_only_
-from ctta.validation import check_batch, check_fraction, checked, explaining_wrong_rank
+from ctta.surgery import Output, copy_for_adaptation, copy_without_hooks, iter_inputs, train_only_
+from ctta.validation import check_batch, check_fraction, translate_rank_errors, validate_batches
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class AdaptiveModel(nn.Module, ABC):
         check_fraction("batch_stats", batch_stats)
         super().__init__()
         if not isinstance(seed, int):
-            raise TypeError(f"seed must be a whole number, got {seed!r}")
+            raise TypeError(f"seed must be an integer, got {seed!r}")
         self._batch_stats, self._output, self.seed = batch_stats, output, seed
-        self.source = adaptable_copy(net, batch_stats=batch_stats, output=output)
+        self.source = copy_for_adaptation(net, batch_stats=batch_stats, output=output)
         self._trainable = {name for name, parameter in self.source.named_parameters() if parameter.requires_grad}
         self.source.requires_grad_(False)
         self.optimizer: Optimizer | None = None
@@ -89,7 +89,7 @@ class AdaptiveModel(nn.Module, ABC):
             if len(rows) == 0:
                 return x
             # Callers rightly loop under no_grad or inference_mode; learning works under neither.
-            with explaining_wrong_rank(self.source, x), torch.inference_mode(False), torch.enable_grad():
+            with translate_rank_errors(self.source, x), torch.inference_mode(False), torch.enable_grad():
                 logits = self.adapt_step(rows.clone() if rows.is_inference() else rows.detach())
             torch.clear_autocast_cache()  # or a caller's autocast would go on with the weights from before the update
             self.num_steps += 1
@@ -103,7 +103,7 @@ class AdaptiveModel(nn.Module, ABC):
             if len(rows) == 0:
                 return x
             # With gradients on, as in adapt: without, torch picks other attention kernels, which round differently.
-            with explaining_wrong_rank(self.source, x), torch.inference_mode(False), torch.enable_grad():
+            with translate_rank_errors(self.source, x), torch.inference_mode(False), torch.enable_grad():
                 logits = self.predict_step(rows.clone() if rows.is_inference() else rows.detach())
         return logits.detach()[: len(x)]
 
@@ -144,10 +144,10 @@ class AdaptiveModel(nn.Module, ABC):
         ``eval()``: an answer then depends on the other images of its batch, and its ``state_dict`` alone, loaded
         elsewhere, answers by the source's statistics.
         """
-        net = plain_copy(getattr(self, "teacher", getattr(self, "student", self.source)))
+        net = copy_without_hooks(getattr(self, "teacher", getattr(self, "student", self.source)))
         train_only_(net, self._trainable)
         if batches is not None:
-            estimate_running_statistics_(net, checked(images_of(batches)))
+            estimate_running_statistics_(net, validate_batches(iter_inputs(batches)))
         elif self.batch_stats > 0:
             use_batch_statistics_(net, self.batch_stats)
         return net
@@ -246,7 +246,7 @@ class AdaptiveModel(nn.Module, ABC):
         return self
 
     def extra_repr(self) -> str:
-        return show_hyperparameters(self.hyperparameters)
+        return format_hyperparameters(self.hyperparameters)
 
     @torch.inference_mode(False)
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

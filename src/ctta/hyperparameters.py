@@ -26,28 +26,28 @@ def read_hyperparameters(model: object) -> dict[str, Any]:
     return {name: getattr(model, attribute) for name, attribute in attributes.items()}
 
 
-def show_hyperparameters(values: dict[str, Any]) -> str:
+def format_hyperparameters(values: dict[str, Any]) -> str:
     """As one would type them; an optimiser factory as ``Adam(lr=0.001)``.
 
-    >>> show_hyperparameters({"optimizer": partial(dict, lr=0.1), "decay": 0.999})
+    >>> format_hyperparameters({"optimizer": partial(dict, lr=0.1), "decay": 0.999})
     'optimizer=dict(lr=0.1), decay=0.999'
     """
-    return ", ".join(f"{name}={shown(value)}" for name, value in values.items())
+    return ", ".join(f"{name}={format_value(value)}" for name, value in values.items())
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """One value as one would type it; the same in every process."""
     factory = partial(value) if isinstance(value, type) else value
     if isinstance(value, tuple | list):
-        return f"({', '.join(shown(item) for item in value)})"
+        return f"({', '.join(format_value(item) for item in value)})"
     if inspect.isroutine(value):
         return f"{value.__module__}.{value.__qualname__}"
     if not isinstance(factory, partial):
         return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))  # an address would differ in every process
-    return f"{factory.func.__name__}({show_hyperparameters(factory.keywords)})"
+    return f"{factory.func.__name__}({format_hyperparameters(factory.keywords)})"
 
 
-def read_settings(
+def parse_hyperparameters(
     method: type[nn.Module], texts: Iterable[str], given: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Keyword arguments of a method from texts such as ``restore=0.005``.
@@ -62,7 +62,7 @@ def read_settings(
         given: settings that stand in for the method's defaults, as a recipe's; ``lr`` then changes its optimiser.
 
     >>> from ctta.methods import CoTTA
-    >>> read_settings(CoTTA, ["restore=0.005", "gate=element", "lr=1e-4"])["optimizer"].keywords
+    >>> parse_hyperparameters(CoTTA, ["restore=0.005", "gate=element", "lr=1e-4"])["optimizer"].keywords
     {'lr': 0.0001}
     """
     defaults = {

@@ -12,12 +12,12 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ctta.parallel import current_reducer
 
-#: None outside of :func:`statistics_per_part`. Of the call and not of a layer, since streams share their source's.
+#: None outside of :func:`separate_statistics`. Of the call and not of a layer, since streams share their source's.
 _num_parts: ContextVar[int | None] = ContextVar("_num_parts", default=None)
 
 
 @contextmanager
-def statistics_per_part(num_parts: int) -> Iterator[None]:
+def separate_statistics(num_parts: int) -> Iterator[None]:
     """Within, a batch is so many equal parts laid end to end, each normalised by statistics of its own."""
     token = _num_parts.set(num_parts)
     try:
@@ -98,10 +98,10 @@ def avoid_group_norm_crash_(net: nn.Module) -> None:
     """Let no GroupNorm meet the input whose backward crashes torch on the CPU."""
     for module in net.modules():
         if isinstance(module, nn.GroupNorm):
-            module.register_forward_pre_hook(contiguous_if_constant)
+            module.register_forward_pre_hook(make_contiguous_if_constant)
 
 
-def contiguous_if_constant(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def make_contiguous_if_constant(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Forward pre-hook of a GroupNorm: a channels-last input that needs no gradient becomes contiguous.
 
     Without this the CPU's backward (seen in torch 2.13) writes that gradient through a null pointer. It happens to
@@ -112,7 +112,7 @@ def contiguous_if_constant(module: nn.Module, inputs: tuple[Tensor, ...]) -> tup
     return (x.contiguous() if constant else x, *others)
 
 
-def keeps_running_statistics(net: nn.Module) -> bool:
+def has_running_statistics(net: nn.Module) -> bool:
     """Whether every BatchNorm has running statistics, used or not."""
     return all(module.running_mean is not None for module in net.modules() if isinstance(module, _BatchNorm))
 
@@ -149,7 +149,7 @@ def estimate_running_statistics_(net: nn.Module, batches: Iterable[Tensor]) -> N
     net.eval()
 
 
-def norm_parameters(net: nn.Module) -> set[str]:
+def find_norm_parameters(net: nn.Module) -> set[str]:
     """Names of the scales and shifts of normalisation layers that require grad.
 
     Torch's own layers, and any module whose class is named ...Norm... (timm, transformers and users write their

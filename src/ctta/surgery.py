@@ -1,7 +1,7 @@
 """What is done to a copied network: unwrap it, read logits from it, choose which parameters train.
 
 The copies keep the caller's class and every key of its ``state_dict``. What a method adds is a forward hook or a
-forward pre-hook, so it survives ``eval()``, ``deepcopy`` and pickle, and :func:`plain_copy` takes it off again.
+forward pre-hook, so it survives ``eval()``, ``deepcopy`` and pickle, and :func:`copy_without_hooks` takes it off again.
 """
 
 import copy
@@ -19,7 +19,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from ctta.norms import (
     BatchStatistics,
     avoid_group_norm_crash_,
-    contiguous_if_constant,
+    make_contiguous_if_constant,
     use_batch_statistics_,
 )
 
@@ -38,18 +38,18 @@ def unwrap(net: nn.Module) -> nn.Module:
             return net
 
 
-def adaptable_copy(net: nn.Module, *, batch_stats: float, output: Output) -> nn.Module:
+def copy_for_adaptation(net: nn.Module, *, batch_stats: float, output: Output) -> nn.Module:
     """A copy in eval mode (dropout off) whose calls return logits and whose BatchNorms use ``batch_stats``."""
-    net = plain_copy(net)
-    net.register_forward_pre_hook(private_input)
-    net.register_forward_hook(LogitsOf(output))
+    net = copy_without_hooks(net)
+    net.register_forward_pre_hook(clone_input)
+    net.register_forward_hook(ExtractLogits(output))
     avoid_group_norm_crash_(net)
     if batch_stats > 0:
         use_batch_statistics_(net, batch_stats)
     return net
 
 
-def plain_copy(net: nn.Module) -> nn.Module:
+def copy_without_hooks(net: nn.Module) -> nn.Module:
     """A copy in eval mode, of the caller's class, with nothing of ours on it."""
     # Outside inference mode, or the copies would be inference tensors, which cannot be trained.
     with torch.inference_mode(False):
@@ -64,16 +64,16 @@ def plain_copy(net: nn.Module) -> nn.Module:
 
 
 def _is_ours(hook: Any) -> bool:
-    return isinstance(hook, LogitsOf | BatchStatistics) or hook in (private_input, contiguous_if_constant)
+    return isinstance(hook, ExtractLogits | BatchStatistics) or hook in (clone_input, make_contiguous_if_constant)
 
 
-def private_input(net: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def clone_input(net: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Forward pre-hook of a network: it gets a copy, since some normalise or rectify their input in place."""
     return (inputs[0].clone(), *inputs[1:])
 
 
 @dataclass(frozen=True)
-class LogitsOf:
+class ExtractLogits:
     """Forward hook: a network's output becomes its logits, dense ones resized to the input."""
 
     output: Output
@@ -120,13 +120,13 @@ def train_only_(net: nn.Module, names: Collection[str]) -> None:
         parameter.requires_grad_(name in names)
 
 
-def input_rank(net: nn.Module) -> int | None:
+def infer_input_rank(net: nn.Module) -> int | None:
     """How many axes the input of the first convolution has, batch included; None without convolutions."""
     first = next((module for module in net.modules() if isinstance(module, _ConvNd)), None)
     return None if first is None else len(first.kernel_size) + 2
 
 
-def images_of(batches: Iterable[Any]) -> Iterator[Tensor]:
+def iter_inputs(batches: Iterable[Any]) -> Iterator[Tensor]:
     """The inputs of batches that may be bare tensors or (images, labels, ...) tuples, as loaders give them."""
     if isinstance(batches, Tensor):
         raise TypeError("expected an iterable of batches, got a single tensor: give [x]")

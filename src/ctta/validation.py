@@ -7,10 +7,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from ctta.norms import keeps_running_statistics
-from ctta.surgery import input_rank
+from ctta.errors import ConfigError
+from ctta.norms import has_running_statistics
+from ctta.surgery import infer_input_rank
 from ctta.views import Views
-from ctta.views.average import splittable
+from ctta.views.average import require_split_view
 
 
 def check_fraction(name: str, value: float) -> None:
@@ -19,14 +20,21 @@ def check_fraction(name: str, value: float) -> None:
         raise ValueError(f"{name} must lie between 0 and 1, got {value!r}")
 
 
-def whole_number(name: str, value: int, low: int, high: int | None = None) -> int:
-    """A whole number within bounds, as Python's own int."""
-    expected = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
+def check_integer(name: str, value: int, low: int | None = None, high: int | None = None) -> int:
+    """Return ``value`` as a Python ``int``, or raise unless it is an integer within the bounds.
+
+    Args:
+        name: what to call the value in the error.
+        value: any object with ``__index__`` (numpy's integers too) except a bool.
+        low: the smallest value allowed.
+        high: the largest value allowed; needs ``low``.
+    """
+    bounds = "" if low is None else f" of at least {low}" if high is None else f" from {low} to {high}"
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be {expected}, got {value!r}")
+        raise TypeError(f"{name} must be an integer{bounds}, got {value!r}")
     number = operator.index(value)
-    if number < low or (high is not None and number > high):
-        raise ValueError(f"{name} must be {expected}, got {value!r}")
+    if (low is not None and number < low) or (high is not None and number > high):
+        raise ConfigError(f"{name} must be an integer{bounds}, got {value!r}")
     return number
 
 
@@ -38,11 +46,11 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
 
 def check_views_at_once(views_at_once: int, views: Views, net: nn.Module) -> None:
     """Whether so many views can go through the network together, each with statistics of its own."""
-    if whole_number("views_at_once", views_at_once, 1) == 1:
+    if check_integer("views_at_once", views_at_once, 1) == 1:
         return
     for view in views if isinstance(views, Sequence) else ():  # those that are drawn show it once they are there
-        splittable(view)
-    if not keeps_running_statistics(net):
+        require_split_view(view)
+    if not has_running_statistics(net):
         raise ValueError(
             f"views_at_once={views_at_once} needs BatchNorm layers with running statistics, and one of the network's "
             "keeps none: views_at_once=1"
@@ -51,14 +59,14 @@ def check_views_at_once(views_at_once: int, views: Views, net: nn.Module) -> Non
 
 def check_batch(x: Tensor) -> None:
     """A batch of finite floating-point inputs; an empty one is fine."""
-    check_batch_kind(x)
+    check_batch_format(x)
     if not torch.isfinite(x).all():
         raise ValueError(
             "the input holds NaN or infinite values; nothing was predicted or changed: drop or repair the batch"
         )
 
 
-def check_batch_kind(x: Tensor) -> None:
+def check_batch_format(x: Tensor) -> None:
     """A batch of floating-point inputs, of whatever values."""
     if not isinstance(x, Tensor):
         raise TypeError(f"expected a batch of inputs as a tensor, got {type(x).__name__}")
@@ -68,7 +76,7 @@ def check_batch_kind(x: Tensor) -> None:
         raise ValueError(f"expected a batch of inputs, got shape {tuple(x.shape)}: for one input call x.unsqueeze(0)")
 
 
-def checked(batches: Iterable[Tensor]) -> Iterator[Tensor]:
+def validate_batches(batches: Iterable[Tensor]) -> Iterator[Tensor]:
     """The same batches, each checked."""
     for x in batches:
         check_batch(x)
@@ -76,7 +84,7 @@ def checked(batches: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 @contextmanager
-def explaining_wrong_rank(net: nn.Module, x: Tensor) -> Iterator[None]:
+def translate_rank_errors(net: nn.Module, x: Tensor) -> Iterator[None]:
     """Where the network fails on an input of another rank than its convolutions take, say so.
 
     Only then: networks may well add or fold axes before their first convolution.
@@ -84,7 +92,7 @@ def explaining_wrong_rank(net: nn.Module, x: Tensor) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        rank = input_rank(net)
+        rank = infer_input_rank(net)
         if rank is None or x.ndim == rank:
             raise
         hint = ": for one image call x.unsqueeze(0)" if x.ndim == rank - 1 else ""

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from ctta.functional import confidence
-from ctta.surgery import Output, adaptable_copy, images_of
-from ctta.validation import check_fraction, checked
+from ctta.surgery import Output, copy_for_adaptation, iter_inputs
+from ctta.validation import check_fraction, validate_batches
 
 
 @torch.no_grad()
@@ -40,9 +40,9 @@ def calibrate_threshold(
     """
     check_fraction("quantile", quantile)
     check_fraction("batch_stats", batch_stats)
-    source = adaptable_copy(net, batch_stats=batch_stats, output=output)
+    source = copy_for_adaptation(net, batch_stats=batch_stats, output=output)
     confidences = []
-    for x in checked(images_of(batches)):
+    for x in validate_batches(iter_inputs(batches)):
         if len(x):
             confidences.append(confidence(source(x)).flatten().cpu())
     if not confidences:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.encoding import decode, encode, is_storable
 from ctta.guard import Guarded
-from ctta.hyperparameters import show_hyperparameters, shown
+from ctta.hyperparameters import format_hyperparameters, format_value
 from ctta.methods import METHODS
 from ctta.optim import restore_state_, split_state
 
@@ -114,9 +114,9 @@ def to_give_again(model: AdaptiveModel) -> dict[str, Any]:
 
 def shown_settings(model: AdaptiveModel) -> dict[str, str]:
     """Every hyperparameter as one would type it; that of a guard which is the method inside, with its own."""
-    settings = {name: shown(value) for name, value in model.hyperparameters.items()}
+    settings = {name: format_value(value) for name, value in model.hyperparameters.items()}
     if isinstance(model, Guarded):
-        inside = show_hyperparameters(model.inner.hyperparameters)
+        inside = format_hyperparameters(model.inner.hyperparameters)
         settings["model"] = f"{type(model.inner).__name__}({inside})"
     return settings
 

@@ -11,7 +11,7 @@ from ctta.cli.console import err, out
 from ctta.cli.network import load_network
 from ctta.cli.progress import progress_of_unknown_total
 from ctta.cli.stopping import stopping_between_steps
-from ctta.hyperparameters import read_settings
+from ctta.hyperparameters import parse_hyperparameters
 from ctta.inference import Adapted, adapt_to_folder
 from ctta.methods import METHODS
 from ctta.validation import check_choice
@@ -71,7 +71,7 @@ def adapt(
         method = "cotta"  # settings are read as those of a method, so a state must be of it too
     if method is not None:
         check_choice("method", method, tuple(METHODS))
-    given = read_settings(METHODS[method], texts) if method else {}
+    given = parse_hyperparameters(METHODS[method], texts) if method else {}
     names = None if classes is None else classes.read_text(encoding="utf-8").splitlines()
     net = load_network(model, device)
     try:

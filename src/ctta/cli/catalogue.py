@@ -10,7 +10,7 @@ from rich.table import Table
 from ctta.base import AdaptiveModel
 from ctta.benchmark.recipes import RECIPES
 from ctta.cli.console import out
-from ctta.hyperparameters import shown
+from ctta.hyperparameters import format_value
 from ctta.methods import METHODS
 
 AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
@@ -49,7 +49,7 @@ def recipes(as_json: AsJson = False) -> None:
 def _settings(method: type[AdaptiveModel]) -> dict[str, str]:
     """Every setting and its default, as one would type it."""
     parameters = inspect.signature(method).parameters
-    return {name: shown(parameters[name].default) for name in parameters if name != "net"}
+    return {name: format_value(parameters[name].default) for name in parameters if name != "net"}
 
 
 def _first_sentence(thing: object) -> str:

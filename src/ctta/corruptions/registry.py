@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from ctta.corruptions.arrays import Int64Array, UInt8Array
@@ -15,6 +14,7 @@ from ctta.corruptions.noise import gaussian_noise, impulse_noise, shot_noise, sp
 from ctta.corruptions.rng import PerImageRNG
 from ctta.corruptions.spatter import spatter
 from ctta.corruptions.weather import brightness, fog, frost, snow
+from ctta.validation import check_integer
 
 Corruption = Callable[[UInt8Array, int, PerImageRNG], UInt8Array]
 
@@ -104,8 +104,3 @@ def check_corruption(name: str, severity: int) -> None:
     check_integer("severity", severity)
     if not 1 <= severity <= 5:
         raise ValueError(f"severity is {severity}; expected an integer from 1 to 5")
-
-
-def check_integer(argument: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{argument} is {value!r}; expected an integer")

@@ -13,9 +13,10 @@ from numpy.typing import ArrayLike
 from ctta.corruptions.arrays import Int64Array, UInt8Array
 from ctta.corruptions.batches import to_bytes
 from ctta.corruptions.frost import PhotoPaths
-from ctta.corruptions.registry import CORRUPTIONS, HOLD_OUT, VERSION, check_corruption, check_integer, corrupt
+from ctta.corruptions.registry import CORRUPTIONS, HOLD_OUT, VERSION, check_corruption, corrupt
 from ctta.io.complete_files import replacing, same_origin
 from ctta.io.images import IMAGE_SUFFIXES, decoding_errors, import_pillow, is_image_file, resize_and_center_crop
+from ctta.validation import check_integer
 
 SEVERITIES = (1, 2, 3, 4, 5)
 BATCH = 16  # pictures held at once

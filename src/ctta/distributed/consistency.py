@@ -11,7 +11,7 @@ from torch import distributed as dist
 from ctta.base import AdaptiveModel
 from ctta.distributed.collectives import all_gather_json, all_gather_stack, explaining_lost_ranks
 from ctta.distributed.process_group import DistributedError, world_size
-from ctta.hyperparameters import show_hyperparameters
+from ctta.hyperparameters import format_hyperparameters
 from ctta.optim import restore_state_, split_state
 
 
@@ -60,7 +60,7 @@ def copy_from_first_rank_(model: AdaptiveModel) -> None:
     shapes = [(name, str(value.dtype), tuple(value.shape)) for name, value in _state(model).items()]
     about = {
         "method": f"{type(model).__module__}.{type(model).__qualname__}",
-        "settings": show_hyperparameters(model.hyperparameters),
+        "settings": format_hyperparameters(model.hyperparameters),
         "network": hex(digest(shapes)),
     }
     optimizer, moments = split_state(model.optimizer) if model.optimizer else ({}, {})

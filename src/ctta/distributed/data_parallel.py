@@ -21,9 +21,9 @@ from ctta.distributed.process_group import TIMEOUT, DistributedError, init, rank
 from ctta.distributed.reducers import ShardedReducer, ViewShardedReducer
 from ctta.errors import InputError
 from ctta.guard import Guarded
-from ctta.norms import keeps_running_statistics
+from ctta.norms import has_running_statistics
 from ctta.parallel import BatchReducer, Coordinator, in_shared_step, use_reducer
-from ctta.validation import check_choice, whole_number
+from ctta.validation import check_choice, check_integer
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=AdaptiveModel)
@@ -53,8 +53,8 @@ def data_parallel(
     if not isinstance(model, AdaptiveModel):
         raise TypeError(f"data_parallel takes a model that adapts, such as ctta.CoTTA(net), got {type(model).__name__}")
     check_choice("shard", shard, ("batch", "views"))
-    whole_number("check_every", check_every, 1)
-    if shard == "batch" and not keeps_running_statistics(model.source):
+    check_integer("check_every", check_every, 1)
+    if shard == "batch" and not has_running_statistics(model.source):
         raise ValueError(
             "a BatchNorm layer keeps no running statistics, and without them the batch's cannot be put together from "
             "several ranks: use shard='views', or layers with track_running_stats=True"

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from ctta.guard.detector import CALM
-from ctta.validation import whole_number
+from ctta.validation import check_integer
 
 COUNTS = ("unseen", "calm", "resting", "relapses", "since_alarm", "since_snapshot", "clumped", "alarmed")
 SETTLED = 8  # calm looks in a row, after which looks become rarer
@@ -27,8 +27,8 @@ class Schedule(nn.Module):
     def __init__(self, every: int, inspect_every: int, snapshot_every: int, rest: int) -> None:
         super().__init__()
         for name, value in (("every", every), ("inspect_every", inspect_every), ("snapshot_every", snapshot_every)):
-            whole_number(name, value, 1)
-        whole_number("rest", rest, 0)
+            check_integer(name, value, 1)
+        check_integer("rest", rest, 0)
         self.every, self.inspect_every, self.snapshot_every, self.rest = every, inspect_every, snapshot_every, rest
         self.register_buffer("counts", torch.zeros(len(COUNTS), dtype=torch.long))
         self["since_alarm"] = RELAPSE

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ctta.validation import check_batch_kind
+from ctta.validation import check_batch_format
 
 DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
 MOST_AXES = 6  # of one input; the learnt shape is kept in a buffer of fixed size
@@ -63,7 +63,7 @@ class Door(nn.Module):
 
     def check(self, x: Tensor, *, rows: bool) -> None:
         """Refuse a batch of another kind and, if asked, one with bad rows."""
-        check_batch_kind(x)
+        check_batch_format(x)
         name = str(x.dtype).removeprefix("torch.")
         expected = self.admission.dtype or (list(DTYPES)[int(self.dtype)] if self.dtype >= 0 else None)
         if expected is not None and name != expected:

@@ -17,7 +17,7 @@ from ctta.guard.thresholds import Thresholds
 from ctta.guard.untouched import untouched
 from ctta.guard.validator import Admission, Door
 from ctta.guard.watching import watching_step
-from ctta.validation import check_choice, whole_number
+from ctta.validation import check_choice, check_integer
 
 LEARNT, CHOSEN = Admission(), Thresholds()
 SHADOW_REPORT_EVERY = 100  # batches
@@ -84,7 +84,7 @@ class Guarded(RemediedMethod):
         if on_collapse is not None:
             check_choice("on_collapse", on_collapse, get_args(OnCollapse))
         if reset_every is not None:
-            whole_number("reset_every", reset_every, 1)
+            check_integer("reset_every", reset_every, 1)
         if max_update is not None and not max_update > 0:
             raise ValueError(f"max_update must be above 0, or None for no limit, got {max_update!r}")
         self.admission, self.bad_rows, self.thresholds, self.shadow = admission, bad_rows, thresholds, shadow

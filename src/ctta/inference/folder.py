@@ -19,7 +19,7 @@ from ctta.checkpoint.files import load, save
 from ctta.distributed import data_parallel, init
 from ctta.distributed.collectives import run_on_rank_zero
 from ctta.guard import Guarded
-from ctta.hyperparameters import show_hyperparameters
+from ctta.hyperparameters import format_hyperparameters
 from ctta.inference.predictions import PredictionFile
 from ctta.inference.run import Run
 from ctta.methods import METHODS, Source, adapt
@@ -119,7 +119,7 @@ def adapt_to_folder(
         confidence=run.confidence_sum / len(left) if len(left) else None,
         seconds=time.perf_counter() - started,
         method={cls: name for name, cls in METHODS.items()}[type(_method_of(model))],
-        settings=show_hyperparameters(_method_of(model).hyperparameters),
+        settings=format_hyperparameters(_method_of(model).hyperparameters),
         events=dict(Counter(event.kind for event in model.events)) if isinstance(model, Guarded) else None,
     )
 
@@ -161,7 +161,7 @@ def _check_same(model: AdaptiveModel, settings: dict[str, Any], state: Path) -> 
     there = _method_of(model).hyperparameters
     for name, value in settings.items():
         if encode(there[name]) != encode(value):
-            now, before = (show_hyperparameters({name: each}) for each in (value, there[name]))
+            now, before = (format_hyperparameters({name: each}) for each in (value, there[name]))
             raise ValueError(f"{state} was begun with {before}, and now {now} is asked for: begin another state")
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
 from ctta.functional import confidence, entropy
-from ctta.norms import norm_parameters
+from ctta.norms import find_norm_parameters
 from ctta.optim import OptimizerFactory
 from ctta.surgery import Output, train_only_
 
@@ -41,7 +41,7 @@ class Tent(AdaptiveModel):
     ) -> None:
         super().__init__(net, batch_stats=batch_stats, output=output)
         self.student = self.copy_of_source()
-        train_only_(self.student, norm_parameters(self.student))
+        train_only_(self.student, find_norm_parameters(self.student))
         self.optimize(self.student, optimizer)
 
     def adapt_step(self, x: Tensor) -> Tensor:

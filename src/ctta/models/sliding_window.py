@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from ctta.functional import at_least_float32
-from ctta.surgery import LogitsOf, Output
-from ctta.validation import whole_number
+from ctta.surgery import ExtractLogits, Output
+from ctta.validation import check_integer
 
 
 class SlidingWindow(nn.Module):
@@ -33,9 +33,9 @@ class SlidingWindow(nn.Module):
     def __init__(self, net: nn.Module, *, window: int = 1024, stride: int = 768, output: Output = None) -> None:
         super().__init__()
         self.net = net
-        self.window = whole_number("window", window, 1)
-        self.stride = whole_number("stride", stride, 1, self.window)  # a longer one would leave pixels unseen
-        self.logits_of = LogitsOf(output)
+        self.window = check_integer("window", window, 1)
+        self.stride = check_integer("stride", stride, 1, self.window)  # a longer one would leave pixels unseen
+        self.logits_of = ExtractLogits(output)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim != 4:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from ctta.base import AdaptiveModel
-from ctta.hyperparameters import read_settings
+from ctta.hyperparameters import parse_hyperparameters
 from ctta.methods import METHODS, CoTTA
 from ctta.serve.window import SHARE
 from ctta.validation import check_choice
@@ -22,7 +22,7 @@ def method_by_name(net: nn.Module, name: str, texts: Sequence[str] = ()) -> Adap
     Args:
         net: the source network.
         name: of the method.
-        texts: settings as one types them; see :func:`ctta.settings.read_settings`.
+        texts: settings as one types them; see :func:`ctta.hyperparameters.parse_hyperparameters`.
 
     >>> from ctta.models import embedded
     >>> method_by_name(embedded(), "tent", ["lr=1e-4"]).batch_stats
@@ -33,4 +33,4 @@ def method_by_name(net: nn.Module, name: str, texts: Sequence[str] = ()) -> Adap
     given: dict[str, Any] = {"views": fast_image_views()} if name == FAST else {}
     if "batch_stats" in inspect.signature(method).parameters:
         given["batch_stats"] = SHARE
-    return method(net, **given | read_settings(method, texts, given))
+    return method(net, **given | parse_hyperparameters(method, texts, given))

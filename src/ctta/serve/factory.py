@@ -11,7 +11,7 @@ from ctta.checkpoint.encoding import encode, is_storable
 from ctta.checkpoint.files import load
 from ctta.checkpoint.manifest import optimizer_tensors
 from ctta.errors import CheckpointError
-from ctta.hyperparameters import show_hyperparameters
+from ctta.hyperparameters import format_hyperparameters
 from ctta.serve.budget import TimeBudget
 from ctta.serve.events import AuditLog
 from ctta.serve.snapshots import Snapshots
@@ -80,7 +80,7 @@ def _check_same_settings(model: AdaptiveModel, own: AdaptiveModel, what: str) ->
     for name, value in own.hyperparameters.items():
         there = model.hyperparameters[name]
         if is_storable(value) and (not is_storable(there) or encode(there) != encode(value)):
-            now, before = (show_hyperparameters({name: each}) for each in (value, there))
+            now, before = (format_hyperparameters({name: each}) for each in (value, there))
             raise CheckpointError(f"{what} was made with {before}, and this service has {now}")
 
 

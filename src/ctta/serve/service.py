@@ -16,7 +16,7 @@ from ctta.checkpoint.fingerprint import source_fingerprint
 from ctta.errors import annotate_network_errors
 from ctta.evaluation.journal import write_atomically
 from ctta.guard.untouched import untouched
-from ctta.hyperparameters import show_hyperparameters
+from ctta.hyperparameters import format_hyperparameters
 from ctta.norms import uses_batch_statistics
 from ctta.serve.budget import TimeBudget
 from ctta.serve.errors import Refusal
@@ -210,6 +210,6 @@ def _described(model: AdaptiveModel) -> dict[str, str]:
     return {
         "network": source_fingerprint(model.source),
         "method": type(method).__name__,
-        "settings": show_hyperparameters(method.hyperparameters),
-        "guard": "none" if model is method else show_hyperparameters(model.hyperparameters),
+        "settings": format_hyperparameters(method.hyperparameters),
+        "guard": "none" if model is method else format_hyperparameters(model.hyperparameters),
     }

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ctta.errors import DataError
 from ctta.streams.arrays import PixelArray, content_digest
 from ctta.streams.remedies import for_cifar_c
-from ctta.validation import whole_number
+from ctta.validation import check_integer
 
 SEVERITIES = 5
 
@@ -41,7 +41,7 @@ class CifarC:
         self.name = f"cifar-c[{self.count} images, labels {content_digest(self.labels.astype('<i8'))}]"
 
     def domain(self, corruption: str, severity: int) -> PixelArray:
-        severity = whole_number("severity", severity, 1, SEVERITIES)
+        severity = check_integer("severity", severity, 1, SEVERITIES)
         pixels = self._open(corruption)
         expected = SEVERITIES * self.count
         if pixels.dtype != np.uint8 or pixels.ndim != 4 or len(pixels) != expected or pixels.shape[3] != 3:

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from ctta.corruptions import VERSION, corrupt
 from ctta.corruptions.frost import PhotoPaths, hash_photos
-from ctta.corruptions.registry import check_corruption, check_integer
+from ctta.corruptions.registry import check_corruption
 from ctta.streams.arrays import content_name, unit_floats
 from ctta.streams.stream import Rows
+from ctta.validation import check_integer
 
 
 class Corrupted:

@@ -12,7 +12,7 @@ from ctta.io.images import is_hidden_folder, resize_and_center_crop
 from ctta.streams.pictures import PictureFiles, Transform, listing_name, pictures_below, resized
 from ctta.streams.remedies import GROUP_OF, for_imagenet_c
 from ctta.streams.stream import Segment, Stream
-from ctta.validation import whole_number
+from ctta.validation import check_integer
 
 READ_AHEAD = 2
 
@@ -115,7 +115,7 @@ def check_choice(per_class: int | None, images: Sequence[str] | None) -> None:
     if per_class is not None and images is not None:
         raise ValueError(f"give per_class or images, not both: per_class={per_class} would not apply to the list")
     if per_class is not None:
-        whole_number("per_class (None for all pictures)", per_class, 1)
+        check_integer("per_class (None for all pictures)", per_class, 1)
     if images is not None:
         if isinstance(images, str) or not images:
             raise ValueError(f"images must be a list of '<class>/<picture>' with at least one entry, got {images!r}")
@@ -158,7 +158,7 @@ class ImageNetC:
         self._first: tuple[Path, list[Path], str] | None = None
 
     def domain(self, corruption: str, severity: int) -> PictureFiles:
-        within = Path(corruption) / str(whole_number("severity", severity, 1, 5))
+        within = Path(corruption) / str(check_integer("severity", severity, 1, 5))
         # ctta.datasets.get leaves each group in a folder of its own, people often take the groups apart.
         groups = [self.folder, *(self.folder / name for name in visible_folders(self.folder))]
         group = next((group for group in groups if (group / within).is_dir()), None)

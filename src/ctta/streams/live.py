@@ -10,7 +10,7 @@ from torch import Tensor
 from ctta.streams.arrays import unit_floats
 from ctta.streams.pictures import as_seen
 from ctta.streams.stream import Batch
-from ctta.validation import whole_number
+from ctta.validation import check_integer
 
 
 class LiveStream(Iterator[Batch]):
@@ -22,7 +22,7 @@ class LiveStream(Iterator[Batch]):
     """
 
     def __init__(self, frames: Iterable[Any], batch_size: int, name: str) -> None:
-        batch_size = whole_number("batch_size", batch_size, 1)
+        batch_size = check_integer("batch_size", batch_size, 1)
         self.name, self.batch_size = name, batch_size
         self.domains = [name]
         self._frames = iter(frames)

@@ -18,7 +18,7 @@ import numpy as np
 from ctta.streams.mixture import Mixture
 from ctta.streams.orders import corruption_order
 from ctta.streams.stream import Images, Segment, Stream
-from ctta.validation import whole_number
+from ctta.validation import check_integer
 
 
 class Corruptions(Protocol):
@@ -96,7 +96,7 @@ def _chosen(order: int | None, names: Sequence[str] | None) -> tuple[tuple[str, 
 def _through(
     data: Corruptions, steps: Sequence[tuple[str, int]], name: str, limit: int | None, batch_size: int
 ) -> Stream:
-    limit = None if limit is None else whole_number("limit", limit, 1)
+    limit = None if limit is None else check_integer("limit", limit, 1)
     domains = {step: data.domain(*step) for step in dict.fromkeys(steps)}  # each opened once
     segments = []
     for corruption, severity in steps:
@@ -110,7 +110,7 @@ def _through(
 
 def rounds(stream: Stream, count: int) -> Stream:
     """The whole stream again and again."""
-    count = whole_number("count", count, 1)
+    count = check_integer("count", count, 1)
     return stream.with_segments(f"rounds={count}", stream.segments * count)
 
 
@@ -122,7 +122,7 @@ def correlated(stream: Stream, *, concentration: float = 0.1, seed: int = 0, slo
     """
     if not concentration > 0:
         raise ValueError(f"concentration must be above 0, got {concentration}")
-    slots = whole_number("slots", slots, 1)
+    slots = check_integer("slots", slots, 1)
     segments = []
     for number, segment in enumerate(stream.segments):
         if segment.images.labels is None:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ctta.validation import whole_number
+from ctta.validation import check_integer
 
 Rows = NDArray[np.int64]
 #: Label of pixels that are not scored, as in Cityscapes and ACDC.
@@ -110,7 +110,7 @@ class Stream:
     """
 
     def __init__(self, name: str, segments: Sequence[Segment], *, batch_size: int = 200, read_ahead: int = 0) -> None:
-        batch_size = whole_number("batch_size", batch_size, 1)
+        batch_size = check_integer("batch_size", batch_size, 1)
         if not segments or any(len(segment.rows) == 0 for segment in segments):
             raise ValueError(f"the stream {name!r} has no images, or a domain without any")
         self.name, self.segments, self.batch_size, self.read_ahead = name, tuple(segments), batch_size, read_ahead
@@ -139,7 +139,7 @@ class Stream:
 
     @position.setter
     def position(self, value: int) -> None:
-        self._position, self._came_to_end = whole_number("position", value, 0, len(self)), False
+        self._position, self._came_to_end = check_integer("position", value, 0, len(self)), False
 
     def __iter__(self) -> Iterator[Batch]:
         if self._came_to_end:

@@ -9,12 +9,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ctta.corruptions.arrays import UInt8Array
-from ctta.corruptions.registry import check_integer
 from ctta.streams.arrays import unit_floats
 from ctta.streams.stream import Rows, Segment, Stream
 from ctta.synthetic.classes import CLASSES, Labels
 from ctta.synthetic.frames import HOLD_OUT, SPLITS, VERSION, check_condition, render_frame, validate_size
-from ctta.validation import check_choice, whole_number
+from ctta.validation import check_choice, check_integer
 
 #: What a stream of each part goes through unless told otherwise.
 WEATHER = {"train": ("clear",), "choose": tuple(HOLD_OUT), "report": ("fog", "night", "rain", "snow")}
@@ -51,7 +50,7 @@ class StreetScenes:
     def __post_init__(self) -> None:
         check_condition(self.condition, self.split)
         check_integer("seed", self.seed)
-        whole_number("count", self.count, 1)
+        check_integer("count", self.count, 1)
         validate_size(self.size)
 
     @property

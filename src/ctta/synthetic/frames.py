@@ -6,14 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from ctta.corruptions.arrays import Float32Array, UInt8Array
-from ctta.corruptions.registry import check_integer
 from ctta.synthetic.air import dust, fog
 from ctta.synthetic.classes import Labels
 from ctta.synthetic.dark import dusk, night
 from ctta.synthetic.rng import SceneRNG
 from ctta.synthetic.scene import Scene, drawn_scene
 from ctta.synthetic.wet import rain, snow
-from ctta.validation import check_choice, whole_number
+from ctta.validation import check_choice, check_integer
 
 Weather = Callable[[Scene, SceneRNG], Float32Array]
 
@@ -70,7 +69,7 @@ def render_frame(
     """
     check_condition(condition, split)
     check_integer("seed", seed)
-    index = whole_number("index", index, 0)
+    index = check_integer("index", index, 0)
     height, width = validate_size(size)
     scene = drawn_scene(seed, split, index, height, width)
     colour = (CONDITIONS | HOLD_OUT)[condition](scene, SceneRNG(seed, f"{split} {condition}", index))
@@ -96,4 +95,4 @@ def validate_size(size: tuple[int, int]) -> tuple[int, int]:
     """Height and width of a picture, large enough."""
     if not isinstance(size, tuple) or len(size) != 2:
         raise ValueError(f"size must be (height, width), got {size!r}")
-    return whole_number("height", size[0], SMALLEST), whole_number("width", size[1], SMALLEST)
+    return check_integer("height", size[0], SMALLEST), check_integer("width", size[1], SMALLEST)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ctta.functional import at_least_float32
-from ctta.norms import statistics_per_part
+from ctta.norms import separate_statistics
 from ctta.parallel import current_reducer
 
 Model = Callable[[Tensor], Tensor]
@@ -47,7 +47,7 @@ def check_images(x: Tensor, views: Views) -> None:
         check(x)
 
 
-def splittable(view: View) -> SplitView:
+def require_split_view(view: View) -> SplitView:
     """The view itself, if several like it can go through a model at once."""
     if not isinstance(view, SplitView):
         raise TypeError(f"views_at_once above 1 needs views with augment(x) and align(logits, x), got {view!r}")
@@ -83,7 +83,7 @@ def _answers(views: Sequence[View], model: Model, x: Tensor, views_at_once: int)
         return
     together: list[SplitView] = []
     shown: list[Tensor] = []
-    for view in map(splittable, views):
+    for view in map(require_split_view, views):
         image = view.augment(x)
         if shown and shown[0].shape != image.shape:
             yield from _answers_together(together, shown, model, x)
@@ -99,7 +99,7 @@ def _answers_together(together: list[SplitView], shown: list[Tensor], model: Mod
     """The answers to these views, which are taken off the lists: their images are not needed beside the stack."""
     stack = torch.cat(shown)
     shown.clear()
-    with statistics_per_part(len(together)):
+    with separate_statistics(len(together)):
         answers = model(stack).chunk(len(together))
     for view, answer in zip(together, answers, strict=True):
         yield view.align(answer, x)

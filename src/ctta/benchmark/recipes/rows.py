@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ctta.benchmark.recipes.task import Preset, Row
-from ctta.hyperparameters import read_settings
+from ctta.hyperparameters import parse_hyperparameters
 from ctta.methods import BNStats, CoTTA, PseudoLabel, Source, Tent, TestAug
 from ctta.optim import OptimizerFactory
 from ctta.views import Views, fast_image_views, image_views
@@ -55,7 +55,7 @@ def paper_rows(
 def with_settings(rows: Mapping[str, Row], settings: tuple[str, ...]) -> dict[str, Row]:
     """The rows with what a user asked for, each as ``<row>.<setting>=<value>``.
 
-    Values read as in :func:`ctta.settings.read_settings`.
+    Values read as in :func:`ctta.hyperparameters.parse_hyperparameters`.
 
     >>> rows = paper_rows("official", cotta={})
     >>> with_settings(rows, ("cotta.restore=0.005", "tent.lr=0.01"))["cotta"].settings["restore"]
@@ -72,6 +72,6 @@ def with_settings(rows: Mapping[str, Row], settings: tuple[str, ...]) -> dict[st
         if key == "seed":
             raise ValueError(f"seeds are given by --seeds, not by {setting!r}")
         row = changed[name]
-        typed = read_settings(row.method, [f"{key}={text}"], row.settings)
+        typed = parse_hyperparameters(row.method, [f"{key}={text}"], row.settings)
         changed[name] = replace(row, settings={**row.settings, **typed})
     return changed
