@@ -22,8 +22,9 @@ from torch import Tensor
 
 import ctta
 from ctta.base import AdaptiveModel
+from ctta.datasets import sample
 from ctta.guard import Guarded
-from ctta.streams import Stream, continual, rounds, sample
+from ctta.streams import Stream, continual, rounds
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results" / "guards"
 NUM_ROUNDS, NOISE_BATCHES, NOISE_BEFORE = 10, 20, 5

@@ -7,7 +7,8 @@ import numpy as np
 from cifar10_files import read_split
 
 from ctta.corruptions import HOLD_OUT
-from ctta.streams import Corrupted, Segment, Stream
+from ctta.datasets import Corrupted
+from ctta.streams import Segment, Stream
 
 FIRST, BLOCK = 2000, 500
 

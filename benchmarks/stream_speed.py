@@ -14,7 +14,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from numpy.lib.format import open_memmap
 
-from ctta.streams import CifarC, corruption_order, gradual
+from ctta.datasets import CifarC
+from ctta.streams import corruption_order, gradual
 
 TARGET = 50_000
 ALLOWED_MIB = 64  # far below the 150 MB of one file, and above the allocator's own breathing

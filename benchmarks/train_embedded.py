@@ -105,7 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train the embedded ResNet-20 on CIFAR-10.")
     parser.add_argument("--cifar", type=Path, required=True, help="folder of the CIFAR-10 files")
     parser.add_argument("--weights", type=Path, default=package / "models" / "embedded.safetensors")
-    parser.add_argument("--sample", type=Path, default=package / "streams" / "sample.npz")
+    parser.add_argument("--sample", type=Path, default=package / "datasets" / "sample.npz")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

@@ -25,8 +25,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ctta.datasets import StreetScenes
 from ctta.models import tiny_segformer
-from ctta.streams import StreetScenes
 from ctta.synthetic import CLASSES, VERSION
 
 SIZE = (128, 256)

@@ -378,7 +378,7 @@ def pictures_that_come_meanwhile_are_left_for_the_next_time(folder: Path) -> Non
     check_same(data_parallel(Stream(ctta.Tent).model()))  # until the pictures are there
     found = sorted(pictures.rglob("*.png"))
     only_here = [found[0].with_name("0.png"), *found]  # as if it had come after the first rank looked
-    listing = mock.patch("ctta.inference.folder.pictures_below", lambda root: only_here if rank() else found)
+    listing = mock.patch("ctta.inference.folder.find_images", lambda root: only_here if rank() else found)
     with listing:
         done = adapt_to_folder(Case(ctta.Tent, NETWORKS["batch_norm"], {}).net(), pictures, out, method="tent")
     assert done.num_images == 3

@@ -18,9 +18,9 @@ from filelock import FileLock
 import ctta
 from ctta import models
 from ctta.cli.adapt import adapt
+from ctta.datasets.image_files import read_images
 from ctta.hyperparameters import parse_hyperparameters
 from ctta.inference.run import Run
-from ctta.streams.pictures import read_pictures
 
 FEW_VIEWS = ("--set", "views=2", "--set", "threshold=1.1")
 
@@ -59,7 +59,7 @@ def test_every_picture_is_predicted_while_adapting(camera: Camera) -> None:
     paths = [*camera.paths, camera.images / "later/020.png", camera.images / "later/021.png"]
     for number in range(6):
         batch = paths[4 * number : 4 * number + 4]
-        confidence, predicted = model(read_pictures(batch, None)).double().softmax(1).max(1)
+        confidence, predicted = model(read_images(batch, None)).double().softmax(1).max(1)
         for path, row, probability, label in zip(
             batch, camera.rows()[4 * number :], confidence, predicted, strict=False
         ):
@@ -80,7 +80,7 @@ def test_names_of_classes_and_what_the_source_says(camera: Camera) -> None:
     )
     rows = camera.rows()
     words = names.read_text().splitlines()
-    source = models.load(network(camera.root))(read_pictures(camera.paths, None)).argmax(1)
+    source = models.load(network(camera.root))(read_images(camera.paths, None)).argmax(1)
     for row, label in zip(rows, source.tolist(), strict=True):
         assert row["name"] == words[int(row["class"])]
         assert (row["source_class"], row["source_name"]) == (str(label), words[label])

@@ -10,7 +10,8 @@ from command_line import mistake, output, run, write_pictures
 
 import ctta
 from ctta.cli.corrupt import corrupt
-from ctta.streams import CifarC, ImageNetC, continual
+from ctta.datasets import CifarC, ImageNetC
+from ctta.streams import continual
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
 LABELS = np.array([0, 1, 2, 3, 4, 5])
@@ -26,7 +27,7 @@ def test_an_npz_becomes_a_folder_like_cifar_c(sample: Path, tmp_path: Path) -> N
     folder = tmp_path / "made"
     text = output(corrupt, sample, folder, "--corruptions", "brightness,contrast", "--seed", 3)
     assert text == (
-        f'{folder} holds 2 corruptions, severities 1, 2, 3, 4, 5.\nRead it with: ctta.streams.CifarC("{folder}")\n'
+        f'{folder} holds 2 corruptions, severities 1, 2, 3, 4, 5.\nRead it with: ctta.datasets.CifarC("{folder}")\n'
     )
     made = np.load(folder / "contrast.npy")
     assert (made[24:] == ctta.corruptions.corrupt(IMAGES, "contrast", 5, seed=3)).all()

@@ -10,7 +10,7 @@ from download_server import serving
 
 from ctta.cli import data as module
 from ctta.cli.data import data
-from ctta.datasets import DATASETS, Dataset, DownloadError, find, get
+from ctta.datasets import DATASETS, Dataset, DownloadError, download, find
 
 CONTENT = b"weights of a network"
 
@@ -53,7 +53,7 @@ def test_find_never_fetches_and_says_how_to(cache: Path, tmp_path: Path) -> None
     with pytest.raises(DownloadError, match=r"wrn28-10-standard.pt is missing\); run: ctta data get wrn28"):
         find("wrn28-10-standard")
     (tmp_path / "mine" / "imagenet-c" / "blur").mkdir(parents=True)
-    assert find("imagenet-c/blur", cache=tmp_path / "mine") == get("imagenet-c/blur", cache=tmp_path / "mine")
+    assert find("imagenet-c/blur", cache=tmp_path / "mine") == download("imagenet-c/blur", cache=tmp_path / "mine")
     cache.mkdir()
     (cache / "wrn28-10-standard.pt").write_text("<html>")
     with pytest.raises(DownloadError, match="cannot be used: it is a web page"):
@@ -69,7 +69,7 @@ def test_ctrl_c_says_how_to_go_on(cache: Path, monkeypatch: pytest.MonkeyPatch) 
     def stopped(name: str, cache: Path | None) -> Path:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "fetch", stopped)
+    monkeypatch.setattr(module, "download", stopped)
     result = run(data, "get", "cifar10-c")
     assert (result.exit_code, result.stdout) == (130, "")
     assert "The same command goes on where it was." in result.stderr

@@ -19,7 +19,7 @@ import pytest
 from archives import archive, member
 from download_server import CONFIRMED, DownloadServer, serving
 
-from ctta.datasets import DATASETS, Dataset, DownloadError, cache_folder, get
+from ctta.datasets import DATASETS, Dataset, DownloadError, cache_dir, download
 
 CONTENT = bytes(hashlib.shake_256(b"ctta").digest(400_000))
 HALF = 200_000
@@ -62,7 +62,7 @@ def put_part(path: Path, content: bytes) -> None:
 def failure(path: Path, *words: str) -> str:
     """The message of the error that fetching the weights ends with; nothing may be left under the final name."""
     with pytest.raises(DownloadError) as caught:
-        get("weights")
+        download("weights")
     assert not path.exists()
     message = str(caught.value)
     for word in ("weights.pt", *words):
@@ -71,9 +71,9 @@ def failure(path: Path, *words: str) -> str:
 
 
 def test_a_file_arrives_whole_and_only_once(weights: Path, server: DownloadServer) -> None:
-    assert get("weights") == weights
+    assert download("weights") == weights
     assert weights.read_bytes() == CONTENT
-    assert get("weights") == weights
+    assert download("weights") == weights
     assert server.asked == [("/file", None)]
     assert not part_of(weights).exists()
 
@@ -84,15 +84,15 @@ def test_a_break_is_told_and_resumed_with_only_the_rest(weights: Path, server: D
     kept = part_of(weights).stat().st_size
     assert 0 < kept <= HALF
     server.manner = "well"
-    assert get("weights").read_bytes() == CONTENT
+    assert download("weights").read_bytes() == CONTENT
     assert server.asked == [("/file", None), ("/file", f"bytes={kept}-")]
 
 
 def test_a_killed_download_is_resumed(weights: Path, server: DownloadServer) -> None:
     server.manner = "stalls"
     script = (
-        "from ctta.datasets import DATASETS, Dataset, get\n"
-        f"DATASETS['weights'] = {DATASETS['weights']!r}\nget('weights')\n"
+        "from ctta.datasets import DATASETS, Dataset, download\n"
+        f"DATASETS['weights'] = {DATASETS['weights']!r}\ndownload('weights')\n"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen([sys.executable, "-c", script], env=environment)
@@ -105,7 +105,7 @@ def test_a_killed_download_is_resumed(weights: Path, server: DownloadServer) -> 
     kept = part_of(weights).stat().st_size
     assert not weights.exists()
     server.manner = "well"
-    assert get("weights").read_bytes() == CONTENT
+    assert download("weights").read_bytes() == CONTENT
     assert server.asked[-1] == ("/file", f"bytes={kept}-")
 
 
@@ -113,13 +113,13 @@ def test_a_killed_download_is_resumed(weights: Path, server: DownloadServer) -> 
 def test_a_server_without_ranges_makes_it_start_over(weights: Path, server: DownloadServer, manner: str) -> None:
     put_part(weights, CONTENT[:HALF])
     server.manner = manner
-    assert get("weights").read_bytes() == CONTENT
+    assert download("weights").read_bytes() == CONTENT
     assert server.asked[0] == ("/file", f"bytes={HALF}-")
 
 
 def test_a_part_that_is_complete_asks_for_nothing(weights: Path, server: DownloadServer) -> None:
     put_part(weights, CONTENT)
-    assert get("weights").read_bytes() == CONTENT
+    assert download("weights").read_bytes() == CONTENT
     assert server.asked == []
 
 
@@ -127,7 +127,7 @@ def test_a_part_that_is_complete_asks_for_nothing(weights: Path, server: Downloa
 def test_nothing_beyond_the_part(weights: Path, server: DownloadServer, monkeypatch, part, questions) -> None:
     change(monkeypatch, size=None)
     put_part(weights, part)
-    assert get("weights").read_bytes() == CONTENT
+    assert download("weights").read_bytes() == CONTENT
     assert len(server.asked) == questions
 
 
@@ -141,7 +141,7 @@ def test_wrong_content_is_deleted(weights: Path, server: DownloadServer) -> None
 def test_a_part_of_another_file_is_found_out(weights: Path, server: DownloadServer) -> None:
     put_part(weights, b"x" * HALF)
     failure(weights, "wrong checksum")
-    assert get("weights").read_bytes() == CONTENT
+    assert download("weights").read_bytes() == CONTENT
 
 
 def test_wrong_lengths(weights: Path, server: DownloadServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ def test_wrong_lengths(weights: Path, server: DownloadServer, monkeypatch: pytes
     change(monkeypatch, size=None)
     failure(weights, "wrong checksum")
     server.manner = "tells no length"
-    assert get("weights").read_bytes() == CONTENT
+    assert download("weights").read_bytes() == CONTENT
     weights.unlink()
     change(monkeypatch, md5=None)
     failure(weights, "does not tell the file's length")
@@ -160,7 +160,7 @@ def test_wrong_lengths(weights: Path, server: DownloadServer, monkeypatch: pytes
 
 def test_bytes_are_kept_as_they_are_sent(weights: Path, server: DownloadServer) -> None:
     server.manner = "claims an encoding"
-    assert get("weights").read_bytes() == CONTENT
+    assert download("weights").read_bytes() == CONTENT
 
 
 def test_an_encoding_that_nobody_asked_for(weights: Path, server: DownloadServer, monkeypatch) -> None:
@@ -178,7 +178,7 @@ def test_a_break_without_a_told_length_is_resumed_too(weights: Path, server: Dow
     server.manner = "tells no length and breaks off"
     failure(weights, f"only {HALF} of {len(CONTENT)} bytes came", "run again to resume")
     server.manner = "well"
-    assert get("weights").read_bytes() == CONTENT
+    assert download("weights").read_bytes() == CONTENT
     assert server.asked[-1] == ("/file", f"bytes={HALF}-")
 
 
@@ -194,7 +194,7 @@ def test_a_rest_that_is_longer_than_it_may_be(weights: Path, server: DownloadSer
 def test_redirects_are_followed(weights: Path, server: DownloadServer, kept: int) -> None:
     put_part(weights, CONTENT[:kept])
     server.manner = "redirects"
-    assert get("weights").read_bytes() == CONTENT
+    assert download("weights").read_bytes() == CONTENT
     assert server.asked[-1] == ("/elsewhere", f"bytes={kept}-" if kept else None)
     weights.unlink()
     server.manner = "redirects forever"
@@ -219,7 +219,7 @@ def test_google_drive_is_confirmed(weights: Path, server: DownloadServer, monkey
     if kept:
         put_part(weights, CONTENT[:kept])
     server.manner = "drive"
-    assert get("weights").read_bytes() == CONTENT
+    assert download("weights").read_bytes() == CONTENT
     assert server.asked[-1] == (CONFIRMED, f"bytes={kept}-" if kept else None)
 
 
@@ -286,29 +286,29 @@ def test_a_quota_that_is_used_up(weights: Path, monkeypatch: pytest.MonkeyPatch)
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", refuse)
         failure(weights, "no space", "Disk quota exceeded", "CTTA_CACHE")
-    assert get("weights").read_bytes() == CONTENT
+    assert download("weights").read_bytes() == CONTENT
 
 
 def test_a_cache_that_cannot_be_written(weights: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(DownloadError, match=r"cannot keep anything in .*file/cache .*CTTA_CACHE"):
-        get("weights", cache=tmp_path / "file" / "cache")
+        download("weights", cache=tmp_path / "file" / "cache")
 
 
 def test_a_file_put_there_by_hand(weights: Path, server: DownloadServer) -> None:
     weights.parent.mkdir()
     weights.write_bytes(CONTENT)
-    assert get("weights") == weights
+    assert download("weights") == weights
     for content, problem in [(b"<!DOCTYPE html><html>", "HTML"), (CONTENT[1:], "length"), (CONTENT[::-1], "checksum")]:
         weights.write_bytes(content)
         with pytest.raises(DownloadError, match=rf"weights\.pt cannot be used: .*{problem}.* Delete it"):
-            get("weights")
+            download("weights")
         assert weights.read_bytes() == content, "a user's file was touched"
     assert server.asked == []
 
 
 def test_two_at_once_fetch_once(weights: Path, server: DownloadServer) -> None:
-    threads = [threading.Thread(target=get, args=("weights",)) for _ in range(4)]
+    threads = [threading.Thread(target=download, args=("weights",)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -326,7 +326,7 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize("progress", [True, False])
 def test_the_bar_is_for_terminals(weights: Path, monkeypatch: pytest.MonkeyPatch, stream, progress: bool) -> None:
     monkeypatch.setattr(sys, "stderr", stream())
-    get("weights", progress=progress)
+    download("weights", progress=progress)
     assert ("weights.pt: 100%" in sys.stderr.getvalue()) == (progress and stream is Terminal)
 
 
@@ -334,11 +334,11 @@ def test_the_bar_is_for_terminals(weights: Path, monkeypatch: pytest.MonkeyPatch
 def test_an_archive_becomes_a_folder(server: DownloadServer, cache: Path, monkeypatch, wrapper: str) -> None:
     server.content = archive(member(f"{wrapper}fog/1.npy"), member(f"{wrapper}snow.npy"))
     monkeypatch.setitem(DATASETS, "images/a", Dataset(server.url, "images/a.tar"))
-    folder = get("images/a")
+    folder = download("images/a")
     assert folder == cache / "images" / "a"
     assert {str(path.relative_to(folder)) for path in folder.rglob("*")} == {"fog", "fog/1.npy", "snow.npy"}
     assert not (cache / "images" / "a.tar").exists(), "an unpacked archive takes its space twice"
-    assert get("images/a") == folder
+    assert download("images/a") == folder
     assert len(server.asked) == 1
 
 
@@ -356,19 +356,19 @@ def test_a_fetched_archive_survives_a_failed_unpacking(
     with monkeypatch.context() as patched:
         patched.setattr(tarfile.TarFile, "extract", fail)
         with pytest.raises((DownloadError, KeyboardInterrupt)):
-            get("images")
+            download("images")
     assert not (cache / "images").exists()
-    assert {path.name for path in get("images").iterdir()} == {"a.npy", "b.npy"}
+    assert {path.name for path in download("images").iterdir()} == {"a.npy", "b.npy"}
     assert len(server.asked) == 1
     assert {path.name for path in cache.iterdir()} == {"images", "images.tar.lock"}
 
 
 def test_where_the_cache_is(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cache_folder() == weights.parent
-    assert get("weights", cache=tmp_path / "other") == tmp_path / "other" / "weights.pt"
+    assert cache_dir() == weights.parent
+    assert download("weights", cache=tmp_path / "other") == tmp_path / "other" / "weights.pt"
     monkeypatch.delenv("CTTA_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_folder() == tmp_path / "xdg" / "ctta"
+    assert cache_dir() == tmp_path / "xdg" / "ctta"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / ".cache" / "ctta"
+    assert cache_dir() == tmp_path / ".cache" / "ctta"

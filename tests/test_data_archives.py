@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from archives import Member, archive, link, member
 
-from ctta.datasets import DATASETS, Dataset, DownloadError, get
+from ctta.datasets import DATASETS, Dataset, DownloadError, download
 
 LONG_NAME = "d" * 247
 TOP = "/".join(map(str, range(16))) + "/" + "l" * 250  # through one link per level
@@ -63,7 +63,7 @@ def names_in(folder: Path) -> set[str]:
 def test_an_archive_put_there_by_hand_is_unpacked_and_kept(placed: Path, mode: str) -> None:
     placed.write_bytes(archive(member("fog/1.npy"), member("fog/2.npy", b"cold"), member("snow.npy"), mode=mode))
     (placed.parent / ".a.unpacking" / "left by a killed run").mkdir(parents=True)
-    folder = get("images/a")
+    folder = download("images/a")
     assert names_in(folder) == {"fog", "fog/1.npy", "fog/2.npy", "snow.npy"}
     assert (folder / "fog" / "2.npy").read_bytes() == b"cold"
     assert names_in(placed.parent) == {"a.tar", "a"} | {f"a/{name}" for name in names_in(folder)}
@@ -73,7 +73,7 @@ def test_an_archive_put_there_by_hand_is_unpacked_and_kept(placed: Path, mode: s
 def test_an_archive_that_escapes_is_refused(placed: Path, tmp_path: Path, members: list) -> None:
     placed.write_bytes(archive(member("good.npy"), *members))
     with pytest.raises(DownloadError, match=r"a\.tar is not unpacked: its member '.*delete this one"):
-        get("images/a")
+        download("images/a")
     assert names_in(tmp_path) == {"cache", "cache/images", "cache/images/a.tar", "cache/images/a.tar.lock"}
     assert not Path("/tmp/ctta-out").exists()
 
@@ -84,7 +84,7 @@ def test_a_damaged_archive(placed: Path, mode: str) -> None:
     for damaged in (whole[:50_000], b"damage" * 200, b"short"):
         placed.write_bytes(damaged)
         with pytest.raises(DownloadError, match=r"a\.tar is damaged .*run again"):
-            get("images/a")
+            download("images/a")
         assert names_in(placed.parent) == {"a.tar"}
 
 
@@ -92,7 +92,7 @@ def test_an_archive_put_there_by_hand_is_verified(placed: Path, monkeypatch: pyt
     monkeypatch.setitem(DATASETS, "images/a", Dataset("http://127.0.0.1:1/", "images/a.tar", md5="0" * 32))
     placed.write_bytes(archive(member("a.npy")))
     with pytest.raises(DownloadError, match=r"a\.tar cannot be used: wrong checksum: expected md5 0+, found "):
-        get("images/a")
+        download("images/a")
     assert names_in(placed.parent) == {"a.tar"}
 
 
@@ -105,5 +105,5 @@ def test_no_space_to_unpack(placed: Path, monkeypatch: pytest.MonkeyPatch, reaso
 
     monkeypatch.setattr(tarfile.TarFile, "extract", full)
     with pytest.raises(DownloadError, match=r"no space left to unpack .*a\.tar \(kept\).*CTTA_CACHE"):
-        get("images/a")
+        download("images/a")
     assert names_in(placed.parent) == {"a.tar"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ctta.datasets import DATASETS, get
+from ctta.datasets import DATASETS, download
 
 #: As the hosts of the files print them.
 PUBLISHED_MD5 = {
@@ -34,7 +34,7 @@ def test_the_table() -> None:
         assert (source.md5 is None) == (source.returns == "file") == (name in checkpoints)
         assert source.md5 is None or re.fullmatch("[0-9a-f]{32}", source.md5)
     with pytest.raises(ValueError, match="no dataset 'cifar-10'; there are cifar10-c, "):
-        get("cifar-10")
+        download("cifar-10")
 
 
 def test_importing_needs_neither_network_nor_extra(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_importing_needs_neither_network_nor_extra(tmp_path: Path) -> None:
         sys.modules["requests"] = sys.modules["tqdm"] = None
         import ctta.datasets
         try:
-            ctta.datasets.get("cifar10-c")
+            ctta.datasets.download("cifar10-c")
         except ImportError as error:
             sys.exit(0 if "pip install 'ctta[data]'" in str(error) else 1)
         sys.exit(2)"""

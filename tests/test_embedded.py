@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 import ctta
 from ctta.corruptions import CORRUPTIONS, corrupt
-from ctta.streams import sample
+from ctta.datasets import sample
 
 PACKAGE = Path(ctta.__file__).parent
 PROVENANCE = (PACKAGE / "models" / "PROVENANCE.md").read_text()
@@ -32,7 +32,7 @@ def wrong(images: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 def test_network_and_sample_are_small() -> None:
     assert (PACKAGE / "models" / "embedded.safetensors").stat().st_size <= 2_000_000
-    assert (PACKAGE / "streams" / "sample.npz").stat().st_size <= 6_000_000
+    assert (PACKAGE / "datasets" / "sample.npz").stat().st_size <= 6_000_000
     assert sum(parameter.numel() for parameter in ctta.models.embedded().parameters()) == 269_722
 
 
@@ -41,7 +41,7 @@ def test_the_provenance_is_of_these_files() -> None:
     assert [name for name, _, _ in rows] == [
         "models/embedded.safetensors",
         "models/streets.safetensors",
-        "streams/sample.npz",
+        "datasets/sample.npz",
     ]
     for name, size, digest in rows:
         content = (PACKAGE / name).read_bytes()

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import ctta
+from ctta.datasets import Corrupted
 from ctta.evaluation.results import BatchRecord, read_result
-from ctta.streams import Corrupted, Stream, continual
+from ctta.streams import Stream, continual
 
 
 def net() -> nn.Module:

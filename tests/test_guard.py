@@ -522,7 +522,7 @@ def test_an_evaluation_of_a_guarded_method_can_be_gone_on_with(tmp_path) -> None
     def stop(record) -> None:
         raise StopError
 
-    stream = ctta.streams.continual(ctta.streams.sample(), names=("fog",), limit=20, batch_size=10)
+    stream = ctta.streams.continual(ctta.datasets.sample(), names=("fog",), limit=20, batch_size=10)
     expected = ctta.evaluate(model(), stream)
     with pytest.raises(StopError):
         ctta.evaluate(model(), stream, folder=tmp_path, on_batch=stop)

@@ -11,6 +11,8 @@ from test_pixel_evaluation import FULL, SIZE, Named, Scenes, cotta, net, stream
 
 import ctta
 from ctta import synthetic
+from ctta.datasets.base import IGNORE_INDEX
+from ctta.datasets.segmentation import CLASS_NAMES
 from ctta.evaluation.label_maps import Example, keep_label_maps, read_examples, write_examples
 from ctta.evaluation.label_maps.choosing import WIDEST
 from ctta.evaluation.label_maps.example import write_example
@@ -19,8 +21,6 @@ from ctta.report.layout import layout_of
 from ctta.report.overlays import overlays
 from ctta.report.palettes import palette_of
 from ctta.streams import Segment, Stream, rounds
-from ctta.streams.stream import IGNORE_INDEX
-from ctta.streams.street_scenes import CLASS_NAMES
 
 
 def naive_maps(model: ctta.AdaptiveModel, scenes: Stream) -> list[torch.Tensor]:
@@ -73,7 +73,7 @@ def test_labels_of_16_bits_are_compared(tmp_path: Path) -> None:
 
 
 def test_images_with_one_label_have_no_maps(tmp_path: Path) -> None:
-    data = ctta.streams.Corrupted(np.zeros((4, 32, 32, 3), np.uint8), np.zeros(4, np.int64), name="black")
+    data = ctta.datasets.Corrupted(np.zeros((4, 32, 32, 3), np.uint8), np.zeros(4, np.int64), name="black")
     flat = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 10))
     scenes = ctta.streams.continual(data, names=("brightness",), batch_size=2)
     ctta.evaluate(ctta.Source(flat), scenes, folder=tmp_path)

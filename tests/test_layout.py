@@ -17,7 +17,7 @@ ROWS = [
     ["views", "validation", "hyperparameters"],
     ["base"],
     ["methods", "corruptions", "synthetic", "models"],
-    ["guard", "checkpoint", "distributed", "streams", "datasets"],
+    ["guard", "checkpoint", "distributed", "datasets", "streams"],
     ["testing", "evaluation"],
     ["benchmark", "advise", "inference", "report", "serve"],
     ["cli"],

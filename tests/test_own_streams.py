@@ -9,7 +9,9 @@ import torch
 from PIL import Image
 
 from ctta import streams
-from ctta.streams import DataError, ImageNetC, continual, correlated, in_memory, live, mixed
+from ctta.datasets import ImageNetC
+from ctta.errors import DataError
+from ctta.streams import continual, correlated, in_memory, live, mixed
 
 FRAMES = np.random.default_rng(0).integers(0, 256, (7, 4, 6, 3), np.uint8)
 AS_FLOATS = torch.from_numpy(FRAMES).permute(0, 3, 1, 2) / 255

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import ctta
+from ctta.datasets.base import IGNORE_INDEX
+from ctta.datasets.segmentation import CLASS_NAMES
 from ctta.evaluation.metrics import MIOU, PixelScore
 from ctta.evaluation.results import BatchRecord, read_result
 from ctta.streams import Segment, Stream, mixed
-from ctta.streams.stream import IGNORE_INDEX
-from ctta.streams.street_scenes import CLASS_NAMES
 
 SIZE, FULL = (6, 10), (12, 20)  # of pictures and of label maps
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ctta.datasets.base import IGNORE_INDEX
 from ctta.evaluation.metrics import NUM_BINS, PixelScore, Score, score, score_from_json
-from ctta.streams.stream import IGNORE_INDEX
 
 Grid = list[list[float]]
 

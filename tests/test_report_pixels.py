@@ -10,6 +10,7 @@ import pytest
 from report_runs import pixel_score, write_cell, write_run, write_weather
 from test_report import Cells, results_of, row
 
+from ctta.datasets.segmentation import CLASS_NAMES
 from ctta.evaluation.metrics import MIOU
 from ctta.report import score_table, write_report
 from ctta.report.classes import class_table_of
@@ -18,7 +19,6 @@ from ctta.report.cost import cost
 from ctta.report.curves import time_line
 from ctta.report.entries import entries_of
 from ctta.report.summary import summary_table_of
-from ctta.streams.street_scenes import CLASS_NAMES
 
 WEATHER = ["fog", "night", "rain", "snow"]
 

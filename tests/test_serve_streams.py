@@ -17,12 +17,12 @@ from PIL import Image
 from serving import SIZE, Client, images, png, serving_here, tent
 
 import ctta
+from ctta.datasets.arrays import to_unit_floats
 from ctta.serve import Limits, Service
 from ctta.serve.errors import Refusal
 from ctta.serve.names import folder_of, name_of
 from ctta.serve.stream import ServedStream
 from ctta.serve.window import Window
-from ctta.streams.arrays import unit_floats
 
 
 def test_requests_predict_and_adapt_as_the_model_itself_does(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_single_images_are_normalised_with_those_before(tmp_path: Path) -> None:
     service = Service(model, tmp_path / "state", size=SIZE, window=6, update_every=3)
     pictures = [png(seed) for seed in range(12)]
     pixels = np.stack([np.array(Image.open(io.BytesIO(picture))) for picture in pictures])
-    x = unit_floats(pixels).contiguous()
+    x = to_unit_floats(pixels).contiguous()
     with serving_here(service) as client:
         for number, picture in enumerate(pictures):
             answer = client.json("POST", "/streams/a/image?compare=true", data=picture)

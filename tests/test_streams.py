@@ -13,24 +13,11 @@ import pytest
 import torch
 from PIL import Image
 
-from ctta import streams
+from ctta import datasets, streams
 from ctta.corruptions import CORRUPTIONS, corrupt, write_cifar_c
-from ctta.streams import (
-    CifarC,
-    Corrupted,
-    DataError,
-    ImageNetC,
-    acdc,
-    cityscapes,
-    clean_cifar,
-    continual,
-    correlated,
-    corruption_order,
-    gradual,
-    mixed,
-    rounds,
-    single,
-)
+from ctta.datasets import CifarC, Corrupted, ImageNetC, clean_cifar
+from ctta.errors import DataError
+from ctta.streams import acdc, cityscapes, continual, correlated, corruption_order, gradual, mixed, rounds, single
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (24, 32, 32, 3), np.uint8)
 LABELS = np.arange(24) % 4
@@ -301,20 +288,20 @@ def test_own_frost_photos_are_used_and_are_part_of_the_hash(tmp_path: Path) -> N
         hashes.add(stream.hash)
     assert (next(iter(stream)).x[0].amax((1, 2)) * 255).round().tolist() == [90, 0, 0]
     assert len(hashes) == 3
-    assert streams.sample(frost_photos=tmp_path / "red").frost_photos == tmp_path / "red"
+    assert datasets.sample(frost_photos=tmp_path / "red").frost_photos == tmp_path / "red"
     with pytest.raises(ValueError, match="frost_photos"):
         Corrupted(black, [0, 1], name="b", frost_photos=tmp_path / "none")
 
 
 def test_another_version_of_the_generator_is_another_stream(monkeypatch) -> None:
     before = short()
-    monkeypatch.setattr(streams.corrupted, "VERSION", 2)
+    monkeypatch.setattr(datasets.corrupted, "VERSION", 2)
     assert short().hash != before.hash
     assert "corruptions=1" in before.name
 
 
 def test_correlated_needs_labels() -> None:
-    segment = streams.Segment("d", streams.pictures.PictureFiles("p", (Path("a"),), None), np.arange(1))
+    segment = streams.Segment("d", datasets.image_files.ImageFiles("p", (Path("a"),), None), np.arange(1))
     with pytest.raises(ValueError, match="no labels"):
         correlated(streams.Stream("s", [segment]))
 

@@ -12,7 +12,8 @@ import torch
 
 import ctta
 from ctta import streams, synthetic
-from ctta.streams import StreetScenes, rounds
+from ctta.datasets import StreetScenes
+from ctta.streams import rounds
 from ctta.synthetic import CLASSES, CONDITIONS, HOLD_OUT, SPLITS, Frame, apply_haze, render_frame
 from ctta.synthetic.camera import Camera
 from ctta.synthetic.canvas import Canvas
@@ -286,7 +287,7 @@ def test_the_hash_tells_streams_apart() -> None:
 
 
 def test_what_a_reader_remembers_is_bounded_and_safe_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["ctta.streams.streets"], "KEPT_PIXELS", 2 * 32 * 48)
+    monkeypatch.setattr(sys.modules["ctta.datasets.streets"], "KEPT_PIXELS", 2 * 32 * 48)
     scenes = StreetScenes("rain", count=4, size=(32, 48))
     first, _ = scenes.read(np.arange(4))
     assert len(scenes._kept) == 2

@@ -71,7 +71,7 @@ def bench(
     threads = threads or max(1, torch.get_num_threads() // max(1, workers))
     if download:
         for name in build(recipe, options).downloads:
-            datasets.get(name)
+            datasets.download(name)
     place = out or Path("runs") / f"{recipe}-{_digest(options, threads)}"
     run = plan(
         place,

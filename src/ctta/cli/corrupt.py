@@ -102,7 +102,7 @@ def corrupt(
         return
     text = f"{folder} holds {len(names)} corruptions, severities {', '.join(map(str, strengths))}."
     out.print(text, markup=False, soft_wrap=True)
-    out.print(f'Read it with: ctta.streams.{reader}("{folder}")', markup=False, soft_wrap=True)
+    out.print(f'Read it with: ctta.datasets.{reader}("{folder}")', markup=False, soft_wrap=True)
 
 
 def _parts(text: str) -> list[str]:

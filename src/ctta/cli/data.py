@@ -8,8 +8,7 @@ import typer
 from rich.table import Table
 
 from ctta.cli.console import err, out
-from ctta.datasets import DATASETS, DownloadError, cache_folder, find
-from ctta.datasets import get as fetch
+from ctta.datasets import DATASETS, DownloadError, cache_dir, download, find
 
 data = typer.Typer(
     help="Fetch public datasets and checkpoints once, verified, into a cache folder.",
@@ -30,7 +29,7 @@ def get(
     when the command is run again.
     """
     try:
-        path = fetch(name, cache=cache)
+        path = download(name, cache=cache)
     except KeyboardInterrupt:
         err.print("\nStopped. The same command goes on where it was.")
         raise typer.Exit(130) from None
@@ -52,7 +51,7 @@ def list_datasets(
         size = "" if row["bytes"] is None else f"{row['bytes'] / 1e9:.1f} GB"
         table.add_row(row["name"], size, "yes" if row["path"] else "no")
     out.print(table)
-    out.print(f"\nThe cache is {cache or cache_folder()}. Fetch with: ctta data get NAME", soft_wrap=True, markup=False)
+    out.print(f"\nThe cache is {cache or cache_dir()}. Fetch with: ctta data get NAME", soft_wrap=True, markup=False)
 
 
 def _row(name: str, cache: Path | None) -> dict[str, Any]:

@@ -1,7 +1,28 @@
-"""The public datasets and checkpoints of the field, fetched once, verified, and kept in a cache folder."""
+"""Data sets: downloads into a cache, and readers that give images to streams."""
 
-from ctta.datasets.cache import cache_folder, find, get
+from ctta.datasets.base import IGNORE_INDEX, CorruptionDataset, Images
+from ctta.datasets.cache import cache_dir, download, find
 from ctta.datasets.catalog import DATASETS, Dataset
+from ctta.datasets.cifar import CifarC, clean_cifar
+from ctta.datasets.corrupted import Corrupted, sample
 from ctta.datasets.errors import DownloadError
+from ctta.datasets.imagenet_c import ImageNetC
+from ctta.datasets.streets import StreetScenes
 
-__all__ = ["DATASETS", "Dataset", "DownloadError", "cache_folder", "find", "get"]
+__all__ = [
+    "DATASETS",
+    "IGNORE_INDEX",
+    "CifarC",
+    "Corrupted",
+    "CorruptionDataset",
+    "Dataset",
+    "DownloadError",
+    "ImageNetC",
+    "Images",
+    "StreetScenes",
+    "cache_dir",
+    "clean_cifar",
+    "download",
+    "find",
+    "sample",
+]

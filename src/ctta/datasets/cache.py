@@ -5,19 +5,19 @@ from pathlib import Path
 
 from ctta.datasets.archive import unpack
 from ctta.datasets.catalog import DATASETS, Dataset
-from ctta.datasets.download import download
 from ctta.datasets.errors import MISSING_EXTRA, DownloadError
+from ctta.datasets.transfer import fetch_file
 from ctta.datasets.verification import problem_with
 
 
-def cache_folder() -> Path:
+def cache_dir() -> Path:
     """Where files are kept: ``$CTTA_CACHE``, else ``$XDG_CACHE_HOME/ctta``, else ``~/.cache/ctta``."""
     if own := os.environ.get("CTTA_CACHE"):
         return Path(own).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ctta"
 
 
-def get(name: str, *, cache: str | os.PathLike[str] | None = None, progress: bool = True) -> Path:
+def download(name: str, *, cache: str | os.PathLike[str] | None = None, progress: bool = True) -> Path:
     """The path of a public dataset or checkpoint, fetched on first use.
 
     Archives are unpacked and then deleted; checkpoints stay one file. What is there already is returned without asking
@@ -25,12 +25,12 @@ def get(name: str, *, cache: str | os.PathLike[str] | None = None, progress: boo
     under the name that ``DATASETS[name].file`` says, is used instead of downloading, and is kept. Whatever cannot
     be fetched, verified or unpacked is a :class:`DownloadError` that says what to do::
 
-        folder = ctta.datasets.get("cifar10-c")
+        folder = ctta.datasets.download("cifar10-c")
         images = numpy.load(folder / "gaussian_noise.npy", mmap_mode="r")
 
     Args:
         name: a key of ``ctta.datasets.DATASETS``, such as "cifar10-c", "imagenet-c/noise" or "wrn28-10-standard".
-        cache: the folder to keep it in; by default :func:`cache_folder`.
+        cache: the folder to keep it in; by default :func:`cache_dir`.
         progress: show a bar, if a person is watching (standard error is a terminal).
     """
     source, file, folder = _places(name, cache)
@@ -38,11 +38,11 @@ def get(name: str, *, cache: str | os.PathLike[str] | None = None, progress: boo
 
 
 def find(name: str, *, cache: str | os.PathLike[str] | None = None) -> Path:
-    """The path of what :func:`get` has fetched before; never asks the network.
+    """The path of what :func:`download` has fetched before; never asks the network.
 
     Args:
         name: a key of ``ctta.datasets.DATASETS``.
-        cache: the folder it is kept in; by default :func:`cache_folder`.
+        cache: the folder it is kept in; by default :func:`cache_dir`.
     """
     source, file, folder = _places(name, cache)
     if path := _present(source, file, folder):
@@ -55,7 +55,7 @@ def _places(name: str, cache: str | os.PathLike[str] | None) -> tuple[Dataset, P
     """What a name stands for, its file and its folder."""
     if name not in DATASETS:
         raise ValueError(f"there is no dataset '{name}'; there are {', '.join(DATASETS)}")
-    root = (Path(cache) if cache is not None else cache_folder()).expanduser().absolute()
+    root = (Path(cache) if cache is not None else cache_dir()).expanduser().absolute()
     return DATASETS[name], root / DATASETS[name].file, root / name
 
 
@@ -86,7 +86,7 @@ def _make(source: Dataset, file: Path, folder: Path, progress: bool) -> Path:
             if source.returns == "folder":
                 unpack(file, folder, progress=progress)
         elif source.returns == "file":
-            download(source, file, progress=progress)
+            fetch_file(source, file, progress=progress)
         else:
             _fetch_and_unpack(source, file, folder, progress)
         return folder if source.returns == "folder" else file
@@ -96,7 +96,7 @@ def _fetch_and_unpack(source: Dataset, file: Path, folder: Path, progress: bool)
     """Under a name that no user gives, so that a run after a failed unpacking knows that it may delete the archive."""
     fetched = file.with_name(f"{file.name}.fetched")
     if not fetched.is_file():
-        download(source, file, progress=progress)
+        fetch_file(source, file, progress=progress)
         os.replace(file, fetched)
     unpack(fetched, folder, progress=progress)
     fetched.unlink()

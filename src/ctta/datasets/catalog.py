@@ -13,7 +13,7 @@ class Dataset:
         file: its path below the cache folder; a file put there by hand is used.
         md5: its checksum, where the authors or the host publish one.
         size: its length in bytes, where known.
-        returns: whether :func:`ctta.datasets.get` gives the unpacked ``"folder"`` or the ``"file"`` itself.
+        returns: whether :func:`ctta.datasets.download` gives the unpacked ``"folder"`` or the ``"file"`` itself.
         asks_to_confirm: whether the host may answer with a page on which to confirm the download.
     """
 
@@ -34,7 +34,7 @@ def _google_drive(identifier: str, file: str) -> Dataset:
     return Dataset(url, file, returns="file", asks_to_confirm=True)
 
 
-#: Every name that :func:`ctta.datasets.get` knows.
+#: Every name that :func:`ctta.datasets.download` knows.
 DATASETS: dict[str, Dataset] = {
     "cifar10-c": Dataset(
         "https://zenodo.org/records/2535967/files/CIFAR-10-C.tar?download=1",

@@ -11,8 +11,9 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from ctta.streams import DataError, clean_cifar
-from ctta.streams.pictures import DECODERS, decoded, pictures_below, resized
+from ctta.datasets.cifar import clean_cifar
+from ctta.datasets.image_files import DECODERS, Resize, decode_file, find_images
+from ctta.errors import DataError
 
 ARRAY_FILES = {".npy", ".npz"}
 IMAGE_KEYS, LABEL_KEYS = ("images", "x"), ("labels", "y")
@@ -107,13 +108,13 @@ def _first_of(content: Any, keys: Sequence[str]) -> NDArray[Any] | None:
 
 
 def _from_pictures(root: Path, size: tuple[int, int] | None, limit: int | None, seed: int) -> CleanImages:
-    paths = pictures_below(root)
+    paths = find_images(root)
     folders = [path.relative_to(root).parts[0] for path in paths]
     is_tree = all(len(path.relative_to(root).parts) > 1 for path in paths)
     classes = sorted(set(folders)) if is_tree else []
     rows = _rows(len(paths), limit, seed)
     with ThreadPoolExecutor(DECODERS) as pool:
-        pixels = list(pool.map(lambda row: decoded(paths[row], resized(size) if size else None), rows.tolist()))
+        pixels = list(pool.map(lambda row: decode_file(paths[row], Resize(size) if size else None), rows.tolist()))
     for row, array in zip(rows.tolist(), pixels, strict=True):
         if array.shape != pixels[0].shape:
             raise DataError(

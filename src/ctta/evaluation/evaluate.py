@@ -53,7 +53,7 @@ def evaluate(
     >>> import ctta, numpy as np
     >>> images, answers = np.zeros((20, 32, 32, 3), np.uint8), np.zeros(20, np.int64)
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 10))
-    >>> data = ctta.streams.Corrupted(images, answers, name="black")
+    >>> data = ctta.datasets.Corrupted(images, answers, name="black")
     >>> stream = ctta.streams.continual(data, names=("brightness", "contrast"), batch_size=10)
     >>> result = ctta.evaluate(ctta.Source(net), stream)
     >>> len(result.errors), 0 <= result.error <= 1

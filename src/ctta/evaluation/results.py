@@ -7,8 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+from ctta.datasets.segmentation import CLASS_NAMES
 from ctta.evaluation.metrics import ImageScore, Measure, PixelScore, Score, score_from_json
-from ctta.streams.street_scenes import CLASS_NAMES
 
 FORMAT = 1
 

@@ -16,6 +16,7 @@ from torch import nn
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.encoding import encode
 from ctta.checkpoint.files import load, save
+from ctta.datasets.image_files import ImageFiles, Resize, find_images
 from ctta.distributed import data_parallel, init
 from ctta.distributed.collectives import run_on_rank_zero
 from ctta.guard import Guarded
@@ -24,7 +25,6 @@ from ctta.inference.predictions import PredictionFile
 from ctta.inference.run import Run
 from ctta.methods import METHODS, Source, adapt
 from ctta.streams import Segment, Stream
-from ctta.streams.pictures import PictureFiles, pictures_below, resized
 
 READ_AHEAD = 2  # batches
 
@@ -89,7 +89,7 @@ def adapt_to_folder(
     file = PredictionFile(Path(out), ["class", *named, "confidence", *of_source])
     init()
     # The first rank looks: while pictures still come, each would find others.
-    names = run_on_rank_zero(lambda: [path.relative_to(root).as_posix() for path in pictures_below(root)])
+    names = run_on_rank_zero(lambda: [path.relative_to(root).as_posix() for path in find_images(root)])
     with ExitStack() as held:
         run_on_rank_zero(lambda: held.enter_context(_only_process_with(place)))
         model, is_new = _model(net, place, method, dict(settings or {}), guard=guard)
@@ -105,7 +105,7 @@ def adapt_to_folder(
         skipped_before, started = model.num_skipped, time.perf_counter()
         if len(left):
             paths = tuple(root / name for name in names)
-            pictures = PictureFiles(root.name, paths, None, resized(size) if size else None)
+            pictures = ImageFiles(root.name, paths, None, Resize(size) if size else None)
             segments = [Segment(root.name, pictures, left)]
             stream = Stream(root.name, segments, batch_size=batch_size, read_ahead=READ_AHEAD)
             tell = on_images or (lambda done, total: None)

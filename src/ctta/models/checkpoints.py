@@ -50,7 +50,7 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     if head.lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith((b"<!doctype html", b"<html")):
         raise ValueError(
             f"{path} is a web page, not a file of weights: the host asked to confirm the download (Google Drive does "
-            "for large files) or refused it. Delete it and fetch it with a browser, or with ctta.datasets.get"
+            "for large files) or refused it. Delete it and fetch it with a browser, or with ctta.datasets.download"
         )
     # Safetensors start with the length of their header, in eight bytes, and then the header, which is JSON.
     content = _read_safetensors(path) if head[8:9] == b"{" else _read_pytorch(path, head)

@@ -8,12 +8,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
+from ctta.datasets.base import IGNORE_INDEX
 from ctta.evaluation.label_maps import Example
 from ctta.report.colors import FAINT
 from ctta.report.layout import Layout
 from ctta.report.palettes import palette_of
 from ctta.report.svg import plot_style, printable, shortened
-from ctta.streams.stream import IGNORE_INDEX
 
 WIDTH = 10.0  # inches
 STRENGTH = 0.7  # of the colours over the picture

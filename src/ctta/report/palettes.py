@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctta import synthetic
-from ctta.streams.street_scenes import CLASS_NAMES
+from ctta.datasets.segmentation import CLASS_NAMES
 
 #: Cityscapes' own colours, which readers of its papers know by heart.
 _CITYSCAPES = (

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ctta.datasets.segmentation import CONDITIONS
 from ctta.evaluation.metrics import ERROR, MIOU, Measure
 from ctta.streams.orders import corruption_order
-from ctta.streams.street_scenes import CONDITIONS
 
 
 @dataclass(frozen=True)

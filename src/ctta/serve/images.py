@@ -5,10 +5,10 @@ import io
 import numpy as np
 from torch import Tensor
 
+from ctta.datasets.arrays import to_unit_floats
+from ctta.datasets.image_files import Resize, to_upright_rgb
 from ctta.io.images import decoding_errors, import_pillow
 from ctta.serve.errors import Refusal
-from ctta.streams.arrays import unit_floats
-from ctta.streams.pictures import as_seen, resized
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 
@@ -20,10 +20,10 @@ def read_image(body: bytes, *, size: tuple[int, int] | None, max_pixels: int) ->
             width, height = file.size  # known before anything is unpacked
             if width * height > max_pixels:
                 raise Refusal(413, f"the picture has {width}x{height} pixels, and {max_pixels} are allowed: shrink it")
-            picture = as_seen(file, "the picture")
+            picture = to_upright_rgb(file, "the picture")
     except decoding_errors() as error:  # a ValueError among them, and so ours
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if "BytesIO" in reason:  # Pillow names the file, and this one has no name
             reason = "send the file itself and no form, as curl --data-binary @picture.png does"
         raise Refusal(400, f"the body is no readable picture ({', '.join(FORMATS)}): {reason}") from error
-    return unit_floats(np.array(resized(size)(picture) if size else picture)[None])
+    return to_unit_floats(np.array(Resize(size)(picture) if size else picture)[None])

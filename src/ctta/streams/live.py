@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ctta.streams.arrays import unit_floats
-from ctta.streams.pictures import as_seen
+from ctta.datasets.arrays import to_unit_floats
+from ctta.datasets.image_files import to_upright_rgb
 from ctta.streams.stream import Batch
 from ctta.validation import check_integer
 
@@ -57,7 +57,7 @@ class LiveStream(Iterator[Batch]):
 
     def _converted(self, frame: Any) -> Tensor:
         which = f"frame {self._num_frames + len(self._waiting)} of {self.name!r}"
-        x = _unit_floats(frame, which)
+        x = _to_unit_floats(frame, which)
         if self._waiting and x.shape != self._waiting[0].shape:
             size, others = tuple(x.shape[1:]), tuple(self._waiting[0].shape[1:])
             raise ValueError(
@@ -89,12 +89,12 @@ def live(frames: Iterable[Any], *, batch_size: int = 32, name: str = "camera") -
     return LiveStream(frames, batch_size, name)
 
 
-def _unit_floats(frame: Any, which: str) -> Tensor:
+def _to_unit_floats(frame: Any, which: str) -> Tensor:
     """One frame as floats (3, H, W), in memory of its own: cameras write the next frame over the last."""
     if hasattr(frame, "convert"):  # a PIL image, without importing Pillow to ask
-        frame = np.asarray(as_seen(frame, which))
+        frame = np.asarray(to_upright_rgb(frame, which))
     if isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3:
-        return unit_floats(np.array(frame, order="C")[None])[0]
+        return to_unit_floats(np.array(frame, order="C")[None])[0]
     if not (isinstance(frame, Tensor) and frame.is_floating_point() and frame.ndim == 3 and len(frame) == 3):
         given = f"{frame.dtype} {tuple(frame.shape)}" if hasattr(frame, "dtype") else repr(frame)
         raise ValueError(

@@ -8,8 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ctta.datasets.base import Rows
 from ctta.errors import DataError
-from ctta.streams.stream import Rows, Segment
+from ctta.streams.stream import Segment
 
 
 class Mixture:

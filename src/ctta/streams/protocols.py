@@ -1,7 +1,8 @@
 """The orders in which domains come, each a few lines on top of the readers; the later ones compose.
 
 >>> import numpy as np
->>> from ctta.streams import Corrupted, continual, correlated, rounds
+>>> from ctta.datasets import Corrupted
+>>> from ctta.streams import continual, correlated, rounds
 >>> images = np.zeros((20, 32, 32, 3), np.uint8)
 >>> data = Corrupted(images, np.arange(20) % 10, name="black")
 >>> stream = correlated(rounds(continual(data, names=("fog", "snow"), batch_size=10), 3))
@@ -11,31 +12,19 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
+from ctta.datasets.base import CorruptionDataset
 from ctta.streams.mixture import Mixture
 from ctta.streams.orders import corruption_order
-from ctta.streams.stream import Images, Segment, Stream
+from ctta.streams.stream import Segment, Stream
 from ctta.validation import check_integer
 
 
-class Corruptions(Protocol):
-    """A data set that exists under several corruptions and severities, as a reader offers it."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def read_ahead(self) -> int:
-        """How many batches are worth reading in the background."""
-
-    def domain(self, corruption: str, severity: int) -> Images: ...
-
-
 def continual(
-    data: Corruptions,
+    data: CorruptionDataset,
     *,
     severity: int = 5,
     order: int | None = None,
@@ -59,7 +48,7 @@ def continual(
 
 
 def gradual(
-    data: Corruptions,
+    data: CorruptionDataset,
     *,
     variant: Literal["paper", "authors"] = "paper",
     order: int | None = None,
@@ -94,7 +83,7 @@ def _chosen(order: int | None, names: Sequence[str] | None) -> tuple[tuple[str, 
 
 
 def _through(
-    data: Corruptions, steps: Sequence[tuple[str, int]], name: str, limit: int | None, batch_size: int
+    data: CorruptionDataset, steps: Sequence[tuple[str, int]], name: str, limit: int | None, batch_size: int
 ) -> Stream:
     limit = None if limit is None else check_integer("limit", limit, 1)
     domains = {step: data.domain(*step) for step in dict.fromkeys(steps)}  # each opened once

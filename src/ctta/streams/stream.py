@@ -5,18 +5,13 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from ctta.datasets.base import HasClassNames, HasOrigins, Images, Rows
 from ctta.validation import check_integer
-
-Rows = NDArray[np.int64]
-#: Label of pixels that are not scored, as in Cityscapes and ACDC.
-IGNORE_INDEX = 255
 
 
 @dataclass(frozen=True)
@@ -34,38 +29,6 @@ class Batch:
             object.__setattr__(self, "domains", (self.domain,) * len(self.x))
 
 
-class Images(Protocol):
-    """The images of one domain, as a reader offers them."""
-
-    @property
-    def name(self) -> str:
-        """Which images these are, the same on every machine."""
-
-    @property
-    def labels(self) -> NDArray[np.integer[Any]] | None:
-        """The label of each image, without reading the images; None where there are none."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
-        """Images (N, C, H, W) as floats in [0, 1], and their labels."""
-
-
-@runtime_checkable
-class SeveralDomains(Protocol):
-    """Images of several domains put together, which know where each comes from."""
-
-    def origins(self, rows: Rows) -> tuple[tuple[str, ...], Rows]: ...
-
-
-@runtime_checkable
-class NamedClasses(Protocol):
-    """Images whose data set has names for its classes, in the order of the labels."""
-
-    @property
-    def class_names(self) -> tuple[str, ...]: ...
-
-
 @dataclass(frozen=True)
 class Segment:
     """A stretch of a stream within one domain: some of its images, in some order."""
@@ -79,13 +42,13 @@ class Segment:
 
     def origins(self, rows: Rows) -> tuple[tuple[str, ...], Rows]:
         """The domain of each of these images, and its row there."""
-        if isinstance(self.images, SeveralDomains):
+        if isinstance(self.images, HasOrigins):
             return self.images.origins(rows)
         return (self.domain,) * len(rows), rows
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        return self.images.class_names if isinstance(self.images, NamedClasses) else ()
+        return self.images.class_names if isinstance(self.images, HasClassNames) else ()
 
     @property
     def digest(self) -> str:

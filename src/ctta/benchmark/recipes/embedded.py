@@ -4,7 +4,8 @@ from ctta import models
 from ctta.benchmark.recipes.paper import GRADUAL, sizes
 from ctta.benchmark.recipes.rows import ABLATION, METHODS, paper_rows
 from ctta.benchmark.recipes.task import Options, Task
-from ctta.streams import Corrupted, continual, gradual, sample
+from ctta.datasets import Corrupted, sample
+from ctta.streams import continual, gradual
 from ctta.views import image_views
 
 #: The authors' settings for CIFAR10-C, unchanged.

@@ -11,7 +11,8 @@ from torch import nn
 from ctta import datasets, models
 from ctta.benchmark.recipes.rows import METHODS, paper_rows
 from ctta.benchmark.recipes.task import Options, Preset, Task
-from ctta.streams import CifarC, ImageNetC, continual, gradual
+from ctta.datasets import CifarC, ImageNetC
+from ctta.streams import continual, gradual
 
 TEN_ORDERS = tuple(range(10))
 FIVE_SEEDS = (1, 2, 3, 4, 5)

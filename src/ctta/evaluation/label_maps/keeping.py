@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ctta.datasets.base import IGNORE_INDEX
 from ctta.evaluation.metrics import label_map
-from ctta.streams.stream import IGNORE_INDEX
 
 FOLDER = "maps"
 

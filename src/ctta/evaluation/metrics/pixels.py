@@ -8,9 +8,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from ctta.datasets.base import IGNORE_INDEX
 from ctta.evaluation.metrics.measure import MIOU
 from ctta.evaluation.metrics.score import Bins, Score, added, bins_from_json, bins_of
-from ctta.streams.stream import IGNORE_INDEX
 from ctta.surgery import resize
 
 Counts = tuple[int, ...]  # of pixels, one for each class

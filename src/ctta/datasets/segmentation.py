@@ -1,7 +1,6 @@
 """ACDC and Cityscapes: pictures at any size, label maps at their own."""
 
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ctta.datasets.arrays import hash_array
+from ctta.datasets.base import IGNORE_INDEX, Rows
+from ctta.datasets.image_files import Resize, describe_files, read_images
 from ctta.errors import DataError
 from ctta.io.images import decoding_errors, import_pillow, is_image_file
-from ctta.streams.arrays import content_digest
-from ctta.streams.pictures import listing_name, read_pictures, resized
-from ctta.streams.stream import IGNORE_INDEX, Rows, Segment, Stream
 
 #: Of the trainIds, in order.
 CLASS_NAMES = (
@@ -49,7 +48,7 @@ TRAIN_ID_OF[list(LABEL_IDS)] = np.arange(NUM_CLASSES)
 
 
 @dataclass(frozen=True)
-class LabelledScenes:
+class LabeledScenes:
     """Pictures with a map of trainIds, or of labelIds to make them from; ``labels`` is None: no scene has one label."""
 
     name: str
@@ -64,8 +63,8 @@ class LabelledScenes:
         return len(self.pictures)
 
     def read(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        x = read_pictures([self.pictures[row] for row in rows], resized(self.size) if self.size else None)
-        maps = [torch.from_numpy(label_map(self.maps[row])) for row in rows]
+        x = read_images([self.pictures[row] for row in rows], Resize(self.size) if self.size else None)
+        maps = [torch.from_numpy(read_label_map(self.maps[row])) for row in rows]
         if len({values.shape for values in maps}) > 1:
             raise DataError(f"{self.maps[rows[0]]} and others of its batch differ in size: use batch_size=1")
         for row, values in zip(rows, maps, strict=True):
@@ -87,7 +86,7 @@ def check_same_shape(picture: Path, label_map: Path, size: torch.Size) -> None:
         )
 
 
-def label_map(path: Path) -> NDArray[np.int64]:
+def read_label_map(path: Path) -> NDArray[np.int64]:
     """The trainIds in a file, made from labelIds if it holds those."""
     try:
         with import_pillow().open(path) as file:
@@ -107,57 +106,9 @@ def label_map(path: Path) -> NDArray[np.int64]:
     return TRAIN_ID_OF[values] if kind == "labelIds" else values.astype(np.int64)
 
 
-def acdc(
-    folder: str | PathLike[str],
-    *,
-    conditions: tuple[str, ...] = CONDITIONS,
-    split: str = "train",
-    size: tuple[int, int] | None = (540, 960),
-    batch_size: int = 1,
-) -> Stream:
-    """ACDC's weather in the paper's order, fog, night, rain, snow: one round; see :func:`rounds` for ten.
-
-    Args:
-        folder: with ``rgb_anon`` and ``gt`` in it.
-        conditions: which, in this order.
-        split: ``train`` (400 pictures of each, as the paper uses) or ``val``.
-        size: (height, width) of the pictures; the label maps keep theirs.
-        batch_size: scenes per batch.
-    """
-    if isinstance(conditions, str):
-        raise ValueError(f"conditions must be several of {', '.join(CONDITIONS)}, got {conditions!r}: give a tuple")
-    root = Path(folder)
-    segments = []
-    for condition in conditions:
-        scenes = _scenes(
-            root / "rgb_anon" / condition / split,
-            "_rgb_anon.png",
-            root / "gt" / condition / split,
-            "_gt_",
-            size,
-        )
-        segments.append(Segment(condition, scenes, np.arange(len(scenes))))
-    return Stream(f"acdc {split} {'+'.join(conditions)} size={size}", segments, batch_size=batch_size, read_ahead=2)
-
-
-def cityscapes(
-    folder: str | PathLike[str],
-    *,
-    split: str = "val",
-    size: tuple[int, int] | None = None,
-    batch_size: int = 1,
-) -> Stream:
-    """Cityscapes, the source domain, as one segment; the folder holds ``leftImg8bit`` and ``gtFine``.
-
-    Other args as for :func:`acdc`.
-    """
-    root = Path(folder)
-    scenes = _scenes(root / "leftImg8bit" / split, "_leftImg8bit.png", root / "gtFine" / split, "_gtFine_", size)
-    segment = Segment("clear", scenes, np.arange(len(scenes)))
-    return Stream(f"cityscapes {split} size={size}", [segment], batch_size=batch_size, read_ahead=2)
-
-
-def _scenes(pictures: Path, ending: str, maps: Path, map_ending: str, size: tuple[int, int] | None) -> LabelledScenes:
+def find_scenes(
+    pictures: Path, ending: str, maps: Path, map_ending: str, size: tuple[int, int] | None
+) -> LabeledScenes:
     found = sorted(path for path in pictures.rglob(f"*{ending}") if is_image_file(path, pictures))
     if not found:
         raise DataError(f"{pictures} holds no *{ending}: extract the archive of pictures there, or check the path")
@@ -173,5 +124,5 @@ def _scenes(pictures: Path, ending: str, maps: Path, map_ending: str, size: tupl
             f"{missing[0]} is missing, as is its *_labelIds.png{more}: extract the archive of labels into {maps}"
         )
     # By what the first map says, not by its file: trainIds made from labelIds score the same.
-    name = f"{listing_name(pictures, found, str(size))} maps[{content_digest(label_map(partners[0]).astype('<i8'))}]"
-    return LabelledScenes(name, tuple(found), tuple(partners), size)
+    name = f"{describe_files(pictures, found, str(size))} maps[{hash_array(read_label_map(partners[0]).astype('<i8'))}]"
+    return LabeledScenes(name, tuple(found), tuple(partners), size)

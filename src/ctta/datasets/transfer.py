@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 16
 
 
-def download(source: Dataset, target: Path, *, progress: bool) -> None:
+def fetch_file(source: Dataset, target: Path, *, progress: bool) -> None:
     """Make `target` from what the source's address gives; a part of it stays in ``<target>.part`` for the next run."""
     part = target.with_name(f"{target.name}.part")
     try:

@@ -1,6 +1,7 @@
 """Clean images in memory, corrupted on the way by our own generator."""
 
 from dataclasses import dataclass
+from importlib.resources import as_file, files
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ from torch import Tensor
 from ctta.corruptions import VERSION, corrupt
 from ctta.corruptions.frost import PhotoPaths, hash_photos
 from ctta.corruptions.registry import check_corruption
-from ctta.streams.arrays import content_name, unit_floats
-from ctta.streams.stream import Rows
+from ctta.datasets.arrays import describe_arrays, to_unit_floats
+from ctta.datasets.base import Rows
 from ctta.validation import check_integer
 
 
@@ -42,7 +43,7 @@ class Corrupted:
         self.images, self.labels, self.seed, self.frost_photos = images, np.asarray(labels), seed, frost_photos
         frost = "" if frost_photos is None else f" frost_photos=[{hash_photos(frost_photos)}]"
         # With the generator's version: a later one may draw other pixels, and results would not compare.
-        self.name = f"{content_name(name, images, self.labels)} corruptions={VERSION} seed={seed}{frost}"
+        self.name = f"{describe_arrays(name, images, self.labels)} corruptions={VERSION} seed={seed}{frost}"
 
     def domain(self, corruption: str, severity: int) -> "CorruptedDomain":
         check_corruption(corruption, severity)
@@ -77,4 +78,20 @@ class CorruptedDomain:
             index=rows,
             frost_photos=self.data.frost_photos,
         )
-        return unit_floats(pixels), torch.from_numpy(self.data.labels[rows].astype(np.int64))
+        return to_unit_floats(pixels), torch.from_numpy(self.data.labels[rows].astype(np.int64))
+
+
+def sample(*, seed: int = 0, frost_photos: PhotoPaths | None = None) -> Corrupted:
+    """2,000 CIFAR-10 test images to be corrupted, as a data set for the protocols.
+
+    >>> from ctta.streams import continual
+    >>> len(continual(sample(), limit=500, batch_size=50))
+    150
+
+    Args:
+        seed: of the corruptions' draws.
+        frost_photos: as for :class:`Corrupted`.
+    """
+    with as_file(files("ctta.datasets") / "sample.npz") as path, np.load(path) as arrays:
+        images, labels = arrays["images"], arrays["labels"].astype(np.int64)
+    return Corrupted(images, labels, name="cifar10-sample", seed=seed, frost_photos=frost_photos)
