@@ -44,7 +44,7 @@ def test_started_again_it_keeps_what_is_complete_and_says_so(sample: Path, tmp_p
     assert result.stderr == f"{folder} was begun before: keeping its complete files and going on.\n"
     assert (folder / "contrast.npy").read_bytes() == b"complete, as far as anybody can tell"
     assert {path.stem for path in folder.glob("*.npy")} == {"contrast", "labels", *ctta.corruptions.HOLD_OUT}
-    assert "another seed" in mistake(corrupt, sample, folder, "--seed", 1)
+    assert "different seed" in mistake(corrupt, sample, folder, "--seed", 1)
 
 
 def test_a_tree_of_pictures_becomes_one_like_imagenet_c(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from test_corruptions import random_images
 
 from ctta import corruptions
 from ctta.corruptions import corrupt, write_cifar_c, write_imagenet_c
+from ctta.errors import ConfigError
 
 
 def test_cifar_c_folder_has_the_published_layout(tmp_path):
@@ -76,9 +77,9 @@ def test_failing_run_leaves_no_file_behind(tmp_path):
 def test_folder_of_another_origin_is_refused(tmp_path, monkeypatch):
     images = random_images(2, 32, 32)
     write_cifar_c(images, [0, 1], tmp_path, names=["contrast"])
-    with pytest.raises(ValueError, match="another seed"):
+    with pytest.raises(ConfigError, match="different seed"):
         write_cifar_c(images, [0, 1], tmp_path, names=["fog"], seed=1)
-    with pytest.raises(ValueError, match="another images"):
+    with pytest.raises(ConfigError, match="different images"):
         write_cifar_c(images[::-1].copy(), [0, 1], tmp_path, names=["fog"])
     with pytest.raises(ValueError, match="one label per image"):
         write_cifar_c(images, [0], tmp_path, names=["fog"])
@@ -87,13 +88,13 @@ def test_folder_of_another_origin_is_refused(tmp_path, monkeypatch):
     for names in (["mist"], []):
         with pytest.raises(ValueError, match="names is"):
             write_cifar_c(images, [0, 1], tmp_path, names=names)
-    with pytest.raises(ValueError, match="another labels"):
+    with pytest.raises(ConfigError, match="different labels"):
         write_cifar_c(images, [1, 0], tmp_path, names=["fog"])
     with pytest.raises(TypeError, match=r"labels has dtype float64.*whole numbers"):
         write_cifar_c(images, [0.0, 1.0], tmp_path, names=["fog"])
     assert np.load(tmp_path / "labels.npy").tolist() == [0, 1] * 5
-    monkeypatch.setattr(corruptions.folders, "VERSION", 2)
-    with pytest.raises(ValueError, match="another generator"):
+    monkeypatch.setattr(corruptions.writers, "VERSION", 2)
+    with pytest.raises(ConfigError, match="different generator"):
         write_cifar_c(images, [0, 1], tmp_path, names=["fog"])
 
 

@@ -14,11 +14,13 @@ from ctta.corruptions.arrays import Int64Array, UInt8Array
 from ctta.corruptions.batches import to_bytes
 from ctta.corruptions.frost import PhotoPaths
 from ctta.corruptions.registry import CORRUPTIONS, HOLD_OUT, VERSION, check_corruption, corrupt
-from ctta.io.complete_files import replacing, same_origin
+from ctta.io.atomic import atomic_write
 from ctta.io.images import IMAGE_SUFFIXES, decoding_errors, import_pillow, is_image_file, resize_and_center_crop
+from ctta.io.settings import record_settings
 from ctta.validation import check_integer
 
 SEVERITIES = (1, 2, 3, 4, 5)
+SETTINGS_FILE = "made_from.json"
 BATCH = 16  # pictures held at once
 STORED_QUALITY = 85  # of ImageNet-C's own JPEG files
 
@@ -59,15 +61,15 @@ def write_cifar_c(
     if not np.issubdtype(classes.dtype, np.integer):
         raise TypeError(f"labels has dtype {classes.dtype}; expected whole numbers, the place of each image's class")
     root = Path(folder)
-    same_origin(
-        root,
-        generator=VERSION,
-        seed=int(seed),
-        frost_photos=str(frost_photos),
-        images=hashlib.sha256(images.tobytes()).hexdigest(),
-        labels=hashlib.sha256(classes.astype("<i8").tobytes()).hexdigest(),
-    )
-    with replacing(root / "labels.npy") as partial, partial.open("wb") as file:
+    settings = {
+        "generator": VERSION,
+        "seed": int(seed),
+        "frost_photos": str(frost_photos),
+        "images": hashlib.sha256(images.tobytes()).hexdigest(),
+        "labels": hashlib.sha256(classes.astype("<i8").tobytes()).hexdigest(),
+    }
+    record_settings(root / SETTINGS_FILE, settings)
+    with atomic_write(root / "labels.npy", unique=False) as partial, partial.open("wb") as file:
         np.save(file, np.tile(classes, len(SEVERITIES)))
 
     count, total = len(images), len(images) * len(SEVERITIES) * len(names)
@@ -75,7 +77,7 @@ def write_cifar_c(
         done = position * count * len(SEVERITIES)
         path = root / f"{name}.npy"
         if not path.exists():
-            with replacing(path) as partial:
+            with atomic_write(path, unique=False) as partial:
                 stored = open_memmap(partial, "w+", np.uint8, (len(SEVERITIES) * count, *images.shape[1:]))
                 for severity in SEVERITIES:
                     rows = slice(count * (severity - 1), count * severity)
@@ -123,7 +125,8 @@ def write_imagenet_c(
     if times > 1:
         raise ValueError(f"{source} holds {stem} with two suffixes, which would be written to one file; rename one")
     root = Path(folder)
-    same_origin(root, generator=VERSION, seed=int(seed), frost_photos=str(frost_photos))
+    settings = {"generator": VERSION, "seed": int(seed), "frost_photos": str(frost_photos)}
+    record_settings(root / SETTINGS_FILE, settings)
     kinds = [(name, severity) for name in names for severity in severities]
 
     for start in range(0, len(pictures), BATCH):
@@ -153,7 +156,8 @@ def write_missing(
         return
     results = corrupt(clean[missing], name, severity, seed=seed, index=index[missing], frost_photos=frost_photos)
     for i, result in zip(missing, results, strict=True):
-        with replacing(paths[i]) as partial:
+        paths[i].parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(paths[i], unique=False) as partial:
             import_pillow().fromarray(result).save(partial, "JPEG", quality=STORED_QUALITY, optimize=True)
 
 

@@ -1,1 +1,1 @@
-"""Image files and atomic writes."""
+"""Files: image files, atomic writes, and the settings that a folder was made with."""
