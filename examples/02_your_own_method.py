@@ -48,4 +48,4 @@ for _ in range(5):
 
 classifier = {"convolution": lambda: nn.Sequential(nn.Conv2d(3, 6, 16), nn.BatchNorm2d(6), nn.Flatten())}
 ctta.testing.check_method(SureAndDiverse, networks=classifier)
-print(f"SureAndDiverse keeps all {len(ctta.testing.CHECKS)} promises of the contract")
+print(f"SureAndDiverse keeps all {len(ctta.testing.CHECKS)} checks of the contract")

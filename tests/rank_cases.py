@@ -29,7 +29,7 @@ from ctta.evaluation.label_maps.keeping import read_label_maps
 from ctta.evaluation.results import BatchRecord
 from ctta.inference import adapt_to_folder
 from ctta.streams import Segment
-from ctta.testing import NETWORKS, Case
+from ctta.testing import NETWORKS, ContractCase
 from ctta.testing.case import state_of
 from ctta.views import image_views, multiscale_flip
 
@@ -57,14 +57,14 @@ class Stream:
     divide: str = "batch"
 
     def net(self) -> nn.Module:
-        return Case(self.method, NETWORKS[self.network], {}).net().double()
+        return ContractCase(self.method, NETWORKS[self.network], {}).make_network().double()
 
     def model(self) -> ctta.AdaptiveModel:
         return self.method(self.net(), **self.settings)
 
     def batch(self, step: int) -> Tensor:
         rows = sum(SIZES[step % len(SIZES)][: world_size()])
-        return Case(self.method, NETWORKS[self.network], {}).batch(step, rows).double()
+        return ContractCase(self.method, NETWORKS[self.network], {}).make_batch(step, rows).double()
 
     def rows(self, step: int) -> slice:
         if self.divide == "views":
@@ -306,7 +306,7 @@ def a_stream_goes_on_on_another_number_of_ranks(folder: Path) -> None:
     loaded = ctta.load(path, stream.net()) if path.exists() else stream.model()
     model = data_parallel(loaded)
     for number in range(model.num_steps, model.num_steps + 3):
-        model(shard(Case(ctta.CoTTA, NETWORKS["batch_norm"], {}).batch(number).double()))
+        model(shard(ContractCase(ctta.CoTTA, NETWORKS["batch_norm"], {}).make_batch(number).double()))
     check_same(model)  # so that nobody is still reading the file
     ctta.save(model, path)
 
@@ -380,7 +380,9 @@ def pictures_that_come_meanwhile_are_left_for_the_next_time(folder: Path) -> Non
     only_here = [found[0].with_name("0.png"), *found]  # as if it had come after the first rank looked
     listing = mock.patch("ctta.inference.folder.find_images", lambda root: only_here if rank() else found)
     with listing:
-        done = adapt_to_folder(Case(ctta.Tent, NETWORKS["batch_norm"], {}).net(), pictures, out, method="tent")
+        done = adapt_to_folder(
+            ContractCase(ctta.Tent, NETWORKS["batch_norm"], {}).make_network(), pictures, out, method="tent"
+        )
     assert done.num_images == 3
 
 

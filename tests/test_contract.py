@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import ctta
-from ctta.testing import CHECKS, NETWORKS, Case
+from ctta.testing import CHECKS, NETWORKS, ContractCase
 
 FEW_VIEWS = {"views": ctta.views.image_views(2)}
 HYPERPARAMETERS = {"test_aug": FEW_VIEWS, "cotta": FEW_VIEWS}
@@ -17,7 +17,7 @@ HYPERPARAMETERS = {"test_aug": FEW_VIEWS, "cotta": FEW_VIEWS}
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("method", ctta.METHODS)
 def test_contract(method: str, network: str, check: str) -> None:
-    CHECKS[check](Case(ctta.METHODS[method], NETWORKS[network], HYPERPARAMETERS.get(method, {})))
+    CHECKS[check](ContractCase(ctta.METHODS[method], NETWORKS[network], HYPERPARAMETERS.get(method, {})))
 
 
 def test_the_paper_preset_keeps_the_contract_on_pixels() -> None:
@@ -111,30 +111,30 @@ class LeavesDropoutOn(Broken):
 @pytest.mark.parametrize(
     ("method", "check"),
     [
-        (ForgetsOnReset, "reset_equals_new"),
-        (ReadsTheGlobalGenerator, "neither_reads_nor_moves_the_global_generator"),
-        (Hoards, "memory_is_bounded"),
-        (PredictsSomethingElse, "predict_changes_nothing_and_equals_the_next_adapt"),
-        (TouchesTheInput, "leaves_the_callers_network_and_input_alone"),
-        (HidesState, "a_saved_stream_goes_on_bit_identically"),
-        (HidesState, "reset_equals_new"),
-        (CountsInSecret, "a_saved_stream_goes_on_bit_identically"),
-        (TrainsOnAfterANonFiniteStep, "a_step_that_is_not_finite_is_skipped"),
-        (SharesTheStudent, "forks_share_the_source_and_nothing_else"),
-        (TakesAnything, "bad_input_is_refused_before_anything_changes"),
-        (LeavesDropoutOn, "dropout_stays_off"),
-        (AnswersByOldWeights, "adapts_inside_one_autocast_as_in_many"),
+        (ForgetsOnReset, "check_reset_equals_new"),
+        (ReadsTheGlobalGenerator, "check_global_rng_is_unused"),
+        (Hoards, "check_memory_is_bounded"),
+        (PredictsSomethingElse, "check_predict_equals_next_adapt"),
+        (TouchesTheInput, "check_network_and_input_are_untouched"),
+        (HidesState, "check_resume_is_bit_identical"),
+        (HidesState, "check_reset_equals_new"),
+        (CountsInSecret, "check_resume_is_bit_identical"),
+        (TrainsOnAfterANonFiniteStep, "check_non_finite_step_is_skipped"),
+        (SharesTheStudent, "check_forks_share_only_the_source"),
+        (TakesAnything, "check_bad_input_changes_nothing"),
+        (LeavesDropoutOn, "check_dropout_is_off"),
+        (AnswersByOldWeights, "check_autocast_sees_updated_weights"),
     ],
 )
 def test_the_checks_find_broken_methods(method: type[ctta.AdaptiveModel], check: str) -> None:
     with pytest.raises(AssertionError):
-        CHECKS[check](Case(method, NETWORKS["batch_norm"], {}))
+        CHECKS[check](ContractCase(method, NETWORKS["batch_norm"], {}))
 
 
 def test_check_method_names_the_check_and_the_network() -> None:
     with pytest.raises(AssertionError) as caught:
         ctta.testing.check_method(PredictsSomethingElse)
-    assert "predict_changes_nothing_and_equals_the_next_adapt" in caught.value.__notes__[0]
+    assert "check_predict_equals_next_adapt" in caught.value.__notes__[0]
     assert "batch_norm" in caught.value.__notes__[0]
 
 
@@ -174,9 +174,9 @@ def test_counters_are_declared() -> None:
 
 
 def test_an_undeclared_counter_is_named() -> None:
-    case = Case(CountsInSecret, NETWORKS["batch_norm"], {})
+    case = ContractCase(CountsInSecret, NETWORKS["batch_norm"], {})
     with pytest.raises(AssertionError, match=r"register_counter\('num_seen'\)"):
-        CHECKS["a_saved_stream_goes_on_bit_identically"](case)
+        CHECKS["check_resume_is_bit_identical"](case)
 
 
 class ForgetsAnArgument(ctta.Tent):
@@ -209,10 +209,10 @@ def test_distributed_wrappers_are_taken_off() -> None:
 
 @pytest.mark.parametrize("method", ctta.METHODS)
 def test_models_built_under_inference_mode_adapt_as_any_other(method: str) -> None:
-    case = Case(ctta.METHODS[method], NETWORKS["batch_norm"], HYPERPARAMETERS.get(method, {}))
-    expected = case.model()
+    case = ContractCase(ctta.METHODS[method], NETWORKS["batch_norm"], HYPERPARAMETERS.get(method, {}))
+    expected = case.make_model()
     with torch.inference_mode():
-        model = case.model()
-        for x in case.stream():
+        model = case.make_model()
+        for x in case.make_stream():
             assert torch.equal(model(x), expected(x))
         assert torch.equal(model.reset()(x), expected.reset()(x))

@@ -18,7 +18,7 @@ import ctta
 from ctta.cli import main
 from ctta.distributed import data_parallel, gather, rank, shard, world_size
 from ctta.evaluation.results import read_result
-from ctta.testing import NETWORKS, Case
+from ctta.testing import NETWORKS, ContractCase
 
 SCRIPT = rank_cases.__file__
 #: Nothing but this machine is ever asked, and one thread is enough.
@@ -68,7 +68,7 @@ def test_two_and_three_ranks_give_what_one_process_gives_and_end_when_one_is_kil
     check_commands(tmp_path, commands)
 
     stream, path = Stream(ctta.CoTTA, settings=VIEWS), tmp_path / "stream.safetensors"
-    batches = [Case(ctta.CoTTA, NETWORKS["batch_norm"], {}).batch(number).double() for number in range(9)]
+    batches = [ContractCase(ctta.CoTTA, NETWORKS["batch_norm"], {}).make_batch(number).double() for number in range(9)]
     alone = ctta.load(path, stream.net())
     for x in batches[3:6]:
         alone(x)

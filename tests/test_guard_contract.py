@@ -5,19 +5,19 @@ from torch import Tensor, nn
 
 import ctta
 from ctta.guard import Guarded
-from ctta.testing import CHECKS, NETWORKS, Case
+from ctta.testing import CHECKS, NETWORKS, ContractCase
 
 INSIDE = {"tent": {}, "cotta": {"views": ctta.views.image_views(2)}}
 
 
-class GuardedCase(Case):
+class GuardedCase(ContractCase):
     """The method of a case, guarded; every batch is inspected and good for a snapshot, so that a check meets all."""
 
-    def model(self, net: nn.Module | None = None) -> Guarded:
-        return Guarded(super().model(net), inspect_every=1, snapshot_every=1)
+    def make_model(self, net: nn.Module | None = None) -> Guarded:
+        return Guarded(super().make_model(net), inspect_every=1, snapshot_every=1)
 
-    def batch(self, number: int, size: int = 50) -> Tensor:
-        return super().batch(number, size)
+    def make_batch(self, number: int, size: int = 50) -> Tensor:
+        return super().make_batch(number, size)
 
 
 def case(method: str, network: str) -> GuardedCase:
@@ -32,6 +32,6 @@ def test_contract_with_batch_norm(method: str, check: str) -> None:
 
 @pytest.mark.parametrize("network", ["vit", "segmentation"])
 def test_contract_on_other_networks(network: str) -> None:
-    for name in ("a_saved_stream_goes_on_bit_identically", "predict_changes_nothing_and_equals_the_next_adapt"):
+    for name in ("check_resume_is_bit_identical", "check_predict_equals_next_adapt"):
         CHECKS[name](case("tent", network))
         CHECKS[name](case("cotta", network))

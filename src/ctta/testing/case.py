@@ -1,4 +1,4 @@
-"""What every check works with: a method on a network, and comparisons of answers and of states."""
+"""The subject of a check, a method on a network, and comparisons of logits and states."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,81 +10,112 @@ from torch import Tensor, nn
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.encoding import is_storable
 
-Build = Callable[[], nn.Module]
-
 
 @dataclass(frozen=True)
-class Case:
-    """A method on a network; everything it makes is the same at each call."""
+class ContractCase:
+    """A method on a network; every call of a ``make_...`` method returns an equal object.
+
+    Attributes:
+        method: the class to check.
+        network_factory: builds a network for images (N, 3, 16, 16).
+        hyperparameters: keyword arguments of the method.
+    """
 
     method: type[AdaptiveModel]
-    build: Build
+    network_factory: Callable[[], nn.Module]
     hyperparameters: dict[str, Any]
 
-    def net(self) -> nn.Module:
-        """The network with the same weights each time, and running statistics that are not the initial ones."""
+    def make_network(self) -> nn.Module:
+        """Return the network, with running statistics that differ from their initial values."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)
-            net = self.build()
+            net = self.network_factory()
             for name, buffer in net.named_buffers():
                 if name.endswith("running_mean"):
                     buffer.normal_()
         return net.eval()
 
-    def model(self, net: nn.Module | None = None) -> AdaptiveModel:
-        return self.method(self.net() if net is None else net, **self.hyperparameters)
+    def make_model(self, net: nn.Module | None = None) -> AdaptiveModel:
+        """Return a new model.
 
-    def not_storable(self) -> dict[str, Any]:
-        """The hyperparameters that a file cannot hold, to give again on loading."""
-        return {name: value for name, value in self.hyperparameters.items() if not is_storable(value)}
+        Args:
+            net: the network to wrap; by default :meth:`make_network`'s.
 
-    def batch(self, number: int, size: int = 6) -> Tensor:
+        Returns:
+            The method with the hyperparameters of the case.
+        """
+        return self.method(self.make_network() if net is None else net, **self.hyperparameters)
+
+    def make_batch(self, number: int, size: int = 6) -> Tensor:
+        """Return a batch of random images in [0, 1].
+
+        Args:
+            number: the seed of the batch.
+            size: the number of images.
+
+        Returns:
+            Images (size, 3, 16, 16).
+        """
         return torch.rand(size, 3, 16, 16, generator=torch.Generator().manual_seed(number))
 
-    def stream(self, count: int = 3) -> list[Tensor]:
-        return [self.batch(number) for number in range(count)]
+    def make_stream(self, num_batches: int = 3) -> list[Tensor]:
+        """Return the first batches of a stream.
+
+        Args:
+            num_batches: the length of the stream.
+
+        Returns:
+            The batches 0, 1, ... of :meth:`make_batch`.
+        """
+        return [self.make_batch(number) for number in range(num_batches)]
+
+    def unserializable_arguments(self) -> dict[str, Any]:
+        """Return the hyperparameters that a checkpoint cannot hold and ``ctta.load`` must be given again."""
+        return {name: value for name, value in self.hyperparameters.items() if not is_storable(value)}
 
 
-#: Every check by its name.
-CHECKS: dict[str, Callable[[Case], None]] = {}
+#: Every check of the contract by its name.
+CHECKS: dict[str, Callable[[ContractCase], None]] = {}
 
 
-def contract(check: Callable[[Case], None]) -> Callable[[Case], None]:
-    """Enter a check into CHECKS under its own name."""
+def register_check(check: Callable[[ContractCase], None]) -> Callable[[ContractCase], None]:
+    """Add a check to :data:`CHECKS` under its own name."""
     CHECKS[check.__name__] = check
     return check
 
 
-def run(model: AdaptiveModel, stream: list[Tensor]) -> list[Tensor]:
+def run_stream(model: AdaptiveModel, stream: list[Tensor]) -> list[Tensor]:
+    """Return the logits of every batch, adapting along the way."""
     return [model(x) for x in stream]
 
 
-def assert_same(ours: list[Tensor], theirs: list[Tensor], what: str) -> None:
-    assert len(ours) == len(theirs), what
-    for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-        assert torch.equal(one, other), f"{what}: differ at batch {number} by {(one - other).abs().max():.3g}"
+def assert_equal(actual: list[Tensor], expected: list[Tensor], what: str) -> None:
+    """Raise an AssertionError that starts with ``what`` unless both lists are equal bit for bit."""
+    assert len(actual) == len(expected), f"{what}: {len(actual)} tensors, expected {len(expected)}"
+    for index, (one, other) in enumerate(zip(actual, expected, strict=True)):
+        assert torch.equal(one, other), f"{what}: tensor {index} differs by up to {(one - other).abs().max():.3g}"
 
 
-def state_of(model: nn.Module) -> list[Tensor]:
-    """Return the state of a stream: weights, buffers, optimizer state and all integers, declared or not."""
-    integers = [torch.tensor(value) for part in _streams_in(model) for _, value in sorted(integers_of(part).items())]
-    return tensors_of(model) + integers
+def collect_state(model: nn.Module) -> list[Tensor]:
+    """Return copies of the state of a stream: tensors, and all integer attributes, declared as counters or not."""
+    integers = [value for part in _adaptive_models(model) for _, value in sorted(integer_attributes(part).items())]
+    return collect_tensors(model) + [torch.tensor(value) for value in integers]
 
 
-def integers_of(model: AdaptiveModel) -> dict[str, int]:
-    """Return the integer attributes of a model; the counters should be the only ones that change."""
-    return {name: value for name, value in vars(model).items() if type(value) is int}
-
-
-def tensors_of(model: nn.Module) -> list[Tensor]:
-    """Weights, buffers and optimiser state."""
+def collect_tensors(model: nn.Module) -> list[Tensor]:
+    """Return copies of the weights, buffers and optimizer state."""
     tensors = [value.detach().clone() for value in (*model.parameters(), *model.buffers())]
-    for part in _streams_in(model):
+    for part in _adaptive_models(model):
         for _, values in sorted(part.optimizer.state_dict()["state"].items()) if part.optimizer else ():
             tensors += [torch.as_tensor(value).clone() for _, value in sorted(values.items())]
     return tensors
 
 
-def _streams_in(model: nn.Module) -> list[AdaptiveModel]:
-    """The model and, where it is around others, those."""
+def integer_attributes(model: AdaptiveModel) -> dict[str, int]:
+    """Return the integer attributes of a model, of which only the counters may change."""
+    return {name: value for name, value in vars(model).items() if type(value) is int}
+
+
+def _adaptive_models(model: nn.Module) -> list[AdaptiveModel]:
+    """Return the model itself and those that it wraps."""
     return [part for part in model.modules() if isinstance(part, AdaptiveModel)]

@@ -1,73 +1,86 @@
-"""Checks of a call: modes around it, good and bad input, steps that fail."""
+"""Checks of one call: the modes around it, valid and invalid inputs, steps that fail."""
 
 import torch
 
-from ctta.testing.case import Case, assert_same, contract, run, state_of, tensors_of
+from ctta.testing.case import (
+    ContractCase,
+    assert_equal,
+    collect_state,
+    collect_tensors,
+    register_check,
+    run_stream,
+)
 
 
-@contract
-def answers_one_row_of_logits_per_element(case: Case) -> None:
-    logits = case.model()(case.batch(0))
-    expected = case.net()(case.batch(0))
+@register_check
+def check_returns_detached_logits(case: ContractCase) -> None:
+    """Check that logits have the network's number of rows and classes, dense ones the input's size, and no graph."""
+    logits = case.make_model()(case.make_batch(0))
+    expected = case.make_network()(case.make_batch(0))
     assert logits.shape[:2] == expected.shape[:2], f"logits of shape {tuple(logits.shape)}"
     assert logits.ndim == 2 or logits.shape[2:] == (16, 16), "dense logits must have the input's size"
     assert not logits.requires_grad, "logits must be detached"
 
 
-@contract
-def adapts_under_eval_no_grad_and_inference_mode(case: Case) -> None:
-    plain = case.model()
-    expected = run(plain, case.stream())
-    evaluated = case.model().eval()
+@register_check
+def check_adapts_under_no_grad_and_inference_mode(case: ContractCase) -> None:
+    """Check that ``eval()``, ``no_grad`` and ``inference_mode`` around the loop change nothing."""
+    plain = case.make_model()
+    expected = run_stream(plain, case.make_stream())
+    without_grad = case.make_model().eval()
     with torch.no_grad():
-        assert_same(run(evaluated, case.stream()), expected, "under eval and no_grad")
-    inferring = case.model()
+        assert_equal(run_stream(without_grad, case.make_stream()), expected, "logits under eval and no_grad")
+    inferring = case.make_model()
     with torch.inference_mode():
-        assert_same(run(inferring, case.stream()), expected, "under inference_mode")
-    for model in (evaluated, inferring):
-        assert_same(state_of(model), state_of(plain), "state under a mode")
+        assert_equal(run_stream(inferring, case.make_stream()), expected, "logits under inference_mode")
+    for model in (without_grad, inferring):
+        assert_equal(collect_state(model), collect_state(plain), "state under eval, no_grad or inference_mode")
 
 
-@contract
-def adapts_inside_one_autocast_as_in_many(case: Case) -> None:
-    inside, outside = case.model(), case.model()
+@register_check
+def check_autocast_sees_updated_weights(case: ContractCase) -> None:
+    """Check that one ``autocast`` around the whole loop equals one around each call."""
+    around_loop, around_call = case.make_model(), case.make_model()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        answers = run(inside, case.stream())
-    for x, answer in zip(case.stream(), answers, strict=True):
+        answers = run_stream(around_loop, case.make_stream())
+    for x, answer in zip(case.make_stream(), answers, strict=True):
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert torch.equal(outside(x), answer), "autocast around the loop answers by old weights"
-    assert_same(state_of(inside), state_of(outside), "state under autocast")
+            assert torch.equal(around_call(x), answer), "autocast around the loop predicts with cached weights"
+    assert_equal(collect_state(around_loop), collect_state(around_call), "state under autocast")
 
 
-@contract
-def train_and_eval_do_not_reach_the_networks_inside(case: Case) -> None:
-    model = case.model()
+@register_check
+def check_train_and_eval_keep_network_modes(case: ContractCase) -> None:
+    """Check that ``train()`` and ``eval()`` set the flag of the model and leave its networks alone."""
+    model = case.make_model()
     modes = [module.training for module in model.source.modules()]
     model.train()
     assert model.training and [module.training for module in model.source.modules()] == modes
     assert not model.eval().training
 
 
-@contract
-def an_empty_batch_comes_back_as_it_is(case: Case) -> None:
-    model = case.model()
-    before, empty = state_of(model), case.batch(0)[:0]
+@register_check
+def check_empty_batch_is_returned(case: ContractCase) -> None:
+    """Check that an empty batch comes back as the same object and changes nothing."""
+    model = case.make_model()
+    before, empty = collect_state(model), case.make_batch(0)[:0]
     assert model(empty) is empty and model.predict(empty) is empty
-    assert_same(state_of(model), before, "state after an empty batch")
+    assert_equal(collect_state(model), before, "state after an empty batch")
 
 
-@contract
-def bad_input_is_refused_before_anything_changes(case: Case) -> None:
-    model = case.model()
-    model(case.batch(0))
-    before = state_of(model)
-    spoilt = case.batch(1)
-    spoilt[0, 0, 0, 0] = torch.nan
+@register_check
+def check_bad_input_changes_nothing(case: ContractCase) -> None:
+    """Check that NaN, infinite, integer and unbatched inputs raise before anything changes."""
+    model = case.make_model()
+    model(case.make_batch(0))
+    before = collect_state(model)
+    with_nan = case.make_batch(1)
+    with_nan[0, 0, 0, 0] = torch.nan
     bad = [
-        spoilt,
-        case.batch(1).mul(torch.inf),
-        case.batch(1)[0],
-        case.batch(1).mul(255).byte(),
+        with_nan,
+        case.make_batch(1).mul(torch.inf),
+        case.make_batch(1)[0],
+        case.make_batch(1).mul(255).byte(),
         torch.rand(()),
     ]
     for x in bad:
@@ -75,32 +88,34 @@ def bad_input_is_refused_before_anything_changes(case: Case) -> None:
             try:
                 call(x)
             except (ValueError, TypeError):
-                assert_same(state_of(model), before, "state after a refused batch")
+                assert_equal(collect_state(model), before, "state after a rejected batch")
             else:
-                raise AssertionError(f"took a bad input: {x.dtype} {tuple(x.shape)}")
+                raise AssertionError(f"a bad input was accepted: {x.dtype} {tuple(x.shape)}")
 
 
-@contract
-def a_step_that_is_not_finite_is_skipped(case: Case) -> None:
-    model = case.model()
+@register_check
+def check_non_finite_step_is_skipped(case: ContractCase) -> None:
+    """Check that a step whose loss is not finite predicts, is counted, and updates nothing."""
+    model = case.make_model()
     student = getattr(model, "student", None)
     if student is None:
-        return  # nothing is learnt, so no step can fail
+        return  # a method without a student makes no updates that could fail
     with torch.no_grad():
         for parameter in student.parameters():
             parameter.fill_(torch.nan)
-    before = [tensor.nan_to_num() for tensor in tensors_of(model)]
-    assert model(case.batch(0)).shape[0] == 6, "no prediction"
-    assert_same([tensor.nan_to_num() for tensor in tensors_of(model)], before, "state after a skipped step")
+    before = [tensor.nan_to_num() for tensor in collect_tensors(model)]
+    assert model(case.make_batch(0)).shape[0] == 6, "no prediction"
+    assert_equal([tensor.nan_to_num() for tensor in collect_tensors(model)], before, "state after a skipped step")
     assert model.num_skipped == 1 and model.num_steps == 1
     assert model.last_step is not None and model.last_step.skipped
 
 
-@contract
-def takes_channels_last_and_non_contiguous_input(case: Case) -> None:
-    x = case.batch(0)
-    expected = case.model()(x)
+@register_check
+def check_accepts_any_memory_format(case: ContractCase) -> None:
+    """Check that channels-last and non-contiguous inputs give the same logits, up to rounding."""
+    x = case.make_batch(0)
+    expected = case.make_model()(x)
     strided = torch.stack([x, x], -1)[..., 0]
     assert not strided.is_contiguous()
     for variant in (x.to(memory_format=torch.channels_last), strided):
-        torch.testing.assert_close(case.model()(variant), expected)
+        torch.testing.assert_close(case.make_model()(variant), expected)

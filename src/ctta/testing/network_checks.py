@@ -1,4 +1,4 @@
-"""Checks of the network that is wrapped: any kind, never touched, given back."""
+"""Checks of the wrapped network: which kinds are accepted, that it stays untouched, what ``deploy`` returns."""
 
 import tempfile
 from collections.abc import Callable
@@ -7,76 +7,85 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from ctta.checkpoint.files import load, save
-from ctta.testing.case import Case, assert_same, contract, run, state_of
+from ctta.testing.case import ContractCase, assert_equal, collect_state, register_check, run_stream
 
 
-class _Inside(nn.Module):
-    """A network with another one inside, for variants of it."""
+class _Wrapper(nn.Module):
+    """A network around another one; the subclasses vary its forward pass."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
 
+    @override
     def forward(self, x: Tensor) -> Any:
         return self.net(x)
 
 
-class _HuggingFaceStyle(_Inside):
+class _HuggingFaceOutput(_Wrapper):
+    @override
     def forward(self, x: Tensor) -> Any:
         return type("Output", (), {"logits": self.net(x)})()
 
 
-class _DictOutput(_Inside):
+class _DictOutput(_Wrapper):
+    @override
     def forward(self, x: Tensor) -> Any:
         return {"out": self.net(x), "aux": x}
 
 
-class _Dropping(_Inside):
+class _WithDropout(_Wrapper):
+    @override
     def forward(self, x: Tensor) -> Any:
         return nn.functional.dropout(self.net(nn.functional.dropout(x, 0.5, self.training)), 0.5, self.training)
 
 
-class _InPlace(_Inside):
+class _HalvesInPlace(_Wrapper):
+    @override
     def forward(self, x: Tensor) -> Any:
         return self.net(x.mul_(0.5))
 
 
-class _Halving(_Inside):
+class _Halves(_Wrapper):
+    @override
     def forward(self, x: Tensor) -> Any:
         return self.net(x * 0.5)
 
 
-class _WithUnused(_Inside):
+class _WithUnused(_Wrapper):
     def __init__(self, net: nn.Module) -> None:
         super().__init__(net)
         self.unused = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
 
 
-class _WithTied(_Inside):
+class _WithTied(_Wrapper):
     def __init__(self, net: nn.Module) -> None:
         super().__init__(net)
         self.alias = net
 
 
-@contract
-def leaves_the_callers_network_and_input_alone(case: Case) -> None:
-    net, x = case.net(), case.batch(0)
-    modes, before, original = [module.training for module in net.modules()], state_of(net), x.clone()
+@register_check
+def check_network_and_input_are_untouched(case: ContractCase) -> None:
+    """Check that the weights, modes and flags of the caller's network, and the input, stay as they are."""
+    net, x = case.make_network(), case.make_batch(0)
+    modes, before, original = [module.training for module in net.modules()], collect_state(net), x.clone()
     flags = [parameter.requires_grad for parameter in net.parameters()]
-    case.model(net)(x)
-    assert_same(state_of(net), before, "the caller's weights and buffers")
+    case.make_model(net)(x)
+    assert_equal(collect_state(net), before, "the caller's weights and buffers")
     assert [module.training for module in net.modules()] == modes, "the caller's modes changed"
     assert [parameter.requires_grad for parameter in net.parameters()] == flags, "requires_grad changed"
     assert all(parameter.grad is None for parameter in net.parameters()), "the caller's network got gradients"
     assert torch.equal(x, original), "the input changed"
 
 
-@contract
-def keeps_every_key_of_the_state_dict_and_the_running_statistics(case: Case) -> None:
-    net, model = case.net(), case.model()
-    run(model, case.stream())
+@register_check
+def check_state_dict_keys_are_kept(case: ContractCase) -> None:
+    """Check that copies of the network keep its ``state_dict`` keys, and the source all of its values."""
+    net, model = case.make_network(), case.make_model()
+    run_stream(model, case.make_stream())
     for name, part in model.named_children():
         state = part.state_dict()
         if part.__class__ is net.__class__:
@@ -85,50 +94,59 @@ def keeps_every_key_of_the_state_dict_and_the_running_statistics(case: Case) -> 
         assert torch.equal(model.source.state_dict()[key], value), f"the source's {key} changed"
 
 
-@contract
-def finds_logits_in_every_usual_output(case: Case) -> None:
-    expected = run(case.model(), case.stream())
-    for wrapper in (_HuggingFaceStyle, _DictOutput):
-        assert_same(run(case.model(wrapper(case.net())), case.stream()), expected, wrapper.__name__)
+@register_check
+def check_finds_logits_in_common_outputs(case: ContractCase) -> None:
+    """Check that logits are found in Hugging Face outputs and in dictionaries."""
+    expected = run_stream(case.make_model(), case.make_stream())
+    for wrapper in (_HuggingFaceOutput, _DictOutput):
+        model = case.make_model(wrapper(case.make_network()))
+        assert_equal(run_stream(model, case.make_stream()), expected, wrapper.__name__)
 
 
-@contract
-def networks_that_write_to_their_input_harm_nothing(case: Case) -> None:
-    stream = case.stream()
-    answers = run(case.model(_InPlace(case.net())), stream)
-    assert_same(stream, case.stream(), "the input of a network that writes to it")
-    assert_same(answers, run(case.model(_Halving(case.net())), case.stream()), "a network that writes to its input")
+@register_check
+def check_networks_may_write_to_their_input(case: ContractCase) -> None:
+    """Check that a network may change its input in place without harm to the caller's batch."""
+    stream = case.make_stream()
+    expected = run_stream(case.make_model(_Halves(case.make_network())), case.make_stream())
+    logits = run_stream(case.make_model(_HalvesInPlace(case.make_network())), stream)
+    assert_equal(stream, case.make_stream(), "the input of a network that writes to it")
+    assert_equal(logits, expected, "a network that writes to its input")
 
 
-@contract
-def dropout_stays_off(case: Case) -> None:
-    expected = run(case.model(), case.stream())
-    assert_same(run(case.model(_Dropping(case.net()).train()), case.stream()), expected, "with dropout")
+@register_check
+def check_dropout_is_off(case: ContractCase) -> None:
+    """Check that dropout is off, whatever the mode of the caller's network."""
+    expected = run_stream(case.make_model(), case.make_stream())
+    model = case.make_model(_WithDropout(case.make_network()).train())
+    assert_equal(run_stream(model, case.make_stream()), expected, "with dropout")
 
 
-@contract
-def takes_unused_and_tied_parameters(case: Case) -> None:
-    expected = run(case.model(), case.stream())
-    assert_same(run(case.model(_WithUnused(case.net())), case.stream()), expected, "with unused parameters")
-    tied = case.model(_WithTied(case.net()))
-    assert_same(run(tied, case.stream()), expected, "with tied parameters")
+@register_check
+def check_unused_and_tied_parameters(case: ContractCase) -> None:
+    """Check that unused parameters change nothing; tied ones survive saving and loading."""
+    expected = run_stream(case.make_model(), case.make_stream())
+    unused = case.make_model(_WithUnused(case.make_network()))
+    assert_equal(run_stream(unused, case.make_stream()), expected, "with unused parameters")
+    tied = case.make_model(_WithTied(case.make_network()))
+    assert_equal(run_stream(tied, case.make_stream()), expected, "with tied parameters")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tied.safetensors"
         save(tied, path)
-        again = load(path, _WithTied(case.net()), method=case.method, **case.not_storable())
-    assert_same(state_of(again), state_of(tied), "state of tied parameters after load")
+        again = load(path, _WithTied(case.make_network()), method=case.method, **case.unserializable_arguments())
+    assert_equal(collect_state(again), collect_state(tied), "state of tied parameters after load")
 
 
-@contract
-def frozen_parameters_stay(case: Case) -> None:
-    net = case.net()
+@register_check
+def check_frozen_parameters_are_kept(case: ContractCase) -> None:
+    """Check that parameters that do not require grad in the caller's network never change."""
+    net = case.make_network()
     fixed = [name for name, _ in net.named_parameters()][::2]
     for name, parameter in net.named_parameters():
         parameter.requires_grad_(name not in fixed)
-    model = case.model(net)
-    run(model, case.stream())
+    model = case.make_model(net)
+    run_stream(model, case.make_stream())
     model.reset()
-    run(model, case.stream())
+    run_stream(model, case.make_stream())
     for part in model.children():
         parameters = dict(part.named_parameters())
         for name in fixed:
@@ -136,21 +154,23 @@ def frozen_parameters_stay(case: Case) -> None:
                 assert torch.equal(parameters[name], net.get_parameter(name)), f"frozen parameter {name} changed"
 
 
-@contract
-def takes_compiled_and_data_parallel_networks(case: Case) -> None:
-    expected = run(case.model(), case.stream())
+@register_check
+def check_unwraps_networks(case: ContractCase) -> None:
+    """Check that compiled and data-parallel networks are adapted as the networks that they wrap."""
+    expected = run_stream(case.make_model(), case.make_stream())
     wrappers: list[Callable[..., Any]] = [torch.compile, nn.DataParallel]
-    for wrapped in (wrap(case.net()) for wrap in wrappers):
-        assert_same(run(case.model(wrapped), case.stream()), expected, type(wrapped).__name__)
+    for wrapped in (wrap(case.make_network()) for wrap in wrappers):
+        assert_equal(run_stream(case.make_model(wrapped), case.make_stream()), expected, type(wrapped).__name__)
 
 
-@contract
-def deploys_a_plain_network_of_the_callers_class(case: Case) -> None:
-    net, model = case.net(), case.model()
-    run(model, case.stream())
-    before = state_of(model)
-    for plain in (model.deploy(), model.deploy(case.stream()), model.deploy([(case.batch(0), "label")])):
+@register_check
+def check_deploys_plain_network(case: ContractCase) -> None:
+    """Check that ``deploy`` returns a network of the caller's class and leaves the stream alone."""
+    net, model = case.make_network(), case.make_model()
+    run_stream(model, case.make_stream())
+    before = collect_state(model)
+    for plain in (model.deploy(), model.deploy(case.make_stream()), model.deploy([(case.make_batch(0), "label")])):
         assert type(plain) is type(net)
         assert plain.state_dict().keys() == net.state_dict().keys()
-        assert plain(case.batch(0)).shape == net(case.batch(0)).shape
-    assert_same(state_of(model), before, "state after deploy")
+        assert plain(case.make_batch(0)).shape == net(case.make_batch(0)).shape
+    assert_equal(collect_state(model), before, "state after deploy")

@@ -1,12 +1,13 @@
-"""Four small networks for images (N, 3, 16, 16), one of each kind that the contract is checked on."""
+"""The small networks for images (N, 3, 16, 16) that the contract is checked on, one of each kind."""
 
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
-CLASSES = 5
+NUM_CLASSES = 5
 
 
 def _blocks(norm: Callable[[int], nn.Module]) -> list[nn.Module]:
@@ -14,25 +15,30 @@ def _blocks(norm: Callable[[int], nn.Module]) -> list[nn.Module]:
     return [first, norm(8), nn.ReLU(), second, norm(12), nn.ReLU()]
 
 
-def batch_norm_net() -> nn.Module:
-    """A convolution network with BatchNorm."""
-    return nn.Sequential(*_blocks(nn.BatchNorm2d), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, CLASSES))
+def make_batch_norm_net() -> nn.Module:
+    """Return a convolutional network with BatchNorm."""
+    return nn.Sequential(*_blocks(nn.BatchNorm2d), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, NUM_CLASSES))
 
 
-def group_norm_net() -> nn.Module:
-    """A convolution network with GroupNorm."""
+def make_group_norm_net() -> nn.Module:
+    """Return a convolutional network with GroupNorm."""
     return nn.Sequential(
-        *_blocks(partial(nn.GroupNorm, 4)), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, CLASSES)
+        *_blocks(partial(nn.GroupNorm, 4)), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, NUM_CLASSES)
     )
 
 
-def segmentation_net() -> nn.Module:
-    """A fully convolutional network with BatchNorm; its map has half the size of the image."""
-    return nn.Sequential(*_blocks(nn.BatchNorm2d), nn.Conv2d(12, CLASSES, 1))
+def make_segmentation_net() -> nn.Module:
+    """Return a fully convolutional network with BatchNorm; its logits have half the size of the image."""
+    return nn.Sequential(*_blocks(nn.BatchNorm2d), nn.Conv2d(12, NUM_CLASSES, 1))
 
 
 class TinyViT(nn.Module):
-    """A vision transformer: parameters that are no module's weight or bias, and LayerNorm throughout."""
+    """A vision transformer: LayerNorm throughout, and parameters that are not a layer's weight or bias.
+
+    Args:
+        width: the number of features of a token.
+        patch: the side of a square patch in pixels.
+    """
 
     def __init__(self, width: int = 16, patch: int = 8) -> None:
         super().__init__()
@@ -44,8 +50,9 @@ class TinyViT(nn.Module):
         self.mlp = nn.Sequential(
             nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
         )
-        self.head = nn.Linear(width, CLASSES)
+        self.head = nn.Linear(width, NUM_CLASSES)
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.patches(x).flatten(2).transpose(1, 2)
         tokens = torch.cat([self.cls_token.expand(len(x), -1, -1), tokens], 1) + self.pos_embed
@@ -55,9 +62,10 @@ class TinyViT(nn.Module):
         return logits
 
 
+#: Factories of the networks by name.
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "batch_norm": batch_norm_net,
-    "group_norm": group_norm_net,
+    "batch_norm": make_batch_norm_net,
+    "group_norm": make_group_norm_net,
     "vit": TinyViT,
-    "segmentation": segmentation_net,
+    "segmentation": make_segmentation_net,
 }

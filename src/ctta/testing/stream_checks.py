@@ -1,8 +1,7 @@
-"""Checks of a stream: reset, save, fork, copy, move, predict, and no trace of anything else."""
+"""Checks of a stream: reset, save, fork, copy, move and predict leave exactly the state they promise."""
 
 import copy
 import gc
-import io
 import pickle
 import tempfile
 from pathlib import Path
@@ -11,144 +10,155 @@ import torch
 from torch import Tensor
 
 from ctta.checkpoint.files import load, save
-from ctta.testing.case import Case, assert_same, contract, integers_of, run, state_of
+from ctta.testing.case import ContractCase, assert_equal, collect_state, integer_attributes, register_check, run_stream
 
 
-@contract
-def reset_equals_new(case: Case) -> None:
-    model, new = case.model(), case.model()
-    run(model, case.stream())
+@register_check
+def check_reset_equals_new(case: ContractCase) -> None:
+    """Check that after ``reset`` a model has the state of a new one and continues like it."""
+    model, new = case.make_model(), case.make_model()
+    run_stream(model, case.make_stream())
     model.reset()
-    assert_same(state_of(model), state_of(new), "state after reset")
-    assert_same(run(model, case.stream()), run(new, case.stream()), "answers after reset")
-    assert_same(state_of(model), state_of(new), "state after reset and a stream")
+    assert_equal(collect_state(model), collect_state(new), "state after reset")
+    assert_equal(run_stream(model, case.make_stream()), run_stream(new, case.make_stream()), "logits after reset")
+    assert_equal(collect_state(model), collect_state(new), "state after reset and a stream")
 
 
-@contract
-def a_saved_stream_goes_on_bit_identically(case: Case) -> None:
-    uninterrupted, stopped = case.model(), case.model()
-    first, rest = case.stream(6)[:3], case.stream(6)[3:]
-    run(uninterrupted, first), run(stopped, first)
+@register_check
+def check_resume_is_bit_identical(case: ContractCase) -> None:
+    """Check that a saved and loaded stream continues exactly like the uninterrupted one."""
+    uninterrupted, stopped = case.make_model(), case.make_model()
+    first, rest = case.make_stream(6)[:3], case.make_stream(6)[3:]
+    run_stream(uninterrupted, first), run_stream(stopped, first)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "stream.safetensors"
         save(stopped, path)
         assert list(Path(folder).iterdir()) == [path], "save left something behind"
-        resumed = load(path, case.net(), method=case.method, **case.not_storable())
-    for name, value in integers_of(uninterrupted).items():
+        resumed = load(path, case.make_network(), method=case.method, **case.unserializable_arguments())
+    for name, value in integer_attributes(uninterrupted).items():
         found = getattr(resumed, name, None)
         assert found == value, (
             f"{name} is {value} before saving and {found} after loading: declare it with register_counter({name!r})"
         )
-    assert_same(state_of(resumed), state_of(uninterrupted), "state after load")
-    assert_same(run(resumed, rest), run(uninterrupted, rest), "answers after load")
-    assert_same(state_of(resumed), state_of(uninterrupted), "state after load and a stream")
+    assert_equal(collect_state(resumed), collect_state(uninterrupted), "state after load")
+    assert_equal(run_stream(resumed, rest), run_stream(uninterrupted, rest), "logits after load")
+    assert_equal(collect_state(resumed), collect_state(uninterrupted), "state after load and a stream")
 
 
-@contract
-def interleaved_streams_equal_isolated_ones(case: Case) -> None:
-    one, other = case.model(), case.model()
-    stream, backwards = case.stream(), case.stream()[::-1]
+@register_check
+def check_interleaved_streams_equal_isolated(case: ContractCase) -> None:
+    """Check that two models called in turn give the logits that each gives alone."""
+    one, other = case.make_model(), case.make_model()
+    stream, backwards = case.make_stream(), case.make_stream()[::-1]
     mixed = [(one(x), other(y)) for x, y in zip(stream, backwards, strict=True)]
-    assert_same([answer for answer, _ in mixed], run(case.model(), stream), "first of two interleaved streams")
-    assert_same([answer for _, answer in mixed], run(case.model(), backwards), "second of two interleaved streams")
+    alone, also_alone = run_stream(case.make_model(), stream), run_stream(case.make_model(), backwards)
+    assert_equal([logits for logits, _ in mixed], alone, "first of two interleaved streams")
+    assert_equal([logits for _, logits in mixed], also_alone, "second of two interleaved streams")
 
 
-@contract
-def forks_share_the_source_and_nothing_else(case: Case) -> None:
-    model = case.model()
-    model(case.batch(7))
+@register_check
+def check_forks_share_only_the_source(case: ContractCase) -> None:
+    """Check that a fork equals a new model, shares the source weights, and is otherwise independent."""
+    model = case.make_model()
+    model(case.make_batch(7))
     fork = model.fork()
     assert fork.source is model.source, "a fork must share the source"
     shared = {id(tensor) for tensor in (*model.source.parameters(), *model.source.buffers())}
-    ours = {id(tensor) for tensor in (*model.parameters(), *model.buffers())} - shared
-    assert not ours & {id(tensor) for tensor in (*fork.parameters(), *fork.buffers())}, "a fork shares more"
-    before = state_of(model)
-    assert_same(run(fork, case.stream()), run(case.model(), case.stream()), "a fork's answers and a new model's")
-    assert_same(state_of(model), before, "the forked stream's state")
+    own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())} - shared
+    assert own.isdisjoint(id(tensor) for tensor in (*fork.parameters(), *fork.buffers())), "a fork shares more"
+    before, expected = collect_state(model), run_stream(case.make_model(), case.make_stream())
+    assert_equal(run_stream(fork, case.make_stream()), expected, "a fork's logits and a new model's")
+    assert_equal(collect_state(model), before, "the forked stream's state")
     fork.double()
-    assert_same(state_of(model), before, "state after a fork's .double()")
+    assert_equal(collect_state(model), before, "state after a fork's .double()")
 
 
-@contract
-def neither_reads_nor_moves_the_global_generator(case: Case) -> None:
+@register_check
+def check_global_rng_is_unused(case: ContractCase) -> None:
+    """Check that torch's global random generator is neither read nor advanced."""
     state = torch.get_rng_state()
-    model = case.model()
-    answers = run(model, case.stream())
-    model.predict(case.batch(0))
+    model = case.make_model()
+    expected = run_stream(model, case.make_stream())
+    model.predict(case.make_batch(0))
     assert torch.equal(torch.get_rng_state(), state), "the global generator moved"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(12345)
-        assert_same(run(case.model(), case.stream()), answers, "under another global seed")
+        assert_equal(run_stream(case.make_model(), case.make_stream()), expected, "under another global seed")
 
 
-@contract
-def predict_changes_nothing_and_equals_the_next_adapt(case: Case) -> None:
-    model = case.model()
-    model(case.batch(9))
-    for x in case.stream():
-        before, step = state_of(model), model.last_step
+@register_check
+def check_predict_equals_next_adapt(case: ContractCase) -> None:
+    """Check that ``predict`` changes nothing and returns what ``adapt`` returns next."""
+    model = case.make_model()
+    model(case.make_batch(9))
+    for x in case.make_stream():
+        before, step = collect_state(model), model.last_step
         predicted = model.predict(x)
         with torch.inference_mode():
             assert torch.equal(model.predict(x), predicted), "predict differs from itself"
-        assert_same(state_of(model), before, "state after predict")
+        assert_equal(collect_state(model), before, "state after predict")
         assert model.last_step is step, "predict wrote last_step"
         assert torch.equal(predicted, model.adapt(x)), "predict is not what adapt returns next"
 
 
-@contract
-def frozen_predicts_only(case: Case) -> None:
-    model = case.model()
-    model(case.batch(9))
-    before = state_of(model)
-    expected = model.predict(case.batch(0))
-    assert torch.equal(model.freeze()(case.batch(0)), expected)
-    assert_same(state_of(model), before, "state while frozen")
+@register_check
+def check_frozen_only_predicts(case: ContractCase) -> None:
+    """Check that a frozen model predicts without adapting, also after ``reset``, until ``unfreeze``."""
+    model = case.make_model()
+    model(case.make_batch(9))
+    before = collect_state(model)
+    expected = model.predict(case.make_batch(0))
+    assert torch.equal(model.freeze()(case.make_batch(0)), expected)
+    assert_equal(collect_state(model), before, "state while frozen")
     assert model.reset().frozen, "frozen is a mode and survives a reset"
-    model.unfreeze()(case.batch(0))
-    assert model.num_steps == 1, "unfrozen does not adapt"
+    model.unfreeze()(case.make_batch(0))
+    assert model.num_steps == 1, "an unfrozen model does not adapt"
 
 
-@contract
-def copies_and_pickles_are_independent_streams(case: Case) -> None:
-    model = case.model()
-    run(model, case.stream())
+@register_check
+def check_copies_are_independent(case: ContractCase) -> None:
+    """Check that deep copies and unpickled models continue alike, without affecting the original."""
+    model = case.make_model()
+    run_stream(model, case.make_stream())
     copied = copy.deepcopy(model)
-    buffer = io.BytesIO(pickle.dumps(model))
-    unpickled = pickle.load(buffer)
-    before = state_of(model)
-    answers = run(copied, case.stream())
-    assert_same(state_of(model), before, "the state of the original of a copy")
-    assert_same(run(unpickled, case.stream()), answers, "a pickled stream and a copied one")
-    assert_same(run(model, case.stream()), answers, "the original and its copy")
-    assert_same(state_of(model), state_of(copied), "the state of original and copy")
+    unpickled = pickle.loads(pickle.dumps(model))
+    before = collect_state(model)
+    expected = run_stream(copied, case.make_stream())
+    assert_equal(collect_state(model), before, "state of the original after its copy adapted")
+    assert_equal(run_stream(unpickled, case.make_stream()), expected, "a pickled stream and a copied one")
+    assert_equal(run_stream(model, case.make_stream()), expected, "the original and its copy")
+    assert_equal(collect_state(model), collect_state(copied), "the state of original and copy")
 
 
-@contract
-def moves_between_dtypes_and_devices_mid_stream(case: Case) -> None:
-    model = case.model()
-    run(model, case.stream())
-    before = state_of(model)
+@register_check
+def check_moves_mid_stream(case: ContractCase) -> None:
+    """Check that a stream keeps its state on ``to()``, and its dtype on ``reset``."""
+    model = case.make_model()
+    run_stream(model, case.make_stream())
+    before = collect_state(model)
     model.to("cpu")
-    assert_same(state_of(model), before, "state after .to()")
+    assert_equal(collect_state(model), before, "state after .to()")
     model.double()
-    assert model(case.batch(0).double()).dtype == torch.float64
+    assert model(case.make_batch(0).double()).dtype == torch.float64
     floats = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
     assert all(tensor.dtype == torch.float64 for tensor in floats), ".double() left something behind"
     model.reset()
-    assert model(case.batch(0).double()).dtype == torch.float64, "reset lost the dtype"
+    assert model(case.make_batch(0).double()).dtype == torch.float64, "reset lost the dtype"
 
 
-@contract
-def memory_is_bounded(case: Case) -> None:
-    def live() -> int:
+@register_check
+def check_memory_is_bounded(case: ContractCase) -> None:
+    """Check that 200 further steps allocate no tensors that stay."""
+
+    def count_bytes() -> int:
         gc.collect()
-        tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
+        tensors = [item for item in gc.get_objects() if issubclass(type(item), Tensor)]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
-    model, x = case.model(), case.batch(0)
-    for _ in range(3):  # an optimiser makes its state at the first step
+    model, x = case.make_model(), case.make_batch(0)
+    for _ in range(3):  # an optimizer creates its state at the first step
         model(x)
-    before = live()
+    before = count_bytes()
     for _ in range(200):
         model(x)
-    assert live() <= before, f"{live() - before} bytes more after 200 steps"
+    assert count_bytes() <= before, f"{count_bytes() - before} bytes more after 200 steps"
