@@ -1,4 +1,4 @@
-"""``python -m ctta``, and so ``torchrun --nproc-per-node 2 -m ctta``: the command ``ctta``."""
+"""Run the command ``ctta`` as ``python -m ctta``, or ``torchrun --nproc-per-node 2 -m ctta``."""
 
 from ctta.cli import main
 

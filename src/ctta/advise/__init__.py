@@ -1,5 +1,6 @@
-"""Choose a method's settings for a network."""
+"""Choose a method and its settings for a network."""
 
 from ctta.advise.threshold import calibrate_threshold
+from ctta.advise.tuning import Trial, Tuner
 
-__all__ = ["calibrate_threshold"]
+__all__ = ["Trial", "Tuner", "calibrate_threshold"]

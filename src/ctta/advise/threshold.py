@@ -1,4 +1,4 @@
-"""Settings read off source images, for users who still have some."""
+"""CoTTA's confidence threshold from source images."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ctta.errors import InputError
 from ctta.functional import confidence
 from ctta.surgery import Output, copy_for_adaptation, iter_inputs
 from ctta.validation import check_fraction, validate_batches
@@ -21,18 +22,24 @@ def calibrate_threshold(
     batch_stats: float = 1.0,
     output: Output = None,
 ) -> float:
-    """CoTTA's ``threshold`` for a network, by its authors' rule.
+    """Compute CoTTA's ``threshold`` for a network by the rule of the reference implementation.
 
-    The 5 % quantile of the source model's confidence on source images, minus 0.05: below it, the model is less sure
-    than it hardly ever was at home. Where the answer is dense every pixel counts; a few images are then enough.
+    The threshold is the 5 % quantile of the source model's confidence on source images, minus 0.05: a lower confidence
+    is below the source's usual one. For dense predictions every pixel counts, so a few images are enough.
 
     Args:
-        net: the source network; not touched.
-        batches: source inputs, or tuples that start with them; labels are not looked at.
-        quantile: which quantile of the confidence.
-        margin: what is taken off it.
-        batch_stats: as CoTTA will be given, since its gate asks the source in that mode.
-        output: where the logits are in what the network returns, if not found by itself.
+        net: source network; not modified.
+        batches: source inputs, or tuples that start with them; labels are ignored.
+        quantile: quantile of the confidence, from 0 to 1.
+        margin: subtracted from the quantile.
+        batch_stats: the value that CoTTA will be given, since it computes the source's confidence in that mode.
+        output: where to find the logits in what the network returns, if it cannot be inferred.
+
+    Returns:
+        The threshold.
+
+    Raises:
+        InputError: if there is no source image, or a batch is not valid.
 
     >>> net = nn.Linear(4, 2)
     >>> 0.4 < calibrate_threshold(net, [torch.randn(100, 4)]) < 1
@@ -46,10 +53,10 @@ def calibrate_threshold(
         if len(x):
             confidences.append(confidence(source(x)).flatten().cpu())
     if not confidences:
-        raise ValueError("no source images to calibrate on; give at least one batch")
-    # By sorting, since torch.quantile refuses what a few dense answers already hold.
+        raise InputError("got no source images to calibrate on, expected at least one batch")
+    # By sorting: torch.quantile rejects more than 2**24 values, which a few dense predictions already exceed.
     ordered = torch.cat(confidences).sort().values
-    place = quantile * (len(ordered) - 1)
-    below = int(place)
+    position = quantile * (len(ordered) - 1)
+    below = int(position)
     above = min(below + 1, len(ordered) - 1)
-    return float(ordered[below].lerp(ordered[above], place - below)) - margin
+    return float(ordered[below].lerp(ordered[above], position - below)) - margin

@@ -4,19 +4,37 @@ import os
 import sys
 from collections.abc import Sequence
 
+from ctta.errors import CheckpointError, ConfigError, DataError, InputError
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command; a mistake is one line and an exit code, not a traceback (``CTTA_TRACEBACK=1`` shows that)."""
+    """Run the command.
+
+    A user's mistake is reported in one line with exit code 1 (usage errors: 2), or with a traceback if the environment
+    variable ``CTTA_TRACEBACK`` is set. Any other exception is a bug, here or in the user's network, and propagates.
+
+    Args:
+        arguments: what follows ``ctta`` on the command line; by default that of this process.
+    """
     try:
         from ctta.cli.app import app
-        from ctta.cli.ranks import speaking_first_only
+        from ctta.cli.console import quiet_except_rank_zero
     except ModuleNotFoundError as error:
-        sys.exit(f"ctta: the command needs {error.name}, which an extra brings: pip install 'ctta[bench]'")
-    try:
-        with speaking_first_only():
-            app(args=arguments, prog_name="ctta")
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        if os.environ.get("CTTA_TRACEBACK"):
+        if (error.name or "").startswith("ctta"):
             raise
-        speaker = f"rank {number}" if (number := os.environ.get("RANK", "0")) != "0" else "ctta"
-        sys.exit(f"{speaker}: {error}")
+        sys.exit(f"ctta: the command needs {error.name}, which is not installed: pip install 'ctta[bench]'")
+    try:
+        with quiet_except_rank_zero():
+            app(args=arguments, prog_name="ctta")
+    except Exception as error:
+        if os.environ.get("CTTA_TRACEBACK") or not is_user_error(error):
+            raise
+        rank = os.environ.get("RANK", "0")
+        sys.exit(f"{'ctta' if rank == '0' else f'rank {rank}'}: {error}")
+
+
+def is_user_error(error: BaseException) -> bool:
+    """Return whether an exception is a mistake that its message alone lets the user fix."""
+    if isinstance(error, ImportError):
+        return error.name is None  # raised here to name a missing extra; Python's own import errors carry a name
+    return isinstance(error, InputError | ConfigError | CheckpointError | DataError | OSError)

@@ -1,4 +1,4 @@
-"""``ctta bench``: fill a table."""
+"""``ctta bench``: run a benchmark."""
 
 import hashlib
 import json
@@ -14,53 +14,67 @@ import typer
 from ctta import datasets
 from ctta.benchmark import Place, Processes, RayCluster, plan
 from ctta.benchmark.recipes import Options, Preset, build
-from ctta.cli import arguments
-from ctta.cli.network import absolute
-from ctta.cli.running import run_and_report
+from ctta.cli.options import DeviceOption, absolute_spec, parse_names, parse_orders, parse_seeds
+from ctta.cli.results import run_and_report
 
 
 def bench(
-    recipe: Annotated[str, typer.Argument(help="The table to fill; see: ctta recipes")],
-    methods: Annotated[str | None, typer.Option(help="Rows, such as source,tent,cotta.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Such as 1,2,3 or 1-5.")] = None,
-    orders: Annotated[str | None, typer.Option(help="Of corruptions: standard, all, or numbers such as 0-3.")] = None,
+    recipe: Annotated[str, typer.Argument(help="Benchmark to run; for a list see: ctta recipes")],
+    methods: Annotated[str | None, typer.Option(help="Methods to run, such as source,tent,cotta.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Random seeds, such as 1,2,3 or 1-5.")] = None,
+    orders: Annotated[
+        str | None, typer.Option(help="Orders of the corruptions: standard, all, or numbers such as 0-3.")
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images per batch.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many images of each segment.")] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Repeat the stream this many times.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N images of each segment.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Repeat the stream N times.")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting of a row, such as cotta.restore=0.005; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Hyperparameter of a method, such as cotta.restore=0.005; repeatable.",
+            metavar="METHOD.NAME=VALUE",
+        ),
     ] = None,
     preset: Annotated[
-        Preset, typer.Option(help="CoTTA as in its authors' code, or as in the paper's text.")
+        Preset, typer.Option(help="CoTTA as in the reference implementation, or as in the text of the paper.")
     ] = "official",
     model: Annotated[
-        str | None, typer.Option(help="timm:NAME, hf:NAME, torchvision:NAME or file:PATH.py:function.")
+        str | None,
+        typer.Option(
+            help="Network to use instead of the recipe's: timm:NAME, hf:NAME, torchvision:NAME or "
+            "file:PATH.py:FUNCTION.",
+            metavar="SPEC",
+        ),
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option("--data", help="The data set; by default from the cache of 'ctta data get'.")
+        Path | None,
+        typer.Option("--data", help="Folder of the dataset. Default: the cache of 'ctta data get'.", metavar="DIR"),
     ] = None,
-    download: Annotated[bool, typer.Option("--download", help="Fetch data and weights that are missing.")] = False,
+    download: Annotated[bool, typer.Option("--download", help="Download missing data and weights.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="The run's folder; by default one below runs/, the same for the same command.")
+        Path | None,
+        typer.Option(help="Run folder. Default: one below runs/, the same for the same options.", metavar="DIR"),
     ] = None,
-    device: Annotated[str, typer.Option(help="Such as cuda:0.")] = "cpu",
-    workers: Annotated[int, typer.Option(min=0, help="Run cells in this many processes; 0 is this one.")] = 0,
+    device: DeviceOption = "cpu",
+    workers: Annotated[int, typer.Option(min=0, help="Run cells in N processes; 0 runs them in this one.")] = 0,
     ray: Annotated[
         str | None, typer.Option(help="Run cells on a Ray cluster: its address, auto, or local.", metavar="ADDRESS")
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads per cell; results are reproducible only at the same number.")
+        int | None, typer.Option(min=1, help="CPU threads per cell; results are reproducible for the same number only.")
     ] = None,
-    save_every: Annotated[float, typer.Option(min=0, help="Seconds between two saves of a cell's state.")] = 20.0,
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON per cell instead of a table.")] = False,
+    save_every: Annotated[float, typer.Option(min=0, help="Seconds between two checkpoints of a cell.")] = 20.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per cell instead of tables.")] = False,
 ) -> None:
-    """Run methods over a stream and write the table, as a folder that can be gone on with.
+    """Run methods over a benchmark stream and write the results as a resumable run folder.
 
-    Killed or stopped by Ctrl-C, the same command goes on where it was and ends with the identical table.
+    After a kill or Ctrl-C, run the same command again to resume: the results
+    are identical to those of an uninterrupted run.
     """
     options = Options(
         data=None if folder is None else str(folder.absolute()),
-        model=absolute(model),
+        model=absolute_spec(model),
         preset=preset,
         limit=limit,
         batch_size=batch_size,
@@ -77,9 +91,9 @@ def bench(
         place,
         recipe,
         options,
-        methods=arguments.names(methods),
-        orders=arguments.orders(orders),
-        seeds=arguments.seeds(seeds),
+        methods=None if methods is None else parse_names(methods),
+        orders=None if orders is None else parse_orders(orders),
+        seeds=None if seeds is None else parse_seeds(seeds),
         threads=threads,
         save_every=save_every,
         command=shlex.join(["ctta", *sys.argv[1:]]),
@@ -91,5 +105,5 @@ def bench(
 
 
 def _digest(options: Options, threads: int) -> str:
-    """Short, and different for whatever makes results differ."""
+    """Return a short hash of everything that affects the results."""
     return hashlib.sha256(json.dumps([asdict(options), threads]).encode()).hexdigest()[:6]

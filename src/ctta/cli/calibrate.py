@@ -1,4 +1,4 @@
-"""``ctta calibrate``: settings of CoTTA for one's own network."""
+"""``ctta calibrate``: choose CoTTA's settings for a network."""
 
 import json
 from pathlib import Path
@@ -7,136 +7,129 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from ctta.advise.tuning import Trial, Tuning
-from ctta.cli.console import err, out
-from ctta.cli.network import load_network
-from ctta.cli.progress import progress_of_unknown_total
+from ctta.advise import Trial, Tuner
+from ctta.cli.console import print_notice, print_text, progress_bar, stdout
+from ctta.cli.options import DeviceOption, JsonOption, ModelOption, SizeOption, load_network
 from ctta.corruptions import HOLD_OUT
 from ctta.datasets.clean_images import read_clean_images
 
 
 def calibrate(
-    model: Annotated[
-        str, typer.Option(help="timm:NAME, hf:NAME, torchvision:NAME or file:PATH.py:function.", metavar="SPEC")
-    ],
+    model: ModelOption,
     images: Annotated[
         Path,
-        typer.Option(help="Source images: a tree <class>/<picture>, a folder, or an .npz.", metavar="DIR|FILE.npz"),
+        typer.Option(
+            help="Source images: a folder with or without one subfolder per class, or an .npz file.",
+            metavar="DIR|FILE.npz",
+        ),
     ],
     labels: Annotated[
         bool | None,
         typer.Option(
             "--labels/--no-labels",
-            help="Whether the images' labels count; by default if there are as many class folders as classes.",
+            help="Score against the labels of the images. Default: if there are as many subfolders as classes.",
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="So many of the images, drawn at random.")] = 500,
+    limit: Annotated[int, typer.Option(min=1, help="Use at most N randomly chosen images.")] = 500,
     budget: Annotated[
-        float | None, typer.Option(min=0, help="Stop trying after so many minutes.", metavar="MINUTES")
+        float | None, typer.Option(min=0, help="Stop the search after this many minutes.", metavar="MINUTES")
     ] = None,
-    views: Annotated[int, typer.Option(min=1, help="Augmented views of CoTTA; the cost grows with them.")] = 8,
+    views: Annotated[int, typer.Option(min=1, help="Augmented views in CoTTA; the cost grows with their number.")] = 8,
     rounds: Annotated[
-        int, typer.Option(min=1, help="Go through the corruptions so often; learning needs a long stream to show.")
+        int,
+        typer.Option(min=1, help="Repeat the corruptions N times; the effect of learning shows on long streams only."),
     ] = 1,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images per step, as you will have them in use.")] = 50,
-    size: Annotated[
-        tuple[int, int] | None, typer.Option(help="Resize the pictures to this.", metavar="HEIGHT WIDTH")
-    ] = None,
-    device: Annotated[str, typer.Option(help="Such as cuda:0.")] = "cpu",
-    seed: Annotated[int, typer.Option(min=0, help="Of the draw of images, of corruptions and of views.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="One line for machines instead of the table.")] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per step; use that of your application.")] = 50,
+    size: SizeOption = None,
+    device: DeviceOption = "cpu",
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the images, the corruptions and the views.")] = 0,
+    as_json: JsonOption = False,
 ) -> None:
     """Choose CoTTA's settings for your network, on images like those it was trained on.
 
-    The threshold follows the rule of CoTTA's authors. The learning rate and
-    the restore probability are tried out on a stream of four corruptions that
-    the benchmarks leave out. Without labels, the network's own answers on the
-    clean images take their place. Ends with the line of Python to paste, and
-    says so where adapting does not help.
+    The threshold follows the rule of CoTTA's reference implementation. The
+    learning rate and the restore probability are searched on a stream of four
+    corruptions that the benchmarks do not use. Without labels, the predictions
+    of the network on the clean images are used instead. The output ends with a
+    line of Python to paste, and says so if adaptation does not help.
     """
     clean = read_clean_images(images, size=size, limit=limit, seed=seed)
     net = load_network(model, device)
-    tuning = Tuning(net, clean, use_labels=labels, batch_size=batch_size, num_views=views, num_rounds=rounds, seed=seed)
-    stopped = False
+    tuner = Tuner(net, clean, use_labels=labels, batch_size=batch_size, num_views=views, num_rounds=rounds, seed=seed)
+    is_interrupted = False
     try:
-        with progress_of_unknown_total("calibrating") as tell:
-            tuning.run(seconds=None if budget is None else budget * 60, on_step=tell)
+        with progress_bar("calibrating") as update:
+            tuner.run(seconds=None if budget is None else budget * 60, on_step=update)
     except KeyboardInterrupt:
-        stopped = True  # what was found until now is worth showing
-    if len(tuning.trials) < 2:
-        err.print("\nStopped before anything was found out; --limit makes it shorter.")
+        is_interrupted = True  # the finished trials are still worth printing
+    if not tuner.has_baselines:
+        print_notice("\nStopped before there was any result; a lower --limit is faster.")
         raise typer.Exit(130)
     if as_json:
-        typer.echo(json.dumps(_as_json(tuning)))
+        typer.echo(json.dumps(_as_json(tuner)))
     else:
-        _show(tuning)
-    if stopped:
+        _print_results(tuner)
+    if is_interrupted:
         raise typer.Exit(130)
 
 
-def _as_json(tuning: Tuning) -> dict[str, Any]:
+def _as_json(tuner: Tuner) -> dict[str, Any]:
     return {
-        "threshold": tuning.threshold,
-        "labels": "given" if tuning.has_labels else "the network's answers on the clean images",
-        "images": tuning.num_images,
-        "steps": tuning.num_steps,
-        "clean_error": tuning.clean_error,
-        "trials": [_trial_as_json(trial) for trial in tuning.trials],
-        "tried": len(tuning.trials),
-        "to_try": tuning.num_trials,
-        "best": tuning.best and _trial_as_json(tuning.best),
-        "recommended": tuning.recommended.method,
-        "python": tuning.python(tuning.recommended),
+        "threshold": tuner.threshold,
+        "labels": "given" if tuner.has_labels else "the network's answers on the clean images",
+        "images": tuner.num_images,
+        "steps": tuner.num_steps,
+        "clean_error": tuner.clean_error,
+        "trials": [_trial_as_json(trial) for trial in tuner.trials],
+        "tried": len(tuner.trials),
+        "to_try": tuner.num_trials,
+        "best": tuner.best_candidate and _trial_as_json(tuner.best_candidate),
+        "recommended": tuner.recommended.method,
+        "python": tuner.format_python(tuner.recommended),
     }
 
 
 def _trial_as_json(trial: Trial) -> dict[str, Any]:
-    settings = {"lr": trial.learning_rate, "restore": trial.restore} if trial.learning_rate is not None else {}
+    settings = {} if trial.learning_rate is None else {"lr": trial.learning_rate, "restore": trial.restore}
     return {"method": trial.method, **settings, "error": trial.error}
 
 
-def _show(tuning: Tuning) -> None:
-    against = (
-        "your labels" if tuning.has_labels else "the network's own answers on the clean images, as there are no labels"
-    )
-    _say(f"{tuning.num_images} images under {', '.join(HOLD_OUT)} at severity 5, scored against {against}.")
-    if tuning.clean_error is not None:
-        _say(f"On the clean images the network errs in {100 * tuning.clean_error:.1f} %.")
-    _say(f"Threshold by the authors' rule: {tuning.threshold}\n")
+def _print_results(tuner: Tuner) -> None:
+    reference = "your labels" if tuner.has_labels else "the network's predictions on the clean images (no labels)"
+    print_text(f"{tuner.num_images} images under {', '.join(HOLD_OUT)} at severity 5, scored against {reference}.")
+    if tuner.clean_error is not None:
+        print_text(f"Error of the network on the clean images: {100 * tuner.clean_error:.1f} %")
+    print_text(f"Threshold by the rule of the reference implementation: {tuner.threshold}\n")
+    recommended, best = tuner.recommended, tuner.best_candidate
     table = Table("method", "lr", "restore", "error %", box=None, padding=(0, 2, 0, 0))
     for column in table.columns[1:]:
         column.justify = "right"
-    for trial in tuning.trials:
+    for trial in tuner.trials:
         settings = ["", ""] if trial.learning_rate is None else [f"{trial.learning_rate:g}", f"{trial.restore:g}"]
-        style = "bold" if trial is tuning.recommended else None
+        style = "bold" if trial is recommended else None
         table.add_row(trial.method, *settings, f"{100 * trial.error:.1f}", style=style)
-    out.print(table)
-    _say("")
-    for line in _verdict(tuning):
-        _say(line)
-    _say("\nfrom functools import partial\nimport ctta, torch\n")
-    _say(tuning.python(tuning.recommended))
-    if tuning.best and tuning.recommended is not tuning.best:
-        _say(f"\nIf you want CoTTA all the same:\n\n{tuning.python(tuning.best)}")
+    stdout.print(table)
+    print_text("")
+    for line in _format_verdict(tuner):
+        print_text(line)
+    print_text("\nfrom functools import partial\nimport ctta, torch\n")
+    print_text(tuner.format_python(recommended))
+    if best and recommended is not best:
+        print_text(f"\nTo use CoTTA anyway:\n\n{tuner.format_python(best)}")
 
 
-def _verdict(tuning: Tuning) -> list[str]:
+def _format_verdict(tuner: Tuner) -> list[str]:
     lines = []
-    if (missing := tuning.num_trials - len(tuning.trials)) > 0:
-        lines.append(f"{missing} of {tuning.num_trials} settings were not tried: give more time, or a lower --limit.")
-    if tuning.best is None:
-        return [*lines, "CoTTA was not tried at all, so nothing is known of it."]
-    if tuning.recommended is tuning.best:
-        lines.append("CoTTA is better than Source and BN Stats beyond chance.")
+    if (num_missing := tuner.num_trials - len(tuner.trials)) > 0:
+        lines.append(f"{num_missing} of {tuner.num_trials} trials were not run: raise --budget or lower --limit.")
+    best = tuner.best_candidate
+    if best is None:
+        return [*lines, "No setting of CoTTA was tried, so it could not be compared."]
+    if tuner.recommended is best:
+        lines.append("CoTTA is significantly better than Source and BN Stats.")
     else:
-        lines.append(
-            f"CoTTA is not better than {tuning.recommended.method} beyond chance: here it is not worth its cost."
-        )
-    if tuning.best is tuning.trials[2]:
-        lines.append("No other setting of it is better than its defaults beyond chance, so they stay.")
-    lines.append(f"A trial was {tuning.num_steps} steps; over more, the learning rate counts for more (--rounds).")
+        lines.append(f"CoTTA is not significantly better than {tuner.recommended.method}: it is not worth its cost here.")
+    if best is tuner.default_candidate:
+        lines.append("No other setting of CoTTA is significantly better than its defaults, so they are kept.")
+    lines.append(f"A trial had {tuner.num_steps} steps; on longer streams (--rounds) the learning rate matters more.")
     return lines
-
-
-def _say(text: str) -> None:
-    out.print(text, markup=False, soft_wrap=True)

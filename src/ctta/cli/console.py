@@ -1,19 +1,44 @@
-"""What a person sees: text on standard output, progress on standard error if that is a terminal."""
+"""What a user sees: text on standard output, progress on standard error, and Ctrl-C that waits for the running step."""
 
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from types import FrameType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-out = Console(highlight=False, markup=False, emoji=False)
-err = Console(stderr=True, highlight=False, markup=False, emoji=False)
+from ctta.distributed import init, rank
+from ctta.distributed.collectives import any_rank
+
+POLL_SECONDS = 0.3
+
+stdout = Console(highlight=False, markup=False, emoji=False)
+stderr = Console(stderr=True, highlight=False, markup=False, emoji=False)
+
+
+def print_text(text: str) -> None:
+    """Print a text on standard output as it is, without breaking its lines."""
+    stdout.print(text, soft_wrap=True)
+
+
+def print_notice(text: str) -> None:
+    """Print a text on standard error as it is, without breaking its lines."""
+    stderr.print(text, soft_wrap=True)
 
 
 @contextmanager
-def progress_bar(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar to be told how much is done; nothing is shown where nobody watches."""
+def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar if standard error is a terminal.
+
+    Args:
+        title: shown in front of the bar.
+
+    Yields:
+        A function to be called with how much is done and the total; the first call makes the bar visible.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -21,27 +46,68 @@ def progress_bar(title: str, total: int | None) -> Iterator[Callable[[int], None
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=err, disable=not err.is_terminal, transient=True) as progress:
-        task = progress.add_task(title, total=total)
-        yield lambda done: progress.update(task, completed=done)
+    with Progress(*columns, console=stderr, disable=not stderr.is_terminal, transient=True) as progress:
+        task = progress.add_task(title, total=None, visible=False)
+        yield lambda done, total: progress.update(task, completed=done, total=total, visible=True)
 
 
 @contextmanager
-def progress_of(title: str, total: int, measure: Callable[[], int]) -> Iterator[None]:
-    """A bar that asks now and then how much is done, for work that goes on elsewhere."""
+def polled_progress_bar(title: str, total: int, count_done: Callable[[], int]) -> Iterator[None]:
+    """Show a progress bar for work in other processes, which calls ``count_done`` a few times per second."""
     ended = threading.Event()
-    with progress_bar(title, total) as advance:
+    with progress_bar(title) as update:
 
-        def watch() -> None:
-            while not ended.wait(0.3):
-                advance(measure())
+        def poll() -> None:
+            while not ended.wait(POLL_SECONDS):
+                update(count_done(), total)
 
-        watcher = threading.Thread(target=watch, daemon=True)
-        if err.is_terminal:
-            watcher.start()
+        poller = threading.Thread(target=poll, daemon=True)
+        if stderr.is_terminal:
+            poller.start()
         try:
             yield
         finally:
             ended.set()
-            if watcher.is_alive():
-                watcher.join()
+            if poller.is_alive():
+                poller.join()
+
+
+@contextmanager
+def interrupt_between_steps() -> Iterator[Callable[[], None]]:
+    """Defer Ctrl-C to the end of a step, so that no finished work is lost; a second Ctrl-C interrupts at once.
+
+    Yields:
+        A function to be called between two steps; after Ctrl-C it raises KeyboardInterrupt.
+    """
+    interrupted = False
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        if interrupted:
+            raise KeyboardInterrupt
+        interrupted = True
+
+    def raise_if_interrupted() -> None:
+        if any_rank(interrupted):  # under torchrun the signal may reach one rank before a step and another after it
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
+        yield raise_if_interrupted
+        return
+    previous = signal.signal(signal.SIGINT, handle)
+    try:
+        yield raise_if_interrupted
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+@contextmanager
+def quiet_except_rank_zero() -> Iterator[None]:
+    """Under ``torchrun`` every rank runs the command: let only the first one print."""
+    init()
+    if rank() == 0:
+        yield
+        return
+    stdout.quiet = stderr.quiet = True
+    with open(os.devnull, "w") as devnull, redirect_stdout(devnull):
+        yield

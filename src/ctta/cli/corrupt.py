@@ -1,4 +1,4 @@
-"""``ctta corrupt``: a benchmark folder from clean images."""
+"""``ctta corrupt``: make a corruption benchmark from clean images."""
 
 import json
 from enum import StrEnum
@@ -7,16 +7,17 @@ from typing import Annotated
 
 import typer
 
-from ctta.cli.console import err, out
-from ctta.cli.progress import progress_of_unknown_total
+from ctta.cli.console import print_notice, print_text, progress_bar
+from ctta.cli.options import JsonOption, parse_names, parse_severities
 from ctta.corruptions import CORRUPTIONS, HOLD_OUT, write_cifar_c, write_imagenet_c
 from ctta.datasets.clean_images import corruption_kind, read_clean_images
+from ctta.errors import ConfigError, DataError
 
 SETS = {"all": tuple(CORRUPTIONS), "hold-out": tuple(HOLD_OUT)}
 
 
-class Kind(StrEnum):
-    """The layout to write."""
+class BenchmarkLayout(StrEnum):
+    """Layout of the written folder."""
 
     CIFAR = "cifar-c"
     IMAGENET = "imagenet-c"
@@ -26,47 +27,49 @@ def corrupt(
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="SRC", help="CIFAR's python batches, an .npz or .npy of images, or a tree <class>/<picture>."
+            metavar="SRC",
+            help="CIFAR's python batches, an .npz or .npy file, or a folder with one subfolder of images per class.",
         ),
     ],
-    folder: Annotated[Path, typer.Argument(metavar="DST", help="The folder to write.")],
+    folder: Annotated[Path, typer.Argument(metavar="DST", help="Folder to write.")],
     corruptions: Annotated[
-        str, typer.Option(help="Such as fog,snow; all (the fifteen of the benchmarks) or hold-out (four others).")
+        str,
+        typer.Option(help="Names such as fog,snow; all (the 15 of the benchmarks) or hold-out (the 4 others)."),
     ] = "all",
     severities: Annotated[
-        str | None, typer.Option(help="Such as 3,5; only for imagenet-c, as CIFAR-C's files hold all five.")
+        str | None,
+        typer.Option(help="Severities such as 3,5. imagenet-c only: the files of cifar-c contain all five."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Another seed, another draw.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the corruptions.")] = 0,
     kind: Annotated[
-        Kind | None, typer.Option(help="The layout; by default imagenet-c for a tree of pictures, else cifar-c.")
+        BenchmarkLayout | None,
+        typer.Option(help="Layout to write. Default: imagenet-c for a folder of images, else cifar-c."),
     ] = None,
     frost_photos: Annotated[
-        Path | None, typer.Option(help="A folder of photographs for 'frost' instead of those shipped.")
+        Path | None, typer.Option(help="Folder of photos for 'frost', instead of those included.", metavar="DIR")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One line for machines.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Make a folder shaped like CIFAR-C or ImageNet-C from clean images.
+    """Make a folder in the layout of CIFAR-C or ImageNet-C from clean images.
 
-    SRC is a folder with CIFAR's python batches (the test images are taken),
-    an .npz with 'images' and 'labels', an .npy with a labels.npy beside it,
-    or a tree of pictures. Stopped or killed, the same command keeps every
-    complete file and goes on.
+    SRC is a folder with CIFAR's python batches (the test images are used), an
+    .npz file with 'images' and 'labels', an .npy file with a labels.npy next
+    to it, or a folder of images. After a kill or Ctrl-C, run the same command
+    again to resume: complete files are kept.
     """
-    names = [name for part in _parts(corruptions) for name in SETS.get(part, (part,))]
-    kind = kind or Kind(corruption_kind(source))
-    if kind is Kind.CIFAR and severities is not None:
-        raise ValueError(
-            "a file of CIFAR-C holds all five severities, so --severities goes with --kind imagenet-c only"
-        )
-    strengths = _severities(severities)
+    names = [name for part in parse_names(corruptions) for name in SETS.get(part, (part,))]
+    layout = kind or BenchmarkLayout(corruption_kind(source))
+    if layout is BenchmarkLayout.CIFAR and severities is not None:
+        raise ConfigError("--severities requires --kind imagenet-c: a file of CIFAR-C contains all five severities")
+    levels = [1, 2, 3, 4, 5] if severities is None else parse_severities(severities)
     if (folder / "made_from.json").exists() and not as_json:
-        err.print(f"{folder} was begun before: keeping its complete files and going on.", markup=False, soft_wrap=True)
+        print_notice(f"Resuming {folder}: complete files are kept.")
     try:
-        with progress_of_unknown_total("corrupting") as advance:
-            if kind is Kind.CIFAR:
+        with progress_bar("corrupting") as update:
+            if layout is BenchmarkLayout.CIFAR:
                 clean = read_clean_images(source)
                 if clean.labels is None:
-                    raise ValueError(f"{source} has no labels, which CIFAR-C's layout needs: give an .npz with both")
+                    raise DataError(f"{source} has no labels, which the layout of CIFAR-C needs: use an .npz with both")
                 write_cifar_c(
                     clean.images,
                     clean.labels,
@@ -74,45 +77,31 @@ def corrupt(
                     names=names,
                     seed=seed,
                     frost_photos=frost_photos,
-                    progress=advance,
+                    progress=update,
                 )
             else:
                 write_imagenet_c(
                     source,
                     folder,
                     names=names,
-                    severities=strengths,
+                    severities=levels,
                     seed=seed,
                     frost_photos=frost_photos,
-                    progress=advance,
+                    progress=update,
                 )
     except KeyboardInterrupt:
-        err.print("\nStopped. The same command goes on where it was.")
+        print_notice("\nStopped. Run the same command again to resume.")
         raise typer.Exit(130) from None
-    reader = "CifarC" if kind is Kind.CIFAR else "ImageNetC"
     if as_json:
         summary = {
             "folder": str(folder),
-            "kind": kind.value,
+            "kind": layout.value,
             "corruptions": names,
-            "severities": strengths,
+            "severities": levels,
             "seed": seed,
         }
         typer.echo(json.dumps(summary))
         return
-    text = f"{folder} holds {len(names)} corruptions, severities {', '.join(map(str, strengths))}."
-    out.print(text, markup=False, soft_wrap=True)
-    out.print(f'Read it with: ctta.datasets.{reader}("{folder}")', markup=False, soft_wrap=True)
-
-
-def _parts(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _severities(text: str | None) -> list[int]:
-    if text is None:
-        return [1, 2, 3, 4, 5]
-    parts = _parts(text)
-    if not parts or any(part not in {"1", "2", "3", "4", "5"} for part in parts):
-        raise ValueError(f"severities are whole numbers from 1 to 5, such as 3,5; got {text!r}")
-    return sorted({int(part) for part in parts})
+    reader = "CifarC" if layout is BenchmarkLayout.CIFAR else "ImageNetC"
+    print_text(f"{folder} contains {len(names)} corruptions at severities {', '.join(map(str, levels))}.")
+    print_text(f'Read it with: ctta.datasets.{reader}("{folder}")')

@@ -1,4 +1,4 @@
-"""``ctta demo``: what a newcomer runs first."""
+"""``ctta demo``: a first benchmark, with a network and images that come with the library."""
 
 import shlex
 import sys
@@ -11,10 +11,10 @@ import typer
 from ctta.benchmark import Processes, plan
 from ctta.benchmark.recipes import Options
 from ctta.benchmark.recipes.rows import METHODS
-from ctta.cli.console import out
-from ctta.cli.running import run_and_report
+from ctta.cli.console import print_text
+from ctta.cli.results import run_and_report
 
-#: The recipe and its options by the name of the run's folder.
+#: Recipe and options by the name of the run folder.
 SHORT = {"demo": ("demo", Options())}
 FULL = {
     "full": ("embedded", Options()),
@@ -24,21 +24,24 @@ FULL = {
 
 def demo(
     full: Annotated[
-        bool, typer.Option("--full", help="2,000 images each with the paper's settings, and ten rounds (hours).")
+        bool,
+        typer.Option("--full", help="2,000 images per corruption with the paper's settings, and ten rounds (hours)."),
     ] = False,
-    folder: Annotated[Path, typer.Option("--out", help="Where the runs and the report go.")] = Path("runs/demo"),
+    folder: Annotated[Path, typer.Option("--out", help="Folder for the runs and the report.", metavar="DIR")] = Path(
+        "runs/demo"
+    ),
 ) -> None:
-    """Watch seven methods meet fifteen corruptions: a small network and its images come with the library.
+    """Compare seven methods on fifteen corruptions, with a small network that comes with the library.
 
-    Stopped, the same command goes on where it was.
+    After Ctrl-C, run the same command again to resume.
     """
-    out.print("A ResNet-20 trained on clean CIFAR-10 photographs meets 15 corruptions, one after the other.\n")
+    print_text("A ResNet-20 trained on clean CIFAR-10 images sees 15 corruptions, one after the other.\n")
     runs = [
         plan(
             folder / name,
             recipe,
             options,
-            methods=METHODS[::-1],  # the slowest first, so that no core waits for it at the end
+            methods=METHODS[::-1],  # the slowest first, so that no core idles at the end
             seeds=[1],
             threads=1,  # two small cells side by side are faster than one on two cores
             command=shlex.join(["ctta", *sys.argv[1:]]),

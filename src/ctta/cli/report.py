@@ -1,19 +1,21 @@
-"""``ctta report``: a page from one run or several."""
+"""``ctta report``: write a report of one or several runs."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ctta.cli.console import out
+from ctta.cli.console import print_text
 from ctta.report import write_report
 
 
 def report(
     folders: Annotated[
-        list[Path], typer.Argument(help="Folders that 'ctta bench' wrote; several compare on one page.")
+        list[Path], typer.Argument(help="Run folders written by 'ctta bench'; several are compared in one report.")
     ],
-    to: Annotated[Path | None, typer.Option("--out", help="By default report/ in the first folder.")] = None,
+    to: Annotated[
+        Path | None, typer.Option("--out", help="Folder to write. Default: report/ in the first run.", metavar="DIR")
+    ] = None,
 ) -> None:
-    """Write the tables and pictures of runs: one HTML page, Markdown, LaTeX, CSV, PNG and SVG."""
-    out.print(f"Report: {write_report(folders, to or folders[0] / 'report')}", soft_wrap=True)
+    """Write the tables and plots of runs as one HTML page, Markdown, LaTeX, CSV, PNG and SVG."""
+    print_text(f"Report: {write_report(folders, to or folders[0] / 'report')}")

@@ -1,4 +1,4 @@
-"""``ctta serve``: put a model that adapts behind HTTP."""
+"""``ctta serve``: serve an adaptive model over HTTP."""
 
 import tempfile
 from contextlib import nullcontext
@@ -9,81 +9,80 @@ import torch
 import typer
 
 from ctta.base import AdaptiveModel
-from ctta.cli.console import out
-from ctta.cli.network import load_network
+from ctta.cli.console import print_text
+from ctta.cli.options import (
+    ClassesOption,
+    DeviceOption,
+    ModelOption,
+    SeedOption,
+    SettingsOption,
+    SizeOption,
+    load_network,
+    read_class_names,
+    with_seed,
+)
 from ctta.guard import Admission, Guarded
 from ctta.methods import METHODS
 
 
 def serve(
-    model: Annotated[
-        str,
-        typer.Option(help="embedded, timm:NAME, hf:NAME, torchvision:NAME or file:PATH.py:function.", metavar="SPEC"),
-    ],
+    model: ModelOption,
     state: Annotated[
         Path | None,
-        typer.Option(help="Keep the streams here, and go on with those that are there.", metavar="DIR"),
+        typer.Option(help="Save the streams in this folder, and resume those found there.", metavar="DIR"),
     ] = None,
     method: Annotated[str, typer.Option(help=f"One of {', '.join((*METHODS, 'cotta_fast'))}.")] = "cotta_fast",
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", help="A setting such as restore=0.005, lr=1e-4 or views=8; repeatable.", metavar="NAME=VALUE"
-        ),
-    ] = None,
-    host: Annotated[str, typer.Option(help="To listen on; others than loopback need a token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 8000,
+    settings: SettingsOption = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; any but loopback requires a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8000,
     token_file: Annotated[
         Path | None,
-        typer.Option(help="The token for clients, if not in CTTA_SERVE_TOKEN.", metavar="FILE"),
+        typer.Option(help="File with the clients' token. Default: $CTTA_SERVE_TOKEN.", metavar="FILE"),
     ] = None,
     admin_token_file: Annotated[
         Path | None,
-        typer.Option(help="The token for operators, if not in CTTA_SERVE_ADMIN_TOKEN.", metavar="FILE"),
+        typer.Option(help="File with the operators' token. Default: $CTTA_SERVE_ADMIN_TOKEN.", metavar="FILE"),
     ] = None,
-    name: Annotated[str, typer.Option(help="Of the model, in the Open Inference Protocol.")] = "ctta",
-    size: Annotated[
-        tuple[int, int] | None,
-        typer.Option(help="Of the network's images; pictures are resized to it.", metavar="HEIGHT WIDTH"),
-    ] = None,
-    classes: Annotated[
-        Path | None, typer.Option(help="A text file with the name of one class per line.", metavar="FILE")
-    ] = None,
+    name: Annotated[str, typer.Option(help="Name of the model in the Open Inference Protocol.")] = "ctta",
+    size: SizeOption = None,
+    classes: ClassesOption = None,
     window: Annotated[
-        int | None, typer.Option(min=0, help="Images a stream keeps, so that single ones can be normalised.")
+        int | None,
+        typer.Option(min=0, help="Recent images per stream that a single image is normalized with."),
     ] = None,
     update_every: Annotated[int | None, typer.Option(min=1, help="Images between two updates of a stream.")] = None,
     budget: Annotated[
-        float | None, typer.Option(help="Share of time for the updates of a stream, such as 0.2; the rest is left out.")
+        float | None,
+        typer.Option(help="Fraction of time for the updates of a stream, such as 0.2; further updates are skipped."),
     ] = None,
-    live_streams: Annotated[int, typer.Option(min=1, help="Streams in memory; the others wait on disk.")] = 64,
-    streams: Annotated[int, typer.Option(min=1, help="Streams in memory and on disk.")] = 10_000,
-    memory: Annotated[int, typer.Option(min=1, help="For the streams in memory, in MB.")] = 4096,
-    queue: Annotated[int, typer.Option(min=1, help="Requests that may wait for one stream.")] = 16,
-    body: Annotated[int, typer.Option(min=1, help="Largest request, in MB.")] = 16,
-    batch: Annotated[int, typer.Option(min=1, help="Most images in a request.")] = 256,
-    timeout: Annotated[float, typer.Option(min=0.01, help="Seconds until a request is given up.")] = 60.0,
-    workers: Annotated[int | None, typer.Option(min=1, help="Streams that work at once.")] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Of torch, for each worker.")] = 1,
+    live_streams: Annotated[int, typer.Option(min=1, help="Maximum streams in memory; others wait on disk.")] = 64,
+    streams: Annotated[int, typer.Option(min=1, help="Maximum streams in memory and on disk.")] = 10_000,
+    memory: Annotated[int, typer.Option(min=1, help="Maximum memory for the streams, in MB.")] = 4096,
+    queue: Annotated[int, typer.Option(min=1, help="Maximum requests waiting for one stream.")] = 16,
+    body: Annotated[int, typer.Option(min=1, help="Maximum size of a request, in MB.")] = 16,
+    batch: Annotated[int, typer.Option(min=1, help="Maximum images per request.")] = 256,
+    timeout: Annotated[float, typer.Option(min=0.01, help="Seconds until a request times out.")] = 60.0,
+    workers: Annotated[int | None, typer.Option(min=1, help="Number of streams processed in parallel.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Torch threads per worker.")] = 1,
     snapshot_every: Annotated[float, typer.Option(min=0.01, help="Seconds between two saves of a stream.")] = 30.0,
-    guard: Annotated[bool, typer.Option(help="Watch each stream, and roll it back when it collapses.")] = True,
-    device: Annotated[str, typer.Option(help="Such as cuda:0.")] = "cpu",
-    seed: Annotated[int | None, typer.Option(help="Of a method that draws random numbers.")] = None,
+    guard: Annotated[bool, typer.Option(help="Monitor each stream, and roll it back when it collapses.")] = True,
+    device: DeviceOption = "cpu",
+    seed: SeedOption = None,
 ) -> None:
-    """Serve a model that adapts: an image in, a label out, for as many cameras as there are.
+    """Serve an adaptive model over HTTP: images in, labels out, for many cameras at once.
 
-    Each stream (a camera, a line, a ward) adapts by itself, and none needs to
-    be declared: the first image makes it. There is a page at /, an image
-    endpoint for curl, and the Open Inference Protocol of Triton and KServe.
-    Stopped or killed, the same command goes on with every stream.
+    Each stream (a camera, a production line, a ward) adapts on its own, and is
+    created by its first image. There is a status page at /, an image endpoint
+    for curl, and the Open Inference Protocol of Triton and KServe. After a
+    stop or kill, run the same command again to resume every saved stream.
     """
     try:
         import ctta.serve as serving
     except ModuleNotFoundError as error:
-        raise ImportError(f"serving needs {error.name}, which an extra brings: pip install 'ctta[serve]'") from error
+        raise ImportError(f"serving needs {error.name}, which is not installed: pip install 'ctta[serve]'") from error
     tokens = serving.read_tokens(token_file, admin_token_file)
     serving.check_address(host, tokens)
-    names = None if classes is None else classes.read_text(encoding="utf-8").splitlines()
+    class_names = read_class_names(classes)
     limits = serving.Limits(
         live_streams=live_streams,
         streams=streams,
@@ -94,8 +93,8 @@ def serve(
         seconds=timeout,
     )
     torch.set_num_threads(threads)
-    texts = [*(settings or ()), *([f"seed={seed}"] if seed is not None else [])]
-    adaptive: AdaptiveModel = serving.method_by_name(load_network(model, device), method, texts)
+    net = load_network(model, device)
+    adaptive: AdaptiveModel = serving.method_by_name(net, method, with_seed(settings, seed))
     size = size or ((32, 32) if model == "embedded" else None)
     if guard:
         adaptive = Guarded(adaptive, admission=Admission(low=0, high=1, any_size=size is None))
@@ -105,7 +104,7 @@ def serve(
             folder,
             name=name,
             size=size,
-            classes=names,
+            classes=class_names,
             window=window,
             update_every=update_every,
             budget=budget,
@@ -114,14 +113,13 @@ def serve(
             snapshot_every=snapshot_every,
         )
 
-        def tell(address: str) -> None:
+        def on_listening(address: str) -> None:
             header = ' -H "Authorization: Bearer $CTTA_SERVE_TOKEN"' if tokens else ""
-            kept = f"The streams are in {state}." if state else "Nothing is kept after the end; --state DIR keeps it."
-            for line in (
-                f"Listening on {address}",
-                f"  curl{header} --data-binary @picture.png {address}/streams/camera7/image",
-                kept,
-            ):
-                out.print(line, markup=False, soft_wrap=True)
+            print_text(f"Listening on {address}")
+            print_text(f"  curl{header} --data-binary @image.png {address}/streams/camera7/image")
+            if state:
+                print_text(f"The streams are saved in {state}.")
+            else:
+                print_text("The streams are not saved; use --state DIR to keep them.")
 
-        serving.serve(service, host=host, port=port, tokens=tokens, on_listening=tell)
+        serving.serve(service, host=host, port=port, tokens=tokens, on_listening=on_listening)

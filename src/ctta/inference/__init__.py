@@ -1,5 +1,5 @@
-"""Adapt to a folder of one's own pictures, and go on with it later."""
+"""Adapt to a folder of images, resumably."""
 
-from ctta.inference.folder import Adapted, adapt_to_folder
+from ctta.inference.folder import InferenceSummary, adapt_folder
 
-__all__ = ["Adapted", "adapt_to_folder"]
+__all__ = ["InferenceSummary", "adapt_folder"]

@@ -1,51 +1,61 @@
-"""Adapt to a folder of pictures and write down what each is taken for; stopped at any moment, it can go on."""
+"""Adapt a network to a folder of images and write a prediction for each; resumable after any interruption."""
 
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from glob import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from ctta.base import AdaptiveModel
-from ctta.checkpoint.encoding import encode
-from ctta.checkpoint.files import load, save
 from ctta.datasets.image_files import ImageFiles, Resize, find_images
 from ctta.distributed import data_parallel, init
 from ctta.distributed.collectives import run_on_rank_zero
 from ctta.guard import Guarded
 from ctta.hyperparameters import format_hyperparameters
 from ctta.inference.predictions import PredictionFile
-from ctta.inference.run import Run
-from ctta.methods import METHODS, Source, adapt
+from ctta.inference.resume import lock_state, open_model, open_predictions, wrapped_method
+from ctta.inference.run import InferenceRun
+from ctta.methods import METHODS, Source
 from ctta.streams import Segment, Stream
 
 READ_AHEAD = 2  # batches
 
 
 @dataclass(frozen=True)
-class Adapted:
-    """What one call did."""
+class InferenceSummary:
+    """Summary of one call of :func:`adapt_folder`.
 
-    num_images: int  # in this call
-    num_before: int  # already done by earlier calls
-    num_dropped: int  # images that a killed call had done without saving the state, done again
-    num_changed: int | None  # predictions that differ from the source's; None if not compared
-    num_skipped: int  # updates left out because they were not finite
-    confidence: float | None  # mean; None where there was no image
+    Attributes:
+        num_images: images processed by this call.
+        num_before: images processed by earlier calls.
+        num_dropped: images that an earlier call had processed without saving the state, processed again by this one.
+        num_changed: predictions that differ from those of the source network; None if not compared.
+        num_skipped: updates skipped because they were not finite.
+        confidence: mean confidence of the predictions; None if there was no image.
+        seconds: duration of the processing.
+        method: name of the method, a key of ``ctta.METHODS``.
+        settings: hyperparameters of the method.
+        events: number of guard events of each kind, among the last hundred; None without a guard.
+    """
+
+    num_images: int
+    num_before: int
+    num_dropped: int
+    num_changed: int | None
+    num_skipped: int
+    confidence: float | None
     seconds: float
     method: str
     settings: str
-    events: dict[str, int] | None  # how often the guard did what, at most the last hundred; None without a guard
+    events: dict[str, int] | None
 
 
-def adapt_to_folder(
+def adapt_folder(
     net: nn.Module,
     images: str | os.PathLike[str],
     out: str | os.PathLike[str],
@@ -59,135 +69,85 @@ def adapt_to_folder(
     compare: bool = False,
     guard: bool = False,
     audit: str | os.PathLike[str] | None = None,
-    on_images: Callable[[int, int], None] | None = None,
-) -> Adapted:
-    """Predict every picture of a folder while adapting to them, in the order of their paths, into a CSV file.
+    on_progress: Callable[[int, int], None] | None = None,
+) -> InferenceSummary:
+    """Predict every image of a folder while adapting, in the order of their paths, and write a CSV file.
 
-    With ``state`` the stream is saved there from time to time. Called again after it was killed, it goes on with the
-    pictures not yet done, and the file ends up identical to an uninterrupted one's; called again later, it goes on
-    with the pictures that have come since. Another folder with another ``out`` goes on with the same stream. Under
-    ``torchrun`` the ranks divide each batch, and the first writes the files.
+    With ``state`` the adapted model is saved regularly. Called again after an interruption, the function resumes with
+    the remaining images, and the file ends up identical to that of an uninterrupted call; called again later, it
+    processes the images that were added since. Another folder with another ``out`` continues the same stream. Under
+    ``torchrun`` the ranks share each batch, and the first one writes the files.
 
     Args:
-        net: the source network; takes images in [0, 1] and gives one class per image.
-        images: the folder, with pictures in it or below.
-        out: the CSV file: image, number of the step, class, confidence.
-        method: a key of ``ctta.METHODS``; by default that of the state, and CoTTA for a new one.
-        settings: of the method; those of a state need not be given again, and cannot be changed.
-        state: where to save the stream, for this function or :func:`ctta.load`.
-        size: (height, width) to resize to; without, pictures of one batch must be of one size.
-        batch_size: pictures per step.
-        classes: names of the classes, for a further column.
-        compare: also ask the network as it was trained, for further columns.
-        guard: put the method into a :class:`ctta.Guarded`; a state that was begun so goes on so.
-        audit: where the guard writes its events, a line of JSON each.
-        on_images: called with how many pictures are done and how many there are.
+        net: source network; takes images in [0, 1] and returns logits of shape (N, classes).
+        images: folder of images, searched recursively.
+        out: CSV file to write, with the columns image, batch, class and confidence.
+        method: key of ``ctta.METHODS``; by default that of the saved state, and ``"cotta"`` without one.
+        settings: hyperparameters of the method; those of a saved state need not be repeated and cannot be changed.
+        state: file to save the adapted model to, also readable by :func:`ctta.load`.
+        size: (height, width) to resize the images to; without it, the images of a batch must have the same size.
+        batch_size: images per step.
+        classes: class names, for an additional column.
+        compare: whether to also predict with the unadapted source network, for additional columns.
+        guard: whether to wrap the method in :class:`ctta.Guarded`; a state saved with a guard keeps it.
+        audit: file for the events of the guard, one line of JSON each.
+        on_progress: called after each batch with the number of processed images and the total.
+
+    Returns:
+        What this call did.
+
+    Raises:
+        ConfigError: if the arguments contradict the saved state or an existing ``out``.
+        DataError: if there are no images, or one cannot be read.
     """
-    root, place = Path(images), None if state is None else Path(state)
-    named = ["name"] if classes else []
-    of_source = [f"source_{column}" for column in ("class", *named, "confidence")] if compare else []
-    file = PredictionFile(Path(out), ["class", *named, "confidence", *of_source])
+    root, state_path = Path(images), None if state is None else Path(state)
+    file = PredictionFile(Path(out), _columns(with_names=bool(classes), compare=compare))
     init()
-    # The first rank looks: while pictures still come, each would find others.
+    # Rank zero lists the files: while images are being added, each rank would find different ones.
     names = run_on_rank_zero(lambda: [path.relative_to(root).as_posix() for path in find_images(root)])
-    with ExitStack() as held:
-        run_on_rank_zero(lambda: held.enter_context(_only_process_with(place)))
-        model, is_new = _model(net, place, method, dict(settings or {}), guard=guard)
+    with ExitStack() as stack:
+        run_on_rank_zero(lambda: stack.enter_context(lock_state(state_path)))
+        model, is_new = open_model(net, state_path, method, dict(settings or {}), guard=guard)
         model = data_parallel(model)
-        already, num_dropped = model.coordinator.run_on_rank_zero(lambda: _begin_or_go_on(model, is_new, place, file))
-        done = set(already)
+        processed, num_dropped = model.coordinator.run_on_rank_zero(
+            lambda: open_predictions(file, model, state_path, is_new=is_new)
+        )
         if isinstance(model, Guarded):
             model.audit = audit
             if model.num_steps:
-                model.note("load", f"from {place}")
-        left = np.array([row for row, name in enumerate(names) if name not in done], np.int64)
-        run = Run(model, data_parallel(Source(net, output=model.output)) if compare else None, file, place, classes)
-        skipped_before, started = model.num_skipped, time.perf_counter()
-        if len(left):
+                model.note("load", f"from {state_path}")
+        done = set(processed)
+        remaining = np.array([row for row, name in enumerate(names) if name not in done], np.int64)
+        source = data_parallel(Source(net, output=model.output)) if compare else None
+        run = InferenceRun(model, source, file, state_path, classes)
+        num_skipped_before, started = model.num_skipped, time.perf_counter()
+        if len(remaining):
             paths = tuple(root / name for name in names)
-            pictures = ImageFiles(root.name, paths, None, Resize(size) if size else None)
-            segments = [Segment(root.name, pictures, left)]
-            stream = Stream(root.name, segments, batch_size=batch_size, read_ahead=READ_AHEAD)
-            tell = on_images or (lambda done, total: None)
-            run.go_through(stream, names, lambda count: tell(len(done) + count, len(done) + len(left)))
-    return Adapted(
-        num_images=len(left),
-        num_before=len(done),
+            files = ImageFiles(root.name, paths, None, Resize(size) if size else None)
+            stream = Stream(
+                root.name, [Segment(root.name, files, remaining)], batch_size=batch_size, read_ahead=READ_AHEAD
+            )
+
+            def on_batch(num_done: int) -> None:
+                if on_progress:
+                    on_progress(len(processed) + num_done, len(processed) + len(remaining))
+
+            run.process(stream, names, on_batch)
+        seconds = time.perf_counter() - started
+    return InferenceSummary(
+        num_images=len(remaining),
+        num_before=len(processed),
         num_dropped=num_dropped,
         num_changed=run.num_changed if compare else None,
-        num_skipped=model.num_skipped - skipped_before,
-        confidence=run.confidence_sum / len(left) if len(left) else None,
-        seconds=time.perf_counter() - started,
-        method={cls: name for name, cls in METHODS.items()}[type(_method_of(model))],
-        settings=format_hyperparameters(_method_of(model).hyperparameters),
+        num_skipped=model.num_skipped - num_skipped_before,
+        confidence=run.confidence_sum / len(remaining) if len(remaining) else None,
+        seconds=seconds,
+        method={cls: name for name, cls in METHODS.items()}[type(wrapped_method(model))],
+        settings=format_hyperparameters(wrapped_method(model).hyperparameters),
         events=dict(Counter(event.kind for event in model.events)) if isinstance(model, Guarded) else None,
     )
 
 
-def _model(
-    net: nn.Module, state: Path | None, method: str | None, settings: dict[str, Any], *, guard: bool
-) -> tuple[AdaptiveModel, bool]:
-    """The model, and whether it is a new one."""
-    if state is None or not state.exists():
-        model = adapt(net, method or "cotta", **settings)
-        return Guarded(model) if guard else model, True
-    model = load(state, net, method=METHODS[method] if method else None)
-    _check_same(model, settings, state)
-    if guard and not isinstance(model, Guarded):
-        raise ValueError(f"{state} was begun without a guard, and now one is asked for: begin another state")
-    return model, False
-
-
-def _begin_or_go_on(
-    model: AdaptiveModel, is_new: bool, state: Path | None, file: PredictionFile
-) -> tuple[list[str], int]:
-    """The images that are done, and how many were done but will have to be done again."""
-    if file.path.exists():
-        if is_new:
-            hint = f"no state at {state} to go on from" if state else "no state given to go on from"
-            raise ValueError(f"{file.path} exists, and there is {hint}: name another file, or remove that one")
-        done, num_dropped = file.cut_back_to(model.num_steps)
-        return sorted(done), num_dropped
-    if state is not None:
-        state.parent.mkdir(parents=True, exist_ok=True)
-        save(model, state)  # before the first row: from now on a file without a state is somebody else's
-    file.begin()
-    return [], 0
-
-
-def _check_same(model: AdaptiveModel, settings: dict[str, Any], state: Path) -> None:
-    if model.frozen:
-        raise ValueError(f"{state} was saved frozen, so that it would not adapt: load it, unfreeze() and save it again")
-    there = _method_of(model).hyperparameters
-    for name, value in settings.items():
-        if encode(there[name]) != encode(value):
-            now, before = (format_hyperparameters({name: each}) for each in (value, there[name]))
-            raise ValueError(f"{state} was begun with {before}, and now {now} is asked for: begin another state")
-
-
-def _method_of(model: AdaptiveModel) -> AdaptiveModel:
-    return model.inner if isinstance(model, Guarded) else model
-
-
-@contextmanager
-def _only_process_with(state: Path | None) -> Iterator[None]:
-    """Two processes that go on from one state would write into each other's rows."""
-    if state is None:
-        yield
-        return
-    try:
-        from filelock import FileLock, Timeout
-    except ImportError as error:
-        raise ImportError("a state to go on from needs the extra 'data': pip install 'ctta[data]'") from error
-    state.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(state.with_name(f"{state.name}.lock"))
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise ValueError(f"another process is adapting with {state}: wait for it, or give another state") from None
-    try:
-        for leftover in state.parent.glob(f".{escape(state.name)}.*.tmp"):  # of saves that were killed; each is a state
-            leftover.unlink()
-        yield
-    finally:
-        lock.release()
+def _columns(*, with_names: bool, compare: bool) -> list[str]:
+    columns = ["class", *(["name"] if with_names else []), "confidence"]
+    return [*columns, *(f"source_{column}" for column in columns)] if compare else columns

@@ -1,4 +1,4 @@
-"""One way through some pictures: every batch is predicted, written down, and from time to time the state is saved."""
+"""Predict and adapt batch by batch, append the predictions to a table, and save the state from time to time."""
 
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.files import save
-from ctta.errors import annotate_network_errors
+from ctta.errors import ConfigError, annotate_network_errors
 from ctta.evaluation.pace import SavingPace
 from ctta.inference.predictions import PredictionFile
 from ctta.methods import Source
@@ -18,16 +18,18 @@ from ctta.streams import Stream
 
 SECONDS_BETWEEN_SAVES = 20.0
 
+Predictions = tuple[list[int], list[float]]  # class and confidence of each image
 
-class Run:
-    """Takes a model through a stream of pictures.
+
+class InferenceRun:
+    """One pass of a model over a stream of images.
 
     Args:
         model: predicts and adapts.
-        source: is asked as well, if given.
-        file: where the predictions go.
-        state: where the model is saved, if given.
-        classes: names of the classes, if known.
+        source: also predicts, if given.
+        file: table of predictions.
+        state: file to save the model to, if given.
+        classes: class names, if known.
     """
 
     def __init__(
@@ -39,58 +41,75 @@ class Run:
         classes: Sequence[str] | None,
     ) -> None:
         self.model, self.source, self.file, self.state, self.classes = model, source, file, state, classes
-        # On the device and of the dtype that images are brought to.
+        # Images are moved to the device and dtype of this tensor.
         self.reference = next(iter(model.source.parameters()), torch.empty(0))
         self.num_changed, self.confidence_sum = 0, 0.0
         self.pace = SavingPace(SECONDS_BETWEEN_SAVES)
 
-    def go_through(self, stream: Stream, names: Sequence[str], on_count: Callable[[int], object]) -> None:
-        agree, count = True, 0  # whether the model and the file are at the same step
+    def process(self, stream: Stream, names: Sequence[str], on_batch: Callable[[int], None]) -> None:
+        """Process the stream, and save the state regularly and at the end, also after an error between two batches.
+
+        Args:
+            stream: batches of images.
+            names: names of the images by their index.
+            on_batch: called after each batch with the number of images processed so far.
+        """
+        is_consistent, num_done = True, 0  # whether the model and the table are at the same step
         try:
             for batch in stream:
-                agree = False  # an interruption in here leaves half a step, which must not be saved
-                self.one_batch(batch.x, [names[row] for row in batch.index.tolist()])
-                agree, count = True, count + len(batch.x)
+                is_consistent = False  # an interruption in here leaves half a step, which must not be saved
+                self.process_batch(batch.x, [names[row] for row in batch.index.tolist()])
+                is_consistent, num_done = True, num_done + len(batch.x)
                 if self.pace.is_due:
                     self.save()
-                on_count(count)
+                on_batch(num_done)
         finally:
-            if agree:
+            if is_consistent:
                 self.save()
 
-    def one_batch(self, x: Tensor, names: Sequence[str]) -> None:
+    def process_batch(self, x: Tensor, names: Sequence[str]) -> None:
+        """Predict and adapt to a batch, of which each rank takes its part, and append the rows of all ranks."""
         step, coordinator = self.model.num_steps, self.model.coordinator
-        here = x[coordinator.local_rows(len(x))].to(self.reference)
+        local = x[coordinator.local_rows(len(x))].to(self.reference)
         models = [self.model, *([self.source] if self.source else [])]
-        of_parts = coordinator.all_gather_object(lambda: [self.answer(model, here) for model in models])
-        answers = [[[*chain(*column)] for column in zip(*parts, strict=True)] for parts in zip(*of_parts, strict=True)]
-        (predicted, confidence), *others = answers
-        for by_source, _ in others:
-            self.num_changed += sum(one != other for one, other in zip(predicted, by_source, strict=True))
+        by_rank = coordinator.all_gather_object(lambda: [self.predict(model, local) for model in models])
+        adapted, *unadapted = (_concatenate(parts) for parts in zip(*by_rank, strict=True))
+        predicted, confidence = adapted
+        for source_predicted, _ in unadapted:
+            self.num_changed += sum(ours != other for ours, other in zip(predicted, source_predicted, strict=True))
         self.confidence_sum += float(torch.tensor(confidence, dtype=torch.float64).sum())
-        columns = [column for answer in answers for column in self.columns(*answer)]
+        columns = [column for predictions in (adapted, *unadapted) for column in self._columns(*predictions)]
         if coordinator.is_rank_zero:
             self.file.append(zip(names, [step] * len(names), *columns, strict=True))
 
-    def answer(self, model: AdaptiveModel, x: Tensor) -> tuple[list[int], list[float]]:
-        """The most probable class of each image, and its probability; 0 where the answer is not finite."""
+    def predict(self, model: AdaptiveModel, x: Tensor) -> Predictions:
+        """Return the most probable class of each image and its probability, 0 where the logits are not finite."""
         with annotate_network_errors(x):
             logits = model(x)
         if logits.ndim != 2:
-            raise ValueError(f"expected one class per image, and the network's logits are {tuple(logits.shape)}")
+            raise ConfigError(
+                f"expected logits of shape (N, classes), got {tuple(logits.shape)}: use a network for classification"
+            )
         if self.classes and len(self.classes) != logits.shape[1]:
-            raise ValueError(f"there are {len(self.classes)} names for the network's {logits.shape[1]} classes")
+            raise ConfigError(f"got {len(self.classes)} class names for a network with {logits.shape[1]} classes")
         probabilities = logits.double().softmax(1).nan_to_num(0.0).cpu()
         confidence, predicted = probabilities.max(1)
         return predicted.tolist(), confidence.tolist()
 
-    def columns(self, numbers: list[int], confidence: list[float]) -> list[list[Any]]:
-        names = [[self.classes[number] for number in numbers]] if self.classes else []
-        return [numbers, *names, [f"{value:.6f}" for value in confidence]]
-
     def save(self) -> None:
+        """Save the model, if there is a state file."""
         if self.state is None or not self.model.coordinator.is_rank_zero:
             return
         with self.pace.saving():
-            self.file.flush_to_disk()  # first, or a state could know of rows that a power cut has taken
+            self.file.flush_to_disk()  # first: a power cut must not leave a state that is ahead of the rows
             save(self.model, self.state)
+
+    def _columns(self, predicted: list[int], confidence: list[float]) -> list[list[Any]]:
+        names = [[self.classes[label] for label in predicted]] if self.classes else []
+        return [predicted, *names, [f"{value:.6f}" for value in confidence]]
+
+
+def _concatenate(parts: Sequence[Predictions]) -> Predictions:
+    """Concatenate the predictions of the ranks."""
+    predicted, confidence = zip(*parts, strict=True)
+    return list(chain(*predicted)), list(chain(*confidence))

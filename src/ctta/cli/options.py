@@ -1,0 +1,112 @@
+"""Options that several commands share, and how their values are parsed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from torch import nn
+
+from ctta import models
+from ctta.errors import ConfigError
+from ctta.models.placement import to_device
+from ctta.streams.orders import TEN
+
+BatchSizeOption = Annotated[int, typer.Option(min=1, help="Images per step.")]
+ClassesOption = Annotated[
+    Path | None, typer.Option(help="Text file with one class name per line.", metavar="FILE", show_default=False)
+]
+DeviceOption = Annotated[str, typer.Option(help="Torch device, such as cpu or cuda:0.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        help="Network: embedded, timm:NAME, hf:NAME, torchvision:NAME or file:PATH.py:FUNCTION.", metavar="SPEC"
+    ),
+]
+SeedOption = Annotated[int | None, typer.Option(help="Random seed, for stochastic methods.")]
+SettingsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="Hyperparameter of the method, such as restore=0.005, lr=1e-4 or views=8; repeatable.",
+        metavar="NAME=VALUE",
+    ),
+]
+SizeOption = Annotated[tuple[int, int] | None, typer.Option(help="Resize the images.", metavar="HEIGHT WIDTH")]
+
+
+def load_network(spec: str, device: str) -> nn.Module:
+    """Load a network by its name and move it to a device."""
+    return to_device(models.load(spec), device)
+
+
+def absolute_spec(spec: str | None) -> str | None:
+    """Return the name of a network with the path of ``file:PATH.py:FUNCTION`` made absolute."""
+    kind, colon, rest = (spec or "").partition(":")
+    return f"{kind}:{Path(rest).expanduser().absolute()}" if colon and kind == "file" else spec
+
+
+def read_class_names(path: Path | None) -> list[str] | None:
+    """Read one class name per line."""
+    return None if path is None else path.read_text(encoding="utf-8").splitlines()
+
+
+def with_seed(settings: Sequence[str] | None, seed: int | None) -> list[str]:
+    """Return the values of ``--set`` with that of ``--seed`` among them."""
+    return [*(settings or ()), *([] if seed is None else [f"seed={seed}"])]
+
+
+def parse_names(text: str) -> list[str]:
+    """Parse a comma-separated list.
+
+    >>> parse_names("tent, cotta")
+    ['tent', 'cotta']
+    """
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Parse seeds such as ``1,2,3``, or ``1-5`` for a range.
+
+    >>> parse_seeds("1-3,7")
+    [1, 2, 3, 7]
+    """
+    return [number for part in parse_names(text) for number in _parse_range("seeds", part)]
+
+
+def parse_orders(text: str) -> list[int | None]:
+    """Parse orders of corruptions: ``standard``, ``all`` (the ten random ones), or numbers as for seeds.
+
+    >>> parse_orders("standard,0-2")
+    [None, 0, 1, 2]
+    """
+    orders: list[int | None] = []
+    for part in parse_names(text):
+        if part == "standard":
+            orders.append(None)
+        elif part == "all":
+            orders.extend(range(len(TEN)))
+        else:
+            orders.extend(_parse_range("orders", part))
+    return orders
+
+
+def parse_severities(text: str) -> list[int]:
+    """Parse severities such as ``3,5``.
+
+    >>> parse_severities("5,3")
+    [3, 5]
+    """
+    parts = parse_names(text)
+    if not parts or any(part not in {"1", "2", "3", "4", "5"} for part in parts):
+        raise ConfigError(f"expected severities from 1 to 5, such as 3,5; got {text!r}")
+    return sorted({int(part) for part in parts})
+
+
+def _parse_range(what: str, part: str) -> range:
+    first, _, last = part.partition("-")
+    try:
+        return range(int(first), int(last or first) + 1)
+    except ValueError:
+        raise ConfigError(f"expected {what} as integers such as 1,2,3 or 1-5, got {part!r}") from None

@@ -1,0 +1,92 @@
+"""Start or resume: the lock on the state file, the model, and the rows that are already written."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from glob import escape
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ctta.base import AdaptiveModel
+from ctta.checkpoint.encoding import encode
+from ctta.checkpoint.files import load, save
+from ctta.errors import ConfigError
+from ctta.guard import Guarded
+from ctta.hyperparameters import format_hyperparameters
+from ctta.inference.predictions import PredictionFile
+from ctta.methods import METHODS, adapt
+
+
+@contextmanager
+def lock_state(state: Path | None) -> Iterator[None]:
+    """Keep a second process from resuming from the same state, whose rows would mix with ours."""
+    if state is None:
+        yield
+        return
+    try:
+        from filelock import FileLock, Timeout
+    except ImportError as error:
+        raise ImportError("saving a state needs filelock, which is not installed: pip install 'ctta[data]'") from error
+    state.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(state.with_name(f"{state.name}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ConfigError(f"{state} is in use by another process: wait for it to end, or use another state") from None
+    try:
+        for leftover in state.parent.glob(f".{escape(state.name)}.*.tmp"):  # of killed saves, each as large as a state
+            leftover.unlink()
+        yield
+    finally:
+        lock.release()
+
+
+def open_model(
+    net: nn.Module, state: Path | None, method: str | None, settings: dict[str, Any], *, guard: bool
+) -> tuple[AdaptiveModel, bool]:
+    """Load the model from the state file, or build a new one; return it and whether it is new."""
+    if state is None or not state.exists():
+        model = adapt(net, method or "cotta", **settings)
+        return Guarded(model) if guard else model, True
+    model = load(state, net, method=METHODS[method] if method else None)
+    if model.frozen:
+        raise ConfigError(f"{state} was saved frozen, so it would not adapt: load it, call unfreeze() and save it again")
+    _check_settings(wrapped_method(model), settings, state)
+    if guard and not isinstance(model, Guarded):
+        raise ConfigError(f"{state} was saved without a guard: leave the guard out, or use another state")
+    return model, False
+
+
+def open_predictions(
+    file: PredictionFile, model: AdaptiveModel, state: Path | None, *, is_new: bool
+) -> tuple[list[str], int]:
+    """Create the table, or cut it back to the saved state.
+
+    Returns:
+        The images that are processed, and how many rows were dropped because the state does not include them.
+    """
+    if file.path.exists():
+        if is_new:
+            missing = f"no state at {state}" if state else "no state was given"
+            raise ConfigError(f"{file.path} exists but {missing} to resume from: choose another file, or delete it")
+        processed, num_dropped = file.truncate(model.num_steps)
+        return sorted(processed), num_dropped
+    if state is not None:
+        state.parent.mkdir(parents=True, exist_ok=True)
+        save(model, state)  # before the first row: from now on, a table without a state is not ours
+    file.create()
+    return [], 0
+
+
+def wrapped_method(model: AdaptiveModel) -> AdaptiveModel:
+    """Return the method inside a guard, or the model itself."""
+    return model.inner if isinstance(model, Guarded) else model
+
+
+def _check_settings(method: AdaptiveModel, settings: dict[str, Any], state: Path) -> None:
+    saved = method.hyperparameters
+    for name, value in settings.items():
+        if encode(saved[name]) != encode(value):
+            before, now = (format_hyperparameters({name: each}) for each in (saved[name], value))
+            raise ConfigError(f"{state} was saved with {before}, got {now}: use the same settings, or another state")
