@@ -27,7 +27,7 @@ import ctta
 from ctta.distributed import DistributedError, check_same, data_parallel, gather, rank, shard, world_size
 from ctta.evaluation.label_maps.keeping import read_label_maps
 from ctta.evaluation.results import BatchRecord
-from ctta.inference import adapt_to_folder
+from ctta.inference import adapt_folder
 from ctta.streams import Segment
 from ctta.testing import NETWORKS, ContractCase
 from ctta.testing.case import state_of
@@ -380,7 +380,7 @@ def pictures_that_come_meanwhile_are_left_for_the_next_time(folder: Path) -> Non
     only_here = [found[0].with_name("0.png"), *found]  # as if it had come after the first rank looked
     listing = mock.patch("ctta.inference.folder.find_images", lambda root: only_here if rank() else found)
     with listing:
-        done = adapt_to_folder(
+        done = adapt_folder(
             ContractCase(ctta.Tent, NETWORKS["batch_norm"], {}).make_network(), pictures, out, method="tent"
         )
     assert done.num_images == 3

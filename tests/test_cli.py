@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ctta.benchmark.recipes import RECIPES
 from ctta.cli import demo, main
-from ctta.cli.tables import print_table
+from ctta.cli.results import print_table
 from ctta.evaluation.results import read_result
 from ctta.methods import METHODS
 from ctta.report import score_table

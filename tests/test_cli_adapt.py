@@ -20,7 +20,7 @@ from ctta import models
 from ctta.cli.adapt import adapt
 from ctta.datasets.image_files import read_images
 from ctta.hyperparameters import parse_hyperparameters
-from ctta.inference.run import Run
+from ctta.inference.run import InferenceRun
 
 FEW_VIEWS = ("--set", "views=2", "--set", "threshold=1.1")
 
@@ -153,15 +153,15 @@ def test_killed_and_started_again_the_table_is_identical(camera: Camera) -> None
 
 def test_ctrl_c_ends_after_the_step_and_loses_nothing(camera: Camera, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = camera.uninterrupted()
-    one_batch = Run.one_batch
+    process_batch = InferenceRun.process_batch
 
-    def interrupted(run: Run, x: torch.Tensor, names: list[str]) -> None:
+    def interrupted(run: InferenceRun, x: torch.Tensor, names: list[str]) -> None:
         if run.model.num_steps == 2:
             os.kill(os.getpid(), signal.SIGINT)
-        one_batch(run, x, names)
+        process_batch(run, x, names)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "one_batch", interrupted)
+        patch.setattr(InferenceRun, "process_batch", interrupted)
         result = run(adapt, *camera.kept)
     assert result.exit_code == 130
     assert f"Stopped. The state is {camera.state}; the same command goes on" in result.stderr
@@ -173,16 +173,16 @@ def test_ctrl_c_ends_after_the_step_and_loses_nothing(camera: Camera, monkeypatc
 
 def test_a_second_ctrl_c_within_a_step_loses_that_step_only(camera: Camera, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = camera.uninterrupted()
-    one_batch = Run.one_batch
+    process_batch = InferenceRun.process_batch
 
-    def stopped(run: Run, x: torch.Tensor, names: list[str]) -> None:
-        one_batch(run, x, names)
+    def stopped(run: InferenceRun, x: torch.Tensor, names: list[str]) -> None:
+        process_batch(run, x, names)
         if run.model.num_steps == 3:  # when the model is a step further than what may be saved
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "one_batch", stopped)
+        patch.setattr(InferenceRun, "process_batch", stopped)
         patch.setattr("ctta.inference.run.SECONDS_BETWEEN_SAVES", 0)
         result = run(adapt, *camera.kept)
     assert result.exit_code == 130

@@ -11,7 +11,7 @@ from command_line import mistake, network, output, run, write_pictures
 
 import ctta
 from ctta import models
-from ctta.advise.tuning import LEARNING_RATES, RESTORES, Trial, Tuning
+from ctta.advise.tuning import LEARNING_RATES, RESTORES, Trial, Tuner
 from ctta.cli.calibrate import calibrate
 from ctta.datasets.clean_images import CleanImages
 
@@ -98,20 +98,20 @@ def test_a_budget_ends_the_search_early_and_says_so(sample: Path, tmp_path: Path
 
 
 def test_ctrl_c_shows_what_was_found(sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Tuning.run
+    whole = Tuner.run
 
-    def stopped(tuning: Tuning, **options: object) -> None:
+    def stopped(tuning: Tuner, **options: object) -> None:
         whole(tuning, seconds=0)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Tuning, "run", stopped)
+    monkeypatch.setattr(Tuner, "run", stopped)
     result = run(calibrate, "--model", network(tmp_path), "--images", sample, *FAST)
     assert result.exit_code == 130 and "12 of 14 settings were not tried" in result.stdout
 
 
 def test_the_simplest_that_nothing_clearly_beats_is_recommended(tmp_path: Path) -> None:
     images = np.zeros((2, 16, 16, 3), np.uint8)
-    tuning = Tuning(models.load(network(tmp_path)), CleanImages(images, None), num_views=1)
+    tuning = Tuner(models.load(network(tmp_path)), CleanImages(images, None), num_views=1)
 
     def trial(method: str, num_wrong: int, **settings: float) -> Trial:
         return Trial(method, torch.arange(100).expand(3, 100) < num_wrong, **settings)
@@ -120,7 +120,7 @@ def test_the_simplest_that_nothing_clearly_beats_is_recommended(tmp_path: Path) 
         source, bn_stats, *cotta = num_wrong
         tuning.trials = [trial("Source", source), trial("BN Stats", bn_stats)]
         tuning.trials += [trial("CoTTA", wrong, learning_rate=lr, restore=0.01) for lr, wrong in enumerate(cotta)]
-        return tuning.recommended.method, tuning.best and tuning.best.learning_rate
+        return tuning.recommended.method, tuning.best_candidate and tuning.best_candidate.learning_rate
 
     assert found(50, 48, 47, 46) == ("Source", 0)
     assert found(50, 40, 38, 39) == ("BN Stats", 0)

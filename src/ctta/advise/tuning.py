@@ -176,7 +176,7 @@ class Tuner:
 
     @property
     def best_candidate(self) -> Trial | None:
-        """CoTTA with its defaults, or with other settings if they are significantly better; None if none is finished."""
+        """CoTTA with its defaults, or with settings that are significantly better; None if no trial is finished."""
         if not self.candidates:
             return None
         default, *others = self.candidates

@@ -42,7 +42,8 @@ def adapt(
     ] = None,
     settings: SettingsOption = None,
     batch_size: Annotated[
-        int, typer.Option(min=1, help="Images per step. BatchNorm statistics are computed on each batch: avoid tiny ones.")
+        int,
+        typer.Option(min=1, help="Images per step; not too few, as BatchNorm statistics are computed on each batch."),
     ] = 32,
     size: SizeOption = None,
     classes: ClassesOption = None,

@@ -128,7 +128,9 @@ def _format_verdict(tuner: Tuner) -> list[str]:
     if tuner.recommended is best:
         lines.append("CoTTA is significantly better than Source and BN Stats.")
     else:
-        lines.append(f"CoTTA is not significantly better than {tuner.recommended.method}: it is not worth its cost here.")
+        lines.append(
+            f"CoTTA is not significantly better than {tuner.recommended.method}: here it is not worth its cost."
+        )
     if best is tuner.default_candidate:
         lines.append("No other setting of CoTTA is significantly better than its defaults, so they are kept.")
     lines.append(f"A trial had {tuner.num_steps} steps; on longer streams (--rounds) the learning rate matters more.")

@@ -1,7 +1,7 @@
 """A table of predictions that grows batch by batch and can be cut back to a saved state.
 
 Every row contains the number of the step that predicted it, which a saved state counts as well. So the state alone
-determines which rows belong to it: no third file has to agree with the two, and they can be written one after the other.
+determines which rows belong to it: no third file has to agree with the two, and they are written one after the other.
 """
 
 import csv

@@ -51,7 +51,7 @@ def open_model(
         return Guarded(model) if guard else model, True
     model = load(state, net, method=METHODS[method] if method else None)
     if model.frozen:
-        raise ConfigError(f"{state} was saved frozen, so it would not adapt: load it, call unfreeze() and save it again")
+        raise ConfigError(f"{state} was saved frozen and would not adapt: load it, call unfreeze() and save it again")
     _check_settings(wrapped_method(model), settings, state)
     if guard and not isinstance(model, Guarded):
         raise ConfigError(f"{state} was saved without a guard: leave the guard out, or use another state")
