@@ -89,12 +89,12 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
 )
 def test_what_is_declared_is_checked_from_the_first_batch_on(source, declared, bad, complaint) -> None:
     model = Guarded(tent(source), admission=Admission(**declared))
-    before = weights(model.inner)
+    before = weights(model.wrapped)
     for call in (model, model.predict):
         with pytest.raises((ValueError, TypeError), match=complaint):
             call(bad)
     assert kinds(model) == ["refusal", "refusal"] and model.num_steps == 0
-    assert same(weights(model.inner), before)
+    assert same(weights(model.wrapped), before)
 
 
 @pytest.mark.parametrize(
@@ -148,16 +148,16 @@ def test_bad_rows_are_answered_by_the_source_and_leave_no_trace(source) -> None:
         assert torch.equal(logits.nan_to_num(), predicted.nan_to_num())
         assert torch.equal(logits[good], clean(x[good]))
         assert torch.equal(logits[~good].nan_to_num(), source(mixed)[~good].nan_to_num()), "with its own statistics"
-    assert same(weights(spoilt.inner), weights(clean.inner))
+    assert same(weights(spoilt.wrapped), weights(clean.wrapped))
     assert kinds(spoilt) == ["bad_rows"] * 6
 
 
 def test_a_batch_of_bad_rows_only_is_answered_and_not_learnt_from(source) -> None:
     model = Guarded(tent(source), bad_rows="source", admission=Admission(high=1))
-    before = weights(model.inner)
+    before = weights(model.wrapped)
     x = batches(1)[0] + 5
     assert torch.equal(model(x), source(x))
-    assert same(weights(model.inner), before) and model.num_steps == 1 and model.inner.num_steps == 0
+    assert same(weights(model.wrapped), before) and model.num_steps == 1 and model.wrapped.num_steps == 0
     assert model.last_step is None
 
 
@@ -191,7 +191,7 @@ def test_health_is_what_it_says(source) -> None:
     assert health.confidence == pytest.approx(float(logits.softmax(1).amax(1).mean()), rel=1e-5)
     assert health.mean_prediction_entropy == pytest.approx(float(-(mean * mean.log()).sum()), rel=1e-5)
     assert health.source_disagreement == pytest.approx(float((logits.argmax(1) != anchor.argmax(1)).float().mean()))
-    adapted, original = weights(model.inner), [parameter.detach() for parameter in model.source.parameters()]
+    adapted, original = weights(model.wrapped), [parameter.detach() for parameter in model.source.parameters()]
     moved = flat([ours - theirs for ours, theirs in zip(adapted, original, strict=True)]).norm()
     assert health.distance_to_source == pytest.approx(float(moved / flat(original).norm()), rel=1e-4)
     assert health.update_norm > 0 and health.student_disagreement is not None
@@ -234,12 +234,12 @@ def test_a_learning_rate_wrong_from_the_first_step_is_noticed_and_undone(source)
     model, number = collapsed(source)
     assert number <= 8 and kinds(model) == ["rollback"]
     assert model.health.answered_by_source and model.collapse_score >= 1
-    assert same(weights(model.inner), weights(ctta.Tent(source))), "no state was ever good but the source"
+    assert same(weights(model.wrapped), weights(ctta.Tent(source))), "no state was ever good but the source"
     x, y = coloured(64, 5)
     assert (model.predict(x).argmax(1) == y).float().mean() > 0.8
-    steps = model.inner.num_steps
+    steps = model.wrapped.num_steps
     model(x)
-    assert model.inner.num_steps == steps and not model.health.adapted, "it rests"
+    assert model.wrapped.num_steps == steps and not model.health.adapted, "it rests"
 
 
 def test_relapses_rest_longer_each_time(source) -> None:
@@ -255,14 +255,14 @@ def test_relapses_rest_longer_each_time(source) -> None:
 
 def test_reset_goes_back_to_the_source(source) -> None:
     model, _ = collapsed(source, on_collapse="reset")
-    assert kinds(model) == ["reset"] and model.inner.num_steps == 0
-    assert same(weights(model.inner), weights(ctta.Tent(source)))
+    assert kinds(model) == ["reset"] and model.wrapped.num_steps == 0
+    assert same(weights(model.wrapped), weights(ctta.Tent(source)))
 
 
 def test_soft_reset_goes_most_of_the_way(source) -> None:
     model, _ = collapsed(source, on_collapse="soft_reset")
     assert kinds(model) == ["soft_reset"]
-    pulled, original = weights(model.inner), weights(ctta.Tent(source))
+    pulled, original = weights(model.wrapped), weights(ctta.Tent(source))
     assert not same(pulled, original)
     reported = model.health.distance_to_source
     left = flat([ours - theirs for ours, theirs in zip(pulled, original, strict=True)]).norm()
@@ -274,10 +274,10 @@ def test_a_soft_reset_heals_weights_that_are_not_finite(source) -> None:
     model = Guarded(tent(source), on_collapse="soft_reset")
     model(batches(1)[0])
     with torch.no_grad():
-        model.inner.student[1].weight.fill_(torch.nan)
+        model.wrapped.student[1].weight.fill_(torch.nan)
     answers = model(batches(1)[0])
     assert kinds(model)[-1] == "soft_reset" and answers.isfinite().all()
-    assert all(parameter.isfinite().all() for parameter in model.inner.student.parameters())
+    assert all(parameter.isfinite().all() for parameter in model.wrapped.student.parameters())
 
 
 def test_answers_that_are_not_finite_are_noticed_also_between_looks(source) -> None:
@@ -287,7 +287,7 @@ def test_answers_that_are_not_finite_are_noticed_also_between_looks(source) -> N
     while model.schedule.inspects():
         model(batches(1)[0])
     with torch.no_grad():
-        model.inner.student[1].weight.fill_(torch.nan)
+        model.wrapped.student[1].weight.fill_(torch.nan)
     x = batches(1)[0]
     foreseen, answers = model.predict(x), model(x)
     assert answers.isfinite().all() and torch.equal(foreseen, answers)
@@ -297,9 +297,9 @@ def test_answers_that_are_not_finite_are_noticed_also_between_looks(source) -> N
 def test_freeze_learns_no_more(source) -> None:
     model, _ = collapsed(source, on_collapse="freeze")
     assert kinds(model) == ["freeze"] and model.frozen
-    before, steps = weights(model.inner), model.num_steps
+    before, steps = weights(model.wrapped), model.num_steps
     model(batches(1)[0])
-    assert same(weights(model.inner), before) and model.num_steps == steps
+    assert same(weights(model.wrapped), before) and model.num_steps == steps
 
 
 def test_none_only_reports_and_answers_as_the_method_does(source) -> None:
@@ -314,19 +314,19 @@ def test_rollback_goes_to_the_last_good_snapshot(source) -> None:
     model = Guarded(tent(source), inspect_every=1, snapshot_every=5)
     seen = []
     for x in batches(12):
-        seen.append(weights(model.inner))
+        seen.append(weights(model.wrapped))
         model(x)
     model.rollback()
     assert kinds(model) == ["rollback"]
-    assert any(same(weights(model.inner), earlier) for earlier in seen[1:]), "some state that answered well"
-    assert not same(weights(model.inner), seen[0]) and model.inner.num_steps == 12, "time does not go back"
+    assert any(same(weights(model.wrapped), earlier) for earlier in seen[1:]), "some state that answered well"
+    assert not same(weights(model.wrapped), seen[0]) and model.wrapped.num_steps == 12, "time does not go back"
 
 
 def test_a_snapshot_shares_what_is_never_trained(source) -> None:
     model = Guarded(tent(source))
-    assert model.good.student[0].weight is model.inner.student[0].weight
-    assert model.good.student[1].weight is not model.inner.student[1].weight
-    assert model.good.source is model.inner.source is model.source
+    assert model.good.student[0].weight is model.wrapped.student[0].weight
+    assert model.good.student[1].weight is not model.wrapped.student[1].weight
+    assert model.good.source is model.wrapped.source is model.source
 
 
 def test_batches_that_come_class_by_class_are_answered_by_the_source(source) -> None:
@@ -350,7 +350,7 @@ def test_periodic_reset(source) -> None:
     model = Guarded(tent(source), reset_every=5)
     for number, x in enumerate(batches(11), 1):
         model(x)
-        assert same(weights(model.inner), weights(ctta.Tent(source))) == (number % 5 == 0)
+        assert same(weights(model.wrapped), weights(ctta.Tent(source))) == (number % 5 == 0)
     assert kinds(model) == ["periodic_reset"] * 2
 
 
@@ -358,7 +358,7 @@ def test_a_periodic_reset_comes_also_with_a_batch_of_bad_rows_only(source) -> No
     model = Guarded(tent(source), reset_every=3, bad_rows="source")
     for x in [*batches(2), torch.full((4, 3, 8, 8), torch.nan)]:
         model(x)
-    assert kinds(model) == ["bad_rows", "periodic_reset"] and model.inner.num_steps == 0
+    assert kinds(model) == ["bad_rows", "periodic_reset"] and model.wrapped.num_steps == 0
 
 
 def test_pace_learns_from_every_kth_batch(source) -> None:
@@ -368,18 +368,18 @@ def test_pace_learns_from_every_kth_batch(source) -> None:
         predicted = model.predict(x)
         assert torch.equal(model(x), predicted)
         learnt.append(model.health.adapted)
-    assert learnt == [True, False, False] * 2 + [True] and model.inner.num_steps == 3
+    assert learnt == [True, False, False] * 2 + [True] and model.wrapped.num_steps == 3
 
 
 def test_an_update_is_cut_down_before_a_teacher_learns_of_it(source) -> None:
     cap = 1e-4
     model = Guarded(ctta.CoTTA(source, views=(), restore=0, decay=0.5), max_update=cap, inspect_every=1)
-    before = flat(weights(model.inner))
+    before = flat(weights(model.wrapped))
     model(batches(1)[0])
-    after = flat(weights(model.inner))
+    after = flat(weights(model.wrapped))
     assert model.health.update_norm > cap, "as long as it would have been"
     assert float((after - before).norm() / before.norm()) == pytest.approx(cap, rel=1e-3)
-    teacher = flat(list(model.inner.teacher.parameters()))
+    teacher = flat(list(model.wrapped.teacher.parameters()))
     torch.testing.assert_close(teacher, (before + after) / 2)
 
 
@@ -395,7 +395,7 @@ def test_shadow_answers_with_the_source_and_tells_what_would_differ(source, tmp_
         share = float((would.argmax(1) != plain.argmax(1)).float().mean())
         assert model.health.source_disagreement == pytest.approx(share)
         differing, total = differing + round(share * 4), total + 4
-    assert same(weights(model.inner), weights(bare)), "it learns all the same"
+    assert same(weights(model.wrapped), weights(bare)), "it learns all the same"
     last = json.loads(audit.read_text().splitlines()[-1])
     assert last["kind"] == "shadow" and last["cause"] == f"{differing} of {total} answers would have been others"
 
@@ -441,7 +441,7 @@ def test_a_stream_goes_on_bit_identically_after_a_rollback(source, tmp_path) -> 
     path = tmp_path / "s.safetensors"
     ctta.save(model, path)
     again = ctta.load(path, source)
-    assert again.hyperparameters == model.hyperparameters and type(again.inner) is ctta.Tent
+    assert again.hyperparameters == model.hyperparameters and type(again.wrapped) is ctta.Tent
     twin = copy.deepcopy(model)
     for number, x in enumerate(stream[20:]):
         if number == 10:
@@ -460,7 +460,7 @@ def test_what_a_file_cannot_hold_is_given_to_the_method_inside(source, tmp_path)
     with pytest.raises(ctta.CheckpointError, match=r"optimizer=\.\.\."):
         ctta.load(tmp_path / "s", source)
     again = ctta.load(tmp_path / "s", source, optimizer=partial(torch.optim.SGD, lr=0.01), shadow=True)
-    assert again.shadow and same(weights(again.inner), weights(model.inner))
+    assert again.shadow and same(weights(again.wrapped), weights(model.wrapped))
     with pytest.raises(TypeError, match="no hyperparameter"):
         ctta.load(tmp_path / "s", source, optimizer=partial(torch.optim.SGD, lr=0.01), colour=1)
 
@@ -470,9 +470,9 @@ def test_what_a_file_cannot_hold_is_given_to_the_method_inside(source, tmp_path)
     [
         lambda header: header.pop("inside"),
         lambda header: header["inside"].pop("good"),
-        lambda header: header["inside"]["inner"].update(method="guarded"),
-        lambda header: header["inside"]["inner"].update(method="os.system"),
-        lambda header: header["inside"]["inner"].update(counters={"frozen": 1}),
+        lambda header: header["inside"]["wrapped"].update(method="guarded"),
+        lambda header: header["inside"]["wrapped"].update(method="os.system"),
+        lambda header: header["inside"]["wrapped"].update(counters={"frozen": 1}),
         lambda header: header["inside"]["good"].update(optimizer={"groups": [], "numbers": {}}),
         lambda header: header["hyperparameters"].update(audit="/tmp/elsewhere"),
         lambda header: header["hyperparameters"].update(thresholds={"guard": "open", "arguments": {}}),
@@ -502,7 +502,7 @@ def test_a_file_cannot_write_to_the_source(source, tmp_path) -> None:
     ctta.save(Guarded(tent(source)), path)
     with safe_open(path, framework="pt") as file:
         tensors, header = {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["ctta"])  # noqa: SIM118
-    for name in ("source.1.weight", "inner.source.1.weight", "good.source.1.weight"):
+    for name in ("source.1.weight", "wrapped.source.1.weight", "good.source.1.weight"):
         spoilt = {**tensors, name: torch.zeros(8)}
         save_file(spoilt, path, metadata={"ctta": json.dumps({**header, "tensors": sorted(spoilt)})})
         with pytest.raises(ctta.CheckpointError, match="no state of the model"):
@@ -563,4 +563,4 @@ def test_a_frozen_method_stays_frozen(source) -> None:
     model(batches(1)[0])
     assert model.num_steps == 0 and model.unfreeze().frozen is False
     model(batches(1)[0])
-    assert model.inner.num_steps == 1
+    assert model.wrapped.num_steps == 1

@@ -17,7 +17,7 @@ ROWS = [
     ["views", "validation", "hyperparameters"],
     ["base"],
     ["methods", "corruptions", "synthetic", "models"],
-    ["guard", "checkpoint", "distributed", "datasets", "streams"],
+    ["checkpoint", "guard", "distributed", "datasets", "streams"],
     ["testing", "evaluation"],
     ["benchmark", "advise", "inference", "report", "serve"],
     ["cli"],

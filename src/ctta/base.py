@@ -8,6 +8,7 @@ counters declared with* :meth:`~AdaptiveModel.register_counter`.
 
 import copy
 import hashlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -54,6 +55,8 @@ class AdaptiveModel(nn.Module, ABC):
         SINGLE_PROCESS  # with whom the stream is computed; ctta.distributed.data_parallel changes it
     )
 
+    supports_data_parallel = True  # whether several processes can compute a stream of this class together
+    wrapped: "AdaptiveModel | None"  # the model that this one wraps and delegates to; None unless this is a wrapper
     num_steps: int
     num_skipped: int
     _counter_names: tuple[str, ...] = ()
@@ -69,6 +72,7 @@ class AdaptiveModel(nn.Module, ABC):
         self.source = copy_for_adaptation(net, batch_stats=batch_stats, output=output)
         self._trainable = {name for name, parameter in self.source.named_parameters() if parameter.requires_grad}
         self.source.requires_grad_(False)
+        self.wrapped = None
         self.optimizer: Optimizer | None = None
         self.last_step: Step | None = None
         self.frozen = False
@@ -214,9 +218,16 @@ class AdaptiveModel(nn.Module, ABC):
         return {name: getattr(self, name) for name in self._counter_names}
 
     @property
-    def wrapped(self) -> "AdaptiveModel | None":
-        """The model that this one wraps and delegates to; None unless this is a wrapper, such as a guard."""
-        return None
+    def unwrapped(self) -> "AdaptiveModel":
+        """The method itself, inside all wrappers; the model itself if it is not a wrapper."""
+        return self if self.wrapped is None else self.wrapped.unwrapped
+
+    def on_load(self, path: str | os.PathLike[str]) -> None:
+        """Do what is due once the model was loaded from a file; a hook for subclasses.
+
+        Args:
+            path: The file.
+        """
 
     def generator(self, purpose: str) -> torch.Generator:
         """The random draws of this step for one purpose: a function of (seed, number of steps, purpose) only."""

@@ -1,4 +1,4 @@
-"""Save a stream and go on with it, bit for bit: one pickle-free file, written atomically.
+"""Save a stream and resume it bit-identically: one file without pickle, written atomically.
 
 The file is safetensors with a JSON header in its metadata. It holds what the stream has changed: a tensor that still
 equals the source's is left out, so source weights are not stored again, and TENT on a large network takes kilobytes.
@@ -17,28 +17,37 @@ from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.fingerprint import fingerprint, source_fingerprint
+from ctta.checkpoint.legacy import upgrade
 from ctta.checkpoint.manifest import (
-    NotGivenError,
-    UnknownSettingError,
+    MissingArgumentError,
+    UnknownArgumentError,
     build,
     describe,
-    is_of_optimizer,
-    name_in_source,
+    invalid_fields,
+    nested_models,
     optimizer_tensors,
-    restore,
-    unusable_fields,
+    restore_,
+    split_name,
 )
 from ctta.errors import CheckpointError
-from ctta.guard import Guarded
 from ctta.io.atomic import atomic_write
 
-FORMAT = 1
+FORMAT = 2  # 1: ctta 0.1
 _METADATA_KEY = "ctta"
 _HEADER = {"format": int, "ctta": str, "torch": str, "source": str, "tensors": list}
 
 
 def save(model: AdaptiveModel, path: str | os.PathLike[str]) -> None:
-    """Write a stream to a file, all of it or nothing; of several ranks that share the stream, the first writes it.
+    """Write a stream to a file, completely or not at all.
+
+    Of several ranks that share the stream, rank 0 writes it.
+
+    Args:
+        model: The stream; it may go on afterwards.
+        path: The file, which is replaced if it exists.
+
+    Raises:
+        TypeError: If the optimizer's state cannot be stored.
 
     >>> import ctta, tempfile
     >>> net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
@@ -59,7 +68,7 @@ def save(model: AdaptiveModel, path: str | os.PathLike[str]) -> None:
         **describe(model),
     }
     contiguous = {name: value.detach().contiguous() for name, value in tensors.items()}
-    # Durable, because streams are saved so that they survive the machine's failures too.
+    # Durable, since a stream is saved to survive failures of the machine too.
     with atomic_write(path, durable=True) as temporary:
         save_file(contiguous, temporary, metadata={_METADATA_KEY: json.dumps(header)})
 
@@ -67,15 +76,23 @@ def save(model: AdaptiveModel, path: str | os.PathLike[str]) -> None:
 def load(
     path: str | os.PathLike[str], net: nn.Module, *, method: type[AdaptiveModel] | None = None, **given: Any
 ) -> AdaptiveModel:
-    """The stream that :func:`save` wrote, on the network it was started with; it goes on bit-identically.
+    """Return the stream that :func:`save` wrote; it continues bit-identically.
 
     Args:
-        path: the file.
-        net: the source network; not touched.
-        method: the class, if it is not one of this library's; for a guarded method that of the one inside.
-        given: hyperparameters that a file cannot hold (a lambda, a view of your own), or that you want to change.
-            An ``optimizer`` that the file holds is replaced by the new one, which starts without its momenta. The
-            ``audit`` log of a guarded method is never in a file.
+        path: The file.
+        net: The source network that the stream was started with; it is copied.
+        method: The class, if it is not one of this library's; for a wrapped method that of the one inside.
+        given: Hyperparameters that a file cannot hold (a lambda, a view of your own), or that you want to change.
+            Giving an ``optimizer`` that the file holds replaces it by a new one without momenta. The ``audit`` log of
+            a guarded method is never in a file.
+
+    Returns:
+        The model.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        CheckpointError: If the file is damaged, of another network, or lacks an argument that must be given.
+        TypeError: If an argument is given that the method does not have.
     """
     header, tensors = _read(Path(path))
     if header["source"] != (found := fingerprint(net)):
@@ -85,47 +102,47 @@ def load(
         )
     try:
         model = build(header, net, method, given)
-        restore(model, header, tensors, given)
-        _copy_into(model, {name: value for name, value in tensors.items() if not is_of_optimizer(name)})
-    except UnknownSettingError:
+        restore_(model, header, tensors, given)
+        _copy_into(model, tensors)
+    except UnknownArgumentError:
         raise
-    except NotGivenError as error:
+    except MissingArgumentError as error:
         raise CheckpointError(f"{path} {error}") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{path} does not fit: {error}") from error
-    if isinstance(model, Guarded):
-        model.note("load", f"from {path}")
+    model.on_load(path)
     return model
 
 
 def _changed_tensors(model: AdaptiveModel) -> dict[str, Tensor]:
-    """Every tensor of the stream that does not equal its counterpart in the source; tied ones once."""
-    source = model.source.state_dict(keep_vars=True)
-    changed, seen = {}, _ids_of(source)
+    """Return every tensor of the stream that differs from its counterpart in the source; tied ones once."""
+    source, prefixes = model.source.state_dict(keep_vars=True), [prefix for prefix, _ in nested_models(model)]
+    changed, seen = {}, _ids(source)
     for name, value in model.state_dict(keep_vars=True).items():
         if not isinstance(value, Tensor) or id(value) in seen:
             continue
         seen.add(id(value))
-        if not _same_bits(value, source.get(name_in_source(name))):
+        if not _same_bits(value, source.get(split_name(name, prefixes)[1])):
             changed[name] = value
     return changed
 
 
-def _ids_of(state: dict[str, Any]) -> set[int]:
+def _ids(state: dict[str, Any]) -> set[int]:
     return {id(value) for value in state.values()}
 
 
 def _same_bits(value: Tensor, other: Tensor | None) -> bool:
-    """Equality that tells -0 from 0 and takes a NaN for itself."""
+    """Compare bit for bit, so that -0 differs from 0 and a NaN equals itself."""
     if other is None or value.shape != other.shape or value.dtype != other.dtype:
         return False
     if value.is_complex():
         value, other = torch.view_as_real(value), torch.view_as_real(other)
-    as_integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[value.element_size()]
-    return torch.equal(value.detach().view(as_integers), other.detach().view(as_integers))
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[value.element_size()]
+    return torch.equal(value.detach().view(integers), other.detach().view(integers))
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read a file of any known format and check that its header is complete."""
     if not path.is_file():
         raise FileNotFoundError(f"no saved stream at {path}")
     try:
@@ -133,25 +150,33 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             header = json.loads((file.metadata() or {}).get(_METADATA_KEY, "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path} is truncated or no file that ctta.save wrote: {error}") from error
+        raise CheckpointError(f"{path} is truncated or not a file of ctta.save: {error}") from error
     if not isinstance(header, dict) or "format" not in header:
-        raise CheckpointError(f"{path} is a safetensors file, but not one that ctta.save wrote")
-    if header["format"] != FORMAT:
-        raise CheckpointError(f"{path} has format {header['format']}, and this version of ctta reads format {FORMAT}")
-    wrong = [key for key, kind in _HEADER.items() if not isinstance(header.get(key), kind)] + unusable_fields(header)
-    if wrong:
-        raise CheckpointError(f"the header of {path} is damaged: no usable {', '.join(wrong)}")
+        raise CheckpointError(f"{path} is a safetensors file, but not one of ctta.save")
+    if header["format"] not in (1, FORMAT):
+        raise CheckpointError(
+            f"{path} has format {header['format']}, and this version of ctta reads formats 1 to {FORMAT}: update ctta"
+        )
+    if header["format"] == 1:
+        header, tensors = upgrade(header, tensors)
+    invalid = [key for key, kind in _HEADER.items() if not isinstance(header.get(key), kind)] + invalid_fields(header)
+    if invalid:
+        raise CheckpointError(f"the header of {path} is damaged: no usable {', '.join(invalid)}")
     if header["tensors"] != sorted(tensors):
         raise CheckpointError(f"{path} does not hold the tensors that its header lists")
     return header, tensors
 
 
 def _copy_into(model: AdaptiveModel, tensors: dict[str, Tensor]) -> None:
-    targets, of_source = model.state_dict(keep_vars=True), _ids_of(model.source.state_dict(keep_vars=True))
+    """Copy the tensors that are not an optimizer's into a new model."""
+    targets, source = model.state_dict(keep_vars=True), _ids(model.source.state_dict(keep_vars=True))
+    prefixes = [prefix for prefix, _ in nested_models(model)]
     for name, value in tensors.items():
+        if split_name(name, prefixes)[0] == "optimizer":
+            continue
         target = targets.get(name)
-        if not isinstance(target, Tensor) or id(target) in of_source:
-            raise ValueError(f"it holds '{name}', which is no state of the model")
+        if not isinstance(target, Tensor) or id(target) in source:
+            raise ValueError(f"it holds '{name}', which is not part of the model's state")
         if (target.shape, target.dtype) != (value.shape, value.dtype):
             raise ValueError(
                 f"it holds '{name}' as {value.dtype} {tuple(value.shape)}, "

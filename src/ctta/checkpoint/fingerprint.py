@@ -1,4 +1,4 @@
-"""What identifies a network's weights."""
+"""Hashes that identify the weights of a network."""
 
 import hashlib
 from weakref import WeakKeyDictionary
@@ -10,7 +10,13 @@ from ctta.surgery import unwrap
 
 
 def fingerprint(net: nn.Module) -> str:
-    """A hash of every weight and buffer: equal for equal networks, on any device.
+    """Return a hash of every weight and buffer of a network.
+
+    Args:
+        net: Any network; compiled and data-parallel wrappers are removed.
+
+    Returns:
+        32 hexadecimal digits, equal for equal networks on any device.
 
     >>> fingerprint(nn.Identity())
     'e3b0c44298fc1c149afbf4c8996fb924'
@@ -19,21 +25,21 @@ def fingerprint(net: nn.Module) -> str:
     for name, value in unwrap(net).state_dict().items():
         if isinstance(value, Tensor):
             digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-            # As bytes, because numpy does not know every dtype.
+            # As bytes, because numpy does not support every dtype.
             content: memoryview = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
             digest.update(content)
     return digest.hexdigest()[:32]
 
 
-_OF_SOURCES: WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], str]] = WeakKeyDictionary()
+_cache: WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], str]] = WeakKeyDictionary()
 
 
 def source_fingerprint(source: nn.Module) -> str:
-    """The fingerprint of a source network, computed once: streams never change it, and forks share it.
+    """Return the fingerprint of a source network, cached because streams never change it and forks share it.
 
-    Should someone write to its tensors all the same (``load_state_dict``), their version numbers tell.
+    In-place writes by the user (``load_state_dict``) are noticed by the version numbers of the tensors.
     """
     versions = tuple(value._version for value in source.state_dict().values() if isinstance(value, Tensor))
-    if source not in _OF_SOURCES or _OF_SOURCES[source][0] != versions:
-        _OF_SOURCES[source] = versions, fingerprint(source)
-    return _OF_SOURCES[source][1]
+    if source not in _cache or _cache[source][0] != versions:
+        _cache[source] = versions, fingerprint(source)
+    return _cache[source][1]

@@ -1,22 +1,22 @@
-"""What a file says of a model beside its tensors, as JSON: how it is built anew, and what it has counted.
+"""What a file says about a model beside its tensors, as JSON: how to build it, and its counters.
 
-A guarded method is described as its name and arguments, with the method inside and its last good snapshot nested.
+A model that contains others (a wrapper with the model inside it and a snapshot of that) is described with the
+descriptions of these nested under ``"inside"``, by the name of the submodule.
 """
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
-from ctta.checkpoint.encoding import decode, encode, is_storable
-from ctta.guard import Guarded
-from ctta.hyperparameters import format_hyperparameters, format_value
+from ctta.checkpoint.encoding import decode, encode, is_serializable
 from ctta.methods import METHODS
 from ctta.optim import restore_state_, split_state
 
-FIELDS = {
+_FIELDS = {
     "method": str,
     "hyperparameters": dict,
     "give_on_load": list,
@@ -24,151 +24,179 @@ FIELDS = {
     "frozen": bool,
     "optimizer": dict,
 }
-GUARDED = "guarded"
-INSIDE = ("inner", "good")  # the models inside a guarded one
-OPTIMIZER = "optimizer."
+_OPTIMIZER = "optimizer."
 
 
-class NotGivenError(ValueError):
-    """Something that a file cannot hold has to be given, or given otherwise; the sentence continues one on the file."""
+class MissingArgumentError(ValueError):
+    """Raised if ``load`` needs an argument that the file cannot hold; the message continues a sentence on the file."""
 
 
-class UnknownSettingError(TypeError):
-    """A setting was given that the method does not have: a slip of whoever loads, and no fault of the file."""
+class UnknownArgumentError(TypeError):
+    """Raised if ``load`` is given a hyperparameter that the method does not have: not the file's mistake."""
+
+
+@dataclass(frozen=True)
+class _Wrapper:
+    cls: type[AdaptiveModel]
+    load_only: frozenset[str]
+
+
+_WRAPPERS: dict[str, _Wrapper] = {}
+
+
+def register_wrapper(name: str, cls: type[AdaptiveModel], *, load_only: Iterable[str] = ()) -> None:
+    """Let files hold models of a class that takes another model as its first argument.
+
+    Args:
+        name: Name to store it under; part of the file format.
+        cls: The class; its ``wrapped`` is the model that it takes.
+        load_only: Arguments that are never stored, and that only the caller of ``load`` may give.
+    """
+    _WRAPPERS[name] = _Wrapper(cls, frozenset(load_only))
 
 
 def describe(model: AdaptiveModel) -> dict[str, Any]:
-    """All of :data:`FIELDS`, and for a guarded model those of the models inside."""
+    """Return the description of a model, from which :func:`build` and :func:`restore` make it anew."""
     settings = model.hyperparameters
     description = {
-        "method": _name_of(type(model)),
-        "hyperparameters": {name: encode(value) for name, value in settings.items() if is_storable(value)},
-        "give_on_load": [name for name, value in settings.items() if not is_storable(value)],
+        "method": _stored_name(type(model)),
+        "hyperparameters": {name: encode(value) for name, value in settings.items() if is_serializable(value)},
+        "give_on_load": [name for name, value in settings.items() if not is_serializable(value)],
         "counters": model.counters,
         "frozen": model.frozen,
         "optimizer": {} if model.optimizer is None else split_state(model.optimizer)[0],
     }
-    if isinstance(model, Guarded):
-        description["inside"] = {name: describe(getattr(model, name)) for name in INSIDE}
+    if children := _children(model):
+        description["inside"] = {name: describe(child) for name, child in children.items()}
     return description
 
 
-def optimizer_tensors(model: AdaptiveModel) -> dict[str, Tensor]:
-    """Those of every optimiser, by names that no weight has."""
-    return {
-        f"{prefix}{OPTIMIZER}{name}": value
-        for prefix, part in _models_in(model)
-        if part.optimizer is not None
-        for name, value in split_state(part.optimizer)[1].items()
-    }
-
-
-def unusable_fields(description: dict[str, Any]) -> list[str]:
-    """What is missing or of a wrong kind."""
-    wrong = [key for key, kind in FIELDS.items() if not isinstance(description.get(key), kind)]
-    if wrong or description["method"] != GUARDED:
-        return wrong
-    inside = description.get("inside")
-    if not isinstance(inside, dict) or any(not isinstance(inside.get(name), dict) for name in INSIDE):
-        return ["inside"]
-    if any(inside[name].get("method") == GUARDED for name in INSIDE):  # a guard has no guard inside
-        return ["inside.method"]
-    return [f"inside.{name}.{key}" for name in INSIDE for key in unusable_fields(inside[name])]
+def invalid_fields(description: dict[str, Any]) -> list[str]:
+    """Return the names of the fields that are missing or of a wrong type."""
+    invalid = [key for key, kind in _FIELDS.items() if not isinstance(description.get(key), kind)]
+    inside = description.get("inside", {})
+    if not isinstance(inside, dict) or (description.get("method") in _WRAPPERS and "wrapped" not in inside):
+        return [*invalid, "inside"]
+    for name, part in inside.items():
+        invalid += [f"inside.{name}.{key}" for key in invalid_fields(part if isinstance(part, dict) else {})]
+    return invalid
 
 
 def build(
     description: dict[str, Any], net: nn.Module, method: type[AdaptiveModel] | None, given: dict[str, Any]
 ) -> AdaptiveModel:
-    """The model as new; a ``method`` is the class of the one inside where that is guarded."""
-    if description["method"] == GUARDED:
-        if "audit" in description["hyperparameters"]:
-            raise ValueError("it says where to write an audit log, which is for whoever loads it to say")
-        of_guard = {name: value for name, value in given.items() if name in inspect.signature(Guarded).parameters}
-        rest = {name: value for name, value in given.items() if name not in of_guard}
-        inner = build(description["inside"]["inner"], net, None if method is Guarded else method, rest)
-        return Guarded(inner, **_arguments(Guarded, description, of_guard))
-    cls = _class_for(description["method"], method)
-    return cls(net, **_arguments(cls, description, given))
+    """Return the described model as new.
+
+    Args:
+        description: Made by :func:`describe`.
+        net: The source network.
+        method: The class, if it is not one of this library's; for a wrapper that of the model inside.
+        given: Hyperparameters of the wrapper and of the model inside that replace or complete the stored ones.
+    """
+    wrapper = _WRAPPERS.get(description["method"])
+    if wrapper is None:
+        cls = _resolve_class(description["method"], method)
+        return cls(net, **_arguments(cls, description, given))
+    if forbidden := wrapper.load_only & description["hyperparameters"].keys():
+        raise ValueError(f"it sets {', '.join(sorted(forbidden))}, which only the caller of load() may set")
+    own = {name: value for name, value in given.items() if name in inspect.signature(wrapper.cls).parameters}
+    rest = {name: value for name, value in given.items() if name not in own}
+    wrapped = build(description["inside"]["wrapped"], net, None if method is wrapper.cls else method, rest)
+    return wrapper.cls(wrapped, **_arguments(wrapper.cls, description, own))
 
 
-def restore(
+def restore_(
     model: AdaptiveModel, description: dict[str, Any], tensors: dict[str, Tensor], given: dict[str, Any]
 ) -> None:
-    """Give a new model the counters, the mode and the optimisers' state of the described one."""
+    """Give a new model the counters, the mode and the optimizer states of the described one."""
     model.frozen = description["frozen"]
-    for prefix, part in _models_in(model):
-        of_part = description["inside"][prefix.removesuffix(".")] if prefix else description
-        _set_counters(part, of_part["counters"])
-        if part.optimizer is not None and "optimizer" not in given.keys() & of_part["hyperparameters"].keys():
-            start = prefix + OPTIMIZER
-            state = {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
-            restore_state_(part.optimizer, of_part["optimizer"], state)
+    _restore_part_(model, "", description, tensors, given)
 
 
-def to_give_again(model: AdaptiveModel) -> dict[str, Any]:
-    """The arguments with which a file of this very model can be loaded: its class, and what a file cannot hold."""
-    parts = [model, model.inner] if isinstance(model, Guarded) else [model]
-    given = {key: value for part in parts for key, value in part.hyperparameters.items() if not is_storable(value)}
+def _restore_part_(
+    model: AdaptiveModel, prefix: str, description: dict[str, Any], tensors: dict[str, Tensor], given: dict[str, Any]
+) -> None:
+    for name, value in description["counters"].items():
+        if name not in model.counters or type(value) is not int:
+            raise ValueError(f"it sets the counter {name!r} to {value!r}, which the model does not have")
+        setattr(model, name, value)
+    if model.optimizer is not None and "optimizer" not in given.keys() & description["hyperparameters"].keys():
+        start = prefix + _OPTIMIZER
+        state = {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
+        restore_state_(model.optimizer, description["optimizer"], state)
+    inside, children = description.get("inside", {}), _children(model)
+    if inside.keys() != children.keys():
+        raise ValueError(f"it holds models {sorted(inside)} inside, and the model has {sorted(children)}")
+    for name, child in children.items():
+        _restore_part_(child, f"{prefix}{name}.", inside[name], tensors, given)
+
+
+def optimizer_tensors(model: AdaptiveModel) -> dict[str, Tensor]:
+    """Return the tensors of every optimizer of a model and those inside it, by names that no weight has."""
+    return {
+        f"{prefix}{_OPTIMIZER}{name}": value
+        for prefix, part in nested_models(model)
+        if part.optimizer is not None
+        for name, value in split_state(part.optimizer)[1].items()
+    }
+
+
+def nested_models(model: AdaptiveModel, prefix: str = "") -> Iterator[tuple[str, AdaptiveModel]]:
+    """Yield a model and those inside it, each with the prefix that its tensors have in the outer ``state_dict``."""
+    yield prefix, model
+    for name, child in _children(model).items():
+        yield from nested_models(child, f"{prefix}{name}.")
+
+
+def split_name(name: str, prefixes: list[str]) -> tuple[str, str]:
+    """Split a tensor's name into the submodule of the nested model that it belongs to, and its name within that.
+
+    Args:
+        name: Name in the outer ``state_dict``.
+        prefixes: Those of :func:`nested_models`.
+
+    >>> split_name("wrapped.student.bn.weight", ["", "wrapped.", "good."])
+    ('student', 'bn.weight')
+    """
+    prefix = max((prefix for prefix in prefixes if name.startswith(prefix)), key=len)
+    submodule, _, rest = name.removeprefix(prefix).partition(".")
+    return submodule, rest
+
+
+def unserializable_arguments(model: AdaptiveModel) -> dict[str, Any]:
+    """Return the arguments that ``load`` needs for a file of this model: its class, and what a file cannot hold."""
+    parts = [model] if model.wrapped is None else [model, model.unwrapped]
+    given = {key: value for part in parts for key, value in part.hyperparameters.items() if not is_serializable(value)}
     return {"method": type(parts[-1]), **given}
 
 
-def shown_settings(model: AdaptiveModel) -> dict[str, str]:
-    """Every hyperparameter as one would type it; that of a guard which is the method inside, with its own."""
-    settings = {name: format_value(value) for name, value in model.hyperparameters.items()}
-    if isinstance(model, Guarded):
-        inside = format_hyperparameters(model.inner.hyperparameters)
-        settings["model"] = f"{type(model.inner).__name__}({inside})"
-    return settings
+def _children(model: AdaptiveModel) -> dict[str, AdaptiveModel]:
+    return {name: child for name, child in model.named_children() if isinstance(child, AdaptiveModel)}
 
 
-def is_of_optimizer(name: str) -> bool:
-    """Whether a tensor of this name is one of :func:`optimizer_tensors`."""
-    return name.startswith((OPTIMIZER, *(f"{part}.{OPTIMIZER}" for part in INSIDE)))
+def _stored_name(cls: type[AdaptiveModel]) -> str:
+    names = {method: name for name, method in METHODS.items()}
+    names |= {wrapper.cls: name for name, wrapper in _WRAPPERS.items()}
+    return names.get(cls, f"{cls.__module__}.{cls.__qualname__}")
 
 
-def name_in_source(name: str) -> str:
-    """How the tensor of this name, in a network of a model, is called in the source."""
-    for part in INSIDE:
-        name = name.removeprefix(f"{part}.")
-    return name.partition(".")[2]
-
-
-def _models_in(model: AdaptiveModel) -> Iterator[tuple[str, AdaptiveModel]]:
-    yield "", model
-    if isinstance(model, Guarded):
-        for name in INSIDE:
-            yield f"{name}.", getattr(model, name)
-
-
-def _name_of(method: type[AdaptiveModel]) -> str:
-    own = {cls: name for name, cls in METHODS.items()} | {Guarded: GUARDED}
-    return own.get(method, f"{method.__module__}.{method.__qualname__}")
-
-
-def _class_for(name: str, given: type[AdaptiveModel] | None) -> type[AdaptiveModel]:
+def _resolve_class(name: str, given: type[AdaptiveModel] | None) -> type[AdaptiveModel]:
     if given is None and name in METHODS:
         return METHODS[name]
     if given is None:
-        raise NotGivenError(f"was saved by {name}, which is not of this library: load(path, net, method=...)")
-    if _name_of(given) != name:
-        raise NotGivenError(f"was saved by {name}, not by {_name_of(given)}")
+        raise MissingArgumentError(f"was saved by {name}, which is not part of ctta: load(path, net, method=...)")
+    if _stored_name(given) != name:
+        raise MissingArgumentError(f"was saved by {name}, not by {_stored_name(given)}")
     return given
 
 
-def _arguments(method: type[AdaptiveModel], description: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """The constructor's: what the file could not hold must be given, and nothing that the method does not know."""
-    # By the class and not by the file, which may be older than some of its settings.
-    if unknown := given.keys() - set(inspect.signature(method).parameters):
-        raise UnknownSettingError(f"{description['method']} has no hyperparameter {', '.join(sorted(unknown))}")
+def _arguments(cls: type[AdaptiveModel], description: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Return the constructor's arguments from the stored and the given ones."""
+    # Checked against the class and not the file, which may be older than some hyperparameters.
+    if unknown := given.keys() - set(inspect.signature(cls).parameters):
+        raise UnknownArgumentError(f"{description['method']} has no hyperparameter {', '.join(sorted(unknown))}")
     if missing := [name for name in description["give_on_load"] if name not in given]:
         again = ", ".join(f"{name}=..." for name in missing)
-        raise NotGivenError(f"could not hold all that the model was made with: load(path, net, {again})")
+        raise MissingArgumentError(f"cannot hold every argument of the model; give again: load(path, net, {again})")
     stored = {name: decode(code) for name, code in description["hyperparameters"].items() if name not in given}
     return stored | given
-
-
-def _set_counters(model: AdaptiveModel, counters: dict[str, Any]) -> None:
-    for name, value in counters.items():
-        if name not in model.counters or type(value) is not int:
-            raise ValueError(f"it counts {name!r} as {value!r}, which the model does not")
-        setattr(model, name, value)

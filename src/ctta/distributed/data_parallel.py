@@ -19,8 +19,7 @@ from ctta.distributed.collectives import (
 from ctta.distributed.consistency import checksum, copy_from_first_rank_, digest, raise_unless_same, sum_of_bits
 from ctta.distributed.process_group import TIMEOUT, DistributedError, init, rank, shutdown, world_size
 from ctta.distributed.reducers import ShardedReducer, ViewShardedReducer
-from ctta.errors import InputError
-from ctta.guard import Guarded
+from ctta.errors import ConfigError, InputError
 from ctta.norms import has_running_statistics
 from ctta.parallel import BatchReducer, Coordinator, in_shared_step, use_reducer
 from ctta.validation import check_choice, check_integer
@@ -61,10 +60,10 @@ def data_parallel(
         )
     init(timeout)
     if world_size() > 1:
-        if isinstance(model, Guarded):
-            raise ValueError(
-                "a guard judges by the rows of its own process, so ranks would decide differently: share the method "
-                "without it, or run the guarded model on one process"
+        if not model.supports_data_parallel:
+            raise ConfigError(
+                f"a {type(model).__name__} model decides by the rows of its own process, so ranks would decide "
+                "differently: share the model inside it without it, or run it on one process"
             )
         model.coordinator = ProcessGroup(shard, check_every)
         model.coordinator.broadcast_state_(model)

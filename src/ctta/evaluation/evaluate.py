@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.fingerprint import source_fingerprint
-from ctta.checkpoint.manifest import shown_settings
 from ctta.evaluation.environment import PeakMemory, environment
 from ctta.evaluation.journal import Journal
 from ctta.evaluation.label_maps import keep_label_maps
 from ctta.evaluation.metrics import ImageScore, PixelScore, Score, score, score_from_json
 from ctta.evaluation.results import BatchRecord, Result, result_of
+from ctta.hyperparameters import format_hyperparameters, format_value
 from ctta.streams import Batch, Stream
 
 
@@ -64,7 +64,7 @@ def evaluate(
     reference = next(iter(model.source.parameters()), torch.empty(0))
     about = {
         "method": name or type(model).__name__,
-        "settings": shown_settings(model),
+        "settings": _format_settings(model),
         "source": source_fingerprint(model.source),
         "stream": stream.name,
         "stream_hash": stream.hash,
@@ -121,6 +121,15 @@ def evaluate(
     if journal:
         journal.finish()
     return result_of(about, records)
+
+
+def _format_settings(model: AdaptiveModel) -> dict[str, str]:
+    """Format every hyperparameter; for a wrapper also those of the model inside, as ``model``."""
+    settings = {name: format_value(value) for name, value in model.hyperparameters.items()}
+    if model.wrapped is not None:
+        inside = format_hyperparameters(model.unwrapped.hyperparameters)
+        settings["model"] = f"{type(model.unwrapped).__name__}({inside})"
+    return settings
 
 
 def _one_batch(

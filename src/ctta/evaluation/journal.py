@@ -11,7 +11,7 @@ from typing import Any
 
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.files import load, save
-from ctta.checkpoint.manifest import to_give_again
+from ctta.checkpoint.manifest import unserializable_arguments
 from ctta.evaluation.pace import SavingPace
 from ctta.evaluation.results import FORMAT, BatchRecord, read_batches
 
@@ -53,7 +53,7 @@ class Journal:
         # A state may be ahead of its lines where a folder was copied half; it cannot be gone on from.
         place = max((number for number in states if number <= len(records)), default=0)
         if place:
-            model = load(states[place], model.copy_of_source(), **to_give_again(model))
+            model = load(states[place], model.copy_of_source(), **unserializable_arguments(model))
         kept = records[:place]
         write_atomically(self.batches, "".join(record.to_json() + "\n" for record in kept))
         return model, kept

@@ -15,12 +15,15 @@ from ctta.parallel import SingleProcess
 
 
 class AroundMethod(AdaptiveModel):
-    """Holds a method, ``inner``, and its last good snapshot, ``good``; the three share one source.
+    """Holds a method, ``wrapped``, and its last good snapshot, ``good``; the three share one source.
 
     Args:
         model: the method, which becomes part of this.
         audit: where events are written.
     """
+
+    supports_data_parallel = False  # a guard judges by the rows of its own process, so ranks would decide differently
+    wrapped: AdaptiveModel
 
     def __init__(self, model: AdaptiveModel, audit: str | os.PathLike[str] | None) -> None:
         if not isinstance(model, AdaptiveModel) or isinstance(model, AroundMethod):
@@ -34,7 +37,7 @@ class AroundMethod(AdaptiveModel):
         self._batch_stats, self._output, self._trainable = model.batch_stats, model.output, model._trainable
         self.seed, self.optimizer, self.last_step, self.frozen = model.seed, None, None, model.frozen
         model.frozen = False  # whether to learn is decided out here
-        self.source, self.inner, self.good = model.source, model, snapshot(model)
+        self.source, self.wrapped, self.good = model.source, model, snapshot(model)
         self.log, self.health = Events(audit), Health(step=0)
         self.register_counter("num_steps")
         self.register_counter("num_skipped")
@@ -58,7 +61,10 @@ class AroundMethod(AdaptiveModel):
         return self
 
     def deploy(self, batches: Iterable[Any] | None = None) -> nn.Module:
-        return self.inner.deploy(batches)
+        return self.wrapped.deploy(batches)
+
+    def on_load(self, path: str | os.PathLike[str]) -> None:
+        self.note("load", f"from {path}")
 
     def note(self, kind: str, cause: str) -> None:
         """Put an event on record, with the health as it was last known."""
@@ -87,5 +93,5 @@ class AroundMethod(AdaptiveModel):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         del self.source  # a fork may share it: the method inside makes a copy of its own first, and moves that
         nn.Module._apply(self, fn, recurse)
-        self.source = self.good.source = self.inner.source
+        self.source = self.good.source = self.wrapped.source
         return self

@@ -74,7 +74,7 @@ def look(source: nn.Module, x: Tensor, logits: Tensor, detector: Detector, *, ju
 
 def health_of(model: AroundMethod, seen: Look, watched: Watched, *, learnt: bool, by_source: bool) -> Health:
     """What a batch showed, in numbers."""
-    pairs = trained_pairs(model.inner) if seen.verdict else []
+    pairs = trained_pairs(model.wrapped) if seen.verdict else []
     moved = relative_norm([ours - theirs for ours, theirs in pairs], [theirs for _, theirs in pairs]) if pairs else None
     heard = watched.student_classes
     return Health(

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
 from ctta.functional import at_least_float32
+from ctta.guard.events import Event
 
 NUM_BINS = 64  # more classes than this share bins, so that a history has a size whatever the network
 
@@ -49,6 +50,33 @@ class Health:
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in asdict(self).items()
         }
+
+
+@runtime_checkable
+class Monitored(Protocol):
+    """A model that watches its own health; what a service or a command may ask of any such model.
+
+    Attributes:
+        health: Signals of the last batch.
+        collapse_score: From 1 on, the model has collapsed.
+        events: What happened lately, oldest first.
+        audit: File that events are written to, or None.
+    """
+
+    audit: str | None
+
+    @property
+    def health(self) -> Health: ...
+
+    @property
+    def collapse_score(self) -> float: ...
+
+    @property
+    def events(self) -> list[Event]: ...
+
+    def rollback(self) -> Self:
+        """Return to the last good snapshot."""
+        ...
 
 
 @dataclass(frozen=True)

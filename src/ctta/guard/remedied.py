@@ -62,9 +62,9 @@ class RemediedMethod(AroundMethod):
 
     def remedy(self, kind: str, cause: str, event: str | None = None) -> None:
         """Do one of :data:`~ctta.guard.remedies.REMEDIES` to the method, and put that on record."""
-        self.inner = REMEDIES[kind](self.inner, self.good)
+        self.wrapped = REMEDIES[kind](self.wrapped, self.good)
         if kind == "reset":
-            self.good = snapshot(self.inner)
+            self.good = snapshot(self.wrapped)
         if kind == "freeze":
             self.frozen = True
         self.detector.forget_recent()

@@ -127,18 +127,18 @@ class Guarded(RemediedMethod):
         return logits
 
     def _foresee(self, x: Tensor) -> Tensor:
-        logits = self.inner.predict(x)
+        logits = self.wrapped.predict(x)
         return self._answer(x, logits, self._look(x, logits))
 
     def _learn(self, x: Tensor) -> Tensor:
         inspects = self.schedule.inspects()
         learns = self.schedule.learns(self.num_steps, also_clumped=self.on_collapse is None)
         # Before the step: it is the weights that answer which prove good, not those that the step makes of them.
-        candidate = snapshot(self.inner) if learns and inspects and self.schedule.is_snapshot_due() else None
-        with watching_step(self.inner, self.max_update, closely=inspects) as watched:
-            logits = self.inner.adapt(x) if learns else self.inner.predict(x)
+        candidate = snapshot(self.wrapped) if learns and inspects and self.schedule.is_snapshot_due() else None
+        with watching_step(self.wrapped, self.max_update, closely=inspects) as watched:
+            logits = self.wrapped.adapt(x) if learns else self.wrapped.predict(x)
         self.door.learn(x)
-        self.last_step = self.inner.last_step if learns else None
+        self.last_step = self.wrapped.last_step if learns else None
         seen = self._look(x, logits)
         answers = self._answer(x, logits, seen)
         self.health = health_of(self, seen, watched, learnt=learns, by_source=answers is not logits)
@@ -192,7 +192,7 @@ class Guarded(RemediedMethod):
 
     def fork(self) -> Self:
         """A fresh stream with the same settings over the same source; without an audit log, which is of one stream."""
-        fresh = type(self)(self.inner.fork(), **self.hyperparameters)
+        fresh = type(self)(self.wrapped.fork(), **self.hyperparameters)
         for name, buffer in self.named_buffers():  # built on the default device and dtype; bring them where ours are
             part, _, own = name.rpartition(".")
             if part in ("door", "detector", "schedule"):
@@ -205,9 +205,9 @@ class Guarded(RemediedMethod):
         return self.health.collapse_score
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        before = dtype_of(self.inner)
+        before = dtype_of(self.wrapped)
         super()._apply(fn, recurse)
-        if dtype_of(self.inner) != before:
+        if dtype_of(self.wrapped) != before:
             self.door.forget_dtype()
         return self
 

@@ -15,10 +15,10 @@ from torch import nn
 from ctta.datasets.image_files import ImageFiles, Resize, find_images
 from ctta.distributed import data_parallel, init
 from ctta.distributed.collectives import run_on_rank_zero
-from ctta.guard import Guarded
+from ctta.guard import Monitored
 from ctta.hyperparameters import format_hyperparameters
 from ctta.inference.predictions import PredictionFile
-from ctta.inference.resume import lock_state, open_model, open_predictions, wrapped_method
+from ctta.inference.resume import lock_state, open_model, open_predictions
 from ctta.inference.run import InferenceRun
 from ctta.methods import METHODS, Source
 from ctta.streams import Segment, Stream
@@ -112,10 +112,10 @@ def adapt_folder(
         processed, num_dropped = model.coordinator.run_on_rank_zero(
             lambda: open_predictions(file, model, state_path, is_new=is_new)
         )
-        if isinstance(model, Guarded):
-            model.audit = audit
-            if model.num_steps:
-                model.note("load", f"from {state_path}")
+        if isinstance(model, Monitored):
+            model.audit = None if audit is None else os.fspath(audit)
+            if model.num_steps and state_path is not None:
+                model.on_load(state_path)
         done = set(processed)
         remaining = np.array([row for row, name in enumerate(names) if name not in done], np.int64)
         source = data_parallel(Source(net, output=model.output)) if compare else None
@@ -142,9 +142,9 @@ def adapt_folder(
         num_skipped=model.num_skipped - num_skipped_before,
         confidence=run.confidence_sum / len(remaining) if len(remaining) else None,
         seconds=seconds,
-        method={cls: name for name, cls in METHODS.items()}[type(wrapped_method(model))],
-        settings=format_hyperparameters(wrapped_method(model).hyperparameters),
-        events=dict(Counter(event.kind for event in model.events)) if isinstance(model, Guarded) else None,
+        method={cls: name for name, cls in METHODS.items()}[type(model.unwrapped)],
+        settings=format_hyperparameters(model.unwrapped.hyperparameters),
+        events=dict(Counter(event.kind for event in model.events)) if isinstance(model, Monitored) else None,
     )
 
 

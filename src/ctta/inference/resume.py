@@ -12,7 +12,7 @@ from ctta.base import AdaptiveModel
 from ctta.checkpoint.encoding import encode
 from ctta.checkpoint.files import load, save
 from ctta.errors import ConfigError
-from ctta.guard import Guarded
+from ctta.guard import Guarded, Monitored
 from ctta.hyperparameters import format_hyperparameters
 from ctta.inference.predictions import PredictionFile
 from ctta.methods import METHODS, adapt
@@ -52,8 +52,8 @@ def open_model(
     model = load(state, net, method=METHODS[method] if method else None)
     if model.frozen:
         raise ConfigError(f"{state} was saved frozen and would not adapt: load it, call unfreeze() and save it again")
-    _check_settings(wrapped_method(model), settings, state)
-    if guard and not isinstance(model, Guarded):
+    _check_settings(model.unwrapped, settings, state)
+    if guard and not isinstance(model, Monitored):
         raise ConfigError(f"{state} was saved without a guard: leave the guard out, or use another state")
     return model, False
 
@@ -77,11 +77,6 @@ def open_predictions(
         save(model, state)  # before the first row: from now on, a table without a state is not ours
     file.create()
     return [], 0
-
-
-def wrapped_method(model: AdaptiveModel) -> AdaptiveModel:
-    """Return the method inside a guard, or the model itself."""
-    return model.inner if isinstance(model, Guarded) else model
 
 
 def _check_settings(method: AdaptiveModel, settings: dict[str, Any], state: Path) -> None:

@@ -7,16 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
-from ctta.checkpoint.encoding import encode, is_storable
+from ctta.checkpoint.encoding import encode, is_serializable
 from ctta.checkpoint.files import load
-from ctta.checkpoint.manifest import optimizer_tensors
+from ctta.checkpoint.manifest import optimizer_tensors, unserializable_arguments
 from ctta.errors import CheckpointError
 from ctta.hyperparameters import format_hyperparameters
 from ctta.serve.budget import TimeBudget
 from ctta.serve.events import AuditLog
 from ctta.serve.snapshots import Snapshots
 from ctta.serve.stream import ServedStream
-from ctta.serve.watching import method_of, parts_of
+from ctta.serve.watching import parts_of
 from ctta.serve.window import Window
 
 
@@ -47,8 +47,7 @@ class StreamFactory:
     def load_state(self, path: Path) -> AdaptiveModel:
         """A saved model that can take a stream's place; CheckpointError if it was made in another way."""
         ours = parts_of(self.template)
-        again = {name: value for part in ours for name, value in part.hyperparameters.items() if not is_storable(value)}
-        model = load(path, self.template.copy_of_source(), method=type(method_of(self.template)), **again)
+        model = load(path, self.template.copy_of_source(), **unserializable_arguments(self.template))
         if type(model) is not type(self.template):
             kinds = type(model).__name__, type(self.template).__name__
             raise CheckpointError(f"{path.name} is of a {kinds[0]}, and the streams of this service are {kinds[1]}")
@@ -79,7 +78,7 @@ class StreamFactory:
 def _check_same_settings(model: AdaptiveModel, own: AdaptiveModel, what: str) -> None:
     for name, value in own.hyperparameters.items():
         there = model.hyperparameters[name]
-        if is_storable(value) and (not is_storable(there) or encode(there) != encode(value)):
+        if is_serializable(value) and (not is_serializable(there) or encode(there) != encode(value)):
             now, before = (format_hyperparameters({name: each}) for each in (value, there))
             raise CheckpointError(f"{what} was made with {before}, and this service has {now}")
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
-from ctta.checkpoint.encoding import is_storable
+from ctta.checkpoint.encoding import is_serializable
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class ContractCase:
 
     def unserializable_arguments(self) -> dict[str, Any]:
         """Return the hyperparameters that a checkpoint cannot hold and ``ctta.load`` must be given again."""
-        return {name: value for name, value in self.hyperparameters.items() if not is_storable(value)}
+        return {name: value for name, value in self.hyperparameters.items() if not is_serializable(value)}
 
 
 #: Every check of the contract by its name.
