@@ -1,4 +1,4 @@
-"""A server on loopback that serves one file, well or badly."""
+"""A local server that serves one file, correctly or with one of many faults."""
 
 import gzip
 import re
@@ -17,15 +17,16 @@ QUOTA = "<html><head><title>Google Drive - Quota exceeded</title></head><body>To
 
 
 class DownloadServer(ThreadingHTTPServer):
-    """Serves `content` in the way that `manner` says, and remembers what was asked for."""
+    """Serves ``content`` in the way that ``behavior`` names (an integer is a status code), and records requests."""
 
     daemon_threads = True
 
     def __init__(self, content: bytes) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.content, self.manner = content, "well"
-        self.asked: list[tuple[str, str | None]] = []
-        self.go_on = threading.Event()
+        self.content = content
+        self.behavior: str | int = "normal"
+        self.requests: list[tuple[str, str | None]] = []
+        self.released = threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}/file"
 
 
@@ -33,54 +34,56 @@ class _Handler(BaseHTTPRequestHandler):
     server: DownloadServer
 
     def do_GET(self) -> None:
-        self.server.asked.append((self.path, self.headers["Range"]))
+        self.server.requests.append((self.path, self.headers["Range"]))
         assert self.headers["Accept-Encoding"] == "identity"
-        manner, content = self.server.manner, self.server.content
-        if manner == "drive" and self.path == "/file":
+        behavior, content = self.server.behavior, self.server.content
+        if behavior == "confirmation page" and self.path == "/file":
             return self._page(CONFIRMATION)
-        if manner == "drive" and self.path != CONFIRMED:
+        if behavior == "confirmation page" and self.path != CONFIRMED:
             return self.send_error(400)
-        if manner == "drive, over quota":
+        if behavior == "drive over quota":
             return self._page(QUOTA)
-        if manner == "page without a type":
+        if behavior == "page without a type":
             return self._send(b" \n" + QUOTA.encode(), 200, {"Content-Length": str(len(QUOTA) + 2)})
-        if manner == "broken page":
+        if behavior == "broken page":
             return self._page("<html><![nonsense[x]]>" + QUOTA)
-        if manner == "not ready":
+        if behavior == "not ready":
             return self._send(b"come back later", 202, {"Content-Length": "15"})
-        if manner == "redirects" and self.path == "/file":
+        if behavior == "redirects" and self.path == "/file":
             return self._send(b"", 302, {"Location": "/elsewhere", "Content-Length": "0"})
-        if manner == "redirects forever":
+        if behavior == "endless redirects":
             return self._send(b"", 302, {"Location": "/file", "Content-Length": "0"})
-        if isinstance(manner, int):
-            return self.send_error(manner)
+        if isinstance(behavior, int):
+            return self.send_error(behavior)
         start = 0
-        if (wanted := self.headers["Range"]) and manner != "ignores ranges":
-            start = int(re.fullmatch(r"bytes=(\d+)-", wanted)[1])
-        if manner == "only a piece" or (start and manner in ("nonsense range", "another range")):
+        if (requested := self.headers["Range"]) and behavior != "ignores ranges":
+            found = re.fullmatch(r"bytes=(\d+)-", requested)
+            assert found
+            start = int(found[1])
+        if behavior == "partial only" or (start and behavior in ("malformed range", "wrong range")):
             start += 5
         if start and start >= len(content):
             return self._send(b"", 416, {"Content-Range": f"bytes */{len(content)}", "Content-Type": "text/html"})
         body, headers = content[start:], {"Content-Length": str(len(content) - start)}
         if start:
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
-        if manner == "nonsense range" and start:
+        if behavior == "malformed range" and start:
             headers["Content-Range"] = "something else"
-        if manner in ("breaks off", "tells no length and breaks off"):
+        if behavior in ("disconnects", "no length, disconnects"):
             body = body[: len(body) // 2]
-        if manner == "gives too much":
+        if behavior == "too long":
             body += b"more"
             headers["Content-Length"] = str(len(body))
-        if manner == "says too little":
+        if behavior == "understated length":
             headers["Content-Length"] = str(len(body) - 7)
-        if manner.startswith("tells no length"):
+        if behavior.startswith("no length"):
             del headers["Content-Length"]
-        if manner == "compresses":
+        if behavior == "compressed":
             body = gzip.compress(body)
             headers["Content-Length"] = str(len(body))
-        if manner in ("claims an encoding", "compresses"):
+        if behavior in ("claimed encoding", "compressed"):
             headers["Content-Encoding"] = "gzip"
-        self._send(body, 206 if start else 200, headers, stalls=manner == "stalls")
+        self._send(body, 206 if start else 200, headers, stalls=behavior == "stalls")
 
     def _page(self, text: str) -> None:
         self._send(text.encode(), 200, {"Content-Type": "text/html; charset=utf-8"})
@@ -92,22 +95,23 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if stalls:
             self.wfile.write(body[: len(body) // 2])
-            self.server.go_on.wait(20)
+            self.server.released.wait(20)
         else:
             self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Tests stay quiet."""
+        """Log nothing."""
 
 
 @contextmanager
 def serving(content: bytes) -> Iterator[DownloadServer]:
+    """Run a server for the duration of a block."""
     with DownloadServer(content) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
             yield server
         finally:
-            server.go_on.set()
+            server.released.set()
             server.shutdown()
             thread.join()

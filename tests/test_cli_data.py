@@ -25,10 +25,10 @@ def test_get_prints_the_path_of_what_it_fetched(cache: Path, monkeypatch: pytest
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with serving(CONTENT) as server:
         md5 = hashlib.md5(CONTENT).hexdigest()
-        monkeypatch.setitem(DATASETS, "weights", Dataset(server.url, "weights.pt", md5, len(CONTENT), "file"))
+        monkeypatch.setitem(DATASETS, "weights", Dataset(server.url, "weights.pt", md5, len(CONTENT), is_archive=False))
         assert output(data, "get", "weights") == f"{cache / 'weights.pt'}\n"
         assert output(data, "get", "weights") == f"{cache / 'weights.pt'}\n"
-        assert len(server.asked) == 1
+        assert len(server.requests) == 1
     assert (cache / "weights.pt").read_bytes() == CONTENT
     assert find("weights") == cache / "weights.pt"
 
@@ -61,7 +61,7 @@ def test_find_never_fetches_and_says_how_to(cache: Path, tmp_path: Path) -> None
 
 
 def test_mistakes_are_one_line(cache: Path) -> None:
-    assert mistake(data, "get", "cifar-10").startswith("there is no dataset 'cifar-10'; there are cifar10-c, ")
+    assert mistake(data, "get", "cifar-10").startswith("unknown dataset 'cifar-10'; expected one of cifar10-c, ")
     assert run(data, "get").exit_code == 2
 
 

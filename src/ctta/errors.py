@@ -26,6 +26,10 @@ class DataError(ValueError):
     """Raised for data on disk that is missing, truncated or in an unexpected format."""
 
 
+class DownloadError(OSError):
+    """Raised for a file that cannot be downloaded, verified or unpacked."""
+
+
 @contextmanager
 def annotate_network_errors(x: Tensor) -> Iterator[None]:
     """Add a note with the shape of the batch and what to try to a ``RuntimeError`` of a network."""

@@ -5,9 +5,9 @@ from ctta.datasets.cache import cache_dir, download, find
 from ctta.datasets.catalog import DATASETS, Dataset
 from ctta.datasets.cifar import CifarC, clean_cifar
 from ctta.datasets.corrupted import Corrupted, sample
-from ctta.datasets.errors import DownloadError
 from ctta.datasets.imagenet_c import ImageNetC
 from ctta.datasets.streets import StreetScenes
+from ctta.errors import DownloadError
 
 __all__ = [
     "DATASETS",

@@ -1,71 +1,84 @@
-"""The cache folder, and how a name becomes a path in it."""
+"""The cache folder: where downloads are kept, and how a name becomes a path."""
 
 import os
 from pathlib import Path
 
 from ctta.datasets.archive import unpack
 from ctta.datasets.catalog import DATASETS, Dataset
-from ctta.datasets.errors import MISSING_EXTRA, DownloadError
-from ctta.datasets.transfer import fetch_file
-from ctta.datasets.verification import problem_with
+from ctta.datasets.transfer import MISSING_EXTRA, fetch_file, find_defect
+from ctta.errors import ConfigError, DownloadError
 
 
 def cache_dir() -> Path:
-    """Where files are kept: ``$CTTA_CACHE``, else ``$XDG_CACHE_HOME/ctta``, else ``~/.cache/ctta``."""
-    if own := os.environ.get("CTTA_CACHE"):
-        return Path(own).expanduser()
+    """Return the cache folder: ``$CTTA_CACHE``, else ``$XDG_CACHE_HOME/ctta``, else ``~/.cache/ctta``."""
+    if path := os.environ.get("CTTA_CACHE"):
+        return Path(path).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ctta"
 
 
 def download(name: str, *, cache: str | os.PathLike[str] | None = None, progress: bool = True) -> Path:
-    """The path of a public dataset or checkpoint, fetched on first use.
+    """Return the path of a public data set or checkpoint, downloading it on first use.
 
-    Archives are unpacked and then deleted; checkpoints stay one file. What is there already is returned without asking
-    the network. A download that broke off goes on where it stopped. A file that you put into the cache folder by hand,
-    under the name that ``DATASETS[name].file`` says, is used instead of downloading, and is kept. Whatever cannot
-    be fetched, verified or unpacked is a :class:`DownloadError` that says what to do::
+    Archives are unpacked and then deleted; checkpoints stay single files. Nothing is requested from the network for
+    what is in the cache. An interrupted download resumes where it stopped. A file that you put into the cache folder
+    yourself, as ``DATASETS[name].file``, is used instead of downloading, and is kept::
 
         folder = ctta.datasets.download("cifar10-c")
         images = numpy.load(folder / "gaussian_noise.npy", mmap_mode="r")
 
     Args:
-        name: a key of ``ctta.datasets.DATASETS``, such as "cifar10-c", "imagenet-c/noise" or "wrn28-10-standard".
-        cache: the folder to keep it in; by default :func:`cache_dir`.
-        progress: show a bar, if a person is watching (standard error is a terminal).
+        name: A key of ``ctta.datasets.DATASETS``, such as "cifar10-c", "imagenet-c/noise" or "wrn28-10-standard".
+        cache: The cache folder; :func:`cache_dir` by default.
+        progress: Whether to show a progress bar if standard error is a terminal.
+
+    Returns:
+        The unpacked folder, or the file if it is not an archive.
+
+    Raises:
+        ConfigError: The name is unknown.
+        DownloadError: The file cannot be downloaded, verified or unpacked.
+        ImportError: The extra ``data`` is not installed.
     """
-    source, file, folder = _places(name, cache)
-    return _present(source, file, folder) or _make(source, file, folder, progress)
+    dataset, file, folder = _locate(name, cache)
+    return _find_existing(dataset, file, folder) or _create(dataset, file, folder, progress)
 
 
 def find(name: str, *, cache: str | os.PathLike[str] | None = None) -> Path:
-    """The path of what :func:`download` has fetched before; never asks the network.
+    """Return the path of what :func:`download` has downloaded before, without using the network.
 
     Args:
-        name: a key of ``ctta.datasets.DATASETS``.
-        cache: the folder it is kept in; by default :func:`cache_dir`.
+        name: A key of ``ctta.datasets.DATASETS``.
+        cache: The cache folder; :func:`cache_dir` by default.
+
+    Returns:
+        The unpacked folder, or the file if it is not an archive.
+
+    Raises:
+        ConfigError: The name is unknown.
+        DownloadError: It is not in the cache, or damaged.
     """
-    source, file, folder = _places(name, cache)
-    if path := _present(source, file, folder):
+    dataset, file, folder = _locate(name, cache)
+    if path := _find_existing(dataset, file, folder):
         return path
-    place = folder if source.returns == "folder" else file
-    raise DownloadError(f"{name} is not in the cache ({place} is missing); run: ctta data get {name}")
+    missing = folder if dataset.is_archive else file
+    raise DownloadError(f"{name} is not in the cache ({missing} is missing); run: ctta data get {name}")
 
 
-def _places(name: str, cache: str | os.PathLike[str] | None) -> tuple[Dataset, Path, Path]:
-    """What a name stands for, its file and its folder."""
+def _locate(name: str, cache: str | os.PathLike[str] | None) -> tuple[Dataset, Path, Path]:
+    """Return the catalog entry of a name, the path of its file and the path of its unpacked folder."""
     if name not in DATASETS:
-        raise ValueError(f"there is no dataset '{name}'; there are {', '.join(DATASETS)}")
+        raise ConfigError(f"unknown dataset '{name}'; expected one of {', '.join(DATASETS)}")
     root = (Path(cache) if cache is not None else cache_dir()).expanduser().absolute()
     return DATASETS[name], root / DATASETS[name].file, root / name
 
 
-def _present(source: Dataset, file: Path, folder: Path) -> Path | None:
-    if source.returns == "folder":
+def _find_existing(dataset: Dataset, file: Path, folder: Path) -> Path | None:
+    if dataset.is_archive:
         return folder if folder.is_dir() else None
-    return _checked(file, source) if file.is_file() else None
+    return _verify(file, dataset) if file.is_file() else None
 
 
-def _make(source: Dataset, file: Path, folder: Path, progress: bool) -> Path:
+def _create(dataset: Dataset, file: Path, folder: Path, progress: bool) -> Path:
     try:
         from filelock import FileLock
     except ImportError as error:
@@ -76,35 +89,36 @@ def _make(source: Dataset, file: Path, folder: Path, progress: bool) -> Path:
         lock = FileLock(file.with_name(f"{file.name}.lock")).acquire()  # two processes must not append to one part
     except OSError as error:
         raise DownloadError(
-            f"cannot keep anything in {file.parent} ({error}): set CTTA_CACHE to a folder that you may write to"
+            f"cannot write to the cache folder {file.parent} ({error}): set CTTA_CACHE to a writable folder"
         ) from error
     with lock:
-        if source.returns == "folder" and folder.is_dir():  # made by another process while this one waited
+        if dataset.is_archive and folder.is_dir():  # created by another process while this one waited
             return folder
-        if file.is_file():  # what a user put there is the user's, and stays
-            _checked(file, source)
-            if source.returns == "folder":
+        if file.is_file():  # put there by the user, who keeps it
+            _verify(file, dataset)
+            if dataset.is_archive:
                 unpack(file, folder, progress=progress)
-        elif source.returns == "file":
-            fetch_file(source, file, progress=progress)
+        elif not dataset.is_archive:
+            fetch_file(dataset, file, progress=progress)
         else:
-            _fetch_and_unpack(source, file, folder, progress)
-        return folder if source.returns == "folder" else file
+            _fetch_and_unpack(dataset, file, folder, progress)
+        return folder if dataset.is_archive else file
 
 
-def _fetch_and_unpack(source: Dataset, file: Path, folder: Path, progress: bool) -> None:
-    """Under a name that no user gives, so that a run after a failed unpacking knows that it may delete the archive."""
+def _fetch_and_unpack(dataset: Dataset, file: Path, folder: Path, progress: bool) -> None:
+    # A name that no user would choose: after a failed unpacking, the next run knows that it may delete the archive.
     fetched = file.with_name(f"{file.name}.fetched")
     if not fetched.is_file():
-        fetch_file(source, file, progress=progress)
+        fetch_file(dataset, file, progress=progress)
         os.replace(file, fetched)
     unpack(fetched, folder, progress=progress)
     fetched.unlink()
 
 
-def _checked(file: Path, source: Dataset) -> Path:
-    if problem := problem_with(file, source):
+def _verify(file: Path, dataset: Dataset) -> Path:
+    """Return the file, or raise if it is not the expected one."""
+    if defect := find_defect(file, dataset):
         raise DownloadError(
-            f"{file} cannot be used: {problem}. Delete it and run again, or put a good copy there from {source.url}"
+            f"{file} cannot be used: {defect}. Delete it and run again, or replace it with a copy from {dataset.url}"
         )
     return file

@@ -1,40 +1,39 @@
-"""What can be fetched, from where, and how to tell that it arrived whole."""
+"""Catalog of the public data sets and checkpoints that can be downloaded."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """One public file.
+    """A public file, its location and what identifies a complete copy of it.
 
-    Args:
-        url: where it is.
-        file: its path below the cache folder; a file put there by hand is used.
-        md5: its checksum, where the authors or the host publish one.
-        size: its length in bytes, where known.
-        returns: whether :func:`ctta.datasets.download` gives the unpacked ``"folder"`` or the ``"file"`` itself.
-        asks_to_confirm: whether the host may answer with a page on which to confirm the download.
+    Attributes:
+        url: Address of the file.
+        file: Path of the file below the cache folder; a file that a user puts there is used instead of downloading.
+        md5: Checksum, where the authors or the host publish one.
+        size: Length in bytes, where known.
+        is_archive: Whether the file is unpacked, so that :func:`ctta.datasets.download` returns a folder.
+        needs_confirmation: Whether the host may first answer with a page on which the download has to be confirmed.
     """
 
     url: str
     file: str
     md5: str | None = None
     size: int | None = None
-    returns: Literal["folder", "file"] = "folder"
-    asks_to_confirm: bool = False
+    is_archive: bool = True
+    needs_confirmation: bool = False
 
 
-def _imagenet_c(part: str, md5: str) -> Dataset:
-    return Dataset(f"https://zenodo.org/records/2235448/files/{part}.tar?download=1", f"imagenet-c/{part}.tar", md5)
+def _imagenet_c(group: str, md5: str) -> Dataset:
+    return Dataset(f"https://zenodo.org/records/2235448/files/{group}.tar?download=1", f"imagenet-c/{group}.tar", md5)
 
 
 def _google_drive(identifier: str, file: str) -> Dataset:
     url = f"https://drive.google.com/uc?export=download&id={identifier}"
-    return Dataset(url, file, returns="file", asks_to_confirm=True)
+    return Dataset(url, file, is_archive=False, needs_confirmation=True)
 
 
-#: Every name that :func:`ctta.datasets.download` knows.
+#: All data sets and checkpoints by the name that :func:`ctta.datasets.download` takes.
 DATASETS: dict[str, Dataset] = {
     "cifar10-c": Dataset(
         "https://zenodo.org/records/2535967/files/CIFAR-10-C.tar?download=1",

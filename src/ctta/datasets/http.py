@@ -1,66 +1,92 @@
-"""Ask a server for a file from some byte on, and refuse every answer that is not that file."""
+"""HTTP requests for a file or the rest of one; every response that is not that file is refused."""
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from html.parser import HTMLParser
 from typing import TYPE_CHECKING
+from urllib.parse import urlencode, urljoin
+
+from typing_extensions import override
 
 from ctta.datasets.catalog import Dataset
-from ctta.datasets.errors import DownloadError
-from ctta.datasets.google_drive import confirmed_url, title_of
-from ctta.datasets.verification import HTML_INSTEAD
+from ctta.errors import DownloadError
 
 if TYPE_CHECKING:
     from requests import Response, Session
 
-TIMEOUT = 60.0  # seconds of silence, not of the whole download
-_LARGEST_PAGE = 1 << 20
+TIMEOUT = 60.0  # seconds without any data, not for the whole download
+_MAX_PAGE_BYTES = 1 << 20
 
 
 @contextmanager
-def answer_from(source: Dataset, start: int, by_hand: str) -> Iterator["Response"]:
-    """The server's answer with the file from byte `start` on, with all of it, or 416: there is nothing from there on.
+def request_file(dataset: Dataset, start: int, hint: str) -> Iterator["Response"]:
+    """Request a file from a byte onward, passing a page on which the host asks for confirmation.
 
     Args:
-        source: what to ask for.
-        start: how many bytes there are already.
-        by_hand: what to tell the user to do if the file cannot be had.
+        dataset: The file to request.
+        start: Number of bytes that are there already.
+        hint: What the user can do if the file cannot be downloaded; part of every error message.
+
+    Yields:
+        The response with the rest of the file (206), with all of it (200), or 416 if nothing is left after ``start``.
+
+    Raises:
+        DownloadError: The server answered with an error status or a web page.
     """
     import requests
 
     with requests.Session() as session:
-        url: str | None = source.url
-        pages_to_pass = 1 if source.asks_to_confirm else 0
+        url: str | None = dataset.url
+        num_confirmations = 1 if dataset.needs_confirmation else 0
         while url is not None:
-            with _ask(session, url, start) as response:
-                nothing_beyond = start > 0 and response.status_code == 416  # many servers decorate it with a page
-                if not (response.status_code in (200, 206) or nothing_beyond):  # 202 is a gatekeeper's "not yet"
-                    raise DownloadError(f"{source.file}: {_refusal(response, url)}. {by_hand}")
-                if nothing_beyond or not _is_html(response):
+            with _get(session, url, start) as response:
+                is_complete = start > 0 and response.status_code == 416  # many servers send it with a page
+                if not (response.status_code in (200, 206) or is_complete):  # 202 means "not ready yet"
+                    raise DownloadError(f"{dataset.file}: {_describe_status(response, url)}. {hint}")
+                if is_complete or not _is_html(response):
                     yield response
                     return
-                page = _text_of(response)
-                url = confirmed_url(page, response.url) if pages_to_pass else None
-                pages_to_pass -= 1
-        raise DownloadError(f"{source.file}: {html_instead(source.url, title_of(page))}. {by_hand}")
+                page = _read_page(response)
+                url = find_confirmation_url(page, response.url) if num_confirmations else None
+                num_confirmations -= 1
+        raise DownloadError(f"{dataset.file}: {describe_html(dataset.url, _parse(page).title)}. {hint}")
 
 
-def html_instead(url: str, title: str = "") -> str:
-    named = f" titled '{title}'" if title else ""
-    return f"{url} answered with a page{named}: {HTML_INSTEAD}. Nothing of it was saved"
-
-
-def begin_and_total(response: "Response") -> tuple[int, int | None]:
-    """From which byte on the answer gives the file (-1: it does not say), and how long the whole file is, if known."""
+def parse_content_range(response: "Response") -> tuple[int | None, int | None]:
+    """Return the offset of the response's first byte in the file and the length of the file, each None if unknown."""
     if response.status_code in (206, 416):
         found = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)", response.headers.get("Content-Range", "").strip())
-        begin, total = found.groups() if found else (None, "*")
-        return -1 if begin is None else int(begin), None if total == "*" else int(total)
+        offset, total = found.groups() if found else (None, "*")
+        return None if offset is None else int(offset), None if total == "*" else int(total)
     length = response.headers.get("Content-Length", "")
     return 0, int(length) if length.isdecimal() else None
 
 
-def _ask(session: "Session", url: str, start: int) -> "Response":
+def looks_like_html(first_bytes: bytes) -> bool:
+    """Return whether a file starts with a tag, as web pages and XML errors do, and archives and checkpoints do not."""
+    return first_bytes.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<")
+
+
+def describe_html(url: str, title: str = "") -> str:
+    """Return the sentence that reports a web page in place of a file."""
+    titled = f" titled '{title}'" if title else ""
+    return f"{url} returned a web page (HTML){titled} instead of the file; nothing was saved"
+
+
+def find_confirmation_url(page: str, page_url: str) -> str | None:
+    """Return the address behind the download form of a confirmation page, or None without such a form.
+
+    Google Drive shows such a page for files that are too large for its virus scan.
+    """
+    for action, fields in _parse(page).forms:
+        if "confirm" in fields:  # other forms on the page search or sign in
+            target = urljoin(page_url, action)
+            return f"{target}{'&' if '?' in target else '?'}{urlencode(fields)}"
+    return None
+
+
+def _get(session: "Session", url: str, start: int) -> "Response":
     headers = {"Accept-Encoding": "identity"}  # lengths and ranges must count the bytes of the file itself
     if start:
         headers["Range"] = f"bytes={start}-"
@@ -71,15 +97,57 @@ def _is_html(response: "Response") -> bool:
     return "html" in response.headers.get("Content-Type", "").lower()
 
 
-def _text_of(page: "Response") -> str:
-    content: bytes = page.raw.read(_LARGEST_PAGE, decode_content=True)
+def _read_page(response: "Response") -> str:
+    content: bytes = response.raw.read(_MAX_PAGE_BYTES, decode_content=True)
     return content.decode(errors="replace")
 
 
-def _refusal(response: "Response", url: str) -> str:
-    status = f"{url} answered {response.status_code} {response.reason}"
+def _describe_status(response: "Response", url: str) -> str:
+    status = f"{url} returned {response.status_code} {response.reason}"
     if response.status_code in (404, 410):
         return f"{status}: the link is dead"
     if response.status_code >= 500 or response.status_code == 429:
-        return f"{status}: the server is busy or down, so try again later"
+        return f"{status}: the server is busy or down, try again later"
     return f"{status} instead of the file"
+
+
+def _parse(page: str) -> "_FormParser":
+    parser = _FormParser()
+    with suppress(AssertionError):  # html.parser stops at some broken markup with it
+        parser.feed(page)
+    return parser
+
+
+class _FormParser(HTMLParser):
+    """Collects the title of a page, and the action and named fields of each form."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forms: list[tuple[str, dict[str, str]]] = []
+        self._title = ""
+        self._in_form = self._in_title = False
+
+    @property
+    def title(self) -> str:
+        return " ".join(self._title.split())
+
+    @override
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        attributes = {name: value or "" for name, value in attrs}
+        if tag == "form":
+            self.forms.append((attributes.get("action", ""), {}))
+            self._in_form = True
+        elif tag == "input" and self._in_form and "name" in attributes:
+            self.forms[-1][1][attributes["name"]] = attributes.get("value", "")
+        self._in_title = tag == "title"
+
+    @override
+    def handle_endtag(self, tag: str) -> None:
+        self._in_title = False
+        if tag == "form":
+            self._in_form = False
+
+    @override
+    def handle_data(self, data: str) -> None:
+        if self._in_title:
+            self._title += data

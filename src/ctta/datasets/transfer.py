@@ -1,141 +1,181 @@
-"""Fetch one file: resumed where it broke off, verified, and under its final name only when whole.
+"""Transfer of one file: resumed where it broke off, verified, and under its final name only when complete.
 
-pooch, the usual library for this, does not resume: it asks for no range and writes to a temporary file of a random name
-that the next run cannot find. Over 20 GB (ImageNet-C) or a slow line that is what matters most, and what pooch would be
-left with (a checksum and a rename) the standard library does.
+pooch, the usual library for this, cannot resume: it requests no ranges and writes to a temporary file of a random name
+that the next run cannot find. For 20 GB (ImageNet-C) on a slow line resuming matters most, and what would be left for
+pooch (a checksum and a rename) is in the standard library.
 """
 
+import hashlib
 import itertools
 import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ctta.datasets.archive import NO_SPACE_ERRNOS
 from ctta.datasets.catalog import Dataset
-from ctta.datasets.errors import MISSING_EXTRA, NO_SPACE, DownloadError
-from ctta.datasets.http import answer_from, begin_and_total, html_instead
+from ctta.datasets.http import describe_html, looks_like_html, parse_content_range, request_file
 from ctta.datasets.progress import progress_bar
-from ctta.datasets.verification import looks_like_html, problem_with
+from ctta.errors import DownloadError
 
 if TYPE_CHECKING:
     from requests import Response
 
-_CHUNK = 1 << 16
+MISSING_EXTRA = "downloads need the extra 'data': pip install 'ctta[data]'"
+_CHUNK_BYTES = 1 << 16
 
 
-def fetch_file(source: Dataset, target: Path, *, progress: bool) -> None:
-    """Make `target` from what the source's address gives; a part of it stays in ``<target>.part`` for the next run."""
+def fetch_file(dataset: Dataset, target: Path, *, progress: bool) -> None:
+    """Download a file, continuing what an earlier run left in ``<target>.part``.
+
+    Args:
+        dataset: The file and what identifies a complete copy.
+        target: Where it is written.
+        progress: Whether to show a progress bar on a terminal.
+
+    Raises:
+        DownloadError: The file could not be downloaded, is not the expected one, or the disk is full.
+        ImportError: The extra ``data`` is not installed.
+    """
     part = target.with_name(f"{target.name}.part")
     try:
-        if source.size is None or _length(part) != source.size:
-            _fetch_rest(source, part, target, progress)
+        if dataset.size is None or _num_bytes(part) != dataset.size:
+            _fetch_remainder(dataset, part, target, progress)
         with part.open("rb+") as file:
-            os.fsync(file.fileno())  # a power cut must not leave a hollow file under the final name
+            os.fsync(file.fileno())  # after a power failure no truncated file has the final name
     except OSError as error:
-        if error.errno in NO_SPACE:
-            raise DownloadError(_no_space(part, target, str(error.strerror))) from error
+        if error.errno in NO_SPACE_ERRNOS:
+            raise DownloadError(_describe_full_disk(part, target, str(error.strerror))) from error
         raise
-    if problem := problem_with(part, source):
+    if defect := find_defect(part, dataset):
         part.unlink()
         raise DownloadError(
-            f"{target.name}: {problem}. What came was deleted; run again to start over. {_by_hand(source, target)}"
+            f"{target.name}: {defect}. The downloaded data was deleted; run again to start over. "
+            f"{_manual_hint(dataset, target)}"
         )
     os.replace(part, target)
 
 
-def _fetch_rest(source: Dataset, part: Path, target: Path, progress: bool) -> None:
+def find_defect(path: Path, dataset: Dataset) -> str | None:
+    """Return what is wrong with a file (a web page, its length, its checksum), or None."""
+    with path.open("rb") as file:
+        if looks_like_html(file.read(1024)):
+            return "it is a web page (HTML), not the file"
+        length = path.stat().st_size
+        if length == 0:
+            return "it is empty"
+        if dataset.size is not None and length != dataset.size:
+            return f"wrong length: expected {dataset.size} bytes, found {length}"
+        if dataset.md5 is not None:
+            file.seek(0)
+            digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+            if digest != dataset.md5:
+                return f"wrong checksum: expected md5 {dataset.md5}, found {digest}"
+    return None
+
+
+def _fetch_remainder(dataset: Dataset, part: Path, target: Path, progress: bool) -> None:
     try:
         import requests
         import urllib3
     except ImportError as error:
         raise ImportError(MISSING_EXTRA) from error
     try:
-        with answer_from(source, _length(part), _by_hand(source, target)) as response:
-            starts_over = not _continue_with(response, source, part, target, progress)
-        if starts_over and not _length(part):
+        with request_file(dataset, _num_bytes(part), _manual_hint(dataset, target)) as response:
+            is_written = _write_response(response, dataset, part, target, progress)
+        if not is_written and not _num_bytes(part):
             raise DownloadError(
-                f"{target.name}: {source.url} gave only a piece of the file. {_by_hand(source, target)}"
+                f"{target.name}: {dataset.url} returned only a part of the file. {_manual_hint(dataset, target)}"
             )
-        if starts_over:
+        if not is_written:
             part.unlink()
-            _fetch_rest(source, part, target, progress)
-    # urllib3's errors too, because the body is read below requests, which would unpack a .tar.gz on the way.
+            _fetch_remainder(dataset, part, target, progress)
+    # urllib3's errors too: the body is read below requests, which would decompress a .tar.gz on the way.
     except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
-        raise DownloadError(_broken(source, part, target, str(error))) from error
+        raise DownloadError(_describe_break(dataset, part, target, str(error))) from error
 
 
-def _continue_with(response: "Response", source: Dataset, part: Path, target: Path, progress: bool) -> bool:
-    """Write the answer behind the part, or over it if it is the whole file; False if it fits neither way."""
-    begin, told = begin_and_total(response)
-    total = source.size if told is None else told
-    have = _length(part)
+def _write_response(response: "Response", dataset: Dataset, part: Path, target: Path, progress: bool) -> bool:
+    """Append the response to the part, or replace the part if the response is the whole file.
+
+    Returns:
+        Whether the part is complete; False if the response fits neither way, so that it has to start over.
+    """
+    offset, reported_total = parse_content_range(response)
+    total = dataset.size if reported_total is None else reported_total
+    num_present = _num_bytes(part)
     if response.status_code == 416:
-        return told == have  # killed between the last byte and the rename, or a part that is too long
-    if begin not in (0, have):
+        return reported_total == num_present  # complete but not renamed, or else a part that is too long
+    if offset is None or offset not in (0, num_present):
         return False
-    _check_promises(response, source, total, target)
-    remaining = 0 if total is None else total - begin
-    if remaining > (free := shutil.disk_usage(part.parent).free + (have if begin == 0 else 0)):
-        raise DownloadError(_no_space(part, target, f"{remaining} bytes are needed and {free} are free"))
-    chunks = response.raw.stream(_CHUNK, decode_content=False)
+    _check_headers(response, dataset, total, target)
+    num_missing = 0 if total is None else total - offset
+    num_free = shutil.disk_usage(part.parent).free + (num_present if offset == 0 else 0)
+    if num_missing > num_free:
+        raise DownloadError(
+            _describe_full_disk(part, target, f"{num_missing} bytes are needed and {num_free} are free")
+        )
+    chunks = response.raw.stream(_CHUNK_BYTES, decode_content=False)
     first = next(chunks, b"")
-    if begin == 0 and looks_like_html(first):  # before the part is overwritten
-        raise DownloadError(f"{target.name}: {html_instead(source.url)}. {_by_hand(source, target)}")
+    if offset == 0 and looks_like_html(first):  # before the part is overwritten
+        raise DownloadError(f"{target.name}: {describe_html(dataset.url)}. {_manual_hint(dataset, target)}")
     with (
-        part.open("ab" if begin else "wb") as file,
-        progress_bar(target.name, wanted=progress, unit="B", total=total, done=begin) as advance,
+        part.open("ab" if offset else "wb") as file,
+        progress_bar(target.name, enabled=progress, num_bytes=total, initial=offset) as advance,
     ):
         for chunk in itertools.chain([first], chunks):
             file.write(chunk)
             advance(len(chunk))
-    came = _length(part)
-    if total is not None and came < total:  # older versions of urllib3 do not tell
-        raise DownloadError(_broken(source, part, target, f"only {came} of {total} bytes came"))
-    if total is not None and came > total:  # a rest that does not fit to the part
-        part.unlink()
-        raise DownloadError(
-            f"{target.name}: {came} bytes came instead of {total}. They were deleted; run again to start over. "
-            f"{_by_hand(source, target)}"
-        )
+    _check_length(dataset, part, target, total)
     return True
 
 
-def _check_promises(response: "Response", source: Dataset, total: int | None, target: Path) -> None:
-    """Refuse what could not be told from the whole file later on."""
+def _check_headers(response: "Response", dataset: Dataset, total: int | None, target: Path) -> None:
+    """Refuse a response that could not be told from the complete file once it is written."""
     problem = None
     encoding = response.headers.get("Content-Encoding", "identity").lower()
     is_chunked = response.headers.get("Transfer-Encoding", "").lower() == "chunked"
-    if total is not None and source.size is not None and total != source.size:
+    if total is not None and dataset.size is not None and total != dataset.size:
         problem = (
-            f"wrong length: expected {source.size} bytes, and {source.url} offers {total}. "
-            "Another file may have taken its place"
+            f"wrong length: expected {dataset.size} bytes, but {dataset.url} offers {total}; "
+            "the file may have been replaced"
         )
-    elif source.md5 is None and total is None and not is_chunked:
-        problem = (
-            f"{source.url} does not tell the file's length, so a file that broke off could not be told from a whole one"
-        )
-    elif source.md5 is None and encoding != "identity":
-        # Some servers only say so of a .gz that they send as it is, which a checksum tells.
-        problem = f"{source.url} sends it encoded ({encoding}), though asked not to, and no checksum could tell"
+    elif dataset.md5 is None and total is None and not is_chunked:
+        problem = f"{dataset.url} does not report the length of the file, so a truncated copy would go unnoticed"
+    elif dataset.md5 is None and encoding != "identity":
+        # Some servers claim an encoding for a .gz that they send unchanged; a checksum settles it.
+        problem = f"{dataset.url} sends the file encoded ({encoding}) and no checksum is known to verify it"
     if problem:
-        raise DownloadError(f"{target.name}: {problem}. {_by_hand(source, target)}")
+        raise DownloadError(f"{target.name}: {problem}. {_manual_hint(dataset, target)}")
 
 
-def _length(part: Path) -> int:
+def _check_length(dataset: Dataset, part: Path, target: Path, total: int | None) -> None:
+    num_received = _num_bytes(part)
+    if total is not None and num_received < total:  # older versions of urllib3 do not report it
+        raise DownloadError(_describe_break(dataset, part, target, f"received only {num_received} of {total} bytes"))
+    if total is not None and num_received > total:  # a remainder that does not belong to this part
+        part.unlink()
+        raise DownloadError(
+            f"{target.name}: received {num_received} bytes instead of {total}. They were deleted; run again to start "
+            f"over. {_manual_hint(dataset, target)}"
+        )
+
+
+def _num_bytes(part: Path) -> int:
     return part.stat().st_size if part.exists() else 0
 
 
-def _broken(source: Dataset, part: Path, target: Path, why: str) -> str:
-    kept = f"{_length(part)} bytes are kept in {part}; run again to resume" if _length(part) else "run again"
-    return f"{target.name}: the connection to {source.url} broke or failed ({why}). {kept}. {_by_hand(source, target)}"
+def _describe_break(dataset: Dataset, part: Path, target: Path, reason: str) -> str:
+    kept = f"{_num_bytes(part)} bytes are kept in {part}; run again to resume" if _num_bytes(part) else "Run again"
+    return f"{target.name}: the connection to {dataset.url} failed ({reason}). {kept}. {_manual_hint(dataset, target)}"
 
 
-def _no_space(part: Path, target: Path, why: str) -> str:
+def _describe_full_disk(part: Path, target: Path, reason: str) -> str:
     return (
-        f"{target.name}: no space in {part.parent}: {why}. {_length(part)} bytes are kept; "
+        f"{target.name}: no space in {part.parent}: {reason}. {_num_bytes(part)} bytes are kept; "
         "free some space and run again to resume, or set CTTA_CACHE to a folder on a larger disk"
     )
 
 
-def _by_hand(source: Dataset, target: Path) -> str:
-    return f"To do it by hand, download {source.url} in a browser and put the file at {target}"
+def _manual_hint(dataset: Dataset, target: Path) -> str:
+    return f"To download it manually, open {dataset.url} in a browser and save the file as {target}"

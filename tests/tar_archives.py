@@ -1,5 +1,6 @@
-"""Small tar archives, good and bad."""
+"""Small tar archives in memory, valid and malicious."""
 
+import gzip
 import io
 import tarfile
 
@@ -7,6 +8,7 @@ Member = tuple[tarfile.TarInfo, bytes]
 
 
 def member(name: str, content: bytes = b"1", **fields: object) -> Member:
+    """Return a file of an archive; ``fields`` are set on its ``TarInfo``."""
     info = tarfile.TarInfo(name)
     info.size = len(content)
     for field, value in fields.items():
@@ -15,11 +17,13 @@ def member(name: str, content: bytes = b"1", **fields: object) -> Member:
 
 
 def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> Member:
+    """Return a symbolic or hard link of an archive."""
     return member(name, b"", type=kind, linkname=target)
 
 
-def archive(*members: Member, mode: str = "w") -> bytes:
-    with tarfile.open(fileobj=(buffer := io.BytesIO()), mode=mode) as tar:
+def archive(*members: Member, compressed: bool = False) -> bytes:
+    """Return the bytes of a tar archive, gzip-compressed if asked for."""
+    with tarfile.open(fileobj=(buffer := io.BytesIO()), mode="w") as tar:
         for info, content in members:
             tar.addfile(info, io.BytesIO(content))
-    return buffer.getvalue()
+    return gzip.compress(buffer.getvalue()) if compressed else buffer.getvalue()

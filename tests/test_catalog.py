@@ -1,4 +1,4 @@
-"""What can be fetched, and what importing the package needs: nothing."""
+"""Tests of the catalog of downloads, and that importing it needs no network and no extra."""
 
 import os
 import re
@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from ctta.datasets import DATASETS, download
+from ctta.errors import ConfigError
 
-#: As the hosts of the files print them.
+#: As published by the hosts of the files.
 PUBLISHED_MD5 = {
     "cifar10-c": "56bf5dcef84df0e2308c6dcbcbbd8499",
     "cifar100-c": "11f0ed0f1191edbf9fa23466ae6021d3",
@@ -23,27 +24,31 @@ PUBLISHED_MD5 = {
 }
 
 
-def test_the_table() -> None:
+def test_entries() -> None:
     parts = [f"imagenet-c/{part}" for part in ("noise", "blur", "weather", "digital", "extra")]
     checkpoints = ["wrn28-10-standard", "resnext29-augmix"]
     assert list(DATASETS) == ["cifar10-c", "cifar100-c", *parts, "cifar10", *checkpoints]
-    assert len({source.file for source in DATASETS.values()}) == len({source.url for source in DATASETS.values()}) == 10
-    assert {name: source.md5 for name, source in DATASETS.items() if source.md5} == PUBLISHED_MD5
-    for name, source in DATASETS.items():
-        assert source.url.startswith("https://")
-        assert (source.md5 is None) == (source.returns == "file") == (name in checkpoints)
-        assert source.md5 is None or re.fullmatch("[0-9a-f]{32}", source.md5)
-    with pytest.raises(ValueError, match="no dataset 'cifar-10'; there are cifar10-c, "):
+    assert (
+        len({dataset.file for dataset in DATASETS.values()})
+        == len({dataset.url for dataset in DATASETS.values()})
+        == 10
+    )
+    assert {name: dataset.md5 for name, dataset in DATASETS.items() if dataset.md5} == PUBLISHED_MD5
+    for name, dataset in DATASETS.items():
+        assert dataset.url.startswith("https://")
+        assert (dataset.md5 is None) == (not dataset.is_archive) == (name in checkpoints)
+        assert dataset.md5 is None or re.fullmatch("[0-9a-f]{32}", dataset.md5)
+    with pytest.raises(ConfigError, match="unknown dataset 'cifar-10'; expected one of cifar10-c, "):
         download("cifar-10")
 
 
-def test_importing_needs_neither_network_nor_extra(tmp_path: Path) -> None:
+def test_import_needs_neither_network_nor_extra(tmp_path: Path) -> None:
     script = """if True:
         import sys
         def refuse(event, _):
             assert not event.startswith(("socket.connect", "socket.getaddrinfo")), event
         sys.addaudithook(refuse)
-        sys.modules["requests"] = sys.modules["tqdm"] = None
+        sys.modules["requests"] = sys.modules["rich"] = None
         import ctta.datasets
         try:
             ctta.datasets.download("cifar10-c")
