@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import ctta
-from ctta.models.resnet20 import ResNet20
+from ctta.models import ResNet20
 
 BATCH_SIZE = 128
 PEAK_LR = 0.1

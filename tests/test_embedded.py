@@ -27,7 +27,8 @@ def wrong(images: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Which images the embedded network gets wrong, each by itself (its own running statistics)."""
     net = ctta.models.embedded()
     x = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
-    return np.concatenate([net(batch).argmax(1).numpy() for batch in x.split(250)]) != labels
+    predicted = np.concatenate([net(batch).argmax(1).numpy() for batch in x.split(250)])
+    return np.not_equal(predicted, labels)
 
 
 def test_network_and_sample_are_small() -> None:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from transformers import SegformerConfig, SegformerForSemanticSegmentation
 
 import ctta
+from ctta.errors import ConfigError, InputError
 from ctta.models import Normalized, SlidingWindow, load, segformer
-from ctta.models.from_transformers import FromTransformers
+from ctta.models.huggingface import TransformersModel
 from ctta.testing import check_method
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -103,7 +104,7 @@ def test_another_network_saved_without_its_processor_is_refused(tmp_path: Path) 
     from transformers import ResNetConfig, ResNetForImageClassification
 
     ResNetForImageClassification(ResNetConfig(embedding_size=4, hidden_sizes=[4], depths=[1])).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"Hugging Face cannot give .*preprocessor_config\.json"):
+    with pytest.raises(ConfigError, match=r"Hugging Face has no network .*preprocessor_config\.json"):
         load(f"hf:{tmp_path}")
 
 
@@ -116,12 +117,12 @@ def test_weights_in_16_bits_are_adapted_in_32(folder: Path) -> None:
 
 def test_a_backbone_alone_is_refused(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(HUB_CONFIG | {"architectures": ["SegformerModel"]}))
-    with pytest.raises(ValueError, match=r"is a SegformerModel, .* expected a network \.\.\.ForSemanticSegmentation"):
+    with pytest.raises(ConfigError, match=r"is a SegformerModel, .* expected a network \.\.\.ForSemanticSegmentation"):
         load(f"hf:{folder}")
 
 
 def test_a_folder_that_is_not_there() -> None:
-    with pytest.raises(ValueError, match=r"Hugging Face cannot give './nowhere' .* Check the spelling"):
+    with pytest.raises(ConfigError, match=r"Hugging Face has no network './nowhere' .* Check the spelling"):
         load("hf:./nowhere")
 
 
@@ -146,9 +147,9 @@ def test_built_networks_take_images_between_0_and_1() -> None:
 
 
 def test_sizes_that_there_are_not() -> None:
-    with pytest.raises(ValueError, match=r"sizes b0, b1, b2, b3, b4, b5, got 'B6'"):
+    with pytest.raises(ConfigError, match=r"size must be one of b0, b1, b2, b3, b4, b5, got 'B6'"):
         segformer("B6")
-    with pytest.raises(ValueError, match=r"num_classes must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match=r"num_classes must be at least 1, got 0"):
         segformer("b0", num_classes=0)
 
 
@@ -160,7 +161,7 @@ def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_networks_are_pickled_after_a_call() -> None:
     """Transformers' own hooks, which hand hidden states to the decoder, cannot be."""
-    net, x = FromTransformers(random_segformer(), MEAN, STD).eval(), torch.rand(1, 3, 32, 32)
+    net, x = TransformersModel(random_segformer(), MEAN, STD).eval(), torch.rand(1, 3, 32, 32)
     with torch.no_grad():
         expected = net(x).logits
         with pytest.raises((AttributeError, pickle.PicklingError)):
@@ -214,10 +215,10 @@ def test_views_go_through_the_teacher_one_at_a_time(b0: nn.Module) -> None:
 
 
 def test_scenes_that_are_too_small_are_told_so(b0: nn.Module) -> None:
-    with pytest.raises(ValueError, match=r"images of 16x24 pixels are too small for SegformerForSemanticSegmentation"):
+    with pytest.raises(InputError, match=r"images of 16x24 pixels are too small for SegformerForSemanticSegmentation"):
         ctta.Source(b0)(scene(16, 24))
     model = ctta.CoTTA.official_segmentation(b0)
-    with pytest.raises(ValueError, match=r"images of 20x32 pixels are too small .* views that shrink them less"):
+    with pytest.raises(InputError, match=r"images of 20x32 pixels are too small .* views that shrink them less"):
         model(scene(40, 64))
     assert model.num_steps == 0
     for size in ((32, 32), (29, 64)):
@@ -239,7 +240,7 @@ class Logits(nn.Module):
 def small_segformer() -> nn.Module:
     """For images of 16x16 pixels. On a map of one, torch's convolutions in bfloat16 have gradients of random memory."""
     net = random_segformer(strides=[2, 2, 2, 1], patch_sizes=[3, 3, 3, 3], sr_ratios=[2, 1, 1, 1])
-    return Logits(FromTransformers(net, MEAN, STD))
+    return Logits(TransformersModel(net, MEAN, STD))
 
 
 @pytest.mark.parametrize("method", ["bn_stats", "pseudo_label", "tent", "cotta"])

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ctta
+from ctta.errors import ConfigError, InputError
 from ctta.models import SlidingWindow
-from ctta.models.sliding_window import window_slices
+from ctta.models.sliding_window import compute_window_slices
 from ctta.testing import NETWORKS, check_method
 
 
@@ -61,10 +62,10 @@ def test_gradients_are_those_of_the_mean_over_windows() -> None:
 
 
 def test_the_authors_windows_on_a_full_scene() -> None:
-    assert window_slices(1920, 1024, 768) == [slice(0, 1024), slice(768, 1792), slice(896, 1920)]
-    assert window_slices(1080, 1024, 768) == [slice(0, 1024), slice(56, 1080)]
-    assert window_slices(2048, 1024, 1024) == [slice(0, 1024), slice(1024, 2048)]
-    assert window_slices(960, 1024, 768) == [slice(0, 960)]
+    assert compute_window_slices(1920, 1024, 768) == [slice(0, 1024), slice(768, 1792), slice(896, 1920)]
+    assert compute_window_slices(1080, 1024, 768) == [slice(0, 1024), slice(56, 1080)]
+    assert compute_window_slices(2048, 1024, 1024) == [slice(0, 1024), slice(1024, 2048)]
+    assert compute_window_slices(960, 1024, 768) == [slice(0, 960)]
 
 
 def test_an_image_no_larger_than_the_window_goes_through_whole() -> None:
@@ -147,10 +148,10 @@ def test_windows_that_cannot_be(settings: dict[str, int], words: str) -> None:
 
 
 def test_what_it_cannot_slide_over() -> None:
-    with pytest.raises(ValueError, match=r"expected images \(N, C, height, width\), got shape \(3, 20, 30\)"):
+    with pytest.raises(InputError, match=r"expected images \(N, C, height, width\), got shape \(3, 20, 30\)"):
         SlidingWindow(network())(torch.rand(3, 20, 30))
     one_answer = nn.Sequential(network(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    with pytest.raises(ValueError, match=r"one answer per pixel, and the network answered shape \(1, 4\)"):
+    with pytest.raises(ConfigError, match=r"a prediction per pixel, but the network returned shape \(1, 4\)"):
         SlidingWindow(one_answer, window=16, stride=12)(torch.rand(1, 3, 20, 30))
 
 

@@ -11,7 +11,7 @@ from ctta.benchmark.recipes import Options, build
 from ctta.distributed import data_parallel, init, rank
 from ctta.evaluation.evaluate import evaluate
 from ctta.evaluation.results import BatchRecord, read_result
-from ctta.models.placement import to_device
+from ctta.models import to_device
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ctta.distributed import rank
 from ctta.distributed.collectives import run_on_rank_zero
 from ctta.evaluation.journal import write_atomically
 from ctta.evaluation.results import Result, read_result
-from ctta.models.placement import to_device
+from ctta.models import to_device
 
 FORMAT = 1
 ATTEMPTS = 3

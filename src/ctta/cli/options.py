@@ -9,7 +9,7 @@ from torch import nn
 
 from ctta import models
 from ctta.errors import ConfigError
-from ctta.models.placement import to_device
+from ctta.models import to_device
 from ctta.streams.orders import TEN
 
 BatchSizeOption = Annotated[int, typer.Option(min=1, help="Images per step.")]

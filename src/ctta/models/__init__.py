@@ -1,14 +1,12 @@
-"""The networks of the field's benchmarks, their files of weights, and networks of other libraries by name."""
+"""Networks of the published benchmarks, their weights files, and pretrained networks of other libraries by name."""
 
-from ctta.models.by_name import LOADERS, load
-from ctta.models.checkpoints import load_weights_
-from ctta.models.embedded import embedded
 from ctta.models.normalized import Normalized
-from ctta.models.resnet20 import ResNet20
+from ctta.models.registry import LOADERS, list_models, load, to_device
+from ctta.models.resnet20 import ResNet20, embedded
 from ctta.models.resnext import ResNeXt29
-from ctta.models.segformer import segformer
+from ctta.models.segformer import segformer, streets, tiny_segformer
 from ctta.models.sliding_window import SlidingWindow
-from ctta.models.street_segformer import streets, tiny_segformer
+from ctta.models.weights import load_weights_
 from ctta.models.wide_resnet import WideResNet
 
 __all__ = [
@@ -19,9 +17,11 @@ __all__ = [
     "SlidingWindow",
     "WideResNet",
     "embedded",
+    "list_models",
     "load",
     "load_weights_",
     "segformer",
     "streets",
     "tiny_segformer",
+    "to_device",
 ]

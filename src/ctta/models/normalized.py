@@ -1,4 +1,4 @@
-"""Networks that were trained on normalised images, made to take images in [0, 1]."""
+"""A wrapper that lets a network trained on normalized images take images in [0, 1]."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,20 +6,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ctta.errors import ConfigError, InputError
+
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class Normalized(nn.Module):
-    """A network that normalises its images itself: ``net((x - mean) / std)``.
+    """A network that normalizes its input: ``net((x - mean) / std)``.
 
-    Corruptions and augmented views work on images in [0, 1], so the normalisation belongs inside the network. Mean and
-    std are buffers: they move with it, and networks that differ only in them have different fingerprints.
+    Corruptions and augmented views work on images in [0, 1], so normalization belongs inside the network. Mean and
+    std are buffers: they move with the network, and networks that differ only in them have different fingerprints.
 
     Args:
-        net: takes normalised images; what it returns is returned as it is.
-        mean: one number per channel.
-        std: one positive number per channel.
+        net: Network that takes normalized images; its output is returned unchanged.
+        mean: Mean of each channel.
+        std: Standard deviation of each channel; positive.
 
     >>> net = Normalized(nn.Identity(), mean=[0.5], std=[0.25])
     >>> net(torch.ones(1, 1, 1, 1)).item()
@@ -32,7 +34,7 @@ class Normalized(nn.Module):
     def __init__(self, net: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         if len(mean) != len(std) or not mean or min(std) <= 0:
-            raise ValueError(
+            raise ConfigError(
                 f"expected one mean and one positive std per channel, got mean {tuple(mean)} and std {tuple(std)}"
             )
         self.net = net
@@ -40,6 +42,7 @@ class Normalized(nn.Module):
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32).view(-1, 1, 1))
 
     def forward(self, x: Tensor) -> Any:
-        if x.ndim != 4 or x.shape[1] != len(self.mean):  # or broadcasting would make channels of a grey image
-            raise ValueError(f"expected images (N, {len(self.mean)}, height, width), got shape {tuple(x.shape)}")
+        """Return the network's output for images (N, C, H, W) in [0, 1]."""
+        if x.ndim != 4 or x.shape[1] != len(self.mean):  # broadcasting would turn a gray image into several channels
+            raise InputError(f"expected images (N, {len(self.mean)}, height, width), got shape {tuple(x.shape)}")
         return self.net((x - self.mean) / self.std)

@@ -1,21 +1,23 @@
-"""The wide residual network that CIFAR10-C is scored with, in the key layout of RobustBench's files."""
+"""WideResNet, the network of the CIFAR10-C benchmark, with the keys of RobustBench's files."""
 
 from typing import cast
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ctta.errors import ConfigError
+
 
 class WideResNet(nn.Module):
-    """WideResNet for 32x32 images in [0, 1], which it does not normalise.
+    """WideResNet for 32x32 images in [0, 1], which it does not normalize.
 
     Pre-activation blocks: BatchNorm and ReLU come before each convolution. The default is WRN-28-10, 36,479,194
-    parameters. Larger images work too: the last average is over the whole map, which for 32x32 images is 8x8.
+    parameters. Larger images work too: the last average is over the whole feature map, 8x8 for 32x32 images.
 
     Args:
-        depth: number of layers, 6 n + 4 for n blocks in each of the three groups.
-        width: factor on the usual 16, 32 and 64 channels.
-        num_classes: number of logits.
+        depth: Number of layers, 6 n + 4 for n blocks in each of the three groups.
+        width: Factor on the usual 16, 32 and 64 channels.
+        num_classes: Number of logits.
 
     Reference: Zagoruyko and Komodakis, "Wide Residual Networks", BMVC 2016.
 
@@ -29,49 +31,56 @@ class WideResNet(nn.Module):
         super().__init__()
         num_blocks, rest = divmod(depth - 4, 6)
         if rest or num_blocks < 1:
-            raise ValueError(f"the depth of a WideResNet is 6 n + 4, such as 10, 16, 28 or 40; got {depth}")
+            raise ConfigError(f"depth must be 6 n + 4, such as 10, 16, 28 or 40, got {depth}")
         if width < 1 or num_classes < 1:
-            raise ValueError(f"width and num_classes must be at least 1, got {width} and {num_classes}")
+            raise ConfigError(f"width and num_classes must be at least 1, got {width} and {num_classes}")
         self.conv1 = nn.Conv2d(3, 16, 3, padding=1, bias=False)
-        self.block1 = Group(num_blocks, 16, 16 * width, stride=1)
-        self.block2 = Group(num_blocks, 16 * width, 32 * width, stride=2)
-        self.block3 = Group(num_blocks, 32 * width, 64 * width, stride=2)
+        self.block1 = WideResNetGroup(num_blocks, 16, 16 * width, stride=1)
+        self.block2 = WideResNetGroup(num_blocks, 16 * width, 32 * width, stride=2)
+        self.block3 = WideResNetGroup(num_blocks, 32 * width, 64 * width, stride=2)
         self.bn1 = nn.BatchNorm2d(64 * width)
         self.fc = nn.Linear(64 * width, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the logits (N, num_classes) of images (N, 3, H, W) in [0, 1]."""
         x = self.block3(self.block2(self.block1(self.conv1(x))))
         x = F.relu(self.bn1(x)).mean((2, 3))
         return cast(Tensor, self.fc(x))
 
 
-class Group(nn.Module):
-    """The blocks of one width; the first changes width and resolution. A module because the files say `.layer.`"""
+class WideResNetGroup(nn.Module):
+    """Blocks of one width, the first of which changes width and resolution; its attribute is named as in the files."""
 
-    def __init__(self, num_blocks: int, num_in: int, num_out: int, *, stride: int) -> None:
+    def __init__(self, num_blocks: int, in_channels: int, out_channels: int, *, stride: int) -> None:
         super().__init__()
-        first = Block(num_in, num_out, stride=stride)
-        self.layer = nn.Sequential(first, *(Block(num_out, num_out, stride=1) for _ in range(num_blocks - 1)))
+        first = WideResNetBlock(in_channels, out_channels, stride=stride)
+        self.layer = nn.Sequential(
+            first, *(WideResNetBlock(out_channels, out_channels, stride=1) for _ in range(num_blocks - 1))
+        )
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map (N, in_channels, H, W) to (N, out_channels, H / stride, W / stride)."""
         return cast(Tensor, self.layer(x))
 
 
-class Block(nn.Module):
-    """Two pre-activated 3x3 convolutions beside a shortcut."""
+class WideResNetBlock(nn.Module):
+    """Two pre-activated 3x3 convolutions with a shortcut."""
 
-    def __init__(self, num_in: int, num_out: int, *, stride: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int, *, stride: int) -> None:
         super().__init__()
-        self.bn1 = nn.BatchNorm2d(num_in)
-        self.conv1 = nn.Conv2d(num_in, num_out, 3, stride=stride, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(num_out)
-        self.conv2 = nn.Conv2d(num_out, num_out, 3, padding=1, bias=False)
-        # The name is the files'.
-        self.convShortcut = nn.Conv2d(num_in, num_out, 1, stride=stride, bias=False) if num_in != num_out else None
+        self.bn1 = nn.BatchNorm2d(in_channels)
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out_channels)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
+        # Named as in RobustBench's files.
+        self.convShortcut = (
+            nn.Conv2d(in_channels, out_channels, 1, stride=stride, bias=False) if in_channels != out_channels else None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map (N, in_channels, H, W) to (N, out_channels, H / stride, W / stride)."""
         activated = F.relu(self.bn1(x))
-        inside = self.conv2(F.relu(self.bn2(self.conv1(activated))))
-        # Where widths differ, the shortcut too starts from the activated input; elsewhere it is the bare input.
+        out = self.conv2(F.relu(self.bn2(self.conv1(activated))))
+        # Where widths differ, the shortcut starts from the activated input too; elsewhere it is the input itself.
         shortcut = x if self.convShortcut is None else self.convShortcut(activated)
-        return cast(Tensor, shortcut + inside)
+        return cast(Tensor, shortcut + out)

@@ -1,0 +1,120 @@
+"""Networks by name, whichever library or file they come from."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from ctta.errors import ConfigError
+from ctta.models.huggingface import load_huggingface
+from ctta.models.pretrained import load_timm, load_torchvision
+from ctta.models.python_file import load_python_file
+from ctta.models.resnet20 import embedded
+from ctta.models.resnext import ResNeXt29
+from ctta.models.segformer import streets
+from ctta.models.sliding_window import SlidingWindow
+from ctta.models.weights import copy_weights_, read_weights
+from ctta.models.wide_resnet import WideResNet
+
+
+def load(spec: str) -> nn.Module:
+    """Return a network by name, in eval mode, for images in [0, 1].
+
+    ==============================  ================================================================================
+    ``embedded``                    the ResNet-20 for CIFAR-10 that ships with the library
+    ``streets``                     the tiny SegFormer for drawn street scenes that ships with the library
+    ``wrn28-10:PATH``               WideResNet-28-10 with weights from a file, such as RobustBench's ``Standard``
+    ``resnext29:PATH``              ResNeXt-29 4x32d with weights from a file, such as RobustBench's AugMix
+    ``timm:NAME``                   a pretrained timm network, such as ``timm:resnet50.tv_in1k``
+    ``torchvision:NAME[:WEIGHTS]``  a pretrained torchvision network, such as ``torchvision:resnet50:IMAGENET1K_V1``
+    ``hf:NAME``                     a Hugging Face network for classification or segmentation: repository or folder
+    ``file:PATH.py:function``       the return value of a function in a Python file
+    ``sliding:NETWORK``             any of these for segmentation, inside a :class:`ctta.models.SlidingWindow`
+    ==============================  ================================================================================
+
+    Networks of other libraries are wrapped with their normalization (:class:`ctta.models.Normalized`). The number of
+    classes is taken from the weights. ``file:`` executes the file, so use it only with files you trust; weights files
+    are read without executing code.
+
+    Args:
+        spec: Name of the network, in one of the forms of the table.
+
+    Returns:
+        The network, in eval mode on the CPU.
+
+    Raises:
+        ConfigError: If no network has this name.
+        CheckpointError: If a weights file is damaged or belongs to another architecture.
+        ImportError: If the library that provides the network is not installed.
+
+    >>> import tempfile, torch
+    >>> from pathlib import Path
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder, "mine.py")
+    ...     _ = file.write_text("import torch; build = lambda: torch.nn.Conv2d(3, 5, 1)")
+    ...     net = load(f"file:{file}:build")
+    >>> net(torch.rand(1, 3, 8, 8)).shape
+    torch.Size([1, 5, 8, 8])
+    """
+    if not isinstance(spec, str):
+        raise TypeError(f"expected the name of a network, such as 'timm:resnet50', got {type(spec).__name__}")
+    prefix, _, argument = spec.partition(":")
+    forms = {form.partition(":")[0]: form for form in LOADERS}
+    if prefix not in forms:
+        *first, last = (f"'{form}'" for form in LOADERS)
+        raise ConfigError(f"unknown network '{spec}'; expected {', '.join(first)} or {last}")
+    if bool(argument) != (":" in forms[prefix]):
+        raise ConfigError(f"malformed network name '{spec}'; expected '{forms[prefix]}'")
+    return LOADERS[forms[prefix]](argument).eval()
+
+
+def list_models() -> list[str]:
+    """Return the forms of names that :func:`load` accepts, such as ``"embedded"`` and ``"timm:NAME"``."""
+    return list(LOADERS)
+
+
+def to_device(net: nn.Module, device: str) -> nn.Module:
+    """Move a network to a device.
+
+    Args:
+        net: Network to move; changed in place, as by ``net.to``.
+        device: Device such as ``"cpu"`` or ``"cuda:0"``.
+
+    Returns:
+        The same network.
+
+    Raises:
+        ConfigError: If the device does not exist or cannot be used.
+    """
+    try:
+        return net.to(device)
+    except (RuntimeError, AssertionError) as error:  # torch raises either for a device that is not there
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise ConfigError(f"cannot use device {device!r}: {reason}; expected a device such as cpu or cuda:0") from error
+
+
+def _load_wide_resnet(path: str) -> nn.Module:
+    weights = read_weights(path)
+    net = WideResNet(28, 10, len(weights["fc.weight"]) if "fc.weight" in weights else 10)
+    copy_weights_(net, weights, origin=path)
+    return net
+
+
+def _load_resnext(path: str) -> nn.Module:
+    weights = read_weights(path)
+    net = ResNeXt29(len(weights["classifier.weight"]) if "classifier.weight" in weights else 100)
+    copy_weights_(net, weights, origin=path)
+    return net
+
+
+#: Form of a name to its loader. The prefix before the first colon selects the loader, the rest is its argument.
+LOADERS: dict[str, Callable[[str], nn.Module]] = {
+    "embedded": lambda _: embedded(),
+    "streets": lambda _: streets(),
+    "wrn28-10:PATH": _load_wide_resnet,
+    "resnext29:PATH": _load_resnext,
+    "timm:NAME": load_timm,
+    "torchvision:NAME": load_torchvision,
+    "hf:NAME": load_huggingface,
+    "file:PATH.py:function": load_python_file,
+    "sliding:NETWORK": lambda spec: SlidingWindow(load(spec)),
+}
