@@ -20,13 +20,13 @@ from ctta.views import ImageViews, image_views
 
 BATCH_SIZE = 100
 
-#: The authors' views, fewer of them, and balanced ones by (number, colour, motion) in the order they were tried.
+#: The authors' views, fewer of them, and balanced ones by (number, color, motion) in the order they were tried.
 CANDIDATES = [
     image_views(32),
     image_views(8),
     *(
-        image_views(n, colour=colour, motion=motion, balanced=True)
-        for n, colour, motion in (
+        image_views(n, color=color, motion=motion, balanced=True)
+        for n, color, motion in (
             (8, 1, 1),
             (8, 0.5, 0.75),
             (8, 0, 0.75),

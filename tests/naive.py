@@ -196,7 +196,7 @@ def naive_view(view, image):
     def grey_at(r, c):
         return 0.2989 * image[0, r, c] + 0.587 * image[1, r, c] + 0.114 * image[2, r, c]
 
-    for operation in view.colour_order:
+    for operation in view.color_order:
         if operation == 0:
             image = image * view.brightness
         elif operation == 1:

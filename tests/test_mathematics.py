@@ -264,6 +264,6 @@ def test_the_fast_preset_is_the_official_one_but_for_its_views() -> None:
     differing = {name for name, value in fast.hyperparameters.items() if value != official.hyperparameters[name]}
     assert differing == {"views"}
     assert fast.views == ctta.views.fast_image_views()
-    assert fast.views.n == 8
+    assert fast.views.num_views == 8
     assert fast.views.balanced
     assert ctta.CoTTA.fast(classifier(), views=(), decay=0.5).hyperparameters["views"] == ()

@@ -10,7 +10,7 @@ from torch import nn
 import ctta
 from ctta.testing.networks import NETWORKS
 from ctta.views import ImageView, ImageViews, average_views, image_views, multiscale_flip
-from ctta.views.balance import balance
+from ctta.views.sampling import balance
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
@@ -67,7 +67,7 @@ def test_the_draws_cover_their_ranges() -> None:
         assert abs(values.mean() - (low + high) / 2) < 0.02 * (high - low), name
         assert abs(values.std() - (high - low) / math.sqrt(12)) < 0.02 * (high - low), name
     assert abs(sum(view.flip for view in drawn) / 4000 - 0.5) < 0.03
-    orders = {view.colour_order for view in drawn}
+    orders = {view.color_order for view in drawn}
     assert len(orders) == math.factorial(5)
     assert len({view.noise_seed for view in drawn}) == 4000
 
@@ -84,7 +84,7 @@ def test_balanced_views_cover_every_range_evenly_and_even_numbers_in_mirrored_pa
             torch.testing.assert_close(shares[:half] + shares[n - half :], torch.ones(half, dtype=torch.float64))
         for one, other in zip(drawn[:half], drawn[n - half :], strict=True):
             assert one.flip != other.flip
-            assert one.colour_order == other.colour_order[::-1]
+            assert one.color_order == other.color_order[::-1]
 
 
 @pytest.mark.parametrize("n", [4, 5])
@@ -107,7 +107,7 @@ def test_balanced_numbers_are_uniform_together_and_not_only_each(n: int) -> None
 
 
 def test_gentler_views_draw_from_the_middle_of_the_ranges() -> None:
-    full, gentle = image_views(1), image_views(50, colour=0.5, motion=0.25)
+    full, gentle = image_views(1), image_views(50, color=0.5, motion=0.25)
     for name, (low, high) in full.ranges.items():
         share = {"brightness": 0.5, "hue": 0.5, "degrees": 0.25, "scale": 0.25, "sigma": 1}.get(name)
         if share is not None:
@@ -117,7 +117,7 @@ def test_gentler_views_draw_from_the_middle_of_the_ranges() -> None:
     for view in gentle.draw(torch.Generator().manual_seed(0)):
         assert abs(view.degrees) <= 15 / 4
         assert abs(view.brightness - 1) <= 0.2
-    still = image_views(1, colour=0, motion=0).draw(torch.Generator().manual_seed(0))[0]
+    still = image_views(1, color=0, motion=0).draw(torch.Generator().manual_seed(0))[0]
     assert (still.brightness, still.hue, still.degrees, still.translate_x, still.scale) == (1, 0, 0, 0, 1)
 
 
@@ -159,8 +159,8 @@ def test_input_normalised_outside_is_augmented_in_unit_range() -> None:
         (image_views(1), images() * 255, "mean="),
         (image_views(1), images() * 4 - 2, "[0, 1]"),
         (image_views(1, **IMAGENET), images() * 9, "after undoing"),
-        (image_views(1), torch.rand(2, 5, 8, 8), "RGB or grey"),
-        (image_views(1), torch.rand(2, 8), "RGB or grey"),
+        (image_views(1), torch.rand(2, 5, 8, 8), "RGB or gray"),
+        (image_views(1), torch.rand(2, 8), "RGB or gray"),
         (image_views(1, mean=(0.5,), std=(0.5,)), images(), "1 channels"),
     ],
 )
@@ -183,7 +183,7 @@ def test_a_method_refuses_the_range_at_once_even_where_its_gate_stays_shut() -> 
     [
         lambda: image_views(0),
         lambda: image_views(2, mean=(0.5,)),
-        lambda: image_views(2, colour=1.5),
+        lambda: image_views(2, color=1.5),
         lambda: image_views(2, motion=-0.1),
         lambda: image_views(2, mean=(0.5,), std=(0.0,)),
         lambda: multiscale_flip(()),
@@ -321,7 +321,7 @@ def test_image_views_bring_dense_answers_back_to_their_pixels() -> None:
     rows, columns = torch.linspace(0.2, 0.8, 40).view(1, 1, 40, 1), torch.linspace(0.2, 0.8, 48).view(1, 1, 1, 48)
     image = torch.cat([rows.expand(1, 1, 40, 48), columns.expand(1, 1, 40, 48), torch.full((1, 1, 40, 48), 0.5)], 1)
     for view in image_views(12).draw(torch.Generator().manual_seed(2)):
-        plain = ImageView(**vars(view) | {"colour_order": (), "sigma": 0.001})
+        plain = ImageView(**vars(view) | {"color_order": (), "sigma": 0.001})
         answer = plain(lambda x: x, image)
         middle = (..., slice(14, 26), slice(16, 32))
         torch.testing.assert_close(answer[middle], image[middle], rtol=0, atol=0.03)

@@ -110,7 +110,7 @@ def _suited(name: str, value: Any, default: Any) -> Any:
             return ()
         if isinstance(default, tuple) and default:  # random ones turn images, and cannot bring label maps back whole
             raise ValueError(f"views are {len(default)} fixed ones here: leave the setting out, or give 0 for none")
-        return replace(default, n=value) if isinstance(default, ImageViews) else image_views(value)
+        return replace(default, num_views=value) if isinstance(default, ImageViews) else image_views(value)
     if isinstance(default, int | float) and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise ValueError(f"{name} is a number such as {default}, got {value!r}")
     return value

@@ -6,7 +6,7 @@ from torch import Tensor
 
 #: Hyperparameters and settings: by the name under which their owner is stored (a key of ``METHODS``, ``"guarded"``,
 #: ``"image_views"``, ``"scaled_view"``, ``"admission"``, ``"thresholds"``), the old name to the new one.
-RENAMED_SETTINGS: dict[str, dict[str, str]] = {}
+RENAMED_SETTINGS: dict[str, dict[str, str]] = {"image_views": {"n": "num_views", "colour": "color"}}
 #: Values of settings: by stored owner and new setting name, the old value to the new one.
 RENAMED_VALUES: dict[str, dict[str, dict[str, str]]] = {}
 #: Counters: by stored owner, the old name to the new one.

@@ -1,9 +1,9 @@
-"""Augmented views of a batch, over which a model's answer is averaged.
+"""Augmented views of a batch, over which a model's predictions are averaged.
 
-A *view* is a callable ``(model, x) -> logits`` whose logits are aligned with ``x``: it transforms the batch, calls
-the model and undoes what moves pixels. A method's ``views`` is a sequence of views, or an object whose
-``draw(generator)`` gives the views of one step. Your own view needs nothing from this file; with methods ``augment``
-and ``align`` (:class:`SplitView`) several of them can go through the model at once.
+A *view* is a callable ``(model, x) -> logits`` whose logits are aligned with ``x``: it transforms the batch, calls the
+model and undoes what moves pixels. A method's ``views`` is a sequence of views, or an object whose ``draw(generator)``
+returns the views of one step (:class:`DrawnViews`). A view of your own needs nothing from this package; if it
+subclasses :class:`SplitView`, several of them can go through the model at once.
 """
 
 from ctta.views.average import (
@@ -17,9 +17,9 @@ from ctta.views.average import (
     check_views,
     draw_views,
 )
-from ctta.views.image import ImageViews, fast_image_views, image_views
 from ctta.views.image_view import ImageView
 from ctta.views.multiscale import ScaledView, multiscale_flip
+from ctta.views.sampling import ImageViews, fast_image_views, image_views
 
 __all__ = [
     "Average",

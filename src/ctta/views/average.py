@@ -1,11 +1,13 @@
-"""What a view is, and the average of a model's answers over views."""
+"""The protocol of a view, and the average of a model's predictions over views."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from ctta.errors import ConfigError
 from ctta.functional import at_least_float32
 from ctta.norms import separate_statistics
 from ctta.parallel import current_reducer
@@ -19,7 +21,17 @@ Average = Literal["logits", "probabilities"]
 class DrawnViews(Protocol):
     """Views that are drawn anew at each step."""
 
-    def draw(self, generator: torch.Generator) -> Sequence[View]: ...
+    @abstractmethod
+    def draw(self, generator: torch.Generator) -> Sequence[View]:
+        """Draw the views of one step.
+
+        Args:
+            generator: the source of all randomness; equal generators give equal views.
+
+        Returns:
+            The views.
+        """
+        ...
 
 
 Views = Sequence[View] | DrawnViews
@@ -27,80 +39,133 @@ Views = Sequence[View] | DrawnViews
 
 @runtime_checkable
 class SplitView(Protocol):
-    """A view whose call is ``align(model(augment(x)), x)``, so that several can go through the model together."""
+    """A view made of two halves, so that several views can go through the model together."""
 
-    def augment(self, x: Tensor) -> Tensor: ...
+    def __call__(self, model: Model, x: Tensor) -> Tensor:
+        """Return the model's logits for this view of the batch, aligned with the batch."""
+        return self.align(model(self.augment(x)), x)
 
-    def align(self, logits: Tensor, x: Tensor) -> Tensor: ...
+    @abstractmethod
+    def augment(self, x: Tensor) -> Tensor:
+        """Return the batch as the model sees it in this view.
+
+        Args:
+            x: the original batch.
+
+        Returns:
+            The transformed batch, with as many rows.
+        """
+        ...
+
+    @abstractmethod
+    def align(self, logits: Tensor, x: Tensor) -> Tensor:
+        """Undo on dense logits what :meth:`augment` did to the positions of pixels.
+
+        Args:
+            logits: the model's output for the transformed batch.
+            x: the original batch.
+
+        Returns:
+            The logits of each pixel where it is in ``x``.
+        """
+        ...
 
 
 def check_views(views: Views) -> None:
-    """Raise unless these can serve as a method's views."""
+    """Raise a TypeError unless a method can average over these views.
+
+    Args:
+        views: the argument ``views`` of a method.
+    """
     if isinstance(views, DrawnViews) or (isinstance(views, Sequence) and all(callable(view) for view in views)):
         return
     raise TypeError(f"views must be a sequence of views (model, x) -> logits, or have draw(generator), got {views!r}")
 
 
 def check_images(x: Tensor, views: Views) -> None:
-    """Let views that know which images they can show (by a method ``check``) refuse a batch."""
+    """Let views with a method ``check`` reject a batch that they cannot transform.
+
+    Args:
+        x: the batch.
+        views: the views of a method.
+    """
     if check := getattr(views, "check", None):
         check(x)
 
 
 def require_split_view(view: View) -> SplitView:
-    """The view itself, if several like it can go through a model at once."""
+    """Return the view, or raise a TypeError unless several like it can go through a model at once."""
     if not isinstance(view, SplitView):
         raise TypeError(f"views_at_once above 1 needs views with augment(x) and align(logits, x), got {view!r}")
     return view
 
 
 def draw_views(views: Views, generator: torch.Generator) -> Sequence[View]:
-    """The views of one step."""
+    """Return the views of one step.
+
+    Args:
+        views: fixed views, or views to draw.
+        generator: used if the views are drawn.
+
+    Returns:
+        A sequence of views.
+    """
     return views.draw(generator) if isinstance(views, DrawnViews) else views
 
 
 def average_views(views: Sequence[View], model: Model, x: Tensor, average: Average, views_at_once: int = 1) -> Tensor:
-    """The mean answer over the views, as logits; so many views in memory at a time."""
+    """Average the model's predictions over views.
+
+    Args:
+        views: at least one view.
+        model: a function from a batch to logits (N, C, ...).
+        x: the batch.
+        average: the mean of ``"logits"`` or of ``"probabilities"``.
+        views_at_once: how many views go through the model, and are held in memory, together.
+
+    Returns:
+        The mean prediction as logits.
+    """
     total: Tensor | None = None
     batch = current_reducer()
-    for answer in _answers(batch.local_views(views), model, x, views_at_once):
-        answer = at_least_float32(answer)
+    for logits in _predict_views(batch.local_views(views), model, x, views_at_once):
+        prediction = at_least_float32(logits)
         if average == "probabilities":
-            answer = answer.softmax(1)
-        # Not into the first answer, which may be the view's own.
-        total = answer.clone() if total is None else total.add_(answer)
+            prediction = prediction.softmax(1)
+        # A copy, because the tensor may belong to the view.
+        total = prediction.clone() if total is None else total.add_(prediction)
     if total is None:
-        raise ValueError("there are no views to average over")
+        raise ConfigError("there are no views to average over; give at least one")
     mean = batch.sum_views(total, len(views)) / len(views)
-    # The smallest normal number stands in for zero, so that the log stays finite.
+    # The smallest normal number replaces zero, so that the log stays finite.
     return mean.clamp_min(torch.finfo(mean.dtype).tiny).log() if average == "probabilities" else mean
 
 
-def _answers(views: Sequence[View], model: Model, x: Tensor, views_at_once: int) -> Iterator[Tensor]:
-    """The aligned answer to each view; those that go through the model together have the same shape."""
+def _predict_views(views: Sequence[View], model: Model, x: Tensor, views_at_once: int) -> Iterator[Tensor]:
+    """Yield the aligned logits of each view; only images of the same shape go through the model together."""
     if views_at_once == 1:
         yield from (view(model, x) for view in views)
         return
-    together: list[SplitView] = []
-    shown: list[Tensor] = []
+    pending: list[SplitView] = []
+    images: list[Tensor] = []
     for view in map(require_split_view, views):
         image = view.augment(x)
-        if shown and shown[0].shape != image.shape:
-            yield from _answers_together(together, shown, model, x)
-        together.append(view)
-        shown.append(image)
-        if len(together) == views_at_once:
-            yield from _answers_together(together, shown, model, x)
-    if together:
-        yield from _answers_together(together, shown, model, x)
+        if images and images[0].shape != image.shape:
+            yield from _predict_together(pending, images, model, x)
+        pending.append(view)
+        images.append(image)
+        if len(pending) == views_at_once:
+            yield from _predict_together(pending, images, model, x)
+    if pending:
+        yield from _predict_together(pending, images, model, x)
 
 
-def _answers_together(together: list[SplitView], shown: list[Tensor], model: Model, x: Tensor) -> Iterator[Tensor]:
-    """The answers to these views, which are taken off the lists: their images are not needed beside the stack."""
-    stack = torch.cat(shown)
-    shown.clear()
-    with separate_statistics(len(together)):
-        answers = model(stack).chunk(len(together))
-    for view, answer in zip(together, answers, strict=True):
-        yield view.align(answer, x)
-    together.clear()
+def _predict_together(pending: list[SplitView], images: list[Tensor], model: Model, x: Tensor) -> Iterator[Tensor]:
+    """Yield the aligned logits of the pending views and empty both lists."""
+    stack = torch.cat(images)
+    images.clear()  # before the forward pass, to hold the images only once
+    with separate_statistics(len(pending)):
+        chunks = model(stack).chunk(len(pending))
+    for view, logits in zip(pending, chunks, strict=True):
+        yield view.align(logits, x)
+    pending.clear()

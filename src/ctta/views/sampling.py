@@ -1,0 +1,197 @@
+"""Random views for classification, drawn as in the reference implementation of CoTTA."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from ctta.errors import ConfigError
+from ctta.views.average import DrawnViews
+from ctta.views.image_view import ImageNormalization, ImageView
+
+#: The uniform ranges of the reference implementation. A translation is a fraction of the padded size, which is twice
+#: the image's.
+COLOR_RANGES = {
+    "brightness": (0.6, 1.4),
+    "contrast": (0.7, 1.3),
+    "saturation": (0.5, 1.5),
+    "hue": (-0.06, 0.06),
+    "gamma": (0.7, 1.3),
+}
+MOTION_RANGES = {
+    "degrees": (-15.0, 15.0),
+    "translate_x": (-1 / 16, 1 / 16),
+    "translate_y": (-1 / 16, 1 / 16),
+    "scale": (0.9, 1.1),
+}
+BLUR_RANGES = {"sigma": (0.001, 0.5)}
+
+
+def image_views(
+    num_views: int = 32,
+    *,
+    color: float = 1.0,
+    motion: float = 1.0,
+    balanced: bool = False,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> "ImageViews":
+    """Return CoTTA's random views for classification: color, affine motion, blur, flip and noise.
+
+    Images are RGB or gray with values in [0, 1]. For images normalized outside the model give the ``mean`` and ``std``
+    of that normalization: a view then undoes it, augments, and normalizes again.
+
+    Args:
+        num_views: the number of views that a step averages over.
+        color: the fraction of the reference's ranges of brightness, contrast, saturation, hue and gamma to draw from,
+            about the middle of each range.
+        motion: likewise for rotation, translation and scale.
+        balanced: draw the views of a step together so that they cover the ranges evenly, instead of independently.
+        mean: the mean of a normalization outside the model, one value per channel.
+        std: the standard deviation of that normalization.
+
+    Returns:
+        An object that draws the views of each step.
+
+    Raises:
+        ConfigError: a value is out of range, or only one of ``mean`` and ``std`` is given.
+
+    >>> views = image_views(2).draw(torch.Generator().manual_seed(0))
+    >>> [view(lambda x: x.mean((2, 3)), torch.ones(1, 3, 8, 8)).shape for view in views]
+    [torch.Size([1, 3]), torch.Size([1, 3])]
+    """
+    if num_views < 1:
+        raise ConfigError(f"image_views needs at least one view, got {num_views}; for none at all give views=()")
+    for name, fraction in (("color", color), ("motion", motion)):
+        if not 0 <= fraction <= 1:
+            raise ConfigError(f"{name} is a fraction of the reference's ranges, from 0 to 1, got {fraction!r}")
+    means, stds = (None if values is None else tuple(float(value) for value in values) for values in (mean, std))
+    if (means is None) != (stds is None) or (means and stds and len(means) != len(stds)):
+        raise ConfigError(f"give mean and std together, one value per channel each, got {mean!r} and {std!r}")
+    if stds is not None and min(stds) <= 0:
+        raise ConfigError(f"std must be above 0, got {std!r}")
+    return ImageViews(num_views, mean=means, std=stds, color=color, motion=motion, balanced=balanced)
+
+
+def fast_image_views(
+    num_views: int = 8, *, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+) -> "ImageViews":
+    """Return few views that replace the reference's 32: balanced, and drawn from narrower ranges.
+
+    The constants were chosen by ``benchmarks/choose_fast_views.py``; ``docs/performance.md`` shows the error against
+    the number of views.
+
+    Args:
+        num_views: the number of views.
+        mean: see :func:`image_views`.
+        std: see :func:`image_views`.
+
+    Returns:
+        An object that draws the views of each step.
+    """
+    return image_views(num_views, color=0.75, motion=0.5, balanced=True, mean=mean, std=std)
+
+
+@dataclass(frozen=True)
+class ImageViews(DrawnViews):
+    """Random :class:`ImageView` draws, as :func:`image_views` documents them.
+
+    Attributes:
+        num_views: the number of views of a step.
+        mean: the mean of a normalization outside the model.
+        std: the standard deviation of that normalization.
+        color: the fraction of the color ranges.
+        motion: the fraction of the motion ranges.
+        balanced: whether the views of a step cover the ranges evenly.
+    """
+
+    num_views: int
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    color: float = 1.0
+    motion: float = 1.0
+    balanced: bool = False
+
+    @property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """The range of each uniformly drawn parameter."""
+        return (
+            {name: _shrink_range(*bounds, self.color) for name, bounds in COLOR_RANGES.items()}
+            | {name: _shrink_range(*bounds, self.motion) for name, bounds in MOTION_RANGES.items()}
+            | BLUR_RANGES
+        )
+
+    @property
+    def normalization(self) -> ImageNormalization:
+        """The normalization outside the model."""
+        return ImageNormalization(self.mean, self.std)
+
+    def check(self, x: Tensor) -> None:
+        """Raise an InputError unless x is a batch of images with values in the declared range.
+
+        Args:
+            x: the batch.
+        """
+        self.normalization.check(x)
+
+    @override
+    def draw(self, generator: torch.Generator) -> list[ImageView]:
+        ranges = self.ranges
+        orders, uniform, noise_seeds = [], [], []
+        for _ in range(self.num_views):
+            orders.append(torch.randperm(len(COLOR_RANGES), generator=generator).tolist())
+            uniform.append(torch.rand(len(ranges) + 1, generator=generator, dtype=torch.float64))
+            noise_seeds.append(int(torch.randint(2**62, (), generator=generator)))
+        rows = torch.stack(uniform)
+        if self.balanced:
+            rows = balance(rows, generator)
+            if self.num_views % 2 == 0:  # the order of colors is mirrored within a pair as well
+                orders[self.num_views // 2 :] = [order[::-1] for order in orders[: self.num_views // 2]]
+        views = []
+        for number, row in enumerate(rows.tolist()):
+            values = zip(ranges.items(), row, strict=False)  # the last number of a row decides the flip
+            parameters: dict[str, Any] = {name: low + (high - low) * place for (name, (low, high)), place in values}
+            views.append(
+                ImageView(
+                    normalization=self.normalization,
+                    check_range=number == 0,  # all views of a step get the same images
+                    color_order=tuple(orders[number]),
+                    flip=row[-1] < 0.5,
+                    noise_seed=noise_seeds[number],
+                    **parameters,
+                )
+            )
+        return views
+
+
+def balance(rows: Tensor, generator: torch.Generator) -> Tensor:
+    """Spread uniform numbers so that each column has one in each of ``len(rows)`` equal intervals.
+
+    An even number of rows comes in mirrored pairs: row i of the first half and row i of the second add up to 1. A
+    randomly picked row is as uniform as before, so a mean over the rows estimates the same quantity with less variance:
+    a Latin hypercube stratifies what varies slowly with a parameter, and antithetic pairs cancel what is linear in it.
+
+    >>> rows = balance(torch.rand(4, 2), torch.Generator().manual_seed(0))
+    >>> (4 * rows).long().sort(0).values.T.tolist(), torch.allclose(rows[:2] + rows[2:], torch.ones(2, 2))
+    ([[0, 1, 2, 3], [0, 1, 2, 3]], True)
+    """
+    num_rows, num_columns = rows.shape
+    if num_rows % 2:  # without pairs: a row that mirrors itself would always be the middle of the range
+        return (_permute_columns(num_rows, num_columns, generator) + rows) / num_rows
+    lower = (_permute_columns(num_rows // 2, num_columns, generator) + rows[: num_rows // 2]) / num_rows
+    first = torch.where(torch.rand(lower.shape, generator=generator) < 0.5, lower, 1 - lower)
+    return torch.cat([first, 1 - first])
+
+
+def _permute_columns(num_rows: int, num_columns: int, generator: torch.Generator) -> Tensor:
+    """Return a matrix whose columns are independent permutations of 0, ..., num_rows - 1."""
+    return torch.stack([torch.randperm(num_rows, generator=generator) for _ in range(num_columns)], 1)
+
+
+def _shrink_range(low: float, high: float, fraction: float) -> tuple[float, float]:
+    """Return the middle ``fraction`` of a range."""
+    middle, half = (low + high) / 2, fraction * (high - low) / 2
+    return (low, high) if fraction == 1 else (middle - half, middle + half)

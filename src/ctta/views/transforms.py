@@ -1,0 +1,122 @@
+"""Color and motion of image batches (N, 3 or 1, H, W) with values in [0, 1].
+
+torchvision would be a further dependency; its transforms draw from the global generator, and allocate a batch for each
+change of color, which costs more than the arithmetic. These work in place where they can.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+#: ITU-R 601 luma, to the four digits that torchvision uses.
+LUMA = (0.2989, 0.587, 0.114)
+
+
+def to_grayscale(image: Tensor) -> Tensor:
+    """Return the luma of every pixel, (N, 1, H, W)."""
+    if image.shape[1] == 1:
+        return image
+    red, green, blue = image.split(1, dim=1)
+    luma: Tensor = red.mul(LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
+    return luma
+
+
+def adjust_brightness_(image: Tensor, factor: float) -> None:
+    """Scale all values."""
+    image.mul_(factor).clamp_(0, 1)
+
+
+def adjust_contrast_(image: Tensor, factor: float) -> None:
+    """Scale the distance of values from each image's mean luma."""
+    mean = to_grayscale(image).mean((1, 2, 3), keepdim=True)
+    image.mul_(factor).add_(mean, alpha=1 - factor).clamp_(0, 1)
+
+
+def adjust_saturation_(image: Tensor, factor: float) -> None:
+    """Scale the distance of colors from each pixel's luma."""
+    if image.shape[1] == 3:
+        gray = to_grayscale(image)
+        image.mul_(factor).add_(gray, alpha=1 - factor).clamp_(0, 1)
+
+
+def adjust_gamma_(image: Tensor, gamma: float) -> None:
+    """Raise values to a power; values stay above zero, where the power may have no derivative."""
+    image.clamp_(1e-8, 1).pow_(gamma)
+
+
+def adjust_hue_(image: Tensor, turns: float) -> None:
+    """Rotate the hue of every pixel in HSV space by at most a sixth of the circle."""
+    if image.shape[1] == 1:
+        return
+    assert abs(turns) <= 1 / 6, "the distance of a hue from a peak is folded only once"
+    red, green, blue = image.unbind(1)
+    value, low = image.amax(1), image.amin(1)
+    spread = value - low
+    # The hue in sixths of the circle is the peak of the largest channel (red 0, green 2, blue 4) plus the position
+    # between the other two. lerp by a weight of 0 or 1 selects exactly, and several times faster than where.
+    red_leads, green_leads = (red == value).to(image.dtype), (green == value).to(image.dtype)
+    sixths = (red - green).lerp_(blue - red, green_leads).lerp_(green - blue, red_leads)
+    sixths /= spread.clamp_min(torch.finfo(image.dtype).tiny)  # the hue of gray does not matter
+    sixths += green_leads.mul_(-2).add_(4).mul_(1 - red_leads).add_(6 * turns)
+    for channel, peak in ((red, 0), (green, 2), (blue, 4)):
+        # A channel is full within a sixth of its peak, zero from two sixths on, and linear between;
+        # | |distance| - 3 | is the distance from the opposite side of the circle, also across its seam.
+        fullness = sixths.sub(peak).abs_().sub_(3).abs_().sub_(1).clamp_(0, 1)
+        torch.addcmul(low, spread, fullness, out=channel)
+
+
+@dataclass(frozen=True)
+class Motion:
+    """A rotation and scaling about the center of an image, then a translation by whole pixels.
+
+    Attributes:
+        degrees: the angle of the rotation.
+        scale: the factor of the scaling.
+        right: pixels to the right.
+        down: pixels downwards.
+    """
+
+    degrees: float
+    scale: float
+    right: int
+    down: int
+
+    def apply(self, image: Tensor, margin: int) -> Tensor:
+        """Return the moved image with a margin on every side; its edge values extend beyond the edge.
+
+        The reference implementation pads by half an image with edge values, moves, blurs and crops back. Sampling only
+        what the crop keeps, with border values beyond the edge, gives the same pixels for a quarter of the work.
+        """
+        height, width = image.shape[2:]
+        x = _pixel_offsets(width, margin, image)[None, :] - self.right
+        y = _pixel_offsets(height, margin, image)[:, None] - self.down
+        cos, sin = self._cos_sin
+        return _sample_bilinear(image, (x * cos + y * sin) / self.scale, (y * cos - x * sin) / self.scale)
+
+    def undo(self, logits: Tensor) -> Tensor:
+        """Return dense logits of the moved image, moved back; pixels out of sight take the nearest logits."""
+        height, width = logits.shape[2:]
+        x, y = _pixel_offsets(width, 0, logits)[None, :], _pixel_offsets(height, 0, logits)[:, None]
+        cos, sin = self._cos_sin
+        moved_x = (x * cos - y * sin) * self.scale + self.right
+        moved_y = (x * sin + y * cos) * self.scale + self.down
+        return _sample_bilinear(logits, moved_x, moved_y)
+
+    @property
+    def _cos_sin(self) -> tuple[float, float]:
+        return math.cos(math.radians(self.degrees)), math.sin(math.radians(self.degrees))
+
+
+def _pixel_offsets(size: int, margin: int, like: Tensor) -> Tensor:
+    """Return the offsets from the center of the pixels along an axis, with a margin on either side."""
+    return torch.arange(-margin, size + margin, device=like.device, dtype=like.dtype) - (size - 1) / 2
+
+
+def _sample_bilinear(image: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Return the image at offsets from its center."""
+    height, width = image.shape[2:]
+    grid = torch.stack([x * (2 / width), y * (2 / height)], -1).expand(len(image), -1, -1, -1)
+    return F.grid_sample(image, grid, mode="bilinear", padding_mode="border", align_corners=False)
