@@ -1,4 +1,4 @@
-"""Commands called as a person would, a small network in a file, and pictures."""
+"""Run commands in-process; a small network in a file, and image files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +8,8 @@ import numpy as np
 import typer
 from PIL import Image
 from typer.testing import CliRunner, Result
+
+from ctta.cli import is_user_error
 
 NETWORK = """
 import torch
@@ -27,41 +29,51 @@ def dense():
     return nn.Conv2d(3, 5, 1)
 """
 
+Command = Callable[..., Any] | typer.Typer
 
-def run(command: Callable[..., Any] | typer.Typer, *arguments: object) -> Result:
-    """Call a command; what it raises is in the result, as `main` would turn it into a line."""
+
+def invoke(command: Command, *arguments: object) -> Result:
+    """Run a command; an exception that it raises is in the result."""
     app = command if isinstance(command, typer.Typer) else typer.Typer(pretty_exceptions_enable=False)
     if app is not command:
         app.command()(command)
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def output(command: Callable[..., Any] | typer.Typer, *arguments: object) -> str:
-    """What a command that succeeds prints on standard output."""
-    result = run(command, *arguments)
+def output(command: Command, *arguments: object) -> str:
+    """Return what a successful command prints on standard output."""
+    result = invoke(command, *arguments)
     if result.exception:
         raise result.exception
-    assert result.exit_code == 0 and result.stderr == ""  # nobody watches, so no progress either
+    assert result.exit_code == 0 and result.stderr == ""  # no progress bars outside of a terminal
     return result.stdout
 
 
-def mistake(command: Callable[..., Any] | typer.Typer, *arguments: object) -> str:
-    """The one line that a person's mistake ends in."""
-    result = run(command, *arguments)
-    assert isinstance(result.exception, (ValueError, TypeError, OSError, ImportError)), result
+def user_error(command: Command, *arguments: object) -> str:
+    """Return the one line that a command reports for a user's mistake."""
+    result = invoke(command, *arguments)
+    assert result.exception is not None and is_user_error(result.exception), repr(result.exception)
     text = str(result.exception)
     assert text and "\n" not in text
     return text
 
 
-def network(folder: Path, function: str = "net") -> str:
-    """The name of a small network for images of 16x16."""
+def network_error(command: Command, *arguments: object) -> str:
+    """Return the note on an error of the network, which keeps its type and its traceback."""
+    error = invoke(command, *arguments).exception
+    assert isinstance(error, RuntimeError) and not is_user_error(error), repr(error)
+    (note,) = error.__notes__
+    return note
+
+
+def write_network(folder: Path, function: str = "net") -> str:
+    """Write a small network for images of 16x16, and return its name."""
     (folder / "network.py").write_text(NETWORK)
     return f"file:{folder / 'network.py'}:{function}"
 
 
-def write_pictures(folder: Path, numbers: range, *, side: int = 16) -> list[Path]:
-    """One picture for each number, the same each time."""
+def write_images(folder: Path, numbers: range, *, side: int = 16) -> list[Path]:
+    """Write one image per number, the same each time."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for number in numbers:

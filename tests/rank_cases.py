@@ -20,7 +20,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from command_line import write_pictures
+from command_line import write_images
 from torch import Tensor, nn
 
 import ctta
@@ -374,7 +374,7 @@ def the_command_gives_what_one_process_gives(folder: Path) -> None:
 def pictures_that_come_meanwhile_are_left_for_the_next_time(folder: Path) -> None:
     pictures, out = folder / f"seen-by-{world_size()}", folder / f"seen-by-{world_size()}.csv"
     if rank() == 0:
-        write_pictures(pictures, range(3))
+        write_images(pictures, range(3))
     check_same(data_parallel(Stream(ctta.Tent).model()))  # until the pictures are there
     found = sorted(pictures.rglob("*.png"))
     only_here = [found[0].with_name("0.png"), *found]  # as if it had come after the first rank looked

@@ -1,4 +1,4 @@
-"""The command: every happy path and its commonest mistakes, each mistake in one line."""
+"""The command ``ctta``: listings, benchmarks, and how errors are reported."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 class NeedsBatches(nn.Module):
-    # Fails where its BatchNorm does not use the statistics of the batch.
+    # Fails unless its BatchNorm uses the statistics of the batch.
 
     def __init__(self):
         super().__init__()
@@ -42,7 +42,7 @@ def tiny():
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A bench of seconds."""
+    """Return the arguments of a benchmark that takes seconds."""
     monkeypatch.chdir(tmp_path)
     Path("network.py").write_text(NETWORK)
     return [
@@ -60,7 +60,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def run(*arguments: str) -> int:
-    """The exit code, 1 for a message in place of a number."""
+    """Run the command and return its exit code."""
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     if isinstance(ended.value.code, str):
@@ -87,19 +87,19 @@ def test_methods_and_recipes_list_everything(capsys: pytest.CaptureFixture[str])
     assert "cifar10c-gradual" in capsys.readouterr().out
 
 
-def test_a_bench_prints_its_table_and_writes_its_report(bench: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_prints_a_table_and_writes_a_report(bench: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*bench, "--methods", "source,bn_stats", "--out", "mine") == 0
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
     assert [line.split()[0] for line in lines if line.startswith(("Source", "BN"))] == ["Source", "BN"]
     assert any("gau" in line and "jpe" in line and "mean" in line for line in lines)
-    assert captured.err == ""  # nobody watches, so no progress
+    assert captured.err == ""  # no progress bars outside of a terminal
     assert Path("mine/report/report.html").is_file()
     assert run("report", "mine", "--out", "page") == 0
     assert Path("page/report.html").is_file()
 
 
-def test_the_same_command_finds_its_run_again(bench: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_command_finds_its_run(bench: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*bench, "--methods", "source") == 0
     (folder,) = Path("runs").iterdir()
     before = (folder / "cells/source-standard/batches.jsonl").stat().st_mtime_ns
@@ -121,13 +121,13 @@ def test_the_same_command_finds_its_run_again(bench: list[str], capsys: pytest.C
         (["--set", "cotta.seed=3"], "seeds are given by --seeds"),
         (["--set", "tent.lr=-1"], "Invalid learning rate: -1"),
         (["--methods", "cota"], "no method 'cota'"),
-        (["--seeds", "one"], "seeds are whole numbers"),
+        (["--seeds", "one"], "expected seeds as integers such as 1,2,3 or 1-5, got 'one'"),
         (["--orders", "11"], "order must be"),
         (["--preset", "best"], "'best' is not one of"),
         (["--limit", "0"], "greater than or equal to 1"),
     ],
 )
-def test_mistakes_are_one_line(
+def test_user_errors_are_one_line(
     bench: list[str], arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(*bench, *arguments) in (1, 2)
@@ -158,13 +158,13 @@ def test_missing_things_are_named(
     assert message in capsys.readouterr().err
 
 
-def test_a_cell_that_fails_is_reported_and_the_exit_code_tells(
-    bench: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_cell_is_reported_and_sets_the_exit_code(bench: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     bench[bench.index("file:network.py:tiny")] = "file:network.py:NeedsBatches"
     assert run(*bench, "--methods", "source,bn_stats") == 1
     captured = capsys.readouterr()
-    assert captured.err == "source-standard: ValueError: no batch\n1 of 2 cells failed; the table is without them.\n"
+    assert (
+        captured.err == "source-standard: ValueError: no batch\n1 of 2 cells failed and are missing from the table.\n"
+    )
     assert "BN Stats" in captured.out
 
 
@@ -175,7 +175,7 @@ def test_without_the_extra_the_command_says_what_to_install() -> None:
     assert "pip install 'ctta[bench]'" in ended.stderr
 
 
-def test_a_table_is_turned_over_where_the_terminal_is_narrow(bench: list[str]) -> None:
+def test_a_table_is_transposed_in_a_narrow_terminal(bench: list[str]) -> None:
     assert run(*bench, "--methods", "source,bn_stats", "--out", "mine") == 0
     table = score_table([read_result(cell) for cell in sorted(Path("mine/cells").iterdir())])
     for width, heads in ((160, "gau"), (60, "BN Stats")):
@@ -191,7 +191,7 @@ def test_a_table_is_turned_over_where_the_terminal_is_narrow(bench: list[str]) -
 def test_the_demo_runs_its_tables(
     bench: list[str], full: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a network and a length of seconds."""
+    """With a small network and a short stream."""
     tiny = {"model": "file:network.py:tiny", "limit": 4, "batch_size": 4}
     for name, (recipe, options) in {**demo.SHORT, **demo.FULL}.items():
         tasks = demo.SHORT if name in demo.SHORT else demo.FULL

@@ -1,4 +1,4 @@
-"""``ctta adapt``: to one's own pictures, stopped and killed at any moment, gone on with."""
+"""``ctta adapt``: predictions for a folder of images, resumed after every kind of interruption."""
 
 import csv
 import json
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import mistake, network, output, run, write_pictures
+from command_line import invoke, network_error, output, user_error, write_images, write_network
 from filelock import FileLock
 
 import ctta
@@ -25,37 +25,37 @@ from ctta.inference.run import InferenceRun
 FEW_VIEWS = ("--set", "views=2", "--set", "threshold=1.1")
 
 
-class Camera:
-    """Pictures in a folder, and the options of a command on them."""
+class CameraFolder:
+    """A folder of images, and the options of a command on them."""
 
     def __init__(self, root: Path, count: int = 20) -> None:
         self.root, self.images = root, root / "camera"
         self.table, self.state = root / "table.csv", root / "state.safetensors"
-        self.paths = write_pictures(self.images, range(count))
-        self.options = ["--model", network(root), "--images", self.images, "--batch-size", 4, *FEW_VIEWS]
-        self.kept = [*self.options, "--out", self.table, "--state", self.state]
+        self.paths = write_images(self.images, range(count))
+        self.options = ["--model", write_network(root), "--images", self.images, "--batch-size", 4, *FEW_VIEWS]
+        self.resumable = [*self.options, "--out", self.table, "--state", self.state]
 
     def rows(self, table: Path | None = None) -> list[dict[str, str]]:
         with (table or self.table).open(newline="") as file:
             return list(csv.DictReader(file))
 
     def uninterrupted(self) -> bytes:
-        """The table without a state and without a break."""
+        """Return the table of a run without a state and without interruption."""
         table = self.root / "uninterrupted.csv"
         output(adapt, *self.options, "--out", table)
         return table.read_bytes()
 
 
 @pytest.fixture
-def camera(tmp_path: Path) -> Camera:
-    return Camera(tmp_path)
+def camera(tmp_path: Path) -> CameraFolder:
+    return CameraFolder(tmp_path)
 
 
-def test_every_picture_is_predicted_while_adapting(camera: Camera) -> None:
-    write_pictures(camera.images / "later", range(20, 22))
+def test_every_image_is_predicted_while_adapting(camera: CameraFolder) -> None:
+    write_images(camera.images / "later", range(20, 22))
     text = output(adapt, *camera.options, "--out", camera.table)
     assert f"{camera.table} has 22 rows, 22 of them new." in text and "cotta: mean confidence 0." in text
-    model = ctta.CoTTA(models.load(network(camera.root)), views=ctta.views.image_views(2), threshold=1.1)
+    model = ctta.CoTTA(models.load(write_network(camera.root)), views=ctta.views.image_views(2), threshold=1.1)
     paths = [*camera.paths, camera.images / "later/020.png", camera.images / "later/021.png"]
     for number in range(6):
         batch = paths[4 * number : 4 * number + 4]
@@ -72,7 +72,7 @@ def test_every_picture_is_predicted_while_adapting(camera: Camera) -> None:
     assert len(camera.rows()) == 22
 
 
-def test_names_of_classes_and_what_the_source_says(camera: Camera) -> None:
+def test_class_names_and_comparison_with_the_source(camera: CameraFolder) -> None:
     names = camera.root / "names.txt"
     names.write_text("bird\ncat\ndog, small\nfrog\nship\n")
     summary = json.loads(
@@ -80,7 +80,7 @@ def test_names_of_classes_and_what_the_source_says(camera: Camera) -> None:
     )
     rows = camera.rows()
     words = names.read_text().splitlines()
-    source = models.load(network(camera.root))(read_images(camera.paths, None)).argmax(1)
+    source = models.load(write_network(camera.root))(read_images(camera.paths, None)).argmax(1)
     for row, label in zip(rows, source.tolist(), strict=True):
         assert row["name"] == words[int(row["class"])]
         assert (row["source_class"], row["source_name"]) == (str(label), words[label])
@@ -90,9 +90,9 @@ def test_names_of_classes_and_what_the_source_says(camera: Camera) -> None:
     assert summary["confidence"] == pytest.approx(mean, abs=1e-5)
 
 
-#: Starts the command again and again in processes that are killed in the middle of writing rows, or between the rows
-#: and the state; after each, prints how it ended and how many rows of the table are complete.
-KILLED_OFTEN = """
+#: Runs the command repeatedly in processes that are killed in the middle of writing rows, or between the rows and the
+#: state; after each, prints its exit code and how many rows of the table are complete.
+KILL_SCRIPT = """
 import json, os, signal, sys
 from pathlib import Path
 import torch, typer
@@ -102,11 +102,11 @@ from ctta.cli.adapt import adapt
 
 append, save = PredictionFile.append, run.save
 
-def half_a_row(file, rows):
+def write_half_a_row(file, rows):
     with file.path.open("a") as stream:
         stream.write("000.png,1")
 
-def killed_at(number, function, before=lambda *given: None):
+def kill_at_call(number, function, before=lambda *given: None):
     calls = 0
     def replacement(*given):
         nonlocal calls
@@ -121,15 +121,15 @@ def child(where, number, seconds_between_saves, arguments):
     torch.set_num_threads(1)
     run.SECONDS_BETWEEN_SAVES = seconds_between_saves
     if where == "rows":
-        PredictionFile.append = killed_at(number, append, half_a_row)
+        PredictionFile.append = kill_at_call(number, append, write_half_a_row)
     else:
-        run.save = killed_at(number, save)
+        run.save = kill_at_call(number, save)
     app = typer.Typer()
     app.command()(adapt)
     app(args=arguments)
 
 kills, table, *arguments = sys.argv[1:]
-torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])  # imports much, here once for all
+torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])  # imports a lot, here once for all
 for kill in json.loads(kills):
     process = os.fork()
     if process == 0:
@@ -139,19 +139,19 @@ for kill in json.loads(kills):
 """
 
 
-def test_killed_and_started_again_the_table_is_identical(camera: Camera) -> None:
+def test_the_table_is_identical_after_kills(camera: CameraFolder) -> None:
     expected = camera.uninterrupted()
-    #: Where, at which call, seconds between saves; and how many rows the table then has.
+    # Where, at which call, seconds between saves; and how many rows the table then has.
     kills = {("rows", 3, 1000): 8, ("state", 1, 0): 4, ("state", 3, 0): 12, ("rows", 2, 0): 12, ("rows", 1, 0): 12}
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", KILLED_OFTEN, json.dumps(list(kills)), camera.table, *camera.kept]
+    command = [sys.executable, "-c", KILL_SCRIPT, json.dumps(list(kills)), camera.table, *camera.resumable]
     ended = subprocess.run([str(part) for part in command], env=environment, capture_output=True, text=True)
     assert ended.stdout == "".join(f"{-signal.SIGKILL} {rows}\n" for rows in kills.values()), ended.stderr
-    assert "20 rows, 8 of them new" in output(adapt, *camera.kept)
+    assert "20 rows, 8 of them new" in output(adapt, *camera.resumable)
     assert camera.table.read_bytes() == expected
 
 
-def test_ctrl_c_ends_after_the_step_and_loses_nothing(camera: Camera, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_waits_for_the_step_and_loses_nothing(camera: CameraFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = camera.uninterrupted()
     process_batch = InferenceRun.process_batch
 
@@ -162,89 +162,92 @@ def test_ctrl_c_ends_after_the_step_and_loses_nothing(camera: Camera, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(InferenceRun, "process_batch", interrupted)
-        result = run(adapt, *camera.kept)
+        result = invoke(adapt, *camera.resumable)
     assert result.exit_code == 130
-    assert f"Stopped. The state is {camera.state}; the same command goes on" in result.stderr
+    assert f"Stopped. The adapted model is saved in {camera.state}; run the same command again" in result.stderr
     assert len(camera.rows()) == 12
-    text = output(adapt, *camera.kept)
-    assert "8 of them new" in text and "done again" not in text
+    text = output(adapt, *camera.resumable)
+    assert "8 of them new" in text and "processed again" not in text
     assert camera.table.read_bytes() == expected
 
 
-def test_a_second_ctrl_c_within_a_step_loses_that_step_only(camera: Camera, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_ctrl_c_interrupts_the_step_and_loses_only_that(
+    camera: CameraFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = camera.uninterrupted()
     process_batch = InferenceRun.process_batch
 
     def stopped(run: InferenceRun, x: torch.Tensor, names: list[str]) -> None:
         process_batch(run, x, names)
-        if run.model.num_steps == 3:  # when the model is a step further than what may be saved
+        if run.model.num_steps == 3:  # the model is one step ahead of what may be saved
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
         patch.setattr(InferenceRun, "process_batch", stopped)
         patch.setattr("ctta.inference.run.SECONDS_BETWEEN_SAVES", 0)
-        result = run(adapt, *camera.kept)
+        result = invoke(adapt, *camera.resumable)
     assert result.exit_code == 130
-    assert "12 of them new" in output(adapt, *camera.kept)
+    assert "12 of them new" in output(adapt, *camera.resumable)
     assert camera.table.read_bytes() == expected
 
 
-def test_pictures_that_come_later_are_done_later(camera: Camera) -> None:
-    output(adapt, *camera.kept)
+def test_new_images_are_processed_later(camera: CameraFolder) -> None:
+    output(adapt, *camera.resumable)
     first = camera.table.read_text()
-    assert output(adapt, *camera.kept) == f"Nothing new: all 20 pictures are in {camera.table}.\n"
-    early, late = write_pictures(camera.images / "000", range(2))
-    output(adapt, *camera.kept)
+    assert output(adapt, *camera.resumable) == f"No new images: all 20 are in {camera.table}.\n"
+    early, late = write_images(camera.images / "000", range(2))
+    output(adapt, *camera.resumable)
     assert camera.table.read_text().startswith(first)
     assert [(row["image"], row["batch"]) for row in camera.rows()[20:]] == [("000/000.png", "5"), ("000/001.png", "5")]
-    model = ctta.load(camera.state, models.load(network(camera.root)))
+    model = ctta.load(camera.state, models.load(write_network(camera.root)))
     assert model.num_steps == 6 and model.hyperparameters["threshold"] == 1.1
     early.unlink(), late.unlink()
-    assert "Nothing new: all 22 pictures" in output(adapt, *camera.kept)
+    assert "No new images: all 22 are" in output(adapt, *camera.resumable)
 
 
-def test_another_folder_goes_on_with_the_stream_and_its_settings(camera: Camera) -> None:
-    output(adapt, *camera.kept)
-    write_pictures(camera.root / "next day", range(30, 34))
+def test_another_folder_continues_the_stream_with_its_settings(camera: CameraFolder) -> None:
+    output(adapt, *camera.resumable)
+    write_images(camera.root / "next day", range(30, 34))
     table = camera.root / "tables" / "next.csv"
-    arguments = ["--model", network(camera.root), "--images", camera.root / "next day", "--out", table]
+    arguments = ["--model", write_network(camera.root), "--images", camera.root / "next day", "--out", table]
     assert "4 of them new" in output(adapt, *arguments, "--state", camera.state)
     assert [row["batch"] for row in camera.rows(table)] == ["5"] * 4
 
 
-def test_a_broken_picture_stops_and_can_be_replaced(camera: Camera) -> None:
+def test_a_broken_image_can_be_replaced(camera: CameraFolder) -> None:
     expected = camera.uninterrupted()
     content = camera.paths[13].read_bytes()
     camera.paths[13].write_bytes(content[:50])
-    assert "013.png is missing, truncated or no picture" in mistake(adapt, *camera.kept)
+    assert "013.png is missing, truncated or no picture" in user_error(adapt, *camera.resumable)
     assert len(camera.rows()) == 12
     camera.paths[13].write_bytes(content)
-    assert "8 of them new" in output(adapt, *camera.kept)
+    assert "8 of them new" in output(adapt, *camera.resumable)
     assert camera.table.read_bytes() == expected
 
 
-def test_what_killed_saves_left_behind_is_removed(camera: Camera) -> None:
+def test_temporary_files_of_killed_saves_are_removed(camera: CameraFolder) -> None:
     (camera.root / f".{camera.state.name}.0123abcd.tmp").write_bytes(b"half a state")
-    output(adapt, *camera.kept)
+    output(adapt, *camera.resumable)
     assert not list(camera.root.glob(".*"))
 
 
-def test_rows_that_a_state_does_not_know_are_kept_aside(camera: Camera) -> None:
-    output(adapt, *camera.kept)
+def test_rows_that_the_state_does_not_include_are_backed_up(camera: CameraFolder) -> None:
+    output(adapt, *camera.resumable)
     finished = camera.table.read_bytes()
     camera.state.unlink()
-    assert "exists, and there is no state at" in mistake(adapt, *camera.kept)
+    assert "exists but no state at" in user_error(adapt, *camera.resumable)
     ctta.save(
-        ctta.CoTTA(models.load(network(camera.root)), views=ctta.views.image_views(2), threshold=1.1), camera.state
+        ctta.CoTTA(models.load(write_network(camera.root)), views=ctta.views.image_views(2), threshold=1.1),
+        camera.state,
     )
-    assert "20 pictures were done again" in output(adapt, *camera.kept)
+    assert "20 images were processed again" in output(adapt, *camera.resumable)
     assert camera.table.with_name("table.csv.before").read_bytes() == finished == camera.table.read_bytes()
 
 
-def test_mistakes_are_one_line(camera: Camera) -> None:
-    model, options = network(camera.root), camera.options
-    wrong = partial(mistake, adapt, *options, "--out", camera.root / "other.csv")
+def test_user_errors_are_one_line(camera: CameraFolder) -> None:
+    model, options = write_network(camera.root), camera.options
+    wrong = partial(user_error, adapt, *options, "--out", camera.root / "other.csv")
     assert "must be one of 'source'" in wrong("--method", "cota")
     assert "CoTTA has no setting 'restor'; it has optimizer, decay, restore," in wrong("--set", "restor=0.1")
     assert "restore is a number such as 0.01, got 'much'" in wrong("--set", "restore=much")
@@ -252,18 +255,18 @@ def test_mistakes_are_one_line(camera: Camera) -> None:
     assert "Tent has no setting 'views'" in wrong("--method", "tent")
     assert "holds no pictures" in wrong("--images", camera.root / "nowhere")
     assert "no network" in wrong("--model", "resnet50")
-    assert "the device 'cuda:99' cannot be used" in wrong("--device", "cuda:99")
-    assert "failed on 4 images of 32x32" in wrong("--size", 32, 32)
-    (camera.root / "other.csv").unlink()
+    assert "cannot use device 'cuda:99'" in wrong("--device", "cuda:99")
     names = camera.root / "names.txt"
     names.write_text("one\ntwo\n")
-    assert "2 names for the network's 5 classes" in wrong("--classes", names)
+    assert "2 class names for a network with 5 classes" in wrong("--classes", names)
     (camera.root / "other.csv").unlink()
-    assert "one class per image" in wrong("--model", network(camera.root, "dense"))
-    output(adapt, *camera.kept)
-    assert "table.csv exists, and there is no state given" in mistake(adapt, *options, "--out", camera.table)
-    assert "begun with restore=0.01, and now restore=0.5" in mistake(adapt, *camera.kept, "--set", "restore=0.5")
-    assert "saved by cotta, not by tent" in mistake(
+    assert "expected logits of shape (N, classes)" in wrong("--model", write_network(camera.root, "dense"))
+    output(adapt, *camera.resumable)
+    assert "table.csv exists but no state was given" in user_error(adapt, *options, "--out", camera.table)
+    assert "was saved with restore=0.01, got restore=0.5" in user_error(
+        adapt, *camera.resumable, "--set", "restore=0.5"
+    )
+    assert "saved by cotta, not by tent" in user_error(
         adapt,
         "--model",
         model,
@@ -276,16 +279,21 @@ def test_mistakes_are_one_line(camera: Camera) -> None:
         "--method",
         "tent",
     )
-    assert "fingerprint" in mistake(adapt, *camera.kept, "--model", network(camera.root, "other_weights"))
-    assert "has the columns image,batch,class,confidence" in mistake(adapt, *camera.kept, "--compare")
+    assert "fingerprint" in user_error(adapt, *camera.resumable, "--model", write_network(camera.root, "other_weights"))
+    assert "has the columns image,batch,class,confidence" in user_error(adapt, *camera.resumable, "--compare")
     with FileLock(camera.state.with_name("state.safetensors.lock")):
-        assert "another process is adapting with" in mistake(adapt, *camera.kept)
+        assert "is in use by another process" in user_error(adapt, *camera.resumable)
     frozen = ctta.load(camera.state, models.load(model)).freeze()
     ctta.save(frozen, camera.state)
-    assert "was saved frozen" in mistake(adapt, *camera.kept)
+    assert "was saved frozen" in user_error(adapt, *camera.resumable)
 
 
-def test_settings_as_typed() -> None:
+def test_an_error_of_the_network_keeps_its_type_and_gets_a_note(camera: CameraFolder) -> None:
+    arguments = [*camera.options, "--out", camera.table, "--size", 32, 32]
+    assert "The network failed on a batch of shape (4, 3, 32, 32)" in network_error(adapt, *arguments)
+
+
+def test_parsed_settings() -> None:
     found = parse_hyperparameters(
         ctta.CoTTA, ["optimizer=SGD", "lr=1e-2", "optimizer.momentum=0.9", "gate=element", "views=0"]
     )
@@ -306,19 +314,19 @@ def test_settings_as_typed() -> None:
         parse_hyperparameters(ctta.Source, ["lr=1"])
 
 
-def test_a_guard_watches_and_goes_on_watching(camera: Camera) -> None:
-    """All is well: the table is the same as without it; and what happened is on record."""
+def test_a_guard_is_kept_by_the_state(camera: CameraFolder) -> None:
+    """Without events the table is the same as without a guard; loading is logged."""
     text = output(adapt, *camera.options, "--out", camera.table, "--state", camera.state, "--guard")
     assert camera.table.read_bytes() == camera.uninterrupted()
-    assert "Guard: all was well." in text
-    write_pictures(camera.images / "later", range(20, 24))
-    outcome = json.loads(output(adapt, *camera.kept, "--json"))
+    assert "Guard: no events." in text
+    write_images(camera.images / "later", range(20, 24))
+    outcome = json.loads(output(adapt, *camera.resumable, "--json"))
     assert outcome["num_images"] == 4 and outcome["method"] == "cotta" and set(outcome["events"]) == {"load"}
     lines = (camera.root / "table.audit.jsonl").read_text().splitlines()
     assert [json.loads(line)["kind"] for line in lines] == ["load"]
 
 
-def test_a_state_without_a_guard_gets_none(camera: Camera) -> None:
-    output(adapt, *camera.kept)
-    write_pictures(camera.images / "later", range(20, 24))
-    assert "was begun without a guard" in mistake(adapt, *camera.kept, "--guard")
+def test_a_state_without_a_guard_does_not_get_one(camera: CameraFolder) -> None:
+    output(adapt, *camera.resumable)
+    write_images(camera.images / "later", range(20, 24))
+    assert "was saved without a guard" in user_error(adapt, *camera.resumable, "--guard")

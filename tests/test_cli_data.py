@@ -1,11 +1,11 @@
-"""``ctta data``: what is there, what can be fetched, and where it lies."""
+"""``ctta data``: what can be downloaded, what is cached, and where."""
 
 import hashlib
 import json
 from pathlib import Path
 
 import pytest
-from command_line import mistake, output, run
+from command_line import invoke, output, user_error
 from download_server import serving
 
 from ctta.cli import data as module
@@ -21,7 +21,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_get_prints_the_path_of_what_it_fetched(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_get_prints_the_path_of_the_download(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with serving(CONTENT) as server:
         md5 = hashlib.md5(CONTENT).hexdigest()
@@ -33,13 +33,13 @@ def test_get_prints_the_path_of_what_it_fetched(cache: Path, monkeypatch: pytest
     assert find("weights") == cache / "weights.pt"
 
 
-def test_list_tells_what_is_in_the_cache(cache: Path, tmp_path: Path) -> None:
+def test_list_says_what_is_cached(cache: Path, tmp_path: Path) -> None:
     (cache / "cifar10").mkdir(parents=True)
     text = output(data, "list")
     lines = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line}
     assert lines["cifar10-c"] == ["2.9", "GB", "no"]
     assert lines["cifar10"] == ["yes"] and lines["imagenet-c/noise"] == ["no"]
-    assert f"The cache is {cache}. Fetch with: ctta data get NAME" in text
+    assert f"Cache folder: {cache}\nDownload with: ctta data get NAME\n" in text
     rows = {row["name"]: row for row in json.loads(output(data, "list", "--json"))}
     assert list(rows) == list(DATASETS)
     assert rows["cifar10"] == {"name": "cifar10", "bytes": None, "path": str(cache / "cifar10")}
@@ -47,7 +47,7 @@ def test_list_tells_what_is_in_the_cache(cache: Path, tmp_path: Path) -> None:
     assert not any(row["path"] for row in json.loads(output(data, "list", "--json", "--cache", tmp_path / "other")))
 
 
-def test_find_never_fetches_and_says_how_to(cache: Path, tmp_path: Path) -> None:
+def test_find_never_downloads_and_says_how_to(cache: Path, tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match=r"cifar10-c is missing\); run: ctta data get cifar10-c$"):
         find("cifar10-c")
     with pytest.raises(DownloadError, match=r"wrn28-10-standard.pt is missing\); run: ctta data get wrn28"):
@@ -60,16 +60,16 @@ def test_find_never_fetches_and_says_how_to(cache: Path, tmp_path: Path) -> None
         find("wrn28-10-standard")
 
 
-def test_mistakes_are_one_line(cache: Path) -> None:
-    assert mistake(data, "get", "cifar-10").startswith("unknown dataset 'cifar-10'; expected one of cifar10-c, ")
-    assert run(data, "get").exit_code == 2
+def test_user_errors_are_one_line(cache: Path) -> None:
+    assert user_error(data, "get", "cifar-10").startswith("unknown dataset 'cifar-10'; expected one of cifar10-c, ")
+    assert invoke(data, "get").exit_code == 2
 
 
-def test_ctrl_c_says_how_to_go_on(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_says_how_to_resume(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(name: str, cache: Path | None) -> Path:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "download", stopped)
-    result = run(data, "get", "cifar10-c")
+    result = invoke(data, "get", "cifar10-c")
     assert (result.exit_code, result.stdout) == (130, "")
-    assert "The same command goes on where it was." in result.stderr
+    assert "Run the same command again to resume." in result.stderr

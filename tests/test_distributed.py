@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import rank_cases
 import torch
-from command_line import network, write_pictures
+from command_line import write_images, write_network
 from rank_cases import CASES, VIEWS, Stream
 
 import ctta
@@ -86,8 +86,8 @@ def test_two_and_three_ranks_give_what_one_process_gives_and_end_when_one_is_kil
 
 def bench_and_adapt(folder: Path) -> dict[str, list[str]]:
     """The commands' words by name; noted for the ranks, and to be run by this process too."""
-    write_pictures(folder / "pictures", range(5))
-    model = network(folder)
+    write_images(folder / "pictures", range(5))
+    model = write_network(folder)
     cells = "--methods source,tent --limit 5 --batch-size 3 --threads 1"
     bench = f"bench embedded --model {network_for_cifar(folder)} {cells}"
     adapt = f"adapt --model {model} --images {folder / 'pictures'} --batch-size 3 --method tent --compare"
@@ -125,7 +125,7 @@ def check_commands(folder: Path, commands: dict[str, list[str]]) -> None:
     assert len(tables[0]) == 6
     for one, ranks in zip(*([line.split(",") for line in table] for table in tables), strict=True):
         assert ranks[:3] == one[:3]
-    assert ctta.load(folder / "by-ranks.safetensors", ctta.models.load(network(folder))).num_steps == 2
+    assert ctta.load(folder / "by-ranks.safetensors", ctta.models.load(write_network(folder))).num_steps == 2
 
 
 def test_a_process_by_itself_is_a_world_of_one() -> None:

@@ -237,7 +237,7 @@ def test_ctrl_c_leaves_a_run_that_can_be_gone_on_with(
     os.killpg(process.pid, signal.SIGINT)
     message = process.communicate()[1]
     assert process.returncode == 130
-    assert message == "Stopped; the same command goes on from what was saved.\n"
+    assert message == "Stopped. Run the same command again to resume.\n"
     if workers == "0":
         begun = [Path(cell.folder) for cell in run.cells if Path(cell.folder).exists() and not cell.is_complete]
         (state,) = begun[0].glob("state-*.safetensors")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import mistake, network
+from command_line import user_error, write_network
 from serving import SIZE, Client, png, serving_here, tent
 
 from ctta.cli.serve import serve
@@ -95,10 +95,10 @@ def test_tokens_come_from_files_or_the_environment(tmp_path: Path) -> None:
 def test_mistakes_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("CTTA_SERVE")]:
         monkeypatch.delenv(name)
-    spec = network(tmp_path)
-    assert "so a token is needed" in mistake(serve, "--model", spec, "--host", "0.0.0.0")
-    assert "method must be one of" in mistake(serve, "--model", spec, "--method", "magic")
-    assert "no setting 'speed'" in mistake(serve, "--model", spec, "--set", "speed=1")
-    assert "share of time" in mistake(serve, "--model", spec, "--budget", 2, "--size", *SIZE)
-    assert "the network failed on" in mistake(serve, "--model", spec, "--size", 2, 2)
-    assert "workers need as many" in mistake(serve, "--model", spec, "--workers", 3, "--live-streams", 2)
+    spec = write_network(tmp_path)
+    assert "so a token is needed" in user_error(serve, "--model", spec, "--host", "0.0.0.0")
+    assert "method must be one of" in user_error(serve, "--model", spec, "--method", "magic")
+    assert "no setting 'speed'" in user_error(serve, "--model", spec, "--set", "speed=1")
+    assert "share of time" in user_error(serve, "--model", spec, "--budget", 2, "--size", *SIZE)
+    assert "the network failed on" in user_error(serve, "--model", spec, "--size", 2, 2)
+    assert "workers need as many" in user_error(serve, "--model", spec, "--workers", 3, "--live-streams", 2)
