@@ -202,7 +202,8 @@ def test_new_images_are_processed_later(camera: CameraFolder) -> None:
     assert [(row["image"], row["batch"]) for row in camera.rows()[20:]] == [("000/000.png", "5"), ("000/001.png", "5")]
     model = ctta.load(camera.state, models.load(write_network(camera.root)))
     assert model.num_steps == 6 and model.hyperparameters["threshold"] == 1.1
-    early.unlink(), late.unlink()
+    early.unlink()
+    late.unlink()
     assert "No new images: all 22 are" in output(adapt, *camera.resumable)
 
 

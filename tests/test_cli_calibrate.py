@@ -120,7 +120,8 @@ def test_the_simplest_method_that_none_significantly_beats_is_recommended(tmp_pa
         source, bn_stats, *cotta = num_wrong
         tuner.trials = [trial("Source", source), trial("BN Stats", bn_stats)]
         tuner.trials += [trial("CoTTA", wrong, learning_rate=lr, restore=0.01) for lr, wrong in enumerate(cotta)]
-        return tuner.recommended.method, tuner.best_candidate and tuner.best_candidate.learning_rate
+        best = tuner.best_candidate
+        return tuner.recommended.method, None if best is None else best.learning_rate
 
     assert found(50, 48, 47, 46) == ("Source", 0)
     assert found(50, 40, 38, 39) == ("BN Stats", 0)

@@ -27,7 +27,8 @@ def test_an_npz_becomes_a_folder_like_cifar_c(sample: Path, tmp_path: Path) -> N
     folder = tmp_path / "made"
     text = output(corrupt, sample, folder, "--corruptions", "brightness,contrast", "--seed", 3)
     assert text == (
-        f'{folder} contains 2 corruptions at severities 1, 2, 3, 4, 5.\nRead it with: ctta.datasets.CifarC("{folder}")\n'
+        f"{folder} contains 2 corruptions at severities 1, 2, 3, 4, 5.\n"
+        f'Read it with: ctta.datasets.CifarC("{folder}")\n'
     )
     made = np.load(folder / "contrast.npy")
     assert (made[24:] == ctta.corruptions.corrupt(IMAGES, "contrast", 5, seed=3)).all()
