@@ -15,7 +15,7 @@ from hold_out import hold_out_stream
 from torch import Tensor
 
 import ctta
-from ctta.serve.window import Window
+from ctta.serve.stream import SampleWindow
 
 PER_CORRUPTION = 100
 #: Shares of the statistics by number of images.
@@ -33,9 +33,9 @@ def images_and_labels(cifar: Path) -> tuple[Tensor, Tensor]:
 def error_of(cifar: Path, model: ctta.AdaptiveModel, size: int) -> float:
     """One image at a time, as the service does it."""
     images, labels = images_and_labels(cifar)
-    window, wrong = Window(size, every=1), 0
+    window, wrong = SampleWindow(size, update_every=1), 0
     for image, label in zip(images.split(1), labels, strict=True):
-        logits = model(window.batch(image))
+        logits = model(window.make_batch(image))
         window.push(image, updated=False)
         wrong += int(logits[-1].argmax() != label)
     return wrong / len(images)

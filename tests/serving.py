@@ -21,7 +21,7 @@ from torch import Tensor
 
 import ctta
 from ctta import models
-from ctta.serve import Service, Tokens, application
+from ctta.serve import Service, Tokens, create_app
 
 PATIENCE = 120.0  # seconds; the machines are shared
 SIZE = (16, 16)
@@ -94,7 +94,7 @@ class Server:
 @contextmanager
 def serving_here(service: Service, tokens: Tokens = Tokens()) -> Iterator[Client]:  # noqa: B008
     """The application on a port of this machine, in a thread of this process."""
-    config = uvicorn.Config(application(service, tokens), port=0, log_level="error", lifespan="on")
+    config = uvicorn.Config(create_app(service, tokens), port=0, log_level="error", lifespan="on")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -17,7 +17,7 @@ INFER, ADMIN = "i" * 20, "a" * 20
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("door")
-    with serving_here(Service(tent(folder), folder / "state", size=SIZE), Tokens(INFER, ADMIN)) as client:
+    with serving_here(Service(tent(folder), folder / "state", image_size=SIZE), Tokens(INFER, ADMIN)) as client:
         assert client.call("POST", "/streams/a/image", data=png()).status_code == 200
         yield client.address
 
@@ -68,7 +68,7 @@ def test_with_tokens_other_hosts_are_fine_but_other_origins_are_not(address: str
 
 
 def test_without_tokens_only_this_machine_is_answered(tmp_path: Path) -> None:
-    with serving_here(Service(tent(tmp_path), tmp_path / "state", size=SIZE)) as client:
+    with serving_here(Service(tent(tmp_path), tmp_path / "state", image_size=SIZE)) as client:
         assert client.call("POST", "/streams/a/image", data=png()).status_code == 200
         for host in ("evil.example", "127.0.0.1.evil.example:80", ""):
             assert client.call("GET", "/streams", headers={"Host": host}).status_code in (400, 403)

@@ -20,7 +20,7 @@ CLASSES = ["bird", "cat", "dog", "frog", "ship"]
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     folder = tmp_path_factory.mktemp("page")
-    service = Service(Guarded(tent(folder)), folder / "state", size=SIZE, classes=CLASSES, window=0)
+    service = Service(Guarded(tent(folder)), folder / "state", image_size=SIZE, class_names=CLASSES, window_size=0)
     with serving_here(service, TOKENS) as client:
         for number in range(6):
             for name in ("camera2", "camera10", "ward.A"):

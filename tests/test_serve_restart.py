@@ -16,7 +16,7 @@ from torch import Tensor
 import ctta
 from ctta.guard import Guarded
 from ctta.models import load as load_network
-from ctta.serve import Service, method_by_name
+from ctta.serve import Service, build_method
 from ctta.serve.stream import ServedStream
 
 NAMES = ("left", "right", "Left.2")
@@ -46,7 +46,7 @@ def test_a_stop_writes_every_stream_and_a_start_brings_it_back_bit_for_bit(tmp_p
     # And as a stream that never left this process.
     server = Server(state, *options)
     model = Guarded(
-        method_by_name(load_network(server.spec), "cotta_fast", ["views=2"]),
+        build_method(load_network(server.spec), "cotta_fast", ["views=2"]),
         admission=ctta.guard.Admission(low=0, high=1),
     )
     for name in NAMES:
@@ -61,7 +61,7 @@ def test_a_stop_writes_every_stream_and_a_start_brings_it_back_bit_for_bit(tmp_p
 def new_stream(folder: Path, model: ctta.AdaptiveModel) -> ServedStream:
     service = Service(model, folder / f"alone-{len(list(folder.iterdir()))}")
     service.release()
-    return service.factory.new("alone")
+    return service.factory.create("alone")
 
 
 def test_a_kill_loses_no_more_than_since_the_last_snapshot(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_kill_loses_no_more_than_since_the_last_snapshot(tmp_path: Path) -> No
         for name in NAMES:
             number = client.json("GET", f"/streams/{name}")["updates"]
             assert 1 <= number <= done[name] + 1  # the last may have been saved and not yet answered
-            alone = method_by_name(net, "tent")
+            alone = build_method(net, "tent")
             for place in range(number):
                 alone(batch(name, place))
             file = tmp_path / f"{name}.safetensors"
@@ -112,7 +112,7 @@ def test_a_kill_loses_no_more_than_since_the_last_snapshot(tmp_path: Path) -> No
 def test_half_a_snapshot_is_none(tmp_path: Path) -> None:
     """What a kill leaves behind in the middle of a save is swept away, and the one before counts."""
     service = Service(tent(tmp_path), tmp_path / "state")
-    stream = service.factory.new("a")
+    stream = service.factory.create("a")
     stream.infer(images(40), adapt=True)
     service.factory.snapshots.write(stream)
     unfinished = tmp_path / "state/streams/a/unfinished-2"
@@ -120,8 +120,8 @@ def test_half_a_snapshot_is_none(tmp_path: Path) -> None:
     (unfinished / "state.safetensors").write_bytes(b"half")
     service.release()
     again = Service(tent(tmp_path), tmp_path / "state")
-    assert list(again.store.entries) == ["a"] and not unfinished.exists()
-    assert again.factory.from_disk("a").num_updates == 1
+    assert list(again.store.slots) == ["a"] and not unfinished.exists()
+    assert again.factory.read("a").num_updates == 1
     again.release()
 
 
@@ -129,18 +129,18 @@ def test_half_a_deletion_is_a_whole_one(tmp_path: Path, monkeypatch: pytest.Monk
     """Killed while it deletes a stream, a service starts again, and without it."""
     service = Service(tent(tmp_path), tmp_path / "state")
     for name in ("a", "b"):
-        service.factory.snapshots.write(service.factory.new(name))
+        service.factory.snapshots.write(service.factory.create(name))
 
     def killed_in_the_middle(folder: Path, **_: object) -> None:
         for file in folder.rglob("window.safetensors"):
             file.unlink()
 
     with monkeypatch.context() as patched:
-        patched.setattr("ctta.serve.snapshots.shutil.rmtree", killed_in_the_middle)
+        patched.setattr("ctta.serve.persistence.shutil.rmtree", killed_in_the_middle)
         service.factory.snapshots.delete("a")
     service.release()
     again = Service(tent(tmp_path), tmp_path / "state")
-    assert list(again.store.entries) == ["b"]
+    assert list(again.store.slots) == ["b"]
     assert [path.name for path in (tmp_path / "state/streams").iterdir()] == ["b"]
     again.release()
 
@@ -148,13 +148,13 @@ def test_half_a_deletion_is_a_whole_one(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_damaged_stream_does_not_keep_the_others_from_being_served(tmp_path: Path) -> None:
     service = Service(tent(tmp_path), tmp_path / "state")
     for name in ("a", "b", "c"):
-        service.factory.snapshots.write(service.factory.new(name))
+        service.factory.snapshots.write(service.factory.create(name))
     service.release()
     streams = tmp_path / "state/streams"
     (streams / "a/1/window.safetensors").write_bytes(b"not this")
     (streams / "c/1/window.safetensors").unlink()
     again = Service(tent(tmp_path), tmp_path / "state")
-    assert list(again.store.entries) == ["b"]
+    assert list(again.store.slots) == ["b"]
     lines = [json.loads(line) for line in (tmp_path / "state/audit.jsonl").read_text().splitlines()]
     assert [line["stream"] for line in lines if line["kind"] == "damaged"] == ["a", "c"]
     kept = sorted(path.parents[1].name.rpartition("-")[2] for path in streams.glob(".damaged-*/1/state.safetensors"))
@@ -166,25 +166,25 @@ def test_a_disk_that_fails_at_the_start_is_not_taken_for_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = Service(tent(tmp_path), tmp_path / "state")
-    service.factory.snapshots.write(service.factory.new("a"))
+    service.factory.snapshots.write(service.factory.create("a"))
     service.release()
 
     def failing(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, "input/output error")
 
     with monkeypatch.context() as patched, pytest.raises(OSError, match="input/output error"):
-        patched.setattr("ctta.serve.snapshots.safe_open", failing)
+        patched.setattr("ctta.serve.persistence.safe_open", failing)
         Service(tent(tmp_path), tmp_path / "state")
     assert (tmp_path / "state/streams/a/1/state.safetensors").exists()
 
 
 def test_a_stream_that_is_no_longer_finite_comes_back_and_can_be_reset(tmp_path: Path) -> None:
     service = Service(tent(tmp_path), tmp_path / "state")
-    stream = service.factory.new("a")
+    stream = service.factory.create("a")
     with torch.no_grad():
         next(stream.model.student.parameters()).fill_(torch.nan)
     service.factory.snapshots.write(stream)
-    back = service.factory.from_disk("a")
+    back = service.factory.read("a")
     back.act("reset")
     assert back.infer(images(40), adapt=True).logits.isfinite().all()
     service.release()

@@ -19,15 +19,14 @@ from serving import SIZE, Client, images, png, serving_here, tent
 import ctta
 from ctta.datasets.arrays import to_unit_floats
 from ctta.serve import Limits, Service
-from ctta.serve.errors import Refusal
-from ctta.serve.names import folder_of, name_of
-from ctta.serve.stream import ServedStream
-from ctta.serve.window import Window
+from ctta.serve.errors import ApiError
+from ctta.serve.persistence import directory_name, parse_directory_name
+from ctta.serve.stream import SampleWindow, ServedStream
 
 
 def test_requests_predict_and_adapt_as_the_model_itself_does(tmp_path: Path) -> None:
     model = tent(tmp_path)
-    with serving_here(Service(model, tmp_path / "state", size=SIZE, window=0)) as client:
+    with serving_here(Service(model, tmp_path / "state", image_size=SIZE, window_size=0)) as client:
         for step in range(3):
             answer = client.infer("camera", images(4, step))
             assert np.array_equal(answer["logits"].astype(np.float32), model(images(4, step)).numpy())
@@ -45,7 +44,7 @@ def test_requests_predict_and_adapt_as_the_model_itself_does(tmp_path: Path) -> 
 def test_single_images_are_normalised_with_those_before(tmp_path: Path) -> None:
     """As the window says: the source first, then the model on the last images, with an update now and then."""
     model, source = tent(tmp_path, batch_stats=0.5), ctta.Source(tent(tmp_path).source)
-    service = Service(model, tmp_path / "state", size=SIZE, window=6, update_every=3)
+    service = Service(model, tmp_path / "state", image_size=SIZE, window_size=6, update_every=3)
     pictures = [png(seed) for seed in range(12)]
     pixels = np.stack([np.array(Image.open(io.BytesIO(picture))) for picture in pictures])
     x = to_unit_floats(pixels).contiguous()
@@ -66,26 +65,28 @@ def test_single_images_are_normalised_with_those_before(tmp_path: Path) -> None:
 
 
 def test_a_window_keeps_the_newest_images() -> None:
-    window = Window(4, 2)
+    window = SampleWindow(4, 2)
     for number in range(6):
         window.push(torch.full((1, 1, 1, 1), float(number)), updated=False)
-    assert window.batch(torch.full((1, 1, 1, 1), 9.0)).flatten().tolist() == [3, 4, 5, 9]
-    assert window.batch(torch.zeros(5, 1, 1, 1)).shape == (5, 1, 1, 1)
-    assert window.batch(torch.zeros(1, 1, 2, 2)).shape == (1, 1, 2, 2)  # of another size, so alone
+    assert window.make_batch(torch.full((1, 1, 1, 1), 9.0)).flatten().tolist() == [3, 4, 5, 9]
+    assert window.make_batch(torch.zeros(5, 1, 1, 1)).shape == (5, 1, 1, 1)
+    assert window.make_batch(torch.zeros(1, 1, 2, 2)).shape == (1, 1, 2, 2)  # of another size, so alone
 
 
 def test_classes_have_names(tmp_path: Path) -> None:
     names = ["bird", "cat", "dog", "frog", "ship"]
-    with serving_here(Service(tent(tmp_path), tmp_path / "state", size=SIZE, classes=names)) as client:
+    with serving_here(Service(tent(tmp_path), tmp_path / "state", image_size=SIZE, class_names=names)) as client:
         answer = client.json("POST", "/streams/a/image", data=png(side=40))  # of another size, so resized
         assert answer["label"] == names[answer["class"]]
     with pytest.raises(ValueError, match="2 names for the network's 5 classes"):
-        Service(tent(tmp_path), tmp_path / "other", size=SIZE, classes=["cat", "dog"])
+        Service(tent(tmp_path), tmp_path / "other", image_size=SIZE, class_names=["cat", "dog"])
 
 
 def test_two_hundred_streams_on_a_small_cap_are_as_if_each_were_alone(tmp_path: Path) -> None:
-    model, limits = tent(tmp_path), Limits(live_streams=3, streams=200)
-    with serving_here(Service(model, tmp_path / "state", size=SIZE, limits=limits, window=0, workers=2)) as client:
+    model, limits = tent(tmp_path), Limits(max_live_streams=3, max_streams=200)
+    with serving_here(
+        Service(model, tmp_path / "state", image_size=SIZE, limits=limits, window_size=0, num_workers=2)
+    ) as client:
         for number in range(200):
             client.infer(f"s{number}", images(2, number))
         again = [*range(0, 200, 25), 199]
@@ -103,20 +104,22 @@ def test_two_hundred_streams_on_a_small_cap_are_as_if_each_were_alone(tmp_path: 
 
 
 def test_streams_share_the_source(tmp_path: Path) -> None:
-    service = Service(tent(tmp_path), tmp_path / "state", size=SIZE, limits=Limits(live_streams=2), workers=1)
+    service = Service(
+        tent(tmp_path), tmp_path / "state", image_size=SIZE, limits=Limits(max_live_streams=2), num_workers=1
+    )
     with serving_here(service) as client:
         for name in ("a", "b", "c", "a"):
             client.infer(name, images(40))
-        live = [entry.stream for entry in service.store.entries.values() if entry.stream]
+        live = [entry.stream for entry in service.store.slots.values() if entry.stream]
         assert {stream.name for stream in live} == {"a", "c"}  # one of them came back from disk
         assert all(stream.model.source is service.factory.template.source for stream in live)
 
 
 def test_memory_is_capped(tmp_path: Path) -> None:
     one = sum(value.nbytes for value in tent(tmp_path).student.state_dict().values())
-    limits = Limits(memory=4 * one)  # Adam keeps moments of the few parameters that TENT trains
+    limits = Limits(max_live_bytes=4 * one)  # Adam keeps moments of the few parameters that TENT trains
     with serving_here(
-        Service(tent(tmp_path), tmp_path / "state", size=SIZE, limits=limits, window=0, workers=1)
+        Service(tent(tmp_path), tmp_path / "state", image_size=SIZE, limits=limits, window_size=0, num_workers=1)
     ) as client:
         for number in range(8):
             client.infer(f"s{number}", images(2))
@@ -127,7 +130,7 @@ def test_two_clients_on_one_stream_take_turns(tmp_path: Path) -> None:
     """Each update counts once, and the answers are those of one order in which the requests came."""
     model = tent(tmp_path)
     x = images(4)
-    with serving_here(Service(model, tmp_path / "state", size=SIZE, window=0, workers=2)) as client:
+    with serving_here(Service(model, tmp_path / "state", image_size=SIZE, window_size=0, num_workers=2)) as client:
 
         def send(_number: int) -> dict[str, Any]:
             return Client(client.address).infer("shared", x)
@@ -141,11 +144,13 @@ def test_two_clients_on_one_stream_take_turns(tmp_path: Path) -> None:
 
 
 def test_full_queues_ask_to_come_back_later(tmp_path: Path) -> None:
-    service = Service(tent(tmp_path), tmp_path / "state", size=SIZE, limits=Limits(queue=2), window=0, workers=1)
+    service = Service(
+        tent(tmp_path), tmp_path / "state", image_size=SIZE, limits=Limits(max_queue=2), window_size=0, num_workers=1
+    )
     with serving_here(service) as client:
         client.infer("busy", images(4))
         release, waiting = threading.Event(), 3
-        stream = service.store.entries["busy"].stream
+        stream = service.store.slots["busy"].stream
         assert stream
         infer = stream.infer
         stream.infer = lambda x, adapt: (release.wait(60), infer(x, adapt=adapt))[1]  # type: ignore[method-assign]
@@ -164,18 +169,18 @@ def test_full_queues_ask_to_come_back_later(tmp_path: Path) -> None:
 
 
 def test_a_body_that_is_allowed_alone_finds_room_alone(tmp_path: Path) -> None:
-    limits = Limits(body=2**20, bodies=2**10)  # as --body makes it, which only raises the first
-    with serving_here(Service(tent(tmp_path), tmp_path / "state", size=SIZE, limits=limits)) as client:
+    limits = Limits(max_body_bytes=2**20, max_total_body_bytes=2**10)  # as --body makes it, which only raises the first
+    with serving_here(Service(tent(tmp_path), tmp_path / "state", image_size=SIZE, limits=limits)) as client:
         assert client.call("PUT", "/streams/a/state", data=bytes(2**12)).status_code == 400  # and not 429, for ever
 
 
 def test_time_runs_out_for_a_request_but_not_for_its_update(tmp_path: Path) -> None:
-    service = Service(tent(tmp_path), tmp_path / "state", size=SIZE, window=0, workers=1)
+    service = Service(tent(tmp_path), tmp_path / "state", image_size=SIZE, window_size=0, num_workers=1)
     with serving_here(service) as client:
         client.infer("slow", images(4))
-        service.store.limits = Limits(seconds=0.3)
+        service.store.limits = Limits(request_timeout=0.3)
         release = threading.Event()
-        stream = service.store.entries["slow"].stream
+        stream = service.store.slots["slow"].stream
         assert stream
         infer = stream.infer
         stream.infer = lambda x, adapt: (release.wait(60), infer(x, adapt=adapt))[1]  # type: ignore[method-assign]
@@ -183,14 +188,16 @@ def test_time_runs_out_for_a_request_but_not_for_its_update(tmp_path: Path) -> N
         queued = client.call("POST", "/streams/slow/image", data=png())
         release.set()
         assert (begun.status_code, queued.status_code) == (504, 503) and queued.headers["Retry-After"]
-    kept = Service(tent(tmp_path), tmp_path / "state", size=SIZE)
-    assert kept.factory.snapshots.summary("slow")["updates"] == 2  # the one that had begun
+    kept = Service(tent(tmp_path), tmp_path / "state", image_size=SIZE)
+    assert kept.factory.snapshots.read_summary("slow")["updates"] == 2  # the one that had begun
     kept.release()
 
 
 def test_a_stop_in_the_middle_of_a_snapshot_waits_for_it(tmp_path: Path) -> None:
     """Two threads that write one stream at once would spoil each other's files."""
-    service = Service(tent(tmp_path), tmp_path / "state", size=SIZE, window=0, workers=2, snapshot_every=0.01)
+    service = Service(
+        tent(tmp_path), tmp_path / "state", image_size=SIZE, window_size=0, num_workers=2, snapshot_interval=0.01
+    )
     store, writing, release = service.store, threading.Event(), threading.Event()
     write, under_way, at_once = service.factory.snapshots.write, [0], []
 
@@ -206,7 +213,7 @@ def test_a_stop_in_the_middle_of_a_snapshot_waits_for_it(tmp_path: Path) -> None
 
     async def stop_while_saving() -> None:
         await service.infer("a", images(4), adapt=True)
-        saving = asyncio.create_task(store.save_now_and_then())
+        saving = asyncio.create_task(store.autosave_loop())
         await asyncio.to_thread(writing.wait, 60)
         saving.cancel()
         asyncio.get_running_loop().call_later(0.2, release.set)
@@ -217,24 +224,26 @@ def test_a_stop_in_the_middle_of_a_snapshot_waits_for_it(tmp_path: Path) -> None
     asyncio.run(stop_while_saving())
     service.release()
     assert set(at_once) == {1}
-    assert service.factory.from_disk("a").num_updates == 1
+    assert service.factory.read("a").num_updates == 1
 
 
 def test_a_stream_that_is_refused_at_once_leaves_nothing_behind(tmp_path: Path) -> None:
-    service = Service(tent(tmp_path), tmp_path / "state", size=SIZE, limits=Limits(total_queue=1), workers=1)
+    service = Service(
+        tent(tmp_path), tmp_path / "state", image_size=SIZE, limits=Limits(max_total_queue=1), num_workers=1
+    )
 
     async def crowd() -> list[object]:
         sent = [service.infer(f"s{number}", images(4), adapt=True) for number in range(5)]
         return await asyncio.gather(*sent, return_exceptions=True)
 
     answers = asyncio.run(crowd())
-    assert sum(isinstance(answer, Refusal) and answer.status == 429 for answer in answers) == 4
-    assert list(service.store.entries) == ["s0"]
+    assert sum(isinstance(answer, ApiError) and answer.status == 429 for answer in answers) == 4
+    assert list(service.store.slots) == ["s0"]
     service.release()
 
 
 def test_an_exhausted_budget_leaves_updates_out_and_says_so(tmp_path: Path) -> None:
-    service = Service(tent(tmp_path), tmp_path / "state", size=SIZE, window=0, budget=1e-9)
+    service = Service(tent(tmp_path), tmp_path / "state", image_size=SIZE, window_size=0, time_budget=1e-9)
     with serving_here(service) as client:
         assert client.infer("a", images(4))["adapted"]
         assert not client.infer("a", images(4))["adapted"]
@@ -247,7 +256,7 @@ def test_an_exhausted_budget_leaves_updates_out_and_says_so(tmp_path: Path) -> N
 
 
 def test_an_operator_resets_freezes_and_deletes(tmp_path: Path) -> None:
-    with serving_here(Service(tent(tmp_path), tmp_path / "state", size=SIZE, window=0)) as client:
+    with serving_here(Service(tent(tmp_path), tmp_path / "state", image_size=SIZE, window_size=0)) as client:
         first = client.infer("a", images(4))
         client.infer("a", images(4, 1))
         assert client.json("POST", "/streams/a/freeze")["frozen"]
@@ -266,7 +275,7 @@ def test_an_operator_resets_freezes_and_deletes(tmp_path: Path) -> None:
 
 def test_a_state_comes_down_and_goes_up(tmp_path: Path) -> None:
     model = tent(tmp_path)
-    with serving_here(Service(model, tmp_path / "state", size=SIZE, window=0)) as client:
+    with serving_here(Service(model, tmp_path / "state", image_size=SIZE, window_size=0)) as client:
         model(images(4)), client.infer("a", images(4))
         file = tmp_path / "a.safetensors"
         file.write_bytes(client.state("a"))
@@ -289,13 +298,13 @@ def test_weights_that_are_not_finite_do_not_go_up(tmp_path: Path) -> None:
     with torch.no_grad():
         next(model.student.parameters()).fill_(torch.nan)
     ctta.save(model, file)
-    with serving_here(Service(tent(tmp_path), tmp_path / "state", size=SIZE)) as client:
+    with serving_here(Service(tent(tmp_path), tmp_path / "state", image_size=SIZE)) as client:
         refused = client.call("PUT", "/streams/a/state", data=file.read_bytes())
     assert refused.status_code == 400 and "not finite" in refused.json()["error"]
 
 
 def test_a_disk_that_fails_for_a_while_is_no_reason_to_delete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    service = Service(tent(tmp_path), tmp_path / "state", size=SIZE, window=0)
+    service = Service(tent(tmp_path), tmp_path / "state", image_size=SIZE, window_size=0)
     with serving_here(service) as client:
 
         def fail(*_: object, **__: object) -> None:
@@ -319,10 +328,10 @@ def test_a_folder_is_of_one_process_and_of_one_method(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a", "A", "a.b", "_"[:0] + "x_41", "9-", "Z" * 64])
 def test_names_and_folders_go_both_ways(name: str) -> None:
-    assert name_of(folder_of(name)) == name
-    assert folder_of(name) == folder_of(name).lower()
+    assert parse_directory_name(directory_name(name)) == name
+    assert directory_name(name) == directory_name(name).lower()
 
 
 @pytest.mark.parametrize("folder", ["..", ".a", "A", "_zz", "_2e_2e", "a_", "x" * 70])
 def test_other_folders_are_no_streams(folder: str) -> None:
-    assert name_of(folder) is None
+    assert parse_directory_name(folder) is None

@@ -81,20 +81,20 @@ def serve(
     except ModuleNotFoundError as error:
         raise ImportError(f"serving needs {error.name}, which is not installed: pip install 'ctta[serve]'") from error
     tokens = serving.read_tokens(token_file, admin_token_file)
-    serving.check_address(host, tokens)
+    serving.check_host(host, tokens)
     class_names = read_class_names(classes)
     limits = serving.Limits(
-        live_streams=live_streams,
-        streams=streams,
-        memory=memory * 2**20,
-        queue=queue,
-        body=body * 2**20,
-        batch=batch,
-        seconds=timeout,
+        max_live_streams=live_streams,
+        max_streams=streams,
+        max_live_bytes=memory * 2**20,
+        max_queue=queue,
+        max_body_bytes=body * 2**20,
+        max_batch=batch,
+        request_timeout=timeout,
     )
     torch.set_num_threads(threads)
     net = load_network(model, device)
-    adaptive: AdaptiveModel = serving.method_by_name(net, method, with_seed(settings, seed))
+    adaptive: AdaptiveModel = serving.build_method(net, method, with_seed(settings, seed))
     size = size or ((32, 32) if model == "embedded" else None)
     if guard:
         adaptive = Guarded(adaptive, admission=Admission(low=0, high=1, any_size=size is None))
@@ -103,14 +103,14 @@ def serve(
             adaptive,
             folder,
             name=name,
-            size=size,
-            classes=class_names,
-            window=window,
+            image_size=size,
+            class_names=class_names,
+            window_size=window,
             update_every=update_every,
-            budget=budget,
+            time_budget=budget,
             limits=limits,
-            workers=workers,
-            snapshot_every=snapshot_every,
+            num_workers=workers,
+            snapshot_interval=snapshot_every,
         )
 
         def on_listening(address: str) -> None:

@@ -1,20 +1,33 @@
-"""Streams of images over HTTP, each adapting by itself: the extra ``ctta[serve]``.
+"""HTTP service for streams of images, each of which adapts on its own; needs the extra ``ctta[serve]``.
+
+A request passes eight modules at most from the socket to its answer:
+
+1. ``app``: the ASGI application that uvicorn calls; routing, errors to JSON
+2. ``auth``: bearer token, host and origin
+3. ``limits``: the body, read within the limits
+4. ``protocol`` (Open Inference Protocol) or ``routes`` (images, operators, live page): bytes to tensors and back
+5. ``service``: checks of the images
+6. ``store``: the queue of the stream, a worker thread, room in memory
+7. ``stream``: window, time budget, and the call of the model
+8. ``metrics``: counts on the way out
+
+If the stream is new or on disk, ``persistence`` creates or reads it between 6 and 7. Of the others, ``errors`` and
+``schemas`` hold what several modules share, ``audit`` records what happens to streams, and ``server`` starts uvicorn.
 
 >>> import tempfile, ctta, torch
 >>> from ctta.guard import Guarded
->>> from ctta.serve import Service, application
+>>> from ctta.serve import Service, create_app
 >>> net = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.Flatten(), torch.nn.Linear(192, 10))
->>> with tempfile.TemporaryDirectory() as folder:
-...     app = application(Service(Guarded(ctta.Tent(net)), folder, size=(8, 8)))    # for uvicorn, in one process
+>>> with tempfile.TemporaryDirectory() as directory:
+...     app = create_app(Service(Guarded(ctta.Tent(net)), directory, image_size=(8, 8)))    # for uvicorn, one process
 >>> app.title
 'ctta serve'
 """
 
-from ctta.serve.app import application
-from ctta.serve.auth import Tokens
-from ctta.serve.choice import method_by_name
+from ctta.serve.app import create_app
+from ctta.serve.auth import Tokens, check_host, read_tokens
 from ctta.serve.limits import Limits
-from ctta.serve.running import check_address, read_tokens, serve
-from ctta.serve.service import Service
+from ctta.serve.server import serve
+from ctta.serve.service import Service, build_method
 
-__all__ = ["Limits", "Service", "Tokens", "application", "check_address", "method_by_name", "read_tokens", "serve"]
+__all__ = ["Limits", "Service", "Tokens", "build_method", "check_host", "create_app", "read_tokens", "serve"]

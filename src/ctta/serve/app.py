@@ -3,102 +3,112 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import ctta
-from ctta.serve.auth import Door, Tokens
-from ctta.serve.bodies import Bodies
-from ctta.serve.errors import Refusal
-from ctta.serve.metrics import Metrics
-from ctta.serve.page import page_routes
+from ctta.errors import InputError
+from ctta.serve.auth import Authenticator, Tokens
+from ctta.serve.errors import INTERNAL, ApiError
+from ctta.serve.limits import BodyReader
+from ctta.serve.metrics import ServiceMetrics
 from ctta.serve.protocol import protocol_routes
-from ctta.serve.schemas import problems
+from ctta.serve.routes import page_routes, stream_routes
+from ctta.serve.schemas import error_responses
 from ctta.serve.service import Service
-from ctta.serve.stream_routes import stream_routes
-
-METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS")  # told apart in the metrics
 
 logger = logging.getLogger("ctta.serve")
 
 
-def application(service: Service, tokens: Tokens = Tokens()) -> FastAPI:  # noqa: B008  # frozen
-    """Everything that the service answers to; for uvicorn, in one process.
+def create_app(service: Service, tokens: Tokens = Tokens()) -> FastAPI:  # noqa: B008  # frozen
+    """Return the ASGI application of a service, for uvicorn in a single process.
 
     Args:
-        service: that does the work; its streams are written when the application ends.
-        tokens: without any, it must be reachable from this machine only.
+        service: The service; its streams are saved when the application shuts down.
+        tokens: Bearer tokens; without any, the application must be reachable from this machine only.
+
+    Returns:
+        The application.
     """
-    app = FastAPI(title="ctta serve", version=ctta.__version__, docs_url=None, redoc_url=None, lifespan=_life(service))
-    door, bodies = Door(tokens), Bodies(service.limits)
-    app.include_router(protocol_routes(service, door, bodies))
-    app.include_router(stream_routes(service, door, bodies))
-    app.include_router(page_routes(door))
+    app = FastAPI(
+        title="ctta serve", version=ctta.__version__, docs_url=None, redoc_url=None, lifespan=_lifespan(service)
+    )
+    auth, read_body = Authenticator(tokens), BodyReader(service.limits)
+    app.include_router(protocol_routes(service, auth, read_body))
+    app.include_router(stream_routes(service, auth, read_body))
+    app.include_router(page_routes(auth))
 
-    @app.get("/metrics", dependencies=[Depends(door.infer)], responses=problems(), response_class=PlainTextResponse)
+    @app.get(
+        "/metrics",
+        dependencies=[Depends(auth.require_infer)],
+        responses=error_responses(),
+        response_class=PlainTextResponse,
+    )
     async def metrics() -> Response:
-        return Response(service.metrics.text(service.store), media_type="text/plain; version=0.0.4")
+        """Return metrics for Prometheus."""
+        return Response(service.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
-    app.add_exception_handler(Refusal, _refused)
-    app.add_exception_handler(HTTPException, _refused)
-    app.add_exception_handler(RequestValidationError, _refused)
-    app.add_exception_handler(Exception, _failed)
-    app.add_middleware(_Measured, metrics=service.metrics)
-    _describe_without_422(app)
+    async def handle_unexpected_error(request: Request, error: Exception) -> Response:
+        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        service.metrics.count_failure(INTERNAL)
+        return JSONResponse({"error": "the service failed: see its log"}, 500)
+
+    for kind in (ApiError, InputError, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, _handle_error)
+    app.add_exception_handler(Exception, handle_unexpected_error)
+    app.add_middleware(_MetricsMiddleware, metrics=service.metrics)
+    _remove_status_422(app)
     return app
 
 
-def _life(service: Service) -> Any:
+def _lifespan(service: Service) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
-    async def life(app: FastAPI) -> AsyncIterator[None]:
-        saving = asyncio.create_task(service.store.save_now_and_then())
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        autosave = asyncio.create_task(service.store.autosave_loop())
         try:
             yield
         finally:
-            saving.cancel()
+            autosave.cancel()
             with suppress(asyncio.CancelledError):
-                await saving
+                await autosave
             await service.store.close()
             service.release()
 
-    return life
+    return lifespan
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    """Every refusal in the protocol's form."""
+async def _handle_error(request: Request, error: Exception) -> Response:
+    """Answer with an error in the form of the Open Inference Protocol."""
     headers: dict[str, str] = {}
-    if isinstance(error, Refusal):
-        status, reason = error.status, error.reason
-        if error.retry_after is not None:
-            headers["Retry-After"] = str(error.retry_after)
-        if status == 401:
-            headers["WWW-Authenticate"] = "Bearer"
-    elif isinstance(error, HTTPException):
-        status, reason = error.status_code, str(error.detail)
-        headers |= dict(error.headers or {})
-    else:
-        assert isinstance(error, RequestValidationError)
-        wrong = [f"{'.'.join(str(part) for part in each['loc'][1:])}: {each['msg']}" for each in error.errors()]
-        status, reason = 400, "; ".join(wrong)
-    return JSONResponse({"error": reason}, status, headers)
+    match error:
+        case ApiError():
+            status, message = error.status, error.message
+            if error.retry_after is not None:
+                headers["Retry-After"] = str(error.retry_after)
+            if status == 401:
+                headers["WWW-Authenticate"] = "Bearer"
+        case HTTPException():
+            status, message = error.status_code, str(error.detail)
+            headers |= dict(error.headers or {})
+        case RequestValidationError():
+            status = 400
+            message = "; ".join(f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in error.errors())
+        case _:  # InputError
+            status, message = 400, str(error).strip().splitlines()[0]
+    return JSONResponse({"error": message}, status, headers)
 
 
-async def _failed(request: Request, error: Exception) -> Response:
-    logger.error("a request failed", exc_info=error)
-    return JSONResponse({"error": "the service failed; its log says more"}, 500)
+class _MetricsMiddleware:
+    """Count every request by its route, and forbid browsers to guess the type of an answer."""
 
-
-class _Measured:
-    """Counts every request by the route that answered it, and adds a header to each answer."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: ServiceMetrics) -> None:
         self.app, self.metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,7 +117,7 @@ class _Measured:
             return
         started, status = time.monotonic(), 500
 
-        async def watched(message: Message) -> None:
+        async def send_and_observe(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -115,19 +125,18 @@ class _Measured:
             await send(message)
 
         try:
-            await self.app(scope, receive, watched)
+            await self.app(scope, receive, send_and_observe)
         finally:
             route = getattr(scope.get("route"), "path", "none")
-            method = scope["method"] if scope["method"] in METHODS else "other"
-            self.metrics.count_request(method, route, status, time.monotonic() - started)
+            self.metrics.count_request(scope["method"], route, status, time.monotonic() - started)
 
 
-def _describe_without_422(app: FastAPI) -> None:
-    """FastAPI describes its own form of refusals for parameters; ours have the form and the status of all others."""
-    described = app.openapi()
-    for operations in described["paths"].values():
+def _remove_status_422(app: FastAPI) -> None:
+    """Remove the errors that FastAPI describes for invalid parameters: here they are like all others, with 400."""
+    schema = app.openapi()
+    for operations in schema["paths"].values():
         for operation in operations.values():
             operation["responses"].pop("422", None)
     for name in ("HTTPValidationError", "ValidationError"):
-        described.get("components", {}).get("schemas", {}).pop(name, None)
-    app.openapi_schema = described
+        schema.get("components", {}).get("schemas", {}).pop(name, None)
+    app.openapi_schema = schema

@@ -1,15 +1,66 @@
-"""What a client is told where its request cannot be served."""
+"""Errors of the HTTP API, and failures that are the service's own fault."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ctta.errors import InputError
+
+logger = logging.getLogger("ctta.serve")
+
+OUT_OF_MEMORY, INTERNAL = "out_of_memory", "internal"  # causes of a failure, as the metrics count them
+_RETRY_AFTER_OUT_OF_MEMORY = 10  # seconds
 
 
-class Refusal(Exception):
-    """An answer that is no success.
+class ApiError(Exception):
+    """An answer with an HTTP error status.
 
     Args:
-        status: of HTTP.
-        reason: one sentence that says what to do.
-        retry_after: seconds after which the same request may succeed, if it may.
+        status: HTTP status code.
+        message: One sentence for the client that says what is wrong and what to do.
+        retry_after: Seconds after which the same request may succeed; None if it will not.
     """
 
-    def __init__(self, status: int, reason: str, *, retry_after: int | None = None) -> None:
-        super().__init__(reason)
-        self.status, self.reason, self.retry_after = status, reason, retry_after
+    def __init__(self, status: int, message: str, *, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.retry_after = status, message, retry_after
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether a device or the machine ran out of memory.
+
+    >>> is_out_of_memory(RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"))
+    True
+    """
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    # On the CPU, and on some accelerators, torch raises a plain RuntimeError.
+    text = str(error)
+    return isinstance(error, RuntimeError) and ("out of memory" in text.lower() or "DefaultCPUAllocator" in text)
+
+
+@contextmanager
+def hide_internal_errors(task: str, on_failure: Callable[[str], None]) -> Iterator[None]:
+    """Turn errors that are not the client's fault into an :class:`ApiError` that withholds their text.
+
+    ``ApiError`` and ``InputError`` pass. Everything else is logged with its traceback, counted, and answered with
+    status 500, or 503 if memory ran out.
+
+    Args:
+        task: What is done within, for the log.
+        on_failure: Called with the cause, ``"out_of_memory"`` or ``"internal"``.
+    """
+    try:
+        yield
+    except (ApiError, InputError):
+        raise
+    except Exception as error:
+        logger.error("%s failed", task, exc_info=error)
+        if is_out_of_memory(error):
+            on_failure(OUT_OF_MEMORY)
+            message = "the service ran out of memory; nothing was changed: send the request again later"
+            raise ApiError(503, message, retry_after=_RETRY_AFTER_OUT_OF_MEMORY) from error
+        on_failure(INTERNAL)
+        raise ApiError(500, "the network or the service failed; nothing was changed: see the service's log") from error

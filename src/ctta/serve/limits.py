@@ -1,30 +1,115 @@
-"""How much the service takes on before it refuses."""
+"""Limits of a service, and request bodies that are read within them."""
 
+import asyncio
 import math
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, fields
+
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from ctta.errors import ConfigError
+from ctta.serve.errors import ApiError
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Caps, each with a default that suits one machine."""
+    """Limits beyond which requests are rejected; the defaults suit one machine.
 
-    live_streams: int = 64  # in memory at once; the others wait on disk
-    streams: int = 10_000  # in memory and on disk
-    memory: int = 4 * 2**30  # bytes of all live streams, without the source that they share
-    queue: int = 16  # requests that wait for one stream
-    total_queue: int = 256  # requests that wait for all streams
-    body: int = 16 * 2**20  # bytes of a request
-    bodies: int = 128 * 2**20  # bytes of all requests at once
-    batch: int = 256  # images of a request
-    side: int = 2048  # pixels of an image, where the service has no size of its own
-    picture: int = 32_000_000  # pixels of a picture file before it is resized
-    seconds: float = 60.0  # until a request is given up
-    connections: int = 512
+    Attributes:
+        max_live_streams: Streams in memory at once; the others are on disk.
+        max_streams: Streams in memory and on disk.
+        max_live_bytes: Memory of all live streams, without the source network that they share.
+        max_queue: Requests that wait for one stream.
+        max_total_queue: Requests that wait for any stream.
+        max_body_bytes: Size of a request body.
+        max_total_body_bytes: Size of all request bodies that are being handled.
+        max_batch: Images in a request.
+        max_side: Height and width of an image in pixels, for a service without an image size.
+        max_image_pixels: Pixels of an image file before it is resized.
+        request_timeout: Seconds until a request is given up.
+        max_connections: Open connections.
+    """
+
+    max_live_streams: int = 64
+    max_streams: int = 10_000
+    max_live_bytes: int = 4 * 2**30
+    max_queue: int = 16
+    max_total_queue: int = 256
+    max_body_bytes: int = 16 * 2**20
+    max_total_body_bytes: int = 128 * 2**20
+    max_batch: int = 256
+    max_side: int = 2048
+    max_image_pixels: int = 32_000_000
+    request_timeout: float = 60.0
+    max_connections: int = 512
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"the limit {field.name} must be positive, got {value!r}")
-        if self.live_streams > self.streams:
-            raise ValueError(f"{self.live_streams} live streams are more than the {self.streams} streams allowed")
+                raise ConfigError(f"the limit {field.name} must be positive, got {value!r}")
+        if self.max_live_streams > self.max_streams:
+            raise ConfigError(
+                f"max_live_streams must not exceed max_streams, got {self.max_live_streams} and {self.max_streams}"
+            )
+
+
+class BodyReader:
+    """Read request bodies within the limits; a dependency of routes, to be resolved after authentication.
+
+    Args:
+        limits: Of one body, of all bodies at once, and of the time that reading may take.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._num_bytes = 0  # of the requests that have not been answered yet
+
+    async def __call__(self, request: Request) -> AsyncIterator[bytes]:
+        """Yield the body of a request, which counts toward the total until the request has been answered.
+
+        Args:
+            request: The request.
+
+        Yields:
+            The whole body.
+        """
+        if request.headers.get("content-encoding", "identity") != "identity":
+            raise ApiError(415, "compressed bodies are not supported: send the body without Content-Encoding")
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > self.limits.max_body_bytes:
+            raise self._too_large()
+        body = bytearray()
+        try:
+            await self._read_into(body, request)
+            yield bytes(body)
+        finally:
+            self._num_bytes -= len(body)
+
+    async def _read_into(self, body: bytearray, request: Request) -> None:
+        try:
+            async with asyncio.timeout(self.limits.request_timeout):
+                async for chunk in request.stream():
+                    self._num_bytes += len(chunk)
+                    body += chunk
+                    self._check_size(len(body))
+        except TimeoutError:
+            raise ApiError(408, f"the body did not arrive within {self.limits.request_timeout:g} s") from None
+        except ClientDisconnect:
+            raise ApiError(400, "the client disconnected before its body was complete") from None
+
+    def _check_size(self, num_bytes: int) -> None:
+        if num_bytes > self.limits.max_body_bytes:
+            raise self._too_large()
+        # A single body of the allowed size always fits.
+        if self._num_bytes > max(self.limits.max_total_body_bytes, self.limits.max_body_bytes):
+            raise ApiError(
+                429, "too many request bodies are being handled: send the request again later", retry_after=1
+            )
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413,
+            f"the body exceeds {self.limits.max_body_bytes} bytes: send less, or serve with a larger --body",
+        )

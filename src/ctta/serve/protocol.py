@@ -1,6 +1,13 @@
-"""The Open Inference Protocol, version 2: what clients of Triton and KServe speak."""
+"""The Open Inference Protocol, version 2, which clients of Triton and KServe speak: routes and tensors.
+
+A tensor is a list of JSON numbers, or raw bytes that follow the JSON part of a body; then the header
+``Inference-Header-Content-Length`` holds the length of the JSON part.
+"""
 
 import asyncio
+import json
+from dataclasses import dataclass
+from math import prod
 from typing import Annotated, Any
 
 import numpy as np
@@ -10,91 +17,106 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import ctta
-from ctta.serve.auth import Door
-from ctta.serve.bodies import Bodies
-from ctta.serve.errors import Refusal
-from ctta.serve.names import DEFAULT, checked_name
-from ctta.serve.schemas import INFER_REQUEST, body_of, problems
+from ctta.serve.auth import Authenticator
+from ctta.serve.errors import ApiError
+from ctta.serve.limits import BodyReader
+from ctta.serve.schemas import INFER_REQUEST, STREAM_ERRORS, describe_body, error_responses, validate_stream_name
 from ctta.serve.service import Service
-from ctta.serve.tensors import Request, read_input, split_body, write_answer
 
-VERSION = "1"
-INPUT = "input"
+MODEL_VERSION = "1"
+INPUT_NAME = "input"
+DEFAULT_STREAM = "default"
+#: Datatypes of inputs; those of UINT8 are pixels, and are divided by 255.
+INPUT_TYPES: dict[str, np.dtype[Any]] = {
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+    "FP16": np.dtype("<f2"),
+    "UINT8": np.dtype("u1"),
+}
+OUTPUT_TYPES: dict[np.dtype[Any], str] = {np.dtype("<f4"): "FP32", np.dtype("<i8"): "INT64"}
+_MAX_RANK = 8
 
 
-def protocol_routes(service: Service, door: Door, bodies: Bodies) -> APIRouter:
-    """``/v2`` and what is below it."""
+# ---- routes ----
+
+
+def protocol_routes(service: Service, auth: Authenticator, read_body: BodyReader) -> APIRouter:
+    """Return the routes below ``/v2``."""
     router = APIRouter(tags=["Open Inference Protocol"])
-    anyone, reader = [Depends(door.anyone)], [Depends(door.infer)]
-    refused = problems(400, 404)
+    public, infer_scope = [Depends(auth.allow_anyone)], [Depends(auth.require_infer)]
+    metadata_errors, ready_errors = error_responses(400, 404), error_responses(404, 503)
 
-    def check_model(name: str, version: str = VERSION) -> None:
-        if (name, version) != (service.name, VERSION):
-            raise Refusal(404, f"there is no model {name!r} of version {version!r}, only {service.name!r}, {VERSION}")
+    def check_model(name: str, version: str = MODEL_VERSION) -> None:
+        if (name, version) != (service.name, MODEL_VERSION):
+            raise ApiError(
+                404,
+                f"there is no model {name!r} of version {version!r}; the only one is {service.name!r} of version "
+                f"{MODEL_VERSION!r}",
+            )
 
-    @router.get("/v2", dependencies=reader, responses=refused)
-    async def server() -> dict[str, Any]:
+    @router.get("/v2", dependencies=infer_scope, responses=metadata_errors)
+    async def server_metadata() -> dict[str, Any]:
         return {"name": "ctta", "version": ctta.__version__, "extensions": ["binary_tensor_data", "sequence"]}
 
-    @router.get("/v2/health/live", dependencies=anyone, responses=problems())
-    async def live() -> dict[str, bool]:
+    @router.get("/v2/health/live", dependencies=public, responses=error_responses())
+    async def server_live() -> dict[str, bool]:
         return {"live": True}
 
-    @router.get("/v2/health/ready", dependencies=anyone, responses=problems(503))
-    async def ready() -> dict[str, bool]:
+    @router.get("/v2/health/ready", dependencies=public, responses=error_responses(503))
+    async def server_ready() -> dict[str, bool]:
         if service.store.is_closed:
-            raise Refusal(503, "the service is stopping", retry_after=5)
+            raise ApiError(503, "the service is shutting down", retry_after=5)
         return {"ready": True}
 
-    @router.get("/v2/models/{name}/ready", dependencies=anyone, responses=problems(404, 503))
+    @router.get("/v2/models/{name}/ready", dependencies=public, responses=ready_errors)
     async def model_ready(name: str) -> dict[str, Any]:
         check_model(name)
-        return {"name": name, **await ready()}
+        return {"name": name, **await server_ready()}
 
-    @router.get("/v2/models/{name}/versions/{version}/ready", dependencies=anyone, responses=problems(404, 503))
+    @router.get("/v2/models/{name}/versions/{version}/ready", dependencies=public, responses=ready_errors)
     async def version_ready(name: str, version: str) -> dict[str, Any]:
         check_model(name, version)
-        return {"name": name, **await ready()}
+        return {"name": name, **await server_ready()}
 
-    @router.get("/v2/models/{name}", dependencies=reader, responses=refused)
-    async def model(name: str) -> dict[str, Any]:
+    @router.get("/v2/models/{name}", dependencies=infer_scope, responses=metadata_errors)
+    async def model_metadata(name: str) -> dict[str, Any]:
         check_model(name)
-        return _metadata(service)
+        return _describe_model(service)
 
-    @router.get("/v2/models/{name}/versions/{version}", dependencies=reader, responses=refused)
-    async def model_version(name: str, version: str) -> dict[str, Any]:
+    @router.get("/v2/models/{name}/versions/{version}", dependencies=infer_scope, responses=metadata_errors)
+    async def version_metadata(name: str, version: str) -> dict[str, Any]:
         check_model(name, version)
-        return _metadata(service)
+        return _describe_model(service)
 
-    Body = Annotated[bytes, Depends(bodies)]
-    HeaderLength = Annotated[str | None, Header(alias="Inference-Header-Content-Length")]
-    described: dict[str, Any] = {
-        "dependencies": reader,
-        "responses": problems(400, 404, 408, 409, 413, 415, 429, 503, 504),
-        "openapi_extra": body_of("application/json", schema=INFER_REQUEST),
+    Body = Annotated[bytes, Depends(read_body)]
+    JsonLength = Annotated[str | None, Header(alias="Inference-Header-Content-Length")]
+    infer_route: dict[str, Any] = {
+        "dependencies": infer_scope,
+        "responses": error_responses(400, 404, *STREAM_ERRORS),
+        "openapi_extra": describe_body("application/json", schema=INFER_REQUEST),
     }
 
-    @router.post("/v2/models/{name}/infer", **described)
-    async def infer(name: str, body: Body, header_length: HeaderLength = None) -> Response:
+    @router.post("/v2/models/{name}/infer", **infer_route)
+    async def model_infer(name: str, body: Body, json_length: JsonLength = None) -> Response:
         check_model(name)
-        return await _infer(service, body, header_length)
+        return await _infer(service, body, json_length)
 
-    @router.post("/v2/models/{name}/versions/{version}/infer", **described)
-    async def version_infer(name: str, version: str, body: Body, header_length: HeaderLength = None) -> Response:
+    @router.post("/v2/models/{name}/versions/{version}/infer", **infer_route)
+    async def version_infer(name: str, version: str, body: Body, json_length: JsonLength = None) -> Response:
         check_model(name, version)
-        return await _infer(service, body, header_length)
+        return await _infer(service, body, json_length)
 
     return router
 
 
-def _metadata(service: Service) -> dict[str, Any]:
-    height, width = service.size or (-1, -1)
+def _describe_model(service: Service) -> dict[str, Any]:
+    height, width = service.image_size or (-1, -1)
     num_classes = service.num_classes or -1
     return {
         "name": service.name,
-        "versions": [VERSION],
+        "versions": [MODEL_VERSION],
         "platform": "ctta_pytorch",
-        "inputs": [{"name": INPUT, "datatype": "FP32", "shape": [-1, service.num_channels, height, width]}],
+        "inputs": [{"name": INPUT_NAME, "datatype": "FP32", "shape": [-1, service.num_channels, height, width]}],
         "outputs": [
             {"name": "logits", "datatype": "FP32", "shape": [-1, num_classes]},
             {"name": "label", "datatype": "INT64", "shape": [-1]},
@@ -103,42 +125,205 @@ def _metadata(service: Service) -> dict[str, Any]:
     }
 
 
-async def _infer(service: Service, body: bytes, header_length: str | None) -> Response:
-    # Large bodies take a while to read, in which others should not have to wait.
-    request, x = await asyncio.to_thread(_read, body, header_length)
-    stream, adapt = _stream_of(request), request.parameters.get("adapt", True)
-    identity = request.fields.get("id", "")
-    if not isinstance(adapt, bool) or not isinstance(identity, str):
-        raise Refusal(400, "the parameter 'adapt' must be true or false, and 'id' a text")
-    write_answer({}, _outputs(torch.zeros(1, 1)), request)  # to refuse what is asked for before anything changes
-    answer = await service.infer(stream, x, adapt=adapt)
+async def _infer(service: Service, body: bytes, json_length: str | None) -> Response:
+    # In a thread: parsing a large body takes a while, in which other requests should not have to wait.
+    request, x = await asyncio.to_thread(_parse_request, body, json_length)
+    stream, adapt = _parse_stream_name(request), request.parameters.get("adapt", True)
+    request_id = request.fields.get("id", "")
+    if not isinstance(adapt, bool) or not isinstance(request_id, str):
+        raise ApiError(400, "the parameter 'adapt' must be true or false, and 'id' must be a string")
+    encode_response({}, _make_outputs(torch.zeros(1, 1)), request)  # raises for bad 'outputs' before anything changes
+    result = await service.infer(stream, x, adapt=adapt)
     head: dict[str, Any] = {
         "model_name": service.name,
-        "model_version": VERSION,
-        **({"id": identity} if identity else {}),
-        "parameters": {"sequence_id": stream, "adapted": answer.adapted, "update": answer.num_updates},
+        "model_version": MODEL_VERSION,
+        **({"id": request_id} if request_id else {}),
+        "parameters": {"sequence_id": stream, "adapted": result.adapted, "update": result.num_updates},
     }
-    content, length = await asyncio.to_thread(write_answer, head, _outputs(answer.logits), request)
+    content, length = await asyncio.to_thread(encode_response, head, _make_outputs(result.logits), request)
     if length is None:
         return Response(content, media_type="application/json")
     headers = {"Inference-Header-Content-Length": str(length)}
     return Response(content, media_type="application/octet-stream", headers=headers)
 
 
-def _read(body: bytes, header_length: str | None) -> tuple[Request, Tensor]:
-    request = split_body(body, header_length)
-    return request, torch.from_numpy(read_input(request, INPUT))
+def _parse_request(body: bytes, json_length: str | None) -> tuple["InferRequest", Tensor]:
+    request = split_body(body, json_length)
+    return request, torch.from_numpy(parse_input(request, INPUT_NAME))
 
 
-def _stream_of(request: Request) -> str:
-    """The stream is the sequence; 0 and the empty text stand for none, as in Triton."""
+def _parse_stream_name(request: "InferRequest") -> str:
+    """Return the stream, which is the sequence; 0 and the empty string mean none, as in Triton."""
     name = request.parameters.get("sequence_id", "")
     if isinstance(name, bool) or not isinstance(name, str | int):
-        raise Refusal(400, "the parameter 'sequence_id' must be a text or a whole number")
-    return checked_name(str(name)) if name else DEFAULT
+        raise ApiError(400, "the parameter 'sequence_id' must be a string or an integer")
+    return validate_stream_name(str(name)) if name else DEFAULT_STREAM
 
 
-def _outputs(logits: Tensor) -> dict[str, NDArray[Any]]:
+def _make_outputs(logits: Tensor) -> dict[str, NDArray[Any]]:
     confidence, label = logits.double().softmax(1).max(1)
     tensors = {"logits": logits.float(), "label": label, "confidence": confidence.float()}
     return {name: np.ascontiguousarray(value.cpu().numpy()) for name, value in tensors.items()}
+
+
+# ---- tensors of requests ----
+
+
+@dataclass(frozen=True)
+class InferRequest:
+    """A request in two parts.
+
+    Attributes:
+        fields: The JSON part.
+        data: The bytes that follow it.
+    """
+
+    fields: dict[str, Any]
+    data: bytes
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of the whole request."""
+        return _get_parameters(self.fields)
+
+
+def split_body(body: bytes, json_length: str | None) -> InferRequest:
+    """Split a body by the header ``Inference-Header-Content-Length``, if there is one."""
+    length = len(body)
+    if json_length is not None:
+        is_number = json_length.isascii() and json_length.isdecimal() and len(json_length) < 20
+        if not is_number or int(json_length) > len(body):
+            raise ApiError(400, f"Inference-Header-Content-Length must be at most {len(body)}, the length of the body")
+        length = int(json_length)
+    try:
+        fields = json.loads(body[:length], parse_constant=_reject_constant)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the request is not valid JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ApiError(400, "the request must be a JSON object with 'inputs'")
+    return InferRequest(fields, body[length:])
+
+
+def parse_input(request: InferRequest, name: str) -> NDArray[np.float32]:
+    """Return the only input of a request as float32."""
+    inputs = request.fields.get("inputs")
+    if not (isinstance(inputs, list) and len(inputs) == 1 and isinstance(inputs[0], dict)):
+        raise ApiError(400, f"'inputs' must be a list of one tensor, {name!r}")
+    tensor = inputs[0]
+    if tensor.get("name") != name:
+        raise ApiError(400, f"the model has no input {tensor.get('name')!r}; its only one is {name!r}")
+    datatype = tensor.get("datatype")
+    if not isinstance(datatype, str) or datatype not in INPUT_TYPES:
+        raise ApiError(400, f"the datatype of {name!r} must be one of {', '.join(INPUT_TYPES)}, got {datatype!r}")
+    shape = _parse_shape(tensor.get("shape"))
+    size = _get_parameters(tensor).get("binary_data_size")
+    if size is None:
+        values = _parse_numbers(tensor.get("data"), datatype, shape)
+        if request.data:
+            raise ApiError(400, "there are bytes after the JSON that no input claims with binary_data_size")
+    else:
+        values = _parse_bytes(request.data, size, datatype, shape)
+    with np.errstate(over="ignore"):  # what becomes infinite is rejected as such
+        floats = values.astype(np.float32)
+    return floats / np.float32(255) if datatype == "UINT8" else floats
+
+
+def _parse_shape(shape: Any) -> tuple[int, ...]:
+    if (
+        not isinstance(shape, list)
+        or not 1 <= len(shape) <= _MAX_RANK
+        or not all(type(length) is int and 0 <= length < 2**31 for length in shape)
+    ):
+        raise ApiError(400, "'shape' must be a list of integers such as [1, 3, 32, 32]")
+    return tuple(shape)
+
+
+def _parse_numbers(data: Any, datatype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    try:
+        # As objects first: numpy would give every string the length of the longest, which takes any amount of memory.
+        numbers = np.array(data, dtype=object)
+        kinds = set(map(type, numbers.flat))
+        if not kinds <= {int, float}:
+            raise ApiError(400, "'data' must be a list of numbers, flat or nested")
+        values = numbers.astype(np.float64)
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise ApiError(400, f"'data' is not an array of numbers: {error}") from error
+    if values.size != prod(shape):
+        raise ApiError(400, f"'data' has {values.size} numbers, and the shape {list(shape)} needs {prod(shape)}")
+    if datatype == "UINT8" and values.size and not (kinds == {int} and 0 <= values.min() <= values.max() <= 255):
+        raise ApiError(400, "'data' of datatype UINT8 must be integers from 0 to 255")
+    return values.reshape(shape)
+
+
+def _parse_bytes(data: bytes, size: Any, datatype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    expected = prod(shape) * INPUT_TYPES[datatype].itemsize
+    if type(size) is not int or size != expected or len(data) != expected:
+        raise ApiError(
+            400,
+            f"{datatype} of shape {list(shape)} takes {expected} bytes; binary_data_size is {size!r}, "
+            f"and {len(data)} bytes follow the JSON",
+        )
+    values: NDArray[Any] = np.frombuffer(data, INPUT_TYPES[datatype]).reshape(shape)
+    return values
+
+
+def _get_parameters(fields: dict[str, Any]) -> dict[str, Any]:
+    parameters = fields.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise ApiError(400, "'parameters' must be an object")
+    return parameters
+
+
+def _reject_constant(text: str) -> None:
+    raise ValueError(f"{text} is not a JSON number")
+
+
+# ---- tensors of responses ----
+
+
+def encode_response(
+    head: dict[str, Any], outputs: dict[str, NDArray[Any]], request: InferRequest
+) -> tuple[bytes, int | None]:
+    """Return the body of a response, and the length of its JSON part if bytes follow it.
+
+    The request selects outputs by name, each as JSON or as bytes; all of them if it names none.
+    """
+    tensors, data = [], bytearray()
+    is_binary_default = _get_flag(request.parameters, "binary_data_output")
+    for name, is_binary in _select_outputs(request.fields.get("outputs"), list(outputs), is_binary_default).items():
+        values = outputs[name]
+        tensor: dict[str, Any] = {"name": name, "datatype": OUTPUT_TYPES[values.dtype], "shape": list(values.shape)}
+        if is_binary:
+            tensor["parameters"] = {"binary_data_size": values.nbytes}
+            data += values.tobytes()
+        else:
+            tensor["data"] = [
+                value if value == value and abs(value) != np.inf else None for value in values.ravel().tolist()
+            ]
+        tensors.append(tensor)
+    text = json.dumps({**head, "outputs": tensors}, allow_nan=False).encode()
+    return (text + data, len(text)) if data else (text, None)
+
+
+def _select_outputs(selection: Any, names: list[str], is_binary_default: bool) -> dict[str, bool]:
+    """Return the names of the selected outputs, and whether each is sent as bytes."""
+    if selection is None or selection == []:
+        return dict.fromkeys(names, is_binary_default)
+    if not (isinstance(selection, list) and all(isinstance(output, dict) for output in selection)):
+        raise ApiError(400, "'outputs' must be a list of objects with a name")
+    selected = {}
+    for output in selection:
+        name, parameters = output.get("name"), _get_parameters(output)
+        if not isinstance(name, str) or name not in names:
+            raise ApiError(400, f"the model has no output {name!r}; it has {', '.join(names)}")
+        if "classification" in parameters:
+            raise ApiError(400, "the classification extension is not supported: select 'label' and 'confidence'")
+        selected[name] = _get_flag(parameters, "binary_data", is_binary_default)
+    return selected
+
+
+def _get_flag(parameters: dict[str, Any], name: str, default: bool = False) -> bool:
+    value = parameters.get(name, default)
+    if not isinstance(value, bool):
+        raise ApiError(400, f"the parameter {name!r} must be true or false, got {value!r}")
+    return value

@@ -1,64 +1,81 @@
-"""What /openapi.json says of bodies and answers that no annotation describes."""
+"""Names, JSON bodies and error statuses of the API, as /openapi.json describes them."""
 
+import re
 from typing import Any
 
 from pydantic import BaseModel, Field
 
-from ctta.serve.names import PATTERN
+from ctta.serve.errors import ApiError
+
+#: A regular expression for Python and for OpenAPI alike.
+STREAM_NAME_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+#: Statuses of a request that has a body and waits for a stream.
+STREAM_ERRORS = (408, 409, 413, 415, 429, 500, 503, 504)
 
 
-class Problem(BaseModel):
-    """Every answer that is no success."""
+def validate_stream_name(name: str) -> str:
+    """Return the name of a stream, which becomes part of paths and URLs, or raise :class:`ApiError`."""
+    if not re.fullmatch(STREAM_NAME_PATTERN, name):
+        raise ApiError(
+            400,
+            "a stream name starts with a letter or digit and has up to 64 letters, digits, dots, dashes or underscores",
+        )
+    return name
+
+
+class ErrorResponse(BaseModel):
+    """Body of every answer with an error status."""
 
     error: str
 
 
-class Guess(BaseModel):
-    """What an image is taken for."""
+class Prediction(BaseModel):
+    """The most probable class of an image."""
 
     class_: int = Field(alias="class")
     label: str | None
     confidence: float
 
 
-class Label(Guess):
-    """What an image is taken for by a stream, and by the network as it was trained if that was asked for."""
+class ImageResponse(Prediction):
+    """The prediction of a stream, and on request that of the source network."""
 
     stream: str
     update: int
     adapted: bool
     reason: str | None
-    source: Guess | None
+    source: Prediction | None
 
 
-_REASONS = {
-    400: "the request makes no sense",
-    401: "a token is missing",
-    403: "not with this token, or not from there",
-    404: "there is no such thing",
-    408: "the body came too slowly",
-    409: "not in this state",
-    413: "too large",
-    415: "compressed",
-    429: "too many at once; see Retry-After",
-    503: "not now; see Retry-After",
-    504: "too slow",
+_ERRORS = {
+    400: "malformed request",
+    401: "missing or unknown token",
+    403: "token without permission, or cross-origin request",
+    404: "not found",
+    408: "the body arrived too slowly",
+    409: "conflict with the state of the stream",
+    413: "body or images too large",
+    415: "compressed body",
+    429: "too many requests; see Retry-After",
+    500: "the network or the service failed; the stream is unchanged",
+    503: "temporarily unavailable; see Retry-After",
+    504: "timeout; the update continues and will count",
 }
 
 
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The refusals of a route."""
-    return {status: {"model": Problem, "description": _REASONS[status]} for status in (*statuses, 401, 403)}
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Describe the error statuses of a route; those of authentication are always among them."""
+    return {status: {"model": ErrorResponse, "description": _ERRORS[status]} for status in (*statuses, 401, 403)}
 
 
-def body_of(*types: str, schema: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A body of one of some media types, bytes if not told otherwise."""
-    described = {"schema": schema or {"type": "string", "format": "binary"}}
-    return {"requestBody": {"required": True, "content": {name: described for name in types}}}
+def describe_body(*media_types: str, schema: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Describe a request body of one of several media types; binary without a schema."""
+    content = {"schema": schema or {"type": "string", "format": "binary"}}
+    return {"requestBody": {"required": True, "content": {name: content for name in media_types}}}
 
 
-def answer_of(media_type: str) -> dict[int | str, dict[str, Any]]:
-    """A success that is not JSON."""
+def binary_response(media_type: str) -> dict[int | str, dict[str, Any]]:
+    """Describe a successful answer that is not JSON."""
     return {200: {"content": {media_type: {"schema": {"type": "string", "format": "binary"}}}}}
 
 
@@ -66,10 +83,10 @@ _PARAMETERS: dict[str, Any] = {
     "type": "object",
     "properties": {
         "sequence_id": {
-            "description": "the stream",
-            "oneOf": [{"type": "string", "pattern": PATTERN}, {"type": "integer", "minimum": 0}],
+            "description": "name of the stream",
+            "oneOf": [{"type": "string", "pattern": STREAM_NAME_PATTERN}, {"type": "integer", "minimum": 0}],
         },
-        "adapt": {"type": "boolean", "description": "false to only predict"},
+        "adapt": {"type": "boolean", "description": "false to predict without adapting"},
         "binary_data_output": {"type": "boolean"},
     },
 }

@@ -1,5 +1,6 @@
-"""One method over one network, served to many streams."""
+"""One method on one network, served to many streams."""
 
+import inspect
 import json
 import os
 from collections.abc import Sequence
@@ -13,201 +14,286 @@ from torch.nn.modules.conv import _ConvNd
 
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.fingerprint import source_fingerprint
-from ctta.errors import annotate_network_errors
+from ctta.errors import ConfigError, annotate_network_errors
 from ctta.evaluation.journal import write_atomically
 from ctta.guard.untouched import untouched
-from ctta.hyperparameters import format_hyperparameters
+from ctta.hyperparameters import format_hyperparameters, parse_hyperparameters
+from ctta.methods import METHODS, CoTTA
 from ctta.norms import uses_batch_statistics
-from ctta.serve.budget import TimeBudget
-from ctta.serve.errors import Refusal
-from ctta.serve.events import AuditLog
-from ctta.serve.factory import StreamFactory
+from ctta.serve.audit import AuditLog
+from ctta.serve.errors import ApiError, hide_internal_errors
 from ctta.serve.limits import Limits
-from ctta.serve.metrics import Metrics
-from ctta.serve.names import checked_name
-from ctta.serve.snapshots import Snapshots
-from ctta.serve.store import Store
-from ctta.serve.stream import Answer, refusing_bad_input
-from ctta.serve.watching import method_of
-from ctta.serve.window import UPDATE_EVERY, WINDOW
+from ctta.serve.metrics import ServiceMetrics
+from ctta.serve.persistence import Snapshots, StreamFactory
+from ctta.serve.schemas import validate_stream_name
+from ctta.serve.store import StreamStore
+from ctta.serve.stream import (
+    DEFAULT_BATCH_STATS,
+    DEFAULT_UPDATE_EVERY,
+    DEFAULT_WINDOW_SIZE,
+    OVER_BUDGET,
+    InferenceResult,
+    TimeBudget,
+)
+from ctta.validation import check_choice
+from ctta.views import fast_image_views
+
+FAST = "cotta_fast"
+_FORMAT = 2  # of service.json; files of version 0.1 have no format
+
+
+def build_method(net: nn.Module, name: str, settings: Sequence[str] = ()) -> AdaptiveModel:
+    """Build a method with settings that suit single images: BatchNorm statistics are blended by default.
+
+    Args:
+        net: The source network.
+        name: A key of :data:`ctta.METHODS`, or ``"cotta_fast"``.
+        settings: Hyperparameters such as ``"lr=1e-4"``, as a user types them.
+
+    Returns:
+        The method on a copy of the network.
+
+    >>> from ctta.models import embedded
+    >>> build_method(embedded(), "tent", ["lr=1e-4"]).batch_stats
+    0.5
+    """
+    check_choice("method", name, (*METHODS, FAST))
+    method = CoTTA if name == FAST else METHODS[name]
+    defaults: dict[str, Any] = {"views": fast_image_views()} if name == FAST else {}
+    if "batch_stats" in inspect.signature(method).parameters:
+        defaults["batch_stats"] = DEFAULT_BATCH_STATS
+    return method(net, **defaults | parse_hyperparameters(method, settings, defaults))
 
 
 class Service:
-    """What the routes call.
+    """What the routes call: a model, its streams, and a directory that one process owns.
 
     Args:
-        model: what every stream is a fork of; it takes images in [0, 1] and is not changed.
-        state: the folder of all streams; a service that was stopped or killed goes on from it.
-        name: of the model, for clients of the Open Inference Protocol.
-        size: (height, width) that pictures are resized to, and that other inputs must have.
-        classes: names of the classes.
-        window: how many of its last images a stream keeps to be normalised with; by itself 0 where no layer needs it.
-        update_every: images between two updates, where requests bring fewer than the window holds.
-        budget: share of its time that a stream may spend on adapting; None for no limit.
-        limits: what is too much.
-        workers: streams that work at once; by itself one for every two cores.
-        snapshot_every: seconds between two snapshots of a stream that changes.
+        model: Model that every stream is a fork of. It takes images in [0, 1] and is not changed.
+        state_dir: Directory of all streams; a service that was stopped or killed resumes from it.
+        name: Name of the model for clients of the Open Inference Protocol.
+        image_size: (height, width) that image files are resized to and tensors must have; None for any.
+        class_names: Names of the classes.
+        window_size: Images that a stream keeps to normalize single ones with. By default 16, or 0 if no layer of the
+            network uses batch statistics.
+        update_every: Images between two updates, for requests smaller than the window. By default 4.
+        time_budget: Fraction of wall time that a stream may spend on updates; None for no limit.
+        limits: Limits beyond which requests are rejected.
+        num_workers: Streams that work in parallel; by default one for every two cores.
+        snapshot_interval: Seconds between two snapshots of a stream that changes.
+
+    Raises:
+        ConfigError: If the arguments contradict each other, the network or the streams in ``state_dir``, or if another
+            process uses ``state_dir``.
     """
 
     def __init__(
         self,
         model: AdaptiveModel,
-        state: str | os.PathLike[str],
+        state_dir: str | os.PathLike[str],
         *,
         name: str = "ctta",
-        size: tuple[int, int] | None = None,
-        classes: Sequence[str] | None = None,
-        window: int | None = None,
+        image_size: tuple[int, int] | None = None,
+        class_names: Sequence[str] | None = None,
+        window_size: int | None = None,
         update_every: int | None = None,
-        budget: float | None = None,
+        time_budget: float | None = None,
         limits: Limits = Limits(),  # noqa: B008  # frozen
-        workers: int | None = None,
-        snapshot_every: float = 30.0,
+        num_workers: int | None = None,
+        snapshot_interval: float = 30.0,
     ) -> None:
-        if window is None:
-            window = WINDOW if uses_batch_statistics(model.source) else 0
+        if window_size is None:
+            window_size = DEFAULT_WINDOW_SIZE if uses_batch_statistics(model.source) else 0
         if update_every is None:
-            update_every = min(UPDATE_EVERY, window) if window else 1
-        if window < 0 or update_every < 1:
-            raise ValueError(f"a window of {window} images with an update every {update_every} makes no sense")
-        TimeBudget(budget)  # refuses one that is none, now and not with the first image
-        if snapshot_every <= 0:
-            raise ValueError(f"the seconds between snapshots must be positive, got {snapshot_every}")
-        self.name, self.size, self.limits = checked_model_name(name), size, limits
-        self.metrics = Metrics()
-        model = model.fork()  # with a source of its own, and nothing seen
+            update_every = min(DEFAULT_UPDATE_EVERY, window_size) if window_size else 1
+        if window_size < 0 or update_every < 1:
+            raise ConfigError(
+                f"window_size must be at least 0 and update_every at least 1, got {window_size} and {update_every}"
+            )
+        TimeBudget(time_budget)  # raises now and not with the first image
+        if snapshot_interval <= 0:
+            raise ConfigError(f"snapshot_interval must be positive, got {snapshot_interval}")
+        self.name, self.image_size, self.limits = _validate_model_name(name), image_size, limits
+        self.metrics = ServiceMetrics()
+        model = model.fork()  # with a source of its own, and no images seen
         self.reference = untouched(model.source)
         self._parameter = next(iter(model.source.parameters()), torch.empty(0))
-        self.num_channels = _num_channels(self.reference)
-        self.num_classes = self._probed_classes()
-        self.classes = list(classes) if classes else None
-        if self.classes and self.num_classes not in (None, len(self.classes)):
-            raise ValueError(f"there are {len(self.classes)} names for the network's {self.num_classes} classes")
-        self.folder = Path(state)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock_of(self.folder)
+        self.num_channels = _infer_num_channels(self.reference)
+        self.num_classes = self._infer_num_classes()
+        self.class_names = list(class_names) if class_names else None
+        if self.class_names and self.num_classes not in (None, len(self.class_names)):
+            raise ConfigError(f"got {len(self.class_names)} class names for a network with {self.num_classes} classes")
+        self.state_dir = Path(state_dir)
+        self.state_dir.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock_directory(self.state_dir)
         try:
-            self._open(model, window, update_every, budget, workers, snapshot_every)
+            _check_same_service(self.state_dir, model)
+            self.factory = StreamFactory(
+                model,
+                self.reference,
+                Snapshots(self.state_dir / "streams"),
+                AuditLog(self.state_dir / "audit.jsonl", self.metrics.count_event),
+                window_size,
+                update_every,
+                time_budget,
+            )
+            num_workers = num_workers or max(1, (os.cpu_count() or 1) // 2)
+            self.store = StreamStore(
+                self.factory, limits, self.metrics, num_workers=num_workers, snapshot_interval=snapshot_interval
+            )
         except BaseException:
             self.release()
             raise
+        self._add_gauges()
 
-    def _open(
-        self,
-        model: AdaptiveModel,
-        window: int,
-        update_every: int,
-        budget: float | None,
-        workers: int | None,
-        snapshot_every: float,
-    ) -> None:
-        """What needs the folder."""
-        _check_same(self.folder, model)
-        self.factory = StreamFactory(
-            model,
-            self.reference,
-            Snapshots(self.folder / "streams"),
-            AuditLog(self.folder / "audit.jsonl", self.metrics.count_event),
-            window,
-            update_every,
-            budget,
-        )
-        workers = workers or max(1, (os.cpu_count() or 1) // 2)
-        self.store = Store(self.factory, self.limits, workers=workers, snapshot_every=snapshot_every)
+    async def infer(self, stream: str, x: Tensor, *, adapt: bool) -> InferenceResult:
+        """Predict images of a stream, which the first of them creates.
 
-    async def infer(self, stream: str, x: Tensor, *, adapt: bool) -> Answer:
-        """Logits for images of a stream, which comes into being with the first of them."""
+        Args:
+            stream: Name of the stream.
+            x: Images (N, C, H, W) in [0, 1].
+            adapt: Whether the images become part of the stream, and may cause an update.
+
+        Returns:
+            The logits, and whether the stream adapted.
+        """
         self.check_images(x)
-        # Of one layout in memory, since rounding depends on it, and a window comes back from disk in this one.
+        # One memory layout, since rounding depends on it: the one in which a window comes back from disk.
         x = x.to(self._parameter).contiguous()
-        answer = await self.store.run(checked_name(stream), lambda served: served.infer(x, adapt=adapt), create=True)
-        self.metrics.count_answer(answer, len(x))
-        return answer
+        name = validate_stream_name(stream)
+        result = await self.store.run(name, lambda served: served.infer(x, adapt=adapt), create=True)
+        self.metrics.images.labels("adapted" if result.adapted else "predicted").inc(len(x))
+        self.metrics.updates.inc(result.adapted)
+        self.metrics.updates_over_budget.inc(result.reason == OVER_BUDGET)
+        return result
 
-    def source_logits(self, x: Tensor) -> Tensor:
-        """What the network says without adapting."""
-        with refusing_bad_input(x), torch.no_grad():
+    def predict_source(self, x: Tensor) -> Tensor:
+        """Return the logits of the source network as it was trained.
+
+        Args:
+            x: Images (N, C, H, W) in [0, 1].
+
+        Returns:
+            The logits.
+        """
+        task = "a prediction of the source network"
+        with hide_internal_errors(task, self.metrics.count_failure), annotate_network_errors(x), torch.no_grad():
             logits: Tensor = self.reference(x.to(self._parameter))
         return logits
 
     def check_images(self, x: Tensor) -> None:
-        """Images (N, C, H, W) in [0, 1] of a size that is served, or a refusal."""
-        if x.ndim != 4 or x.numel() == 0 or x.shape[1] != self.num_channels:
-            raise Refusal(400, f"expected images (N, {self.num_channels}, height, width), got shape {list(x.shape)}")
-        if len(x) > self.limits.batch:
-            raise Refusal(413, f"{len(x)} images are more than the {self.limits.batch} that a request may have")
-        if self.size and tuple(x.shape[2:]) != self.size:
-            raise Refusal(400, f"expected images of {list(self.size)} pixels, got {list(x.shape[2:])}")
-        if max(x.shape[2:]) > self.limits.side:
-            raise Refusal(413, f"an image side of {max(x.shape[2:])} pixels is more than {self.limits.side}")
-        low, high = x.aminmax()
-        if not (low >= 0 and high <= 1):  # also where it is NaN
-            raise Refusal(400, "expected images in [0, 1], without NaN")
+        """Raise unless these are images (N, C, H, W) in [0, 1] of a size that is served.
 
-    def label(self, logits: Tensor) -> dict[str, Any]:
-        """The most probable class of one image."""
+        Args:
+            x: The images.
+
+        Raises:
+            ApiError: With the status for the client.
+        """
+        if x.ndim != 4 or x.numel() == 0 or x.shape[1] != self.num_channels:
+            raise ApiError(400, f"expected images (N, {self.num_channels}, height, width), got shape {list(x.shape)}")
+        if len(x) > self.limits.max_batch:
+            raise ApiError(413, f"got {len(x)} images, and a request may have {self.limits.max_batch}: send fewer")
+        if self.image_size and tuple(x.shape[2:]) != self.image_size:
+            raise ApiError(400, f"expected images of {list(self.image_size)} pixels, got {list(x.shape[2:])}")
+        if max(x.shape[2:]) > self.limits.max_side:
+            raise ApiError(413, f"got a side of {max(x.shape[2:])} pixels, and {self.limits.max_side} are allowed")
+        low, high = x.aminmax()
+        if not (low >= 0 and high <= 1):  # also if NaN
+            raise ApiError(400, "expected images in [0, 1] without NaN")
+
+    def classify(self, logits: Tensor) -> dict[str, Any]:
+        """Return the most probable class of the first image.
+
+        Args:
+            logits: Logits (N, classes).
+
+        Returns:
+            Class number, label and confidence, as the API names them.
+        """
         if logits.ndim != 2:
-            raise Refusal(400, f"the network's answer has shape {list(logits.shape[1:])}, which is no single class")
-        if self.classes and len(self.classes) != logits.shape[1]:
-            raise Refusal(409, f"there are {len(self.classes)} names for the network's {logits.shape[1]} classes")
+            raise ApiError(
+                400,
+                f"the network predicts shape {list(logits.shape[1:])} per image and not one class: use the tensor API",
+            )
+        if self.class_names and len(self.class_names) != logits.shape[1]:
+            raise ApiError(
+                409, f"the service has {len(self.class_names)} class names for a network with {logits.shape[1]} classes"
+            )
         probability, number = logits[0].double().softmax(0).nan_to_num(0.0).max(0)
-        name = self.classes[int(number)] if self.classes else None
-        return {"class": int(number), "label": name, "confidence": round(float(probability), 6)}
+        label = self.class_names[int(number)] if self.class_names else None
+        return {"class": int(number), "label": label, "confidence": round(float(probability), 6)}
 
     def release(self) -> None:
-        """Let another process have the folder."""
+        """Let another process use the directory."""
         self._lock.release()
 
-    def _probed_classes(self) -> int | None:
-        """How many classes the network has; None if it is not known which images it takes."""
-        if self.size is None:
+    def _infer_num_classes(self) -> int | None:
+        """Return the number of classes, or None if it is not known which images the network takes."""
+        if self.image_size is None:
             return None
-        x = torch.zeros(1, self.num_channels, *self.size).to(self._parameter)
+        x = torch.zeros(1, self.num_channels, *self.image_size).to(self._parameter)
         with annotate_network_errors(x), torch.no_grad():
             return int(self.reference(x).shape[1])
 
+    def _add_gauges(self) -> None:
+        store = self.store
+        for name, text, value in (
+            ("streams", "Streams in memory and on disk.", lambda: len(store.slots)),
+            ("live_streams", "Streams in memory.", lambda: store.num_live),
+            ("live_bytes", "Memory of the live streams without their source.", lambda: store.num_live_bytes),
+            ("waiting_requests", "Requests that wait or are being worked on.", lambda: store.num_waiting),
+            ("alarmed_streams", "Streams with a collapse score of 1 or more.", lambda: store.num_alarmed),
+        ):
+            self.metrics.add_gauge(name, text, value)
 
-def checked_model_name(name: str) -> str:
-    """A name that can stand in an address."""
+
+def _validate_model_name(name: str) -> str:
+    """Return a name that can be part of a URL."""
     try:
-        return checked_name(name)
-    except Refusal:
-        raise ValueError(f"a model's name has letters, digits, dots, dashes and underscores, got {name!r}") from None
+        return validate_stream_name(name)
+    except ApiError:
+        raise ConfigError(
+            f"a model name has up to 64 letters, digits, dots, dashes and underscores, got {name!r}"
+        ) from None
 
 
-def _num_channels(net: nn.Module) -> int:
+def _infer_num_channels(net: nn.Module) -> int:
     first = next((module for module in net.modules() if isinstance(module, _ConvNd)), None)
     return 3 if first is None else first.in_channels
 
 
-def _lock_of(folder: Path) -> FileLock:
-    """Two services with one folder would overwrite each other's streams."""
-    lock = FileLock(folder / "lock", thread_local=False)  # released by the thread that serves
+def _lock_directory(directory: Path) -> FileLock:
+    """Lock a directory: two services would overwrite each other's streams."""
+    lock = FileLock(directory / "lock", thread_local=False)  # released by the thread that serves
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise ValueError(f"another process serves the streams in {folder}: stop it, or give another folder") from None
+        raise ConfigError(f"another process serves the streams in {directory}: stop it, or use another one") from None
     return lock
 
 
-def _check_same(folder: Path, model: AdaptiveModel) -> None:
-    """Streams of another network or method cannot be gone on with; better said now than at each of them."""
-    path, now = folder / "service.json", _described(model)
+def _check_same_service(directory: Path, model: AdaptiveModel) -> None:
+    """Raise now, and not at each stream, if the streams were started with another network or method."""
+    path, now = directory / "service.json", _describe_service(model)
     if not path.exists():
         write_atomically(path, json.dumps(now, indent=1))
         return
     before = json.loads(path.read_text())
-    for key, value in now.items():
-        if before.get(key) != value:
-            raise ValueError(
-                f"the streams in {folder} were begun with {key} {before.get(key)}, and now it is {value}: "
-                "give another folder, or what they were begun with"
+    # Settings that version 0.1 wrote have other names; each stream checks its own when it is loaded.
+    keys = set(now) - {"format"} if before.get("format") == _FORMAT else {"network", "method"}
+    for key in sorted(keys):
+        if before.get(key) != now[key]:
+            raise ConfigError(
+                f"the streams in {directory} were started with {key} {before.get(key)}, and now it is {now[key]}: "
+                "use another directory, or what they were started with"
             )
 
 
-def _described(model: AdaptiveModel) -> dict[str, str]:
-    method = method_of(model)
+def _describe_service(model: AdaptiveModel) -> dict[str, Any]:
+    method = model.unwrapped
     return {
+        "format": _FORMAT,
         "network": source_fingerprint(model.source),
         "method": type(method).__name__,
         "settings": format_hyperparameters(method.hyperparameters),

@@ -1,7 +1,7 @@
-"""All streams of a service: those in memory, those on disk, and whose turn it is.
+"""All streams of a service: which are in memory and which on disk, and whose turn it is.
 
-Everything here happens in one event loop, so it needs no locks but those that keep an order; only the work on a stream,
-and reading and writing it, is done by threads.
+Everything here runs in one event loop, so the only locks are those that keep an order. Work on a stream, reading it and
+writing it are done by threads.
 """
 
 import asyncio
@@ -9,204 +9,289 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from ctta.errors import CheckpointError
-from ctta.serve.entry import Entry, entries_on_disk
-from ctta.serve.errors import Refusal
-from ctta.serve.factory import StreamFactory
+import torch
+from torch import Tensor
+
+from ctta.checkpoint.manifest import optimizer_tensors
+from ctta.errors import CheckpointError, ConfigError
+from ctta.serve.audit import StreamEvent
+from ctta.serve.errors import ApiError, hide_internal_errors
 from ctta.serve.limits import Limits
+from ctta.serve.metrics import ServiceMetrics
+from ctta.serve.persistence import StreamFactory
 from ctta.serve.stream import ServedStream
-from ctta.serve.threads import Threads
 
 logger = logging.getLogger("ctta.serve")
 
 T = TypeVar("T")
 
 
-class Store:
-    """Runs work on streams: in order on each, at once on several, with as many in memory as the limits allow.
+class StreamSlot:
+    """A stream as the store knows it, in memory or on disk.
 
     Args:
-        factory: of streams.
-        limits: of their number, memory and queues.
-        workers: threads, and so streams that work at once.
-        snapshot_every: seconds between two snapshots of a stream that changes.
+        name: Name of the stream.
+        last_summary: Its last known summary; None while it is being created.
     """
 
-    def __init__(self, factory: StreamFactory, limits: Limits, *, workers: int, snapshot_every: float) -> None:
-        if workers > limits.live_streams:
-            raise ValueError(f"{workers} workers need as many live streams, and {limits.live_streams} are allowed")
-        self.factory, self.limits, self.snapshot_every = factory, limits, snapshot_every
-        self.entries = entries_on_disk(factory)
-        self._live: dict[str, Entry] = {}  # least recently used first
-        self._moving, self._slots = asyncio.Lock(), asyncio.Semaphore(workers)
-        self._threads = Threads(workers)
+    def __init__(self, name: str, last_summary: dict[str, Any] | None) -> None:
+        self.name, self.last_summary = name, last_summary
+        self.stream: ServedStream | None = None
+        self.turn = asyncio.Lock()  # fair: first come, first served
+        self.num_waiting = self.num_bytes = self.num_saved_changes = 0
+        self.is_working = self.is_leaving = self.is_deleted = False
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether the stream has changed since its last snapshot."""
+        return self.stream is not None and self.stream.num_changes != self.num_saved_changes
+
+    def summary(self) -> dict[str, Any]:
+        """Return the summary of the stream, and where it is."""
+        summary = self.stream.summary() if self.stream and not self.is_working else self.last_summary
+        assert summary is not None, "a stream has a summary once it was created"
+        return {**summary, "live": self.stream is not None, "waiting": self.num_waiting}
+
+    def run(self, work: Callable[[ServedStream], T], stream: ServedStream) -> T:
+        """Do some work in a thread, and note what the event loop needs to know of the stream."""
+        try:
+            return work(stream)
+        finally:
+            self.observe(stream)
+
+    def observe(self, stream: ServedStream) -> None:
+        """Note the summary and the memory of the stream."""
+        self.last_summary, self.num_bytes = stream.summary(), _num_bytes(stream)
+
+
+class StreamStore:
+    """Run work on streams: in order on each, in parallel on several, with as many in memory as the limits allow.
+
+    Args:
+        factory: Creates and reads streams.
+        limits: Of their number, memory and queues.
+        metrics: Counts failures.
+        num_workers: Threads, and so streams that work in parallel.
+        snapshot_interval: Seconds between two snapshots of a stream that changes.
+    """
+
+    def __init__(
+        self,
+        factory: StreamFactory,
+        limits: Limits,
+        metrics: ServiceMetrics,
+        *,
+        num_workers: int,
+        snapshot_interval: float,
+    ) -> None:
+        if num_workers > limits.max_live_streams:
+            raise ConfigError(
+                f"{num_workers} workers need as many live streams, and {limits.max_live_streams} are allowed: "
+                "use fewer workers, or allow more live streams"
+            )
+        self.factory, self.limits, self.metrics = factory, limits, metrics
+        self.snapshot_interval = snapshot_interval
+        self.slots = _find_streams(factory)
+        self.is_closed = False
+        self._live: dict[str, StreamSlot] = {}  # least recently used first
+        self._moving, self._workers = asyncio.Lock(), asyncio.Semaphore(num_workers)
+        num_torch_threads = torch.get_num_threads()  # a setting of each thread
+        self._threads = ThreadPoolExecutor(
+            num_workers, "stream", initializer=lambda: torch.set_num_threads(num_torch_threads)
+        )
         self._jobs: set[asyncio.Task[Any]] = set()
-        self._mean_seconds, self.is_closed = 0.1, False
-        self._largest = 0  # bytes of a stream, as far as seen
-        self.num_snapshot_failures = 0
+        self._mean_seconds = 0.1  # of a job
+        self._largest_stream = 0  # bytes, as far as seen
 
     # ---- for routes ----
 
     @property
     def num_live(self) -> int:
+        """Number of streams in memory."""
         return len(self._live)
 
     @property
     def num_waiting(self) -> int:
+        """Number of requests that wait or are being worked on."""
         return len(self._jobs)
 
     @property
-    def live_bytes(self) -> int:
-        return sum(entry.num_bytes for entry in self._live.values())
+    def num_live_bytes(self) -> int:
+        """Memory of the live streams without their source."""
+        return sum(slot.num_bytes for slot in self._live.values())
 
     @property
     def num_alarmed(self) -> int:
-        scores = [(entry.last_summary or {}).get("collapse_score") for entry in self.entries.values()]
+        """Number of streams with a collapse score of 1 or more."""
+        scores = [(slot.last_summary or {}).get("collapse_score") for slot in self.slots.values()]
         return sum(score is not None and score >= 1 for score in scores)
 
-    def entry(self, name: str) -> Entry:
-        """A stream that is there, or a refusal."""
-        if name not in self.entries:
-            raise Refusal(404, f"there is no stream {name!r}: it comes into being with its first image")
-        return self.entries[name]
+    def slot(self, name: str) -> StreamSlot:
+        """Return a stream that exists; ApiError if there is none."""
+        if name not in self.slots:
+            raise ApiError(404, f"there is no stream {name!r}: its first image creates it")
+        return self.slots[name]
 
     async def run(self, name: str, work: Callable[[ServedStream], T], *, create: bool = False) -> T:
-        """Do some work on a stream when its turn comes; a refusal if that would take too long.
+        """Do some work on a stream when its turn comes; ApiError if that would take too long.
 
         Args:
-            name: of the stream.
-            work: what a thread does.
-            create: make the stream if there is none.
+            name: Name of the stream.
+            work: Called with the stream in a thread.
+            create: Whether to create the stream if there is none.
+
+        Returns:
+            What the work returned.
         """
-        entry = self._entry_or_new(name) if create else self.entry(name)
-        self._check_room_in_queues(entry)
-        self.entries[name] = entry  # and not before: nobody would take it away after a refusal
+        slot = self._slot_or_new(name) if create else self.slot(name)
+        self._check_queues(slot)
+        self.slots[name] = slot  # not before the check: nobody would remove it after an error
         started = asyncio.Event()
-        job = asyncio.create_task(self._in_turn(entry, work, started))
-        entry.num_waiting += 1
+        job = asyncio.create_task(self._run_in_turn(slot, work, started))
+        slot.num_waiting += 1
         self._jobs.add(job)
-        job.add_done_callback(lambda _job: self._forget(entry, job))
-        # Not wait_for, which would cancel: an update that has begun must end, also where nobody waits for it.
-        await asyncio.wait({job}, timeout=self.limits.seconds)
+        job.add_done_callback(lambda _job: self._finish(slot, job))
+        # Not wait_for, which would cancel: an update that has started must end, even if nobody waits for it.
+        await asyncio.wait({job}, timeout=self.limits.request_timeout)
         if not job.done():
+            seconds = f"{self.limits.request_timeout:g} s"
             if started.is_set():
-                raise Refusal(504, f"no answer within {self.limits.seconds:g} s; the work goes on, and will count")
+                raise ApiError(504, f"no answer within {seconds}; the update continues and will count")
             job.cancel()
-            raise Refusal(503, f"no turn within {self.limits.seconds:g} s; nothing was done", retry_after=1)
+            raise ApiError(503, f"the stream was busy for {seconds}; nothing was done", retry_after=1)
         return job.result()
 
     async def delete(self, name: str) -> None:
-        """Forget a stream, in memory and on disk."""
-        entry = self.entry(name)
-        async with entry.turn, self._moving:
-            if self.entries.get(name) is entry:
+        """Delete a stream, in memory and on disk."""
+        slot = self.slot(name)
+        async with slot.turn, self._moving:
+            if self.slots.get(name) is slot:
                 try:
-                    await self._threads.run(self.factory.snapshots.delete, name)
+                    await self._run_in_thread(self.factory.snapshots.delete, name)
                 except OSError as error:
-                    raise Refusal(503, f"the stream cannot be deleted from disk: {error}", retry_after=30) from error
-                entry.is_deleted, entry.stream = True, None
+                    raise ApiError(503, f"the stream cannot be deleted from disk: {error}", retry_after=30) from error
+                slot.is_deleted, slot.stream = True, None
                 self._live.pop(name, None)
-                del self.entries[name]
-                self.factory.log.append(name, "delete", "asked for")
+                del self.slots[name]
+                self.factory.log.append(name, StreamEvent.DELETE, "requested")
 
-    async def save_now_and_then(self) -> None:
-        """Write what has changed, again and again; for a task that is cancelled at the end."""
+    async def autosave_loop(self) -> None:
+        """Save what has changed at regular intervals, until the task is cancelled."""
         while True:
-            await asyncio.sleep(self.snapshot_every)
+            await asyncio.sleep(self.snapshot_interval)
             await self.save_all()
 
     async def save_all(self) -> None:
-        """Write every stream in memory that has changed."""
-        for entry in [entry for entry in self._live.values() if entry.is_dirty]:
-            async with entry.turn, self._moving:
-                if entry.is_dirty:
-                    with suppress(OSError):  # told already; the snapshot before is still there
-                        await self._save(entry)
+        """Save every stream in memory that has changed."""
+        for slot in [slot for slot in self._live.values() if slot.is_dirty]:
+            async with slot.turn, self._moving:
+                if slot.is_dirty:
+                    with suppress(OSError):  # logged already; the previous snapshot is still there
+                        await self._save(slot)
 
     async def close(self) -> None:
-        """Finish what is under way, and write every stream."""
+        """Finish the jobs that were accepted, and save every stream."""
         self.is_closed = True
         while self._jobs:
             await asyncio.wait(set(self._jobs))
         await self.save_all()
-        self._threads.end()
+        self._threads.shutdown()
 
     # ---- turns ----
 
-    def _entry_or_new(self, name: str) -> Entry:
-        if name not in self.entries:
-            if len(self.entries) >= self.limits.streams:
-                reason = f"there are {len(self.entries)} streams, and no more are allowed: delete one"
-                raise Refusal(429, reason, retry_after=60)
-            return Entry(name, None)
-        return self.entries[name]
+    def _slot_or_new(self, name: str) -> StreamSlot:
+        if name in self.slots:
+            return self.slots[name]
+        if len(self.slots) >= self.limits.max_streams:
+            raise ApiError(
+                429, f"there are {len(self.slots)} streams, and no more are allowed: delete one", retry_after=60
+            )
+        return StreamSlot(name, None)
 
-    def _check_room_in_queues(self, entry: Entry) -> None:
+    def _check_queues(self, slot: StreamSlot) -> None:
         if self.is_closed:
-            raise Refusal(503, "the service is stopping", retry_after=5)
-        if entry.num_waiting >= self.limits.queue or len(self._jobs) >= self.limits.total_queue:
-            seconds = min(max(1, math.ceil(entry.num_waiting * self._mean_seconds)), 60)
-            raise Refusal(429, "too many requests are waiting: send again later", retry_after=seconds)
+            raise ApiError(503, "the service is shutting down", retry_after=5)
+        if slot.num_waiting >= self.limits.max_queue or len(self._jobs) >= self.limits.max_total_queue:
+            seconds = min(max(1, math.ceil(slot.num_waiting * self._mean_seconds)), 60)
+            raise ApiError(429, "too many requests are waiting: send the request again later", retry_after=seconds)
 
-    def _forget(self, entry: Entry, job: asyncio.Task[Any]) -> None:
-        entry.num_waiting -= 1
+    def _finish(self, slot: StreamSlot, job: asyncio.Task[Any]) -> None:
+        slot.num_waiting -= 1
         self._jobs.discard(job)
-        if not job.cancelled() and (error := job.exception()) and not isinstance(error, Refusal):
-            logger.error("work on stream %s failed", entry.name, exc_info=error)
-        never_began = entry.last_summary is None and entry.stream is None and not entry.num_waiting
-        if never_began and self.entries.get(entry.name) is entry:
-            del self.entries[entry.name]
+        if not job.cancelled():
+            job.exception()  # or asyncio would report one that nobody waited for; it is logged already
+        was_never_created = slot.last_summary is None and slot.stream is None and not slot.num_waiting
+        if was_never_created and self.slots.get(slot.name) is slot:
+            del self.slots[slot.name]
 
-    async def _in_turn(self, entry: Entry, work: Callable[[ServedStream], T], started: asyncio.Event) -> T:
-        async with entry.turn, self._slots:
-            if entry.is_deleted:
-                raise Refusal(409, f"the stream {entry.name!r} was deleted while this request waited: send it again")
+    async def _run_in_turn(self, slot: StreamSlot, work: Callable[[ServedStream], T], started: asyncio.Event) -> T:
+        async with slot.turn, self._workers:
+            if slot.is_deleted:
+                raise ApiError(409, f"the stream {slot.name!r} was deleted while this request waited: send it again")
             started.set()
-            stream = await self._bring_in(entry)
-            begun, entry.is_working = time.monotonic(), True
-            try:
-                return await self._threads.run(entry.work, work, stream)
-            finally:
-                entry.is_working = False
-                self._largest = max(self._largest, entry.num_bytes)
-                self._mean_seconds += 0.1 * (time.monotonic() - begun - self._mean_seconds)
+            is_new = slot.last_summary is None
+            with hide_internal_errors(f"a request for stream {slot.name}", self.metrics.count_failure):
+                stream = await self._bring_in(slot)
+                begun, slot.is_working = time.monotonic(), True
+                try:
+                    return await self._run_in_thread(slot.run, work, stream)
+                except Exception:
+                    if is_new:  # the request that creates a stream creates none if it fails
+                        del self._live[slot.name]
+                        slot.stream = slot.last_summary = None
+                    raise
+                finally:
+                    slot.is_working = False
+                    self._largest_stream = max(self._largest_stream, slot.num_bytes)
+                    self._mean_seconds += 0.1 * (time.monotonic() - begun - self._mean_seconds)
+
+    async def _run_in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Wait for a thread, even if cancelled: it cannot be stopped, and needs the caller's locks to its end."""
+        job = asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+        try:
+            return await asyncio.shield(job)
+        except asyncio.CancelledError:
+            await asyncio.wait({job})
+            raise
 
     # ---- memory and disk ----
 
-    async def _bring_in(self, entry: Entry) -> ServedStream:
-        if entry.stream is None or entry.is_leaving:
+    async def _bring_in(self, slot: StreamSlot) -> ServedStream:
+        if slot.stream is None or slot.is_leaving:
             async with self._moving:
-                if entry.stream is None:
+                if slot.stream is None:
                     await self._make_room()
-                    await self._read(entry)
-        assert entry.stream is not None
-        self._live[entry.name] = self._live.pop(entry.name, entry)  # the most recently used comes last
-        return entry.stream
+                    await self._read(slot)
+        assert slot.stream is not None
+        self._live[slot.name] = self._live.pop(slot.name, slot)  # the most recently used comes last
+        return slot.stream
 
-    async def _read(self, entry: Entry) -> None:
-        known = entry.last_summary is not None
+    async def _read(self, slot: StreamSlot) -> None:
+        is_stored = slot.last_summary is not None
         try:
-            entry.stream = await self._threads.run(self.factory.from_disk if known else self.factory.new, entry.name)
+            slot.stream = await self._run_in_thread(self.factory.read if is_stored else self.factory.create, slot.name)
         except (CheckpointError, FileNotFoundError) as error:
-            raise Refusal(
-                409, f"what is stored of the stream {entry.name!r} cannot be gone on with ({error}): delete it"
+            raise ApiError(
+                409, f"the stored state of stream {slot.name!r} cannot be used ({error}): delete the stream"
             ) from error
-        except OSError as error:  # of the moment, perhaps; what is stored may be in order
-            raise Refusal(503, f"the disk cannot be read or written now: {error}", retry_after=30) from error
-        entry.num_saved_changes = 0
-        entry.take_down(entry.stream)
+        except OSError as error:  # may be temporary, and what is stored undamaged
+            raise ApiError(503, f"the disk cannot be read or written: {error}", retry_after=30) from error
+        slot.num_saved_changes = 0
+        slot.observe(slot.stream)
 
     async def _make_room(self) -> None:
-        """Write those used least recently to disk until one more fits."""
+        """Move the least recently used streams to disk until one more fits."""
         while self._live and (
-            len(self._live) >= self.limits.live_streams or self.live_bytes + self._largest > self.limits.memory
+            len(self._live) >= self.limits.max_live_streams
+            or self.num_live_bytes + self._largest_stream > self.limits.max_live_bytes
         ):
-            idle = next((entry for entry in self._live.values() if not entry.is_working), None)
+            idle = next((slot for slot in self._live.values() if not slot.is_working), None)
             if idle is None:
-                break  # by memory; by number there always is one, as there are fewer workers than live streams
+                break  # for lack of memory only: there are at most as many workers as live streams
             idle.is_leaving = True
             try:
                 if idle.is_dirty:
@@ -214,17 +299,40 @@ class Store:
                 idle.stream = None
                 del self._live[idle.name]
             except OSError as error:
-                raise Refusal(503, f"a stream cannot be written to disk: {error}", retry_after=30) from error
+                raise ApiError(503, f"a stream cannot be written to disk: {error}", retry_after=30) from error
             finally:
                 idle.is_leaving = False
 
-    async def _save(self, entry: Entry) -> None:
-        assert entry.stream is not None
-        num_changes = entry.stream.num_changes
+    async def _save(self, slot: StreamSlot) -> None:
+        assert slot.stream is not None
+        num_changes = slot.stream.num_changes
         try:
-            await self._threads.run(self.factory.snapshots.write, entry.stream)
+            await self._run_in_thread(self.factory.snapshots.write, slot.stream)
         except OSError:
-            self.num_snapshot_failures += 1
-            logger.exception("the stream %s could not be written", entry.name)
+            self.metrics.snapshot_failures.inc()
+            logger.exception("stream %s could not be saved", slot.name)
             raise
-        entry.num_saved_changes, entry.last_summary = num_changes, entry.stream.summary()
+        slot.num_saved_changes, slot.last_summary = num_changes, slot.stream.summary()
+
+
+def _find_streams(factory: StreamFactory) -> dict[str, StreamSlot]:
+    """Return every stream on disk; damaged ones are moved out of the way, so that the others can be served."""
+    slots, snapshots = {}, factory.snapshots
+    for name in list(snapshots.names()):
+        try:
+            slots[name] = StreamSlot(name, snapshots.read_summary(name))
+        except CheckpointError as error:
+            cause = f"{error}; moved to {snapshots.quarantine(name)}, and the stream starts over"
+            logger.error("stream %s: %s", name, cause)
+            factory.log.append(name, StreamEvent.DAMAGED, cause)
+    return slots
+
+
+def _num_bytes(stream: ServedStream) -> int:
+    """Return the memory that a live stream takes in addition to the source."""
+    model = stream.model
+    shared = {id(value) for value in model.source.state_dict(keep_vars=True).values()}
+    state = (value for value in model.state_dict(keep_vars=True).values() if isinstance(value, Tensor))
+    own = {id(value): value for value in state if id(value) not in shared}
+    images = [] if stream.window.images is None else [stream.window.images]
+    return sum(value.nbytes for value in (*own.values(), *optimizer_tensors(model).values(), *images))

@@ -1,5 +1,6 @@
-"""One stream: a model that adapts, its window of images, and what is told about it."""
+"""One stream: a model that adapts, a window of its last images, a time budget and a history."""
 
+import copy
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -11,38 +12,139 @@ import torch
 from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
-from ctta.errors import annotate_network_errors
+from ctta.errors import ConfigError, InputError, annotate_network_errors
 from ctta.functional import confidence
-from ctta.serve.budget import TimeBudget
-from ctta.serve.errors import Refusal
-from ctta.serve.events import AuditLog
-from ctta.serve.watching import collapse_score, events_since, has_learnt, health, method_of, roll_back
-from ctta.serve.window import Window
+from ctta.guard import Event, Monitored
+from ctta.guard.remedies import snapshot
+from ctta.serve.audit import AuditLog, StreamEvent
+from ctta.serve.errors import ApiError
 
-NUM_POINTS = 120  # of a line on the page
+# Chosen by benchmarks/choose_window.py; see docs/serve.md.
+DEFAULT_WINDOW_SIZE = 16
+DEFAULT_BATCH_STATS = 0.5
+DEFAULT_UPDATE_EVERY = 4  # images
+MIN_BATCH_SIZE = 4  # images from which on their statistics beat the source's
+
+MAX_SAVINGS = 10.0  # seconds of wall time whose budget can be saved up
+NUM_POINTS = 120  # of a curve on the live page
 NUM_EVENTS = 50
+OVER_BUDGET = "the time budget for adaptation is used up"
+PAUSED = "the guard has paused adaptation"
+
+
+class SampleWindow:
+    """The newest images of a stream, oldest first, so that a single image has a batch to be normalized with.
+
+    Args:
+        size: Maximum number of images; with 0 every request is a batch by itself.
+        update_every: Images between two updates; a request that fills the window always causes one.
+    """
+
+    def __init__(self, size: int, update_every: int) -> None:
+        self.size, self.update_every = size, update_every
+        self.images: Tensor | None = None
+        self.num_since_update = 0
+
+    def make_batch(self, x: Tensor) -> Tensor:
+        """Return the new images, preceded by as many old ones of the same shape as the window has room for."""
+        room = self.size - len(x)
+        if self.images is None or room <= 0 or self.images.shape[1:] != x.shape[1:]:
+            return x
+        return torch.cat([self.images[-room:].to(x), x])
+
+    def is_large_enough(self, batch: Tensor) -> bool:
+        """Return whether a batch of this window can be normalized with its own statistics."""
+        return len(batch) >= min(MIN_BATCH_SIZE, self.size)
+
+    def is_update_due(self, num_new: int) -> bool:
+        """Return whether the stream should update once that many new images have arrived."""
+        return self.num_since_update + num_new >= self.update_every
+
+    def push(self, x: Tensor, *, updated: bool) -> None:
+        """Add new images, and record whether the stream was updated."""
+        if self.size:
+            # A new tensor: copies of the window keep the old one.
+            self.images = self.make_batch(x)[-self.size :].clone(memory_format=torch.contiguous_format)
+        self.num_since_update = 0 if updated else self.num_since_update + len(x)
+
+    def clear(self) -> None:
+        """Remove all images."""
+        self.images, self.num_since_update = None, 0
+
+
+class TimeBudget:
+    """A fraction of wall time that a stream may spend on updates; unused time is saved up to a limit.
+
+    Args:
+        fraction: Seconds of updates per second; None for no limit.
+        clock: Returns the time in seconds.
+
+    >>> now = 0.0
+    >>> budget = TimeBudget(0.5, clock=lambda: now)
+    >>> with budget.spend():
+    ...     now = 20.0
+    >>> budget.is_exhausted
+    True
+    >>> now = 60.0
+    >>> budget.is_exhausted
+    False
+    """
+
+    def __init__(self, fraction: float | None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        if fraction is not None and not 0 < fraction <= 1:
+            raise ConfigError(f"the time budget must be a fraction above 0 and up to 1, got {fraction!r}")
+        self.fraction, self._clock = fraction, clock
+        self._credit, self._counted_at = MAX_SAVINGS * (fraction or 0), clock()
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the next update has to be skipped."""
+        if self.fraction is None:
+            return False
+        now = self._clock()
+        self._credit = min(self._credit + (now - self._counted_at) * self.fraction, MAX_SAVINGS * self.fraction)
+        self._counted_at = now
+        return self._credit <= 0
+
+    @contextmanager
+    def spend(self) -> Iterator[None]:
+        """Charge the time that the block takes."""
+        started = self._clock()
+        try:
+            yield
+        finally:
+            self._credit -= self._clock() - started
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a request gets."""
+class InferenceResult:
+    """Answer of a stream to a request.
+
+    Attributes:
+        logits: One row per image of the request.
+        num_updates: Updates of the stream so far.
+        adapted: Whether the request caused an update.
+        reason: Why it did not, if adaptation was requested.
+    """
 
     logits: Tensor
-    num_updates: int  # so far
+    num_updates: int
     adapted: bool
-    reason: str | None = None  # why not, if it was asked for
+    reason: str | None = None
 
 
 class ServedStream:
-    """Answers in the order of its calls; only one thread at a time may call it.
+    """A model with its window and history. One thread at a time may call it.
+
+    A call that fails leaves the stream as it was.
 
     Args:
-        name: that clients gave it.
-        model: predicts and adapts.
-        reference: the network as it was trained, which answers until there are images enough.
-        window: of its last images.
-        budget: for its updates.
-        log: where its events go.
+        name: Name that clients gave it.
+        model: The model that predicts and adapts.
+        reference: The source network as it was trained, which answers until there are enough images.
+        window: Its last images.
+        budget: Time for its updates.
+        log: Audit log for its events.
     """
 
     def __init__(
@@ -51,7 +153,7 @@ class ServedStream:
         model: AdaptiveModel,
         *,
         reference: nn.Module,
-        window: Window,
+        window: SampleWindow,
         budget: TimeBudget,
         log: AuditLog,
     ) -> None:
@@ -62,96 +164,134 @@ class ServedStream:
         self.confidences: deque[float | None] = deque(maxlen=NUM_POINTS)
         self.collapse_scores: deque[float | None] = deque(maxlen=NUM_POINTS)
         self.events: deque[dict[str, Any]] = deque(maxlen=NUM_EVENTS)
-        self.num_changes = 0  # since it is in memory, to see whether there is anything to save
-        self._last_heard = events_since(model, None)[-1:]
+        self.num_changes = 0  # since the stream is in memory, to tell whether there is anything to save
+        self._last_guard_event = _last_event(model)
 
-    def infer(self, x: Tensor, *, adapt: bool) -> Answer:
-        """Logits for these images; they belong to the stream from then on, unless ``adapt`` is False."""
-        batch = self.window.batch(x)
-        reason = self._why_not_now(batch, len(x)) if adapt else "only a prediction was asked for"
-        try:
-            logits = self._logits(batch, x, learn=reason is None)[-len(x) :]
-        finally:
-            self._hear_the_guard()  # also where it refused
-        if reason is None and not has_learnt(self.model):
-            reason = RESTING
-        self.used_at = time.time()
-        if adapt:
-            if reason == OVER_BUDGET:
-                self.num_over_budget += 1
-                self.note("update skipped", OVER_BUDGET)
-            self._remember(x, logits, updated=reason in (None, RESTING))
-        return Answer(logits, self.num_updates, reason is None, reason if adapt else None)
+    # ---- inference ----
 
-    def _logits(self, batch: Tensor, x: Tensor, *, learn: bool) -> Tensor:
-        with refusing_bad_input(batch):
-            if learn:
-                with self.budget.spending():
-                    logits: Tensor = self.model(batch)
-                return logits
-            if self.window.is_warm(batch):
-                return self.model.predict(batch)
-            with torch.no_grad():
-                logits = self.reference(x)
-            return logits
+    def infer(self, x: Tensor, *, adapt: bool) -> InferenceResult:
+        """Return logits for images, which become part of the stream unless ``adapt`` is False."""
+        batch = self.window.make_batch(x)
+        reason = self._reason_not_to_update(batch, len(x)) if adapt else "adaptation was not requested"
+        with self._unchanged_on_failure(updates=reason is None):
+            with annotate_network_errors(batch):
+                logits = self._update(batch) if reason is None else self._predict(batch, x)
+            logits = logits[-len(x) :]
+            self._record_guard_events()
+            if reason is None and isinstance(self.model, Monitored) and not self.model.health.adapted:
+                reason = PAUSED
+            self.used_at = time.time()
+            if adapt:
+                if reason == OVER_BUDGET:
+                    self.num_over_budget += 1
+                    self.record(StreamEvent.UPDATE_SKIPPED, OVER_BUDGET)
+                self._remember(x, logits, updated=reason in (None, PAUSED))
+        return InferenceResult(logits, self.num_updates, reason is None, reason if adapt else None)
 
-    def _why_not_now(self, batch: Tensor, num_new: int) -> str | None:
+    def _update(self, batch: Tensor) -> Tensor:
+        with self.budget.spend():
+            logits: Tensor = self.model(batch)
+        return logits
+
+    def _predict(self, batch: Tensor, x: Tensor) -> Tensor:
+        if self.window.is_large_enough(batch):
+            return self.model.predict(batch)
+        with torch.no_grad():
+            logits: Tensor = self.reference(x)
+        return logits
+
+    def _reason_not_to_update(self, batch: Tensor, num_new: int) -> str | None:
         if self.model.frozen:
             return "the stream is frozen"
-        if not self.window.is_warm(batch):
-            return "there are too few images yet, so the source answered"
+        if not self.window.is_large_enough(batch):
+            return "the stream has too few images yet, so the source network answered"
         if not self.window.is_update_due(num_new):
-            return "the window is not full of new images yet"
+            return "no update is due yet"
         return OVER_BUDGET if self.budget.is_exhausted else None
 
     def _remember(self, x: Tensor, logits: Tensor, *, updated: bool) -> None:
+        mean = float(confidence(logits).mean())
+        self.confidences.append(round(mean, 4) if mean == mean else None)
+        self.collapse_scores.append(_collapse_score(self.model))
         self.window.push(x, updated=updated)
         self.num_requests += 1
         self.num_images += len(x)
         self.num_changes += 1
-        mean = float(confidence(logits).mean())
-        self.confidences.append(round(mean, 4) if mean == mean else None)
-        self.collapse_scores.append(collapse_score(self.model))
+
+    @contextmanager
+    def _unchanged_on_failure(self, *, updates: bool) -> Iterator[None]:
+        """Restore the stream if the block raises; only what a guard says about rejected input stays on record.
+
+        A step may fail after the optimizer or a teacher has changed, so an update starts with a copy of the model.
+        Predictions do not change the model.
+        """
+        model = snapshot(self.model) if updates else self.model
+        names = ("window", "num_requests", "num_images", "num_over_budget", "used_at", "num_changes")
+        before = {name: copy.copy(getattr(self, name)) for name in (*names, "confidences", "collapse_scores", "events")}
+        try:
+            yield
+        except InputError:
+            self._record_guard_events()
+            self._replace_model(model)
+            raise
+        except BaseException:
+            vars(self).update(before)
+            self._replace_model(model)
+            raise
+
+    # ---- operation ----
 
     def act(self, action: str) -> None:
-        """What an operator asks for: one of :data:`ACTIONS`."""
+        """Do what an operator requests: one of :data:`ACTIONS`."""
         ACTIONS[action](self)
-        if not self._hear_the_guard():
-            self.note(action, "asked for")
+        if not self._record_guard_events():
+            self.record(action, "requested")
 
-    def replace(self, model: AdaptiveModel) -> None:
-        """Go on with another state; the window, which is no part of a state, starts anew."""
-        self.model = model
+    def load(self, model: AdaptiveModel) -> None:
+        """Continue with another model; the window, which is not part of a saved state, starts empty."""
+        self._replace_model(model)
         self.window.clear()
-        self._last_heard = events_since(model, None)[-1:]
-        self.note("load", "a state was uploaded")
+        self.record(StreamEvent.LOAD, "a state was uploaded")
 
     def reset(self) -> None:
-        """Exactly as new."""
+        """Start over, exactly as a new stream."""
         self.model.reset()
         self.window.clear()
 
-    def _hear_the_guard(self) -> bool:
-        """Write down what the guard has done since; False if that was nothing."""
-        new = events_since(self.model, self._last_heard[0] if self._last_heard else None)
-        for event in new:
-            self.note(event.kind, event.cause, signals=event.signals)
-        self._last_heard = new[-1:] or self._last_heard
-        return bool(new)
+    def roll_back(self) -> None:
+        """Return to the last known-good snapshot of the guard."""
+        if not isinstance(self.model, Monitored):
+            raise ApiError(409, "the stream has no guard, so there is no snapshot to return to: reset it instead")
+        self.model.rollback()
+
+    # ---- history ----
 
     @property
     def num_updates(self) -> int:
-        """How often the method has learnt since it was new."""
-        return method_of(self.model).num_steps
+        """Number of updates of the method since the stream was new or reset."""
+        return self.model.unwrapped.num_steps
 
-    def note(self, kind: str, cause: str, **details: Any) -> None:
-        """Write an event down."""
+    def record(self, kind: str, cause: str, **details: Any) -> None:
+        """Write an event to the audit log and to the stream's history."""
         self.num_changes += 1
         event = self.log.append(self.name, kind, cause, step=self.model.num_steps, **details)
         self.events.append({key: event[key] for key in ("time", "kind", "cause", "step")})
 
+    def _record_guard_events(self) -> bool:
+        """Record the guard's events since the last call, and return whether there were any."""
+        events = _guard_events(self.model)
+        known = [number for number, event in enumerate(events) if event is self._last_guard_event]
+        new = events[known[0] + 1 :] if known else events
+        for event in new:
+            self.record(event.kind, event.cause, signals=event.signals)
+        self._last_guard_event = _last_event(self.model)
+        return bool(new)
+
+    def _replace_model(self, model: AdaptiveModel) -> None:
+        self.model, self._last_guard_event = model, _last_event(model)
+
     def summary(self) -> dict[str, Any]:
-        """All that a person or a program may want to know of it."""
+        """Return counts, health and history, as ``GET /streams`` shows them."""
         return {
             "name": self.name,
             "frozen": self.model.frozen,
@@ -160,15 +300,15 @@ class ServedStream:
             "images": self.num_images,
             "skipped": {"not_finite": self.model.num_skipped, "budget": self.num_over_budget},
             "used_at": round(self.used_at, 3),
-            "collapse_score": collapse_score(self.model),
-            "health": health(self.model),
+            "collapse_score": _collapse_score(self.model),
+            "health": self.model.health.as_dict() if isinstance(self.model, Monitored) else {},
             "confidences": list(self.confidences),
             "collapse_scores": list(self.collapse_scores),
             "events": list(self.events),
         }
 
     def restore(self, summary: dict[str, Any]) -> None:
-        """Take over the counts and lines that :meth:`summary` gave."""
+        """Take over the counts and the history of a :meth:`summary`."""
         self.num_requests, self.num_images = int(summary["requests"]), int(summary["images"])
         self.num_over_budget, self.used_at = int(summary["skipped"]["budget"]), float(summary["used_at"])
         self.confidences.extend(summary["confidences"])
@@ -176,21 +316,22 @@ class ServedStream:
         self.events.extend(summary["events"])
 
 
-RESTING = "the guard lets the method rest"
-OVER_BUDGET = "the time for adapting is used up"
 ACTIONS: dict[str, Callable[[ServedStream], object]] = {
-    "reset": ServedStream.reset,
-    "freeze": lambda stream: stream.model.freeze(),
-    "unfreeze": lambda stream: stream.model.unfreeze(),
-    "rollback": lambda stream: roll_back(stream.model),
+    StreamEvent.RESET: ServedStream.reset,
+    StreamEvent.FREEZE: lambda stream: stream.model.freeze(),
+    StreamEvent.UNFREEZE: lambda stream: stream.model.unfreeze(),
+    StreamEvent.ROLLBACK: ServedStream.roll_back,
 }
 
 
-@contextmanager
-def refusing_bad_input(x: Tensor) -> Iterator[None]:
-    """What a model or its network says about an input becomes a refusal."""
-    try:
-        with annotate_network_errors(x):
-            yield
-    except (ValueError, TypeError, IndexError) as error:
-        raise Refusal(400, str(error).strip().splitlines()[0]) from error
+def _collapse_score(model: AdaptiveModel) -> float | None:
+    """Return the collapse score of a guard, from 1 on an alarm; None without a guard."""
+    return round(model.collapse_score, 4) if isinstance(model, Monitored) else None
+
+
+def _guard_events(model: AdaptiveModel) -> list[Event]:
+    return model.events if isinstance(model, Monitored) else []
+
+
+def _last_event(model: AdaptiveModel) -> Event | None:
+    return next(reversed(_guard_events(model)), None)

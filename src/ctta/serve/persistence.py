@@ -1,0 +1,217 @@
+"""Streams on disk, and the factory that creates them or reads them back."""
+
+import json
+import os
+import re
+import shutil
+import string
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from ctta.base import AdaptiveModel
+from ctta.checkpoint.encoding import encode, is_serializable
+from ctta.checkpoint.files import load, save
+from ctta.checkpoint.manifest import nested_models, optimizer_tensors, unserializable_arguments
+from ctta.errors import CheckpointError
+from ctta.hyperparameters import format_hyperparameters
+from ctta.io.atomic import fsync_directory, fsync_file
+from ctta.serve.audit import AuditLog, StreamEvent
+from ctta.serve.schemas import STREAM_NAME_PATTERN
+from ctta.serve.stream import SampleWindow, ServedStream, TimeBudget
+
+STATE_FILE, WINDOW_FILE = "state.safetensors", "window.safetensors"
+_UNFINISHED = "unfinished-"
+_DELETED, _DAMAGED = ".deleted-", ".damaged-"  # no stream's directory starts with a dot
+_UNESCAPED = string.ascii_lowercase + string.digits + "-"
+
+
+def directory_name(stream: str) -> str:
+    """Return the directory name of a stream, unique on file systems that ignore case too.
+
+    >>> directory_name("Line.7")
+    '_4cine_2e7'
+    """
+    return "".join(letter if letter in _UNESCAPED else f"_{ord(letter):02x}" for letter in stream)
+
+
+def parse_directory_name(name: str) -> str | None:
+    """Return the stream of a directory, or None if it is no stream's.
+
+    >>> parse_directory_name("_4cine_2e7")
+    'Line.7'
+    """
+    stream = re.sub("_([0-9a-f]{2})", lambda code: chr(int(code[1], 16)), name)
+    return stream if re.fullmatch(STREAM_NAME_PATTERN, stream) and directory_name(stream) == name else None
+
+
+class Snapshots:
+    """Snapshots of streams as ``<directory>/<stream>/<number>/``, of which the highest number counts.
+
+    A snapshot is written beside its predecessor under another name, flushed and renamed, so that the streams can be
+    read whenever the process is killed.
+
+    Args:
+        directory: Where the streams are kept; it is created if needed.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        for pattern in (f"*/{_UNFINISHED}*", f"{_DELETED}*"):
+            for leftover in list(directory.glob(pattern)):  # of a process that was killed
+                shutil.rmtree(leftover)
+
+    def names(self) -> Iterator[str]:
+        """Yield every stream that has a snapshot."""
+        for path in sorted(self.directory.iterdir()):
+            if (name := parse_directory_name(path.name)) and self._numbers(path):
+                yield name
+
+    def write(self, stream: ServedStream) -> None:
+        """Replace the snapshot of a stream by its current state."""
+        parent = self.directory / directory_name(stream.name)
+        parent.mkdir(exist_ok=True)
+        number = max(self._numbers(parent), default=0) + 1
+        unfinished = parent / f"{_UNFINISHED}{number}"
+        shutil.rmtree(unfinished, ignore_errors=True)  # of a write that failed
+        unfinished.mkdir()
+        save(stream.model, unfinished / STATE_FILE)
+        tensors = {} if stream.window.images is None else {"images": stream.window.images}
+        header = json.dumps({"since_update": stream.window.num_since_update, "summary": stream.summary()})
+        save_file(tensors, unfinished / WINDOW_FILE, metadata={"stream": header})
+        fsync_file(unfinished / WINDOW_FILE)
+        fsync_directory(unfinished)
+        os.rename(unfinished, parent / str(number))
+        fsync_directory(parent)
+        fsync_directory(self.directory)
+        for older in self._numbers(parent) - {number}:
+            shutil.rmtree(parent / str(older))
+
+    def state_file(self, name: str) -> Path:
+        """Return the file of a stream's model, which :func:`ctta.load` reads."""
+        return self._newest(name) / STATE_FILE
+
+    def read_summary(self, name: str) -> dict[str, Any]:
+        """Return the summary of a stream as of its snapshot."""
+        summary: dict[str, Any] = self._read_header(name)["summary"]
+        return summary
+
+    def restore(self, stream: ServedStream) -> None:
+        """Restore the window and the history of a stream whose model was loaded."""
+        header = self._read_header(stream.name)
+        stream.restore(header["summary"])
+        stream.window.num_since_update = int(header["since_update"])
+        stream.window.images = load_file(self._newest(stream.name) / WINDOW_FILE).get("images")
+
+    def delete(self, name: str) -> None:
+        """Delete the snapshot of a stream, if there is one."""
+        path, deleted = (self.directory / f"{prefix}{directory_name(name)}" for prefix in ("", _DELETED))
+        shutil.rmtree(deleted, ignore_errors=True)
+        if path.exists():
+            os.rename(path, deleted)  # first, so that a kill leaves no partial directory that looks like a stream
+            shutil.rmtree(deleted, ignore_errors=True)
+            fsync_directory(self.directory)
+
+    def quarantine(self, name: str) -> Path:
+        """Move a stream that cannot be read out of the way, and return where it is for a person to look at."""
+        path = self.directory / f"{_DAMAGED}{time.time_ns()}-{directory_name(name)}"
+        os.rename(self.directory / directory_name(name), path)
+        fsync_directory(self.directory)
+        return path
+
+    def _read_header(self, name: str) -> dict[str, Any]:
+        try:
+            with safe_open(self._newest(name) / WINDOW_FILE, framework="pt") as file:
+                header: dict[str, Any] = json.loads((file.metadata() or {})["stream"])
+        # Errors of the disk pass: they may be temporary, and the file undamaged.
+        except (SafetensorError, FileNotFoundError, KeyError, ValueError) as error:
+            raise CheckpointError(f"{self._newest(name)} cannot be read ({error})") from error
+        return header
+
+    def _newest(self, name: str) -> Path:
+        parent = self.directory / directory_name(name)
+        return parent / str(max(self._numbers(parent)))
+
+    @staticmethod
+    def _numbers(parent: Path) -> set[int]:
+        return {int(path.name) for path in parent.iterdir() if path.name.isdecimal()} if parent.is_dir() else set()
+
+
+@dataclass(frozen=True)
+class StreamFactory:
+    """What the streams of a service have in common.
+
+    Attributes:
+        template: Model that every stream is a fork of; it never adapts itself.
+        reference: Source network as it was trained.
+        snapshots: Streams on disk.
+        log: Audit log.
+        window_size: Images in the window of each stream.
+        update_every: Images between two updates.
+        time_budget: Fraction of time for updates; None for no limit.
+    """
+
+    template: AdaptiveModel
+    reference: nn.Module
+    snapshots: Snapshots
+    log: AuditLog
+    window_size: int
+    update_every: int
+    time_budget: float | None
+
+    def create(self, name: str) -> ServedStream:
+        """Return a new stream."""
+        stream = self._wrap(name, self.template.fork())
+        stream.record(StreamEvent.NEW, "first use")
+        return stream
+
+    def read(self, name: str) -> ServedStream:
+        """Return a stream as of its snapshot."""
+        stream = self._wrap(name, self.load_model(self.snapshots.state_file(name)))
+        self.snapshots.restore(stream)
+        return stream
+
+    def load_model(self, path: Path) -> AdaptiveModel:
+        """Load a model for a stream of this service; CheckpointError if it was saved with other settings."""
+        model = load(path, self.template.copy_of_source(), **unserializable_arguments(self.template))
+        if type(model) is not type(self.template):
+            found, expected = type(model).__name__, type(self.template).__name__
+            raise CheckpointError(f"{path.name} holds a {found}, and the streams of this service are {expected}")
+        for (_, part), (_, own) in zip(nested_models(model), nested_models(self.template), strict=True):
+            _check_same_settings(part, own, path.name)
+            part.source = self.template.source  # as fork does: all streams share its weights
+        return model
+
+    def load_upload(self, path: Path) -> AdaptiveModel:
+        """Load a model that a client sent, whose values must be finite."""
+        model = self.load_model(path)
+        tensors = (*model.parameters(), *optimizer_tensors(model).values())
+        if not all(bool(torch.isfinite(value).all()) for value in tensors):
+            raise CheckpointError(f"{path.name} holds values that are not finite")
+        return model
+
+    def _wrap(self, name: str, model: AdaptiveModel) -> ServedStream:
+        return ServedStream(
+            name,
+            model,
+            reference=self.reference,
+            window=SampleWindow(self.window_size, self.update_every),
+            budget=TimeBudget(self.time_budget),
+            log=self.log,
+        )
+
+
+def _check_same_settings(model: AdaptiveModel, own: AdaptiveModel, file_name: str) -> None:
+    for name, value in own.hyperparameters.items():
+        stored = model.hyperparameters[name]
+        if is_serializable(value) and (not is_serializable(stored) or encode(stored) != encode(value)):
+            found, expected = (format_hyperparameters({name: each}) for each in (stored, value))
+            raise CheckpointError(f"{file_name} was saved with {found}, and this service has {expected}")

@@ -1,0 +1,199 @@
+"""Routes for streams (an image in, a label out, and what an operator needs) and for the live page."""
+
+import asyncio
+import io
+import os
+import tempfile
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import APIRouter, Depends, Query, Response
+from fastapi import Path as PathParameter
+from torch import Tensor
+
+from ctta.base import AdaptiveModel
+from ctta.checkpoint.files import save
+from ctta.datasets.arrays import to_unit_floats
+from ctta.datasets.image_files import Resize, to_upright_rgb
+from ctta.errors import CheckpointError
+from ctta.io.images import decoding_errors, import_pillow
+from ctta.serve.auth import Authenticator
+from ctta.serve.errors import ApiError
+from ctta.serve.limits import BodyReader
+from ctta.serve.schemas import (
+    STREAM_ERRORS,
+    STREAM_NAME_PATTERN,
+    ImageResponse,
+    binary_response,
+    describe_body,
+    error_responses,
+    validate_stream_name,
+)
+from ctta.serve.service import Service
+from ctta.serve.stream import ServedStream
+
+SAFETENSORS = "application/octet-stream"
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
+PAGE_FILES = {
+    "/": ("page.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+}
+#: Nothing from other servers, nothing inline, in nobody's frame.
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' blob: data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def stream_routes(service: Service, auth: Authenticator, read_body: BodyReader) -> APIRouter:
+    """Return the routes below ``/streams``."""
+    router = APIRouter(prefix="/streams", tags=["streams"])
+    infer, admin = [Depends(auth.require_infer)], [Depends(auth.require_admin)]
+    store = service.store
+    Name = Annotated[str, PathParameter(pattern=STREAM_NAME_PATTERN)]
+    Body = Annotated[bytes, Depends(read_body)]
+
+    @router.get("", dependencies=infer, responses=error_responses(400))
+    async def list_streams(
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100, offset: Annotated[int, Query(ge=0, le=10**9)] = 0
+    ) -> dict[str, Any]:
+        """List the streams, the most recently used first."""
+        known = [(-slot.last_summary["used_at"], name) for name, slot in store.slots.items() if slot.last_summary]
+        names = [name for _, name in sorted(known)[offset : offset + limit]]
+        return {"total": len(known), "streams": [store.slots[name].summary() for name in names]}
+
+    @router.get("/{name}", dependencies=infer, responses=error_responses(400, 404))
+    async def show_stream(name: Name) -> dict[str, Any]:
+        """Show a stream: its counts, health and history."""
+        slot = store.slot(validate_stream_name(name))
+        if slot.last_summary is None:
+            raise ApiError(404, f"the stream {name!r} is being created")
+        return slot.summary()
+
+    @router.post(
+        "/{name}/image",
+        dependencies=infer,
+        response_model=ImageResponse,
+        responses=error_responses(400, *STREAM_ERRORS),
+        openapi_extra=describe_body("image/png", "image/jpeg", "application/octet-stream"),
+    )
+    async def classify_image(name: Name, body: Body, adapt: bool = True, compare: bool = False) -> dict[str, Any]:
+        """Classify an image file; ``adapt=false`` only predicts, ``compare=true`` also asks the source network."""
+        max_pixels = service.limits.max_image_pixels
+        x = await asyncio.to_thread(decode_image, body, size=service.image_size, max_pixels=max_pixels)
+        result = await service.infer(name, x, adapt=adapt)
+        source = await asyncio.to_thread(service.predict_source, x) if compare else None
+        return {
+            "stream": name,
+            **service.classify(result.logits),
+            "update": result.num_updates,
+            "adapted": result.adapted,
+            "reason": result.reason,
+            "source": None if source is None else service.classify(source),
+        }
+
+    @router.post("/{name}/{action}", dependencies=admin, responses=error_responses(400, 404, *STREAM_ERRORS))
+    async def act(name: Name, action: Literal["reset", "freeze", "unfreeze", "rollback"]) -> dict[str, Any]:
+        """Reset, freeze, unfreeze or roll back a stream."""
+        await store.run(validate_stream_name(name), lambda stream: stream.act(action))
+        return store.slot(name).summary()
+
+    state_errors = error_responses(400, 404, *STREAM_ERRORS)
+
+    @router.get("/{name}/state", dependencies=admin, responses={**binary_response(SAFETENSORS), **state_errors})
+    async def download_state(name: Name) -> Response:
+        """Download the file that ``ctta.load`` reads."""
+        content = await store.run(validate_stream_name(name), _dump_state)
+        headers = {"Content-Disposition": f'attachment; filename="{name}.safetensors"'}
+        return Response(content, media_type=SAFETENSORS, headers=headers)
+
+    @router.put(
+        "/{name}/state",
+        dependencies=admin,
+        responses=error_responses(400, *STREAM_ERRORS),
+        openapi_extra=describe_body(SAFETENSORS),
+    )
+    async def upload_state(name: Name, body: Body) -> dict[str, Any]:
+        """Continue with a file that ``ctta.save`` wrote, for the same network and settings."""
+        model = await asyncio.to_thread(_parse_state, service, body)
+        await store.run(validate_stream_name(name), lambda stream: stream.load(model), create=True)
+        return store.slot(name).summary()
+
+    @router.delete("/{name}", dependencies=admin, responses=error_responses(400, 404, *STREAM_ERRORS))
+    async def delete_stream(name: Name) -> dict[str, str]:
+        """Delete a stream, in memory and on disk."""
+        await store.delete(validate_stream_name(name))
+        return {"deleted": name}
+
+    return router
+
+
+def decode_image(body: bytes, *, size: tuple[int, int] | None, max_pixels: int) -> Tensor:
+    """Return an image file as a batch of one in [0, 1].
+
+    Args:
+        body: The file.
+        size: (height, width) to resize to; None to keep its size.
+        max_pixels: Maximum number of pixels of the file.
+
+    Returns:
+        A tensor (1, 3, height, width).
+
+    Raises:
+        ApiError: If the body is not an image or has too many pixels.
+    """
+    try:
+        with import_pillow().open(io.BytesIO(body), formats=IMAGE_FORMATS) as file:
+            width, height = file.size  # known before anything is decompressed
+            if width * height > max_pixels:
+                raise ApiError(413, f"the image has {width}x{height} pixels, and {max_pixels} are allowed: shrink it")
+            image = to_upright_rgb(file, "the image")
+    except decoding_errors() as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if "BytesIO" in reason:  # how Pillow names a file without a name
+            reason = "send the file itself and not a form, as curl --data-binary @image.png does"
+        raise ApiError(400, f"the body is not a readable image ({', '.join(IMAGE_FORMATS)}): {reason}") from error
+    return to_unit_floats(np.array(Resize(size)(image) if size else image)[None])
+
+
+def _dump_state(stream: ServedStream) -> bytes:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "state.safetensors")
+        save(stream.model, path)
+        return path.read_bytes()
+
+
+def _parse_state(service: Service, body: bytes) -> AdaptiveModel:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "upload")
+        path.write_bytes(body)
+        try:
+            return service.factory.load_upload(path)
+        except CheckpointError as error:
+            raise ApiError(400, str(error).replace(f"{directory}{os.sep}", "the ")) from error
+
+
+def page_routes(auth: Authenticator) -> APIRouter:
+    """Return the routes of the live page; it holds no secret, as its data comes from routes that need a token."""
+    router = APIRouter(include_in_schema=False, dependencies=[Depends(auth.allow_anyone)])
+    for path, (name, media_type) in PAGE_FILES.items():
+        router.add_api_route(path, _send_file(name, media_type), methods=["GET"])
+    return router
+
+
+def _send_file(name: str, media_type: str) -> Callable[[], Awaitable[Response]]:
+    content = (files("ctta.serve") / name).read_bytes()
+    headers = {
+        "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-cache",
+    }
+
+    async def send() -> Response:
+        return Response(content, media_type=media_type, headers=headers)
+
+    return send
