@@ -101,7 +101,7 @@ def test_a_picture_is_shown_to_source_and_stream(browser: webdriver.Chrome, clie
     other = tmp_path / "text.png"
     other.write_bytes(b"no picture")
     browser.find_element(By.ID, "file").send_keys(str(other))
-    until(browser, "return document.getElementById('problem').textContent.includes('no readable picture')")
+    until(browser, "return document.getElementById('problem').textContent.includes('not a readable image')")
 
 
 def test_buttons_ask_for_the_admin_token_once(browser: webdriver.Chrome, client: Client) -> None:

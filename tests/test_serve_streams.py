@@ -78,7 +78,7 @@ def test_classes_have_names(tmp_path: Path) -> None:
     with serving_here(Service(tent(tmp_path), tmp_path / "state", image_size=SIZE, class_names=names)) as client:
         answer = client.json("POST", "/streams/a/image", data=png(side=40))  # of another size, so resized
         assert answer["label"] == names[answer["class"]]
-    with pytest.raises(ValueError, match="2 names for the network's 5 classes"):
+    with pytest.raises(ValueError, match="2 class names for a network with 5 classes"):
         Service(tent(tmp_path), tmp_path / "other", image_size=SIZE, class_names=["cat", "dog"])
 
 
@@ -95,7 +95,7 @@ def test_two_hundred_streams_on_a_small_cap_are_as_if_each_were_alone(tmp_path: 
         assert refused.status_code == 429 and "delete one" in refused.json()["error"] and refused.headers["Retry-After"]
         listed = client.json("GET", "/streams?limit=1000")
         assert listed["total"] == 200 and sum(stream["live"] for stream in listed["streams"]) <= 3
-        assert "ctta_live_streams 3\n" in client.call("GET", "/metrics").text
+        assert "ctta_live_streams 3.0\n" in client.call("GET", "/metrics").text
     for number, answer in zip(again, answers, strict=True):
         alone = model.fork()
         alone(images(2, number))
@@ -250,7 +250,7 @@ def test_an_exhausted_budget_leaves_updates_out_and_says_so(tmp_path: Path) -> N
         assert not client.infer("a", images(4))["adapted"]
         shown = client.json("GET", "/streams/a")
         assert (shown["updates"], shown["images"], shown["skipped"]["budget"]) == (1, 12, 2)
-        assert "ctta_updates_over_budget_total 2\n" in client.call("GET", "/metrics").text
+        assert "ctta_updates_over_budget_total 2.0\n" in client.call("GET", "/metrics").text
     events = [json.loads(line) for line in (tmp_path / "state/audit.jsonl").read_text().splitlines()]
     assert [event["kind"] for event in events] == ["new", "update skipped", "update skipped"]
 
@@ -322,7 +322,7 @@ def test_a_folder_is_of_one_process_and_of_one_method(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="another process serves"):
         Service(tent(tmp_path), tmp_path / "state")
     service.release()
-    with pytest.raises(ValueError, match=r"begun with settings .*batch_stats=1\.0"):
+    with pytest.raises(ValueError, match=r"started with settings .*batch_stats=1\.0"):
         Service(tent(tmp_path, batch_stats=0.5), tmp_path / "state")
 
 
