@@ -192,7 +192,9 @@ def test_metrics_are_prometheus_text_with_bounded_labels(client: Client) -> None
     assert sum(sample.value for sample in infer if sample.labels["status"] == "200") >= 30
     assert sum(len(family.samples) for family in families.values()) < 500
     assert families["ctta_updates"].samples[0].value >= 30
-    durations = [sample for sample in families["ctta_request_duration_seconds"].samples if sample.labels["route"] == "/streams"]
+    durations = [
+        sample for sample in families["ctta_request_duration_seconds"].samples if sample.labels["route"] == "/streams"
+    ]
     counts = [sample.value for sample in durations if "le" in sample.labels]
     assert len(counts) > 5 and counts == sorted(counts)
 
