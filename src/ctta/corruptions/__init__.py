@@ -1,4 +1,4 @@
-"""The common corruptions of CIFAR-C and ImageNet-C, made on whole batches.
+"""The common corruptions of CIFAR-C and ImageNet-C, applied to batches.
 
 Reference: Hendrycks & Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and
 Perturbations", ICLR 2019.

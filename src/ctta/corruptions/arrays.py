@@ -1,16 +1,146 @@
-"""The array types the corruptions pass around, and the one way results become bytes."""
+"""Image batches as arrays: types, conversion to and from 8 bits, chunking, and parameters by image size."""
 
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from ctta.errors import InputError
 
 UInt8Array = NDArray[np.uint8]  # images (N, H, W, 3), values 0..255
-Float32Array = NDArray[np.float32]  # anything on its way to bytes, on the same 0..255 scale unless said
+Float32Array = NDArray[np.float32]  # intermediate results, on the same 0..255 scale unless stated otherwise
 Int64Array = NDArray[np.int64]
 
+Batch = TypeVar("Batch", NDArray[Any], torch.Tensor)
+Value = TypeVar("Value")
 
-def truncated(values: NDArray[np.floating[Any]]) -> UInt8Array:
+ACCEPTED = "a uint8 numpy array (N, H, W, 3), or a float torch tensor or numpy array (N, 3, H, W) in [0, 1]"
+MIN_SIDE = 8  # pixels; kernels and zooms need some room
+CHUNK_PIXELS = 1 << 17  # 128 images of 32x32, 2 of 224x224: arrays that stay in the CPU cache
+
+PUBLISHED_SIZES = (32, 224)  # CIFAR and ImageNet: the sizes the parameters were published for
+
+#: Parameters by severity 1..5, one sequence for each of PUBLISHED_SIZES.
+SeverityTable = tuple[Sequence[Value], Sequence[Value]]
+
+
+class ParameterSet(NamedTuple):
+    """The published parameters that images of one size take.
+
+    Attributes:
+        column: Index into PUBLISHED_SIZES and into every table.
+        scale: Factor for lengths in pixels; 1 at the published sizes.
+    """
+
+    column: int
+    scale: float
+
+    def lookup(self, table: SeverityTable[Value], severity: int) -> Value:
+        """Return the entry of a table for a severity from 1 to 5."""
+        return table[self.column][severity - 1]
+
+
+def select_parameters(images: UInt8Array) -> ParameterSet:
+    """Return the parameters of the published size that is closer as a ratio, with √(H·W) as the size of an image."""
+    size = math.sqrt(images.shape[1] * images.shape[2])
+    column = 0 if size * size < PUBLISHED_SIZES[0] * PUBLISHED_SIZES[1] else 1
+    return ParameterSet(column, size / PUBLISHED_SIZES[column])
+
+
+def truncate_to_uint8(values: NDArray[np.floating[Any]]) -> UInt8Array:
     """Clip to 0..255 and drop the fraction: the published files are truncated, not rounded."""
     clipped: NDArray[np.floating[Any]] = np.clip(values, 0, 255)
     return clipped.astype(np.uint8)
+
+
+def images_to_uint8(images: NDArray[Any] | torch.Tensor) -> UInt8Array:
+    """Validate a batch and return it as uint8 (N, H, W, 3); floats are rounded to the 8 bits of the benchmark.
+
+    Raises:
+        InputError: The shape or the range of values is wrong.
+        TypeError: The container or the dtype is wrong.
+    """
+    if isinstance(images, torch.Tensor):
+        if not images.is_floating_point():
+            raise TypeError(
+                f"images is a torch tensor of {images.dtype}; expected {ACCEPTED}. "
+                "Divide bytes by 255, or pass them as numpy (N, H, W, 3)"
+            )
+        values = images.detach().to("cpu", torch.float32 if images.dtype != torch.float64 else None).numpy()
+    elif isinstance(images, np.ndarray):
+        values = images
+    else:
+        raise TypeError(f"images is a {type(images).__name__}; expected {ACCEPTED}")
+
+    is_uint8 = values.dtype == np.uint8
+    if not is_uint8 and not np.issubdtype(values.dtype, np.floating):
+        raise TypeError(f"images has dtype {values.dtype}; expected {ACCEPTED}")
+    channel_axis = -1 if is_uint8 else 1
+    if values.ndim != 4 or values.shape[channel_axis] != 3:
+        raise InputError(f"images of {values.dtype} has shape {tuple(values.shape)}; expected {ACCEPTED}")
+    if is_uint8:
+        result: UInt8Array = values
+    else:
+        # The negation also catches NaN.
+        if values.size and not (values.min() >= 0 and values.max() <= 1):
+            raise InputError(
+                f"images has values from {values.min():.4g} to {values.max():.4g}; expected [0, 1]. "
+                "Corrupt before normalizing by mean and standard deviation"
+            )
+        result = np.rint(values.transpose(0, 2, 3, 1).astype(np.float32) * 255).astype(np.uint8)
+    if min(result.shape[1:3]) < MIN_SIDE:
+        raise InputError(f"images are {result.shape[1]}x{result.shape[2]}; expected at least {MIN_SIDE} pixels a side")
+    return result
+
+
+def restore_format(result: UInt8Array, images: Batch) -> Batch:
+    """Convert corrupted images to the container, layout, dtype and device of the images they were made from."""
+    if isinstance(images, torch.Tensor):
+        scaled = torch.from_numpy(result.transpose(0, 3, 1, 2)).to(torch.float32) / 255
+        return scaled.contiguous().to(images.device, images.dtype)
+    if images.dtype == np.uint8:
+        return result
+    values = result.transpose(0, 3, 1, 2) / np.float32(255)
+    return np.ascontiguousarray(values.astype(images.dtype))
+
+
+def validate_index(index: ArrayLike | None, num_images: int) -> Int64Array:
+    """Return the index of every image in its dataset, by default its position in the batch."""
+    if index is None:
+        return np.arange(num_images, dtype=np.int64)
+    values = np.asarray(index)
+    if values.shape != (num_images,):
+        raise InputError(f"index has shape {values.shape} for {num_images} images; expected one integer per image")
+    if num_images and not np.issubdtype(values.dtype, np.integer):
+        raise TypeError(f"index has dtype {values.dtype}; expected integers, the positions of the images in a dataset")
+    if num_images and values.min() < 0:
+        raise InputError(f"index contains {values.min()}; expected positions in a dataset, from 0")
+    return values.astype(np.int64)
+
+
+def map_chunks(
+    function: Callable[[UInt8Array, Int64Array], UInt8Array], images: UInt8Array, index: Int64Array
+) -> UInt8Array:
+    """Apply a function to a few images at a time, to bound memory, on as many threads as torch may use.
+
+    NumPy releases the interpreter lock in its loops, and the draws of an image do not depend on its chunk.
+    """
+    result = np.empty(images.shape, np.uint8)
+    length = max(1, CHUNK_PIXELS // (images.shape[1] * images.shape[2]))
+    chunks = [slice(start, start + length) for start in range(0, len(images), length)]
+
+    def fill(chunk: slice) -> None:
+        result[chunk] = function(images[chunk], index[chunk])
+
+    if len(chunks) <= 1 or torch.get_num_threads() == 1:
+        for chunk in chunks:
+            fill(chunk)
+    else:
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            for _ in pool.map(fill, chunks):
+                pass
+    return result

@@ -1,27 +1,35 @@
-"""The corruptions by name, and the one function that applies them to a batch."""
+"""The corruptions by name, and :func:`corrupt`, which applies them to a batch."""
 
 from collections.abc import Callable
 from functools import partial
 
 from numpy.typing import ArrayLike
 
-from ctta.corruptions.arrays import Int64Array, UInt8Array
-from ctta.corruptions.batches import Batch, checked_index, in_chunks, like, to_bytes
+from ctta.corruptions.arrays import (
+    Batch,
+    Int64Array,
+    UInt8Array,
+    images_to_uint8,
+    map_chunks,
+    restore_format,
+    validate_index,
+)
 from ctta.corruptions.blur import defocus_blur, gaussian_blur, glass_blur, motion_blur, zoom_blur
 from ctta.corruptions.digital import contrast, elastic_transform, jpeg_compression, pixelate, saturate
-from ctta.corruptions.frost import PhotoPaths
+from ctta.corruptions.frost import PhotoPaths, frost
 from ctta.corruptions.noise import gaussian_noise, impulse_noise, shot_noise, speckle_noise
 from ctta.corruptions.rng import PerImageRNG
 from ctta.corruptions.spatter import spatter
-from ctta.corruptions.weather import brightness, fog, frost, snow
+from ctta.corruptions.weather import brightness, fog, snow
+from ctta.errors import ConfigError
 from ctta.validation import check_integer
 
 Corruption = Callable[[UInt8Array, int, PerImageRNG], UInt8Array]
 
-#: Raised whenever the same arguments give other pixels: it is part of the hash of a stream, and of made_from.json.
+#: Incremented whenever the same arguments give other pixels: part of the hash of a stream, and of made_from.json.
 VERSION = 1
 
-# The benchmark's fifteen, in its order.
+#: The fifteen corruptions of the benchmark, in its order.
 CORRUPTIONS: dict[str, Corruption] = {
     "gaussian_noise": gaussian_noise,
     "shot_noise": shot_noise,
@@ -40,7 +48,7 @@ CORRUPTIONS: dict[str, Corruption] = {
     "jpeg_compression": jpeg_compression,
 }
 
-# Four more to choose hyperparameters on, so that the fifteen stay unseen.
+#: Four more to choose hyperparameters on, so that the fifteen stay unseen.
 HOLD_OUT: dict[str, Corruption] = {
     "speckle_noise": speckle_noise,
     "gaussian_blur": gaussian_blur,
@@ -60,47 +68,49 @@ def corrupt(
 ) -> Batch:
     """Corrupt a batch of images as the CIFAR-C and ImageNet-C benchmarks do.
 
-    The draw for an image depends on (seed, name, severity, its index) only: it gives the same pixels alone or
-    in any batch. Images of 32x32 and 224x224 take the published parameters. Other sizes take the set that is
-    nearer as a ratio, √(H·W) against 32 and 224, with every length (blur widths, radii, displacements, zoom
-    of the snow flakes, scale of the frost) multiplied by √(H·W)/32 or √(H·W)/224; fog draws its cloud on the
-    next power of two; noise, colour, zoom blur, pixelation and JPEG quality have no length and stay.
+    The draws for an image depend on (seed, name, severity, its index) only: it gets the same pixels alone or in any
+    batch. Images of 32x32 and 224x224 take the published parameters. Other sizes take the set that is closer as a
+    ratio, √(H·W) against 32 and 224, with every length (blur widths, radii, displacements, zoom of the snowflakes,
+    scale of the frost) multiplied by √(H·W)/32 or √(H·W)/224; fog draws its cloud on the next power of two; noise,
+    color, zoom blur, pixelation and JPEG quality have no length and stay the same.
 
     Args:
-        images: uint8 numpy (N, H, W, 3), or float torch or numpy (N, 3, H, W) in [0, 1], at least 8 pixels a
-            side. Float32Array are taken at 8 bits, so all kinds give the same pixels.
-        name: a key of CORRUPTIONS or HOLD_OUT.
+        images: uint8 numpy array (N, H, W, 3), or float torch tensor or numpy array (N, 3, H, W) in [0, 1]; at least 8
+            pixels a side. Floats are rounded to 8 bits, so all formats give the same pixels.
+        name: A key of ``CORRUPTIONS`` or ``HOLD_OUT``.
         severity: 1 (weak) to 5 (strong).
-        seed: another seed, another draw.
-        index: the identity of each image, by default its place in the batch: 0, 1, 2, …
-        frost_photos: a folder with, or a list of, photographs for "frost", instead of those shipped.
+        seed: Seed of the draws.
+        index: Identity of each image, by default its position in the batch: 0, 1, 2, …
+        frost_photos: A folder with, or a list of, photographs for "frost", instead of those shipped.
 
     Returns:
-        The corrupted images: same kind, shape, dtype and device.
+        The corrupted images, in the container, shape, dtype and device of ``images``.
+
+    Raises:
+        InputError: The shape or the values of ``images`` or ``index`` are wrong.
+        ConfigError: There is no such corruption, severity or photograph.
+        TypeError: An argument has the wrong type or dtype.
 
     >>> import numpy as np
-    >>> grey = np.full((2, 32, 32, 3), 128, np.uint8)
-    >>> noisy = corrupt(grey, "gaussian_noise", severity=5)
-    >>> noisy.shape, bool((noisy[1] == corrupt(grey[1:], "gaussian_noise", 5, index=[1])[0]).all())
+    >>> gray = np.full((2, 32, 32, 3), 128, np.uint8)
+    >>> noisy = corrupt(gray, "gaussian_noise", severity=5)
+    >>> noisy.shape, bool((noisy[1] == corrupt(gray[1:], "gaussian_noise", 5, index=[1])[0]).all())
     ((2, 32, 32, 3), True)
     """
-    check_corruption(name, severity)
-    check_integer("seed", seed)
-    pixels = to_bytes(images)
-    places = checked_index(index, len(pixels))
+    severity = check_corruption(name, severity)
+    seed = check_integer("seed", seed)
+    pixels = images_to_uint8(images)
     apply = partial(frost, photos=frost_photos) if name == "frost" else (CORRUPTIONS | HOLD_OUT)[name]
 
-    def chunk(part: UInt8Array, part_index: Int64Array) -> UInt8Array:
-        return apply(part, severity, PerImageRNG(seed, name, severity, part_index))
+    def corrupt_chunk(chunk: UInt8Array, chunk_index: Int64Array) -> UInt8Array:
+        return apply(chunk, severity, PerImageRNG(seed, name, severity, chunk_index))
 
-    return like(in_chunks(chunk, pixels, places), images)
+    return restore_format(map_chunks(corrupt_chunk, pixels, validate_index(index, len(pixels))), images)
 
 
-def check_corruption(name: str, severity: int) -> None:
-    """Whether there is such a corruption, at such a strength."""
+def check_corruption(name: str, severity: int) -> int:
+    """Check the name of a corruption and its severity, and return the severity as a Python ``int``."""
     known = CORRUPTIONS | HOLD_OUT
     if name not in known:
-        raise ValueError(f"unknown corruption {name!r}; expected one of {', '.join(known)}")
-    check_integer("severity", severity)
-    if not 1 <= severity <= 5:
-        raise ValueError(f"severity is {severity}; expected an integer from 1 to 5")
+        raise ConfigError(f"unknown corruption {name!r}; expected one of {', '.join(known)}")
+    return check_integer("severity", severity, 1, 5)

@@ -1,4 +1,4 @@
-"""Benchmark folders in the published layouts, made from clean images."""
+"""Writers of benchmark folders in the published layouts of CIFAR-10-C and ImageNet-C."""
 
 import hashlib
 from collections import Counter
@@ -10,10 +10,10 @@ import numpy as np
 from numpy.lib.format import open_memmap
 from numpy.typing import ArrayLike
 
-from ctta.corruptions.arrays import Int64Array, UInt8Array
-from ctta.corruptions.batches import to_bytes
+from ctta.corruptions.arrays import Int64Array, UInt8Array, images_to_uint8
 from ctta.corruptions.frost import PhotoPaths
 from ctta.corruptions.registry import CORRUPTIONS, HOLD_OUT, VERSION, check_corruption, corrupt
+from ctta.errors import ConfigError, DataError, InputError
 from ctta.io.atomic import atomic_write
 from ctta.io.images import IMAGE_SUFFIXES, decoding_errors, import_pillow, is_image_file, resize_and_center_crop
 from ctta.io.settings import record_settings
@@ -21,10 +21,10 @@ from ctta.validation import check_integer
 
 SEVERITIES = (1, 2, 3, 4, 5)
 SETTINGS_FILE = "made_from.json"
-BATCH = 16  # pictures held at once
-STORED_QUALITY = 85  # of ImageNet-C's own JPEG files
+BATCH_SIZE = 16  # images in memory at once
+JPEG_QUALITY = 85  # of the published files of ImageNet-C
 
-Progress = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 
 
 def write_cifar_c(
@@ -35,35 +35,41 @@ def write_cifar_c(
     names: Sequence[str] = tuple(CORRUPTIONS),
     seed: int = 0,
     frost_photos: PhotoPaths | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> None:
-    """Write a folder shaped like CIFAR-10-C: one <corruption>.npy for all five severities, and labels.npy.
+    """Write a folder in the layout of CIFAR-10-C: one <corruption>.npy with all five severities, and labels.npy.
 
-    A file holds (5N, H, W, 3) bytes, severity s in rows [N(s-1), Ns), and appears only when complete: a
-    killed run, started again, skips what is there. One process at a time may write to a folder.
+    A file holds (5N, H, W, 3) bytes, severity s in rows [N(s-1), Ns). Files are written atomically: a killed run that
+    is started again skips those that are complete. Only one process at a time may write to a folder.
 
     Args:
-        images: clean uint8 images (N, H, W, 3).
-        labels: N integers, written five times over.
-        folder: where to write; created if needed.
-        names: which corruptions.
-        seed, frost_photos: as for `corrupt`; image i has index i.
-        progress: called with (done, total) corrupted images, also for those found complete.
+        images: Clean uint8 images (N, H, W, 3).
+        labels: N integers, written once per severity.
+        folder: Folder to write to; created if needed.
+        names: Names of the corruptions.
+        seed: Seed of the draws; image i has index i.
+        frost_photos: Photographs for "frost", as for :func:`corrupt`.
+        progress: Called with (done, total) corrupted images, including those that were complete before.
+
+    Raises:
+        InputError: The images or labels are not what is expected.
+        ConfigError: A name is unknown, or the folder was made with other settings.
+        TypeError: An argument has the wrong type or dtype.
     """
     check_names(names)
-    check_integer("seed", seed)
-    to_bytes(images)  # raises for what `corrupt` would not take, before anything is written
+    seed = check_integer("seed", seed)
+    images_to_uint8(images)  # raises for what `corrupt` would refuse, before anything is written
     if images.dtype != np.uint8:
-        raise TypeError(f"images has dtype {images.dtype}; expected uint8, as the benchmark's files have")
+        raise TypeError(f"images has dtype {images.dtype}; expected uint8, as in the files of the benchmark")
     classes = np.asarray(labels)
     if classes.shape != (len(images),):
-        raise ValueError(f"labels has shape {classes.shape} for {len(images)} images; expected one label per image")
+        raise InputError(f"labels has shape {classes.shape} for {len(images)} images; expected one label per image")
     if not np.issubdtype(classes.dtype, np.integer):
-        raise TypeError(f"labels has dtype {classes.dtype}; expected whole numbers, the place of each image's class")
+        raise TypeError(f"labels has dtype {classes.dtype}; expected integers, the class index of each image")
     root = Path(folder)
     settings = {
         "generator": VERSION,
-        "seed": int(seed),
+        "seed": seed,
         "frost_photos": str(frost_photos),
         "images": hashlib.sha256(images.tobytes()).hexdigest(),
         "labels": hashlib.sha256(classes.astype("<i8").tobytes()).hexdigest(),
@@ -97,48 +103,57 @@ def write_imagenet_c(
     severities: Sequence[int] = SEVERITIES,
     seed: int = 0,
     frost_photos: PhotoPaths | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> None:
-    """Write a folder shaped like ImageNet-C: <corruption>/<severity>/<class>/<name>.JPEG.
+    """Write a folder in the layout of ImageNet-C: <corruption>/<severity>/<class>/<name>.JPEG.
 
-    Every picture is resized to 256 on its shorter side, cut to the middle 224x224, corrupted, and stored as
-    JPEG of quality 85. Its draw depends on seed, corruption, severity and <class>/<name>, not on the other
-    pictures, so pictures may be added later. Files appear only when complete; those there are skipped.
+    Every image is resized to 256 on its shorter side, cropped to the central 224x224, corrupted, and saved as JPEG of
+    quality 85. Its draws depend on seed, corruption, severity and <class>/<name>, not on the other images, so images
+    may be added later. Files are written atomically; those that exist are skipped.
 
     Args:
-        source: folder of clean pictures, <class>/<name>.<suffix>.
-        folder: where to write; created if needed.
-        names, severities: which corruptions.
-        seed, frost_photos: as for `corrupt`.
-        progress: called with (done, total) corrupted images, also for those found complete.
+        source: Folder of clean images, <class>/<name>.<suffix>.
+        folder: Folder to write to; created if needed.
+        names: Names of the corruptions.
+        severities: Severities from 1 to 5.
+        seed: Seed of the draws.
+        frost_photos: Photographs for "frost", as for :func:`corrupt`.
+        progress: Called with (done, total) corrupted images, including those that were complete before.
+
+    Raises:
+        ConfigError: A name or severity is unknown, or the folder was made with other settings.
+        DataError: ``source`` has no images, or one that cannot be read.
     """
     check_names(names)
-    check_integer("seed", seed)
+    seed = check_integer("seed", seed)
     for severity in severities:
         check_corruption(names[0], severity)
     clean_root = Path(source)
-    pictures = sorted(path for path in clean_root.glob("*/*") if is_image_file(path, clean_root))
-    stems = [f"{path.parent.name}/{path.stem}" for path in pictures]
-    if not pictures:
-        raise ValueError(f"{source} holds no pictures; expected <class>/<name> with one of {sorted(IMAGE_SUFFIXES)}")
-    stem, times = Counter(stems).most_common(1)[0]
-    if times > 1:
-        raise ValueError(f"{source} holds {stem} with two suffixes, which would be written to one file; rename one")
+    image_paths = sorted(path for path in clean_root.glob("*/*") if is_image_file(path, clean_root))
+    stems = [f"{path.parent.name}/{path.stem}" for path in image_paths]
+    if not image_paths:
+        raise DataError(f"{source} holds no images; expected <class>/<name> with one of {sorted(IMAGE_SUFFIXES)}")
+    stem, count = Counter(stems).most_common(1)[0]
+    if count > 1:
+        raise DataError(f"{source} holds {stem} with two suffixes, which would be written to one file; rename one")
     root = Path(folder)
-    settings = {"generator": VERSION, "seed": int(seed), "frost_photos": str(frost_photos)}
-    record_settings(root / SETTINGS_FILE, settings)
-    kinds = [(name, severity) for name in names for severity in severities]
+    record_settings(root / SETTINGS_FILE, {"generator": VERSION, "seed": seed, "frost_photos": str(frost_photos)})
+    domains = [(name, severity) for name in names for severity in severities]
 
-    for start in range(0, len(pictures), BATCH):
-        batch = slice(start, start + BATCH)
-        targets = {kind: [root / kind[0] / str(kind[1]) / f"{stem}.JPEG" for stem in stems[batch]] for kind in kinds}
+    for start in range(0, len(image_paths), BATCH_SIZE):
+        batch = slice(start, start + BATCH_SIZE)
+        targets = {
+            (name, severity): [root / name / str(severity) / f"{stem}.JPEG" for stem in stems[batch]]
+            for name, severity in domains
+        }
         if not all(path.exists() for paths in targets.values() for path in paths):
-            clean = np.stack([centre_crop(path) for path in pictures[batch]])
-            index = np.array([identity(stem) for stem in stems[batch]])
+            clean = np.stack([load_center_crop(path) for path in image_paths[batch]])
+            index = np.array([hash_stem(stem) for stem in stems[batch]])
             for (name, severity), paths in targets.items():
                 write_missing(paths, clean, index, name, severity, seed, frost_photos)
         if progress:
-            progress(min(start + BATCH, len(pictures)) * len(kinds), len(pictures) * len(kinds))
+            done = min(start + BATCH_SIZE, len(image_paths))
+            progress(done * len(domains), len(image_paths) * len(domains))
 
 
 def write_missing(
@@ -150,7 +165,7 @@ def write_missing(
     seed: int,
     frost_photos: PhotoPaths | None,
 ) -> None:
-    """Corrupt and store those of a batch that are not there yet."""
+    """Corrupt and save those images of a batch that do not exist yet."""
     missing = [i for i, path in enumerate(paths) if not path.exists()]
     if not missing:
         return
@@ -158,27 +173,29 @@ def write_missing(
     for i, result in zip(missing, results, strict=True):
         paths[i].parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(paths[i], unique=False) as partial:
-            import_pillow().fromarray(result).save(partial, "JPEG", quality=STORED_QUALITY, optimize=True)
+            import_pillow().fromarray(result).save(partial, "JPEG", quality=JPEG_QUALITY, optimize=True)
 
 
-def centre_crop(path: Path) -> UInt8Array:
-    """The picture in RGB, its shorter side resized to 256, its middle 224x224."""
+def load_center_crop(path: Path) -> UInt8Array:
+    """Read an image in RGB, its shorter side resized to 256, and return its central 224x224 pixels."""
     try:
         with import_pillow().open(path) as file:
-            picture = file.convert("RGB")
+            image = file.convert("RGB")
     except decoding_errors() as error:
-        raise ValueError(
-            f"{path} is truncated or no picture ({error}): replace or remove it and start again; what is written stays"
+        raise DataError(
+            f"{path} is truncated or not an image ({error}): replace or remove it and start again; "
+            "files that are complete are kept"
         ) from error
-    return np.asarray(resize_and_center_crop(picture))
+    return np.asarray(resize_and_center_crop(image))
 
 
-def identity(stem: str) -> int:
-    """A whole number for a picture's name, to key its draws by."""
+def hash_stem(stem: str) -> int:
+    """Return a non-negative integer for <class>/<name>, the index that the draws of an image depend on."""
     return int.from_bytes(hashlib.blake2b(stem.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def check_names(names: Sequence[str]) -> None:
+    """Raise unless ``names`` is a non-empty sequence of known corruptions."""
     unknown = [name for name in names if name not in CORRUPTIONS | HOLD_OUT]
     if unknown or not names or isinstance(names, str):
-        raise ValueError(f"names is {names!r}; expected a list of {', '.join(CORRUPTIONS | HOLD_OUT)}")
+        raise ConfigError(f"names is {names!r}; expected a list of {', '.join(CORRUPTIONS | HOLD_OUT)}")

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctta.corruptions.arrays import Float32Array
-from ctta.corruptions.plasma import plasma
 from ctta.corruptions.rng import PerImageRNG
+from ctta.corruptions.weather import plasma
 
 SIDE = 256  # of the maps; a power of two, so that wrapping around is a bit mask
 GRAIN, CLOUDS = 1.15, 1.7  # how much smoother each octave is than the next: rough asphalt, soft clouds

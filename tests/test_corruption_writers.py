@@ -1,29 +1,34 @@
-"""Writing whole benchmark folders: the published layouts, resumed after a kill, never half a file."""
+"""Writers of CIFAR-C and ImageNet-C folders: the published layouts, resuming after a kill, atomic files."""
 
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
-from test_corruptions import random_images
+from random_images import random_images
 
-from ctta import corruptions
-from ctta.corruptions import corrupt, write_cifar_c, write_imagenet_c
-from ctta.errors import ConfigError
+from ctta.corruptions import corrupt, write_cifar_c, write_imagenet_c, writers
+from ctta.errors import ConfigError, DataError, InputError
 
 
-def test_cifar_c_folder_has_the_published_layout(tmp_path):
-    images, seen = random_images(4, 32, 32), []
+def test_cifar_c_folder_has_the_published_layout(tmp_path: Path) -> None:
+    images = random_images(4, 32, 32)
+    seen: list[tuple[int, int]] = []
     names = ["contrast", "shot_noise"]
     write_cifar_c(images, [3, 1, 4, 1], tmp_path, names=names, seed=2, progress=lambda *step: seen.append(step))
     assert np.load(tmp_path / "labels.npy").tolist() == [3, 1, 4, 1] * 5
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "contrast.npy", "labels.npy", "made_from.json", "shot_noise.npy",
-    ]  # fmt: skip
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "contrast.npy",
+        "labels.npy",
+        "made_from.json",
+        "shot_noise.npy",
+    }
     for name in names:
         stored = np.load(tmp_path / f"{name}.npy")
         assert stored.dtype == np.uint8 and stored.shape == (20, 32, 32, 3)
@@ -45,7 +50,7 @@ write_cifar_c(images, range(5), sys.argv[2], names=["contrast", "snow", "fog"], 
 """
 
 
-def test_killed_cifar_c_run_is_resumed(tmp_path):
+def test_killed_cifar_c_run_is_resumed(tmp_path: Path) -> None:
     images = random_images(5, 32, 32)
     np.save(tmp_path / "images.npy", images)
     folder = tmp_path / "made"
@@ -65,8 +70,8 @@ def test_killed_cifar_c_run_is_resumed(tmp_path):
         np.testing.assert_array_equal(np.load(folder / f"{name}.npy"), np.load(tmp_path / "at once" / f"{name}.npy"))
 
 
-def test_failing_run_leaves_no_file_behind(tmp_path):
-    def fail(done, total):
+def test_failing_run_leaves_no_partial_file_behind(tmp_path: Path) -> None:
+    def fail(done: int, total: int) -> None:
         raise RuntimeError("stop")
 
     with pytest.raises(RuntimeError, match="stop"):
@@ -74,32 +79,35 @@ def test_failing_run_leaves_no_file_behind(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"labels.npy", "made_from.json"}
 
 
-def test_folder_of_another_origin_is_refused(tmp_path, monkeypatch):
+def test_a_folder_made_with_other_settings_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = random_images(2, 32, 32)
     write_cifar_c(images, [0, 1], tmp_path, names=["contrast"])
-    with pytest.raises(ConfigError, match="different seed"):
+    with pytest.raises(ConfigError, match=r"different seed \(seed: 0, now 1\): use another folder"):
         write_cifar_c(images, [0, 1], tmp_path, names=["fog"], seed=1)
     with pytest.raises(ConfigError, match="different images"):
         write_cifar_c(images[::-1].copy(), [0, 1], tmp_path, names=["fog"])
-    with pytest.raises(ValueError, match="one label per image"):
+    with pytest.raises(InputError, match="one label per image"):
         write_cifar_c(images, [0], tmp_path, names=["fog"])
+    floats: Any = images.transpose(0, 3, 1, 2) / 255
     with pytest.raises(TypeError, match=r"float64.*uint8"):
-        write_cifar_c(images.transpose(0, 3, 1, 2) / 255, [0, 1], tmp_path, names=["fog"])
-    for names in (["mist"], []):
-        with pytest.raises(ValueError, match="names is"):
+        write_cifar_c(floats, [0, 1], tmp_path, names=["fog"])
+    no_names: list[str] = []
+    for names in (["mist"], no_names):
+        with pytest.raises(ConfigError, match="names is"):
             write_cifar_c(images, [0, 1], tmp_path, names=names)
     with pytest.raises(ConfigError, match="different labels"):
         write_cifar_c(images, [1, 0], tmp_path, names=["fog"])
-    with pytest.raises(TypeError, match=r"labels has dtype float64.*whole numbers"):
+    with pytest.raises(TypeError, match=r"labels has dtype float64; expected integers"):
         write_cifar_c(images, [0.0, 1.0], tmp_path, names=["fog"])
     assert np.load(tmp_path / "labels.npy").tolist() == [0, 1] * 5
-    monkeypatch.setattr(corruptions.writers, "VERSION", 2)
+    monkeypatch.setattr(writers, "VERSION", 2)
     with pytest.raises(ConfigError, match="different generator"):
         write_cifar_c(images, [0, 1], tmp_path, names=["fog"])
 
 
 @pytest.fixture
-def pictures(tmp_path):
+def clean(tmp_path: Path) -> Path:
+    """Return a folder of three clean images in two classes."""
     source = tmp_path / "clean"
     for position, (label, name) in enumerate([("cat", "a.JPEG"), ("cat", "b.png"), ("dog", "a.jpg")]):
         (source / label).mkdir(parents=True, exist_ok=True)
@@ -107,72 +115,71 @@ def pictures(tmp_path):
     return source
 
 
-def test_imagenet_c_folder_has_the_published_layout(pictures, tmp_path):
-    folder, seen = tmp_path / "made", []
-    write_imagenet_c(pictures, folder, names=["contrast", "fog"], severities=(1, 5), progress=lambda *s: seen.append(s))
+def test_imagenet_c_folder_has_the_published_layout(clean: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    seen: list[tuple[int, int]] = []
+    write_imagenet_c(clean, folder, names=["contrast", "fog"], severities=(1, 5), progress=lambda *s: seen.append(s))
     stored = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.JPEG"))
     assert stored == sorted(
-        f"{name}/{severity}/{picture}.JPEG"
+        f"{name}/{severity}/{stem}.JPEG"
         for name in ("contrast", "fog")
         for severity in (1, 5)
-        for picture in ("cat/a", "cat/b", "dog/a")
+        for stem in ("cat/a", "cat/b", "dog/a")
     )
     assert seen == [(12, 12)]
     with Image.open(folder / "contrast/1/cat/b.JPEG") as file:
         assert file.size == (224, 224) and file.format == "JPEG"
         result = np.asarray(file).astype(int)
-    clean = Image.open(pictures / "cat/b.png").resize((384, 256), Image.Resampling.BILINEAR)
-    clean = np.asarray(clean.crop((80, 16, 304, 240)))
-    assert np.abs(result - corrupt(clean[None], "contrast", 1)[0]).mean() < 3  # the JPEG's own loss
+    resized = Image.open(clean / "cat/b.png").resize((384, 256), Image.Resampling.BILINEAR)
+    cropped = np.asarray(resized.crop((80, 16, 304, 240)))
+    assert np.abs(result - corrupt(cropped[None], "contrast", 1)[0]).mean() < 3  # the loss of JPEG
 
 
-def test_imagenet_c_run_is_resumed_and_extended(pictures, tmp_path):
+def test_imagenet_c_run_is_resumed_and_extended(clean: Path, tmp_path: Path) -> None:
     folder = tmp_path / "made"
-    arguments = {"names": ["snow"], "severities": (3,)}
-    write_imagenet_c(pictures, folder, **arguments)
+    write_imagenet_c(clean, folder, names=["snow"], severities=(3,))
     paths = sorted(folder.rglob("*.JPEG"))
     contents = [path.read_bytes() for path in paths]
     times = [path.stat().st_mtime_ns for path in paths]
     paths[1].unlink()
-    Image.fromarray(random_images(1, 256, 256)[0]).save(pictures / "cat" / "aa.png")
-    write_imagenet_c(pictures, folder, **arguments)
-    assert [path.read_bytes() for path in paths] == contents  # the new picture moved no draw
-    assert [path.stat().st_mtime_ns == then for path, then in zip(paths, times, strict=True)] == [
-        True,
-        False,
-        True,
-    ]
+    Image.fromarray(random_images(1, 256, 256)[0]).save(clean / "cat" / "aa.png")
+    write_imagenet_c(clean, folder, names=["snow"], severities=(3,))
+    assert [path.read_bytes() for path in paths] == contents, "a new image does not change the draws of the others"
+    unchanged = [path.stat().st_mtime_ns == then for path, then in zip(paths, times, strict=True)]
+    assert unchanged == [True, False, True]
     assert (folder / "snow/3/cat/aa.JPEG").exists()
     assert not list(folder.rglob("*.partial"))
 
 
-def test_hidden_files_are_left_out_and_tiffs_are_not(pictures, tmp_path):
-    for place in ("cat/._a.JPEG", ".trash/a.png", "__MACOSX/a.png"):
-        (pictures / place).parent.mkdir(exist_ok=True)
-        (pictures / place).write_bytes(b"not for people")
-    Image.new("RGB", (240, 240)).save(pictures / "dog" / "b.tif")
-    write_imagenet_c(pictures, tmp_path / "made", names=["contrast"], severities=(1,))
+def test_hidden_files_are_skipped_and_tiff_is_read(clean: Path, tmp_path: Path) -> None:
+    for hidden in ("cat/._a.JPEG", ".trash/a.png", "__MACOSX/a.png"):
+        (clean / hidden).parent.mkdir(exist_ok=True)
+        (clean / hidden).write_bytes(b"not an image")
+    Image.new("RGB", (240, 240)).save(clean / "dog" / "b.tif")
+    write_imagenet_c(clean, tmp_path / "made", names=["contrast"], severities=(1,))
     made = sorted(
         path.relative_to(tmp_path / "made/contrast/1").as_posix() for path in tmp_path.rglob("made/**/*.JPEG")
     )
     assert made == ["cat/a.JPEG", "cat/b.JPEG", "dog/a.JPEG", "dog/b.JPEG"]
 
 
-def test_imagenet_c_mistakes_are_named(pictures, tmp_path):
-    with pytest.raises(ValueError, match="holds no pictures"):
+def test_errors_name_the_cause_before_anything_is_written(clean: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no images"):
         write_imagenet_c(tmp_path / "nowhere", tmp_path / "made")
-    for severities, error in (((0,), ValueError), ((1, 6), ValueError), ((2.0,), TypeError)):
+    wrong: list[tuple[Any, type[Exception]]] = [((0,), ConfigError), ((1, 6), ConfigError), ((2.0,), TypeError)]
+    for severities, error in wrong:
         with pytest.raises(error, match="severity"):
-            write_imagenet_c(pictures, tmp_path / "made", severities=severities)
+            write_imagenet_c(clean, tmp_path / "made", severities=severities)
+    no_integer: Any = 0.5
     with pytest.raises(TypeError, match=r"seed must be an integer, got 0\.5"):
-        write_imagenet_c(pictures, tmp_path / "made", seed=0.5)
+        write_imagenet_c(clean, tmp_path / "made", seed=no_integer)
     with pytest.raises(TypeError, match=r"seed must be an integer, got 0\.5"):
-        write_cifar_c(random_images(1, 32, 32), [0], tmp_path / "made", seed=0.5)
-    assert not (tmp_path / "made").exists(), "nothing is written before a mistake is named"
-    whole = (pictures / "cat" / "a.JPEG").read_bytes()
-    (pictures / "cat" / "a.JPEG").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"cat/a\.JPEG is truncated.*replace or remove it"):
-        write_imagenet_c(pictures, tmp_path / "made", names=["contrast"])
-    Image.new("RGB", (20, 20)).save(pictures / "cat" / "b.jpg")
-    with pytest.raises(ValueError, match="cat/b with two suffixes"):
-        write_imagenet_c(pictures, tmp_path / "made")
+        write_cifar_c(random_images(1, 32, 32), [0], tmp_path / "made", seed=no_integer)
+    assert not (tmp_path / "made").exists()
+    whole = (clean / "cat" / "a.JPEG").read_bytes()
+    (clean / "cat" / "a.JPEG").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"cat/a\.JPEG is truncated.*replace or remove it"):
+        write_imagenet_c(clean, tmp_path / "made", names=["contrast"])
+    Image.new("RGB", (20, 20)).save(clean / "cat" / "b.jpg")
+    with pytest.raises(DataError, match="cat/b with two suffixes"):
+        write_imagenet_c(clean, tmp_path / "made")
