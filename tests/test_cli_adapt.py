@@ -237,7 +237,7 @@ def test_rows_that_the_state_does_not_include_are_backed_up(camera: CameraFolder
     output(adapt, *camera.resumable)
     finished = camera.table.read_bytes()
     camera.state.unlink()
-    assert "exists but no state at" in user_error(adapt, *camera.resumable)
+    assert "exists but there is no state at" in user_error(adapt, *camera.resumable)
     ctta.save(
         ctta.CoTTA(models.load(write_network(camera.root)), views=ctta.views.image_views(2), threshold=1.1),
         camera.state,
@@ -264,7 +264,7 @@ def test_user_errors_are_one_line(camera: CameraFolder) -> None:
     assert "expected logits of shape (N, classes)" in wrong("--model", write_network(camera.root, "dense"))
     output(adapt, *camera.resumable)
     assert "table.csv exists but no state was given" in user_error(adapt, *options, "--out", camera.table)
-    assert "was saved with restore=0.01, got restore=0.5" in user_error(
+    assert "was made with a different restore (restore: 0.01, now 0.5)" in user_error(
         adapt, *camera.resumable, "--set", "restore=0.5"
     )
     assert "saved by cotta, not by tent" in user_error(

@@ -38,12 +38,16 @@ def adapt(
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(help=f"One of {', '.join(METHODS)}. Default: the method of the saved state, else cotta."),
+        typer.Option(
+            help=f"One of {', '.join(METHODS)}. Default: that of the saved state, else cotta.", metavar="NAME"
+        ),
     ] = None,
     settings: SettingsOption = None,
     batch_size: Annotated[
         int,
-        typer.Option(min=1, help="Images per step; not too few, as BatchNorm statistics are computed on each batch."),
+        typer.Option(
+            min=1, help="Images per step; not too few, as BatchNorm statistics are computed on each batch.", metavar="N"
+        ),
     ] = 32,
     size: SizeOption = None,
     classes: ClassesOption = None,

@@ -14,20 +14,28 @@ import typer
 from ctta import datasets
 from ctta.benchmark import Place, Processes, RayCluster, plan
 from ctta.benchmark.recipes import Options, Preset, build
-from ctta.cli.options import DeviceOption, absolute_spec, parse_names, parse_orders, parse_seeds
+from ctta.cli.options import absolute_spec, parse_names, parse_orders, parse_seeds
 from ctta.cli.results import run_and_report
+
+# Panel of ``ctta bench --help``.
+EXECUTION = "Execution"
 
 
 def bench(
-    recipe: Annotated[str, typer.Argument(help="Benchmark to run; for a list see: ctta recipes")],
-    methods: Annotated[str | None, typer.Option(help="Methods to run, such as source,tent,cotta.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Random seeds, such as 1,2,3 or 1-5.")] = None,
-    orders: Annotated[
-        str | None, typer.Option(help="Orders of the corruptions: standard, all, or numbers such as 0-3.")
+    recipe: Annotated[str, typer.Argument(help="Benchmark to run; for a list see: ctta recipes", metavar="RECIPE")],
+    methods: Annotated[
+        str | None, typer.Option(help="Methods to run, such as source,tent,cotta.", metavar="NAMES")
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Images per batch.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N images of each segment.")] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Repeat the stream N times.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Random seeds, such as 1,2,3 or 1-5.", metavar="LIST")] = None,
+    orders: Annotated[
+        str | None,
+        typer.Option(help="Orders of the corruptions: standard, all, or numbers such as 0-3.", metavar="LIST"),
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Images per batch.", metavar="N")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Use only the first N images of each segment.", metavar="N")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Repeat the stream N times.", metavar="N")] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -56,16 +64,46 @@ def bench(
         Path | None,
         typer.Option(help="Run folder. Default: one below runs/, the same for the same options.", metavar="DIR"),
     ] = None,
-    device: DeviceOption = "cpu",
-    workers: Annotated[int, typer.Option(min=0, help="Run cells in N processes; 0 runs them in this one.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per cell instead of tables.")] = False,
+    device: Annotated[
+        str,
+        typer.Option(help="Torch device, such as cpu or cuda:0.", metavar="DEVICE", rich_help_panel=EXECUTION),
+    ] = "cpu",
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Run cells in N processes; 0 runs them in this one.",
+            metavar="N",
+            rich_help_panel=EXECUTION,
+        ),
+    ] = 0,
     ray: Annotated[
-        str | None, typer.Option(help="Run cells on a Ray cluster: its address, auto, or local.", metavar="ADDRESS")
+        str | None,
+        typer.Option(
+            help="Run cells on a Ray cluster: its address, auto, or local.",
+            metavar="ADDRESS",
+            rich_help_panel=EXECUTION,
+        ),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads per cell; results are reproducible for the same number only.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="CPU threads per cell; results are reproducible for the same number only.",
+            metavar="N",
+            rich_help_panel=EXECUTION,
+        ),
     ] = None,
-    save_every: Annotated[float, typer.Option(min=0, help="Seconds between two checkpoints of a cell.")] = 20.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per cell instead of tables.")] = False,
+    save_every: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Seconds between two checkpoints of a cell.",
+            metavar="SECONDS",
+            rich_help_panel=EXECUTION,
+        ),
+    ] = 20.0,
 ) -> None:
     """Run methods over a benchmark stream and write the results as a resumable run folder.
 

@@ -30,19 +30,29 @@ def calibrate(
             help="Score against the labels of the images. Default: if there are as many subfolders as classes.",
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Use at most N randomly chosen images.")] = 500,
+    limit: Annotated[int, typer.Option(min=1, help="Use at most N randomly chosen images.", metavar="N")] = 500,
     budget: Annotated[
         float | None, typer.Option(min=0, help="Stop the search after this many minutes.", metavar="MINUTES")
     ] = None,
-    views: Annotated[int, typer.Option(min=1, help="Augmented views in CoTTA; the cost grows with their number.")] = 8,
+    views: Annotated[
+        int, typer.Option(min=1, help="Augmented views in CoTTA; the cost grows with their number.", metavar="N")
+    ] = 8,
     rounds: Annotated[
         int,
-        typer.Option(min=1, help="Repeat the corruptions N times; the effect of learning shows on long streams only."),
+        typer.Option(
+            min=1,
+            help="Repeat the corruptions N times; the effect of learning shows on long streams only.",
+            metavar="N",
+        ),
     ] = 1,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images per step; use that of your application.")] = 50,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Images per step; use that of your application.", metavar="N")
+    ] = 50,
     size: SizeOption = None,
     device: DeviceOption = "cpu",
-    seed: Annotated[int, typer.Option(min=0, help="Random seed of the images, the corruptions and the views.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Random seed of the images, the corruptions and the views.", metavar="N")
+    ] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Choose CoTTA's settings for your network, on images like those it was trained on.

@@ -12,11 +12,8 @@ from ctta.errors import ConfigError
 from ctta.models import to_device
 from ctta.streams.orders import TEN
 
-BatchSizeOption = Annotated[int, typer.Option(min=1, help="Images per step.")]
-ClassesOption = Annotated[
-    Path | None, typer.Option(help="Text file with one class name per line.", metavar="FILE", show_default=False)
-]
-DeviceOption = Annotated[str, typer.Option(help="Torch device, such as cpu or cuda:0.")]
+ClassesOption = Annotated[Path | None, typer.Option(help="Text file with one class name per line.", metavar="FILE")]
+DeviceOption = Annotated[str, typer.Option(help="Torch device, such as cpu or cuda:0.", metavar="DEVICE")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 ModelOption = Annotated[
     str,
@@ -24,7 +21,7 @@ ModelOption = Annotated[
         help="Network: embedded, timm:NAME, hf:NAME, torchvision:NAME or file:PATH.py:FUNCTION.", metavar="SPEC"
     ),
 ]
-SeedOption = Annotated[int | None, typer.Option(help="Random seed, for stochastic methods.")]
+SeedOption = Annotated[int | None, typer.Option(help="Random seed, for stochastic methods.", metavar="N")]
 SettingsOption = Annotated[
     list[str] | None,
     typer.Option(

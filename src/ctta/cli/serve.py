@@ -24,50 +24,118 @@ from ctta.cli.options import (
 from ctta.guard import Admission, Guarded
 from ctta.methods import METHODS
 
+# Panels of ``ctta serve --help``.
+SERVER, STREAMS, LIMITS = "Server", "Streams", "Limits"
+
 
 def serve(
     model: ModelOption,
-    state: Annotated[
-        Path | None,
-        typer.Option(help="Save the streams in this folder, and resume those found there.", metavar="DIR"),
-    ] = None,
-    method: Annotated[str, typer.Option(help=f"One of {', '.join((*METHODS, 'cotta_fast'))}.")] = "cotta_fast",
+    method: Annotated[
+        str, typer.Option(help=f"One of {', '.join((*METHODS, 'cotta_fast'))}.", metavar="NAME")
+    ] = "cotta_fast",
     settings: SettingsOption = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; any but loopback requires a token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8000,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(help="File with the clients' token. Default: $CTTA_SERVE_TOKEN.", metavar="FILE"),
-    ] = None,
-    admin_token_file: Annotated[
-        Path | None,
-        typer.Option(help="File with the operators' token. Default: $CTTA_SERVE_ADMIN_TOKEN.", metavar="FILE"),
-    ] = None,
-    name: Annotated[str, typer.Option(help="Name of the model in the Open Inference Protocol.")] = "ctta",
     size: SizeOption = None,
     classes: ClassesOption = None,
-    window: Annotated[
-        int | None,
-        typer.Option(min=0, help="Recent images per stream that a single image is normalized with."),
-    ] = None,
-    update_every: Annotated[int | None, typer.Option(min=1, help="Images between two updates of a stream.")] = None,
-    budget: Annotated[
-        float | None,
-        typer.Option(help="Fraction of time for the updates of a stream, such as 0.2; further updates are skipped."),
-    ] = None,
-    live_streams: Annotated[int, typer.Option(min=1, help="Maximum streams in memory; others wait on disk.")] = 64,
-    streams: Annotated[int, typer.Option(min=1, help="Maximum streams in memory and on disk.")] = 10_000,
-    memory: Annotated[int, typer.Option(min=1, help="Maximum memory for the streams, in MB.")] = 4096,
-    queue: Annotated[int, typer.Option(min=1, help="Maximum requests waiting for one stream.")] = 16,
-    body: Annotated[int, typer.Option(min=1, help="Maximum size of a request, in MB.")] = 16,
-    batch: Annotated[int, typer.Option(min=1, help="Maximum images per request.")] = 256,
-    timeout: Annotated[float, typer.Option(min=0.01, help="Seconds until a request times out.")] = 60.0,
-    workers: Annotated[int | None, typer.Option(min=1, help="Number of streams processed in parallel.")] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Torch threads per worker.")] = 1,
-    snapshot_every: Annotated[float, typer.Option(min=0.01, help="Seconds between two saves of a stream.")] = 30.0,
     guard: Annotated[bool, typer.Option(help="Monitor each stream, and roll it back when it collapses.")] = True,
     device: DeviceOption = "cpu",
     seed: SeedOption = None,
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Address to listen on; any but loopback requires a token.", metavar="ADDRESS", rich_help_panel=SERVER
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(
+            min=0, max=65535, help="Port to listen on; 0 picks a free one.", metavar="N", rich_help_panel=SERVER
+        ),
+    ] = 8000,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the clients' token. Default: $CTTA_SERVE_TOKEN.", metavar="FILE", rich_help_panel=SERVER
+        ),
+    ] = None,
+    admin_token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the operators' token. Default: $CTTA_SERVE_ADMIN_TOKEN.",
+            metavar="FILE",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
+    name: Annotated[
+        str,
+        typer.Option(help="Name of the model in the Open Inference Protocol.", metavar="NAME", rich_help_panel=SERVER),
+    ] = "ctta",
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of streams processed in parallel.", metavar="N", rich_help_panel=SERVER),
+    ] = None,
+    threads: Annotated[
+        int, typer.Option(min=1, help="Torch threads per worker.", metavar="N", rich_help_panel=SERVER)
+    ] = 1,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            help="Save the streams in this folder, and resume those found there.",
+            metavar="DIR",
+            rich_help_panel=STREAMS,
+        ),
+    ] = None,
+    snapshot_every: Annotated[
+        float,
+        typer.Option(
+            min=0.01, help="Seconds between two saves of a stream.", metavar="SECONDS", rich_help_panel=STREAMS
+        ),
+    ] = 30.0,
+    window: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Recent images per stream that a single image is normalized with.",
+            metavar="N",
+            rich_help_panel=STREAMS,
+        ),
+    ] = None,
+    update_every: Annotated[
+        int | None,
+        typer.Option(min=1, help="Images between two updates of a stream.", metavar="N", rich_help_panel=STREAMS),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            help="Fraction of time for the updates of a stream, such as 0.2; further updates are skipped.",
+            metavar="FRACTION",
+            rich_help_panel=STREAMS,
+        ),
+    ] = None,
+    live_streams: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Maximum streams in memory; others wait on disk.", metavar="N", rich_help_panel=LIMITS
+        ),
+    ] = 64,
+    streams: Annotated[
+        int, typer.Option(min=1, help="Maximum streams in memory and on disk.", metavar="N", rich_help_panel=LIMITS)
+    ] = 10_000,
+    memory: Annotated[
+        int, typer.Option(min=1, help="Maximum memory for the streams.", metavar="MB", rich_help_panel=LIMITS)
+    ] = 4096,
+    queue: Annotated[
+        int, typer.Option(min=1, help="Maximum requests waiting for one stream.", metavar="N", rich_help_panel=LIMITS)
+    ] = 16,
+    body: Annotated[
+        int, typer.Option(min=1, help="Maximum size of a request.", metavar="MB", rich_help_panel=LIMITS)
+    ] = 16,
+    batch: Annotated[
+        int, typer.Option(min=1, help="Maximum images per request.", metavar="N", rich_help_panel=LIMITS)
+    ] = 256,
+    timeout: Annotated[
+        float,
+        typer.Option(min=0.01, help="Time limit of a request.", metavar="SECONDS", rich_help_panel=LIMITS),
+    ] = 60.0,
 ) -> None:
     """Serve an adaptive model over HTTP: images in, labels out, for many cameras at once.
 

@@ -6,12 +6,12 @@ determines which rows belong to it: no third file has to agree with the two, and
 
 import csv
 import io
-import os
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ctta.errors import ConfigError, DataError
+from ctta.io.atomic import atomic_write, fsync_file
 
 IMAGE, STEP = "image", "batch"
 
@@ -58,8 +58,7 @@ class PredictionFile:
 
     def flush_to_disk(self) -> None:
         """Wait until the rows would survive a power cut."""
-        with self.path.open("ab") as file:
-            os.fsync(file.fileno())
+        fsync_file(self.path)
 
     def _read(self) -> tuple[list[list[str]], bool]:
         """Return the complete rows, and whether the last one was cut off when the process was killed."""
@@ -78,12 +77,8 @@ class PredictionFile:
         return others, is_torn
 
     def _replace(self, rows: Iterable[Sequence[object]]) -> None:
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
-        try:
+        with atomic_write(self.path) as temporary:
             temporary.write_bytes(_format_csv(rows).encode("utf-8", "surrogateescape"))
-            os.replace(temporary, self.path)
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 def _format_csv(rows: Iterable[Sequence[object]]) -> str:

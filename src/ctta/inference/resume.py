@@ -13,8 +13,8 @@ from ctta.checkpoint.encoding import encode
 from ctta.checkpoint.files import load, save
 from ctta.errors import ConfigError
 from ctta.guard import Guarded, Monitored
-from ctta.hyperparameters import format_hyperparameters
 from ctta.inference.predictions import PredictionFile
+from ctta.io.settings import check_same_settings
 from ctta.methods import METHODS, adapt
 
 
@@ -52,7 +52,13 @@ def open_model(
     model = load(state, net, method=METHODS[method] if method else None)
     if model.frozen:
         raise ConfigError(f"{state} was saved frozen and would not adapt: load it, call unfreeze() and save it again")
-    _check_settings(model.unwrapped, settings, state)
+    saved = model.unwrapped.hyperparameters
+    check_same_settings(
+        state,
+        {name: encode(saved.get(name)) for name in settings},
+        {name: encode(value) for name, value in settings.items()},
+        hint="use the same settings, or another state",
+    )
     if guard and not isinstance(model, Monitored):
         raise ConfigError(f"{state} was saved without a guard: leave the guard out, or use another state")
     return model, False
@@ -68,7 +74,7 @@ def open_predictions(
     """
     if file.path.exists():
         if is_new:
-            missing = f"no state at {state}" if state else "no state was given"
+            missing = f"there is no state at {state}" if state else "no state was given"
             raise ConfigError(f"{file.path} exists but {missing} to resume from: choose another file, or delete it")
         processed, num_dropped = file.truncate(model.num_steps)
         return sorted(processed), num_dropped
@@ -77,11 +83,3 @@ def open_predictions(
         save(model, state)  # before the first row: from now on, a table without a state is not ours
     file.create()
     return [], 0
-
-
-def _check_settings(method: AdaptiveModel, settings: dict[str, Any], state: Path) -> None:
-    saved = method.hyperparameters
-    for name, value in settings.items():
-        if encode(saved[name]) != encode(value):
-            before, now = (format_hyperparameters({name: each}) for each in (saved[name], value))
-            raise ConfigError(f"{state} was saved with {before}, got {now}: use the same settings, or another state")
