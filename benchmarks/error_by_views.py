@@ -13,8 +13,7 @@ from statistics import mean, stdev
 import matplotlib
 from matplotlib import pyplot
 
-from ctta.benchmark import Processes, execute, plan
-from ctta.benchmark.recipes import Options
+import ctta.benchmark
 
 matplotlib.use("Agg")
 
@@ -26,11 +25,19 @@ POINTS = [("cotta", 32), ("cotta_fast", 8), ("cotta", 8)]
 
 def errors(row: str, number: int) -> list[float]:
     """In percent, by seed."""
-    options = Options(settings=(f"{row}.views={number}",))
-    run = plan(RUNS / f"{row}-{number}", "embedded", options, methods=[row], seeds=SEEDS, threads=1)
-    if failed := execute(run, Processes(WORKERS)):
-        raise RuntimeError(f"{failed[0].cell.name}: {failed[0].problem}")
-    return [round(100 * result.error, 2) for result in run.results()]
+    outcome = ctta.benchmark.run(
+        "embedded",
+        methods=[row],
+        seeds=SEEDS,
+        settings={f"{row}.views": number},
+        folder=RUNS / f"{row}-{number}",
+        workers=WORKERS,
+        threads=1,
+        report=False,
+    )
+    if outcome.failures:
+        raise RuntimeError(f"{outcome.failures[0].cell.name}: {outcome.failures[0].error}")
+    return [round(100 * result.error, 2) for result in outcome.results]
 
 
 def draw(found: dict[str, dict[int, list[float]]], path: Path) -> None:

@@ -75,7 +75,7 @@ def step_of_b5() -> None:
     memory = PeakMemory(x.device)
     print(f"SegFormer-B5, 540x960, {torch.get_num_threads()} threads; three networks hold {weights} MiB", flush=True)
     print(f"one pass of the network: {seconds(partial(forward_sliding, net, x)):.1f} s", flush=True)
-    print(f"one CoTTA step, 14 views: {seconds(partial(model, x)):.1f} s, peak memory {memory.mib()} MiB")
+    print(f"one CoTTA step, 14 views: {seconds(partial(model, x)):.1f} s, peak memory {memory.read_mib()} MiB")
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 import ctta
 from ctta.distributed import DistributedError, check_same, data_parallel, gather, rank, shard, world_size
-from ctta.evaluation.label_maps.keeping import read_label_maps
+from ctta.evaluation.label_maps import load_label_maps
 from ctta.evaluation.results import BatchRecord
 from ctta.inference import adapt_folder
 from ctta.streams import Segment
@@ -344,7 +344,7 @@ def an_evaluation_that_was_stopped_ends_as_on_one_process(folder: Path) -> None:
     result = ctta.evaluate(data_parallel(stream.model()), scenes, folder=shared)
     assert result.is_complete and result.mious == alone.mious
     check_same(data_parallel(stream.model()))  # which also waits until the first rank has written all
-    kept, expected = (read_label_maps(place, 1).maps for place in (shared, folder / f"alone-{world_size()}-{rank()}"))
+    kept, expected = (load_label_maps(place, 1).maps for place in (shared, folder / f"alone-{world_size()}-{rank()}"))
     assert np.array_equal(kept, expected)
     with pytest.raises(ValueError if rank() == 0 else DistributedError, match="another"):
         ctta.evaluate(data_parallel(ctta.Tent(stream.net())), scenes, folder=shared)

@@ -156,7 +156,9 @@ def test_scenes_come_at_the_papers_size_and_are_scored_at_their_own(
 def test_a_network_for_other_classes_is_refused(acdc: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     acdc[acdc.index("file:network.py:FullyConvolutional")] = "file:network.py:other_classes"
     assert run(*acdc, "--rounds", "1", "--limit", "1", "--methods", "source") == 1
-    assert "the model knows 150 classes, and the data 19 (road, sidewalk, building, ...)" in capsys.readouterr().err
+    assert (
+        "the model has 150 classes, but the dataset has 19 (road, sidewalk, building, ...)" in capsys.readouterr().err
+    )
 
 
 def test_scenes_to_look_at_are_of_all_that_a_folder_holds(acdc: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,9 +115,9 @@ def test_the_same_command_finds_its_run(bench: list[str], capsys: pytest.Capture
     ("arguments", "message"),
     [
         (["--set", "cotta.restor=0.1"], "CoTTA has no setting 'restor'; it has optimizer, decay, restore"),
-        (["--set", "restore=0.1"], "a setting reads METHOD.NAME=VALUE"),
-        (["--set", "cota.restore=0.1"], "not in this table"),
-        (["--set", "cotta.seed=3"], "seeds are given by --seeds"),
+        (["--set", "restore=0.1"], "expected a setting METHOD.NAME=VALUE"),
+        (["--set", "cota.restore=0.1"], "does not have"),
+        (["--set", "cotta.seed=3"], "choose seeds with the option 'seeds'"),
         (["--set", "tent.lr=-1"], "Invalid learning rate: -1"),
         (["--methods", "cota"], "no method 'cota'"),
         (["--seeds", "one"], "expected seeds as integers such as 1,2,3 or 1-5, got 'one'"),
@@ -138,7 +138,7 @@ def test_user_errors_are_one_line(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["bench", "cifar11c"], "there is no recipe 'cifar11c'; there are demo, embedded"),
+        (["bench", "cifar11c"], "there is no recipe 'cifar11c'; choose one of demo, embedded"),
         (["bench", "cifar10c"], "ctta data get cifar10-c"),
         (["bench", "cifar10c", "--data", "nowhere"], "labels.npy is missing"),
         (["report", "nowhere"], "holds no run.json"),

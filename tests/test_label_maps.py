@@ -13,10 +13,8 @@ import ctta
 from ctta import synthetic
 from ctta.datasets.base import IGNORE_INDEX
 from ctta.datasets.segmentation import CLASS_NAMES
-from ctta.evaluation.label_maps import Example, keep_label_maps, read_examples, write_examples
-from ctta.evaluation.label_maps.choosing import WIDEST
-from ctta.evaluation.label_maps.example import write_example
-from ctta.evaluation.label_maps.keeping import kept_numbers, read_label_maps
+from ctta.evaluation.examples import MAX_WIDTH, SceneExample, load_examples, save_example, save_examples
+from ctta.evaluation.label_maps import load_label_maps, save_label_maps, saved_batches
 from ctta.report.layout import layout_of
 from ctta.report.overlays import overlays
 from ctta.report.palettes import palette_of
@@ -30,10 +28,10 @@ def naive_maps(model: ctta.AdaptiveModel, scenes: Stream) -> list[torch.Tensor]:
 def test_maps_of_the_last_round_are_kept(tmp_path: Path) -> None:
     scenes = rounds(stream(), 3)  # of 3 + 3 batches each
     ctta.evaluate(cotta(), scenes, folder=tmp_path)
-    assert kept_numbers(tmp_path) == list(range(12, 18))
+    assert saved_batches(tmp_path) == list(range(12, 18))
     expected = naive_maps(cotta(), rounds(stream(), 3))
-    for number in kept_numbers(tmp_path):
-        kept, labels = read_label_maps(tmp_path, number), scenes.batch(number).y
+    for number in saved_batches(tmp_path):
+        kept, labels = load_label_maps(tmp_path, number), scenes.batch(number).y
         assert kept.maps.dtype == np.uint8
         assert kept.maps.tolist() == expected[number].tolist()
         assert labels is not None
@@ -43,16 +41,16 @@ def test_maps_of_the_last_round_are_kept(tmp_path: Path) -> None:
 
 def test_an_interrupted_evaluation_keeps_the_same_maps(tmp_path: Path) -> None:
     def stop(_record: object) -> None:
-        if len(kept_numbers(tmp_path / "stopped")) == 2:
+        if len(saved_batches(tmp_path / "stopped")) == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         ctta.evaluate(cotta(), stream(), folder=tmp_path / "stopped", on_batch=stop)
     for folder in ("stopped", "whole"):
         ctta.evaluate(cotta(), stream(), folder=tmp_path / folder)
-    assert kept_numbers(tmp_path / "stopped") == kept_numbers(tmp_path / "whole") == list(range(6))
+    assert saved_batches(tmp_path / "stopped") == saved_batches(tmp_path / "whole") == list(range(6))
     for number in range(6):
-        stopped, whole = (read_label_maps(tmp_path / folder, number) for folder in ("stopped", "whole"))
+        stopped, whole = (load_label_maps(tmp_path / folder, number) for folder in ("stopped", "whole"))
         assert np.array_equal(stopped.maps, whole.maps)
 
 
@@ -61,15 +59,15 @@ def test_answers_that_are_not_finite_have_a_class_of_their_own(tmp_path: Path) -
     with torch.no_grad():
         model.source[3].bias[0] = torch.nan  # type: ignore[index, union-attr]
     ctta.evaluate(model, stream(), folder=tmp_path)
-    kept = read_label_maps(tmp_path, 0)
+    kept = load_label_maps(tmp_path, 0)
     assert (kept.maps == 4).all() and (kept.accuracy == 0).all()
 
 
 def test_labels_of_16_bits_are_compared(tmp_path: Path) -> None:
     logits = torch.eye(3)[None, :, :, None]  # classes 0, 1 and 2 below each other
     labels = torch.tensor([[[0], [2], [IGNORE_INDEX]]])
-    keep_label_maps(tmp_path, 0, logits, labels.to(torch.uint16))
-    assert read_label_maps(tmp_path, 0).accuracy.tolist() == [0.5]
+    save_label_maps(tmp_path, 0, logits, labels.to(torch.uint16))
+    assert load_label_maps(tmp_path, 0).accuracy.tolist() == [0.5]
 
 
 def test_images_with_one_label_have_no_maps(tmp_path: Path) -> None:
@@ -77,7 +75,7 @@ def test_images_with_one_label_have_no_maps(tmp_path: Path) -> None:
     flat = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 10))
     scenes = ctta.streams.continual(data, names=("brightness",), batch_size=2)
     ctta.evaluate(ctta.Source(flat), scenes, folder=tmp_path)
-    assert kept_numbers(tmp_path) == []
+    assert saved_batches(tmp_path) == []
 
 
 def test_the_best_and_the_worst_change_are_found(tmp_path: Path) -> None:
@@ -85,13 +83,13 @@ def test_the_best_and_the_worst_change_are_found(tmp_path: Path) -> None:
     folders = {name: tmp_path / name for name in ("source", "tent")}
     ctta.evaluate(ctta.Source(net()), scenes, folder=folders["source"])
     ctta.evaluate(ctta.Tent(net(), optimizer=lambda p: torch.optim.SGD(p, lr=10.0)), scenes, folder=folders["tent"])
-    write_examples("TENT", folders["tent"], folders["source"], scenes, tmp_path / "examples")
+    save_examples("TENT", folders["tent"], folders["source"], scenes, tmp_path / "examples")
     changes = {}
     for number in range(len(scenes)):
-        before, after = (read_label_maps(folders[name], number).accuracy for name in ("source", "tent"))
+        before, after = (load_label_maps(folders[name], number).accuracy for name in ("source", "tent"))
         changes |= {(number, place): change for place, change in enumerate(after - before) if change == change}
     assert len(changes) == 9  # one of ten scenes has no labelled pixel
-    best, worst = read_examples(tmp_path)
+    best, worst = load_examples(tmp_path)
     for example, kind, pick in ((best, "best", max), (worst, "worst", min)):
         number, place = pick(changes, key=lambda scene: changes[scene])
         assert (example.method, example.kind, example.class_names) == ("TENT", kind, Named.class_names)
@@ -101,15 +99,15 @@ def test_the_best_and_the_worst_change_are_found(tmp_path: Path) -> None:
         assert (example.domain, example.segment) == (batch.domain, scenes.segment_of(number))
         assert example.stream_hash == scenes.hash
         assert example.truth.tolist() == batch.y[place].tolist()
-        assert example.after.tolist() == read_label_maps(folders["tent"], number).maps[place].tolist()
+        assert example.after.tolist() == load_label_maps(folders["tent"], number).maps[place].tolist()
         assert example.image.shape == (*FULL, 3)
 
 
 def test_what_changed_nothing_has_no_example(tmp_path: Path) -> None:
     for name in ("one", "other"):
         ctta.evaluate(ctta.Source(net()), stream(), folder=tmp_path / name)
-    write_examples("Source", tmp_path / "one", tmp_path / "other", stream(), tmp_path / "examples")
-    assert read_examples(tmp_path) == []
+    save_examples("Source", tmp_path / "one", tmp_path / "other", stream(), tmp_path / "examples")
+    assert load_examples(tmp_path) == []
 
 
 class Large(Scenes):
@@ -124,15 +122,15 @@ def test_examples_of_large_scenes_are_shrunk(tmp_path: Path) -> None:
     scenes = Stream("large", [Segment("fog", Large("fog"), np.arange(2))], batch_size=1)
     ctta.evaluate(ctta.Source(net()), scenes, folder=tmp_path / "source")
     ctta.evaluate(ctta.BNStats(net()), scenes, folder=tmp_path / "adapted")
-    write_examples("BN", tmp_path / "adapted", tmp_path / "source", scenes, tmp_path / "examples")
-    examples = read_examples(tmp_path)
+    save_examples("BN", tmp_path / "adapted", tmp_path / "source", scenes, tmp_path / "examples")
+    examples = load_examples(tmp_path)
     assert examples
     for example in examples:
-        assert example.image.shape == (*example.truth.shape, 3) == (round(WIDEST * SIZE[0] / SIZE[1]), WIDEST, 3)
+        assert example.image.shape == (*example.truth.shape, 3) == (round(MAX_WIDTH * SIZE[0] / SIZE[1]), MAX_WIDTH, 3)
         assert any(_is_shrunk(example, scenes.batch(number).y) for number in range(2))
 
 
-def _is_shrunk(example: Example, labels: torch.Tensor | None) -> bool:
+def _is_shrunk(example: SceneExample, labels: torch.Tensor | None) -> bool:
     """Whether the example's truth is that of these labels: each of 12x20 patches has one class."""
     assert labels is not None
     centres = labels[0, 25::50, 25::50].numpy()
@@ -141,12 +139,12 @@ def _is_shrunk(example: Example, labels: torch.Tensor | None) -> bool:
     return bool((example.truth[np.ix_(rows.astype(int), columns.astype(int))] == centres).all())
 
 
-def an_example(**changes: object) -> Example:
+def an_example(**changes: object) -> SceneExample:
     classes = np.array([[0, 1], [2, IGNORE_INDEX]], np.uint8)
     image = np.full((2, 2, 3), 100, np.uint8)
     fields = {"method": "CoTTA", "kind": "best", "stream_hash": "0", "domain": "fog", "segment": 4}
     figures = {"class_names": synthetic.CLASSES, "accuracy_before": 0.25, "accuracy_after": 1.0}
-    return Example(**fields | figures | dict(image=image, truth=classes, before=classes, after=classes) | changes)  # type: ignore[arg-type]
+    return SceneExample(**fields | figures | dict(image=image, truth=classes, before=classes, after=classes) | changes)  # type: ignore[arg-type]
 
 
 def test_a_map_is_drawn_in_the_colours_of_its_classes() -> None:
@@ -186,8 +184,8 @@ def test_answers_that_are_not_finite_are_black() -> None:
 def test_an_example_is_written_whole_by_any_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "examples"
     folder.mkdir()
-    write_example(an_example(), folder / "first.npz")
-    (example,) = read_examples(tmp_path)
+    save_example(an_example(), folder / "first.npz")
+    (example,) = load_examples(tmp_path)
     for name, value in vars(an_example()).items():
         assert np.array_equal(getattr(example, name), value)
 
@@ -198,8 +196,8 @@ def test_an_example_is_written_whole_by_any_numpy(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(np, "savez_compressed", killed)
     with pytest.raises(KeyboardInterrupt):
-        write_example(an_example(), folder / "second.npz")
-    assert len(read_examples(tmp_path)) == 1
+        save_example(an_example(), folder / "second.npz")
+    assert len(load_examples(tmp_path)) == 1
 
 
 def test_the_page_may_show_pictures_from_itself_only() -> None:

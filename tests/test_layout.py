@@ -19,7 +19,7 @@ ROWS = [
     ["methods", "corruptions", "synthetic", "models"],
     ["checkpoint", "guard", "distributed", "datasets", "streams"],
     ["testing", "evaluation"],
-    ["benchmark", "advise", "inference", "report", "serve"],
+    ["report", "benchmark", "advise", "inference", "serve"],
     ["cli"],
     ["__main__"],
 ]

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctta.evaluation.metrics import NUM_BINS, Score, score
+from ctta.evaluation.metrics import NUM_BINS, Score, score_batch
 
 
 def naive(logits: list[list[float]], labels: list[int]) -> tuple[float, float]:
@@ -34,7 +34,7 @@ def test_error_and_calibration_equal_a_naive_count(count: int, num_classes: int,
     generator = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(count, num_classes, generator=generator, dtype=torch.float64)
     labels = torch.randint(num_classes, (count,), generator=generator)
-    counted = score(logits, labels)
+    counted = score_batch(logits, labels)
     error, gap = naive(logits.tolist(), labels.tolist())
     assert counted.error == error
     assert counted.calibration_error == pytest.approx(gap, abs=1e-12)
@@ -43,29 +43,29 @@ def test_error_and_calibration_equal_a_naive_count(count: int, num_classes: int,
 
 def test_batches_add_up_to_the_whole() -> None:
     logits, labels = torch.randn(50, 4), torch.randint(4, (50,))
-    whole = score(logits, labels)
-    parts = Score.sum(score(x, y) for x, y in zip(logits.split(7), labels.split(7), strict=True))
+    whole = score_batch(logits, labels)
+    parts = Score.sum(score_batch(x, y) for x, y in zip(logits.split(7), labels.split(7), strict=True))
     assert (parts.count, parts.wrong) == (whole.count, whole.wrong)
     assert parts.calibration_error == pytest.approx(whole.calibration_error, abs=1e-12)
 
 
 def test_certain_and_right_is_perfectly_calibrated() -> None:
-    counted = score(torch.tensor([[800.0, 0.0], [0.0, 800.0]]), torch.tensor([0, 1]))
+    counted = score_batch(torch.tensor([[800.0, 0.0], [0.0, 800.0]]), torch.tensor([0, 1]))
     assert (counted.error, counted.calibration_error, counted.confidence) == (0, 0, 1)
 
 
 def test_an_answer_that_is_not_finite_is_wrong() -> None:
-    counted = score(torch.tensor([[math.nan, 1.0], [1.0, math.inf], [1.0, 0.0]]), torch.tensor([0, 1, 0]))
+    counted = score_batch(torch.tensor([[math.nan, 1.0], [1.0, math.inf], [1.0, 0.0]]), torch.tensor([0, 1, 0]))
     assert counted.wrong == 2
     assert counted.calibration_error == pytest.approx((1 - math.exp(1) / (1 + math.exp(1))) / 3)
 
 
 @pytest.mark.parametrize("labels", [torch.tensor([0, 10]), torch.tensor([-1, 0])])
 def test_labels_of_another_data_set_are_refused(labels: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match="10 classes: is this the model for these data"):
-        score(torch.zeros(2, 10), labels)
+    with pytest.raises(ValueError, match="the model has 10 classes: use the model for this dataset"):
+        score_batch(torch.zeros(2, 10), labels)
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match=r"got \(2, 10\) and \(3,\)"):
-        score(torch.zeros(2, 10), torch.zeros(3, dtype=torch.long))
+        score_batch(torch.zeros(2, 10), torch.zeros(3, dtype=torch.long))

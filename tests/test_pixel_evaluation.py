@@ -83,7 +83,7 @@ def test_figures_equal_a_plain_loop() -> None:
         return matrix.diagonal() / (matrix.sum(0) + matrix.sum(1) - matrix.diagonal())
 
     mious = [ious(matrix).mean() for matrix in matrices.values()]
-    assert result.measure == MIOU
+    assert result.metric == MIOU
     assert result.mious == result.values == pytest.approx(mious)
     assert result.miou == result.value == pytest.approx(np.mean(mious))
     assert list(result.class_iou.values()) == pytest.approx(ious(sum(matrices.values())).tolist())
@@ -126,15 +126,15 @@ def test_a_scene_without_labelled_pixels_does_not_count_and_a_domain_without_is_
     rest = stream().with_segments("rest", [Segment("fog", Scenes("fog"), np.arange(2, 5))])
     assert some.mious == pytest.approx(ctta.evaluate(ctta.Source(net()), rest).mious)
     nothing = stream(Scenes("fog"), Scenes("night", ignored=(0, 1, 2, 3, 4)), Scenes("rain"))
-    with pytest.raises(ValueError, match="night has no labelled pixel in 5 images"):
+    with pytest.raises(ValueError, match="night has no labeled pixel in 5 images"):
         ctta.evaluate(ctta.Source(net()), nothing, folder=tmp_path)
     assert len(read_result(tmp_path).batches) == 5  # the night was not gone through to its end, and rain not begun
 
 
 def test_a_model_for_other_classes_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"model knows 6 classes, and the data 4 \(road, sky, car, \.\.\.\)"):
+    with pytest.raises(ValueError, match=r"model has 6 classes, but the dataset has 4 \(road, sky, car, \.\.\.\)"):
         ctta.evaluate(ctta.Source(net(6)), stream(Named("fog")))
-    with pytest.raises(ValueError, match="model knows 3 classes"):
+    with pytest.raises(ValueError, match="model has 3 classes"):
         ctta.evaluate(ctta.Source(net(3)), stream())
     one_answer_per_image = nn.Sequential(net(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     with pytest.raises(ValueError, match=r"label maps .* got \(2, 4\) and \(2, 12, 20\)"):
@@ -146,6 +146,6 @@ def test_results_of_images_have_no_miou() -> None:
     pooled = nn.Sequential(net(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     data = ctta.streams.in_memory(images, [0, 1, 2, 3], name="black")
     result = ctta.evaluate(ctta.Source(pooled), data)
-    assert (result.measure.key, result.value) == ("error", result.error)
-    with pytest.raises(ValueError, match="a label per image"):
+    assert (result.metric.key, result.value) == ("error", result.error)
+    with pytest.raises(ValueError, match="one label per image"):
         _ = result.miou

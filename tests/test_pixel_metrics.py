@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ctta.datasets.base import IGNORE_INDEX
-from ctta.evaluation.metrics import NUM_BINS, PixelScore, Score, score, score_from_json
+from ctta.evaluation.metrics import NUM_BINS, PixelScore, Score, score_batch, score_from_json
 
 Grid = list[list[float]]
 
@@ -104,7 +104,7 @@ def test_figures_equal_loops_over_pixels(
 ) -> None:
     full = (size[0] * factor, size[1] * factor + factor // 2)
     logits, labels = scenes(seed, count, num_classes, size, full)
-    counted, naive = score(logits, labels), Naive(logits, labels)
+    counted, naive = score_batch(logits, labels), Naive(logits, labels)
     assert isinstance(counted, PixelScore)
     assert counted.class_iou == pytest.approx(naive.iou)
     assert counted.miou == counted.value == pytest.approx(naive.miou)
@@ -121,7 +121,7 @@ def test_a_map_is_scored_at_the_labels_resolution() -> None:
     logits[0, 0, 0] = torch.tensor([9.0, 0.0])
     logits[0, 1, 0] = torch.tensor([0.0, 1.0])
     labels = torch.tensor([[[0] * 7 + [1]] * 2])
-    counted = score(logits, labels)
+    counted = score_batch(logits, labels)
     assert isinstance(counted, PixelScore)
     # Along eight pixels class 0 falls from 9 to 0 and class 1 grows from 0 to 1, which meet at 0.9 of the way.
     assert counted.predicted == (12, 4)
@@ -132,7 +132,7 @@ def test_a_class_that_is_nowhere_is_in_no_mean_and_one_that_is_only_predicted_is
     logits = torch.full((1, 4, 1, 4), -5.0)
     for place, predicted in enumerate((0, 0, 1, 2)):
         logits[0, predicted, 0, place] = 5
-    counted = score(logits, torch.tensor([[[0, 0, 1, 1]]]))
+    counted = score_batch(logits, torch.tensor([[[0, 0, 1, 1]]]))
     assert isinstance(counted, PixelScore)
     assert counted.class_iou == (1, 0.5, 0, None)
     assert counted.miou == 0.5
@@ -140,15 +140,15 @@ def test_a_class_that_is_nowhere_is_in_no_mean_and_one_that_is_only_predicted_is
 
 def test_what_is_predicted_on_ignored_pixels_does_not_matter() -> None:
     logits, labels = scenes(0, 2, 5, (6, 8), (6, 8))
-    before = score(logits, labels)
+    before = score_batch(logits, labels)
     logits[(labels == IGNORE_INDEX)[:, None].expand_as(logits)] = math.nan
-    assert score(logits, labels) == before
+    assert score_batch(logits, labels) == before
 
 
 def test_batches_add_up_to_the_whole() -> None:
     logits, labels = scenes(1, 7, 5, (4, 6), (8, 12))
-    whole = score(logits, labels)
-    parts = Score.sum(score(x, y) for x, y in zip(logits.split(2), labels.split(2), strict=True))
+    whole = score_batch(logits, labels)
+    parts = Score.sum(score_batch(x, y) for x, y in zip(logits.split(2), labels.split(2), strict=True))
     assert isinstance(whole, PixelScore) and isinstance(parts, PixelScore)
     assert (parts.count, parts.labelled, parts.predicted, parts.right) == (
         whole.count,
@@ -162,13 +162,13 @@ def test_batches_add_up_to_the_whole() -> None:
 
 def test_a_score_comes_back_from_json_as_it_was() -> None:
     for batch in (scenes(2, 2, 5, (4, 6), (8, 12)), (torch.randn(9, 4), torch.randint(4, (9,)))):
-        counted = score(*batch)
+        counted = score_batch(*batch)
         assert score_from_json(json.loads(json.dumps(asdict(counted)))) == counted
 
 
 def test_a_batch_without_labelled_pixels_adds_nothing() -> None:
     logits, labels = scenes(3, 2, 5, (4, 6), (4, 6))
-    known, nothing = score(logits, labels), score(logits, torch.full_like(labels, IGNORE_INDEX))
+    known, nothing = score_batch(logits, labels), score_batch(logits, torch.full_like(labels, IGNORE_INDEX))
     assert isinstance(known, PixelScore) and isinstance(nothing, PixelScore)
     assert nothing.num_pixels == 0 and nothing.class_iou == (None,) * 5
     assert all(
@@ -183,7 +183,7 @@ def test_an_answer_that_is_not_finite_is_wrong_and_of_no_class() -> None:
     logits[0, 0] = 800
     logits[0, 1, 0, 0] = math.nan
     logits[0, 0, 0, 1] = math.inf
-    counted = score(logits, torch.zeros(1, 1, 4, dtype=torch.uint8))
+    counted = score_batch(logits, torch.zeros(1, 1, 4, dtype=torch.uint8))
     assert isinstance(counted, PixelScore)
     assert (counted.labelled, counted.predicted, counted.right) == ((4, 0), (2, 0), (2, 0))
     assert counted.class_iou == (0.5, None)
@@ -193,15 +193,15 @@ def test_an_answer_that_is_not_finite_is_wrong_and_of_no_class() -> None:
 def test_half_precision_is_widened_before_it_is_resized() -> None:
     logits, labels = scenes(4, 1, 5, (6, 8), (36, 48))
     half = logits.bfloat16()
-    assert score(half, labels) == score(half.float(), labels)
+    assert score_batch(half, labels) == score_batch(half.float(), labels)
 
 
 @pytest.mark.parametrize("label", [5, 254, -1, 300])
 def test_label_ids_outside_the_range_are_refused(label: int) -> None:
     labels = torch.zeros(1, 4, 6, dtype=torch.long)
     labels[0, 1, 2] = label
-    with pytest.raises(ValueError, match=f"run from {min(label, 0)} to {max(label, 0)}, and the model knows 5 classes"):
-        score(torch.zeros(1, 5, 4, 6), labels)
+    with pytest.raises(ValueError, match=f"range from {min(label, 0)} to {max(label, 0)}, but the model has 5 classes"):
+        score_batch(torch.zeros(1, 5, 4, 6), labels)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_label_ids_outside_the_range_are_refused(label: int) -> None:
         ((2, 5, 4, 6), (3, 4, 6), r"same images, got \(2, 5, 4, 6\) and \(3, 4, 6\)"),
         ((2, 5), (2, 4, 6), r"got \(2, 5\) and \(2, 4, 6\)"),
         ((2, 5, 4, 6), (2, 0, 6), r"got \(2, 5, 4, 6\) and \(2, 0, 6\)"),
-        ((2, 5, 4, 6), (2, 12, 8), "lie across each other.*transposed"),
+        ((2, 5, 4, 6), (2, 12, 8), "swapped height and width.*transposed"),
         ((2, 5, 4, 6), (2,), r"label maps \(N, H, W\), got \(2, 5, 4, 6\) and \(2,\)"),
         ((2, 5, 4, 6), (2, 1, 4, 6), r"got \(2, 5, 4, 6\) and \(2, 1, 4, 6\)"),
     ],
@@ -219,17 +219,17 @@ def test_shapes_that_cannot_match_are_refused(
     predictions: tuple[int, ...], labels: tuple[int, ...], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        score(torch.zeros(predictions), torch.zeros(labels, dtype=torch.long))
+        score_batch(torch.zeros(predictions), torch.zeros(labels, dtype=torch.long))
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.uint16, torch.int32])
 def test_whole_numbers_of_any_kind_are_labels(dtype: torch.dtype) -> None:
     logits, labels = torch.rand(1, 5, 4, 6), torch.randint(5, (1, 4, 6))
     labels[0, 0] = 255
-    assert score(logits, labels.to(dtype)) == score(logits, labels)
+    assert score_batch(logits, labels.to(dtype)) == score_batch(logits, labels)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
 def test_label_maps_hold_whole_numbers(dtype: torch.dtype) -> None:
-    with pytest.raises(TypeError, match="must hold whole numbers"):
-        score(torch.zeros(1, 5, 4, 6), torch.zeros(1, 4, 6, dtype=dtype))
+    with pytest.raises(TypeError, match="must hold integers"):
+        score_batch(torch.zeros(1, 5, 4, 6), torch.zeros(1, 4, 6, dtype=dtype))

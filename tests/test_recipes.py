@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 from torch import nn
 
-from ctta.benchmark.recipes import Options, build
-from ctta.benchmark.recipes.paper import IMAGENET_LIST
-from ctta.benchmark.recipes.rows import paper_rows, with_settings
+from ctta.benchmark import BenchmarkOptions, build_task
+from ctta.benchmark.recipes.base import apply_settings
+from ctta.benchmark.recipes.paper import IMAGENET_LIST, paper_methods
 from ctta.methods import CoTTA
 from ctta.models import LOADERS, SlidingWindow
 from ctta.views import fast_image_views, image_views
@@ -22,8 +22,8 @@ def tiny() -> nn.Module:
 
 def settings_of(recipe: str, row: str, **options: object) -> dict[str, object]:
     """The settings that the methods themselves report."""
-    task = build(recipe, Options(**options))  # type: ignore[arg-type]
-    return task.rows[row].model(tiny(), seed=7).hyperparameters
+    task = build_task(recipe, BenchmarkOptions(**options))  # type: ignore[arg-type]
+    return task.methods[row].build_model(tiny(), seed=7).hyperparameters
 
 
 def optimizer_of(settings: dict[str, object]) -> torch.optim.Optimizer:
@@ -46,7 +46,7 @@ def optimizer_of(settings: dict[str, object]) -> torch.optim.Optimizer:
 def test_cotta_has_its_authors_settings(recipe: str, threshold: float, restore: float, loss: str) -> None:
     settings = settings_of(recipe, "cotta")
     assert (settings["threshold"], settings["restore"], settings["loss"]) == (threshold, restore, loss)
-    assert (settings["decay"], settings["seed"], getattr(settings["views"], "n", None)) == (0.999, 7, 32)
+    assert (settings["decay"], settings["seed"], getattr(settings["views"], "num_views", None)) == (0.999, 7, 32)
     assert (settings["gate"], settings["average"], settings["predict_with"]) == ("batch", "logits", "refined")
 
 
@@ -68,21 +68,25 @@ def test_the_papers_text_is_a_preset() -> None:
 
 
 def test_the_ablation_adds_one_part_at_a_time() -> None:
-    task = build("ablation", Options())
-    rows = [task.rows[name].model(tiny(), 0).hyperparameters for name in task.methods]
+    task = build_task("ablation", BenchmarkOptions())
+    rows = [task.methods[name].build_model(tiny(), 0).hyperparameters for name in task.default_methods]
     parts = [(bool(row["views"]), row["restore"]) for row in rows]
     assert parts == [(False, 0), (True, 0), (True, 0.01)]
-    assert task.seeds == (1, 2, 3, 4, 5)
+    assert task.default_seeds == (1, 2, 3, 4, 5)
 
 
 def test_what_a_user_types_arrives_in_the_method() -> None:
     typed = ("cotta.restore=0.005", "cotta.lr=1e-4", "cotta.views=8", "cotta.gate=element", "imagenetc.lr=1")
-    rows = paper_rows("official", cotta={})
-    settings = with_settings(rows, typed[:4])["cotta"].model(tiny(), 0).hyperparameters
-    assert (settings["restore"], settings["gate"], getattr(settings["views"], "n", None)) == (0.005, "element", 8)
+    methods = paper_methods("official", cotta={})
+    settings = apply_settings(methods, typed[:4])["cotta"].build_model(tiny(), 0).hyperparameters
+    assert (settings["restore"], settings["gate"], getattr(settings["views"], "num_views", None)) == (
+        0.005,
+        "element",
+        8,
+    )
     assert optimizer_of(settings).defaults["lr"] == 1e-4
-    with pytest.raises(ValueError, match="not in this table"):
-        with_settings(rows, typed[4:])
+    with pytest.raises(ValueError, match="does not have"):
+        apply_settings(methods, typed[4:])
 
 
 def test_a_rate_keeps_the_rest_of_the_recipes_optimiser() -> None:
@@ -103,7 +107,7 @@ def test_a_rate_keeps_the_rest_of_the_recipes_optimiser() -> None:
     ],
 )
 def test_streams_have_their_length(recipe: str, options: dict[str, object], segments: int, batches: int) -> None:
-    stream = build(recipe, Options(**options)).stream(None)  # type: ignore[arg-type]
+    stream = build_task(recipe, BenchmarkOptions(**options)).make_stream(None)  # type: ignore[arg-type]
     assert (len(stream.segments), len(stream)) == (segments, batches)
 
 
@@ -119,7 +123,7 @@ def cifar_c(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("recipe", "segments"), [("cifar10c", 15), ("cifar10c-gradual", 131), ("cifar100c", 15)])
 def test_cifar_recipes_read_the_published_folder(cifar_c: Path, recipe: str, segments: int) -> None:
-    stream = build(recipe, Options(data=str(cifar_c))).stream(3)
+    stream = build_task(recipe, BenchmarkOptions(data=str(cifar_c))).make_stream(3)
     assert len(stream.segments) == segments
     assert stream.batch(0).x.shape == (6, 3, 32, 32)
     assert "order=3" in stream.name
@@ -139,7 +143,7 @@ def imagenet_c(tmp_path: Path) -> Path:
 
 
 def num_images(recipe: str, folder: Path) -> int:
-    return len(build(recipe, Options(data=str(folder))).stream(0).segments[0].rows)
+    return len(build_task(recipe, BenchmarkOptions(data=str(folder))).make_stream(0).segments[0].rows)
 
 
 def test_imagenet_takes_five_per_class_or_the_list(imagenet_c: Path) -> None:
@@ -149,50 +153,50 @@ def test_imagenet_takes_five_per_class_or_the_list(imagenet_c: Path) -> None:
 
 
 def test_what_cannot_be_heeded_is_refused() -> None:
-    with pytest.raises(ValueError, match="brings its own images"):
-        build("embedded", Options(data="x")).stream(None)
-    with pytest.raises(ValueError, match="no recipe 'cifar11c'; there are demo"):
-        build("cifar11c", Options())
+    with pytest.raises(ValueError, match="ships with its images"):
+        build_task("embedded", BenchmarkOptions(data="x")).make_stream(None)
+    with pytest.raises(ValueError, match="no recipe 'cifar11c'; choose one of demo"):
+        build_task("cifar11c", BenchmarkOptions())
 
 
 def test_rounds_go_through_every_stream_again() -> None:
-    assert len(build("embedded-gradual", Options(limit=20, rounds=2)).stream(0)) == 262
+    assert len(build_task("embedded-gradual", BenchmarkOptions(limit=20, rounds=2)).make_stream(0)) == 262
 
 
 def test_seeds_are_for_what_is_drawn() -> None:
-    rows = build("embedded", Options()).rows
-    assert {name for name, row in rows.items() if row.is_random} == {
+    methods = build_task("embedded", BenchmarkOptions()).methods
+    assert {name for name, spec in methods.items() if spec.is_random} == {
         "test_aug",
         "cotta_view_average",
         "cotta",
         "cotta_fast",
     }
     assert (
-        build("embedded", Options(settings=("cotta_weight_average.restore=0.1",)))
-        .rows["cotta_weight_average"]
+        build_task("embedded", BenchmarkOptions(settings=("cotta_weight_average.restore=0.1",)))
+        .methods["cotta_weight_average"]
         .is_random
     )
 
 
 def test_what_would_be_downloaded_is_what_the_user_does_not_give() -> None:
-    assert build("cifar10c", Options()).downloads == ("cifar10-c", "wrn28-10-standard")
-    assert build("cifar10c", Options(data="x")).downloads == ("wrn28-10-standard",)
-    assert build("cifar100c", Options(model="timm:x")).downloads == ("cifar100-c",)
-    assert build("imagenetc", Options(data="x")).downloads == ()
+    assert build_task("cifar10c", BenchmarkOptions()).downloads == ("cifar10-c", "wrn28-10-standard")
+    assert build_task("cifar10c", BenchmarkOptions(data="x")).downloads == ("wrn28-10-standard",)
+    assert build_task("cifar100c", BenchmarkOptions(model="timm:x")).downloads == ("cifar100-c",)
+    assert build_task("imagenetc", BenchmarkOptions(data="x")).downloads == ()
 
 
 def test_acdc_is_the_official_preset_for_segmentation() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
-    row = build("acdc", Options()).rows["cotta"]
-    assert repr(row.model(net, 0)) == repr(CoTTA.official_segmentation(net))
-    paper = build("acdc", Options(preset="paper")).rows["cotta"].model(net, 0)
+    row = build_task("acdc", BenchmarkOptions()).methods["cotta"]
+    assert repr(row.build_model(net, 0)) == repr(CoTTA.official_segmentation(net))
+    paper = build_task("acdc", BenchmarkOptions(preset="paper")).methods["cotta"].build_model(net, 0)
     assert paper.hyperparameters["loss"] == "cross_entropy" and paper.hyperparameters["predict_with"] == "teacher"
 
 
 def test_acdc_slides_its_authors_window(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setitem(LOADERS, "hf:NAME", lambda name: asked.append(name) or nn.Conv2d(3, 19, 1))
-    net = build("acdc", Options()).network()
+    net = build_task("acdc", BenchmarkOptions()).make_network()
     assert isinstance(net, SlidingWindow) and (net.window, net.stride) == (1024, 768)
     assert asked == ["nvidia/segformer-b5-finetuned-cityscapes-1024-1024"]
 
@@ -212,8 +216,8 @@ def test_acdc_has_its_authors_settings() -> None:
     ]
     assert optimizer_of(settings).defaults["lr"] == pytest.approx(6e-5 / 8)
     assert len(settings["views"]) == 14  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="registration on its own site"):
-        build("acdc", Options()).stream(None)
+    with pytest.raises(ValueError, match="registration on its site"):
+        build_task("acdc", BenchmarkOptions()).make_stream(None)
 
 
 def test_acdc_goes_through_the_weather_ten_times(tmp_path: Path) -> None:
@@ -224,20 +228,20 @@ def test_acdc_goes_through_the_weather_ten_times(tmp_path: Path) -> None:
             label.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (64, 36)).save(scene / f"{number}_rgb_anon.png")
             Image.new("L", (64, 36)).save(label / f"{number}_gt_labelTrainIds.png")
-    stream = build("acdc", Options(data=str(tmp_path))).stream(None)
+    stream = build_task("acdc", BenchmarkOptions(data=str(tmp_path))).make_stream(None)
     assert stream.domains == ["fog", "night", "rain", "snow"] * 10
     assert len(stream) == 80
     assert stream.batch(0).x.shape == (1, 3, 540, 960)
-    assert len(build("acdc", Options(data=str(tmp_path), limit=1, rounds=2)).stream(None)) == 8
+    assert len(build_task("acdc", BenchmarkOptions(data=str(tmp_path), limit=1, rounds=2)).make_stream(None)) == 8
 
 
 def test_fixed_views_do_not_become_random_ones() -> None:
     with pytest.raises(ValueError, match="14 fixed ones"):
-        build("acdc", Options(settings=("cotta.views=8",)))
-    assert build("streets", Options(settings=("cotta.views=0",))).rows["cotta"].settings["views"] == ()
+        build_task("acdc", BenchmarkOptions(settings=("cotta.views=8",)))
+    assert build_task("streets", BenchmarkOptions(settings=("cotta.views=0",))).methods["cotta"].settings["views"] == ()
 
 
 def test_a_number_of_views_keeps_their_kind() -> None:
-    rows = with_settings(paper_rows("official", cotta={}), ("cotta_fast.views=4", "cotta.views=4"))
-    assert rows["cotta_fast"].model(tiny(), 0).views == fast_image_views(4)
-    assert rows["cotta"].model(tiny(), 0).views == image_views(4)
+    methods = apply_settings(paper_methods("official", cotta={}), ("cotta_fast.views=4", "cotta.views=4"))
+    assert methods["cotta_fast"].build_model(tiny(), 0).views == fast_image_views(4)
+    assert methods["cotta"].build_model(tiny(), 0).views == image_views(4)

@@ -12,7 +12,7 @@ from test_cli import run
 from torch import nn
 
 import ctta
-from ctta.benchmark.recipes import Options, build
+from ctta.benchmark import BenchmarkOptions, build_task
 from ctta.methods.cotta import OFFICIAL_SEGMENTATION
 from ctta.streams import streets
 
@@ -51,25 +51,25 @@ def test_the_network_knows_clear_weather_and_weather_hurts_it() -> None:
 
 
 def test_the_table_has_the_authors_settings_and_those_chosen_beside_them() -> None:
-    task = build("streets", Options())
-    assert task.methods == ("source", "bn_stats", "tent", "cotta", "tent_chosen", "cotta_chosen")
-    assert dict(task.rows["cotta"].settings) == dict(OFFICIAL_SEGMENTATION)
+    task = build_task("streets", BenchmarkOptions())
+    assert task.default_methods == ("source", "bn_stats", "tent", "cotta", "tent_chosen", "cotta_chosen")
+    assert dict(task.methods["cotta"].settings) == dict(OFFICIAL_SEGMENTATION)
     for name in ("tent", "cotta"):
-        theirs, chosen = task.rows[name], task.rows[f"{name}_chosen"]
-        assert chosen.method is theirs.method and chosen.settings != theirs.settings
-    assert build("streets", Options(preset="paper")).methods == task.methods[:4]
-    stream = task.stream(None)
+        theirs, chosen = task.methods[name], task.methods[f"{name}_chosen"]
+        assert chosen.method_class is theirs.method_class and chosen.settings != theirs.settings
+    assert build_task("streets", BenchmarkOptions(preset="paper")).default_methods == task.default_methods[:4]
+    stream = task.make_stream(None)
     assert (len(stream.segments), stream.batch_size, stream.domains[:4]) == (40, 1, ["fog", "night", "rain", "snow"])
-    assert task.rows["bn_stats"].model(nn.Conv2d(3, 9, 1), 0) is not None
+    assert task.methods["bn_stats"].build_model(nn.Conv2d(3, 9, 1), 0) is not None
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(Options(data="there"), "draws its own scenes"), (Options(), "leave --orders out")],
+    [(BenchmarkOptions(data="there"), "draws its own scenes"), (BenchmarkOptions(), "leave out the option 'orders'")],
 )
-def test_what_the_street_does_not_have_is_refused(options: Options, message: str) -> None:
+def test_what_the_street_does_not_have_is_refused(options: BenchmarkOptions, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        build("streets", options).stream(None if options.data else 3)
+        build_task("streets", options).make_stream(None if options.data else 3)
 
 
 def test_one_command_fills_the_table(
@@ -84,7 +84,7 @@ def test_one_command_fills_the_table(
     capsys.readouterr()
     assert run("bench", "streets", "--limit", "1", "--rounds", "2", "--threads", "1", "--out", "mine", "--json") == 0
     lines = {record["row"]: record for record in map(json.loads, capsys.readouterr().out.splitlines())}
-    assert set(lines) == set(build("streets", Options()).methods)
+    assert set(lines) == set(build_task("streets", BenchmarkOptions()).default_methods)
     # No layer has batch statistics, so there is nothing that BN Stats could adapt.
     assert lines["bn_stats"]["mious"] == lines["source"]["mious"]
     assert lines["cotta_chosen"]["mious"] != lines["source"]["mious"]

@@ -10,7 +10,19 @@
 
 from importlib.metadata import version
 
-from ctta import corruptions, datasets, distributed, functional, guard, models, streams, synthetic, testing, views
+from ctta import (
+    benchmark,
+    corruptions,
+    datasets,
+    distributed,
+    functional,
+    guard,
+    models,
+    streams,
+    synthetic,
+    testing,
+    views,
+)
 from ctta.advise.threshold import calibrate_threshold
 from ctta.base import AdaptiveModel, Step
 from ctta.checkpoint.files import load, save
@@ -39,6 +51,7 @@ __all__ = [
     "Tent",
     "TestAug",
     "adapt",
+    "benchmark",
     "calibrate_threshold",
     "corruptions",
     "datasets",

@@ -1,22 +1,34 @@
-"""Many cells (methods x orders x seeds), on local processes or on Ray, resumable."""
+"""Benchmarks: recipes of tables, and cells (methods x orders x seeds) on local processes or Ray, resumable.
 
-from ctta.benchmark.cell import Cell
-from ctta.benchmark.examples import keep_examples
-from ctta.benchmark.executors import Ending, Place, ThisProcess
-from ctta.benchmark.processes import Processes
-from ctta.benchmark.ray import RayCluster
-from ctta.benchmark.run import Progress, Run, execute, plan
+:func:`run` does everything: plan, run and report.
+"""
+
+from ctta.benchmark.cells import BenchmarkCell
+from ctta.benchmark.examples import write_run_examples
+from ctta.benchmark.execution import ProgressCounter, execute
+from ctta.benchmark.executors import Executor, JobOutcome, ProcessExecutor, SerialExecutor
+from ctta.benchmark.plan import BenchmarkRun, plan
+from ctta.benchmark.ray import RayExecutor
+from ctta.benchmark.recipes import RECIPES, BenchmarkOptions, BenchmarkTask, MethodSpec, build_task
+from ctta.benchmark.run import BenchmarkResult, run
 
 __all__ = [
-    "Cell",
-    "Ending",
-    "Place",
-    "Processes",
-    "Progress",
-    "RayCluster",
-    "Run",
-    "ThisProcess",
+    "RECIPES",
+    "BenchmarkCell",
+    "BenchmarkOptions",
+    "BenchmarkResult",
+    "BenchmarkRun",
+    "BenchmarkTask",
+    "Executor",
+    "JobOutcome",
+    "MethodSpec",
+    "ProcessExecutor",
+    "ProgressCounter",
+    "RayExecutor",
+    "SerialExecutor",
+    "build_task",
     "execute",
-    "keep_examples",
     "plan",
+    "run",
+    "write_run_examples",
 ]

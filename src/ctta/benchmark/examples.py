@@ -1,52 +1,54 @@
-"""Scenes to look at, one method after the other, once the cells of a table are there."""
+"""Scenes for the report of a segmentation benchmark: where each method changed the predictions most."""
 
 from pathlib import Path
 
-from ctta.benchmark.recipes import build
-from ctta.benchmark.run import Run
-from ctta.evaluation.label_maps import write_examples
-from ctta.evaluation.label_maps.example import FOLDER
+from ctta.benchmark.plan import BenchmarkRun
+from ctta.benchmark.recipes import build_task
+from ctta.evaluation.examples import FOLDER, save_examples
 from ctta.evaluation.metrics import MIOU
 from ctta.evaluation.results import Result, read_result
 
 
-def keep_examples(run: Run) -> None:
-    """Write each method's best and worst change into the run's folder, for the report, in place of earlier ones.
+def write_run_examples(run: BenchmarkRun) -> None:
+    """Write the best and the worst change of each method into the run folder, replacing earlier ones.
 
-    All cells of the folder count, also those that an earlier command filled. Nothing is written where results are of
-    images, or where the network as trained is not among them. Of a method with several orders and seeds, the first is
-    looked at.
+    All complete cells of the folder count, also those of earlier calls. Nothing is written for results of image
+    classification, or without a result of the source network to compare with. A method with several orders and seeds
+    is shown with the first.
+
+    Args:
+        run: The run.
     """
     examples = run.folder / FOLDER
     for earlier in examples.glob("*.npz"):  # perhaps of a seed that is not the first any more
         earlier.unlink()
-    task = build(run.cells[0].recipe, run.cells[0].options)
-    results = _results_of_pixels(run.folder / "cells")
-    sources = {_seen(result): cell for cell, result in results if result.labels["row"] == "source"}
-    looked_at = {"source"}
+    task = build_task(run.cells[0].recipe, run.cells[0].options)
+    results = _read_pixel_results(run.folder / "cells")
+    sources = {_comparison_key(result): cell for cell, result in results if result.labels["row"] == "source"}
+    shown = {"source"}
     for cell, result in results:
-        row, source = result.labels["row"], sources.get(_seen(result))
-        if row in looked_at or source is None:
+        method, source = result.labels["row"], sources.get(_comparison_key(result))
+        if method in shown or source is None:
             continue
-        stream = task.stream(result.labels["order"])
-        if stream.hash == result.stream_hash:  # else the scenes that the cell saw are not there any more
-            looked_at.add(row)
-            write_examples(result.method, cell, source, stream, examples)
+        stream = task.make_stream(result.labels["order"])
+        if stream.hash == result.stream_hash:  # else the data have changed since the cell ran
+            shown.add(method)
+            save_examples(result.method, cell, source, stream, examples)
 
 
-def _results_of_pixels(cells: Path) -> list[tuple[Path, Result]]:
-    """The complete ones, the first order and seed of each method first."""
+def _read_pixel_results(cells: Path) -> list[tuple[Path, Result]]:
+    """Return the complete segmentation results, those of the first order and seed first."""
     found = []
     for about in cells.glob("*/about.json"):
         try:
             result = read_result(about.parent)
-        except (ValueError, TypeError, KeyError):  # whatever a damaged file may give; the report names such a cell
+        except (ValueError, TypeError, KeyError):  # a damaged file, which the report lists
             continue
-        if result.is_complete and result.measure == MIOU:
+        if result.is_complete and result.metric == MIOU:
             found.append((about.parent, result))
     return sorted(found, key=lambda pair: [pair[1].labels[name] or 0 for name in ("order", "seed")])
 
 
-def _seen(result: Result) -> tuple[str, str]:
-    """Two results with the same network and stream compare."""
+def _comparison_key(result: Result) -> tuple[str, str]:
+    """Return what two results must share to be compared: the network and the stream."""
     return result.source, result.stream_hash

@@ -1,179 +1,182 @@
-"""A run: the cells of a table, in a folder that can be gone on with."""
+"""Run a benchmark: plan its cells, execute them, and write the report."""
 
+import hashlib
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ctta.benchmark.cell import Cell
-from ctta.benchmark.executors import Ending, Place
-from ctta.benchmark.recipes import Options, build
-from ctta.checkpoint.fingerprint import fingerprint
-from ctta.distributed import rank
-from ctta.distributed.collectives import run_on_rank_zero
-from ctta.evaluation.journal import write_atomically
-from ctta.evaluation.results import Result, read_result
-from ctta.models import to_device
+import torch
 
-FORMAT = 1
-ATTEMPTS = 3
+from ctta import datasets
+from ctta.benchmark.examples import write_run_examples
+from ctta.benchmark.execution import execute, report_progress
+from ctta.benchmark.executors import Executor, JobOutcome, ProcessExecutor, SerialExecutor
+from ctta.benchmark.plan import BenchmarkRun, plan
+from ctta.benchmark.ray import RayExecutor
+from ctta.benchmark.recipes import BenchmarkOptions, Preset, build_task
+from ctta.distributed import rank, world_size
+from ctta.distributed.collectives import run_on_rank_zero
+from ctta.errors import ConfigError
+from ctta.evaluation.results import Result
+from ctta.report import write_report
 
 
 @dataclass(frozen=True)
-class Run:
-    """A folder and the cells that are to be in it."""
+class BenchmarkResult:
+    """What came out of a benchmark.
 
-    folder: Path
-    cells: tuple[Cell, ...]
-    num_batches: int  # of all cells
+    Attributes:
+        run: The run folder and its cells.
+        results: Results of all complete cells, in the order of the cells.
+        failures: Outcomes of the cells that failed for good.
+        report: Path of the HTML report, None if none was written.
+    """
 
-    def results(self) -> list[Result]:
-        """What is there, complete or not, in the order of the cells."""
-        folders = [Path(cell.folder) for cell in self.cells]
-        return [read_result(folder) for folder in folders if (folder / "about.json").exists()]
+    run: BenchmarkRun
+    results: tuple[Result, ...]
+    failures: tuple[JobOutcome, ...] = ()
+    report: Path | None = None
 
 
-def plan(
-    folder: Path,
+def run(
     recipe: str,
-    options: Options,
     *,
     methods: Sequence[str] | None = None,
-    orders: Sequence[int | None] | None = None,
     seeds: Sequence[int] | None = None,
-    threads: int,
+    orders: Sequence[int | None] | None = None,
+    data: str | os.PathLike[str] | None = None,
+    model: str | None = None,
+    preset: Preset = "official",
+    limit: int | None = None,
+    batch_size: int | None = None,
+    rounds: int | None = None,
+    settings: Sequence[str] | Mapping[str, object] = (),
+    device: str = "cpu",
+    folder: str | os.PathLike[str] | None = None,
+    workers: int = 0,
+    ray: str | None = None,
+    executor: Executor | None = None,
+    threads: int | None = None,
     save_every: float = 20.0,
-    command: str = "",
-) -> Run:
-    """Decide which cells to run, and note it in the folder; mistakes are found here, before anything starts.
+    download: bool = False,
+    report: bool | str | os.PathLike[str] = True,
+    command: str | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+    on_outcome: Callable[[JobOutcome], None] | None = None,
+) -> BenchmarkResult:
+    """Run a benchmark: plan its cells, run those that are not complete, and write the report.
 
-    A folder that already holds a run of the same recipe, options and threads is gone on with, and may get further
-    methods, orders and seeds; one with other options, or of another network, is refused.
+    A cell is one method, one order and one seed. Interrupted at any moment, the same call continues where it was and
+    ends with identical results. A cell that fails does not stop the others.
+
+    >>> import ctta.benchmark
+    >>> outcome = ctta.benchmark.run("demo", methods=["source", "cotta"], workers=2)    # doctest: +SKIP
+    >>> {result.method: result.error for result in outcome.results}                     # doctest: +SKIP
+
+    Args:
+        recipe: A key of :data:`ctta.benchmark.RECIPES`, such as ``"demo"`` or ``"cifar10c"``.
+        methods: Names of methods of the recipe; its own choice by default.
+        seeds: Seeds of methods with randomness; the recipe's own choice by default.
+        orders: Orders of domains by number, None for the standard order; the recipe's own choice by default.
+        data: Folder of the dataset; by default the copy in the cache of :mod:`ctta.datasets`.
+        model: Source network as :func:`ctta.models.load` takes it; the recipe's own by default.
+        preset: CoTTA as in its reference implementation or as in the text of the paper.
+        limit: Maximum number of images per segment.
+        batch_size: Images per batch.
+        rounds: How many times the stream is repeated.
+        settings: Hyperparameters of single methods: ``{"cotta.restore": 0.005}`` or ``["cotta.restore=0.005"]``.
+        device: Device of the networks, such as ``"cuda:0"``.
+        folder: The run folder; by default one below ``runs``, the same for the same recipe, options and threads.
+        workers: Number of processes that run cells; 0 runs them in this process.
+        ray: Address of a Ray cluster to run cells on, ``"auto"`` to find one, ``"local"`` to start one.
+        executor: Runs the cells; by default chosen by ``workers`` and ``ray``.
+        threads: CPU threads per cell; results are reproducible only with the same number. By default torch's number,
+            divided by the number of workers.
+        save_every: Seconds between two saves of a cell's state.
+        download: Whether to download missing data and weights.
+        report: Whether to write a report into the run folder, or the folder to write it to.
+        command: How the run was started, for the report; by default this call.
+        on_progress: Called from another thread, several times a second, with the number of batches done and in total.
+        on_outcome: Called after every attempt to run a cell.
+
+    Returns:
+        The run, the results of its complete cells, the failures, and the path of the report.
+
+    Raises:
+        ConfigError: An argument does not fit the recipe, or the folder was made with other settings.
     """
-    task = build(recipe, options)
-    methods, orders, seeds = (
-        _distinct(name, given, default)
-        for name, given, default in (
-            ("methods", methods, task.methods),
-            ("orders", orders, task.orders),
-            ("seeds", seeds, task.seeds),
-        )
+    if (workers > 0) + (ray is not None) + (executor is not None) > 1:
+        raise ConfigError("workers, ray and executor each choose where cells run: give at most one of them")
+    if world_size() > 1 and (workers or ray is not None or not isinstance(executor, SerialExecutor | None)):
+        raise ConfigError("under torchrun its processes share each cell: leave out workers, ray and executor")
+    options = BenchmarkOptions(
+        data=None if data is None else str(Path(data).absolute()),
+        model=_with_absolute_path(model),
+        preset=preset,
+        limit=limit,
+        batch_size=batch_size,
+        rounds=rounds,
+        settings=_format_settings(settings),
+        device=device,
     )
-    if unknown := [method for method in methods if method not in task.rows]:
-        raise ValueError(f"{recipe} has no method {unknown[0]!r}; it has {', '.join(task.rows)}")
-    streams = {order: task.stream(order) for order in orders}
-    net = to_device(task.network(), options.device)
-    for method in methods:
-        task.rows[method].model(net, 0)
-    cells = []
-    for method in methods:
-        for order in orders:
-            for seed in seeds if task.rows[method].is_random else (None,):
-                place = folder.absolute() / "cells" / _name(method, order, seed)
-                cells.append(Cell(recipe, options, method, order, seed, threads, str(place), save_every))
-    asked = {"recipe": recipe, "options": asdict(options), "threads": threads}
-    commands = _earlier_commands(folder, asked)
-    run = Run(folder, tuple(cells), sum(len(streams[cell.order]) for cell in cells))
-    _check_same(run, fingerprint(net), {order: stream.hash for order, stream in streams.items()})
-    if rank() == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        commands = list(dict.fromkeys([*commands, command]))
-        write_atomically(folder / "run.json", json.dumps({"format": FORMAT, **asked, "commands": commands}, indent=1))
-    return run
+    if download:
+        for name in build_task(recipe, options).downloads:
+            datasets.download(name)
+    threads = threads or max(1, torch.get_num_threads() // max(1, workers))
+    planned = plan(
+        Path(folder) if folder is not None else Path("runs") / f"{recipe}-{_digest(options, threads)}",
+        recipe,
+        options,
+        methods=methods,
+        orders=orders,
+        seeds=seeds,
+        threads=threads,
+        save_every=save_every,
+        command=command or _format_call(recipe, options, methods=methods, orders=orders, seeds=seeds),
+    )
+    if ray is not None:
+        executor = RayExecutor(None if ray == "local" else ray, threads, device)
+    elif executor is None:
+        executor = ProcessExecutor(workers) if workers else SerialExecutor()
+    with report_progress(planned, on_progress):
+        failures = execute(planned, executor, on_outcome=on_outcome)
+    run_on_rank_zero(lambda: None)  # wait until rank 0 has written the last batch
+    results = tuple(result for result in planned.results() if result.is_complete)
+    page = None
+    if results and rank() == 0:
+        write_run_examples(planned)
+        if report:
+            page = write_report([planned.folder], planned.folder / "report" if report is True else Path(report))
+    return BenchmarkResult(planned, results, tuple(failures), page)
 
 
-def _distinct(name: str, given: Sequence[Any] | None, default: Sequence[Any]) -> tuple[Any, ...]:
-    if given is not None and len(given) == 0:
-        raise ValueError(f"{name} is an empty list: leave it out, or name some")
-    return tuple(dict.fromkeys(default if given is None else given))
+def _with_absolute_path(model: str | None) -> str | None:
+    """Return a network that is named by a file so that workers find it from any folder."""
+    loader, colon, path = (model or "").partition(":")
+    return f"{loader}:{Path(path).expanduser().absolute()}" if colon and loader == "file" else model
 
 
-def _check_same(run: Run, network: str, hashes: dict[int | None, str]) -> None:
-    """Complete cells are not run again, so they must be of the network and the streams of today."""
-    for result in run.results():
-        if (result.source, result.stream_hash) != (network, hashes[result.labels["order"]]):
-            raise ValueError(
-                f"{run.folder} holds results of another network or other data: give another folder with --out, "
-                "or delete that one"
-            )
+def _format_settings(settings: Sequence[str] | Mapping[str, object]) -> tuple[str, ...]:
+    """Return settings as texts such as ``cotta.restore=0.005``."""
+    if isinstance(settings, str):
+        raise TypeError(f"settings must be a mapping or a list of texts, got {settings!r}: give [{settings!r}]")
+    if isinstance(settings, Mapping):
+        return tuple(f"{name}={value}" for name, value in settings.items())
+    return tuple(settings)
 
 
-def execute(run: Run, place: Place, *, on_ending: Callable[[Ending], None] | None = None) -> list[Ending]:
-    """Run every cell that is not complete; those that failed for good.
-
-    A cell whose process died is tried again, a few times; whatever fails, the others go on.
-    """
-    complete = run_on_rank_zero(lambda: [cell.is_complete for cell in run.cells])
-    waiting = [cell for cell, is_complete in zip(run.cells, complete, strict=True) if not is_complete]
-    attempts = dict.fromkeys(waiting, 0)
-    failed: list[Ending] = []
-    num_running = 0
-    try:
-        while waiting or num_running:
-            while waiting and num_running < place.size:
-                cell = waiting.pop(0)
-                attempts[cell] += 1
-                place.start(cell)
-                num_running += 1
-            ending = place.next_ending()
-            num_running -= 1
-            if ending.died and attempts[ending.cell] < ATTEMPTS:
-                ending = replace(ending, is_retried=True)
-                waiting.append(ending.cell)
-            elif ending.problem:
-                failed.append(ending)
-            if on_ending:
-                on_ending(ending)
-    finally:
-        place.stop()
-    return failed
+def _digest(options: BenchmarkOptions, threads: int) -> str:
+    """Return a short hash of everything that results depend on."""
+    return hashlib.sha256(json.dumps([asdict(options), threads]).encode()).hexdigest()[:6]
 
 
-def _name(method: str, order: int | None, seed: int | None) -> str:
-    which = "standard" if order is None else f"order{order}"
-    return f"{method}-{which}" + ("" if seed is None else f"-seed{seed}")
-
-
-def _earlier_commands(folder: Path, asked: dict[str, Any]) -> list[str]:
-    """Those that have filled the folder so far; refused if they asked for something else."""
-    path = folder / "run.json"
-    if not path.exists():
-        return []
-    there = json.loads(path.read_text())
-    now = json.loads(json.dumps({"format": FORMAT, **asked}))
-    if different := sorted(_flat(now).items() - _flat(there).items()):
-        name, value = different[0]
-        raise ValueError(
-            f"{folder} holds a run with another {name} ({_flat(there).get(name)}, now {value}): "
-            "give another folder with --out, or delete that one"
-        )
-    commands: list[str] = there["commands"]
-    return commands
-
-
-def _flat(asked: dict[str, Any]) -> dict[str, str]:
-    """The options each by its name."""
-    options: dict[str, Any] = asked["options"]
-    return {name: str(value) for name, value in {**asked, **options}.items() if name != "options"}
-
-
-class Progress:
-    """Counts the batches done, in the cells' files, wherever the cells are running."""
-
-    def __init__(self, run: Run) -> None:
-        self.files = [Path(cell.folder) / "batches.jsonl" for cell in run.cells]
-        self._counted: dict[Path, tuple[int, int]] = {}  # how many bytes of a file were looked at, and their lines
-
-    def num_batches_done(self) -> int:
-        for path in self.files:
-            size = path.stat().st_size if path.exists() else 0
-            looked_at, lines = self._counted.get(path, (0, 0))
-            if size < looked_at:  # cut back to its last state
-                looked_at, lines = 0, 0
-            if size > looked_at:
-                with path.open("rb") as file:
-                    file.seek(looked_at)
-                    lines += file.read(size - looked_at).count(b"\n")
-            self._counted[path] = (size, lines)
-        return sum(lines for _size, lines in self._counted.values())
+def _format_call(recipe: str, options: BenchmarkOptions, **chosen: Any) -> str:
+    """Return the call of :func:`run` with these arguments, without defaults."""
+    given = {name: value for name, value in chosen.items() if value is not None}
+    for field in fields(options):
+        if (value := getattr(options, field.name)) != field.default:
+            given[field.name] = value
+    return f"ctta.benchmark.run({', '.join([repr(recipe), *(f'{name}={value!r}' for name, value in given.items())])})"

@@ -12,8 +12,8 @@ import torch
 import typer
 
 from ctta import datasets
-from ctta.benchmark import Place, Processes, RayCluster, plan
-from ctta.benchmark.recipes import Options, Preset, build
+from ctta.benchmark import BenchmarkOptions, Executor, ProcessExecutor, RayExecutor, build_task, plan
+from ctta.benchmark.recipes import Preset
 from ctta.cli.options import absolute_spec, parse_names, parse_orders, parse_seeds
 from ctta.cli.results import run_and_report
 
@@ -110,7 +110,7 @@ def bench(
     After a kill or Ctrl-C, run the same command again to resume: the results
     are identical to those of an uninterrupted run.
     """
-    options = Options(
+    options = BenchmarkOptions(
         data=None if folder is None else str(folder.absolute()),
         model=absolute_spec(model),
         preset=preset,
@@ -122,7 +122,7 @@ def bench(
     )
     threads = threads or max(1, torch.get_num_threads() // max(1, workers))
     if download:
-        for name in build(recipe, options).downloads:
+        for name in build_task(recipe, options).downloads:
             datasets.download(name)
     place = out or Path("runs") / f"{recipe}-{_digest(options, threads)}"
     run = plan(
@@ -136,12 +136,12 @@ def bench(
         save_every=save_every,
         command=shlex.join(["ctta", *sys.argv[1:]]),
     )
-    elsewhere: Place | None = Processes(workers) if workers else None
+    elsewhere: Executor | None = ProcessExecutor(workers) if workers else None
     if ray is not None:
-        elsewhere = RayCluster(None if ray == "local" else ray, threads, device)
+        elsewhere = RayExecutor(None if ray == "local" else ray, threads, device)
     run_and_report([run], elsewhere, report=place / "report", as_json=as_json)
 
 
-def _digest(options: Options, threads: int) -> str:
+def _digest(options: BenchmarkOptions, threads: int) -> str:
     """Return a short hash of everything that affects the results."""
     return hashlib.sha256(json.dumps([asdict(options), threads]).encode()).hexdigest()[:6]

@@ -8,17 +8,16 @@ from typing import Annotated
 import torch
 import typer
 
-from ctta.benchmark import Processes, plan
-from ctta.benchmark.recipes import Options
-from ctta.benchmark.recipes.rows import METHODS
+from ctta.benchmark import BenchmarkOptions, ProcessExecutor, plan
+from ctta.benchmark.recipes.paper import METHODS
 from ctta.cli.console import print_text
 from ctta.cli.results import run_and_report
 
 #: Recipe and options by the name of the run folder.
-SHORT = {"demo": ("demo", Options())}
+SHORT = {"demo": ("demo", BenchmarkOptions())}
 FULL = {
-    "full": ("embedded", Options()),
-    "ten-rounds": ("embedded", Options(rounds=10, limit=200, batch_size=50)),
+    "full": ("embedded", BenchmarkOptions()),
+    "ten-rounds": ("embedded", BenchmarkOptions(rounds=10, limit=200, batch_size=50)),
 }
 
 
@@ -48,4 +47,5 @@ def demo(
         )
         for name, (recipe, options) in (FULL if full else SHORT).items()
     ]
-    run_and_report(runs, Processes(torch.get_num_threads()), report=folder / ("report-full" if full else "report"))
+    executor = ProcessExecutor(torch.get_num_threads())
+    run_and_report(runs, executor, report=folder / ("report-full" if full else "report"))

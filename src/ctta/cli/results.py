@@ -11,7 +11,15 @@ from rich.measure import Measurement
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
-from ctta.benchmark import Ending, Place, Progress, Run, ThisProcess, execute, keep_examples
+from ctta.benchmark import (
+    BenchmarkRun,
+    Executor,
+    JobOutcome,
+    ProgressCounter,
+    SerialExecutor,
+    execute,
+    write_run_examples,
+)
 from ctta.cli.console import interrupt_between_steps, polled_progress_bar, print_notice, print_text, stderr, stdout
 from ctta.distributed import rank, world_size
 from ctta.errors import ConfigError
@@ -23,7 +31,9 @@ from ctta.report.tables import Cell, Column, Table
 MAX_HEADING_LENGTH = 5
 
 
-def run_and_report(runs: Sequence[Run], elsewhere: Place | None = None, *, report: Path, as_json: bool = False) -> None:
+def run_and_report(
+    runs: Sequence[BenchmarkRun], elsewhere: Executor | None = None, *, report: Path, as_json: bool = False
+) -> None:
     """Run every cell, in this process or elsewhere, print a table per run, and write one report of all.
 
     Exit code 1 if a cell failed for good, 130 after Ctrl-C.
@@ -32,7 +42,7 @@ def run_and_report(runs: Sequence[Run], elsewhere: Place | None = None, *, repor
         raise ConfigError(
             "torchrun has already started several processes: leave out --workers and --ray, or run without torchrun"
         )
-    failed: list[Ending] = []
+    failed: list[JobOutcome] = []
     try:
         for run in runs:
             failed += _run(run, elsewhere)
@@ -47,7 +57,7 @@ def run_and_report(runs: Sequence[Run], elsewhere: Place | None = None, *, repor
         raise typer.Exit(1)
 
 
-def _report(runs: Sequence[Run], report: Path, as_json: bool) -> None:
+def _report(runs: Sequence[BenchmarkRun], report: Path, as_json: bool) -> None:
     complete = {run.folder: [result for result in run.results() if result.is_complete] for run in runs}
     for folder, results in complete.items():
         if as_json:
@@ -58,29 +68,29 @@ def _report(runs: Sequence[Run], report: Path, as_json: bool) -> None:
     if any(complete.values()):
         with stderr.status("Writing the report"):
             for run in runs:
-                keep_examples(run)
+                write_run_examples(run)
             page = write_report(list(complete), report)
         if not as_json:
             print_text(f"Report: {page}")
 
 
-def _run(run: Run, elsewhere: Place | None) -> list[Ending]:
-    with polled_progress_bar(run.folder.name, run.num_batches, Progress(run).num_batches_done):
+def _run(run: BenchmarkRun, elsewhere: Executor | None) -> list[JobOutcome]:
+    with polled_progress_bar(run.folder.name, run.num_batches, ProgressCounter(run).count):
         if elsewhere:
-            return execute(run, elsewhere, on_ending=_print_failure)
+            return execute(run, elsewhere, on_outcome=_print_failure)
         with interrupt_between_steps() as raise_if_interrupted:
-            return execute(run, ThisProcess(lambda _record: raise_if_interrupted()), on_ending=_print_failure)
+            return execute(run, SerialExecutor(lambda _record: raise_if_interrupted()), on_outcome=_print_failure)
 
 
-def _print_failure(ending: Ending) -> None:
-    if ending.problem:
-        retried = " (will be retried)" if ending.is_retried else ""
-        print_notice(f"{ending.cell.name}: {ending.problem}{retried}")
+def _print_failure(outcome: JobOutcome) -> None:
+    if outcome.error:
+        retried = " (will be retried)" if outcome.will_retry else ""
+        print_notice(f"{outcome.cell.name}: {outcome.error}{retried}")
 
 
 def _json_line(result: Result, folder: Path) -> str:
     values: dict[str, Any] = {"error": result.error, "errors": result.errors}
-    if result.measure == MIOU:
+    if result.metric == MIOU:
         values |= {"miou": result.miou, "mious": result.mious, "class_iou": result.class_iou}
     values["calibration_error"] = result.calibration_error
     return json.dumps({**result.labels, **values, "images_per_second": result.images_per_second, "run": str(folder)})

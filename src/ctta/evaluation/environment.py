@@ -1,30 +1,36 @@
-"""Where a result comes from: versions, threads, and the memory it took."""
+"""The environment of a result: versions, device, threads and peak memory."""
 
 import contextlib
 import platform
-import resource
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-#: Whatever of these is installed may make a difference.
+#: Packages that results may depend on; those that are installed are recorded.
 PACKAGES = ("ctta", "torch", "numpy", "pillow", "timm", "torchvision", "transformers")
 
 
-def environment(device: torch.device) -> dict[str, Any]:
-    """What else a figure depends on, for the record."""
+def describe_environment(device: torch.device) -> dict[str, Any]:
+    """Return what results depend on besides the settings.
+
+    Args:
+        device: Device of the network.
+
+    Returns:
+        Versions, device, number of threads and operating system; plain JSON.
+    """
     return {
         "python": platform.python_version(),
-        **{name: found for name in PACKAGES if (found := _version(name))},
+        **{name: found for name in PACKAGES if (found := _find_version(name))},
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.machine()}",
     }
 
 
-def _version(package: str) -> str | None:
+def _find_version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
@@ -32,7 +38,11 @@ def _version(package: str) -> str | None:
 
 
 class PeakMemory:
-    """The most memory used since it was made: of the device where that is CUDA, else of this process."""
+    """The peak memory since construction: of the device if it is CUDA, else of this process.
+
+    Args:
+        device: Device of the network.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -40,15 +50,20 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(device)
         else:
             with contextlib.suppress(OSError):  # not Linux, or a sandbox
-                Path("/proc/self/clear_refs").write_text("5")  # forget the peak of whatever ran before in this process
+                Path("/proc/self/clear_refs").write_text("5")  # reset the peak of what ran before in this process
 
-    def mib(self) -> int:
+    def read_mib(self) -> int | None:
+        """Return the peak in MiB; None where the system does not report it, as on Windows."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device) >> 20
         with contextlib.suppress(OSError):
             for line in Path("/proc/self/status").read_text().splitlines():
                 if line.startswith("VmHWM"):
                     return int(line.split()[1]) >> 10
-        # Forgets no peak, so that of the whole process so far; bytes on macOS, else KiB.
+        try:
+            import resource
+        except ImportError:  # Windows
+            return None
+        # The peak of the whole process, which cannot be reset; in bytes on macOS, else in KiB.
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak >> (20 if platform.system() == "Darwin" else 10)

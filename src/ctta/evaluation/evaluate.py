@@ -1,4 +1,4 @@
-"""One method on one stream: predict, adapt, score; killed at any moment, it goes on where it was."""
+"""Evaluate one method on one stream: predict, adapt, score; resumable after being killed."""
 
 import os
 import time
@@ -11,11 +11,12 @@ from torch import Tensor
 
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.fingerprint import source_fingerprint
-from ctta.evaluation.environment import PeakMemory, environment
+from ctta.errors import ConfigError, DataError
+from ctta.evaluation.environment import PeakMemory, describe_environment
 from ctta.evaluation.journal import Journal
-from ctta.evaluation.label_maps import keep_label_maps
-from ctta.evaluation.metrics import ImageScore, PixelScore, Score, score, score_from_json
-from ctta.evaluation.results import BatchRecord, Result, result_of
+from ctta.evaluation.label_maps import save_label_maps
+from ctta.evaluation.metrics import ImageScore, PixelScore, Score, score_batch, score_from_json
+from ctta.evaluation.results import BatchRecord, Result
 from ctta.hyperparameters import format_hyperparameters, format_value
 from ctta.streams import Batch, Stream
 
@@ -31,36 +32,43 @@ def evaluate(
     labels: dict[str, Any] | None = None,
     on_batch: Callable[[BatchRecord], None] | None = None,
 ) -> Result:
-    """Send a stream through a model and score its answers as they come.
+    """Send a stream through a model and score its predictions as they come.
 
-    Where labels are maps (N, H, W), pixels are scored, at the maps' own resolution (:mod:`ctta.evaluation.metrics`).
+    Where labels are maps (N, H, W), pixels are scored at the resolution of the maps (:mod:`ctta.evaluation.metrics`).
     Of a model on several ranks (:func:`ctta.distributed.data_parallel`), every rank is given the same stream, takes its
-    rows of each batch, and gets the whole result; the first keeps the folder.
+    rows of each batch, and gets the whole result; rank 0 writes the folder.
 
     Args:
-        model: as new; it adapts unless it is frozen.
-        stream: labelled, and gone through from its start; the model sees the images only.
-        reset_at_domain: tell the model where a segment begins, by a reset (the starred rows of the paper's tables).
-        folder: where to keep every batch's record and, from time to time, the state. If it already holds part of this
-            very evaluation, that is gone on with, and the result is the same as if it had never been interrupted
-            (``model`` then stays as new, and a copy of it goes on). Predicted label maps are kept too, in ``maps``,
-            for the last segment of each domain.
-        save_every: seconds between two saves of the state; 0 for after every batch.
-        name: of the row in a table; by default the class's name.
-        labels: what names this result among others, such as the number of an order; plain JSON.
-        on_batch: called with each batch's record, to show progress; where it raises, the state is saved first.
+        model: A new model; it adapts unless it is frozen.
+        stream: A stream with labels, evaluated from its start; the model sees the images only.
+        reset_at_domain: Whether to reset the model at the start of each segment (the starred rows of the paper's
+            tables).
+        folder: Where to write a record of every batch and, at intervals, the state. If it holds part of the same
+            evaluation, that is resumed, and the result equals that of an uninterrupted one (a copy of ``model`` adapts
+            then). The predicted label maps of the last segment of each domain are saved too, in ``maps``.
+        save_every: Seconds between two saves of the state; 0 saves after every batch.
+        name: Name of the method in tables; by default that of the class.
+        labels: What distinguishes this result from others, such as the number of an order; plain JSON.
+        on_batch: Called with the record of each batch, to show progress; if it raises, the state is saved first.
+
+    Returns:
+        The result, with the records of all batches.
+
+    Raises:
+        ConfigError: The model has already adapted, or does not fit the stream, or the folder holds another evaluation.
+        DataError: The stream has no labels.
 
     >>> import ctta, numpy as np
     >>> images, answers = np.zeros((20, 32, 32, 3), np.uint8), np.zeros(20, np.int64)
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 10))
-    >>> data = ctta.datasets.Corrupted(images, answers, name="black")
+    >>> data = ctta.streams.Corrupted(images, answers, name="black")
     >>> stream = ctta.streams.continual(data, names=("brightness", "contrast"), batch_size=10)
     >>> result = ctta.evaluate(ctta.Source(net), stream)
     >>> len(result.errors), 0 <= result.error <= 1
     (2, True)
     """
     if model.num_steps:
-        raise ValueError(f"the model has already adapted to {model.num_steps} batches: give a new one, or a fork()")
+        raise ConfigError(f"the model has already adapted to {model.num_steps} batches: pass a new model or a fork()")
     reference = next(iter(model.source.parameters()), torch.empty(0))
     about = {
         "method": name or type(model).__name__,
@@ -72,7 +80,7 @@ def evaluate(
         "num_batches": len(stream),
         "reset_at_domain": reset_at_domain,
         "labels": labels or {},
-        "environment": environment(reference.device),
+        "environment": describe_environment(reference.device),
         **({"class_names": stream.class_names} if stream.class_names else {}),
     }
     coordinator, journal = model.coordinator, None
@@ -92,24 +100,24 @@ def evaluate(
         coordinator.broadcast_state_(model)
     memory = PeakMemory(reference.device)
     stream.position = len(records)
-    last_of_domain = {domain: segment for segment, domain in enumerate(stream.domains)}
-    for number, batch in zip(range(len(records), len(stream)), stream, strict=True):
-        segment = stream.segment_of(number)
+    last_segments = {domain: segment for segment, domain in enumerate(stream.domains)}
+    for index, batch in zip(range(len(records), len(stream)), stream, strict=True):
+        segment = stream.segment_of(index)
         if reset_at_domain and records and records[-1].segment != segment:
             model.reset()
-        record, logits = _one_batch(model, batch, reference, segment, memory)
+        record, logits = _evaluate_batch(model, batch, reference, segment, memory)
         _check_classes(record.score, stream.class_names)
         records.append(record)
-        if number + 1 == len(stream) or stream.segment_of(number + 1) != segment:
-            _check_labelled([record.score for record in records if record.segment == segment], batch.domain)
+        if index + 1 == len(stream) or stream.segment_of(index + 1) != segment:
+            _check_labeled([record.score for record in records if record.segment == segment], batch.domain)
         has_maps = batch.y is not None and batch.y.ndim == 3
-        if folder is not None and has_maps and segment == last_of_domain[batch.domain]:
+        if folder is not None and has_maps and segment == last_segments[batch.domain]:
             logits = coordinator.all_gather(logits)
             if journal and batch.y is not None:
-                keep_label_maps(journal.folder, number, logits, batch.y)
+                save_label_maps(journal.folder, index, logits, batch.y)
         if journal:
             journal.append(record)
-            if journal.pace.is_due:
+            if journal.schedule.is_due:
                 journal.save(model, len(records))
         try:
             if on_batch:
@@ -120,7 +128,7 @@ def evaluate(
             raise
     if journal:
         journal.finish()
-    return result_of(about, records)
+    return Result.from_batches(about, records)
 
 
 def _format_settings(model: AdaptiveModel) -> dict[str, str]:
@@ -132,52 +140,54 @@ def _format_settings(model: AdaptiveModel) -> dict[str, str]:
     return settings
 
 
-def _one_batch(
+def _evaluate_batch(
     model: AdaptiveModel, batch: Batch, reference: Tensor, segment: int, memory: PeakMemory
 ) -> tuple[BatchRecord, Tensor]:
+    """Return the record of a batch, and the logits of this rank's rows."""
     if batch.y is None:
-        raise ValueError(f"{batch.domain} has no labels, and without them nothing can be scored")
+        raise DataError(f"{batch.domain} has no labels to score predictions against: use a labeled stream")
     rows = model.coordinator.local_rows(len(batch.x))
     x, labels = batch.x[rows].to(reference), batch.y[rows]
-    steps_before, started = model.num_steps, time.perf_counter()
+    num_steps_before, started = model.num_steps, time.perf_counter()
     logits = model(x)
     if reference.is_cuda:
         torch.cuda.synchronize(reference.device)
     seconds = time.perf_counter() - started
-    scores = model.coordinator.all_gather_object(lambda: vars(score(logits, labels)) if len(labels) else None)
-    step = model.last_step if model.num_steps > steps_before else None
+    scores = model.coordinator.all_gather_object(lambda: vars(score_batch(logits, labels)) if len(labels) else None)
+    step = model.last_step if model.num_steps > num_steps_before else None
     record = BatchRecord(
         segment=segment,
         score=Score.sum(score_from_json(part) for part in scores if part is not None),
         seconds=seconds,
-        peak_mib=memory.mib(),
-        loss=_number(step.loss) if step else None,
-        confidence=_number(step.confidence) if step else None,
-        augmented=_number(step.augmented) if step else None,
+        peak_mib=memory.read_mib(),
+        loss=_to_float(step.loss) if step else None,
+        confidence=_to_float(step.confidence) if step else None,
+        augmented=_to_float(step.augmented) if step else None,
         skipped=step.skipped if step else False,
     )
     return record, logits
 
 
 def _check_classes(score: ImageScore | PixelScore, names: tuple[str, ...]) -> None:
-    # Labels alone do not tell: those of 19 classes are also in the range of a network for 150.
+    """Raise if the model predicts another number of classes than the dataset has."""
+    # The range of labels does not tell: those of 19 classes also fit a network for 150.
     if names and isinstance(score, PixelScore) and len(score.labelled) != len(names):
-        raise ValueError(
-            f"the model knows {len(score.labelled)} classes, and the data {len(names)} ({', '.join(names[:3])}, ...): "
-            "give the model for these data"
+        raise ConfigError(
+            f"the model has {len(score.labelled)} classes, but the dataset has {len(names)} "
+            f"({', '.join(names[:3])}, ...): use the model for this dataset"
         )
 
 
-def _check_labelled(segment: Sequence[ImageScore | PixelScore], domain: str) -> None:
-    # At the end of the segment: a single scene may well be without labels, a whole domain has no mIoU then.
+def _check_labeled(segment: Sequence[ImageScore | PixelScore], domain: str) -> None:
+    """Raise if a whole segment has no labeled pixel, and so no mIoU; a single scene may have none."""
     if not any(isinstance(score, ImageScore) or score.num_pixels for score in segment):
-        raise ValueError(
-            f"{domain} has no labelled pixel in {sum(score.count for score in segment)} images, so it cannot be "
-            "scored: the labels of test splits are often withheld; give a split that has them"
+        raise DataError(
+            f"{domain} has no labeled pixel in {sum(score.count for score in segment)} images, so it cannot be scored: "
+            "the labels of test splits are often withheld; use a split that has them"
         )
 
 
-def _number(value: Tensor | None) -> float | None:
-    """As a float, or None for what is not there or not finite (JSON knows no NaN)."""
+def _to_float(value: Tensor | None) -> float | None:
+    """Return a finite value as a float; None for one that is missing or not finite, which JSON cannot hold."""
     number = None if value is None else float(value)
     return number if number is not None and abs(number) < float("inf") else None

@@ -1,89 +1,132 @@
-"""The folder of an evaluation: what was asked, a line per batch, and from time to time the state to go on from.
+"""The folder of an evaluation, which a killed evaluation resumes from.
 
-``about.json`` says what is evaluated, ``batches.jsonl`` grows by a line per batch, and ``state-<n>.safetensors`` is the
-model after n batches. Killed at any moment, all lines after the last state are dropped and computed again.
+``about.json`` describes what is evaluated, ``batches.jsonl`` grows by a line per batch, and ``state-<n>.safetensors``
+is the model after n batches. When an evaluation resumes, lines after the last state are dropped and computed again.
 """
 
 import json
-import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.files import load, save
 from ctta.checkpoint.manifest import unserializable_arguments
-from ctta.evaluation.pace import SavingPace
 from ctta.evaluation.results import FORMAT, BatchRecord, read_batches
+from ctta.io.atomic import atomic_write, fsync_file
+from ctta.io.provenance import check_same_settings
+
+MAX_SAVING_FRACTION = 0.05  # of the time
+
+
+class SaveSchedule:
+    """Decides when the next save is due: at regular intervals, and less often where saving is slow.
+
+    Args:
+        interval: Seconds between two saves; 0 makes a save due at any time.
+    """
+
+    def __init__(self, interval: float) -> None:
+        self.interval, self._wait, self._saved_at = interval, interval, time.monotonic()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to save."""
+        return time.monotonic() - self._saved_at >= self._wait
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Metric how long the save within the block takes.
+
+        Yields:
+            Nothing.
+        """
+        started = time.monotonic()
+        yield
+        self._saved_at = time.monotonic()
+        duration = self._saved_at - started
+        self._wait = max(self.interval, duration / MAX_SAVING_FRACTION) if self.interval else 0.0
 
 
 class Journal:
-    """Keeps an evaluation in a folder, or goes on with one.
+    """Records an evaluation in a folder, or resumes the one that is there.
 
     Args:
-        folder: made if it is not there.
-        about: all that the outcome depends on; a folder with anything else is refused.
-        save_every: seconds between two states, more where saving one takes long; 0 after every batch.
+        folder: The folder; created if needed.
+        about: Everything that the result depends on; a folder with anything else is refused.
+        save_every: Seconds between two saves of the state, see :class:`SaveSchedule`.
+
+    Raises:
+        ConfigError: The folder holds an evaluation with other settings.
     """
 
     def __init__(self, folder: Path, about: dict[str, Any], *, save_every: float) -> None:
-        self.folder, self.batches, self.pace = folder, folder / "batches.jsonl", SavingPace(save_every)
+        self.folder, self.batches, self.schedule = folder, folder / "batches.jsonl", SaveSchedule(save_every)
         folder.mkdir(parents=True, exist_ok=True)
-        self._check_same(json.loads(json.dumps({"format": FORMAT, **about})))
-
-    def _check_same(self, about: dict[str, Any]) -> None:
-        path = self.folder / "about.json"
-        if not path.exists():
-            write_atomically(path, json.dumps(about, indent=1))
-            return
-        there = json.loads(path.read_text())
-        if different := [key for key in about if about[key] != there.get(key)]:
-            raise ValueError(
-                f"{self.folder} holds an evaluation with another {', '.join(different)} "
-                f"({there.get(different[0])!r}, now {about[different[0]]!r}): give another folder, or delete that one"
-            )
+        path, requested = folder / "about.json", json.loads(json.dumps({"format": FORMAT, **about}))
+        if path.exists():
+            check_same_settings(folder, json.loads(path.read_text()), requested)
+        else:
+            _write_text(path, json.dumps(requested, indent=1))
 
     def resume(self, model: AdaptiveModel) -> tuple[AdaptiveModel, list[BatchRecord]]:
-        """The model as far as the folder has it, and the records up to there."""
+        """Return the model as of the last saved state, and the records of the batches up to there.
+
+        Args:
+            model: A new model; returned as it is where there is nothing to resume from.
+
+        Returns:
+            The model and the records.
+        """
         records = read_batches(self.batches)
         if len(records) == json.loads((self.folder / "about.json").read_text())["num_batches"]:
             return model, records
-        for leftover in self.folder.glob(".*.tmp"):  # of saves that were killed
+        for leftover in self.folder.glob(".*.tmp"):  # from saves that were killed
             leftover.unlink()
         states = self._states()
-        # A state may be ahead of its lines where a folder was copied half; it cannot be gone on from.
-        place = max((number for number in states if number <= len(records)), default=0)
-        if place:
-            model = load(states[place], model.copy_of_source(), **unserializable_arguments(model))
-        kept = records[:place]
-        write_atomically(self.batches, "".join(record.to_json() + "\n" for record in kept))
+        # A state without all of its lines, as in a folder that was partly copied, is useless.
+        num_done = max((number for number in states if number <= len(records)), default=0)
+        if num_done:
+            model = load(states[num_done], model.copy_of_source(), **unserializable_arguments(model))
+        kept = records[:num_done]
+        _write_text(self.batches, "".join(record.to_json() + "\n" for record in kept))
         return model, kept
 
     def append(self, record: BatchRecord) -> None:
-        """Note a batch."""
+        """Record a batch.
+
+        Args:
+            record: Its record.
+        """
         with self.batches.open("a") as file:
             file.write(record.to_json() + "\n")
 
     def save(self, model: AdaptiveModel, num_batches: int) -> None:
-        """Write the state after so many batches."""
-        with self.pace.saving():
-            with self.batches.open("a") as file:
-                os.fsync(file.fileno())  # a state on disk without its batches' lines could not be gone on from
+        """Save the state after a number of batches, and remove earlier states.
+
+        Args:
+            model: The model.
+            num_batches: Number of batches that it has seen.
+        """
+        with self.schedule.saving():
+            fsync_file(self.batches)  # a state on disk without the lines of its batches would be useless
             save(model, self.folder / f"state-{num_batches}.safetensors")
             for number, path in self._states().items():
                 if number != num_batches:
                     path.unlink()
 
     def finish(self) -> None:
-        """Drop the state, which nobody needs any more."""
+        """Remove the saved state of a complete evaluation."""
         for path in self._states().values():
             path.unlink()
 
     def _states(self) -> dict[int, Path]:
+        """Return the saved states by their number of batches."""
         return {int(path.stem.removeprefix("state-")): path for path in self.folder.glob("state-*.safetensors")}
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """All of the text or none, whenever the process is killed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+def _write_text(path: Path, text: str) -> None:
+    with atomic_write(path) as temporary:
+        temporary.write_text(text)

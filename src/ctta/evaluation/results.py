@@ -1,4 +1,4 @@
-"""What came out of one method on one stream, and its form on disk."""
+"""The result of one method on one stream, and its form on disk."""
 
 import json
 from collections.abc import Sequence
@@ -8,53 +8,103 @@ from pathlib import Path
 from typing import Any, Self
 
 from ctta.datasets.segmentation import CLASS_NAMES
-from ctta.evaluation.metrics import ImageScore, Measure, PixelScore, Score, score_from_json
+from ctta.errors import DataError, InputError
+from ctta.evaluation.metrics import ImageScore, Metric, PixelScore, Score, score_from_json
 
 FORMAT = 1
 
 
 @dataclass(frozen=True)
 class BatchRecord:
-    """One batch: its score, what the update did, and what it cost."""
+    """One batch of an evaluation: its score, what the update did, and what it cost.
 
-    segment: int  # which stretch of the stream the batch belongs to
+    Attributes:
+        segment: Index of the segment of the stream that the batch belongs to.
+        score: Score of the predictions.
+        seconds: Time of predicting and adapting, without reading the images.
+        peak_mib: Peak memory so far, in MiB; None where the system does not report it.
+        loss: ``loss`` of the model's ``last_step``; None without an update, or where it is not finite.
+        confidence: ``confidence`` of the model's ``last_step``, likewise.
+        augmented: ``augmented`` of the model's ``last_step``, likewise.
+        skipped: Whether the update was skipped because it was not finite.
+    """
+
+    segment: int
     score: ImageScore | PixelScore
-    seconds: float  # of predicting and adapting, without reading the images
-    peak_mib: int  # of memory, so far
-    loss: float | None = None  # these four are the model's last_step
+    seconds: float
+    peak_mib: int | None
+    loss: float | None = None
     confidence: float | None = None
     augmented: float | None = None
     skipped: bool = False
 
     def to_json(self) -> str:
+        """Return the record as one line of JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, line: str) -> Self:
+        """Return the record that :meth:`to_json` has written.
+
+        Args:
+            line: The JSON.
+
+        Returns:
+            An equal record.
+        """
         fields = json.loads(line)
         return cls(**fields | {"score": score_from_json(fields["score"])})
 
 
 @dataclass(frozen=True)
 class Result:
-    """A method on a stream: what was asked, batch by batch what happened, and on which machine."""
+    """The result of a method on a stream: what was evaluated, the record of every batch, and the environment.
 
-    method: str  # as a table calls it
-    settings: dict[str, str]  # every hyperparameter, as one would type it
-    source: str  # the fingerprint of the network
-    stream: str  # the protocol in words
-    stream_hash: str  # results with the same hash saw the same batches
-    domains: tuple[str, ...]  # of each segment, in order
-    num_batches: int  # of the whole stream
+    Attributes:
+        method: Name of the method in tables.
+        settings: Every hyperparameter as text.
+        source: Fingerprint of the source network.
+        stream: Description of the stream.
+        stream_hash: Hash of the stream; results with the same hash saw the same batches.
+        domains: Domain of each segment, in order.
+        num_batches: Number of batches of the whole stream.
+        reset_at_domain: Whether the model was reset at the start of each segment.
+        labels: What distinguishes this result from others, such as recipe, order and seed.
+        environment: Versions, device and number of threads.
+        batches: Records of the batches done.
+        class_names: Names of the classes, if the dataset has them.
+    """
+
+    method: str
+    settings: dict[str, str]
+    source: str
+    stream: str
+    stream_hash: str
+    domains: tuple[str, ...]
+    num_batches: int
     reset_at_domain: bool
-    labels: dict[str, Any]  # whatever names this result among others: recipe, order, seed
-    environment: dict[str, Any]  # versions, device, threads
+    labels: dict[str, Any]
+    environment: dict[str, Any]
     batches: tuple[BatchRecord, ...]
-    class_names: tuple[str, ...] = ()  # where the data set has names for them
+    class_names: tuple[str, ...] = ()
+
+    @classmethod
+    def from_batches(cls, about: dict[str, Any], batches: Sequence[BatchRecord]) -> Self:
+        """Build a result from its description and the records of its batches.
+
+        Args:
+            about: All other fields, as in ``about.json``.
+            batches: Records of the batches done.
+
+        Returns:
+            The result.
+        """
+        lists = {"domains": tuple(about["domains"]), "class_names": tuple(about.get("class_names", ()))}
+        return cls(**about | lists, batches=tuple(batches))
 
     @property
     def is_complete(self) -> bool:
-        """Whether the stream was gone through to its end; only then do the figures below exist."""
+        """Whether the whole stream was evaluated; the metrics exist only then."""
         return len(self.batches) == self.num_batches
 
     @cached_property
@@ -66,28 +116,28 @@ class Result:
         return tuple(Score.sum(scores) for scores in grouped)
 
     @property
-    def measure(self) -> Measure:
-        """What methods are compared by: the error where images have a label each, mIoU where pixels have."""
-        return self.segments[0].measure
+    def metric(self) -> Metric:
+        """The metric that methods are compared by: error for labels of images, mIoU for labels of pixels."""
+        return self.segments[0].metric
 
     @property
     def values(self) -> tuple[float, ...]:
-        """The measure's figure of each segment, in order."""
+        """The metric of each segment, in order."""
         return tuple(segment.value for segment in self.segments)
 
     @property
     def value(self) -> float:
-        """The mean of the segments' figures, as the paper's tables have it."""
+        """The mean of the metric over segments, as in the paper's tables."""
         return sum(self.values) / len(self.values)
 
     @property
     def errors(self) -> tuple[float, ...]:
-        """The error of each segment, in order: the share of wrong images, or of wrong pixels."""
+        """The error of each segment, in order: the fraction of wrong images, or of wrong pixels."""
         return tuple(segment.error for segment in self.segments)
 
     @property
     def error(self) -> float:
-        """The mean of the segments' errors."""
+        """The mean error over segments."""
         return sum(self.errors) / len(self.errors)
 
     @property
@@ -97,37 +147,36 @@ class Result:
 
     @property
     def miou(self) -> float:
-        """The mean of the segments' mIoU."""
+        """The mean mIoU over segments."""
         return sum(self.mious) / len(self.mious)
 
     @property
     def class_iou(self) -> dict[str, float | None]:
-        """The IoU of every class over all images together; None of one that no label and no prediction has."""
+        """The IoU of every class over all images; None for a class that is neither labeled nor predicted."""
         ious = Score.sum(self.pixel_segments).class_iou
         numbered = tuple(f"class {number}" for number in range(len(ious)))
-        # Whoever has nineteen classes most likely has those of Cityscapes.
+        # A dataset with 19 classes and no names most likely has those of Cityscapes.
         names = self.class_names or (CLASS_NAMES if len(ious) == len(CLASS_NAMES) else numbered)
         return dict(zip(names, ious, strict=True))
 
     @property
     def pixel_segments(self) -> tuple[PixelScore, ...]:
-        """The segments' scores, of label maps; ValueError if this is a result of images."""
+        """The score of each segment of label maps; raises InputError for a result of image classification."""
         pixels = tuple(segment for segment in self.segments if isinstance(segment, PixelScore))
         if not pixels:
-            raise ValueError(f"{self.stream} has a label per image, not per pixel: there is an error, and no mIoU")
+            raise InputError(f"{self.stream} has one label per image, not per pixel: use error instead of mIoU")
         return pixels
 
     @property
     def calibration_error(self) -> float:
-        """ECE over the whole stream."""
+        """The expected calibration error over the whole stream."""
         return self.total.calibration_error
 
     @property
     def worst(self) -> tuple[str, float]:
-        """The segment with the worst figure (highest error, lowest mIoU), and that figure."""
-        figures = list(zip(self.domains, self.values, strict=True))
-        pick = max if self.measure.best == "lowest" else min
-        return pick(figures, key=lambda figure: figure[1])
+        """The domain and the metric of the worst segment: highest error, or lowest mIoU."""
+        pick = max if self.metric.best == "lowest" else min
+        return pick(zip(self.domains, self.values, strict=True), key=lambda pair: pair[1])
 
     @cached_property
     def total(self) -> ImageScore | PixelScore:
@@ -136,25 +185,34 @@ class Result:
 
     @property
     def seconds(self) -> float:
-        """Of predicting and adapting, all batches."""
+        """The time of predicting and adapting, over all batches."""
         return sum(batch.seconds for batch in self.batches)
 
     @property
     def images_per_second(self) -> float:
+        """The throughput of predicting and adapting."""
         return self.total.count / self.seconds
 
     @property
-    def peak_mib(self) -> int:
-        return max(batch.peak_mib for batch in self.batches)
+    def peak_mib(self) -> int | None:
+        """The peak memory in MiB; None where the system does not report it."""
+        return max((batch.peak_mib for batch in self.batches if batch.peak_mib is not None), default=None)
 
     @property
     def num_skipped(self) -> int:
-        """Updates that were left out because they were not finite."""
+        """The number of updates that were skipped because they were not finite."""
         return sum(batch.skipped for batch in self.batches)
 
 
 def read_batches(path: Path) -> list[BatchRecord]:
-    """The complete lines of a file of batches; a line that was being written when the run was killed is left out."""
+    """Read the records of a file of batches.
+
+    Args:
+        path: ``batches.jsonl`` of an evaluation.
+
+    Returns:
+        The records; a last line that was cut off when the process was killed is left out.
+    """
     if not path.is_file():
         return []
     *complete, _unfinished = path.read_text().split("\n")
@@ -162,14 +220,18 @@ def read_batches(path: Path) -> list[BatchRecord]:
 
 
 def read_result(folder: Path) -> Result:
-    """What a folder holds that :func:`ctta.evaluate` fills; not complete while it is at it."""
+    """Read the result of an evaluation from its folder.
+
+    Args:
+        folder: A folder that :func:`ctta.evaluate` has written, or is still writing.
+
+    Returns:
+        The result, which may be incomplete.
+
+    Raises:
+        DataError: The folder was written by an incompatible version.
+    """
     about = json.loads((folder / "about.json").read_text())
     if about.pop("format") != FORMAT:
-        raise ValueError(f"{folder / 'about.json'} was written by another version of ctta")
-    return result_of(about, read_batches(folder / "batches.jsonl"))
-
-
-def result_of(about: dict[str, Any], batches: Sequence[BatchRecord]) -> Result:
-    """A result from its two parts."""
-    lists = {"domains": tuple(about["domains"]), "class_names": tuple(about.get("class_names", ()))}
-    return Result(**about | lists, batches=tuple(batches))
+        raise DataError(f"{folder / 'about.json'} was written by an incompatible version of ctta: evaluate again")
+    return Result.from_batches(about, read_batches(folder / "batches.jsonl"))

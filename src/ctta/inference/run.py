@@ -11,7 +11,7 @@ from torch import Tensor
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.files import save
 from ctta.errors import ConfigError, annotate_network_errors
-from ctta.evaluation.pace import SavingPace
+from ctta.evaluation.journal import SaveSchedule
 from ctta.inference.predictions import PredictionFile
 from ctta.methods import Source
 from ctta.streams import Stream
@@ -44,7 +44,7 @@ class InferenceRun:
         # Images are moved to the device and dtype of this tensor.
         self.reference = next(iter(model.source.parameters()), torch.empty(0))
         self.num_changed, self.confidence_sum = 0, 0.0
-        self.pace = SavingPace(SECONDS_BETWEEN_SAVES)
+        self.schedule = SaveSchedule(SECONDS_BETWEEN_SAVES)
 
     def process(self, stream: Stream, names: Sequence[str], on_batch: Callable[[int], None]) -> None:
         """Process the stream, and save the state regularly and at the end, also after an error between two batches.
@@ -60,7 +60,7 @@ class InferenceRun:
                 is_consistent = False  # an interruption in here leaves half a step, which must not be saved
                 self.process_batch(batch.x, [names[row] for row in batch.index.tolist()])
                 is_consistent, num_done = True, num_done + len(batch.x)
-                if self.pace.is_due:
+                if self.schedule.is_due:
                     self.save()
                 on_batch(num_done)
         finally:
@@ -100,7 +100,7 @@ class InferenceRun:
         """Save the model, if there is a state file."""
         if self.state is None or not self.model.coordinator.is_rank_zero:
             return
-        with self.pace.saving():
+        with self.schedule.saving():
             self.file.flush_to_disk()  # first: a power cut must not leave a state that is ahead of the rows
             save(self.model, self.state)
 

@@ -15,7 +15,7 @@ def class_table_of(entries: Sequence[Entry]) -> Table | None:
     The IoU of a class is that of all images together. A class can be rare in one domain and absent from the next, and
     a mean over domains would give its few pixels there the weight of many.
     """
-    if entries[0].results[0].measure != MIOU:
+    if entries[0].results[0].metric != MIOU:
         return None
     found = [[result.class_iou for result in entry.results] for entry in entries]
     names = tuple(dict.fromkeys(name for results in found for classes in results for name in classes))

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from ctta.evaluation.metrics import Measure
+from ctta.evaluation.metrics import Metric
 from ctta.report.colors import FAINT, INK, Style
 from ctta.report.svg import plot_style, printable, shortened
 from ctta.report.tables import Table
@@ -18,7 +18,7 @@ MARKERS = "osD^vP*X"  # one for each run
 LINE_HEIGHT, LETTER_WIDTH = 0.055, 0.0105  # of a name, as shares of the picture
 
 
-def cost(summary: Table, measure: Measure, styles: Mapping[str, Style]) -> Figure:
+def cost(summary: Table, measure: Metric, styles: Mapping[str, Style]) -> Figure:
     """Error, or mIoU, against milliseconds per image: lower left, or upper left, is better."""
     keys = [column.key for column in summary.columns]
     runs = summary.runs

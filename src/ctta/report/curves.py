@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from statistics import fmean, stdev
 
-from ctta.evaluation.metrics import ImageScore, Measure, PixelScore, Score
+from ctta.evaluation.metrics import ImageScore, Metric, PixelScore, Score
 from ctta.evaluation.results import Result
 from ctta.report.entries import Entry, order_of
 from ctta.report.layout import kind_of, layout_of, spoken
@@ -41,7 +41,7 @@ class Stretch:
 class TimeLine:
     """Everything the picture of error or mIoU over time shows."""
 
-    measure: Measure
+    measure: Metric
     curves: tuple[Curve, ...]
     stretches: tuple[Stretch, ...]
     order: int | None
@@ -57,7 +57,7 @@ def time_line(entries: Sequence[Entry]) -> TimeLine:
     shown = [(entry, [result for result in entry.results if order_of(result) == order]) for entry in entries]
     present = [(entry, results) for entry, results in shown if results]
     curves = tuple(_curve(entry, results) for entry, results in present)
-    return TimeLine(present[0][1][0].measure, curves, stretches_of(present[0][1][0]), order)
+    return TimeLine(present[0][1][0].metric, curves, stretches_of(present[0][1][0]), order)
 
 
 def stretches_of(result: Result) -> tuple[Stretch, ...]:

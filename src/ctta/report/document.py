@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ctta.evaluation.metrics import Measure
+from ctta.evaluation.metrics import Metric
 from ctta.report.classes import class_table_of
 from ctta.report.colors import Style, styles_of
 from ctta.report.cost import cost
@@ -35,7 +35,7 @@ class Chapter:
 
     number: int
     section: Section
-    measure: Measure
+    measure: Metric
     headline: str
     scores: Table
     classes: Table | None  # where results are of pixels
@@ -76,7 +76,7 @@ def document_of(runs: Sequence[Run], folder: Path) -> Document:
 
 def _chapter(number: int, section: Section, styles: Mapping[str, Style], runs: Sequence[Run], folder: Path) -> Chapter:
     scores, summary = score_table_of(section.entries), summary_table_of(section.entries)
-    line, measure = time_line(section.entries), section.results[0].measure
+    line, measure = time_line(section.entries), section.results[0].metric
     ending = "" if number == 1 else f"-{number}"
     drawings = [
         (
@@ -129,7 +129,7 @@ def _overlays(section: Section, runs: Sequence[Run], folder: Path, ending: str) 
     return Picture(name, "Worst and best changes", CAPTION, write_figure(figure, folder, name))
 
 
-def _headline(table: Table, measure: Measure) -> str:
+def _headline(table: Table, measure: Metric) -> str:
     """The outcome in a sentence."""
     if len(table.rows) == 1:
         return f"{table.rows[0].label} has a mean {measure.name} of {table.rows[0].cells[-1].text} %."

@@ -9,7 +9,7 @@ from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from ctta.datasets.base import IGNORE_INDEX
-from ctta.evaluation.label_maps import Example
+from ctta.evaluation.examples import SceneExample
 from ctta.report.colors import FAINT
 from ctta.report.layout import Layout
 from ctta.report.palettes import palette_of
@@ -23,7 +23,7 @@ CAPTION = (
 )
 
 
-def overlays(examples: Sequence[Example], layout: Layout) -> Figure:
+def overlays(examples: Sequence[SceneExample], layout: Layout) -> Figure:
     """One row for each example: the picture, and three maps over it."""
     shape = examples[0].image.shape
     panel_height = WIDTH / 4 * shape[0] / shape[1]
@@ -36,7 +36,7 @@ def overlays(examples: Sequence[Example], layout: Layout) -> Figure:
     return figure
 
 
-def _draw(example: Example, row: Sequence[Axes], layout: Layout) -> None:
+def _draw(example: SceneExample, row: Sequence[Axes], layout: Layout) -> None:
     palette = _palette(example)
     method = printable(example.method)
     place = printable(layout.place_of(example.segment, example.domain))
@@ -55,7 +55,7 @@ def _draw(example: Example, row: Sequence[Axes], layout: Layout) -> None:
             spine.set_visible(False)
 
 
-def _palette(example: Example) -> NDArray[np.uint8]:
+def _palette(example: SceneExample) -> NDArray[np.uint8]:
     if example.class_names:
         return palette_of(example.class_names, len(example.class_names))
     known = [
@@ -75,7 +75,7 @@ def _over(
     return mixed.round().astype(np.uint8)
 
 
-def _legend(figure: Figure, examples: Sequence[Example]) -> None:
+def _legend(figure: Figure, examples: Sequence[SceneExample]) -> None:
     names = examples[0].class_names
     if names:
         patches = [

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ctta.datasets.segmentation import CONDITIONS
-from ctta.evaluation.metrics import ERROR, MIOU, Measure
+from ctta.evaluation.metrics import ERROR, MIOU, Metric
 from ctta.streams.orders import corruption_order
 
 
@@ -25,7 +25,7 @@ class PublishedTable:
     num_images: int  # of each segment
     batch_size: int
     orders: tuple[int | None, ...]  # None is the standard order
-    measure: Measure = ERROR
+    measure: Metric = ERROR
     num_rounds: int = 1
 
     @property

@@ -41,7 +41,7 @@ def _other_stream(table: PublishedTable, layout: Layout, orders: Sequence[int | 
 
 
 def _other_measure(table: PublishedTable, entries: Sequence[Entry]) -> str:
-    ours = entries[0].results[0].measure
+    ours = entries[0].results[0].metric
     return "" if ours == table.measure else f"they are {table.measure.name}, and these are {ours.name}"
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctta.evaluation.label_maps import Example, read_examples
+from ctta.evaluation.examples import SceneExample, load_examples
 from ctta.evaluation.results import Result, read_result
 
 FORMAT = 1
@@ -31,7 +31,7 @@ class Run:
     options: dict[str, Any]
     results: tuple[Result, ...]
     missing: tuple[MissingCell, ...] = ()
-    examples: tuple[Example, ...] = ()  # scenes to look at, where results are of pixels
+    examples: tuple[SceneExample, ...] = ()  # scenes to look at, where results are of pixels
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
@@ -64,7 +64,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
             results.append(outcome)
         else:
             missing.append(MissingCell(name, cell.name, outcome))
-    examples = tuple(read_examples(folder))
+    examples = tuple(load_examples(folder))
     return Run(
         name, about["recipe"], tuple(about["commands"]), about["options"], tuple(results), tuple(missing), examples
     )

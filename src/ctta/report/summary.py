@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import nan
 from statistics import fmean
 
 from ctta.evaluation.metrics import MIOU
@@ -13,7 +14,7 @@ from ctta.report.tables import Cell, Column, Row, Table, mark_best, measured
 
 def summary_table_of(entries: Sequence[Entry]) -> Table:
     """What a method costs and how far its confidence can be trusted, beside its error or mIoU."""
-    measure = entries[0].results[0].measure
+    measure = entries[0].results[0].metric
     columns: list[tuple[Column, Callable[[Result], float], int]] = [
         (Column(measure.key, f"{measure.name} %", measure.best), lambda result: 100 * result.value, 1),
         (Column("calibration_error", "ECE %"), lambda result: 100 * result.calibration_error, 1),
@@ -25,7 +26,7 @@ def summary_table_of(entries: Sequence[Entry]) -> Table:
     rows = []
     for entry in entries:
         cells = [measured([figure(result) for result in entry.results], digits) for _column, figure, digits in columns]
-        memory = Cell(max(result.peak_mib for result in entry.results), decimals=0)
+        memory = Cell(_peak_mib(entry), decimals=0)
         skipped = sum(result.num_skipped for result in entry.results)
         num_batches = sum(result.num_batches for result in entry.results)
         updates = Cell(skipped, decimals=0, remark=f"of {num_batches}" if skipped else "")
@@ -39,6 +40,11 @@ def summary_table_of(entries: Sequence[Entry]) -> Table:
     return Table(heads, mark_best(rows, heads), "Calibration, cost and worst domain")
 
 
+def _peak_mib(entry: Entry) -> float:
+    """Return the highest peak memory of an entry; nan where no system reported it."""
+    return max((result.peak_mib for result in entry.results if result.peak_mib is not None), default=nan)
+
+
 def _worst(entry: Entry) -> Cell:
     """The domain with the worst figure; in a stream that repeats itself, also the round it was in."""
     layout = layout_of([entry.results[0].domains])
@@ -46,6 +52,6 @@ def _worst(entry: Entry) -> Cell:
     for result in entry.results:
         for number, (domain, value) in enumerate(zip(result.domains, result.values, strict=True)):
             gathered.setdefault(layout.place_of(number, domain), []).append(100 * value)
-    pick = max if entry.results[0].measure.best == "lowest" else min
+    pick = max if entry.results[0].metric.best == "lowest" else min
     worst = pick(gathered, key=lambda place: fmean(gathered[place]))
     return replace(measured(gathered[worst]), remark=spoken(worst), deviation=None)

@@ -115,7 +115,7 @@ def score_table(results: Sequence[Result]) -> Table:
 
 def score_table_of(entries: Sequence[Entry]) -> Table:
     """The same for rows of several runs."""
-    measure = entries[0].results[0].measure
+    measure = entries[0].results[0].metric
     layout = layout_of([result.domains for entry in entries for result in entry.results])
     columns = [
         Column(column, layout.name(column), measure.best, layout.short_name(column)) for column in layout.columns

@@ -15,9 +15,9 @@ from torch.nn.modules.conv import _ConvNd
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.fingerprint import source_fingerprint
 from ctta.errors import ConfigError, annotate_network_errors
-from ctta.evaluation.journal import write_atomically
 from ctta.guard.untouched import untouched
 from ctta.hyperparameters import format_hyperparameters, parse_hyperparameters
+from ctta.io.atomic import atomic_write
 from ctta.methods import METHODS, CoTTA
 from ctta.norms import uses_batch_statistics
 from ctta.serve.audit import AuditLog
@@ -277,7 +277,8 @@ def _check_same_service(directory: Path, model: AdaptiveModel) -> None:
     """Raise now, and not at each stream, if the streams were started with another network or method."""
     path, now = directory / "service.json", _describe_service(model)
     if not path.exists():
-        write_atomically(path, json.dumps(now, indent=1))
+        with atomic_write(path) as temporary:
+            temporary.write_text(json.dumps(now, indent=1))
         return
     before = json.loads(path.read_text())
     # Settings that version 0.1 wrote have other names; each stream checks its own when it is loaded.

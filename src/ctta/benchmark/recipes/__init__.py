@@ -1,16 +1,18 @@
-"""The paper's tasks and the embedded ones, by name; each is a function of a few lines."""
+"""Recipes of benchmarks by name; each is a function from options to a task."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
+from ctta.benchmark.recipes.base import BenchmarkOptions, BenchmarkTask, MethodSpec, Preset, apply_settings
 from ctta.benchmark.recipes.embedded import ablation, demo, embedded, embedded_gradual
 from ctta.benchmark.recipes.paper import cifar10c, cifar10c_gradual, cifar100c, imagenetc
-from ctta.benchmark.recipes.rows import with_settings
 from ctta.benchmark.recipes.segmentation import acdc, streets
-from ctta.benchmark.recipes.task import Options, Preset, Row, Task
+from ctta.errors import ConfigError
 from ctta.streams import Stream, rounds
 
-RECIPES: dict[str, Callable[[Options], Task]] = {
+__all__ = ["RECIPES", "BenchmarkOptions", "BenchmarkTask", "MethodSpec", "Preset", "build_task"]
+
+RECIPES: dict[str, Callable[[BenchmarkOptions], BenchmarkTask]] = {
     "demo": demo,
     "embedded": embedded,
     "embedded-gradual": embedded_gradual,
@@ -24,17 +26,26 @@ RECIPES: dict[str, Callable[[Options], Task]] = {
 }
 
 
-def build(name: str, options: Options) -> Task:
-    """A recipe's task with all that the user changed."""
-    if name not in RECIPES:
-        raise ValueError(f"there is no recipe {name!r}; there are {', '.join(RECIPES)}")
-    task = RECIPES[name](options)
-    count = options.rounds or task.rounds
+def build_task(recipe: str, options: BenchmarkOptions) -> BenchmarkTask:
+    """Build the task of a recipe with the user's options applied.
 
-    def stream(order: int | None) -> Stream:
-        return rounds(task.stream(order), count) if count > 1 else task.stream(order)
+    Args:
+        recipe: A key of :data:`RECIPES`.
+        options: What the user changes about the recipe.
 
-    return replace(task, rows=with_settings(task.rows, options.settings), stream=stream)
+    Returns:
+        The task; its network and streams are built on demand.
 
+    Raises:
+        ConfigError: There is no such recipe, or a setting does not fit it.
+    """
+    if recipe not in RECIPES:
+        raise ConfigError(f"there is no recipe {recipe!r}; choose one of {', '.join(RECIPES)}")
+    task = RECIPES[recipe](options)
+    num_rounds = options.rounds or task.rounds
 
-__all__ = ["RECIPES", "Options", "Preset", "Row", "Task", "build"]
+    def make_stream(order: int | None) -> Stream:
+        stream = task.make_stream(order)
+        return rounds(stream, num_rounds) if num_rounds > 1 else stream
+
+    return replace(task, methods=apply_settings(task.methods, options.settings), make_stream=make_stream)

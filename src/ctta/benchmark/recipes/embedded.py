@@ -1,65 +1,67 @@
-"""Tasks on the network and the images that come with the library: nothing to download, minutes instead of hours."""
+"""Tasks on the network and the images that ship with the library: nothing to download, minutes instead of hours."""
 
 from ctta import models
-from ctta.benchmark.recipes.paper import GRADUAL, sizes
-from ctta.benchmark.recipes.rows import ABLATION, METHODS, paper_rows
-from ctta.benchmark.recipes.task import Options, Task
+from ctta.benchmark.recipes.base import BenchmarkOptions, BenchmarkTask
+from ctta.benchmark.recipes.paper import ABLATION, GRADUAL, METHODS, paper_methods, stream_sizes
 from ctta.datasets import Corrupted, sample
+from ctta.errors import ConfigError
 from ctta.streams import continual, gradual
 from ctta.views import image_views
 
-#: The authors' settings for CIFAR10-C, unchanged.
+#: The reference implementation's setting for CIFAR10-C.
 CIFAR10 = {"threshold": 0.92}
-#: For 150 steps of 50 images, chosen by benchmarks/choose_demo_settings.py on other images and other corruptions; TENT
-#: and Pseudo-label came out with the authors' learning rate.
+#: For 150 steps of 50 images, chosen by benchmarks/choose_demo_settings.py on other images and other corruptions. TENT
+#: and Pseudo-label did best with the learning rate of their reference implementations.
 SHORT_STREAM = {"threshold": 0.92, "restore": 0.001}
 
 
-def demo(options: Options) -> Task:
+def demo(options: BenchmarkOptions) -> BenchmarkTask:
     """A first look, minutes long: ResNet-20, 15 corruptions at severity 5 in a row, 500 images each."""
-    return Task(
-        network=lambda: models.load(options.model or "embedded"),
-        stream=lambda order: continual(_sample(options), order=order, **sizes(options, 50, limit=500)),
-        rows=paper_rows(options.preset, views=image_views(8), cotta=SHORT_STREAM),
-        methods=METHODS,
-        seeds=(1,),
+    return BenchmarkTask(
+        make_network=lambda: models.load(options.model or "embedded"),
+        make_stream=lambda order: continual(_sample(options), order=order, **stream_sizes(options, 50, limit=500)),
+        methods=paper_methods(options.preset, views=image_views(8), cotta=SHORT_STREAM),
+        default_methods=METHODS,
+        default_seeds=(1,),
     )
 
 
-def embedded(options: Options) -> Task:
+def embedded(options: BenchmarkOptions) -> BenchmarkTask:
     """CIFAR-10 in bad weather: ResNet-20, 15 corruptions at severity 5 in a row, 2,000 images each."""
-    return Task(
-        network=lambda: models.load(options.model or "embedded"),
-        stream=lambda order: continual(_sample(options), order=order, **sizes(options)),
-        rows=paper_rows(options.preset, cotta=CIFAR10),
-        methods=METHODS,
-        seeds=(1, 2, 3),
+    return BenchmarkTask(
+        make_network=lambda: models.load(options.model or "embedded"),
+        make_stream=lambda order: continual(_sample(options), order=order, **stream_sizes(options)),
+        methods=paper_methods(options.preset, cotta=CIFAR10),
+        default_methods=METHODS,
+        default_seeds=(1, 2, 3),
     )
 
 
-def embedded_gradual(options: Options) -> Task:
-    """The same images, each corruption coming and going (official: the authors' 131 segments)."""
-    return Task(
-        network=lambda: models.load(options.model or "embedded"),
-        stream=lambda order: gradual(_sample(options), variant=GRADUAL[options.preset], order=order, **sizes(options)),
-        rows=paper_rows(options.preset, cotta=CIFAR10),
-        methods=METHODS,
-        orders=(0, 1, 2),
+def embedded_gradual(options: BenchmarkOptions) -> BenchmarkTask:
+    """The images of embedded, each corruption rising and falling in severity (official: 131 segments)."""
+    return BenchmarkTask(
+        make_network=lambda: models.load(options.model or "embedded"),
+        make_stream=lambda order: gradual(
+            _sample(options), variant=GRADUAL[options.preset], order=order, **stream_sizes(options)
+        ),
+        methods=paper_methods(options.preset, cotta=CIFAR10),
+        default_methods=METHODS,
+        default_orders=(0, 1, 2),
     )
 
 
-def ablation(options: Options) -> Task:
+def ablation(options: BenchmarkOptions) -> BenchmarkTask:
     """What each part of CoTTA adds, on the stream of embedded: five seeds."""
-    return Task(
-        network=lambda: models.load(options.model or "embedded"),
-        stream=lambda order: continual(_sample(options), order=order, **sizes(options)),
-        rows=paper_rows(options.preset, cotta=CIFAR10),
-        methods=ABLATION,
-        seeds=(1, 2, 3, 4, 5),
+    return BenchmarkTask(
+        make_network=lambda: models.load(options.model or "embedded"),
+        make_stream=lambda order: continual(_sample(options), order=order, **stream_sizes(options)),
+        methods=paper_methods(options.preset, cotta=CIFAR10),
+        default_methods=ABLATION,
+        default_seeds=(1, 2, 3, 4, 5),
     )
 
 
-def _sample(options: Options) -> Corrupted:
+def _sample(options: BenchmarkOptions) -> Corrupted:
     if options.data is not None:
-        raise ValueError("this recipe brings its own images: leave --data out")
+        raise ConfigError("this recipe ships with its images: leave out the option 'data'")
     return sample()

@@ -1,6 +1,6 @@
-"""The paper's five tasks, with its authors' settings."""
+"""The image classification tasks of the CoTTA paper, with the settings of its reference implementation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -9,96 +9,148 @@ import torch
 from torch import nn
 
 from ctta import datasets, models
-from ctta.benchmark.recipes.rows import METHODS, paper_rows
-from ctta.benchmark.recipes.task import Options, Preset, Task
+from ctta.benchmark.recipes.base import BenchmarkOptions, BenchmarkTask, MethodSpec, Preset
 from ctta.datasets import CifarC, ImageNetC
+from ctta.methods import BNStats, CoTTA, PseudoLabel, Source, Tent, TestAug
+from ctta.optim import OptimizerFactory
 from ctta.streams import continual, gradual
+from ctta.views import Views, fast_image_views, image_views
 
+#: The rows of the paper's tables, and those of its ablation of CoTTA.
+METHODS = ("source", "bn_stats", "pseudo_label", "tent_online", "tent", "test_aug", "cotta")
+ABLATION = ("cotta_weight_average", "cotta_view_average", "cotta")
 TEN_ORDERS = tuple(range(10))
 FIVE_SEEDS = (1, 2, 3, 4, 5)
-IMAGENET_GROUPS = ("noise", "blur", "weather", "digital")
-#: RobustBench's list of 5,000 pictures, taken if it lies in the data folder; else the first five of each class.
-IMAGENET_LIST = "imagenet_test_image_ids.txt"
-#: Which gradual stream goes with a preset: the authors' code starts its first corruption at its worst.
-GRADUAL: dict[Preset, Literal["authors", "paper"]] = {"official": "authors", "paper": "paper"}
+
+ADAM = partial(torch.optim.Adam, lr=1e-3)
 SGD = partial(torch.optim.SGD, momentum=0.9, nesterov=True)
+PRESETS = {"official": CoTTA.official, "paper": CoTTA.paper}
+#: The gradual stream of each preset: the reference implementation starts its first corruption at full severity.
+GRADUAL: dict[Preset, Literal["authors", "paper"]] = {"official": "authors", "paper": "paper"}
+
+IMAGENET_GROUPS = ("noise", "blur", "weather", "digital")
+#: RobustBench's list of 5,000 images; used if it is in the data folder, else the first five images of each class.
+IMAGENET_LIST = "imagenet_test_image_ids.txt"
 
 
-def cifar10c(options: Options) -> Task:
+def paper_methods(
+    preset: Preset,
+    *,
+    tent: OptimizerFactory = ADAM,
+    views: Views = image_views(32),
+    cotta: Mapping[str, Any],
+) -> dict[str, MethodSpec]:
+    """Return every method of the paper's tables, by name.
+
+    Args:
+        preset: CoTTA as in its reference implementation or as in the text of the paper.
+        tent: Optimizer of TENT and Pseudo-label.
+        views: Augmented views of Test Aug and CoTTA.
+        cotta: Other hyperparameters of CoTTA.
+
+    Returns:
+        The methods, in the order of the paper's tables.
+    """
+    teacher = PRESETS[preset]
+    settings = {"views": views, **cotta}
+    return {
+        "source": MethodSpec("Source", Source),
+        "bn_stats": MethodSpec("BN Stats Adapt", BNStats),
+        "pseudo_label": MethodSpec("Pseudo-label", PseudoLabel, {"optimizer": tent}),
+        "tent_online": MethodSpec("TENT-online*", Tent, {"optimizer": tent}, reset_at_domain=True),
+        "tent": MethodSpec("TENT-continual", Tent, {"optimizer": tent}),
+        "test_aug": MethodSpec("Test Aug", TestAug, {"views": views}),
+        "cotta_weight_average": MethodSpec("CoTTA: weight-avg", teacher, {**settings, "views": (), "restore": 0.0}),
+        "cotta_view_average": MethodSpec("CoTTA: + aug-avg", teacher, {**settings, "restore": 0.0}),
+        "cotta": MethodSpec("CoTTA", teacher, settings),
+        "cotta_fast": MethodSpec("CoTTA fast", teacher, {**settings, "views": fast_image_views()}),
+    }
+
+
+def cifar10c(options: BenchmarkOptions) -> BenchmarkTask:
     """CIFAR10-C: WideResNet-28-10, 15 corruptions at severity 5 in a row, 10,000 images each."""
-    return Task(
-        network=_cifar_network(options, "wrn28-10", "wrn28-10-standard"),
+    return BenchmarkTask(
+        make_network=_cifar_network(options, "wrn28-10", "wrn28-10-standard"),
         downloads=_downloads(options, ("cifar10-c",), "wrn28-10-standard"),
-        stream=lambda order: continual(_cifar(options, "cifar10-c"), order=order, **sizes(options)),
-        rows=paper_rows(options.preset, cotta={"threshold": 0.92}),
-        methods=METHODS,
-        seeds=FIVE_SEEDS,
+        make_stream=lambda order: continual(_cifar(options, "cifar10-c"), order=order, **stream_sizes(options)),
+        methods=paper_methods(options.preset, cotta={"threshold": 0.92}),
+        default_methods=METHODS,
+        default_seeds=FIVE_SEEDS,
     )
 
 
-def cifar10c_gradual(options: Options) -> Task:
-    """Gradual CIFAR10-C: each corruption comes and goes, mean over ten orders (official: the authors' 131 segments)."""
-    return Task(
-        network=_cifar_network(options, "wrn28-10", "wrn28-10-standard"),
+def cifar10c_gradual(options: BenchmarkOptions) -> BenchmarkTask:
+    """Gradual CIFAR10-C: severity rises and falls, mean over ten orders (official: 131 segments)."""
+    return BenchmarkTask(
+        make_network=_cifar_network(options, "wrn28-10", "wrn28-10-standard"),
         downloads=_downloads(options, ("cifar10-c",), "wrn28-10-standard"),
-        stream=lambda order: gradual(
-            _cifar(options, "cifar10-c"), variant=GRADUAL[options.preset], order=order, **sizes(options)
+        make_stream=lambda order: gradual(
+            _cifar(options, "cifar10-c"), variant=GRADUAL[options.preset], order=order, **stream_sizes(options)
         ),
-        rows=paper_rows(options.preset, cotta={"threshold": 0.92}),
-        methods=METHODS,
-        orders=TEN_ORDERS,
+        methods=paper_methods(options.preset, cotta={"threshold": 0.92}),
+        default_methods=METHODS,
+        default_orders=TEN_ORDERS,
     )
 
 
-def cifar100c(options: Options) -> Task:
+def cifar100c(options: BenchmarkOptions) -> BenchmarkTask:
     """CIFAR100-C: ResNeXt-29 trained with AugMix, 15 corruptions at severity 5 in a row, 10,000 images each."""
-    return Task(
-        network=_cifar_network(options, "resnext29", "resnext29-augmix"),
+    return BenchmarkTask(
+        make_network=_cifar_network(options, "resnext29", "resnext29-augmix"),
         downloads=_downloads(options, ("cifar100-c",), "resnext29-augmix"),
-        stream=lambda order: continual(_cifar(options, "cifar100-c"), order=order, **sizes(options)),
-        rows=paper_rows(options.preset, cotta={"threshold": 0.72}),
-        methods=METHODS,
-        seeds=FIVE_SEEDS,
+        make_stream=lambda order: continual(_cifar(options, "cifar100-c"), order=order, **stream_sizes(options)),
+        methods=paper_methods(options.preset, cotta={"threshold": 0.72}),
+        default_methods=METHODS,
+        default_seeds=FIVE_SEEDS,
     )
 
 
-def imagenetc(options: Options) -> Task:
+def imagenetc(options: BenchmarkOptions) -> BenchmarkTask:
     """ImageNet-C: ResNet-50, 15 corruptions at severity 5 in a row, 5,000 images each, mean over ten orders."""
     official = {"restore": 0.001, "loss": "symmetric"}
     cotta = {"threshold": 0.1, "optimizer": partial(SGD, lr=0.01), **(official if options.preset == "official" else {})}
-    return Task(
-        network=lambda: models.load(options.model or "timm:resnet50.tv_in1k"),
+    return BenchmarkTask(
+        make_network=lambda: models.load(options.model or "timm:resnet50.tv_in1k"),
         downloads=_downloads(options, tuple(f"imagenet-c/{group}" for group in IMAGENET_GROUPS)),
-        stream=lambda order: continual(_imagenet(options), order=order, **sizes(options, 64)),
-        rows=paper_rows(options.preset, tent=partial(SGD, lr=2.5e-4), cotta=cotta),
-        methods=METHODS,
-        orders=TEN_ORDERS,
+        make_stream=lambda order: continual(_imagenet(options), order=order, **stream_sizes(options, 64)),
+        methods=paper_methods(options.preset, tent=partial(SGD, lr=2.5e-4), cotta=cotta),
+        default_methods=METHODS,
+        default_orders=TEN_ORDERS,
     )
 
 
-def sizes(options: Options, batch_size: int = 200, limit: int | None = None) -> dict[str, Any]:
-    """How many images a stream has per batch and per segment."""
+def stream_sizes(options: BenchmarkOptions, batch_size: int = 200, limit: int | None = None) -> dict[str, Any]:
+    """Return the images per batch and per segment as keyword arguments of a stream.
+
+    Args:
+        options: The user's options, which take precedence.
+        batch_size: Default number of images per batch.
+        limit: Default maximum number of images per segment.
+
+    Returns:
+        The arguments ``batch_size`` and ``limit``.
+    """
     return {"batch_size": options.batch_size or batch_size, "limit": options.limit or limit}
 
 
-def _cifar(options: Options, name: str) -> CifarC:
+def _cifar(options: BenchmarkOptions, name: str) -> CifarC:
     return CifarC(options.data or datasets.find(name))
 
 
-def _cifar_network(options: Options, architecture: str, weights: str) -> Callable[[], nn.Module]:
+def _cifar_network(options: BenchmarkOptions, architecture: str, weights: str) -> Callable[[], nn.Module]:
     return lambda: models.load(options.model or f"{architecture}:{datasets.find(weights)}")
 
 
-def _imagenet(options: Options) -> ImageNetC:
+def _imagenet(options: BenchmarkOptions) -> ImageNetC:
     cached = [] if options.data else [datasets.find(f"imagenet-c/{group}") for group in IMAGENET_GROUPS]
     folder = Path(options.data) if options.data else cached[0].parent
-    chosen = folder / IMAGENET_LIST
+    image_list = folder / IMAGENET_LIST
     double = options.preset == "official"
-    if chosen.is_file():
-        return ImageNetC(folder, images=chosen, double_resize=double)
+    if image_list.is_file():
+        return ImageNetC(folder, images=image_list, double_resize=double)
     return ImageNetC(folder, per_class=5, double_resize=double)
 
 
-def _downloads(options: Options, images: tuple[str, ...], network: str | None = None) -> tuple[str, ...]:
+def _downloads(options: BenchmarkOptions, images: tuple[str, ...], network: str | None = None) -> tuple[str, ...]:
     weights = () if options.model or network is None else (network,)
     return (() if options.data else images) + weights

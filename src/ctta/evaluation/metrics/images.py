@@ -1,18 +1,24 @@
-"""How good predictions of one class per image are: error and calibration, as counts that add up over batches."""
+"""Scores of one class per image: error and calibration."""
 
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from ctta.evaluation.metrics.measure import ERROR
-from ctta.evaluation.metrics.score import Bins, Score, added, bins_from_json, bins_of
+from ctta.errors import InputError
+from ctta.evaluation.metrics.scores import ERROR, Bins, Score, add_bins, bin_confidences, bins_from_json
 
 
 @dataclass(frozen=True)
 class ImageScore(Score):
-    """The predictions of some images, counted.
+    """Counts of the predictions of some images.
+
+    Attributes:
+        count: Number of images.
+        wrong: Number of wrong predictions.
+        bins: Predictions by confidence.
 
     >>> logits = torch.tensor([[2.0, 0.0], [0.0, 2.0], [1.0, 0.0]])
     >>> first, second = score_images(logits, torch.tensor([0, 1, 1])), score_images(logits[:1], torch.tensor([0]))
@@ -20,53 +26,69 @@ class ImageScore(Score):
     0.25
     """
 
-    measure = ERROR
+    metric = ERROR
     count: int
     wrong: int
     bins: Bins
 
     @property
+    @override
     def value(self) -> float:
         return self.error
 
     @property
+    @override
     def error(self) -> float:
         return self.wrong / self.count
 
+    @override
     def __add__(self, other: Self) -> Self:
-        return type(self)(self.count + other.count, self.wrong + other.wrong, added(self.bins, other.bins))
+        return type(self)(self.count + other.count, self.wrong + other.wrong, add_bins(self.bins, other.bins))
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Self:
-        """What ``vars(score)`` was written as."""
+        """Return the score that ``vars(score)`` was written from.
+
+        Args:
+            record: The parsed JSON object.
+
+        Returns:
+            An equal score.
+        """
         return cls(record["count"], record["wrong"], bins_from_json(record["bins"]))
 
 
 @torch.no_grad()
 def score_images(logits: Tensor, labels: Tensor) -> ImageScore:
-    """Count right and wrong predictions of a batch, by confidence.
+    """Count correct and wrong predictions of a batch, by confidence.
 
     A prediction that is not finite counts as wrong, with confidence 0.
 
     Args:
         logits: (N, C).
-        labels: (N,) whole numbers in [0, C).
+        labels: (N,) integers in [0, C).
+
+    Returns:
+        The score of the batch.
+
+    Raises:
+        InputError: The shapes do not fit, or a label is out of range.
     """
     if logits.ndim != 2 or labels.shape != logits.shape[:1]:
-        raise ValueError(
+        raise InputError(
             "expected predictions (N, C) and labels (N,), or predictions (N, C, h, w) and label maps (N, H, W), "
             f"got {tuple(logits.shape)} and {tuple(labels.shape)}"
         )
     num_classes = logits.shape[1]
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
-        raise ValueError(
-            f"labels run from {int(labels.min())} to {int(labels.max())}, and the model knows {num_classes} classes: "
-            "is this the model for these data?"
+        raise InputError(
+            f"labels range from {int(labels.min())} to {int(labels.max())}, but the model has {num_classes} classes: "
+            "use the model for this dataset"
         )
-    logits, labels = logits.cpu(), labels.cpu()  # where sums are the same each time
+    logits, labels = logits.cpu(), labels.cpu()  # sums on the CPU are deterministic
     finite = logits.isfinite().all(1)
     # In double precision, so that sums do not depend on how images were batched.
     probabilities = logits.double().softmax(1).where(finite[:, None], 0)
     confidence, predicted = probabilities.max(1)
-    right = (predicted == labels) & finite
-    return ImageScore(len(labels), len(labels) - int(right.sum()), bins_of(confidence, right))
+    correct = (predicted == labels) & finite
+    return ImageScore(len(labels), len(labels) - int(correct.sum()), bin_confidences(confidence, correct))

@@ -13,8 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from ctta.benchmark import Ending, Processes, Progress, RayCluster, Run, ThisProcess, execute, plan
-from ctta.benchmark.recipes import Options
+from ctta.benchmark import (
+    BenchmarkOptions,
+    BenchmarkRun,
+    JobOutcome,
+    ProcessExecutor,
+    ProgressCounter,
+    RayExecutor,
+    SerialExecutor,
+    execute,
+    plan,
+)
 from ctta.evaluation.results import BatchRecord, read_result
 
 #: A network for a cell in any process; it kills its process where a file tells it to.
@@ -51,17 +60,17 @@ def network(tmp_path: Path) -> Path:
     return path
 
 
-def planned(folder: Path, network: Path, function: str = "tiny", **changes: object) -> Run:
-    options = Options(model=f"file:{network}:{function}", limit=8, batch_size=4, settings=("cotta.views=1",))
+def planned(folder: Path, network: Path, function: str = "tiny", **changes: object) -> BenchmarkRun:
+    options = BenchmarkOptions(model=f"file:{network}:{function}", limit=8, batch_size=4, settings=("cotta.views=1",))
     arguments = {"methods": METHODS, "seeds": (1, 2), "threads": 1, "save_every": 0.0, **changes}
     return plan(folder, "embedded", options, **arguments)  # type: ignore[arg-type]
 
 
-def done(run: Run) -> int:
-    return Progress(run).num_batches_done()
+def done(run: BenchmarkRun) -> int:
+    return ProgressCounter(run).count()
 
 
-def outcome(run: Run) -> dict[str, list[BatchRecord]]:
+def outcome(run: BenchmarkRun) -> dict[str, list[BatchRecord]]:
     """Everything about the cells but time and memory."""
     results = {cell.name: read_result(Path(cell.folder)) for cell in run.cells}
     assert all(result.is_complete for result in results.values())
@@ -75,7 +84,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[BatchRe
     folder = tmp_path_factory.mktemp("expected")
     (folder / "network.py").write_text(NETWORK)
     run = planned(folder / "run", folder / "network.py")
-    assert execute(run, ThisProcess()) == []
+    assert execute(run, SerialExecutor()) == []
     return outcome(run)
 
 
@@ -95,41 +104,41 @@ def test_a_plan_has_a_cell_for_every_seed_of_what_is_random(tmp_path: Path, netw
 
 def test_a_folder_takes_further_cells_but_no_other_options(tmp_path: Path, network: Path) -> None:
     run = planned(tmp_path / "run", network, methods=("source",))
-    execute(run, ThisProcess())
+    execute(run, SerialExecutor())
     more = planned(tmp_path / "run", network, methods=("source", "bn_stats"))
     assert done(more) == run.num_batches
     assert more.num_batches == 2 * run.num_batches
-    with pytest.raises(ValueError, match="holds a run with another threads"):
+    with pytest.raises(ValueError, match="threads: 1 → 2"):
         planned(tmp_path / "run", network, threads=2)
-    with pytest.raises(ValueError, match="holds a run with another model"):
+    with pytest.raises(ValueError, match=r"model: .* → "):
         planned(tmp_path / "run", network, "other")
 
 
 def test_complete_cells_are_left_alone_but_not_mixed_with_another_network(tmp_path: Path, network: Path) -> None:
     """An update of a library must not make finished results unusable; another network must."""
     run = planned(tmp_path / "run", network, methods=("source",))
-    execute(run, ThisProcess())
+    execute(run, SerialExecutor())
     about = Path(run.cells[0].folder) / "about.json"
     about.write_text(about.read_text().replace('"torch": "', '"torch": "0.'))
     again = planned(tmp_path / "run", network, methods=("source", "bn_stats"))
-    endings: list[Ending] = []
-    assert execute(again, ThisProcess(), on_ending=endings.append) == []
-    assert [ending.cell.row for ending in endings] == ["bn_stats"]
+    outcomes: list[JobOutcome] = []
+    assert execute(again, SerialExecutor(), on_outcome=outcomes.append) == []
+    assert [outcome.cell.method for outcome in outcomes] == ["bn_stats"]
     network.write_text(NETWORK.replace("manual_seed(0)", "manual_seed(1)"))
     noted = (tmp_path / "run" / "run.json").read_text()
-    with pytest.raises(ValueError, match="results of another network"):
+    with pytest.raises(ValueError, match=r"network: .* → "):
         planned(tmp_path / "run", network, methods=("source",), command="refused")
     assert (tmp_path / "run" / "run.json").read_text() == noted  # the report shows what made the results
 
 
 def test_progress_is_counted_in_the_files(tmp_path: Path, network: Path) -> None:
     run = planned(tmp_path / "run", network, methods=("source",))
-    progress = Progress(run)
+    progress = ProgressCounter(run)
     file = Path(run.cells[0].folder) / "batches.jsonl"
     file.parent.mkdir(parents=True)
     for text, expected_count in (("a\nb\n", 2), ("a\nb\nc\nd", 3), ("a\nb\nc\nd\n", 4), ("a\n", 1)):
         file.write_text(text)
-        assert progress.num_batches_done() == expected_count
+        assert progress.count() == expected_count
 
 
 def test_what_is_named_twice_is_run_once(tmp_path: Path, network: Path) -> None:
@@ -156,18 +165,18 @@ def test_mistakes_are_found_before_anything_starts(
 
 def test_processes_give_the_same_results(tmp_path: Path, network: Path, expected: dict[str, list[BatchRecord]]) -> None:
     run = planned(tmp_path / "run", network)
-    assert execute(run, Processes(2)) == []
+    assert execute(run, ProcessExecutor(2)) == []
     assert outcome(run) == expected
 
 
 def test_a_cell_whose_process_dies_is_tried_again_and_reported(tmp_path: Path, network: Path) -> None:
     run = planned(tmp_path / "run", network, "deadly", methods=("source", "bn_stats"))
     (tmp_path / "lives").write_text("2")
-    endings: list[Ending] = []
-    assert execute(run, Processes(1), on_ending=endings.append) == []
-    died = [ending for ending in endings if ending.died]
+    outcomes: list[JobOutcome] = []
+    assert execute(run, ProcessExecutor(1), on_outcome=outcomes.append) == []
+    died = [outcome for outcome in outcomes if outcome.process_died]
     assert len(died) == 2
-    assert all(ending.is_retried and "exit code -9" in str(ending.problem) for ending in died)
+    assert all(outcome.will_retry and "exit code -9" in str(outcome.error) for outcome in died)
     outcome(run)
 
 
@@ -175,10 +184,10 @@ def test_a_cell_that_always_dies_is_given_up_and_the_others_go_on(tmp_path: Path
     """The two cells die in turn, so that the first has used up its three attempts when the second lives."""
     run = planned(tmp_path / "run", network, "deadly", methods=("source", "bn_stats"))
     (tmp_path / "lives").write_text("5")
-    (failed,) = execute(run, Processes(1))
-    assert failed.cell.row == "source"
-    assert failed.died
-    assert not failed.is_retried
+    (failed,) = execute(run, ProcessExecutor(1))
+    assert failed.cell.method == "source"
+    assert failed.process_died
+    assert not failed.will_retry
     assert read_result(Path(run.cells[1].folder)).is_complete
 
 
@@ -187,8 +196,8 @@ def test_a_mistake_in_a_cell_is_reported_once_in_a_line(tmp_path: Path, network:
     network.write_text(
         NETWORK.replace("def tiny():", 'def tiny():\n    raise ValueError("no such weights\\nat all")\n')
     )
-    failed = execute(run, ThisProcess())
-    assert [ending.problem for ending in failed] == ["ValueError: no such weights"] * 2
+    failed = execute(run, SerialExecutor())
+    assert [outcome.error for outcome in failed] == ["ValueError: no such weights"] * 2
 
 
 #: Shells ignore Ctrl-C for what they start in the background, and Python inherits that.
@@ -259,8 +268,8 @@ def home_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.mark.usefixtures("home_elsewhere")
 def test_a_cell_that_fits_on_no_node_is_refused_instead_of_waiting_for_ever() -> None:
-    with pytest.raises(ValueError, match="give fewer --threads"):
-        RayCluster(None, threads=1000)
+    with pytest.raises(ValueError, match="use fewer threads"):
+        RayExecutor(None, threads=1000)
 
 
 @pytest.mark.usefixtures("home_elsewhere")
@@ -268,20 +277,20 @@ def test_a_ray_cluster_gives_the_same_results_and_survives_dying_cells(
     tmp_path: Path, network: Path, expected: dict[str, list[BatchRecord]]
 ) -> None:
     run = planned(tmp_path / "run", network)
-    assert execute(run, RayCluster(None, threads=1)) == []
+    assert execute(run, RayExecutor(None, threads=1)) == []
     assert outcome(run) == expected
-    endings: list[Ending] = []
+    outcomes: list[JobOutcome] = []
     deadly = planned(tmp_path / "deadly", network, "deadly", methods=("source",))
     (tmp_path / "lives").write_text("1")
-    assert execute(deadly, RayCluster(None, threads=1), on_ending=endings.append) == []
-    assert [ending.is_retried for ending in endings] == [True, False]
+    assert execute(deadly, RayExecutor(None, threads=1), on_outcome=outcomes.append) == []
+    assert [outcome.will_retry for outcome in outcomes] == [True, False]
 
 
 def test_threads_are_what_was_asked(tmp_path: Path, network: Path) -> None:
     before = torch.get_num_threads()
     run = planned(tmp_path / "run", network, methods=("source",), threads=2)
     try:
-        execute(run, ThisProcess())
+        execute(run, SerialExecutor())
     finally:
         torch.set_num_threads(before)
     assert read_result(Path(run.cells[0].folder)).environment["threads"] == 2

@@ -1,0 +1,133 @@
+"""Plan a benchmark: which cells to run, in a folder that a later call can continue."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ctta.benchmark.cells import BenchmarkCell
+from ctta.benchmark.recipes import BenchmarkOptions, build_task
+from ctta.checkpoint.fingerprint import fingerprint
+from ctta.distributed import rank
+from ctta.errors import ConfigError
+from ctta.evaluation.results import Result, read_result
+from ctta.io.atomic import atomic_write
+from ctta.io.provenance import check_same_settings
+from ctta.models import to_device
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class BenchmarkRun:
+    """A run folder and the cells that belong in it.
+
+    Attributes:
+        folder: The run folder, with ``run.json`` and a folder per cell below ``cells``.
+        cells: The cells, complete or not.
+        num_batches: Number of batches of all cells together.
+    """
+
+    folder: Path
+    cells: tuple[BenchmarkCell, ...]
+    num_batches: int
+
+    def results(self) -> list[Result]:
+        """Return the results on disk, complete or not, in the order of the cells."""
+        folders = [Path(cell.folder) for cell in self.cells]
+        return [read_result(folder) for folder in folders if (folder / "about.json").exists()]
+
+
+def plan(
+    folder: Path,
+    recipe: str,
+    options: BenchmarkOptions,
+    *,
+    methods: Sequence[str] | None = None,
+    orders: Sequence[int | None] | None = None,
+    seeds: Sequence[int] | None = None,
+    threads: int,
+    save_every: float = 20.0,
+    command: str = "",
+) -> BenchmarkRun:
+    """Choose the cells of a benchmark and record them in a folder; every mistake is found before a cell starts.
+
+    A folder that holds a run of the same recipe, options and number of threads is continued, and may get further
+    methods, orders and seeds.
+
+    Args:
+        folder: The run folder; created if needed.
+        recipe: A key of :data:`ctta.benchmark.RECIPES`.
+        options: What the user changes about the recipe.
+        methods: Names of methods; the recipe's own choice by default.
+        orders: Orders of domains, None for the standard order; the recipe's own choice by default.
+        seeds: Seeds of methods with randomness; the recipe's own choice by default.
+        threads: CPU threads per cell; results are reproducible only with the same number.
+        save_every: Seconds between two saves of a cell's state.
+        command: How the run was started, for the report.
+
+    Returns:
+        The run.
+
+    Raises:
+        ConfigError: An argument does not fit the recipe, or the folder was made with other options, another network or
+            other data.
+    """
+    task = build_task(recipe, options)
+    methods = _choose("methods", methods, task.default_methods)
+    orders = _choose("orders", orders, task.default_orders)
+    seeds = _choose("seeds", seeds, task.default_seeds)
+    if unknown := [method for method in methods if method not in task.methods]:
+        raise ConfigError(f"{recipe} has no method {unknown[0]!r}; it has {', '.join(task.methods)}")
+    streams = {order: task.make_stream(order) for order in orders}
+    net = to_device(task.make_network(), options.device)
+    for method in methods:
+        task.methods[method].build_model(net, 0)
+    cells = []
+    for method in methods:
+        for order in orders:
+            for seed in seeds if task.methods[method].is_random else (None,):
+                cell_folder = folder.absolute() / "cells" / _cell_name(method, order, seed)
+                cells.append(BenchmarkCell(recipe, options, method, order, seed, threads, str(cell_folder), save_every))
+    requested = {"format": FORMAT, "recipe": recipe, "options": asdict(options), "threads": threads}
+    commands = _earlier_commands(folder, requested)
+    run = BenchmarkRun(folder, tuple(cells), sum(len(streams[cell.order]) for cell in cells))
+    _check_results(run, fingerprint(net), {order: stream.hash for order, stream in streams.items()})
+    if rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        commands = list(dict.fromkeys([*commands, command]))
+        with atomic_write(folder / "run.json") as path:
+            path.write_text(json.dumps({**requested, "commands": commands}, indent=1))
+    return run
+
+
+def _choose(name: str, given: Sequence[Any] | None, default: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the given values, or the default ones, each once."""
+    if given is not None and len(given) == 0:
+        raise ConfigError(f"{name} is an empty list: leave it out for the recipe's own, or name at least one")
+    return tuple(dict.fromkeys(default if given is None else given))
+
+
+def _cell_name(method: str, order: int | None, seed: int | None) -> str:
+    order_name = "standard" if order is None else f"order{order}"
+    return f"{method}-{order_name}" + ("" if seed is None else f"-seed{seed}")
+
+
+def _earlier_commands(folder: Path, requested: dict[str, Any]) -> list[str]:
+    """Return the commands that have filled the folder so far; raise if they asked for something else."""
+    path = folder / "run.json"
+    if not path.exists():
+        return []
+    recorded = json.loads(path.read_text())
+    check_same_settings(folder, recorded, json.loads(json.dumps(requested)))
+    commands: list[str] = recorded["commands"]
+    return commands
+
+
+def _check_results(run: BenchmarkRun, network: str, stream_hashes: dict[int | None, str]) -> None:
+    """Raise if complete cells, which do not run again, are of another network or other data than now."""
+    for result in run.results():
+        recorded = {"network": result.source, "data": result.stream_hash}
+        requested = {"network": network, "data": stream_hashes[result.labels["order"]]}
+        check_same_settings(run.folder, recorded, requested)

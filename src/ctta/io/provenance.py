@@ -1,0 +1,47 @@
+"""What a folder was made from: outputs of different settings never mix."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ctta.errors import ConfigError
+
+HINT = "use another folder or delete this one"
+
+
+def check_same_settings(
+    path: Path, recorded: Mapping[str, Any], requested: Mapping[str, Any], *, hint: str = HINT
+) -> None:
+    """Refuse to continue with outputs that were made with other settings.
+
+    Args:
+        path: File or folder with the outputs, for the message.
+        recorded: Settings that the outputs were made with; nested mappings are compared key by key.
+        requested: Settings of now. Recorded settings that are not requested do not matter.
+        hint: What the user can do about a difference.
+
+    Raises:
+        ConfigError: A requested setting differs from the recorded one; the message lists all differences.
+
+    >>> check_same_settings(Path("runs/a"), {"seed": 1, "threads": 2}, {"seed": 1, "threads": 4})
+    Traceback (most recent call last):
+    ctta.errors.ConfigError: runs/a was made with other settings (threads: 2 → 4): use another folder or delete this one
+    """
+    if differences := list(_differences(recorded, requested)):
+        raise ConfigError(f"{path} was made with other settings ({'; '.join(differences)}): {hint}")
+
+
+def _differences(recorded: Mapping[str, Any], requested: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield every difference as ``name: recorded → requested``."""
+    for name, now in requested.items():
+        before = recorded.get(name)
+        if isinstance(before, Mapping) and isinstance(now, Mapping):
+            # A key that only one side has counts as a difference: settings of another class, say.
+            everything = dict.fromkeys([*before, *now])
+            yield from _differences(before, {key: now.get(key) for key in everything}, prefix=f"{prefix}{name}.")
+        elif name not in recorded or before != now:
+            yield f"{prefix}{name}: {_format(before, name in recorded)} → {_format(now, True)}"
+
+
+def _format(value: Any, is_known: bool) -> str:
+    return "nothing" if not is_known or value is None else str(value)
