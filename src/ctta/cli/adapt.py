@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ctta.cli.console import interrupt_between_steps, print_notice, print_text, progress_bar
+from ctta.cli.console import exit_on_interrupt, interrupt_between_steps, print_text, progress_bar
 from ctta.cli.options import (
     ClassesOption,
     DeviceOption,
@@ -80,31 +80,31 @@ def adapt(
     hyperparameters = parse_hyperparameters(METHODS[method], texts) if method else {}
     class_names = read_class_names(classes)
     net = load_network(model, device)
-    try:
-        with progress_bar("adapting") as update, interrupt_between_steps() as raise_if_interrupted:
+    with (
+        exit_on_interrupt(_describe_state(state)),
+        progress_bar("adapting") as update,
+        interrupt_between_steps() as raise_if_interrupted,
+    ):
 
-            def on_progress(num_done: int, num_images: int) -> None:
-                update(num_done, num_images)
-                raise_if_interrupted()
+        def on_progress(num_done: int, num_images: int) -> None:
+            update(num_done, num_images)
+            raise_if_interrupted()
 
-            summary = adapt_folder(
-                net,
-                images,
-                predictions,
-                method=method,
-                settings=hyperparameters,
-                state=state,
-                size=size,
-                batch_size=batch_size,
-                classes=class_names,
-                compare=compare,
-                guard=guard,
-                audit=_audit_path(predictions),
-                on_progress=on_progress,
-            )
-    except KeyboardInterrupt:
-        print_notice(f"\nStopped. {_describe_state(state)}")
-        raise typer.Exit(130) from None
+        summary = adapt_folder(
+            net,
+            images,
+            predictions,
+            method=method,
+            settings=hyperparameters,
+            state=state,
+            size=size,
+            batch_size=batch_size,
+            classes=class_names,
+            compare=compare,
+            guard=guard,
+            audit=_audit_path(predictions),
+            on_progress=on_progress,
+        )
     if as_json:
         typer.echo(json.dumps(asdict(summary) | {"out": str(predictions), "state": state and str(state)}))
     else:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from types import FrameType
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -99,6 +100,17 @@ def interrupt_between_steps() -> Iterator[Callable[[], None]]:
         yield raise_if_interrupted
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+@contextmanager
+def exit_on_interrupt(advice: str = "Run the same command again to resume.") -> Iterator[None]:
+    """Turn Ctrl-C into a line of advice and exit code 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        after_echo = "\n" if stderr.is_terminal else ""  # a terminal has printed ^C
+        print_notice(f"{after_echo}Stopped. {advice}")
+        raise typer.Exit(130) from None
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ctta.cli.console import print_notice, print_text, progress_bar
+from ctta.cli.console import exit_on_interrupt, print_notice, print_text, progress_bar
 from ctta.cli.options import JsonOption, parse_names, parse_severities
 from ctta.corruptions import CORRUPTIONS, HOLD_OUT, write_cifar_c, write_imagenet_c
 from ctta.datasets.clean_images import corruption_kind, read_clean_images
@@ -64,34 +64,24 @@ def corrupt(
     levels = [1, 2, 3, 4, 5] if severities is None else parse_severities(severities)
     if (folder / "made_from.json").exists() and not as_json:
         print_notice(f"Resuming {folder}: complete files are kept.")
-    try:
-        with progress_bar("corrupting") as update:
-            if layout is BenchmarkLayout.CIFAR:
-                clean = read_clean_images(source)
-                if clean.labels is None:
-                    raise DataError(f"{source} has no labels, which the layout of CIFAR-C needs: use an .npz with both")
-                write_cifar_c(
-                    clean.images,
-                    clean.labels,
-                    folder,
-                    names=names,
-                    seed=seed,
-                    frost_photos=frost_photos,
-                    progress=update,
-                )
-            else:
-                write_imagenet_c(
-                    source,
-                    folder,
-                    names=names,
-                    severities=levels,
-                    seed=seed,
-                    frost_photos=frost_photos,
-                    progress=update,
-                )
-    except KeyboardInterrupt:
-        print_notice("\nStopped. Run the same command again to resume.")
-        raise typer.Exit(130) from None
+    with exit_on_interrupt(), progress_bar("corrupting") as update:
+        if layout is BenchmarkLayout.CIFAR:
+            clean = read_clean_images(source)
+            if clean.labels is None:
+                raise DataError(f"{source} has no labels, which the layout of CIFAR-C needs: use an .npz with both")
+            write_cifar_c(
+                clean.images, clean.labels, folder, names=names, seed=seed, frost_photos=frost_photos, progress=update
+            )
+        else:
+            write_imagenet_c(
+                source,
+                folder,
+                names=names,
+                severities=levels,
+                seed=seed,
+                frost_photos=frost_photos,
+                progress=update,
+            )
     if as_json:
         summary = {
             "folder": str(folder),

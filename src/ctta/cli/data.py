@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from ctta.cli.console import print_notice, print_text, stdout
+from ctta.cli.console import exit_on_interrupt, print_text, stdout
 from ctta.cli.options import JsonOption
 from ctta.datasets import DATASETS, DownloadError, cache_dir, download, find
 
@@ -31,11 +31,8 @@ def get(
 
     After an error or Ctrl-C, run the same command again to resume the download.
     """
-    try:
+    with exit_on_interrupt():
         path = download(name, cache=cache)
-    except KeyboardInterrupt:
-        print_notice("\nStopped. Run the same command again to resume.")
-        raise typer.Exit(130) from None
     typer.echo(path)
 
 
