@@ -18,10 +18,10 @@ from guard_methods import BATCH_SIZE, method
 from hold_out import hold_out_stream
 from torch import Tensor
 
-from ctta.guard import Thresholds
-from ctta.guard.detector import Detector
-from ctta.guard.health import summarise
-from ctta.guard.untouched import untouched
+from ctta.guard import CollapseThresholds
+from ctta.guard.detector import CollapseDetector
+from ctta.guard.diagnostics import source_as_trained
+from ctta.guard.health import summarize
 from ctta.streams import Stream, correlated
 
 #: Name of a run: method, factor of the learning rate, labels in clumps, number of segments, images of each.
@@ -54,19 +54,19 @@ def record(cifar: Path, name: str, factor: float, clumps: bool, count: int, imag
     for batch in Stream(f"hold-out, {images} of each", segments, batch_size=BATCH_SIZE):
         logits = model(batch.x)
         with torch.no_grad():
-            found.append((logits, model.source(batch.x), untouched(model.source)(batch.x)))
+            found.append((logits, model.source(batch.x), source_as_trained(model.source)(batch.x)))
     return found
 
 
-def scores(found: Record, limits: Thresholds) -> tuple[list[float], list[float]]:
+def scores(found: Record, limits: CollapseThresholds) -> tuple[list[float], list[float]]:
     """What the detector would have said of every batch: collapse, and clumping."""
-    detector = Detector(limits)
+    detector = CollapseDetector(limits)
     collapse, clumped = [], []
     for logits, anchor, source in found:
-        verdict = detector.judge(summarise(logits), summarise(anchor), summarise(source))
-        detector.remember(verdict)
+        verdict = detector.judge(summarize(logits), summarize(anchor), summarize(source))
+        detector.remember_(verdict)
         collapse.append(verdict.collapse)
-        clumped.append(verdict.clumped)
+        clumped.append(verdict.sorting)
     return collapse, clumped
 
 
@@ -75,12 +75,12 @@ def first_alarm(series: list[float]) -> int:
     return next((number for number, score in enumerate(series) if score >= 1), len(series))
 
 
-def only(**limits: float) -> Thresholds:
+def only(**limits: float) -> CollapseThresholds:
     """These limits, and nothing else that could raise an alarm."""
-    return Thresholds(**{"margin": OFF, "class_loss": OFF, "shift": OFF, "clumping": OFF} | limits)
+    return CollapseThresholds(**{"margin": OFF, "class_loss": OFF, "shift": OFF, "class_sorting": OFF} | limits)
 
 
-def choose(records: dict[str, Record], of: str, candidates: list[Thresholds], which: int) -> Thresholds:
+def choose(records: dict[str, Record], of: str, candidates: list[CollapseThresholds], which: int) -> CollapseThresholds:
     """Print what each candidate would have done, and return the best one."""
     healthy = [name for name in records if name.endswith("healthy")]
     faults = [name for name in records if name not in healthy and ("clumps" in name) == (which == 1)]
@@ -113,13 +113,13 @@ def main() -> None:
         records[name] = torch.load(path)
         print(f"{name}: {len(records[name])} batches", flush=True)
     straying = [only(margin=margin, doubt=doubt) for margin, doubt in itertools.product(MARGINS, DOUBTS)]
-    clumping = [only(clumping=limit, trust=trust) for limit, trust in itertools.product(CLUMPS, TRUSTS)]
-    chosen = Thresholds(
+    clumping = [only(class_sorting=limit, trust=trust) for limit, trust in itertools.product(CLUMPS, TRUSTS)]
+    chosen = CollapseThresholds(
         margin=(stray := choose(records, "straying", straying, 0)).margin,
         doubt=stray.doubt,
         class_loss=choose(records, "class loss", [only(class_loss=loss) for loss in CLASS_LOSSES], 0).class_loss,
         shift=choose(records, "shift", [only(shift=shift) for shift in SHIFTS], 0).shift,
-        clumping=(clumps := choose(records, "clumping", clumping, 1)).clumping,
+        class_sorting=(clumps := choose(records, "class sorting", clumping, 1)).class_sorting,
         trust=clumps.trust,
     )
     print(chosen)

@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 from guard_report import METHODS, NOISE_BATCHES, ROWS, STREAMS
 
-REMEDIES = ("rollback", "reset", "clumping")
+REMEDIES = ("rollback", "reset", "sorted_stream")
 COLOURS = {"source": "#666666", "bare": "#c2410c", "guarded": "#1d4ed8"}
 TITLES = {"tent": "TENT", "cotta": "CoTTA, 8 views", "source": "Source"}
 SMOOTH = 6  # batches that a point of a line is the mean of

@@ -8,11 +8,11 @@ from torch import Tensor
 
 import ctta
 from ctta.base import AdaptiveModel
-from ctta.guard import Guarded, Thresholds
-from ctta.guard.schedule import SETTLED
+from ctta.guard import CollapseThresholds, Guarded
+from ctta.guard.schedule import MIN_HEALTHY_INSPECTIONS
 
 #: No alarm, and no doubt that would make looks more frequent: what is timed is a stream that is well.
-NEVER = Thresholds(margin=1e9, class_loss=1e9, shift=1e9, clumping=1e9)
+NEVER = CollapseThresholds(margin=1e9, class_loss=1e9, shift=1e9, class_sorting=1e9)
 PERIOD = 20  # batches, in which the usual guard looks five times and takes two snapshots
 
 
@@ -27,7 +27,7 @@ def ratio(build: Callable[..., AdaptiveModel], inspect_every: int) -> float:
     bare, inner = build(ctta.models.embedded()), build(ctta.models.embedded())
     guarded = Guarded(inner, thresholds=NEVER, inspect_every=inspect_every)
     x = torch.rand(50, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    for _ in range(SETTLED):  # a new guard looks at every batch at first
+    for _ in range(MIN_HEALTHY_INSPECTIONS):  # a new guard looks at every batch at first
         guarded(x)
 
     def many(model: AdaptiveModel, x: Tensor) -> None:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import ctta
-from ctta.guard import Admission, Guarded, Thresholds
-from ctta.guard.detector import Detector
-from ctta.guard.health import summarise
-from ctta.guard.untouched import untouched
+from ctta.guard import CollapseThresholds, Guarded, InputSpec
+from ctta.guard.detector import CollapseDetector
+from ctta.guard.diagnostics import source_as_trained
+from ctta.guard.health import summarize
 
 CLASSES = 4
 WRONG_RATE = 30.0
@@ -88,7 +88,7 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
     ],
 )
 def test_what_is_declared_is_checked_from_the_first_batch_on(source, declared, bad, complaint) -> None:
-    model = Guarded(tent(source), admission=Admission(**declared))
+    model = Guarded(tent(source), input_spec=InputSpec(**declared))
     before = weights(model.wrapped)
     for call in (model, model.predict):
         with pytest.raises((ValueError, TypeError), match=complaint):
@@ -106,13 +106,13 @@ def test_what_is_not_declared_is_learnt_from_the_first_batch(source, bad) -> Non
     model(batches(1)[0])
     with pytest.raises((ValueError, TypeError)):
         model(bad)
-    free = Guarded(ctta.BNStats(source), admission=Admission(learn=False))
+    free = Guarded(ctta.BNStats(source), input_spec=InputSpec(learn=False))
     free(batches(1)[0])
     free(torch.rand(4, 3, 9, 9) * 255)
 
 
 def test_any_size_learns_the_channels_only(source) -> None:
-    model = Guarded(tent(source), admission=Admission(any_size=True))
+    model = Guarded(tent(source), input_spec=InputSpec(any_size=True))
     model(batches(1)[0])
     assert model(torch.rand(4, 3, 12, 10)).shape == (4, CLASSES)
     with pytest.raises(ValueError, match="3xanyxany"):
@@ -130,7 +130,7 @@ def test_a_range_of_normalised_inputs_is_learnt_with_room(source) -> None:
 @pytest.mark.parametrize("wrong", [{"dtype": "int8"}, {"shape": ()}, {"low": 1, "high": 0}])
 def test_an_admission_that_makes_no_sense_is_refused(wrong) -> None:
     with pytest.raises(ValueError):
-        Admission(**wrong)
+        InputSpec(**wrong)
 
 
 def test_bad_rows_are_answered_by_the_source_and_leave_no_trace(source) -> None:
@@ -153,7 +153,7 @@ def test_bad_rows_are_answered_by_the_source_and_leave_no_trace(source) -> None:
 
 
 def test_a_batch_of_bad_rows_only_is_answered_and_not_learnt_from(source) -> None:
-    model = Guarded(tent(source), bad_rows="source", admission=Admission(high=1))
+    model = Guarded(tent(source), bad_rows="source", input_spec=InputSpec(high=1))
     before = weights(model.wrapped)
     x = batches(1)[0] + 5
     assert torch.equal(model(x), source(x))
@@ -166,7 +166,7 @@ def test_an_empty_batch_and_a_single_image(source) -> None:
     empty = torch.empty(0, 3, 8, 8)
     assert model(empty) is empty and model.num_steps == 0
     assert model(batches(1)[0][:1]).shape == (1, CLASSES)
-    assert model.health.confidence is not None and model.health.clumping is None
+    assert model.health.confidence is not None and model.health.class_sorting is None
 
 
 # ---- health ----
@@ -186,7 +186,7 @@ def test_nothing_fires_on_a_healthy_stream_and_answers_are_the_methods_own(sourc
 def test_health_is_what_it_says(source) -> None:
     model = Guarded(ctta.CoTTA(source, views=()), inspect_every=1)
     for x in batches(3):
-        logits, anchor = model(x), untouched(model.source)(x)
+        logits, anchor = model(x), source_as_trained(model.source)(x)
     health, mean = model.health, logits.softmax(1).mean(0)
     assert health.confidence == pytest.approx(float(logits.softmax(1).amax(1).mean()), rel=1e-5)
     assert health.mean_prediction_entropy == pytest.approx(float(-(mean * mean.log()).sum()), rel=1e-5)
@@ -217,13 +217,13 @@ def collapsed(source: nn.Module, **settings) -> tuple[Guarded, int]:
 @pytest.mark.parametrize(("size", "quiet"), [(16, 7), (50, 2)])
 def test_a_few_elements_that_stray_raise_no_alarm(size: int, quiet: int) -> None:
     """Half of them differ from a sure anchor, twice what the limits allow; a single batch needs more than that."""
-    detector = Detector(Thresholds(margin=0.25, class_loss=1.0))
+    detector = CollapseDetector(CollapseThresholds(margin=0.25, class_loss=1.0))
     anchor = 20 * torch.eye(2)[torch.arange(size) % 2]
     answers = 20 * torch.eye(2)[torch.arange(size) // 2 % 2]
     scores = []
     for _ in range(quiet + 1):
-        verdict = detector.judge(summarise(answers), summarise(anchor), None)
-        detector.remember(verdict)
+        verdict = detector.judge(summarize(answers), summarize(anchor), None)
+        detector.remember_(verdict)
         scores.append(verdict.collapse)
     at_once = pytest.approx(1.0, abs=0.05) if size >= 32 else 0
     assert scores[:-1] == [at_once] * quiet
@@ -243,7 +243,7 @@ def test_a_learning_rate_wrong_from_the_first_step_is_noticed_and_undone(source)
 
 
 def test_relapses_rest_longer_each_time(source) -> None:
-    model = Guarded(tent(source, WRONG_RATE), rest=4)
+    model = Guarded(tent(source, WRONG_RATE), cooldown=4)
     at = []
     for x in batches(120):
         before = len(model.events)
@@ -284,14 +284,14 @@ def test_answers_that_are_not_finite_are_noticed_also_between_looks(source) -> N
     model = Guarded(tent(source))
     for x in batches(20):
         model(x)
-    while model.schedule.inspects():
+    while model.schedule.should_inspect():
         model(batches(1)[0])
     with torch.no_grad():
         model.wrapped.student[1].weight.fill_(torch.nan)
     x = batches(1)[0]
     foreseen, answers = model.predict(x), model(x)
     assert answers.isfinite().all() and torch.equal(foreseen, answers)
-    assert kinds(model) == ["skipped", "rollback"] and "answers are not finite" in model.events[-1].cause
+    assert kinds(model) == ["skipped", "rollback"] and "predictions are not finite" in model.events[-1].cause
 
 
 def test_freeze_learns_no_more(source) -> None:
@@ -339,7 +339,7 @@ def test_batches_that_come_class_by_class_are_answered_by_the_source(source) -> 
         if number >= 12:
             for name, logits in answers.items():
                 right[name] += float((logits.argmax(1) == y).float().mean()) / 12
-    assert "clumping" in kinds(model) and model.health.answered_by_source and not model.health.adapted
+    assert "sorted_stream" in kinds(model) and model.health.answered_by_source and not model.health.adapted
     assert right["guarded"] > 0.9 and right["bare"] < 0.7
     for x in batches(20):
         model(x)
@@ -362,7 +362,7 @@ def test_a_periodic_reset_comes_also_with_a_batch_of_bad_rows_only(source) -> No
 
 
 def test_pace_learns_from_every_kth_batch(source) -> None:
-    model = Guarded(tent(source), every=3)
+    model = Guarded(tent(source), adapt_every=3)
     learnt = []
     for x in batches(7):
         predicted = model.predict(x)
@@ -389,7 +389,7 @@ def test_shadow_answers_with_the_source_and_tells_what_would_differ(source, tmp_
     differing = total = 0
     for x in batches(100, size=4):
         shifted = x * 0.5 + 0.3
-        plain = untouched(model.source)(shifted)
+        plain = source_as_trained(model.source)(shifted)
         would = bare(shifted)
         assert torch.equal(model(shifted), plain)
         share = float((would.argmax(1) != plain.argmax(1)).float().mean())
@@ -397,7 +397,7 @@ def test_shadow_answers_with_the_source_and_tells_what_would_differ(source, tmp_
         differing, total = differing + round(share * 4), total + 4
     assert same(weights(model.wrapped), weights(bare)), "it learns all the same"
     last = json.loads(audit.read_text().splitlines()[-1])
-    assert last["kind"] == "shadow" and last["cause"] == f"{differing} of {total} answers would have been others"
+    assert last["kind"] == "shadow" and last["cause"] == f"{differing} of {total} predictions would differ"
 
 
 # ---- the record ----
@@ -432,8 +432,8 @@ def test_the_list_of_events_is_bounded(source) -> None:
 
 
 def test_a_stream_goes_on_bit_identically_after_a_rollback(source, tmp_path) -> None:
-    settings = {"inspect_every": 2, "snapshot_every": 3, "rest": 3, "thresholds": Thresholds(margin=0.02)}
-    model = Guarded(tent(source, WRONG_RATE), admission=Admission(shape=(3, None, None)), **settings)
+    settings = {"inspect_every": 2, "snapshot_every": 3, "cooldown": 3, "thresholds": CollapseThresholds(margin=0.02)}
+    model = Guarded(tent(source, WRONG_RATE), input_spec=InputSpec(shape=(3, None, None)), **settings)
     stream = batches(40)
     for x in stream[:20]:
         model(x)
@@ -529,7 +529,7 @@ def test_an_evaluation_of_a_guarded_method_can_be_gone_on_with(tmp_path) -> None
     resumed = ctta.evaluate(model(), stream, folder=tmp_path)
     assert resumed.errors == expected.errors
     about = json.loads((tmp_path / "about.json").read_text())
-    assert about["settings"]["model"].startswith("Tent(") and about["settings"]["rest"] == "10"
+    assert about["settings"]["model"].startswith("Tent(") and about["settings"]["cooldown"] == "10"
 
 
 @pytest.mark.parametrize(
@@ -537,11 +537,11 @@ def test_an_evaluation_of_a_guarded_method_can_be_gone_on_with(tmp_path) -> None
     [
         ({"bad_rows": "drop"}, "bad_rows"),
         ({"on_collapse": "panic"}, "on_collapse"),
-        ({"every": 0}, "every"),
+        ({"adapt_every": 0}, "adapt_every"),
         ({"inspect_every": 0}, "inspect_every"),
         ({"reset_every": 0}, "reset_every"),
         ({"max_update": 0}, "max_update"),
-        ({"rest": -1}, "rest"),
+        ({"cooldown": -1}, "cooldown"),
     ],
 )
 def test_wrong_settings_are_refused(source, settings, complaint) -> None:
@@ -554,7 +554,7 @@ def test_only_methods_are_guarded(source) -> None:
         with pytest.raises(TypeError, match="expected a method to guard"):
             Guarded(thing)
     with pytest.raises(ValueError, match="margin"):
-        Thresholds(margin=0)
+        CollapseThresholds(margin=0)
 
 
 def test_a_frozen_method_stays_frozen(source) -> None:

@@ -47,7 +47,7 @@ def test_a_stop_writes_every_stream_and_a_start_brings_it_back_bit_for_bit(tmp_p
     server = Server(state, *options)
     model = Guarded(
         build_method(load_network(server.spec), "cotta_fast", ["views=2"]),
-        admission=ctta.guard.Admission(low=0, high=1),
+        input_spec=ctta.guard.InputSpec(low=0, high=1),
     )
     for name in NAMES:
         alone = new_stream(tmp_path, model)

@@ -6,15 +6,21 @@ from torch import Tensor
 
 #: Hyperparameters and settings: by the name under which their owner is stored (a key of ``METHODS``, ``"guarded"``,
 #: ``"image_views"``, ``"scaled_view"``, ``"admission"``, ``"thresholds"``), the old name to the new one.
-RENAMED_SETTINGS: dict[str, dict[str, str]] = {"image_views": {"n": "num_views", "colour": "color"}}
+RENAMED_SETTINGS: dict[str, dict[str, str]] = {
+    "guarded": {"admission": "input_spec", "every": "adapt_every", "rest": "cooldown"},
+    "image_views": {"n": "num_views", "colour": "color"},
+    "thresholds": {"clumping": "class_sorting"},
+}
 #: Values of settings: by stored owner and new setting name, the old value to the new one.
 RENAMED_VALUES: dict[str, dict[str, dict[str, str]]] = {}
 #: Counters: by stored owner, the old name to the new one.
-RENAMED_COUNTERS: dict[str, dict[str, str]] = {}
+RENAMED_COUNTERS: dict[str, dict[str, str]] = {
+    "guarded": {"num_answers": "num_compared", "num_would_change": "num_differing"},
+}
 #: Submodules and buffers of a model: by stored owner, the old name to the new one (the first part of tensor names).
-RENAMED_TENSORS: dict[str, dict[str, str]] = {"guarded": {"inner": "wrapped"}}
+RENAMED_TENSORS: dict[str, dict[str, str]] = {"guarded": {"inner": "wrapped", "door": "validator"}}
 #: Names under which methods, views and guard settings are stored; the tables above use the old ones.
-RENAMED_CLASSES: dict[str, str] = {}
+RENAMED_CLASSES: dict[str, str] = {"admission": "input_spec", "thresholds": "collapse_thresholds"}
 
 
 def upgrade(header: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -21,7 +21,7 @@ from ctta.cli.options import (
     read_class_names,
     with_seed,
 )
-from ctta.guard import Admission, Guarded
+from ctta.guard import Guarded, InputSpec
 from ctta.methods import METHODS
 
 # Panels of ``ctta serve --help``.
@@ -165,7 +165,7 @@ def serve(
     adaptive: AdaptiveModel = serving.build_method(net, method, with_seed(settings, seed))
     size = size or ((32, 32) if model == "embedded" else None)
     if guard:
-        adaptive = Guarded(adaptive, admission=Admission(low=0, high=1, any_size=size is None))
+        adaptive = Guarded(adaptive, input_spec=InputSpec(low=0, high=1, any_size=size is None))
     with nullcontext(state) if state else tempfile.TemporaryDirectory(prefix="ctta-serve-") as folder:
         service = serving.Service(
             adaptive,

@@ -1,4 +1,4 @@
-"""Guards around any method: admission, health without labels, collapse detection, remedies, and a record of it all.
+"""Guards around any method: input validation, health without labels, collapse detection, remedies and an event log.
 
 >>> import ctta
 >>> from ctta.guard import Guarded
@@ -10,14 +10,14 @@
 
 from ctta.checkpoint.encoding import register_settings_class
 from ctta.checkpoint.manifest import register_wrapper
-from ctta.guard.events import Event
+from ctta.guard.detector import CollapseThresholds
+from ctta.guard.events import Event, EventKind
 from ctta.guard.health import Health, Monitored
-from ctta.guard.thresholds import Thresholds
-from ctta.guard.validator import Admission
+from ctta.guard.validator import InputSpec
 from ctta.guard.wrapper import Guarded
 
-__all__ = ["Admission", "Event", "Guarded", "Health", "Monitored", "Thresholds"]
+__all__ = ["CollapseThresholds", "Event", "EventKind", "Guarded", "Health", "InputSpec", "Monitored"]
 
-register_settings_class("guard", "admission", Admission)
-register_settings_class("guard", "thresholds", Thresholds)
+register_settings_class("guard", "input_spec", InputSpec)
+register_settings_class("guard", "collapse_thresholds", CollapseThresholds)
 register_wrapper("guarded", Guarded, load_only=["audit"])  # a file from elsewhere must not say where to write

@@ -1,38 +1,73 @@
-"""Collapse detection: a batch's answers against the source's on the same batch, and against their own history."""
+"""Collapse detection: compare predictions with the source's on the same batch, and with their own history."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor, nn
 
-from ctta.guard.clumping import clumping
-from ctta.guard.health import NUM_BINS, Answers, disagreement
-from ctta.guard.thresholds import Thresholds
+from ctta.errors import ConfigError
+from ctta.guard.health import NUM_BINS, PredictionSummary, disagreement
 
-NUM_BATCHES = 12  # that are looked at for clumping
-ENOUGH = 100  # elements of the recent past that an alarm needs: few that stray may be chance
-ENOUGH_AT_ONCE = 32  # a single batch that has them may raise it by itself, at twice the limits
-ENOUGH_FOR_CLUMPING = 8
-ELEMENTS_OF_AN_IMAGE = 64  # pixels are many and alike: an image of them counts for no more
-LARGEST_SCORE = 10.0
-CALM = 0.5  # a score below is good health
+NUM_BATCHES = 12  # in the history of the class-sorting test
+MIN_BATCHES = 4  # that the class-sorting test needs
+MIN_BATCH_SIZE = 8  # that the class-sorting test needs
+MIN_ELEMENTS = 100  # of the recent past that an alarm needs, since few disagreements may be chance
+MIN_ELEMENTS_OF_BATCH = 32  # with which a single batch may raise an alarm, at twice the limits
+MAX_ELEMENTS_PER_IMAGE = 64  # neighboring pixels are alike, so that an image of them counts for no more
+MAX_SCORE = 10.0
+HEALTHY_SCORE = 0.5  # scores below are healthy
 
-STRAYING = "answers stray from the source's further than its doubt explains"
-LOSING_CLASSES = "answers lose classes that the source sees"
-SUDDEN = "answers stray from the source's much more than they used to"
-NOT_FINITE = "answers are not finite"
+DISAGREEMENT = "predictions differ from the source's more often than its uncertainty explains"
+LOST_CLASSES = "predictions lose classes that the source predicts"
+SUDDEN_CHANGE = "predictions differ from the source's much more often than before"
+NOT_FINITE = "predictions are not finite"
+
+
+@dataclass(frozen=True)
+class CollapseThresholds:
+    """Limits of the signals; a signal divided by its limit is a score, and an alarm is raised at a score of 1.
+
+    The defaults were chosen by ``benchmarks/choose_guard_thresholds.py``, on images, corruptions and faults other than
+    those of the published results.
+
+    Attributes:
+        margin: Fraction of elements that may differ from the anchor's (the source's weights under the same
+            normalization statistics) in addition to what its uncertainty explains.
+        doubt: How much of the anchor's uncertainty, one minus its confidence, may turn into disagreement.
+        class_loss: How much lower the entropy of the mean prediction may be than the anchor's, relative to it.
+        shift: How far disagreement may rise above its own history.
+        class_sorting: How much likelier two elements of one batch may be to share a class than two of different
+            batches, according to the source: 0.25 for a quarter likelier. Applies only where batch statistics are
+            used, which class-sorted batches spoil.
+        trust: How much higher the source's confidence may be than the anchor's, on average, in a sorted stream.
+        memory: Number of elements of the recent past; short memories raise false alarms for small batches.
+    """
+
+    margin: float = 0.05
+    doubt: float = 1.5
+    class_loss: float = 0.1
+    shift: float = 0.15
+    class_sorting: float = 0.15
+    trust: float = 0.02
+    memory: float = 250.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not (isinstance(value, int | float) and value > 0):
+                raise ConfigError(f"{field.name} must be a number above 0, got {value!r}")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a batch says, with the history that it leads to."""
+    """The scores of a batch, and the history that includes it."""
 
     collapse: float
     cause: str
-    clumped: float
-    is_good: bool  # in good health, and not merely unknown
-    clumping: float | None
+    sorting: float
+    is_healthy: bool  # known to be, rather than not known not to be
+    class_sorting: float | None
     anchor_disagreement: float
     recent: Tensor
     predictions: Tensor
@@ -40,111 +75,161 @@ class Verdict:
 
     @property
     def score(self) -> float:
-        return max(self.collapse, self.clumped)
+        """The larger of the two scores."""
+        return max(self.collapse, self.sorting)
 
 
-class Detector(nn.Module):
-    """Keeps a short history in buffers; :meth:`judge` is a pure function of it, and :meth:`remember` writes it."""
+class CollapseDetector(nn.Module):
+    """Judge batches against a short history in buffers: :meth:`judge` only reads it, and :meth:`remember_` writes it.
+
+    Args:
+        thresholds: Limits of the signals.
+    """
 
     recent: Tensor
     predictions: Tensor
     window: Tensor
 
-    def __init__(self, thresholds: Thresholds) -> None:
+    def __init__(self, thresholds: CollapseThresholds) -> None:
         super().__init__()
         self.thresholds = thresholds
-        # Decaying sums: elements, disagreements, doubt; and the usual disagreement, below 0 while unknown.
+        # Decaying sums of elements, disagreements and uncertainty; then the usual disagreement, below 0 while unknown.
         self.register_buffer("recent", torch.tensor([0.0, 0.0, 0.0, -1.0]))
-        self.register_buffer("predictions", torch.zeros(2, NUM_BINS))  # decaying sums of the answers' and the anchor's
-        self.register_buffer("window", torch.full((NUM_BATCHES, NUM_BINS + 2), -1.0))  # below, last batch last
+        self.register_buffer("predictions", torch.zeros(2, NUM_BINS))  # decaying sums of the method's and the anchor's
+        # A row per batch, the last one last: the source's mean prediction, its agreement within the batch, and how much
+        # more confident it is than the anchor.
+        self.register_buffer("window", torch.full((NUM_BATCHES, NUM_BINS + 2), -1.0))
 
     @torch.no_grad()
-    def judge(self, answers: Answers, anchor: Answers, source: Answers | None) -> Verdict:
-        """Compare a batch's answers with the anchor's; and the source's batches among themselves, if it is given."""
-        if not (answers.is_finite and anchor.is_finite):
-            # Where the anchor's are not either, the input is to blame and not what was learnt.
-            return self._without_history(LARGEST_SCORE if anchor.is_finite else 0.0)
-        limits, per_batch = self.thresholds, answers.classes.shape[0]
-        elements = float(min(answers.classes.numel(), per_batch * ELEMENTS_OF_AN_IMAGE))
-        differ, doubt = disagreement(answers, anchor), 1 - anchor.confidence
+    def judge(
+        self, predictions: PredictionSummary, anchor: PredictionSummary, source: PredictionSummary | None
+    ) -> Verdict:
+        """Compare the predictions of a batch with the anchor's, and the source's batches with each other.
+
+        Args:
+            predictions: The method's.
+            anchor: Those of the source's weights under the same normalization statistics.
+            source: Those of the source as it was trained; None to leave out the class-sorting test.
+        """
+        if not (predictions.is_finite and anchor.is_finite):
+            # If the anchor's are not finite either, the input is the cause and not the adaptation.
+            return self._judge_not_finite(MAX_SCORE if anchor.is_finite else 0.0)
+        limits, batch_size = self.thresholds, predictions.classes.shape[0]
+        elements = float(min(predictions.classes.numel(), batch_size * MAX_ELEMENTS_PER_IMAGE))
+        differ, doubt = disagreement(predictions, anchor), 1 - anchor.confidence
         kept = math.exp(-elements / limits.memory)
         weight, differing, doubting, usual = self.recent.tolist()
         weight, differing, doubting = (
             kept * old + elements * new for old, new in ((weight, 1.0), (differing, differ), (doubting, doubt))
         )
-        now = torch.stack([answers.mean_prediction, anchor.mean_prediction]).to(self.predictions)
-        predictions = kept * self.predictions + elements * now
+        now = torch.stack([predictions.mean_prediction, anchor.mean_prediction]).to(self.predictions)
+        sums = kept * self.predictions + elements * now
         recently = differing / weight
         scores = [(0.0, "")]
-        if weight >= ENOUGH:
+        if weight >= MIN_ELEMENTS:
             scores += [
-                (self._disagreeing(recently, doubting / weight), STRAYING),
-                (self._losing_classes(predictions), LOSING_CLASSES),
+                (self._score_disagreement(recently, doubting / weight), DISAGREEMENT),
+                (self._score_lost_classes(sums), LOST_CLASSES),
             ]
-        if weight >= ENOUGH and usual >= 0:
-            scores.append(((recently - usual) / limits.shift, SUDDEN))
-        if elements >= ENOUGH_AT_ONCE:
+        if weight >= MIN_ELEMENTS and usual >= 0:
+            scores.append(((recently - usual) / limits.shift, SUDDEN_CHANGE))
+        if elements >= MIN_ELEMENTS_OF_BATCH:
             scores += [
-                (self._disagreeing(differ, doubt) / 2, STRAYING),
-                (self._losing_classes(now) / 2, LOSING_CLASSES),
+                (self._score_disagreement(differ, doubt) / 2, DISAGREEMENT),
+                (self._score_lost_classes(now) / 2, LOST_CLASSES),
             ]
         collapse, cause = max(scores)
-        if collapse < CALM and weight > limits.memory / 2:
+        if collapse < HEALTHY_SCORE and weight > limits.memory / 2:
             usual = recently if usual < 0 else usual + (recently - usual) * min(1.0, elements / (20 * limits.memory))
-        window, clumps, clumped = self._batches_with(source, anchor)
+        window, class_sorting, sorting = self._judge_sorting(source, anchor)
         return Verdict(
-            collapse=min(max(0.0, collapse), LARGEST_SCORE),
+            collapse=min(max(0.0, collapse), MAX_SCORE),
             cause=cause,
-            clumped=clumped,
-            is_good=weight >= ENOUGH and max(collapse, clumped) < CALM,
-            clumping=clumps,
+            sorting=sorting,
+            is_healthy=weight >= MIN_ELEMENTS and max(collapse, sorting) < HEALTHY_SCORE,
+            class_sorting=class_sorting,
             anchor_disagreement=differ,
             recent=self.recent.new_tensor([weight, differing, doubting, usual]),
-            predictions=predictions,
+            predictions=sums,
             window=window,
         )
 
-    def _without_history(self, collapse: float) -> Verdict:
-        return Verdict(collapse, NOT_FINITE, 0.0, False, None, 1.0, self.recent, self.predictions, self.window)
-
-    def remember(self, verdict: Verdict) -> None:
-        """Take a batch into the history."""
+    def remember_(self, verdict: Verdict) -> None:
+        """Add a judged batch to the history."""
         for name in ("recent", "predictions", "window"):
             getattr(self, name).copy_(getattr(verdict, name))
 
-    def forget_recent(self) -> None:
-        """The answers of weights that are no longer there; what the source said of the batches stays."""
+    def forget_predictions_(self) -> None:
+        """Forget the predictions of weights that were replaced; the source's history stays."""
         self.recent[:3] = 0
         self.predictions.zero_()
 
-    def _disagreeing(self, share: float, doubt: float) -> float:
-        return share / (self.thresholds.margin + self.thresholds.doubt * doubt)
+    def _judge_not_finite(self, collapse: float) -> Verdict:
+        return Verdict(collapse, NOT_FINITE, 0.0, False, None, 1.0, self.recent, self.predictions, self.window)
 
-    def _losing_classes(self, predictions: Tensor) -> float:
-        ours, anchors = _entropies(predictions)
-        return (1 - ours / anchors) / self.thresholds.class_loss if anchors > 0.1 else 0.0
+    def _score_disagreement(self, fraction: float, doubt: float) -> float:
+        return fraction / (self.thresholds.margin + self.thresholds.doubt * doubt)
 
-    def _batches_with(self, source: Answers | None, anchor: Answers) -> tuple[Tensor, float | None, float]:
-        """The window with this batch, how much batches differ in their classes, and the score of that.
+    def _score_lost_classes(self, predictions: Tensor) -> float:
+        entropy, anchor_entropy = _row_entropies(predictions)
+        return (1 - entropy / anchor_entropy) / self.thresholds.class_loss if anchor_entropy > 0.1 else 0.0
 
-        A source that meets ever new domains also finds batches that differ. But there the batch's own statistics help,
-        and the anchor is the surer of the two; a batch of one class they spoil, and the source is.
+    def _judge_sorting(
+        self, source: PredictionSummary | None, anchor: PredictionSummary
+    ) -> tuple[Tensor, float | None, float]:
+        """Return the window with this batch, its :func:`class_sorting_ratio`, and the score of that.
+
+        Batches also differ in a stream of ever new domains. But there the batch's own statistics help, and the anchor
+        is more confident than the source; class-sorted batches spoil them, and the source is.
         """
-        if source is None or source.agreement_within is None or len(source.classes) < ENOUGH_FOR_CLUMPING:
+        if source is None or source.agreement_within is None or len(source.classes) < MIN_BATCH_SIZE:
             return self.window, None, 0.0
-        figures = [source.agreement_within, source.confidence - anchor.confidence]
-        row = torch.cat([source.mean_prediction, source.mean_prediction.new_tensor(figures)])
+        values = [source.agreement_within, source.confidence - anchor.confidence]
+        row = torch.cat([source.mean_prediction, source.mean_prediction.new_tensor(values)])
         window = torch.cat([self.window[1:], row.to(self.window).unsqueeze(0)])
         filled = window[window[:, -2] >= 0]
-        clumps = clumping(filled[:, :-2], filled[:, -2])
-        if clumps is None:
+        ratio = class_sorting_ratio(filled[:, :-2], filled[:, -2])
+        if ratio is None:
             return window, None, 0.0
-        surer = float(filled[:, -1].mean())
-        score = min((clumps - 1) / self.thresholds.clumping, surer / self.thresholds.trust, LARGEST_SCORE)
-        return window, clumps, max(0.0, score)
+        trust = float(filled[:, -1].mean())
+        score = min((ratio - 1) / self.thresholds.class_sorting, trust / self.thresholds.trust, MAX_SCORE)
+        return window, ratio, max(0.0, score)
 
 
-def _entropies(sums: Tensor) -> list[float]:
-    shares = sums / sums.sum(1, keepdim=True).clamp_min(1e-12)
-    entropies: list[float] = (-(shares * shares.clamp_min(1e-12).log()).sum(1)).tolist()
+@torch.no_grad()
+def class_sorting_ratio(means: Tensor, within: Tensor) -> float | None:
+    """Return how much likelier two elements of one batch share a class than two of different batches; about 1 if not.
+
+    Both probabilities are unbiased for any number of classes and any batch size, so that their ratio needs no table of
+    critical values. A new domain changes the source's predictions too, so the batches are split in two where that
+    lowers the ratio most, and only batches on the same side are compared.
+
+    Args:
+        means: Mean predictions of the last batches, one row each.
+        within: For each batch, the probability that two of its elements share a class.
+
+    Returns:
+        The ratio; None for too few batches.
+    """
+    count = len(means)
+    if count < MIN_BATCHES:
+        return None
+    similarity = (means @ means.T).fill_diagonal_(0).tolist()
+    inside = within.tolist()
+    ratios: list[float] = []
+    for cut in range(count):
+        sides = [range(cut), range(cut, count)]
+        pairs = [(rows, len(rows) * (len(rows) - 1)) for rows in sides if len(rows) > 1]
+        own = sum(inside[row] for rows, _ in pairs for row in rows)
+        other = sum(
+            len(rows) / num_pairs * sum(similarity[row][column] for row in rows for column in rows)
+            for rows, num_pairs in pairs
+        )
+        ratios.append(own / max(other, 1e-12))
+    return min(ratios)
+
+
+def _row_entropies(sums: Tensor) -> list[float]:
+    probabilities = sums / sums.sum(1, keepdim=True).clamp_min(1e-12)
+    entropies: list[float] = (-(probabilities * probabilities.clamp_min(1e-12).log()).sum(1)).tolist()
     return entropies

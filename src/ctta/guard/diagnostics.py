@@ -1,90 +1,157 @@
-"""One look at a batch: the method's answers beside the source's."""
+"""Diagnostics of one batch: the method's predictions beside the source's, and what its optimizer step did."""
 
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from ctta.guard.around import AroundMethod
-from ctta.guard.detector import Detector, Verdict
-from ctta.guard.health import Answers, Health, disagreement, relative_norm, summarise, trained_pairs
-from ctta.guard.untouched import untouched
-from ctta.guard.watching import Watched
-from ctta.norms import uses_batch_statistics
+from ctta.base import AdaptiveModel
+from ctta.guard.detector import Verdict
+from ctta.guard.health import PredictionSummary, disagreement, relative_norm, summarize, trained_pairs
+from ctta.norms import use_running_statistics_, uses_batch_statistics
+
+Judge = Callable[[PredictionSummary, PredictionSummary, PredictionSummary | None], Verdict]
+
+_as_trained: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
+
+
+def source_as_trained(source: nn.Module) -> nn.Module:
+    """Return a source network whose BatchNorms use their running statistics, whatever the method uses.
+
+    It is a second tree of modules over the same tensors, rather than a switch on the source's layers, because forks in
+    other threads use these at the same time. It is built once for each source, which forks share.
+    """
+    if source not in _as_trained:
+        tensors = {id(tensor): tensor for tensor in (*source.parameters(), *source.buffers())}
+        net = copy.deepcopy(source, tensors)
+        use_running_statistics_(net)
+        _as_trained[source] = net
+    return _as_trained[source]
 
 
 @dataclass(frozen=True)
-class Look:
-    """What is known of a batch; the source's part only where it was asked."""
+class Diagnostics:
+    """What is known about a batch; the parts of source and anchor only if they were evaluated."""
 
-    answers: Answers
+    predictions: PredictionSummary
     source_logits: Tensor | None = None
     anchor_logits: Tensor | None = None
-    source: Answers | None = None
-    anchor: Answers | None = None
+    source: PredictionSummary | None = None
+    anchor: PredictionSummary | None = None
     verdict: Verdict | None = None
 
     @property
     def score(self) -> float | None:
-        """None if the batch was not judged."""
+        """The score of the verdict; None if the batch was not inspected."""
         return None if self.verdict is None else self.verdict.score
 
     def signals(self) -> dict[str, Any]:
-        """As fields of :class:`~ctta.guard.Health`."""
+        """Return the signals as fields of :class:`~ctta.guard.Health`."""
         found: dict[str, Any] = {}
-        for prefix, part in (("", self.answers), ("source_", self.source), ("anchor_", self.anchor)):
-            if part is not None:
+        for prefix, summary in (("", self.predictions), ("source_", self.source), ("anchor_", self.anchor)):
+            if summary is not None:
                 found |= {
-                    f"{prefix}{name}": getattr(part, name)
+                    f"{prefix}{name}": getattr(summary, name)
                     for name in ("confidence", "entropy", "mean_prediction_entropy")
                 }
                 if prefix:
-                    found[f"{prefix}disagreement"] = disagreement(self.answers, part)
-        return found | ({"clumping": self.verdict.clumping} if self.verdict else {})
+                    found[f"{prefix}disagreement"] = disagreement(self.predictions, summary)
+        return found | ({"class_sorting": self.verdict.class_sorting} if self.verdict else {})
 
 
 @torch.no_grad()
-def look(source: nn.Module, x: Tensor, logits: Tensor, detector: Detector, *, judge: bool, ask_source: bool) -> Look:
-    """Look at a method's logits; judge them if asked, and where they are not finite in any case.
+def diagnose(
+    source: nn.Module, x: Tensor, logits: Tensor, judge: Judge, *, inspect: bool, evaluate_source: bool
+) -> Diagnostics:
+    """Diagnose the logits of a method.
 
     Args:
-        source: of the method; its BatchNorms use the method's statistics.
-        x: the batch.
-        logits: the method's.
-        detector: judges them.
-        judge: whether this batch is to be inspected.
-        ask_source: ask the source also where nothing is judged.
+        source: Source network of the method; its BatchNorms use the method's statistics.
+        x: The batch.
+        logits: The method's.
+        judge: Returns the verdict from the summaries of method, anchor and (for the class-sorting test) source.
+        inspect: Whether to judge this batch; logits that are not finite are judged in any case.
+        evaluate_source: Whether to evaluate the source also if the batch is not judged.
     """
-    answers = summarise(logits)
-    judge = judge or not answers.is_finite
-    if not judge and not ask_source:
-        return Look(answers)
-    source_logits = untouched(source)(x)
-    of_source = summarise(source_logits)
-    if not judge:
-        return Look(answers, source_logits, source=of_source)
-    alike = not uses_batch_statistics(source)
-    anchor_logits = source_logits if alike else source(x)
-    anchor = of_source if alike else summarise(anchor_logits)
-    clumps_matter = not alike and logits.ndim == 2
-    verdict = detector.judge(answers, anchor, of_source if clumps_matter else None)
-    return Look(answers, source_logits, anchor_logits, of_source, anchor, verdict)
+    predictions = summarize(logits)
+    inspect = inspect or not predictions.is_finite
+    if not inspect and not evaluate_source:
+        return Diagnostics(predictions)
+    source_logits = source_as_trained(source)(x)
+    source_predictions = summarize(source_logits)
+    if not inspect:
+        return Diagnostics(predictions, source_logits, source=source_predictions)
+    is_same = not uses_batch_statistics(source)
+    anchor_logits = source_logits if is_same else source(x)
+    anchor = source_predictions if is_same else summarize(anchor_logits)
+    tests_sorting = not is_same and logits.ndim == 2
+    verdict = judge(predictions, anchor, source_predictions if tests_sorting else None)
+    return Diagnostics(predictions, source_logits, anchor_logits, source_predictions, anchor, verdict)
 
 
-def health_of(model: AroundMethod, seen: Look, watched: Watched, *, learnt: bool, by_source: bool) -> Health:
-    """What a batch showed, in numbers."""
-    pairs = trained_pairs(model.wrapped) if seen.verdict else []
-    moved = relative_norm([ours - theirs for ours, theirs in pairs], [theirs for _, theirs in pairs]) if pairs else None
-    heard = watched.student_classes
-    return Health(
-        step=model.num_steps,
-        **seen.signals(),
-        student_disagreement=None if heard is None else float((heard != seen.answers.classes).double().mean()),
-        distance_to_source=moved,
-        update_norm=watched.update_norm,
-        skipped=model.last_step.skipped if model.last_step else None,
-        adapted=learnt,
-        answered_by_source=by_source,
-        collapse_score=seen.verdict.score if seen.verdict else model.health.collapse_score,
-    )
+@dataclass
+class StepRecord:
+    """What was observed during a step; None where nothing was."""
+
+    update_norm: float | None = None  # relative to the norm that the trained parameters have in the source
+    student_classes: Tensor | None = None  # where a teacher predicts
+
+
+@contextmanager
+def record_step(model: AdaptiveModel, max_update: float | None, *, inspect: bool) -> Iterator[StepRecord]:
+    """Limit the optimizer's step within the context to ``max_update`` and, on inspection, measure it.
+
+    Hooks of the optimizer do both, so that a teacher that averages students gets the limited step.
+    """
+    record = StepRecord()
+    with ExitStack() as stack:
+        if model.optimizer is not None and (inspect or max_update is not None):
+            stack.enter_context(_limit_updates(model, model.optimizer, max_update, record))
+        if inspect and hasattr(model, "teacher") and isinstance(student := getattr(model, "student", None), nn.Module):
+            stack.enter_context(_record_classes(student, record))
+        yield record
+
+
+@contextmanager
+def _limit_updates(
+    model: AdaptiveModel, optimizer: Optimizer, max_update: float | None, record: StepRecord
+) -> Iterator[None]:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    originals = [original for _, original in trained_pairs(model)]
+    before: list[Tensor] = []
+
+    def keep(*_: Any) -> None:
+        before[:] = [parameter.detach().clone() for parameter in parameters]
+
+    @torch.no_grad()
+    def limit(*_: Any) -> None:
+        changes = [new - old for new, old in zip(parameters, before, strict=True)]
+        record.update_norm = norm = relative_norm(changes, originals)
+        if max_update is not None and norm > max_update:
+            for parameter, old, change in zip(parameters, before, changes, strict=True):
+                parameter.copy_(old + change * (max_update / norm))
+
+    handles = [optimizer.register_step_pre_hook(keep), optimizer.register_step_post_hook(limit)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _record_classes(student: nn.Module, record: StepRecord) -> Iterator[None]:
+    def keep(module: nn.Module, inputs: Any, logits: Tensor) -> None:
+        record.student_classes = logits.detach().argmax(1)
+
+    handle = student.register_forward_hook(keep)
+    try:
+        yield
+    finally:
+        handle.remove()

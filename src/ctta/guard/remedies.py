@@ -2,26 +2,28 @@
 
 import copy
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ctta.base import AdaptiveModel
 
-PULL = 0.9  # the share of the way back to the source that a soft reset goes
+Remedy = Literal["rollback", "reset", "soft_reset", "freeze"]
+SOFT_RESET_WEIGHT = 0.9  # of the source in the average that a soft reset computes
 
 
 @torch.inference_mode(False)
-def snapshot(model: AdaptiveModel) -> AdaptiveModel:
-    """A copy of all that may change; the source, and what is never trained in a student, is shared with the model."""
-    fixed: dict[int, object] = {id(tensor): tensor for tensor in _never_trained(model)}
-    taken = copy.deepcopy(model, {id(model.source): model.source, **fixed})
-    taken.last_step = None
-    return taken
+def take_snapshot(model: AdaptiveModel) -> AdaptiveModel:
+    """Return a copy of a stream that shares what never changes: the source, and the student's untrained parameters."""
+    shared: dict[int, object] = {id(tensor): tensor for tensor in _untrained_parameters(model)}
+    snapshot = copy.deepcopy(model, {id(model.source): model.source, **shared})
+    snapshot.last_step = None
+    return snapshot
 
 
-def _never_trained(model: AdaptiveModel) -> list[Tensor]:
-    """The parameters beside those that the optimiser trains, in the same network: TENT's convolutions."""
+def _untrained_parameters(model: AdaptiveModel) -> list[Tensor]:
+    """Return the parameters beside those that the optimizer trains in the same network, such as TENT's convolutions."""
     found: list[Tensor] = []
     for network in model.children():
         parameters = list(network.parameters())
@@ -30,17 +32,17 @@ def _never_trained(model: AdaptiveModel) -> list[Tensor]:
     return found
 
 
-def go_on_from(model: AdaptiveModel, good: AdaptiveModel) -> AdaptiveModel:
-    """A stream with the snapshot's networks and optimiser, and the model's counters: time does not go back."""
-    back = snapshot(good)
+def roll_back(model: AdaptiveModel, snapshot: AdaptiveModel) -> AdaptiveModel:
+    """Return a stream with the snapshot's networks and optimizer, and the counters of now."""
+    restored = take_snapshot(snapshot)
     for name, value in model.counters.items():
-        setattr(back, name, value)
-    return back
+        setattr(restored, name, value)
+    return restored
 
 
 @torch.no_grad()
-def pull_to_source(model: AdaptiveModel, good: AdaptiveModel) -> AdaptiveModel:
-    """Move every network most of the way back to the source; the optimiser keeps its momenta."""
+def soft_reset(model: AdaptiveModel, snapshot: AdaptiveModel) -> AdaptiveModel:
+    """Move every network most of the way back to the source; the optimizer keeps its momenta."""
     originals = dict(model.source.named_parameters())
     for network in model.children():
         if network is model.source:
@@ -48,19 +50,20 @@ def pull_to_source(model: AdaptiveModel, good: AdaptiveModel) -> AdaptiveModel:
         for name, parameter in network.named_parameters():
             original = originals.get(name)
             if original is not None and original.shape == parameter.shape:
-                parameter.copy_(torch.where(parameter.isfinite(), parameter.lerp(original, PULL), original))
+                pulled = parameter.lerp(original, SOFT_RESET_WEIGHT)
+                parameter.copy_(torch.where(parameter.isfinite(), pulled, original))
     return model
 
 
-def begin_anew(model: AdaptiveModel, good: AdaptiveModel) -> AdaptiveModel:
-    """The source, and an optimiser without a past."""
+def reset(model: AdaptiveModel, snapshot: AdaptiveModel) -> AdaptiveModel:
+    """Return a stream that starts at the source, with a new optimizer."""
     return model.fork()
 
 
-#: What can be done to a method, given it and its last good snapshot.
-REMEDIES: dict[str, Callable[[AdaptiveModel, AdaptiveModel], AdaptiveModel]] = {
-    "rollback": go_on_from,
-    "reset": begin_anew,
-    "soft_reset": pull_to_source,
-    "freeze": go_on_from,
+#: What returns a better model, given the method and its last good snapshot. The wrapper freezes after a "freeze".
+REMEDIES: dict[Remedy, Callable[[AdaptiveModel, AdaptiveModel], AdaptiveModel]] = {
+    "rollback": roll_back,
+    "reset": reset,
+    "soft_reset": soft_reset,
+    "freeze": roll_back,
 }

@@ -1,65 +1,87 @@
-"""When to learn, when to look, when to rest."""
+"""When a guarded method adapts, is inspected, is copied and pauses."""
 
 import torch
 from torch import Tensor, nn
 
-from ctta.guard.detector import CALM
+from ctta.guard.detector import HEALTHY_SCORE
 from ctta.validation import check_integer
 
-COUNTS = ("unseen", "calm", "resting", "relapses", "since_alarm", "since_snapshot", "clumped", "alarmed")
-SETTLED = 8  # calm looks in a row, after which looks become rarer
+MIN_HEALTHY_INSPECTIONS = 8  # in a row, after which inspections become rarer
 RELAPSE = 100  # batches; an alarm sooner than this after the last one is a relapse
-MOST_DOUBLINGS = 6
+MAX_DOUBLINGS = 6  # of the cooldown
+
+
+class _Count:
+    """An integer attribute that is stored in the buffer ``counts``."""
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+
+    def __get__(self, schedule: "Schedule | None", owner: type) -> int:
+        if schedule is None:
+            raise AttributeError("only instances count")
+        return int(schedule.counts[self.position])
+
+    def __set__(self, schedule: "Schedule", value: int) -> None:
+        schedule.counts[self.position] = value
 
 
 class Schedule(nn.Module):
-    """Counts batches and looks, in a buffer, so that a saved stream goes on in step.
+    """Count batches and inspections in a buffer, so that a saved stream resumes in step.
 
     Args:
-        every: learn from every so manieth batch.
-        inspect_every: look at every so manieth while all is calm.
-        snapshot_every: batches to learn from between snapshots.
-        rest: batches without learning after an alarm; doubled at each relapse.
+        adapt_every: Adapt to every n-th batch.
+        inspect_every: Inspect every n-th batch while the stream is healthy.
+        snapshot_every: Batches to adapt to between two snapshots.
+        cooldown: Batches without adaptation after an alarm; doubled at each relapse.
     """
 
     counts: Tensor
+    num_uninspected = _Count(0)
+    num_healthy = _Count(1)  # inspections in a row
+    num_cooldown = _Count(2)  # batches left without adaptation
+    num_relapses = _Count(3)
+    num_since_alarm = _Count(4)
+    num_since_snapshot = _Count(5)
+    is_sorted = _Count(6)  # 1 while batches arrive sorted by class
+    is_collapsed = _Count(7)  # 1 if the last inspection found a collapse
 
-    def __init__(self, every: int, inspect_every: int, snapshot_every: int, rest: int) -> None:
+    def __init__(self, adapt_every: int, inspect_every: int, snapshot_every: int, cooldown: int) -> None:
         super().__init__()
-        for name, value in (("every", every), ("inspect_every", inspect_every), ("snapshot_every", snapshot_every)):
-            check_integer(name, value, 1)
-        check_integer("rest", rest, 0)
-        self.every, self.inspect_every, self.snapshot_every, self.rest = every, inspect_every, snapshot_every, rest
-        self.register_buffer("counts", torch.zeros(len(COUNTS), dtype=torch.long))
-        self["since_alarm"] = RELAPSE
+        check_integer("adapt_every", adapt_every, 1)
+        check_integer("inspect_every", inspect_every, 1)
+        check_integer("snapshot_every", snapshot_every, 1)
+        check_integer("cooldown", cooldown, 0)
+        self.adapt_every, self.inspect_every, self.snapshot_every = adapt_every, inspect_every, snapshot_every
+        self.cooldown = cooldown
+        self.register_buffer("counts", torch.zeros(8, dtype=torch.long))
+        self.num_since_alarm = RELAPSE
 
-    def __getitem__(self, name: str) -> int:
-        return int(self.counts[COUNTS.index(name)])
+    def should_adapt(self, step: int, *, even_if_sorted: bool) -> bool:
+        """Return whether to adapt to the batch of this step."""
+        return step % self.adapt_every == 0 and not self.num_cooldown and (even_if_sorted or not self.is_sorted)
 
-    def __setitem__(self, name: str, value: int) -> None:
-        self.counts[COUNTS.index(name)] = value
+    def should_inspect(self) -> bool:
+        """Return whether to inspect the next batch."""
+        is_settled = self.num_healthy >= MIN_HEALTHY_INSPECTIONS
+        return self.num_uninspected + 1 >= (self.inspect_every if is_settled else 1)
 
-    def learns(self, step: int, *, also_clumped: bool) -> bool:
-        return step % self.every == 0 and not self["resting"] and (also_clumped or not self["clumped"])
+    def should_snapshot(self) -> bool:
+        """Return whether a snapshot is due with the next batch that is adapted to."""
+        return self.num_since_snapshot + 1 >= self.snapshot_every
 
-    def inspects(self) -> bool:
-        return self["unseen"] + 1 >= (self.inspect_every if self["calm"] >= SETTLED else 1)
-
-    def is_snapshot_due(self) -> bool:
-        return self["since_snapshot"] + 1 >= self.snapshot_every
-
-    def after_batch(self, *, learnt: bool, score: float | None, snapshot: bool) -> None:
-        """Count a batch; the score is None if it was not looked at."""
-        self["resting"] = max(0, self["resting"] - 1)
-        self["since_alarm"] = min(RELAPSE, self["since_alarm"] + 1)
-        self["since_snapshot"] = 0 if snapshot else self["since_snapshot"] + learnt
-        self["unseen"] = self["unseen"] + 1 if score is None else 0
+    def count_batch_(self, *, adapted: bool, score: float | None, snapshot: bool) -> None:
+        """Count a batch; its score is None if it was not inspected."""
+        self.num_cooldown = max(0, self.num_cooldown - 1)
+        self.num_since_alarm = min(RELAPSE, self.num_since_alarm + 1)
+        self.num_since_snapshot = 0 if snapshot else self.num_since_snapshot + adapted
+        self.num_uninspected = self.num_uninspected + 1 if score is None else 0
         if score is not None:
-            self["calm"] = self["calm"] + 1 if score < CALM else 0
+            self.num_healthy = self.num_healthy + 1 if score < HEALTHY_SCORE else 0
 
-    def after_alarm(self) -> None:
-        """Rest, twice as long as last time if that was not long ago."""
-        again = self["since_alarm"] < RELAPSE
-        self["relapses"] = min(self["relapses"] + 1, MOST_DOUBLINGS) if again else 0
-        self["resting"] = self.rest * 2 ** self["relapses"]
-        self["since_alarm"] = self["calm"] = 0
+    def count_alarm_(self) -> None:
+        """Start a cooldown, twice as long as the last one if that was recent."""
+        is_relapse = self.num_since_alarm < RELAPSE
+        self.num_relapses = min(self.num_relapses + 1, MAX_DOUBLINGS) if is_relapse else 0
+        self.num_cooldown = self.cooldown * 2**self.num_relapses
+        self.num_since_alarm = self.num_healthy = 0

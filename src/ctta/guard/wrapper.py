@@ -1,54 +1,56 @@
-"""A method with a seat belt."""
+"""The guard around a method."""
 
 import os
-from collections.abc import Callable
-from typing import Literal, Self, get_args
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from ctta.base import AdaptiveModel
-from ctta.guard.detector import CALM, Detector
-from ctta.guard.diagnostics import Look, health_of, look
-from ctta.guard.remedied import OnCollapse, RemediedMethod
-from ctta.guard.remedies import snapshot
+from ctta.errors import ConfigError
+from ctta.guard.detector import HEALTHY_SCORE, CollapseDetector, CollapseThresholds
+from ctta.guard.diagnostics import Diagnostics, StepRecord, diagnose, record_step, source_as_trained
+from ctta.guard.events import Event, EventKind, EventLog
+from ctta.guard.health import Health, relative_norm, trained_pairs
+from ctta.guard.remedies import REMEDIES, Remedy, take_snapshot
 from ctta.guard.schedule import Schedule
-from ctta.guard.thresholds import Thresholds
-from ctta.guard.untouched import untouched
-from ctta.guard.validator import Admission, Door
-from ctta.guard.watching import watching_step
+from ctta.guard.validator import InputSpec, InputValidator
+from ctta.parallel import SingleProcess
 from ctta.validation import check_choice, check_integer
 
-LEARNT, CHOSEN = Admission(), Thresholds()
-SHADOW_REPORT_EVERY = 100  # batches
+_LEARNED_SPEC, _DEFAULT_THRESHOLDS = InputSpec(), CollapseThresholds()
+_SHADOW_REPORT_EVERY = 100  # batches
 
 
-class Guarded(RemediedMethod):
-    """Any method, guarded: bad input kept out, health watched, a collapse noticed and undone, every event on record.
+class Guarded(AdaptiveModel):
+    """A method with input validation, health signals, collapse detection, remedies and an event log.
 
-    It is itself an :class:`~ctta.AdaptiveModel`. The method inside answers and learns as ever while all is well. When
-    its answers stray from the source's further than the source's own doubt explains, or lose classes that the source
-    still sees, the alarm fires: the source's weights answer that batch, and ``on_collapse`` is done to the method,
-    which then rests for a while and longer after each relapse. When batches come class by class, batch statistics
-    are worthless; until that ends the source answers with its own statistics, and nothing is learnt.
+    It is itself an :class:`~ctta.AdaptiveModel`. While the stream is healthy, the wrapped method predicts and adapts as
+    it would alone. An alarm is raised if its predictions differ from the source's more often than the source's own
+    uncertainty explains, or lose classes that the source still predicts. Then the source's weights predict that batch,
+    ``on_collapse`` is applied to the method, and it pauses for a while, longer after each relapse. If batches arrive
+    sorted by class, batch statistics are useless: until that ends, the source predicts with its running statistics, and
+    nothing is adapted.
 
     Args:
-        model: the method; it becomes part of this, so go on with this one only.
-        admission: what inputs must be like; by default learnt from the first batch.
-        bad_rows: inputs that are not finite or out of range: ``"refuse"`` the batch, or answer them by the untouched
-            ``"source"`` and go on with the others as if they had come alone.
+        model: The method; it becomes part of the guard, so use only the guard from now on.
+        input_spec: Requirements on inputs; by default learned from the first batch.
+        bad_rows: What to do with inputs that are not finite or out of range: ``"refuse"`` the batch, or let the
+            ``"source"`` predict them and treat the others as if they had come alone.
         on_collapse: ``"rollback"`` to the last good snapshot, ``"reset"`` to the source, ``"soft_reset"`` (nine tenths
-            of the way), ``"freeze"`` (roll back and learn no more), or None to only report.
-        reset_every: reset the method after so many batches, well or not (RDumb has 1000); None never.
-        every: learn from every so manieth batch only, and predict the others.
-        max_update: the longest step that the optimiser may take, relative to the norm that what it trains has in the
-            source; a longer one is shortened. None for any.
-        shadow: learn, but answer with the untouched source; ``health`` and the audit log say what would differ.
-        thresholds: from where on the alarm fires.
-        inspect_every: ask the source on every so manieth batch while all is calm; every batch in doubt.
-        snapshot_every: how many batches to learn from between two snapshots, which are of good health only.
-        rest: batches without learning after an alarm.
-        audit: a file that gets a line of JSON per event. Not saved with the stream, and not passed on to forks.
+            of the way), ``"freeze"`` (roll back and stop adapting), or None to only report.
+        reset_every: Reset the method every n batches, whatever its health (RDumb: 1000); None for never.
+        adapt_every: Adapt to every n-th batch only, and predict the others.
+        max_update: Largest norm of an optimizer step relative to the norm of the trained parameters in the source;
+            larger steps are scaled down. None for no limit.
+        shadow: Whether to adapt but answer with the source; ``health`` and the audit log tell what would differ.
+        thresholds: When to raise an alarm.
+        inspect_every: Inspect every n-th batch while the stream is healthy; otherwise every batch is inspected.
+        snapshot_every: Batches to adapt to between two snapshots, which are taken of healthy states only.
+        cooldown: Batches without adaptation after an alarm.
+        audit: File that gets a line of JSON per event. It is not saved with the stream, and forks do not get it.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
     >>> from ctta.methods import Tent
@@ -58,164 +60,320 @@ class Guarded(RemediedMethod):
     0.0
     """
 
-    num_answers: int
-    num_would_change: int
+    supports_data_parallel = False  # it decides by the rows of its own process, so ranks would decide differently
+    wrapped: AdaptiveModel
+    good: AdaptiveModel  # the last good snapshot; shares the source with the wrapped model and the guard
+    num_compared: int
+    num_differing: int
 
     def __init__(
         self,
         model: AdaptiveModel,
         *,
-        admission: Admission = LEARNT,
+        input_spec: InputSpec = _LEARNED_SPEC,
         bad_rows: Literal["refuse", "source"] = "refuse",
-        on_collapse: OnCollapse | None = "rollback",
+        on_collapse: Remedy | None = "rollback",
         reset_every: int | None = None,
-        every: int = 1,
+        adapt_every: int = 1,
         max_update: float | None = None,
         shadow: bool = False,
-        thresholds: Thresholds = CHOSEN,
+        thresholds: CollapseThresholds = _DEFAULT_THRESHOLDS,
         inspect_every: int = 4,
         snapshot_every: int = 10,
-        rest: int = 10,
+        cooldown: int = 10,
         audit: str | os.PathLike[str] | None = None,
     ) -> None:
-        schedule = Schedule(every, inspect_every, snapshot_every, rest)
-        super().__init__(model, audit, on_collapse, Detector(thresholds), schedule)
+        if not isinstance(model, AdaptiveModel) or isinstance(model, Guarded):
+            raise TypeError(f"expected a method to guard, such as ctta.CoTTA(net), got {type(model).__name__}")
+        if type(model.coordinator) is not SingleProcess:
+            raise ConfigError(
+                "a guard decides by the rows of its own process, so ranks that share a stream would decide "
+                "differently: guard a model on one process, or share it without a guard"
+            )
         check_choice("bad_rows", bad_rows, ("refuse", "source"))
         if on_collapse is not None:
-            check_choice("on_collapse", on_collapse, get_args(OnCollapse))
+            check_choice("on_collapse", on_collapse, get_args(Remedy))
         if reset_every is not None:
             check_integer("reset_every", reset_every, 1)
         if max_update is not None and not max_update > 0:
-            raise ValueError(f"max_update must be above 0, or None for no limit, got {max_update!r}")
-        self.admission, self.bad_rows, self.thresholds, self.shadow = admission, bad_rows, thresholds, shadow
-        self.reset_every, self.every, self.max_update = reset_every, every, max_update
-        self.inspect_every, self.snapshot_every, self.rest = inspect_every, snapshot_every, rest
-        self.door = Door(admission)
-        self.register_counter("num_answers")  # in shadow
-        self.register_counter("num_would_change")
+            raise ConfigError(f"max_update must be above 0, or None for no limit, got {max_update!r}")
+        nn.Module.__init__(self)  # and not AdaptiveModel's, which copies a network: the wrapped model has one
+        self._batch_stats, self._output, self._trainable = model.batch_stats, model.output, model._trainable
+        self.seed, self.optimizer, self.last_step, self.frozen = model.seed, None, None, model.frozen
+        model.frozen = False  # the guard decides when to adapt
+        self.source, self.wrapped, self.good = model.source, model, take_snapshot(model)
+        self.input_spec, self.bad_rows, self.on_collapse, self.reset_every = (
+            input_spec,
+            bad_rows,
+            on_collapse,
+            reset_every,
+        )
+        self.adapt_every, self.max_update, self.shadow, self.thresholds = adapt_every, max_update, shadow, thresholds
+        self.inspect_every, self.snapshot_every, self.cooldown = inspect_every, snapshot_every, cooldown
+        self.detector = CollapseDetector(thresholds)
+        self.schedule = Schedule(adapt_every, inspect_every, snapshot_every, cooldown)
+        self.validator = InputValidator(input_spec)
+        self.log, self.health = EventLog(audit), Health(step=0)
+        for name in ("num_steps", "num_skipped", "num_compared", "num_differing"):  # the last two in shadow mode
+            self.register_counter(name)
 
-    # ---- the step ----
+    # ---- step ----
 
+    @override
     def check_input(self, x: Tensor) -> None:
-        """Refuse what is not admitted, and note that."""
         try:
-            self.door.check(x, rows=self.bad_rows == "refuse")
+            self.validator.check(x, check_values=self.bad_rows == "refuse")
         except (TypeError, ValueError) as error:
-            self.note("refusal", str(error))
+            self.record(EventKind.REFUSAL, str(error))
             raise
 
+    @override
     def adapt_step(self, x: Tensor) -> Tensor:
         self.last_step = None
-        if number := int((~self.door.good_rows(x)).sum()):
-            self.note("bad_rows", f"{number} of {len(x)} inputs, not finite or out of range, get the source's answer")
-        answers = self._around_bad_rows(x, self._learn)
+        if num_bad := int((~self.validator.valid_rows(x)).sum()):
+            cause = f"{num_bad} of {len(x)} inputs, not finite or out of range, are predicted by the source"
+            self.record(EventKind.BAD_ROWS, cause)
+        logits = self._replace_bad_rows(x, self._adapt)
         if self.reset_every is not None and (self.num_steps + 1) % self.reset_every == 0:
-            self.remedy("reset", f"every {self.reset_every} batches", "periodic_reset")
-        return answers
-
-    def predict_step(self, x: Tensor) -> Tensor:
-        return self._around_bad_rows(x, self._foresee)
-
-    def _around_bad_rows(self, x: Tensor, answer: Callable[[Tensor], Tensor]) -> Tensor:
-        """The answers to the good rows, as if they had come alone; the others' are the untouched source's."""
-        good = self.door.good_rows(x)
-        if good.all():
-            return answer(x)
-        logits: Tensor = untouched(self.source)(x)
-        if good.any():
-            logits[good] = answer(x[good]).to(logits.dtype)
+            self._apply_remedy("reset", f"every {self.reset_every} batches", EventKind.PERIODIC_RESET)
         return logits
 
-    def _foresee(self, x: Tensor) -> Tensor:
-        logits = self.wrapped.predict(x)
-        return self._answer(x, logits, self._look(x, logits))
+    @override
+    def predict_step(self, x: Tensor) -> Tensor:
+        return self._replace_bad_rows(x, self._predict)
 
-    def _learn(self, x: Tensor) -> Tensor:
-        inspects = self.schedule.inspects()
-        learns = self.schedule.learns(self.num_steps, also_clumped=self.on_collapse is None)
-        # Before the step: it is the weights that answer which prove good, not those that the step makes of them.
-        candidate = snapshot(self.wrapped) if learns and inspects and self.schedule.is_snapshot_due() else None
-        with watching_step(self.wrapped, self.max_update, closely=inspects) as watched:
-            logits = self.wrapped.adapt(x) if learns else self.wrapped.predict(x)
-        self.door.learn(x)
-        self.last_step = self.wrapped.last_step if learns else None
-        seen = self._look(x, logits)
-        answers = self._answer(x, logits, seen)
-        self.health = health_of(self, seen, watched, learnt=learns, by_source=answers is not logits)
-        is_good = candidate is not None and seen.verdict is not None and seen.verdict.is_good
+    def _replace_bad_rows(self, x: Tensor, predict: Callable[[Tensor], Tensor]) -> Tensor:
+        """Predict the valid inputs as if they had come alone, and the others by the source as it was trained."""
+        valid = self.validator.valid_rows(x)
+        if valid.all():
+            return predict(x)
+        logits: Tensor = source_as_trained(self.source)(x)
+        if valid.any():
+            logits[valid] = predict(x[valid]).to(logits.dtype)
+        return logits
+
+    def _predict(self, x: Tensor) -> Tensor:
+        logits = self.wrapped.predict(x)
+        return self._select_logits(logits, self._diagnose(x, logits))
+
+    def _adapt(self, x: Tensor) -> Tensor:
+        inspect = self.schedule.should_inspect()
+        adapt = self.schedule.should_adapt(self.num_steps, even_if_sorted=self.on_collapse is None)
+        # Before the step, since the predictions show the health of these weights, and not of the updated ones.
+        candidate = take_snapshot(self.wrapped) if adapt and inspect and self.schedule.should_snapshot() else None
+        with record_step(self.wrapped, self.max_update, inspect=inspect) as step:
+            logits = self.wrapped.adapt(x) if adapt else self.wrapped.predict(x)
+        self.validator.learn_(x)
+        self.last_step = self.wrapped.last_step if adapt else None
+        diagnostics = self._diagnose(x, logits)
+        selected = self._select_logits(logits, diagnostics)
+        self.health = self._measure_health(diagnostics, step, adapted=adapt, by_source=selected is not logits)
+        is_good = candidate is not None and diagnostics.verdict is not None and diagnostics.verdict.is_healthy
         if candidate is not None and is_good:
             self.good = candidate
-        self.schedule.after_batch(learnt=learns, score=seen.score, snapshot=is_good)
-        self._draw_consequences(seen)
-        return answers
-
-    def _draw_consequences(self, seen: Look) -> None:
+        self.schedule.count_batch_(adapted=adapt, score=diagnostics.score, snapshot=is_good)
         if self.last_step is not None and self.last_step.skipped:
             self.num_skipped += 1
-            self.note("skipped", "the loss or a gradient was not finite")
-        if self.shadow and seen.source is not None:
-            self.num_answers += seen.answers.classes.numel()
-            self.num_would_change += int((seen.answers.classes != seen.source.classes).sum())
-            if (self.num_steps + 1) % SHADOW_REPORT_EVERY == 0:
-                self.note("shadow", f"{self.num_would_change} of {self.num_answers} answers would have been others")
-        if seen.verdict is not None:
-            clumped = self._is_clumped(seen)
-            self.detector.remember(seen.verdict)
-            if clumped or self.schedule["clumped"]:
-                self.set_clumped(clumped)
-            else:
-                self.set_collapsed(seen.verdict.collapse, seen.verdict.cause)
-
-    def _look(self, x: Tensor, logits: Tensor) -> Look:
-        ask_source = self.shadow or bool(self.schedule["clumped"])
-        return look(self.source, x, logits, self.detector, judge=self.schedule.inspects(), ask_source=ask_source)
-
-    def _answer(self, x: Tensor, logits: Tensor, seen: Look) -> Tensor:
-        """The method's logits, or the source's where those are not to be trusted."""
+            self.record(EventKind.SKIPPED, "the loss or a gradient was not finite")
         if self.shadow:
-            return at_hand(seen.source_logits)
+            self._count_differences(diagnostics)
+        self._apply_verdict(diagnostics)
+        return selected
+
+    def _diagnose(self, x: Tensor, logits: Tensor) -> Diagnostics:
+        evaluate_source = self.shadow or bool(self.schedule.is_sorted)
+        inspect = self.schedule.should_inspect()
+        return diagnose(self.source, x, logits, self.detector.judge, inspect=inspect, evaluate_source=evaluate_source)
+
+    def _select_logits(self, logits: Tensor, diagnostics: Diagnostics) -> Tensor:
+        """Return the method's logits, or the source's where those cannot be trusted."""
+        selected: Tensor | None = logits
+        if self.shadow:
+            selected = diagnostics.source_logits
+        elif self.on_collapse is None:
+            selected = logits
+        elif self._is_sorted(diagnostics):
+            selected = diagnostics.source_logits
+        elif diagnostics.verdict is not None and diagnostics.verdict.collapse >= 1:
+            selected = diagnostics.anchor_logits
+        assert selected is not None, "the source was evaluated"
+        return selected
+
+    def _is_sorted(self, diagnostics: Diagnostics) -> bool:
+        """Return whether the stream counts as sorted: from a score of 1 on, until it is healthy again."""
+        if diagnostics.verdict is None:
+            return bool(self.schedule.is_sorted)
+        return diagnostics.verdict.sorting >= (HEALTHY_SCORE if self.schedule.is_sorted else 1)
+
+    def _measure_health(self, found: Diagnostics, step: StepRecord, *, adapted: bool, by_source: bool) -> Health:
+        pairs = trained_pairs(self.wrapped) if found.verdict else []
+        originals = [original for _, original in pairs]
+        distance = relative_norm([new - original for new, original in pairs], originals) if pairs else None
+        student = step.student_classes
+        return Health(
+            step=self.num_steps,
+            **found.signals(),
+            student_disagreement=(
+                None if student is None else float((student != found.predictions.classes).double().mean())
+            ),
+            distance_to_source=distance,
+            update_norm=step.update_norm,
+            skipped=self.last_step.skipped if self.last_step else None,
+            adapted=adapted,
+            answered_by_source=by_source,
+            collapse_score=found.verdict.score if found.verdict else self.health.collapse_score,
+        )
+
+    def _count_differences(self, diagnostics: Diagnostics) -> None:
+        """Count the predictions that differ from the source's, and report them regularly."""
+        assert diagnostics.source is not None, "the source was evaluated"
+        self.num_compared += diagnostics.predictions.classes.numel()
+        self.num_differing += int((diagnostics.predictions.classes != diagnostics.source.classes).sum())
+        if (self.num_steps + 1) % _SHADOW_REPORT_EVERY == 0:
+            self.record(EventKind.SHADOW, f"{self.num_differing} of {self.num_compared} predictions would differ")
+
+    # ---- remedies ----
+
+    def _apply_verdict(self, diagnostics: Diagnostics) -> None:
+        if diagnostics.verdict is None:
+            return
+        is_sorted = self._is_sorted(diagnostics)
+        self.detector.remember_(diagnostics.verdict)
+        if is_sorted or self.schedule.is_sorted:
+            self._set_sorted(is_sorted)
+        else:
+            self._set_collapsed(diagnostics.verdict.collapse, diagnostics.verdict.cause)
+
+    def _set_sorted(self, is_sorted: bool) -> None:
+        if is_sorted == bool(self.schedule.is_sorted):
+            return
+        self.schedule.is_sorted = int(is_sorted)
+        if not is_sorted:
+            self.record(EventKind.RECOVERY, "batches are no longer sorted by class")
+        elif self.on_collapse is None:
+            self.record(EventKind.SORTED_STREAM, "batches are sorted by class")
+        else:
+            self._apply_remedy("rollback", "batches are sorted by class", EventKind.SORTED_STREAM)
+
+    def _set_collapsed(self, score: float, cause: str) -> None:
+        was_collapsed, self.schedule.is_collapsed = self.schedule.is_collapsed, int(score >= 1)
+        if score < 1:
+            return
+        cause = f"collapse score {score:.2f}: {cause}"
         if self.on_collapse is None:
-            return logits
-        if self._is_clumped(seen):
-            return at_hand(seen.source_logits)
-        if seen.verdict is not None and seen.verdict.collapse >= 1:
-            return at_hand(seen.anchor_logits)
-        return logits
+            if not was_collapsed:
+                self.record(EventKind.COLLAPSE, cause)
+            return
+        if self.schedule.num_cooldown:  # nothing was adapted since the last alarm, so its remedy did not help
+            self._apply_remedy("reset", f"{cause}, also after the last remedy")
+        else:
+            self._apply_remedy(self.on_collapse, cause)
+        self.schedule.count_alarm_()
 
-    def _is_clumped(self, seen: Look) -> bool:
-        """Raised at a score of 1, and lowered only when it is calm again."""
-        if seen.verdict is None:
-            return bool(self.schedule["clumped"])
-        return seen.verdict.clumped >= (CALM if self.schedule["clumped"] else 1)
+    def _apply_remedy(self, remedy: Remedy, cause: str, kind: EventKind | None = None) -> None:
+        self.wrapped = REMEDIES[remedy](self.wrapped, self.good)
+        if remedy == "reset":
+            self.good = take_snapshot(self.wrapped)
+        if remedy == "freeze":
+            self.frozen = True
+        self.detector.forget_predictions_()
+        self.record(kind or EventKind(remedy), cause)
 
-    # ---- for users ----
+    def rollback(self) -> Self:
+        """Return to the last good snapshot, which is the source until there is one.
 
-    def fork(self) -> Self:
-        """A fresh stream with the same settings over the same source; without an audit log, which is of one stream."""
-        fresh = type(self)(self.wrapped.fork(), **self.hyperparameters)
-        for name, buffer in self.named_buffers():  # built on the default device and dtype; bring them where ours are
-            part, _, own = name.rpartition(".")
-            if part in ("door", "detector", "schedule"):
-                setattr(fresh.get_submodule(part), own, fresh.get_buffer(name).to(buffer))
-        return fresh
+        Returns:
+            The model itself.
+        """
+        self._apply_remedy("rollback", "requested")
+        return self
+
+    # ---- events ----
+
+    def record(self, kind: EventKind, cause: str) -> None:
+        """Log an event together with the last known health.
+
+        Args:
+            kind: What happened.
+            cause: Why, in words.
+        """
+        self.log.append(Event(self.num_steps, kind, cause, self.health.as_dict()))
+
+    @property
+    def events(self) -> list[Event]:
+        """The last hundred events, oldest first."""
+        return list(self.log.recent)
+
+    @property
+    def audit(self) -> str | None:
+        """File that events are written to; it can be set."""
+        return self.log.path
+
+    @audit.setter
+    def audit(self, path: str | os.PathLike[str] | None) -> None:
+        self.log.path = None if path is None else os.fspath(path)
 
     @property
     def collapse_score(self) -> float:
-        """From 1 on the alarm stands; as of the last batch that was looked at."""
+        """Score of the last inspected batch; an alarm is raised at 1."""
         return self.health.collapse_score
 
+    # ---- what the contract asks of a model without a network of its own ----
+
+    @override
+    def reset(self) -> Self:
+        log = self.log  # events and audit log stay
+        super().reset()
+        self.log = log
+        self.record(EventKind.RESET, "requested")
+        return self
+
+    @override
+    def freeze(self) -> Self:
+        super().freeze()
+        self.record(EventKind.FREEZE, "requested")
+        return self
+
+    @override
+    def unfreeze(self) -> Self:
+        super().unfreeze()
+        self.record(EventKind.UNFREEZE, "requested")
+        return self
+
+    @override
+    def fork(self) -> Self:
+        fresh = type(self)(self.wrapped.fork(), **self.hyperparameters)
+        for name, buffer in self.named_buffers():  # move what was built on the default device and dtype
+            part, _, own = name.rpartition(".")
+            if part in ("detector", "schedule", "validator"):
+                setattr(fresh.get_submodule(part), own, fresh.get_buffer(name).to(buffer))
+        return fresh
+
+    @override
+    def deploy(self, batches: Iterable[Any] | None = None) -> nn.Module:
+        return self.wrapped.deploy(batches)
+
+    @override
+    def on_load(self, path: str | os.PathLike[str]) -> None:
+        self.record(EventKind.LOAD, f"from {path}")
+
+    @property
+    @override
+    def hyperparameters(self) -> dict[str, Any]:
+        # Without the audit log: files from elsewhere must not say where to write, and it belongs to one stream.
+        return {name: value for name, value in super().hyperparameters.items() if name != "audit"}
+
+    @override
+    @torch.inference_mode(False)
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        before = dtype_of(self.wrapped)
-        super()._apply(fn, recurse)
-        if dtype_of(self.wrapped) != before:
-            self.door.forget_dtype()
+        dtype_before = _dtype(self.wrapped)
+        del self.source  # a fork may share it: the wrapped model makes its own copy first, and moves that
+        nn.Module._apply(self, fn, recurse)
+        self.source = self.good.source = self.wrapped.source
+        if _dtype(self.wrapped) != dtype_before:
+            self.validator.forget_dtype_()
         return self
 
 
-def dtype_of(net: nn.Module) -> torch.dtype | None:
+def _dtype(net: nn.Module) -> torch.dtype | None:
     return next((parameter.dtype for parameter in net.parameters()), None)
-
-
-def at_hand(logits: Tensor | None) -> Tensor:
-    assert logits is not None, "the source was asked"
-    return logits

@@ -4,15 +4,13 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from ctta.guard import EventKind
 from ctta.serve.audit import StreamEvent
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 HTTP_METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS")
-#: Kinds of events with a count of their own; those of other guards are counted as "other".
-EVENT_KINDS = {
-    *StreamEvent,
-    *("soft_reset", "periodic_reset", "refusal", "bad_rows", "skipped", "collapse", "recovery", "clumping", "shadow"),
-}
+#: Kinds of events with a count of their own; others are counted as "other".
+EVENT_KINDS = {*StreamEvent, *EventKind}
 
 
 class ServiceMetrics:

@@ -15,7 +15,7 @@ from torch.nn.modules.conv import _ConvNd
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.fingerprint import source_fingerprint
 from ctta.errors import ConfigError, annotate_network_errors
-from ctta.guard.untouched import untouched
+from ctta.guard.diagnostics import source_as_trained
 from ctta.hyperparameters import format_hyperparameters, parse_hyperparameters
 from ctta.io.atomic import atomic_write
 from ctta.methods import METHODS, CoTTA
@@ -116,7 +116,7 @@ class Service:
         self.name, self.image_size, self.limits = _validate_model_name(name), image_size, limits
         self.metrics = ServiceMetrics()
         model = model.fork()  # with a source of its own, and no images seen
-        self.reference = untouched(model.source)
+        self.reference = source_as_trained(model.source)
         self._parameter = next(iter(model.source.parameters()), torch.empty(0))
         self.num_channels = _infer_num_channels(self.reference)
         self.num_classes = self._infer_num_classes()
