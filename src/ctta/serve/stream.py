@@ -15,7 +15,7 @@ from ctta.base import AdaptiveModel
 from ctta.errors import ConfigError, InputError, annotate_network_errors
 from ctta.functional import confidence
 from ctta.guard import Event, Monitored
-from ctta.guard.remedies import snapshot
+from ctta.guard.remedies import take_snapshot
 from ctta.serve.audit import AuditLog, StreamEvent
 from ctta.serve.errors import ApiError
 
@@ -225,7 +225,7 @@ class ServedStream:
         A step may fail after the optimizer or a teacher has changed, so an update starts with a copy of the model.
         Predictions do not change the model.
         """
-        model = snapshot(self.model) if updates else self.model
+        model = take_snapshot(self.model) if updates else self.model
         names = ("window", "num_requests", "num_images", "num_over_budget", "used_at", "num_changes")
         before = {name: copy.copy(getattr(self, name)) for name in (*names, "confidences", "collapse_scores", "events")}
         try:
