@@ -1,21 +1,18 @@
 """``ctta bench``: run a benchmark."""
 
-import hashlib
-import json
 import shlex
 import sys
-from dataclasses import asdict
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
-from ctta import datasets
-from ctta.benchmark import BenchmarkOptions, Executor, ProcessExecutor, RayExecutor, build_task, plan
+from ctta import benchmark
 from ctta.benchmark.recipes import Preset
-from ctta.cli.options import absolute_spec, parse_names, parse_orders, parse_seeds
-from ctta.cli.results import run_and_report
+from ctta.cli.console import exit_on_interrupt, interrupt_between_steps, progress_bar
+from ctta.cli.options import parse_names, parse_orders, parse_seeds
+from ctta.cli.results import exit_on_failures, print_failure, print_results
 
 # Panel of ``ctta bench --help``.
 EXECUTION = "Execution"
@@ -110,38 +107,36 @@ def bench(
     After a kill or Ctrl-C, run the same command again to resume: the results
     are identical to those of an uninterrupted run.
     """
-    options = BenchmarkOptions(
-        data=None if folder is None else str(folder.absolute()),
-        model=absolute_spec(model),
-        preset=preset,
-        limit=limit,
-        batch_size=batch_size,
-        rounds=rounds,
-        settings=tuple(settings or ()),
-        device=device,
-    )
-    threads = threads or max(1, torch.get_num_threads() // max(1, workers))
-    if download:
-        for name in build_task(recipe, options).downloads:
-            datasets.download(name)
-    place = out or Path("runs") / f"{recipe}-{_digest(options, threads)}"
-    run = plan(
-        place,
-        recipe,
-        options,
-        methods=None if methods is None else parse_names(methods),
-        orders=None if orders is None else parse_orders(orders),
-        seeds=None if seeds is None else parse_seeds(seeds),
-        threads=threads,
-        save_every=save_every,
-        command=shlex.join(["ctta", *sys.argv[1:]]),
-    )
-    elsewhere: Executor | None = ProcessExecutor(workers) if workers else None
-    if ray is not None:
-        elsewhere = RayExecutor(None if ray == "local" else ray, threads, device)
-    run_and_report([run], elsewhere, report=place / "report", as_json=as_json)
-
-
-def _digest(options: BenchmarkOptions, threads: int) -> str:
-    """Return a short hash of everything that affects the results."""
-    return hashlib.sha256(json.dumps([asdict(options), threads]).encode()).hexdigest()[:6]
+    with ExitStack() as stack:
+        stack.enter_context(exit_on_interrupt())
+        update = stack.enter_context(progress_bar(recipe))
+        executor = None
+        if not workers and ray is None:
+            raise_if_interrupted = stack.enter_context(interrupt_between_steps())
+            executor = benchmark.SerialExecutor(lambda _record: raise_if_interrupted())
+        result = benchmark.run(
+            recipe,
+            methods=None if methods is None else parse_names(methods),
+            seeds=None if seeds is None else parse_seeds(seeds),
+            orders=None if orders is None else parse_orders(orders),
+            data=folder,
+            model=model,
+            preset=preset,
+            limit=limit,
+            batch_size=batch_size,
+            rounds=rounds,
+            settings=settings or (),
+            device=device,
+            folder=out,
+            workers=workers,
+            ray=ray,
+            executor=executor,
+            threads=threads,
+            save_every=save_every,
+            download=download,
+            command=shlex.join(["ctta", *sys.argv[1:]]),
+            on_progress=update,
+            on_outcome=print_failure,
+        )
+    print_results(result, as_json=as_json)
+    exit_on_failures([result])

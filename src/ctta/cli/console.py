@@ -14,8 +14,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ctta.distributed import init, rank
 from ctta.distributed.collectives import any_rank
 
-POLL_SECONDS = 0.3
-
 stdout = Console(highlight=False, markup=False, emoji=False)
 stderr = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
@@ -50,27 +48,6 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=stderr, disable=not stderr.is_terminal, transient=True) as progress:
         task = progress.add_task(title, total=None, visible=False)
         yield lambda done, total: progress.update(task, completed=done, total=total, visible=True)
-
-
-@contextmanager
-def polled_progress_bar(title: str, total: int, count_done: Callable[[], int]) -> Iterator[None]:
-    """Show a progress bar for work in other processes, which calls ``count_done`` a few times per second."""
-    ended = threading.Event()
-    with progress_bar(title) as update:
-
-        def poll() -> None:
-            while not ended.wait(POLL_SECONDS):
-                update(count_done(), total)
-
-        poller = threading.Thread(target=poll, daemon=True)
-        if stderr.is_terminal:
-            poller.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            if poller.is_alive():
-                poller.join()
 
 
 @contextmanager

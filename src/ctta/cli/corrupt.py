@@ -10,6 +10,7 @@ import typer
 from ctta.cli.console import exit_on_interrupt, print_notice, print_text, progress_bar
 from ctta.cli.options import JsonOption, parse_names, parse_severities
 from ctta.corruptions import CORRUPTIONS, HOLD_OUT, write_cifar_c, write_imagenet_c
+from ctta.corruptions.writers import SETTINGS_FILE
 from ctta.datasets.clean_images import corruption_kind, read_clean_images
 from ctta.errors import ConfigError, DataError
 
@@ -62,7 +63,7 @@ def corrupt(
     if layout is BenchmarkLayout.CIFAR and severities is not None:
         raise ConfigError("--severities requires --kind imagenet-c: a file of CIFAR-C contains all five severities")
     levels = [1, 2, 3, 4, 5] if severities is None else parse_severities(severities)
-    if (folder / "made_from.json").exists() and not as_json:
+    if (folder / SETTINGS_FILE).exists() and not as_json:
         print_notice(f"Resuming {folder}: complete files are kept.")
     with exit_on_interrupt(), progress_bar("corrupting") as update:
         if layout is BenchmarkLayout.CIFAR:

@@ -8,10 +8,12 @@ from typing import Annotated
 import torch
 import typer
 
-from ctta.benchmark import BenchmarkOptions, ProcessExecutor, plan
+from ctta import benchmark
+from ctta.benchmark import BenchmarkOptions
 from ctta.benchmark.recipes.paper import METHODS
-from ctta.cli.console import print_text
-from ctta.cli.results import run_and_report
+from ctta.cli.console import exit_on_interrupt, print_text, progress_bar
+from ctta.cli.results import exit_on_failures, print_failure, print_results
+from ctta.report import write_report
 
 #: Recipe and options by the name of the run folder.
 SHORT = {"demo": ("demo", BenchmarkOptions())}
@@ -35,17 +37,28 @@ def demo(
     After Ctrl-C, run the same command again to resume.
     """
     print_text("A ResNet-20 trained on clean CIFAR-10 images sees 15 corruptions, one after the other.\n")
-    runs = [
-        plan(
-            folder / name,
-            recipe,
-            options,
-            methods=METHODS[::-1],  # the slowest first, so that no core idles at the end
-            seeds=[1],
-            threads=1,  # two small cells side by side are faster than one on two cores
-            command=shlex.join(["ctta", *sys.argv[1:]]),
-        )
-        for name, (recipe, options) in (FULL if full else SHORT).items()
-    ]
-    executor = ProcessExecutor(torch.get_num_threads())
-    run_and_report(runs, executor, report=folder / ("report-full" if full else "report"))
+    results = []
+    for name, (recipe, options) in (FULL if full else SHORT).items():
+        with exit_on_interrupt(), progress_bar(name) as update:
+            result = benchmark.run(
+                recipe,
+                methods=METHODS[::-1],  # the slowest first, so that no core idles at the end
+                seeds=[1],
+                model=options.model,
+                limit=options.limit,
+                batch_size=options.batch_size,
+                rounds=options.rounds,
+                folder=folder / name,
+                workers=torch.get_num_threads(),
+                threads=1,  # two small cells side by side are faster than one on two cores
+                report=False,
+                command=shlex.join(["ctta", *sys.argv[1:]]),
+                on_progress=update,
+                on_outcome=print_failure,
+            )
+        print_results(result)
+        results.append(result)
+    if any(result.results for result in results):
+        page = write_report([result.run.folder for result in results], folder / ("report-full" if full else "report"))
+        print_text(f"Report: {page}")
+    exit_on_failures(results)

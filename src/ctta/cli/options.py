@@ -38,12 +38,6 @@ def load_network(spec: str, device: str) -> nn.Module:
     return to_device(models.load(spec), device)
 
 
-def absolute_spec(spec: str | None) -> str | None:
-    """Return the name of a network with the path of ``file:PATH.py:FUNCTION`` made absolute."""
-    kind, colon, rest = (spec or "").partition(":")
-    return f"{kind}:{Path(rest).expanduser().absolute()}" if colon and kind == "file" else spec
-
-
 def read_class_names(path: Path | None) -> list[str] | None:
     """Read one class name per line."""
     return None if path is None else path.read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""Run benchmark cells with a progress bar, and print their results."""
+"""Print the results of benchmarks."""
 
 import json
 from collections.abc import Sequence
@@ -11,84 +11,44 @@ from rich.measure import Measurement
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
-from ctta.benchmark import (
-    BenchmarkRun,
-    Executor,
-    JobOutcome,
-    ProgressCounter,
-    SerialExecutor,
-    execute,
-    write_run_examples,
-)
-from ctta.cli.console import interrupt_between_steps, polled_progress_bar, print_notice, print_text, stderr, stdout
-from ctta.distributed import rank, world_size
-from ctta.errors import ConfigError
+from ctta.benchmark import BenchmarkResult, JobOutcome
+from ctta.cli.console import print_notice, print_text, stdout
 from ctta.evaluation.metrics import MIOU
 from ctta.evaluation.results import Result
-from ctta.report import score_table, write_report
+from ctta.report import score_table
 from ctta.report.tables import Cell, Column, Table
 
 MAX_HEADING_LENGTH = 5
 
 
-def run_and_report(
-    runs: Sequence[BenchmarkRun], elsewhere: Executor | None = None, *, report: Path, as_json: bool = False
-) -> None:
-    """Run every cell, in this process or elsewhere, print a table per run, and write one report of all.
-
-    Exit code 1 if a cell failed for good, 130 after Ctrl-C.
-    """
-    if elsewhere and world_size() > 1:
-        raise ConfigError(
-            "torchrun has already started several processes: leave out --workers and --ray, or run without torchrun"
-        )
-    failed: list[JobOutcome] = []
-    try:
-        for run in runs:
-            failed += _run(run, elsewhere)
-    except KeyboardInterrupt:
-        print_notice("Stopped. Run the same command again to resume.")
-        raise typer.Exit(130) from None
-    if rank() == 0:
-        _report(runs, report, as_json)
-    if failed:
-        number = sum(len(run.cells) for run in runs)
-        print_notice(f"{len(failed)} of {number} cells failed and are missing from the table.")
-        raise typer.Exit(1)
-
-
-def _report(runs: Sequence[BenchmarkRun], report: Path, as_json: bool) -> None:
-    complete = {run.folder: [result for result in run.results() if result.is_complete] for run in runs}
-    for folder, results in complete.items():
-        if as_json:
-            for result in results:
-                typer.echo(_json_line(result, folder))
-        elif results:
-            print_table(score_table(results), stdout)
-    if any(complete.values()):
-        with stderr.status("Writing the report"):
-            for run in runs:
-                write_run_examples(run)
-            page = write_report(list(complete), report)
-        if not as_json:
-            print_text(f"Report: {page}")
-
-
-def _run(run: BenchmarkRun, elsewhere: Executor | None) -> list[JobOutcome]:
-    with polled_progress_bar(run.folder.name, run.num_batches, ProgressCounter(run).count):
-        if elsewhere:
-            return execute(run, elsewhere, on_outcome=_print_failure)
-        with interrupt_between_steps() as raise_if_interrupted:
-            return execute(run, SerialExecutor(lambda _record: raise_if_interrupted()), on_outcome=_print_failure)
-
-
-def _print_failure(outcome: JobOutcome) -> None:
+def print_failure(outcome: JobOutcome) -> None:
+    """Print the error of a cell that failed."""
     if outcome.error:
         retried = " (will be retried)" if outcome.will_retry else ""
         print_notice(f"{outcome.cell.name}: {outcome.error}{retried}")
 
 
-def _json_line(result: Result, folder: Path) -> str:
+def print_results(result: BenchmarkResult, *, as_json: bool = False) -> None:
+    """Print the table of a benchmark and the path of its report, or one line of JSON per cell."""
+    if as_json:
+        for cell_result in result.results:
+            typer.echo(_format_json(cell_result, result.run.folder))
+        return
+    if result.results:
+        print_table(score_table(result.results), stdout)
+    if result.report:
+        print_text(f"Report: {result.report}")
+
+
+def exit_on_failures(results: Sequence[BenchmarkResult]) -> None:
+    """Exit with code 1 if a cell failed for good."""
+    if num_failed := sum(len(result.failures) for result in results):
+        num_cells = sum(len(result.run.cells) for result in results)
+        print_notice(f"{num_failed} of {num_cells} cells failed and are missing from the table.")
+        raise typer.Exit(1)
+
+
+def _format_json(result: Result, folder: Path) -> str:
     values: dict[str, Any] = {"error": result.error, "errors": result.errors}
     if result.metric == MIOU:
         values |= {"miou": result.miou, "mious": result.mious, "class_iou": result.class_iou}
