@@ -251,7 +251,7 @@ def test_user_errors_are_one_line(camera: CameraFolder) -> None:
     wrong = partial(user_error, adapt, *options, "--out", camera.root / "other.csv")
     assert "must be one of 'source'" in wrong("--method", "cota")
     assert "CoTTA has no setting 'restor'; it has optimizer, decay, restore," in wrong("--set", "restor=0.1")
-    assert "restore is a number such as 0.01, got 'much'" in wrong("--set", "restore=much")
+    assert "restore must be a number such as 0.01, got 'much'" in wrong("--set", "restore=much")
     assert "restore must lie between 0 and 1, got 7" in wrong("--set", "restore=7")
     assert "Tent has no setting 'views'" in wrong("--method", "tent")
     assert "holds no pictures" in wrong("--images", camera.root / "nowhere")
@@ -305,7 +305,7 @@ def test_parsed_settings() -> None:
     assert parse_hyperparameters(ctta.Tent, ["lr=0.5"])["optimizer"].func is torch.optim.Adam
     for texts, words in {
         ("restore",): "NAME=VALUE",
-        ("optimizer=Madam",): "one of torch.optim's",
+        ("optimizer=Madam",): "a class of torch.optim",
         ("views=many",): "a number of random views",
         ("optimizer.speed=1",): "does not take speed",
     }.items():

@@ -1,7 +1,7 @@
-"""Exceptions that say whose fault a failure is.
+"""Exceptions that tell a caller's mistakes apart from failures of the library or of a network.
 
-Everything a caller can mend has a class here. Whatever else fails inside a network (a ``RuntimeError``, running out of
-memory) keeps its own type and only gets a note, see :func:`annotate_network_errors`.
+Whatever else fails inside a network (a ``RuntimeError``, running out of memory) keeps its own type and only gets a
+note, see :func:`annotate_network_errors`.
 """
 
 from collections.abc import Iterator
@@ -9,17 +9,19 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
+__all__ = ["CheckpointError", "ConfigError", "DataError", "DownloadError", "InputError", "annotate_network_errors"]
+
 
 class InputError(ValueError):
-    """Raised for an input that a caller sent: a batch, an image or a value that the library cannot take."""
+    """Raised for an input that the library cannot process: a batch, an image or a value of a request."""
 
 
 class ConfigError(ValueError):
-    """Raised for settings that contradict each other, the network or an earlier run."""
+    """Raised for settings that are out of range, or contradict each other, the network or an earlier run."""
 
 
 class CheckpointError(ValueError):
-    """Raised for a saved file that is damaged, of another network or not a checkpoint of this library."""
+    """Raised for a file that is damaged, not a checkpoint, or the checkpoint of another network."""
 
 
 class DataError(ValueError):
@@ -32,7 +34,14 @@ class DownloadError(OSError):
 
 @contextmanager
 def annotate_network_errors(x: Tensor) -> Iterator[None]:
-    """Add a note with the shape of the batch and what to try to a ``RuntimeError`` of a network."""
+    """Add a note with the shape of the batch and a hint to any ``RuntimeError`` of a network.
+
+    Args:
+        x: the batch.
+
+    Yields:
+        Nothing; the error propagates with its own type.
+    """
     try:
         yield
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Normalisation layers: batch statistics, running statistics anew, and the parameters to train."""
+"""Normalization layers: batch statistics, re-estimated running statistics, and the parameters to train."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,15 +10,16 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from ctta.errors import ConfigError, InputError
 from ctta.parallel import current_reducer
 
-#: None outside of :func:`separate_statistics`. Of the call and not of a layer, since streams share their source's.
+# None outside of separate_statistics. A property of the call, not of a layer, since streams share the source's layers.
 _num_parts: ContextVar[int | None] = ContextVar("_num_parts", default=None)
 
 
 @contextmanager
 def separate_statistics(num_parts: int) -> Iterator[None]:
-    """Within, a batch is so many equal parts laid end to end, each normalised by statistics of its own."""
+    """Treat a batch as ``num_parts`` equal parts, each normalized by its own batch statistics."""
     token = _num_parts.set(num_parts)
     try:
         yield
@@ -28,64 +29,68 @@ def separate_statistics(num_parts: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class BatchStatistics:
-    """Forward pre-hook of a BatchNorm: normalise by (1-m) * running + m * batch statistics.
+    """A forward pre-hook of a BatchNorm that normalizes by (1-m) * running + m * batch statistics.
 
-    Running statistics are read, never written, and stay in the ``state_dict``. The hook puts its layer into the
-    right mode at each call, so a later ``eval()`` cannot silently bring the running statistics back.
+    Running statistics are read, never written, and stay in the ``state_dict``. The hook sets the mode of its layer at
+    each call, so a later ``eval()`` cannot silently bring the running statistics back.
+
+    Attributes:
+        fraction: m, the fraction of the batch statistics.
     """
 
-    share: float
+    fraction: float
 
     def __call__(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """Set the mode of the layer and, unless it can compute the statistics itself, rescale its input."""
         x, num_parts, batch = inputs[0], _num_parts.get(), current_reducer()
-        if batch.total_count(x.numel()) == x.shape[1] * (num_parts or 1) and self.share == 1:
-            raise ValueError(
+        if batch.total_count(x.numel()) == x.shape[1] * (num_parts or 1) and self.fraction == 1:
+            raise InputError(
                 f"batch statistics need more than one value per channel, and a BatchNorm got {tuple(x.shape)}: "
                 "give larger batches, or blend in the source's statistics with batch_stats=0.1, say"
             )
-        by_itself = self.share == 1 and num_parts is None and not batch.is_sharded
-        self.set_mode(module, by_itself)
-        return None if by_itself else (self.shifted(module, x, num_parts or 1), *inputs[1:])
+        by_layer = self.fraction == 1 and num_parts is None and not batch.is_sharded
+        self.set_mode_(module, by_layer)
+        return None if by_layer else (self.rescale(module, x, num_parts or 1), *inputs[1:])
 
     @staticmethod
-    def set_mode(module: _BatchNorm, by_itself: bool) -> None:
-        """The layer takes batch statistics by itself, and tracks nothing; or it reads its running statistics."""
-        module.training = by_itself
-        module.track_running_stats = not by_itself
+    def set_mode_(module: _BatchNorm, by_layer: bool) -> None:
+        """Let the layer compute batch statistics, tracking nothing, or let it read its running statistics."""
+        module.training = by_layer
+        module.track_running_stats = not by_layer
 
-    def shifted(self, module: _BatchNorm, x: Tensor, num_parts: int) -> Tensor:
-        """x moved and scaled so that the layer's own running statistics then give the normalisation meant."""
+    def rescale(self, module: _BatchNorm, x: Tensor, num_parts: int) -> Tensor:
+        """Return x shifted and scaled so that normalizing by the running statistics gives the blended normalization."""
         assert module.running_mean is not None and module.running_var is not None, "checked when the method is built"
         along_channels = (-1,) + (1,) * (x.ndim - 2)
         mean, variance = module.running_mean.view(along_channels), module.running_var.view(along_channels)
         values = x.to(mean.dtype).unflatten(0, (num_parts, -1))
         axes = [axis for axis in range(values.ndim) if axis not in (0, 2)]
         batch_variance, batch_mean = current_reducer().var_mean(values, axes)
-        blended_mean = mean.lerp(batch_mean, self.share)
-        scale = ((variance + module.eps) / (variance.lerp(batch_variance, self.share) + module.eps)).sqrt()
-        shifted: Tensor = torch.addcmul(mean - blended_mean * scale, values, scale).flatten(0, 1)
-        if len(shifted) == 1:
-            # The step from one image to the next is arbitrary here, and by an odd one torch 2.13 mistakes the layout of
-            # a channels-last image: on the CPU the layer's backward then gives gradients of other values.
-            shifted = shifted.as_strided(shifted.shape, (shifted.numel(), *shifted.stride()[1:]))
-        return shifted.to(x.dtype)
+        blended_mean = mean.lerp(batch_mean, self.fraction)
+        scale = ((variance + module.eps) / (variance.lerp(batch_variance, self.fraction) + module.eps)).sqrt()
+        rescaled: Tensor = torch.addcmul(mean - blended_mean * scale, values, scale).flatten(0, 1)
+        if len(rescaled) == 1:
+            # The batch stride of a single image is arbitrary, and with an odd one torch 2.13 takes a channels-last
+            # image for another layout: on the CPU the backward of the layer then gives wrong gradients.
+            rescaled = rescaled.as_strided(rescaled.shape, (rescaled.numel(), *rescaled.stride()[1:]))
+        return rescaled.to(x.dtype)
 
 
-def use_batch_statistics_(net: nn.Module, share: float) -> None:
-    """Let every BatchNorm normalise by (1-share) * running + share * batch statistics."""
+def use_batch_statistics_(net: nn.Module, fraction: float) -> None:
+    """Let every BatchNorm normalize by (1-fraction) * running + fraction * batch statistics."""
     for name, module in net.named_modules():
         if isinstance(module, _BatchNorm):
-            if share < 1 and module.running_mean is None:
-                raise ValueError(
-                    f"batch_stats={share} blends running with batch statistics, and layer '{name}' keeps no running "
+            if fraction < 1 and module.running_mean is None:
+                raise ConfigError(
+                    f"batch_stats={fraction} blends running with batch statistics, and layer '{name}' keeps no running "
                     "statistics; use batch_stats=1"
                 )
-            BatchStatistics.set_mode(module, by_itself=share == 1)
-            module.register_forward_pre_hook(BatchStatistics(share))
+            BatchStatistics.set_mode_(module, by_layer=fraction == 1)
+            module.register_forward_pre_hook(BatchStatistics(fraction))
 
 
 def use_running_statistics_(net: nn.Module) -> None:
-    """Let every BatchNorm normalise by the statistics it was trained with, where it keeps any; undoes the above."""
+    """Undo :func:`use_batch_statistics_`: let every BatchNorm use its running statistics, where it keeps any."""
     for module in net.modules():
         if isinstance(module, _BatchNorm):
             hooks = module._forward_pre_hooks
@@ -95,30 +100,30 @@ def use_running_statistics_(net: nn.Module) -> None:
 
 
 def avoid_group_norm_crash_(net: nn.Module) -> None:
-    """Let no GroupNorm meet the input whose backward crashes torch on the CPU."""
+    """Add :func:`make_contiguous_if_constant` to every GroupNorm."""
     for module in net.modules():
         if isinstance(module, nn.GroupNorm):
             module.register_forward_pre_hook(make_contiguous_if_constant)
 
 
 def make_contiguous_if_constant(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Forward pre-hook of a GroupNorm: a channels-last input that needs no gradient becomes contiguous.
+    """Make a channels-last input that needs no gradient contiguous; a forward pre-hook of a GroupNorm.
 
-    Without this the CPU's backward (seen in torch 2.13) writes that gradient through a null pointer. It happens to
-    everyone who trains the first GroupNorm but not the convolution before it, as TENT does.
+    Without it the backward on the CPU (torch 2.13) writes the gradient of such an input through a null pointer. That
+    happens to everyone who trains the first GroupNorm but not the convolution before it, as TENT does.
     """
     x, *others = inputs
-    constant = torch.is_grad_enabled() and not x.requires_grad
-    return (x.contiguous() if constant else x, *others)
+    is_constant = torch.is_grad_enabled() and not x.requires_grad
+    return (x.contiguous() if is_constant else x, *others)
 
 
 def has_running_statistics(net: nn.Module) -> bool:
-    """Whether every BatchNorm has running statistics, used or not."""
+    """Return whether every BatchNorm keeps running statistics, used or not."""
     return all(module.running_mean is not None for module in net.modules() if isinstance(module, _BatchNorm))
 
 
 def uses_batch_statistics(net: nn.Module) -> bool:
-    """Whether one element's answer depends on the others of its batch."""
+    """Return whether the prediction for one input depends on the others of its batch."""
     return any(
         isinstance(module, _BatchNorm)
         and (
@@ -131,29 +136,30 @@ def uses_batch_statistics(net: nn.Module) -> bool:
 
 @torch.no_grad()
 def estimate_running_statistics_(net: nn.Module, batches: Iterable[Tensor]) -> None:
-    """Replace the running statistics of a plain network by their mean over the batches."""
+    """Replace the running statistics of a network without our hooks by their mean over the batches."""
+    # torch.optim.swa_utils.update_bn does nearly this, but with dropout on, and silently without any batches.
     layers = [module for module in net.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     momenta = [layer.momentum for layer in layers]
     for layer in layers:
         layer.reset_running_stats()
-        layer.momentum = None  # torch's word for a cumulative average
+        layer.momentum = None  # a cumulative average
         layer.train()
     num_batches = 0
     for x in batches:
         net(x)
         num_batches += 1
     if num_batches == 0:
-        raise ValueError("no batches to estimate running statistics from; give some, or leave batches out")
+        raise InputError("no batches to estimate running statistics from; give some, or leave batches out")
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum
     net.eval()
 
 
 def find_norm_parameters(net: nn.Module) -> set[str]:
-    """Names of the scales and shifts of normalisation layers that require grad.
+    """Return the names of the trainable scales and shifts of normalization layers.
 
-    Torch's own layers, and any module whose class is named ...Norm... (timm, transformers and users write their
-    own): of these only parameters that are vectors, since a block that is merely named so may hold matrices.
+    These are torch's layers, and modules whose class name contains "Norm" (timm, transformers and users write their
+    own): of the latter only vectors, since a block with such a name may hold matrices.
     """
     known = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
     return {

@@ -1,4 +1,4 @@
-"""Optimizer factories, the guarded step, and an optimizer's state as named tensors and JSON."""
+"""Optimizer factories, the step that skips non-finite gradients, and optimizer state as named tensors and JSON."""
 
 import math
 from collections.abc import Callable
@@ -8,22 +8,23 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ctta.errors import ConfigError
 from ctta.parallel import current_reducer
 
-#: Builds an optimiser for the parameters it is given, as ``partial(torch.optim.Adam, lr=1e-3)`` does.
+#: Builds an optimizer for a list of parameters, as ``partial(torch.optim.Adam, lr=1e-3)`` does.
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
 
 
 def build_optimizer(factory: OptimizerFactory, net: nn.Module) -> Optimizer:
-    """An optimiser over what is trainable in the network."""
+    """Return an optimizer of the parameters of the network that require grad."""
     parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
     if not parameters:
-        raise ValueError(
+        raise ConfigError(
             "there is nothing to train: the network has none of the parameters that this method adapts, or they do "
             "not require grad (call net.requires_grad_(True) before wrapping it)"
         )
     if any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in parameters):
-        raise ValueError(
+        raise ConfigError(
             "16-bit weights are too coarse for the small updates of adaptation: keep the network in float32 "
             "(net.float()) and call the model under torch.autocast"
         )
@@ -37,73 +38,77 @@ def build_optimizer(factory: OptimizerFactory, net: nn.Module) -> Optimizer:
 
 
 def step_if_finite_(optimizer: Optimizer, loss: Tensor) -> bool:
-    """One optimiser step down the loss; False, and nothing changes, if the loss or a gradient is not finite."""
+    """Take one optimizer step; return False, and change nothing, if the loss or a gradient is not finite."""
     batch = current_reducer()
     try:
         batch.scale_loss(loss).backward()
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         batch.all_reduce_gradients_(parameters)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        finite = all_finite([batch.mean(loss.detach()), *gradients])
-        if finite:
+        is_finite = all_finite([batch.mean(loss.detach()), *gradients])
+        if is_finite:
             optimizer.step()
-        return finite
+        return is_finite
     finally:
-        optimizer.zero_grad()  # also after an error, or the next step would add to half a gradient
+        optimizer.zero_grad()  # also after an error, or the next step would add to a partial gradient
 
 
 def all_finite(tensors: list[Tensor]) -> bool:
-    """Whether no value is NaN or infinite."""
-    # The sum of squares takes a ninth of the time of the largest value, which decides only where the sum overflows.
+    """Return whether no value is NaN or infinite."""
+    # The 2-norm takes a ninth of the time of the maximum, which decides only where the sum of squares overflows.
     return any(bool(torch.isfinite(nn.utils.get_total_norm(tensors, order))) for order in (2.0, math.inf))
 
 
 def split_state(optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The state as a JSON part (options of the groups, plain numbers) and tensors named ``<parameter>.<name>``."""
+    """Return the state as a JSON part (options of the groups, numbers) and tensors named ``<parameter>.<name>``."""
     state = optimizer.state_dict()
     for group in state["param_groups"]:
         for name, option in group.items():
             if isinstance(option, Tensor):
-                raise TypeError(f"the optimiser's option {name!r} is a tensor, which cannot be saved: give a number")
-    values = {f"{number}.{name}": value for number, of in state["state"].items() for name, value in of.items()}
+                raise TypeError(f"the optimizer's option {name!r} is a tensor, which cannot be saved: give a number")
+    values = {f"{index}.{name}": value for index, part in state["state"].items() for name, value in part.items()}
     tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
     numbers = {name: value for name, value in values.items() if name not in tensors}
     return {"groups": state["param_groups"], "numbers": numbers}, tensors
 
 
 def restore_state_(optimizer: Optimizer, plain: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Give a fresh optimiser the state that :func:`split_state` took; ValueError if it does not fit."""
-    fresh = optimizer.state_dict()["param_groups"]
-    if [group["params"] for group in fresh] != [group["params"] for group in plain["groups"]]:
-        raise ValueError("its optimiser has other parameter groups")
+    """Load the state that :func:`split_state` returned into a new optimizer.
+
+    Raises:
+        ValueError: the state does not fit the parameters.
+    """
+    new = optimizer.state_dict()["param_groups"]
+    if [group["params"] for group in new] != [group["params"] for group in plain["groups"]]:
+        raise ValueError("its optimizer has other parameter groups")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Any]] = {}
     for key, value in {**plain["numbers"], **tensors}.items():
-        number, _, name = key.partition(".")
-        if not number.isdecimal() or int(number) >= len(parameters) or not _fits(value, parameters[int(number)]):
-            raise ValueError(f"its optimiser state '{key}' does not fit the parameters")
-        state.setdefault(int(number), {})[name] = value
+        index, _, name = key.partition(".")
+        if not index.isdecimal() or int(index) >= len(parameters) or not _fits(value, parameters[int(index)]):
+            raise ValueError(f"its optimizer state '{key}' does not fit the parameters")
+        state.setdefault(int(index), {})[name] = value
     # Options that a newer torch has added keep their defaults.
-    groups = [ours | theirs for ours, theirs in zip(fresh, plain["groups"], strict=True)]
+    groups = [defaults | saved for defaults, saved in zip(new, plain["groups"], strict=True)]
     load_state_(optimizer, {"state": state, "param_groups": groups})
 
 
 def load_state_(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load a state; tensors get the device and dtype that their parameters have now.
+    """Load a state, with tensors on the device and in the dtype of their parameters, but scalars in their own dtype.
 
-    All but single numbers, which torch would widen too (NAdam's product of momenta), and then round differently.
+    ``load_state_dict`` would also widen scalars such as NAdam's product of momenta, which then round differently.
     """
     optimizer.load_state_dict(state)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for number, values in state["state"].items():
+    for index, values in state["state"].items():
         for name, value in values.items():
             if isinstance(value, Tensor) and value.ndim == 0:
-                loaded = optimizer.state[parameters[number]][name]
-                optimizer.state[parameters[number]][name] = loaded.to(value.dtype)
+                loaded = optimizer.state[parameters[index]][name]
+                optimizer.state[parameters[index]][name] = loaded.to(value.dtype)
 
 
 def _fits(value: Any, parameter: Tensor) -> bool:
-    """Whether a state may belong to a parameter: a single number, its shape, or that shape with axes summed out."""
+    """Return whether a value may be state of a parameter: a number, of its shape, or with some axes reduced to 1."""
     if not isinstance(value, Tensor) or value.numel() == 1:
         return True
     return value.ndim == parameter.ndim and all(

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 T = TypeVar("T")
 
@@ -60,27 +61,35 @@ class SingleProcess(Coordinator):
     """One process that gets every batch whole."""
 
     @property
+    @override
     def is_rank_zero(self) -> bool:
         return True
 
+    @override
     def fail_together(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    @override
     def step(self, model: Any, x: Tensor) -> AbstractContextManager[Tensor]:
         return nullcontext(x)
 
+    @override
     def local_rows(self, num_rows: int) -> slice:
         return slice(None)
 
+    @override
     def all_gather(self, local: Tensor) -> Tensor:
         return local
 
+    @override
     def all_gather_object(self, action: Callable[[], T]) -> list[T]:
         return [action()]
 
+    @override
     def run_on_rank_zero(self, action: Callable[[], T]) -> T:
         return action()
 
+    @override
     def broadcast_state_(self, model: Any) -> None:
         pass
 
@@ -145,40 +154,52 @@ class LocalReducer(BatchReducer):
     """The local rows are the whole batch, and every view is computed here."""
 
     @property
+    @override
     def is_sharded(self) -> bool:
         return False
 
+    @override
     def total_count(self, local: int) -> int:
         return local
 
+    @override
     def mean(self, local: Tensor) -> Tensor:
         return local
 
+    @override
     def all(self, flags: Tensor) -> bool:
         return bool(flags.all())
 
+    @override
     def any(self, flags: Tensor) -> bool:
         return bool(flags.any())
 
+    @override
     def subset(self, rows: Tensor) -> AbstractContextManager[None]:
         return nullcontext()
 
+    @override
     def var_mean(self, values: Tensor, dim: list[int]) -> tuple[Tensor, Tensor]:
         variance, mean = torch.var_mean(values, dim, correction=0, keepdim=True)
         return variance, mean
 
+    @override
     def randn_like(self, values: Tensor, generator: torch.Generator) -> Tensor:
         return torch.randn(values.shape, generator=generator, device=values.device, dtype=values.dtype)
 
+    @override
     def scale_loss(self, loss: Tensor) -> Tensor:
         return loss
 
+    @override
     def all_reduce_gradients_(self, parameters: Sequence[nn.Parameter]) -> None:
         pass
 
+    @override
     def local_views(self, views: Sequence[T]) -> Sequence[T]:
         return views
 
+    @override
     def sum_views(self, local: Tensor, num_views: int) -> Tensor:
         return local
 

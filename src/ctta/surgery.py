@@ -1,7 +1,7 @@
-"""What is done to a copied network: unwrap it, read logits from it, choose which parameters train.
+"""What is done to a copied network: unwrap it, extract its logits, choose which parameters train.
 
-The copies keep the caller's class and every key of its ``state_dict``. What a method adds is a forward hook or a
-forward pre-hook, so it survives ``eval()``, ``deepcopy`` and pickle, and :func:`copy_without_hooks` takes it off again.
+The copies keep the caller's class and every key of its ``state_dict``. What a method adds is a forward hook or forward
+pre-hook, so it survives ``eval()``, ``deepcopy`` and pickle, and :func:`copy_without_hooks` removes it again.
 """
 
 import copy
@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from ctta.errors import ConfigError, InputError
 from ctta.norms import (
     BatchStatistics,
     avoid_group_norm_crash_,
@@ -23,12 +24,12 @@ from ctta.norms import (
     use_batch_statistics_,
 )
 
-#: How to find the logits in what a network returns: a key, an index, or a function of the output.
+#: Where the logits are in the output of a network: a key, an index, or a function of the output.
 Output = str | int | Callable[[Any], Tensor] | None
 
 
 def unwrap(net: nn.Module) -> nn.Module:
-    """The network inside ``torch.compile``, ``DataParallel`` and ``DistributedDataParallel`` wrappers."""
+    """Return the network inside ``torch.compile``, ``DataParallel`` and ``DistributedDataParallel`` wrappers."""
     while True:
         if isinstance(inner := getattr(net, "_orig_mod", None), nn.Module):
             net = inner
@@ -39,7 +40,7 @@ def unwrap(net: nn.Module) -> nn.Module:
 
 
 def copy_for_adaptation(net: nn.Module, *, batch_stats: float, output: Output) -> nn.Module:
-    """A copy in eval mode (dropout off) whose calls return logits and whose BatchNorms use ``batch_stats``."""
+    """Return a copy in eval mode (dropout off) that returns logits and whose BatchNorms use ``batch_stats``."""
     net = copy_without_hooks(net)
     net.register_forward_pre_hook(clone_input)
     net.register_forward_hook(ExtractLogits(output))
@@ -50,46 +51,53 @@ def copy_for_adaptation(net: nn.Module, *, batch_stats: float, output: Output) -
 
 
 def copy_without_hooks(net: nn.Module) -> nn.Module:
-    """A copy in eval mode, of the caller's class, with nothing of ours on it."""
-    # Outside inference mode, or the copies would be inference tensors, which cannot be trained.
+    """Return a copy in eval mode of the unwrapped network, without the hooks of this library."""
+    # Outside inference mode, because copies made within it are inference tensors, which cannot be trained.
     with torch.inference_mode(False):
         net = copy.deepcopy(unwrap(net))
     for module in net.modules():
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            for key in [key for key, hook in hooks.items() if _is_ours(hook)]:
+            for key in [key for key, hook in hooks.items() if _is_own_hook(hook)]:
                 del hooks[key]
         if isinstance(module, _BatchNorm):
             module.track_running_stats = module.running_mean is not None
     return net.eval()
 
 
-def _is_ours(hook: Any) -> bool:
+def _is_own_hook(hook: Any) -> bool:
+    """Return whether this library registered the hook."""
     return isinstance(hook, ExtractLogits | BatchStatistics) or hook in (clone_input, make_contiguous_if_constant)
 
 
 def clone_input(net: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Forward pre-hook of a network: it gets a copy, since some normalise or rectify their input in place."""
+    """Give a network a copy of its input, since some change it in place; a forward pre-hook."""
     return (inputs[0].clone(), *inputs[1:])
 
 
 @dataclass(frozen=True)
 class ExtractLogits:
-    """Forward hook: a network's output becomes its logits, dense ones resized to the input."""
+    """A forward hook that reduces the output of a network to its logits, and resizes dense logits to the input.
+
+    Attributes:
+        output: where the logits are; None to look in the usual places.
+    """
 
     output: Output
 
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], raw: Any) -> Tensor:
-        logits, x = self.pick(raw), inputs[0]
+        """Return the logits in the output ``raw``."""
+        logits, x = self.select(raw), inputs[0]
         if logits.ndim < 2 or len(logits) != len(x):
-            raise ValueError(
-                f"the network answered shape {tuple(logits.shape)} to a batch of shape {tuple(x.shape)}; "
+            raise ConfigError(
+                f"the network returned logits of shape {tuple(logits.shape)} for a batch of shape {tuple(x.shape)}; "
                 "expected (batch, classes, ...): is the batch dimension missing?"
             )
         if logits.ndim > 2 and logits.ndim == x.ndim and logits.shape[2:] != x.shape[2:]:
             return resize(logits, x.shape[2:])
         return logits
 
-    def pick(self, raw: Any) -> Tensor:
+    def select(self, raw: Any) -> Tensor:
+        """Return the tensor of logits, of whatever shape, in the output ``raw``."""
         if callable(self.output):
             raw = self.output(raw)
         elif self.output is not None:
@@ -107,10 +115,10 @@ class ExtractLogits:
 
 
 def resize(x: Tensor, size: Iterable[int]) -> Tensor:
-    """Linear interpolation of (N, C, ...) to a spatial size, as the authors' code resizes images and maps."""
+    """Resize (N, C, ...) to a spatial size by linear interpolation, as CoTTA's code resizes images and logits."""
     mode = {3: "linear", 4: "bilinear", 5: "trilinear"}.get(x.ndim)
     if mode is None:
-        raise ValueError(f"expected images (N, C, ...) with one to three spatial axes, got shape {tuple(x.shape)}")
+        raise InputError(f"expected images (N, C, ...) with one to three spatial axes, got shape {tuple(x.shape)}")
     return F.interpolate(x, size=tuple(size), mode=mode, align_corners=False)
 
 
@@ -121,13 +129,13 @@ def train_only_(net: nn.Module, names: Collection[str]) -> None:
 
 
 def infer_input_rank(net: nn.Module) -> int | None:
-    """How many axes the input of the first convolution has, batch included; None without convolutions."""
+    """Return the number of axes of the first convolution's input, batch included; None without convolutions."""
     first = next((module for module in net.modules() if isinstance(module, _ConvNd)), None)
     return None if first is None else len(first.kernel_size) + 2
 
 
 def iter_inputs(batches: Iterable[Any]) -> Iterator[Tensor]:
-    """The inputs of batches that may be bare tensors or (images, labels, ...) tuples, as loaders give them."""
+    """Yield the inputs of batches that are tensors or (inputs, labels, ...) tuples, as data loaders return them."""
     if isinstance(batches, Tensor):
         raise TypeError("expected an iterable of batches, got a single tensor: give [x]")
     for batch in batches:

@@ -1,4 +1,4 @@
-"""Checks of what users give: each error says what was given, what was expected and what to do."""
+"""Checks of arguments and batches; every error says what was given, what was expected and what to do."""
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from ctta.errors import ConfigError
+from ctta.errors import ConfigError, InputError
 from ctta.norms import has_running_statistics
 from ctta.surgery import infer_input_rank
 from ctta.views import Views
@@ -15,9 +15,9 @@ from ctta.views.average import require_split_view
 
 
 def check_fraction(name: str, value: float) -> None:
-    """A number from 0 to 1."""
+    """Raise a ConfigError unless a value lies between 0 and 1."""
     if not 0 <= value <= 1:
-        raise ValueError(f"{name} must lie between 0 and 1, got {value!r}")
+        raise ConfigError(f"{name} must lie between 0 and 1, got {value!r}")
 
 
 def check_integer(name: str, value: int, low: int | None = None, high: int | None = None) -> int:
@@ -39,45 +39,45 @@ def check_integer(name: str, value: int, low: int | None = None, high: int | Non
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """One of a few words."""
+    """Raise a ConfigError unless a value is one of the choices."""
     if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+        raise ConfigError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
 def check_views_at_once(views_at_once: int, views: Views, net: nn.Module) -> None:
-    """Whether so many views can go through the network together, each with statistics of its own."""
+    """Raise unless this many views can go through the network together, each with its own batch statistics."""
     if check_integer("views_at_once", views_at_once, 1) == 1:
         return
-    for view in views if isinstance(views, Sequence) else ():  # those that are drawn show it once they are there
+    for view in views if isinstance(views, Sequence) else ():  # drawn views are checked once they are drawn
         require_split_view(view)
     if not has_running_statistics(net):
-        raise ValueError(
+        raise ConfigError(
             f"views_at_once={views_at_once} needs BatchNorm layers with running statistics, and one of the network's "
-            "keeps none: views_at_once=1"
+            "keeps none: use views_at_once=1"
         )
 
 
 def check_batch(x: Tensor) -> None:
-    """A batch of finite floating-point inputs; an empty one is fine."""
+    """Raise unless x is a batch of finite floating-point inputs; it may be empty."""
     check_batch_format(x)
     if not torch.isfinite(x).all():
-        raise ValueError(
+        raise InputError(
             "the input holds NaN or infinite values; nothing was predicted or changed: drop or repair the batch"
         )
 
 
 def check_batch_format(x: Tensor) -> None:
-    """A batch of floating-point inputs, of whatever values."""
+    """Raise unless x is a batch of floating-point inputs, of whatever values."""
     if not isinstance(x, Tensor):
         raise TypeError(f"expected a batch of inputs as a tensor, got {type(x).__name__}")
     if not x.is_floating_point():
         raise TypeError(f"expected floating-point inputs, got {x.dtype}: for byte images call x.float() / 255 first")
     if x.ndim < 2:
-        raise ValueError(f"expected a batch of inputs, got shape {tuple(x.shape)}: for one input call x.unsqueeze(0)")
+        raise InputError(f"expected a batch of inputs, got shape {tuple(x.shape)}: for one input call x.unsqueeze(0)")
 
 
 def validate_batches(batches: Iterable[Tensor]) -> Iterator[Tensor]:
-    """The same batches, each checked."""
+    """Yield the batches after :func:`check_batch`."""
     for x in batches:
         check_batch(x)
         yield x
@@ -85,9 +85,9 @@ def validate_batches(batches: Iterable[Tensor]) -> Iterator[Tensor]:
 
 @contextmanager
 def translate_rank_errors(net: nn.Module, x: Tensor) -> Iterator[None]:
-    """Where the network fails on an input of another rank than its convolutions take, say so.
+    """Turn an error of the network into an InputError if x has another number of axes than its convolutions expect.
 
-    Only then: networks may well add or fold axes before their first convolution.
+    Only once the network fails, because it may add or fold axes before its first convolution. Other errors pass.
     """
     try:
         yield
@@ -96,6 +96,6 @@ def translate_rank_errors(net: nn.Module, x: Tensor) -> Iterator[None]:
         if rank is None or x.ndim == rank:
             raise
         hint = ": for one image call x.unsqueeze(0)" if x.ndim == rank - 1 else ""
-        raise ValueError(
-            f"expected a batch with {rank} axes, as the network's convolutions take, got shape {tuple(x.shape)}{hint}"
+        raise InputError(
+            f"expected a batch with {rank} axes for the network's convolutions, got shape {tuple(x.shape)}{hint}"
         ) from error
