@@ -18,7 +18,7 @@ from step_speed import cifar_batch
 from torch import Tensor
 
 import ctta
-from ctta.distributed import data_parallel, gather, init, rank, world_size
+from ctta.distributed import all_gather, data_parallel, init, rank, world_size
 from ctta.methods.cotta import CoTTA
 
 
@@ -30,9 +30,9 @@ def build(num_views: int) -> CoTTA:
 
 def together(call: Callable[[], object], ranks: range) -> float:
     """Seconds until the last of these ranks has done it, having begun together; the others wait."""
-    gather(torch.zeros(1))
+    all_gather(torch.zeros(1))
     spent = seconds(call) if rank() in ranks else 0.0
-    return float(gather(torch.tensor([spent])).max())
+    return float(all_gather(torch.tensor([spent])).max())
 
 
 def share_of_views(model: CoTTA, x: Tensor) -> float:

@@ -16,7 +16,7 @@ from rank_cases import CASES, VIEWS, Stream
 
 import ctta
 from ctta.cli import main
-from ctta.distributed import data_parallel, gather, rank, shard, world_size
+from ctta.distributed import all_gather, data_parallel, rank, shard, world_size
 from ctta.evaluation.results import read_result
 from ctta.testing import NETWORKS, ContractCase
 
@@ -133,7 +133,7 @@ def test_a_process_by_itself_is_a_world_of_one() -> None:
     plain.load_state_dict(model.state_dict())
     assert data_parallel(model) is model and (rank(), world_size()) == (0, 1)
     x = torch.rand(4, 3, 16, 16)
-    assert torch.equal(gather(model(shard(x))), plain(x))
+    assert torch.equal(all_gather(model(shard(x))), plain(x))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ctta.distributed import init, rank
-from ctta.distributed.collectives import any_rank
+from ctta.distributed.collectives import all_reduce_any
 
 stdout = Console(highlight=False, markup=False, emoji=False)
 stderr = Console(stderr=True, highlight=False, markup=False, emoji=False)
@@ -66,7 +66,8 @@ def interrupt_between_steps() -> Iterator[Callable[[], None]]:
         interrupted = True
 
     def raise_if_interrupted() -> None:
-        if any_rank(interrupted):  # under torchrun the signal may reach one rank before a step and another after it
+        # Under torchrun the signal may reach one rank before a step and another after it.
+        if all_reduce_any(interrupted):
             raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals

@@ -1,4 +1,4 @@
-"""What ranks tell each other, on torch's own collectives."""
+"""Collectives on top of ``torch.distributed``: rows of batches, JSON, and actions that fail on all ranks together."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -14,55 +14,86 @@ from ctta.distributed.process_group import DistributedError, rank, world_size
 T = TypeVar("T")
 
 
+def shard(x: Tensor) -> Tensor:
+    """Return the rows of this rank of a batch that every rank has.
+
+    Args:
+        x: The whole batch.
+
+    Returns:
+        Consecutive rows, at most one more than any other rank has; the whole batch on a single process.
+    """
+    return x[local_rows(len(x))]
+
+
+def local_rows(num_rows: int) -> slice:
+    """Return the rows of this rank of a batch of ``num_rows``."""
+    quotient, remainder = divmod(num_rows, world_size())
+    start = rank() * quotient + min(rank(), remainder)
+    return slice(start, start + quotient + (rank() < remainder))
+
+
+def all_gather(rows: Tensor) -> Tensor:
+    """Return the rows of all ranks.
+
+    Args:
+        rows: The rows of this rank; ranks may have different numbers of them.
+
+    Returns:
+        All rows in the order of the ranks, on every rank.
+    """
+    return all_gather_rows(rows) if world_size() > 1 else rows
+
+
 @contextmanager
-def explaining_lost_ranks() -> Iterator[None]:
-    """Torch's errors about a connection, as one sentence."""
+def translate_connection_errors() -> Iterator[None]:
+    """Turn torch's errors about a lost connection into a :class:`DistributedError`."""
     try:
         yield
-    except (RuntimeError, ValueError) as error:  # torch has the second for a group that was left
+    except (RuntimeError, ValueError) as error:  # ValueError: the process group was destroyed
         reason = str(error).strip().splitlines()[0]
         raise DistributedError(
-            f"this rank has lost the others: one has ended, failed or does not answer ({reason}); start all again, "
+            f"this rank has lost the others: one has ended, failed or does not answer ({reason}); restart all ranks, "
             "from the last saved state"
         ) from error
 
 
-def all_gather_stack(here: Tensor) -> Tensor:
-    """The tensors of all ranks, of one shape, stacked in the order of the ranks."""
-    with explaining_lost_ranks():
-        parts = [torch.empty_like(here, memory_format=torch.contiguous_format) for _ in range(world_size())]
-        dist.all_gather(parts, here.contiguous())
+def all_gather_stack(local: Tensor) -> Tensor:
+    """Return the tensors of all ranks, which have the same shape, stacked in the order of the ranks."""
+    with translate_connection_errors():
+        parts = [torch.empty_like(local, memory_format=torch.contiguous_format) for _ in range(world_size())]
+        dist.all_gather(parts, local.contiguous())
         return torch.stack(parts)
 
 
-def all_reduce_sum(here: Tensor) -> Tensor:
-    """The sum over all ranks; the very same bits on each."""
-    total = here.clone(memory_format=torch.contiguous_format)
-    with explaining_lost_ranks():
+def all_reduce_sum(local: Tensor) -> Tensor:
+    """Return the sum over all ranks; bit-identical on each."""
+    total = local.clone(memory_format=torch.contiguous_format)
+    with translate_connection_errors():
         dist.all_reduce(total)
     return total
 
 
-def all_gather_rows(here: Tensor) -> Tensor:
-    """The rows of all ranks, of which each may have another number, one below the other."""
-    counts = all_gather_stack(torch.tensor(len(here), device=here.device)).tolist()
-    padded = here.new_zeros(max(counts), *here.shape[1:])
-    padded[: len(here)] = here
+def all_gather_rows(local: Tensor) -> Tensor:
+    """Concatenate the rows of all ranks, which may have different numbers of them."""
+    counts = all_gather_stack(torch.tensor(len(local), device=local.device)).tolist()
+    padded = local.new_zeros(max(counts), *local.shape[1:])
+    padded[: len(local)] = local
     return torch.cat([part[:count] for part, count in zip(all_gather_stack(padded), counts, strict=True)])
 
 
-def broadcast_row(giver: int, here: Tensor) -> Tensor:
-    """The first row that a rank has, on every rank; as bytes, since not every dtype travels by itself."""
-    row = here.detach()[:1].clone(memory_format=torch.contiguous_format)
+def broadcast_first_row(source_rank: int, local: Tensor) -> Tensor:
+    """Return the first row of a rank on every rank."""
+    row = local.detach()[:1].clone(memory_format=torch.contiguous_format)
     row = row if len(row) else row.new_zeros(1, *row.shape[1:])
-    with explaining_lost_ranks():
-        dist.broadcast(row.view(-1).view(torch.uint8), giver)
+    with translate_connection_errors():
+        dist.broadcast(row.view(-1).view(torch.uint8), source_rank)  # as bytes, since backends lack some dtypes
     return row
 
 
-def all_gather_json(here: Any) -> list[Any]:
-    """Plain JSON of all ranks; as bytes, because nothing that came from elsewhere is unpickled here."""
-    data = torch.frombuffer(bytearray(json.dumps(here).encode()), dtype=torch.uint8)
+def all_gather_json(local: Any) -> list[Any]:
+    """Return the JSON values of all ranks; as bytes, because torch's own function would unpickle what it receives."""
+    data = torch.frombuffer(bytearray(json.dumps(local).encode()), dtype=torch.uint8)
     counts = all_gather_stack(torch.tensor(len(data))).tolist()
     content = bytes(all_gather_rows(data).tolist())
     found = []
@@ -73,47 +104,47 @@ def all_gather_json(here: Any) -> list[Any]:
 
 
 def all_gather_object(action: Callable[[], T]) -> list[T]:
-    """What an action gives on every rank; where it fails on one, it fails on all."""
+    """Run an action on every rank and return all results, which must be plain JSON; if it fails on one, all raise."""
     failure: Exception | None = None
-    here: dict[str, Any] = {}
+    outcome: dict[str, Any] = {}
     try:
-        here["gives"] = action()
+        outcome["result"] = action()
     except Exception as error:
-        failure, here["fails"] = error, f"{type(error).__name__}: {error}"
+        failure, outcome["error"] = error, f"{type(error).__name__}: {error}"
     try:
-        found = all_gather_json(here)
+        outcomes = all_gather_json(outcome)
     finally:
-        if failure is not None:  # which is the cause, also where the others are lost by now
+        if failure is not None:  # the cause, even if the connection is lost by now
             raise failure
-    for number, outcome in enumerate(found):
-        if "fails" in outcome:
-            raise DistributedError(f"rank {number} failed, so all stop: {outcome['fails']}")
-    return [outcome["gives"] for outcome in found]
+    for number, other in enumerate(outcomes):
+        if "error" in other:
+            raise DistributedError(f"rank {number} failed, so all ranks stop: {other['error']}")
+    return [other["result"] for other in outcomes]
 
 
 def run_on_rank_zero(action: Callable[[], T]) -> T:
-    """What an action gives on rank 0, which alone does it; where it fails there, it fails on all."""
+    """Run an action on rank 0 only and return its result, plain JSON, on every rank; if it fails, all raise."""
     if world_size() == 1:
         return action()
-    gives: T = all_gather_object(lambda: action() if rank() == 0 else None)[0]  # type: ignore[assignment]
-    return gives
+    result: T = all_gather_object(lambda: action() if rank() == 0 else None)[0]  # type: ignore[assignment]
+    return result
 
 
-def any_rank(truth: bool) -> bool:
-    """Whether it is true on some rank."""
-    return truth if world_size() == 1 else bool(all_gather_stack(torch.tensor(int(truth))).any())
+def all_reduce_any(flag: bool) -> bool:
+    """Return whether the flag is set on at least one rank."""
+    return flag if world_size() == 1 else bool(all_gather_stack(torch.tensor(int(flag))).any())
 
 
-def all_gather_with_grad(here: Tensor) -> Tensor:
-    """Differentiable :func:`all_gather_stack`: each rank holds its part of one sum, so gradients add up over ranks."""
-    there: Tensor = _Gather.apply(here)  # type: ignore[no-untyped-call]
-    return there
+def all_gather_with_grad(local: Tensor) -> Tensor:
+    """Differentiable :func:`all_gather_stack`; each rank holds a part of one sum, so gradients add up over ranks."""
+    stacked: Tensor = _AllGather.apply(local)  # type: ignore[no-untyped-call]
+    return stacked
 
 
-class _Gather(torch.autograd.Function):
+class _AllGather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, here: Tensor) -> Tensor:
-        return all_gather_stack(here)
+    def forward(ctx: Any, local: Tensor) -> Tensor:
+        return all_gather_stack(local)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The processes that torchrun has started: joining them, and which of them this one is."""
+"""The process group of ``torchrun``: joining it, leaving it, and the rank of this process."""
 
 import atexit
 import os
@@ -7,29 +7,37 @@ from datetime import timedelta
 import torch
 from torch import distributed as dist
 
+from ctta.errors import ConfigError
+
 TIMEOUT = 300.0  # seconds
-_has_left = False
+_has_shut_down = False
 
 
 class DistributedError(ConnectionError):
-    """The ranks cannot go on together: one is gone, has failed, or holds other weights than the rest."""
+    """Raised if the ranks cannot continue together: one is gone, has failed, or holds different weights."""
 
 
 def init(timeout: float = TIMEOUT) -> None:
-    """Join the processes of ``torchrun``; nothing where this one was started by itself, or has joined already.
+    """Join the processes of ``torchrun``.
+
+    Does nothing if this process was started alone, or has joined already.
 
     Args:
-        timeout: seconds after which a rank that does not answer is given up, and the others end with an error.
+        timeout: Seconds after which a rank that does not answer is considered lost.
+
+    Raises:
+        ConfigError: If the process group was initialized by the caller with a backend that has no CPU tensors.
+        DistributedError: If this process has left the group before.
     """
-    if _is_member():
+    if _is_initialized():
         if world_size() > 1 and "cpu" not in str(dist.get_backend_config()):
-            raise ValueError(
-                "the process group serves no tensors on the CPU, which ranks agree by: start it without naming a "
-                "backend, or with 'cpu:gloo,cuda:nccl'"
+            raise ConfigError(
+                "the process group has no backend for CPU tensors, which the ranks use to coordinate: initialize it "
+                "without naming a backend, or with 'cpu:gloo,cuda:nccl'"
             )
     elif world_size() > 1:
-        if _has_left:  # ranks that joined again were seen to wait for each other until the time-out
-            raise DistributedError("the ranks have parted, as after a failure of one: start all again")
+        if _has_shut_down:  # ranks that join again may wait for each other until the timeout
+            raise DistributedError("the process group was shut down, for instance after a failure: restart all ranks")
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init_process_group(timeout=timedelta(seconds=timeout))
@@ -37,27 +45,27 @@ def init(timeout: float = TIMEOUT) -> None:
 
 
 def shutdown() -> None:
-    """Part from the others for good; they find out at their next exchange."""
-    global _has_left
-    if _is_member():
-        _has_left = True
+    """Leave the process group for good; the other ranks fail at their next collective."""
+    global _has_shut_down
+    if _is_initialized():
+        _has_shut_down = True
         dist.destroy_process_group()
 
 
 def rank() -> int:
-    """The number of this process among all, from 0; 0 where there is no other."""
-    return dist.get_rank() if _is_member() else int(os.environ["RANK"]) if _is_started_with_others() else 0
+    """Return the number of this process among all, from 0; 0 if it was started alone."""
+    return dist.get_rank() if _is_initialized() else int(os.environ["RANK"]) if _is_launched() else 0
 
 
 def world_size() -> int:
-    """How many processes there are."""
-    return dist.get_world_size() if _is_member() else int(os.environ["WORLD_SIZE"]) if _is_started_with_others() else 1
+    """Return the number of processes; 1 if this one was started alone."""
+    return dist.get_world_size() if _is_initialized() else int(os.environ["WORLD_SIZE"]) if _is_launched() else 1
 
 
-def _is_member() -> bool:
+def _is_initialized() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def _is_started_with_others() -> bool:
-    """Also before joining and after leaving: a rank must not take itself for the only process."""
+def _is_launched() -> bool:
+    """Return whether ``torchrun`` started this process, also before joining and after leaving the group."""
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()

@@ -1,4 +1,4 @@
-"""Reducers over ranks: the rows of a batch, or the views of a batch, divided among them."""
+"""Reducers for ranks that divide the rows, or the views, of a batch."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -7,80 +7,95 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from ctta.distributed.collectives import all_gather_stack, all_gather_with_grad, all_reduce_sum
 from ctta.distributed.process_group import rank, world_size
 from ctta.parallel import LocalReducer, use_reducer
 
 T = TypeVar("T")
-BUCKET = 1 << 23  # gradient values that travel together: what is copied at a time stays small
+BUCKET_SIZE = 1 << 23  # gradient values per collective, which bounds the memory of the copies
 
 
 @dataclass(frozen=True)
 class ShardedReducer(LocalReducer):
-    """This rank's rows of the batch.
+    """Reduce over ranks that each hold some rows of the batch.
 
-    A rank without any computes on a row of another's all the same, so that it comes to the same exchanges, and that row
-    counts nothing: in means, statistics and gradients a rank weighs as much as it has rows. All rows of a batch have
-    the same number of elements, so weighing by rows weighs pixels rightly too.
+    A rank without rows computes on a row of another rank, so that it takes part in the same collectives, and that row
+    has weight zero: in means, statistics and gradients a rank is weighted by its number of rows. All rows of a batch
+    have the same number of elements, so that this weights pixels correctly too.
+
+    Attributes:
+        sizes: Number of rows of each rank.
     """
 
-    sizes: tuple[int, ...]  # rows of each rank
+    sizes: tuple[int, ...]
 
     @property
+    @override
     def is_sharded(self) -> bool:
         return True
 
     @property
-    def here(self) -> int:
-        """How many rows of the batch are on this rank."""
+    def num_local(self) -> int:
+        """Number of rows of this rank."""
         return self.sizes[rank()]
 
+    @override
     def total_count(self, local: int) -> int:
-        return local // max(1, self.here) * sum(self.sizes)
+        return local // max(1, self.num_local) * sum(self.sizes)
 
+    @override
     def mean(self, local: Tensor) -> Tensor:
-        weighted = local.double() * self.here if self.here else torch.zeros_like(local, dtype=torch.float64)
+        weighted = local.double() * self.num_local if self.num_local else torch.zeros_like(local, dtype=torch.float64)
         return (all_reduce_sum(weighted) / sum(self.sizes)).to(local.dtype)
 
+    @override
     def all(self, flags: Tensor) -> bool:
         return not self.any(~flags)
 
+    @override
     def any(self, flags: Tensor) -> bool:
         if flags.ndim == 0:
             return bool(flags)
-        return bool(all_gather_stack(flags[: self.here].any().long()).any())
+        return bool(all_gather_stack(flags[: self.num_local].any().long()).any())
 
     @contextmanager
+    @override
     def subset(self, rows: Tensor) -> Iterator[None]:
-        counts = all_gather_stack(rows[: self.here].sum()).tolist()
+        counts = all_gather_stack(rows[: self.num_local].sum()).tolist()
         with use_reducer(ShardedReducer(tuple(counts))):
             yield
 
+    @override
     def var_mean(self, values: Tensor, dim: list[int]) -> tuple[Tensor, Tensor]:
         variances, means = all_gather_with_grad(torch.stack(super().var_mean(values, dim))).unbind(1)
         weights = torch.tensor(self.sizes).to(means).div_(sum(self.sizes)).view(-1, *[1] * (means.ndim - 1))
         mean = (weights * means).sum(0)
-        # Within ranks and between them, rather than by sums of squares, which cancel where the mean is large.
+        # Variance within plus variance between ranks; sums of squares would cancel where the mean is large.
         return (weights * (variances + (means - mean).square())).sum(0), mean
 
+    @override
     def randn_like(self, values: Tensor, generator: torch.Generator) -> Tensor:
-        if self.here == 0:
+        if self.num_local == 0:
             return torch.zeros_like(values)
-        whole = torch.randn(
+        # For the whole batch, so that a row gets the same noise on any number of ranks.
+        noise = torch.randn(
             (sum(self.sizes), *values.shape[1:]), generator=generator, device=values.device, dtype=values.dtype
         )
-        return whole.narrow(0, sum(self.sizes[: rank()]), self.here)
+        return noise.narrow(0, sum(self.sizes[: rank()]), self.num_local)
 
+    @override
     def scale_loss(self, loss: Tensor) -> Tensor:
-        return loss * (self.here / sum(self.sizes))
+        return loss * (self.num_local / sum(self.sizes))
 
+    @override
     def all_reduce_gradients_(self, parameters: Sequence[nn.Parameter]) -> None:
         device = parameters[0].device
-        # A parameter without gradient on every rank keeps none: for an optimiser that is not the same as zero.
+        # A parameter without gradient on every rank keeps none: for an optimizer that differs from zero.
         used = all_reduce_sum(torch.tensor([parameter.grad is not None for parameter in parameters]).long().to(device))
         trained = [parameter for parameter, count in zip(parameters, used.tolist(), strict=True) if count]
-        for bucket in buckets(trained):
+        for bucket in split_into_buckets(trained):
             for parameter in bucket:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
@@ -90,11 +105,11 @@ class ShardedReducer(LocalReducer):
                 gradient.copy_(part.view_as(gradient))
 
 
-def buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """The parameters in order, cut where the device or dtype changes or a bucket is full."""
+def split_into_buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Yield the parameters in order, split where the device or dtype changes or a bucket is full."""
     bucket: list[nn.Parameter] = []
     for parameter in parameters:
-        is_full = sum(each.numel() for each in bucket) + parameter.numel() > BUCKET
+        is_full = sum(each.numel() for each in bucket) + parameter.numel() > BUCKET_SIZE
         if bucket and (is_full or (parameter.device, parameter.dtype) != (bucket[0].device, bucket[0].dtype)):
             yield bucket
             bucket = []
@@ -104,14 +119,17 @@ def buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
 
 
 class ViewShardedReducer(LocalReducer):
-    """Every so many-th view is this rank's; all else each rank does for itself, and comes to the same.
+    """Divide the views among ranks that all hold the whole batch; everything else is computed by every rank alike.
 
-    In turns and not in runs, because views that follow each other, as scales do, cost about the same.
+    Rank r of n takes every n-th view from the r-th on, rather than consecutive ones, because neighbors, such as scales,
+    cost about the same.
     """
 
+    @override
     def local_views(self, views: Sequence[T]) -> Sequence[T]:
-        # A rank without view takes the first: only so does it know the shape of an answer.
+        # A rank without views computes the first one, which it needs for the shape of the result.
         return views[rank() :: world_size()] or views[:1]
 
+    @override
     def sum_views(self, local: Tensor, num_views: int) -> Tensor:
         return all_reduce_sum(local if rank() < num_views else local.zero_())
