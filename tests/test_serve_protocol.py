@@ -186,6 +186,7 @@ def test_metrics_are_prometheus_text_with_bounded_labels(client: Client) -> None
     for number in range(30):
         client.infer(f"metrics{number}", images(2))
         client.call("GET", f"/nowhere/{number}")
+    client.json("GET", "/streams")
     families = {family.name: family for family in text_string_to_metric_families(client.call("GET", "/metrics").text)}
     requests = families["ctta_requests"]
     infer = [sample for sample in requests.samples if sample.labels["route"] == "/v2/models/{name}/infer"]

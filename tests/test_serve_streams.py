@@ -153,7 +153,7 @@ def test_full_queues_ask_to_come_back_later(tmp_path: Path) -> None:
         stream = service.store.slots["busy"].stream
         assert stream
         infer = stream.infer
-        stream.infer = lambda x, adapt: (release.wait(60), infer(x, adapt=adapt))[1]  # type: ignore[method-assign]
+        stream.infer = lambda x, **options: (release.wait(60), infer(x, **options))[1]  # type: ignore[method-assign]
         with ThreadPoolExecutor(waiting) as pool:
             sent = [
                 pool.submit(Client(client.address).call, "POST", "/streams/busy/image", data=png())
@@ -183,7 +183,7 @@ def test_time_runs_out_for_a_request_but_not_for_its_update(tmp_path: Path) -> N
         stream = service.store.slots["slow"].stream
         assert stream
         infer = stream.infer
-        stream.infer = lambda x, adapt: (release.wait(60), infer(x, adapt=adapt))[1]  # type: ignore[method-assign]
+        stream.infer = lambda x, **options: (release.wait(60), infer(x, **options))[1]  # type: ignore[method-assign]
         begun = client.call("POST", "/streams/slow/image", data=png())
         queued = client.call("POST", "/streams/slow/image", data=png())
         release.set()

@@ -85,8 +85,8 @@ def stream_routes(service: Service, auth: Authenticator, read_body: BodyReader) 
         """Classify an image file; ``adapt=false`` only predicts, ``compare=true`` also asks the source network."""
         max_pixels = service.limits.max_image_pixels
         x = await asyncio.to_thread(decode_image, body, size=service.image_size, max_pixels=max_pixels)
-        result = await service.infer(name, x, adapt=adapt)
-        source = await asyncio.to_thread(service.predict_source, x) if compare else None
+        source = await asyncio.to_thread(service.predict_source, x) if compare else None  # first: it may fail
+        result = await service.infer(name, x, adapt=adapt, check=service.classify)
         return {
             "stream": name,
             **service.classify(result.logits),

@@ -3,7 +3,7 @@
 import inspect
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -146,13 +146,16 @@ class Service:
             raise
         self._add_gauges()
 
-    async def infer(self, stream: str, x: Tensor, *, adapt: bool) -> InferenceResult:
+    async def infer(
+        self, stream: str, x: Tensor, *, adapt: bool, check: Callable[[Tensor], object] | None = None
+    ) -> InferenceResult:
         """Predict images of a stream, which the first of them creates.
 
         Args:
             stream: Name of the stream.
             x: Images (N, C, H, W) in [0, 1].
             adapt: Whether the images become part of the stream, and may cause an update.
+            check: Called with the logits; the stream stays as it was if it raises.
 
         Returns:
             The logits, and whether the stream adapted.
@@ -161,7 +164,7 @@ class Service:
         # One memory layout, since rounding depends on it: the one in which a window comes back from disk.
         x = x.to(self._parameter).contiguous()
         name = validate_stream_name(stream)
-        result = await self.store.run(name, lambda served: served.infer(x, adapt=adapt), create=True)
+        result = await self.store.run(name, lambda served: served.infer(x, adapt=adapt, check=check), create=True)
         self.metrics.images.labels("adapted" if result.adapted else "predicted").inc(len(x))
         self.metrics.updates.inc(result.adapted)
         self.metrics.updates_over_budget.inc(result.reason == OVER_BUDGET)
@@ -176,6 +179,7 @@ class Service:
         Returns:
             The logits.
         """
+        self.check_images(x)
         task = "a prediction of the source network"
         with hide_internal_errors(task, self.metrics.count_failure), annotate_network_errors(x), torch.no_grad():
             logits: Tensor = self.reference(x.to(self._parameter))

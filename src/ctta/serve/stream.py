@@ -169,14 +169,25 @@ class ServedStream:
 
     # ---- inference ----
 
-    def infer(self, x: Tensor, *, adapt: bool) -> InferenceResult:
-        """Return logits for images, which become part of the stream unless ``adapt`` is False."""
+    def infer(self, x: Tensor, *, adapt: bool, check: Callable[[Tensor], object] | None = None) -> InferenceResult:
+        """Return logits for images, which become part of the stream unless ``adapt`` is False.
+
+        Args:
+            x: The images.
+            adapt: Whether to keep the images, and to update if an update is due.
+            check: Called with the logits; nothing changes if it raises.
+
+        Returns:
+            The logits, and whether there was an update.
+        """
         batch = self.window.make_batch(x)
         reason = self._reason_not_to_update(batch, len(x)) if adapt else "adaptation was not requested"
-        with self._unchanged_on_failure(updates=reason is None):
+        with self._unchanged_on_failure(copy_model=reason is None):
             with annotate_network_errors(batch):
                 logits = self._update(batch) if reason is None else self._predict(batch, x)
             logits = logits[-len(x) :]
+            if check is not None:
+                check(logits)
             self._record_guard_events()
             if reason is None and isinstance(self.model, Monitored) and not self.model.health.adapted:
                 reason = PAUSED
@@ -219,13 +230,13 @@ class ServedStream:
         self.num_changes += 1
 
     @contextmanager
-    def _unchanged_on_failure(self, *, updates: bool) -> Iterator[None]:
+    def _unchanged_on_failure(self, *, copy_model: bool) -> Iterator[None]:
         """Restore the stream if the block raises; only what a guard says about rejected input stays on record.
 
-        A step may fail after the optimizer or a teacher has changed, so an update starts with a copy of the model.
-        Predictions do not change the model.
+        A step may fail after the weights or the optimizer have changed, so an update starts with a copy of the model.
+        Predictions do not change it.
         """
-        model = take_snapshot(self.model) if updates else self.model
+        model = take_snapshot(self.model) if copy_model else self.model
         names = ("window", "num_requests", "num_images", "num_over_budget", "used_at", "num_changes")
         before = {name: copy.copy(getattr(self, name)) for name in (*names, "confidences", "collapse_scores", "events")}
         try:
@@ -243,15 +254,17 @@ class ServedStream:
 
     def act(self, action: str) -> None:
         """Do what an operator requests: one of :data:`ACTIONS`."""
-        ACTIONS[action](self)
-        if not self._record_guard_events():
-            self.record(action, "requested")
+        with self._unchanged_on_failure(copy_model=True):
+            ACTIONS[action](self)
+            if not self._record_guard_events():
+                self.record(action, "requested")
 
     def load(self, model: AdaptiveModel) -> None:
         """Continue with another model; the window, which is not part of a saved state, starts empty."""
-        self._replace_model(model)
-        self.window.clear()
-        self.record(StreamEvent.LOAD, "a state was uploaded")
+        with self._unchanged_on_failure(copy_model=False):
+            self._replace_model(model)
+            self.window.clear()
+            self.record(StreamEvent.LOAD, "a state was uploaded")
 
     def reset(self) -> None:
         """Start over, exactly as a new stream."""

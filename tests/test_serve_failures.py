@@ -1,0 +1,224 @@
+"""Errors tell whose fault they are: bad requests get 4xx, failures inside a network 5xx, and nothing changes."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load as parse_safetensors
+from serving import SIZE, Client, images, png, serving_here, tent
+from torch import Tensor, nn
+
+import ctta
+from ctta.serve import Service
+
+SECRET = "weights at /srv/secret"
+
+
+def allocate_too_much() -> None:
+    """Fail as torch does on the CPU, with a plain RuntimeError."""
+    torch.empty(2**62, dtype=torch.uint8)
+
+
+def raise_error(error: Exception) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+FAULTS: dict[str, tuple[Callable[[], object], int]] = {
+    "shape mismatch": (lambda: torch.zeros(2, 3) @ torch.zeros(2, 3), 500),
+    "runtime error": (raise_error(RuntimeError(SECRET)), 500),
+    "value error": (raise_error(ValueError(SECRET)), 500),
+    "type error": (raise_error(TypeError(SECRET)), 500),
+    "index error": (raise_error(IndexError(SECRET)), 500),
+    "assertion": (raise_error(AssertionError(SECRET)), 500),
+    "disk error": (raise_error(OSError(SECRET)), 500),
+    "out of memory in Python": (raise_error(MemoryError(SECRET)), 503),
+    "out of memory on a GPU": (raise_error(torch.OutOfMemoryError(SECRET)), 503),
+    "out of memory as text": (raise_error(RuntimeError(f"MPS backend out of memory: {SECRET}")), 503),
+    "out of memory on the CPU": (allocate_too_much, 503),
+}
+_fault: Callable[[], object] | None = None  # what the models below do now
+
+
+@contextmanager
+def failing(name: str) -> Iterator[None]:
+    global _fault
+    _fault = FAULTS[name][0]
+    try:
+        yield
+    finally:
+        _fault = None
+
+
+class FaultyNetwork(nn.Module):
+    """Fail in the forward pass, on request."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        if _fault is not None:
+            _fault()
+        logits: Tensor = self.net(x)
+        return logits
+
+
+class FailAfterStep(ctta.Tent):
+    """Fail on request once weights, optimizer and counters have changed."""
+
+    def adapt_step(self, x: Tensor) -> Tensor:
+        logits = super().adapt_step(x)
+        self.num_skipped += _fault is not None
+        if _fault is not None:
+            _fault()
+        return logits
+
+
+def in_forward(folder: Path) -> ctta.AdaptiveModel:
+    return ctta.Tent(FaultyNetwork(tent(folder).copy_of_source()))
+
+
+def after_step(folder: Path) -> ctta.AdaptiveModel:
+    return FailAfterStep(tent(folder).copy_of_source())
+
+
+def after_step_guarded(folder: Path) -> ctta.AdaptiveModel:
+    return ctta.Guarded(after_step(folder), snapshot_every=1, inspect_every=1)
+
+
+def in_forward_of_cotta(folder: Path) -> ctta.AdaptiveModel:
+    net = FaultyNetwork(tent(folder).copy_of_source())
+    return ctta.Guarded(ctta.CoTTA(net, views=ctta.views.image_views(2), restore=0.1))
+
+
+def comparable(client: Client, stream: str) -> dict[str, Any]:
+    """Return what a stream shows of itself, without times."""
+    shown = client.json("GET", f"/streams/{stream}")
+    del shown["used_at"]
+    shown["events"] = [{**event, "time": None} for event in shown["events"]]
+    return dict(shown)
+
+
+def assert_withheld(response: Any, status: int) -> None:
+    assert response.status_code == status, response.text
+    assert SECRET not in response.text and "alloc" not in response.text and "2x3" not in response.text
+    assert ("Retry-After" in response.headers) == (status == 503)
+
+
+CASES = [
+    *((after_step_guarded, fault) for fault in FAULTS),
+    *((model, fault) for model in (in_forward, after_step, in_forward_of_cotta) for fault in list(FAULTS)[::10]),
+]
+
+
+@pytest.mark.parametrize(("model", "fault"), CASES)
+def test_a_failed_request_leaves_the_stream_as_it_was(
+    tmp_path: Path, model: Callable[[Path], ctta.AdaptiveModel], fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two streams get the same images, one of them a failing request in between."""
+    status = FAULTS[fault][1]
+    service = Service(model(tmp_path), tmp_path / "state", image_size=SIZE, window_size=6, update_every=1)
+    with serving_here(service) as client:
+        for step in range(3):
+            for stream in ("undisturbed", "disturbed"):
+                client.infer(stream, images(4, step))
+        slot = service.store.slots["disturbed"]
+        assert slot.stream and slot.stream.num_updates == 3
+        num_changes = slot.stream.num_changes
+        with failing(fault), caplog.at_level(logging.ERROR, "ctta.serve"):
+            assert_withheld(client.call("POST", "/streams/disturbed/image", data=png()), status)
+        (record,) = [record for record in caplog.records if record.name == "ctta.serve"]
+        assert "disturbed" in record.getMessage() and record.exc_info and record.exc_info[2]
+        assert slot.stream.num_changes == num_changes
+        cause = "out_of_memory" if status == 503 else "internal"
+        metrics = client.call("GET", "/metrics").text
+        assert f'ctta_failures_total{{cause="{cause}"}} 1.0\n' in metrics
+        assert f'route="/streams/{{name}}/image",status="{status}"' in metrics
+        one, other = (comparable(client, name) for name in ("undisturbed", "disturbed"))
+        assert one == {**other, "name": "undisturbed"}
+        for step in range(3, 6):
+            one, other = (client.infer(stream, images(3, step)) for stream in ("undisturbed", "disturbed"))
+            assert np.array_equal(one["logits"], other["logits"]) and one["update"] == other["update"] == step + 1
+        states = [parse_safetensors(client.state(stream)) for stream in ("undisturbed", "disturbed")]
+        assert states[0].keys() == states[1].keys()
+        assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+
+
+@pytest.mark.parametrize("fault", ["value error", "out of memory on the CPU"])
+def test_a_failed_prediction_changes_nothing_either(tmp_path: Path, fault: str) -> None:
+    with serving_here(Service(in_forward(tmp_path), tmp_path / "state", image_size=SIZE)) as client:
+        client.infer("a", images(8))
+        before = comparable(client, "a")
+        with failing(fault):
+            for query in ("?adapt=false", "?compare=true"):
+                response = client.call("POST", f"/streams/a/image{query}", data=png())
+                assert_withheld(response, FAULTS[fault][1])
+        assert comparable(client, "a") == before
+
+
+def test_a_request_that_fails_creates_no_stream(tmp_path: Path) -> None:
+    model = in_forward(tmp_path)
+    service = Service(model, tmp_path / "state", image_size=SIZE, window_size=0)
+    with serving_here(service) as client:
+        with failing("runtime error"):
+            assert_withheld(client.call("POST", "/streams/a/image", data=png()), 500)
+        assert client.call("GET", "/streams/a").status_code == 404
+        assert client.json("GET", "/streams")["total"] == service.store.num_live == 0
+        assert np.array_equal(client.infer("a", images(4))["logits"].astype(np.float32), model(images(4)).numpy())
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_the_size_of_images(tmp_path: Path, guarded: bool) -> None:
+    """A declared size is checked by the service; without one, it is the network that fails."""
+
+    def build() -> ctta.AdaptiveModel:
+        return ctta.Guarded(tent(tmp_path)) if guarded else tent(tmp_path)
+
+    with serving_here(Service(build(), tmp_path / "declared", image_size=SIZE)) as client:
+        refused = client.call("POST", "/v2/models/ctta/infer", json=request_of_size(9))
+        assert refused.status_code == 400 and "[16, 16]" in refused.json()["error"]
+    with serving_here(Service(build(), tmp_path / "any")) as client:
+        for side, status in ((9, 500), (3000, 413)):
+            response = client.call("POST", "/v2/models/ctta/infer", json=request_of_size(side))
+            assert response.status_code == status and "mat1" not in response.text
+        assert client.infer("a", images(4))["logits"].shape == (4, 5)
+
+
+def request_of_size(side: int) -> dict[str, Any]:
+    shape = [4, 3, side, side] if side < 100 else [1, 3, 1, side]
+    tensor = {"name": "input", "datatype": "FP32", "shape": shape, "data": [0.5] * int(np.prod(shape))}
+    return {"inputs": [tensor], "parameters": {"sequence_id": "a"}}
+
+
+def test_input_that_a_guard_rejects_is_the_clients_fault(tmp_path: Path) -> None:
+    """A guard learns the size from the first batch; the rejection is recorded, and changes nothing else."""
+    service = Service(ctta.Guarded(tent(tmp_path)), tmp_path / "state", window_size=0)
+    with serving_here(service) as client:
+        client.infer("a", images(4))
+        before = comparable(client, "a")
+        response = client.call("POST", "/v2/models/ctta/infer", json=request_of_size(9))
+        assert response.status_code == 400 and response.json()["error"]
+        after = comparable(client, "a")
+        assert [event["kind"] for event in after.pop("events")][-1] == "refusal"
+        before.pop("events")
+        assert after == before
+        assert "ctta_failures_total{" not in client.call("GET", "/metrics").text
+
+
+def test_an_image_for_a_network_that_predicts_no_single_class(tmp_path: Path) -> None:
+    """The request is rejected, and has not changed the stream."""
+    model = ctta.Tent(nn.Sequential(nn.Conv2d(3, 5, 1), nn.BatchNorm2d(5)))
+    with serving_here(Service(model, tmp_path / "state", image_size=SIZE, window_size=0)) as client:
+        client.infer("a", images(4))
+        before = comparable(client, "a")
+        response = client.call("POST", "/streams/a/image", data=png())
+        assert response.status_code == 400 and "not one class" in response.json()["error"]
+        assert comparable(client, "a") == before
