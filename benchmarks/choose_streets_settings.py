@@ -55,7 +55,7 @@ def miou_of(scenes: int, num_rounds: int, method: str, settings: Settings) -> fl
     """One trial, on one thread."""
     torch.set_num_threads(1)
     model = model_of(method, **settings)
-    stream = rounds(streets(split="choose", scenes=scenes, batch_size=1), num_rounds)
+    stream = rounds(streets(split="choose", num_scenes=scenes, batch_size=1), num_rounds)
     result = ctta.evaluate(model, stream)
     first, last = (100 * sum(part) / len(part) for part in (result.mious[:2], result.mious[-2:]))
     print(f"{method:8}{100 * result.miou:6.2f}  first round {first:.2f}, last {last:.2f}  {settings}", flush=True)

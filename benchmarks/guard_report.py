@@ -55,8 +55,8 @@ def batches(stream: str, images: int) -> Iterator[tuple[Tensor, Tensor | None, i
     data = corrupted(stream, images)
     generator = torch.Generator().manual_seed(0)
     for number, batch in enumerate(data):
-        segment = data.segment_of(number)
-        if stream == "noise burst" and segment == NOISE_BEFORE and data.segment_of(number - 1) < NOISE_BEFORE:
+        segment = data.segment_index(number)
+        if stream == "noise burst" and segment == NOISE_BEFORE and data.segment_index(number - 1) < NOISE_BEFORE:
             for _ in range(NOISE_BATCHES):
                 yield torch.rand(batch.x.shape, generator=generator), None, segment
         yield batch.x, batch.y, segment

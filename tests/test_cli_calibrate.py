@@ -142,7 +142,7 @@ def test_user_errors_are_one_line(sample: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "seven.npz", images=content["images"], labels=content["labels"] + 3)
     assert "labels from 3 to 7 for a network with 5 classes" in wrong(tmp_path / "seven.npz")
     (tmp_path / "empty").mkdir()
-    assert "holds no pictures" in wrong(tmp_path / "empty")
+    assert "contains no images" in wrong(tmp_path / "empty")
     assert "expected logits of shape (N, classes)" in wrong(sample, "--model", write_network(tmp_path, "dense"))
 
 

@@ -89,7 +89,7 @@ def test_user_errors_are_one_line(sample: Path, tmp_path: Path) -> None:
     folder = tmp_path / "made"
     assert "expected a list of gaussian_noise" in user_error(corrupt, sample, folder, "--corruptions", "fogg")
     assert "does not exist" in user_error(corrupt, tmp_path / "nothing", folder)
-    assert "is no file of arrays" in user_error(corrupt, Path(__file__), folder)
+    assert "is not a file of arrays" in user_error(corrupt, Path(__file__), folder)
     assert "--severities requires --kind imagenet-c" in user_error(corrupt, sample, folder, "--severities", "5")
     tree = tmp_path / "tree"
     write_images(tree / "cat", range(1))
@@ -98,15 +98,15 @@ def test_user_errors_are_one_line(sample: Path, tmp_path: Path) -> None:
     assert "give a size" in user_error(corrupt, tree, folder, "--kind", "cifar-c")
     assert not folder.exists()
     np.savez(tmp_path / "pictures.npz", pictures=IMAGES)
-    assert "holds pictures; expected 'images'" in user_error(corrupt, tmp_path / "pictures.npz", folder)
+    assert "contains pictures; expected 'images'" in user_error(corrupt, tmp_path / "pictures.npz", folder)
     np.savez(tmp_path / "unlabelled.npz", images=IMAGES)
     assert "has no labels" in user_error(corrupt, tmp_path / "unlabelled.npz", folder)
     np.savez(tmp_path / "floats.npz", images=IMAGES / 255)
     assert "expected images as uint8" in user_error(corrupt, tmp_path / "floats.npz", folder)
     np.savez(tmp_path / "shifted.npz", images=IMAGES, labels=LABELS[1:])
-    assert "a whole number for each" in user_error(corrupt, tmp_path / "shifted.npz", folder)
+    assert "one integer per image" in user_error(corrupt, tmp_path / "shifted.npz", folder)
     (tmp_path / "cut.npz").write_bytes(sample.read_bytes()[:1000])
-    assert "truncated or no file of plain arrays" in user_error(corrupt, tmp_path / "cut.npz", folder)
+    assert "truncated or not a file of plain arrays" in user_error(corrupt, tmp_path / "cut.npz", folder)
     assert invoke(corrupt, sample, folder, "--kind", "mnist-c").exit_code == 2
 
 

@@ -31,7 +31,7 @@ def test_maps_of_the_last_round_are_kept(tmp_path: Path) -> None:
     assert saved_batches(tmp_path) == list(range(12, 18))
     expected = naive_maps(cotta(), rounds(stream(), 3))
     for number in saved_batches(tmp_path):
-        kept, labels = load_label_maps(tmp_path, number), scenes.batch(number).y
+        kept, labels = load_label_maps(tmp_path, number), scenes.read_batch(number).y
         assert kept.maps.dtype == np.uint8
         assert kept.maps.tolist() == expected[number].tolist()
         assert labels is not None
@@ -94,9 +94,9 @@ def test_the_best_and_the_worst_change_are_found(tmp_path: Path) -> None:
         number, place = pick(changes, key=lambda scene: changes[scene])
         assert (example.method, example.kind, example.class_names) == ("TENT", kind, Named.class_names)
         assert example.accuracy_after - example.accuracy_before == pytest.approx(changes[number, place])
-        batch = scenes.batch(number)
+        batch = scenes.read_batch(number)
         assert batch.y is not None
-        assert (example.domain, example.segment) == (batch.domain, scenes.segment_of(number))
+        assert (example.domain, example.segment) == (batch.domain, scenes.segment_index(number))
         assert example.stream_hash == scenes.hash
         assert example.truth.tolist() == batch.y[place].tolist()
         assert example.after.tolist() == load_label_maps(folders["tent"], number).maps[place].tolist()
@@ -127,7 +127,7 @@ def test_examples_of_large_scenes_are_shrunk(tmp_path: Path) -> None:
     assert examples
     for example in examples:
         assert example.image.shape == (*example.truth.shape, 3) == (round(MAX_WIDTH * SIZE[0] / SIZE[1]), MAX_WIDTH, 3)
-        assert any(_is_shrunk(example, scenes.batch(number).y) for number in range(2))
+        assert any(_is_shrunk(example, scenes.read_batch(number).y) for number in range(2))
 
 
 def _is_shrunk(example: SceneExample, labels: torch.Tensor | None) -> bool:

@@ -125,7 +125,7 @@ def cifar_c(tmp_path: Path) -> Path:
 def test_cifar_recipes_read_the_published_folder(cifar_c: Path, recipe: str, segments: int) -> None:
     stream = build_task(recipe, BenchmarkOptions(data=str(cifar_c))).make_stream(3)
     assert len(stream.segments) == segments
-    assert stream.batch(0).x.shape == (6, 3, 32, 32)
+    assert stream.read_batch(0).x.shape == (6, 3, 32, 32)
     assert "order=3" in stream.name
 
 
@@ -231,7 +231,7 @@ def test_acdc_goes_through_the_weather_ten_times(tmp_path: Path) -> None:
     stream = build_task("acdc", BenchmarkOptions(data=str(tmp_path))).make_stream(None)
     assert stream.domains == ["fog", "night", "rain", "snow"] * 10
     assert len(stream) == 80
-    assert stream.batch(0).x.shape == (1, 3, 540, 960)
+    assert stream.read_batch(0).x.shape == (1, 3, 540, 960)
     assert len(build_task("acdc", BenchmarkOptions(data=str(tmp_path), limit=1, rounds=2)).make_stream(None)) == 8
 
 

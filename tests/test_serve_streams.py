@@ -17,7 +17,7 @@ from PIL import Image
 from serving import SIZE, Client, images, png, serving_here, tent
 
 import ctta
-from ctta.datasets.arrays import to_unit_floats
+from ctta.io.images import to_unit_floats
 from ctta.serve import Limits, Service
 from ctta.serve.errors import ApiError
 from ctta.serve.persistence import directory_name, parse_directory_name

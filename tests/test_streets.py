@@ -251,7 +251,7 @@ def test_streaks_and_flakes_reach_all_of_the_picture() -> None:
 
 
 def test_the_stream_is_fog_night_rain_snow_ten_times() -> None:
-    stream = rounds(streams.streets(scenes=3, batch_size=2, size=(64, 96)), 10)
+    stream = rounds(streams.streets(num_scenes=3, batch_size=2, size=(64, 96)), 10)
     assert stream.domains == ["fog", "night", "rain", "snow"] * 10
     batches = list(stream)
     assert [len(batch.x) for batch in batches[:4]] == [2, 1, 2, 1]
@@ -265,17 +265,17 @@ def test_the_stream_is_fog_night_rain_snow_ten_times() -> None:
 
 
 def test_each_split_has_its_own_weather() -> None:
-    assert streams.streets(split="train", scenes=2).domains == ["clear"]
-    assert streams.streets(split="choose", scenes=2).domains == ["dusk", "dust"]
-    assert streams.streets(conditions=("clear", "snow"), scenes=2).domains == ["clear", "snow"]
+    assert streams.streets(split="train", num_scenes=2).domains == ["clear"]
+    assert streams.streets(split="choose", num_scenes=2).domains == ["dusk", "dust"]
+    assert streams.streets(conditions=("clear", "snow"), num_scenes=2).domains == ["clear", "snow"]
 
 
 def test_the_hash_tells_streams_apart() -> None:
     def stream(**settings) -> streams.Stream:
-        return streams.streets(**{"scenes": 4} | settings)
+        return streams.streets(**{"num_scenes": 4} | settings)
 
     others = [
-        stream(scenes=5),
+        stream(num_scenes=5),
         stream(seed=1),
         stream(size=(64, 128)),
         stream(batch_size=2),
@@ -287,10 +287,10 @@ def test_the_hash_tells_streams_apart() -> None:
 
 
 def test_what_a_reader_remembers_is_bounded_and_safe_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["ctta.datasets.streets"], "KEPT_PIXELS", 2 * 32 * 48)
-    scenes = StreetScenes("rain", count=4, size=(32, 48))
+    monkeypatch.setattr(sys.modules["ctta.datasets.streets"], "MAX_CACHED_PIXELS", 2 * 32 * 48)
+    scenes = StreetScenes("rain", num_scenes=4, size=(32, 48))
     first, _ = scenes.read(np.arange(4))
-    assert len(scenes._kept) == 2
+    assert len(scenes._cache) == 2
     expected = first.clone()
     first.zero_()
     assert torch.equal(scenes.read(np.arange(4))[0], expected)
@@ -326,13 +326,13 @@ def test_mistakes_are_explained() -> None:
         render_frame(0, size=(64, 16))
     with pytest.raises(ValueError, match=r"size must be \(height, width\), got 128"):
         render_frame(0, size=128)
-    with pytest.raises(ValueError, match="count must be an integer of at least 1, got 0"):
-        streams.streets(scenes=0)
+    with pytest.raises(ValueError, match="num_scenes must be an integer of at least 1, got 0"):
+        streams.streets(num_scenes=0)
 
 
 def test_the_street_names_its_classes_where_it_is_scored() -> None:
     torch.manual_seed(0)
     net = torch.nn.Conv2d(3, len(CLASSES), 1)
-    result = ctta.evaluate(ctta.Source(net), streams.streets(scenes=2, size=(32, 64), conditions=("fog",)))
+    result = ctta.evaluate(ctta.Source(net), streams.streets(num_scenes=2, size=(32, 64), conditions=("fog",)))
     assert tuple(result.class_iou) == CLASSES
     assert 0 <= result.miou <= 1

@@ -43,7 +43,7 @@ def test_the_weights_say_how_they_were_made() -> None:
 def test_the_network_knows_clear_weather_and_weather_hurts_it() -> None:
     net = ctta.models.load("streets")
     mious = {
-        condition: ctta.evaluate(ctta.Source(net), streets(conditions=(condition,), scenes=6, batch_size=2)).miou
+        condition: ctta.evaluate(ctta.Source(net), streets(conditions=(condition,), num_scenes=6, batch_size=2)).miou
         for condition in ("clear", "night")
     }
     assert mious["clear"] > 0.65

@@ -11,7 +11,7 @@ from ctta.cli.console import exit_on_interrupt, print_notice, print_text, progre
 from ctta.cli.options import JsonOption, parse_names, parse_severities
 from ctta.corruptions import CORRUPTIONS, HOLD_OUT, write_cifar_c, write_imagenet_c
 from ctta.corruptions.writers import SETTINGS_FILE
-from ctta.datasets.clean_images import corruption_kind, read_clean_images
+from ctta.datasets.clean_images import infer_benchmark_layout, read_clean_images
 from ctta.errors import ConfigError, DataError
 
 SETS = {"all": tuple(CORRUPTIONS), "hold-out": tuple(HOLD_OUT)}
@@ -59,7 +59,7 @@ def corrupt(
     again to resume: complete files are kept.
     """
     names = [name for part in parse_names(corruptions) for name in SETS.get(part, (part,))]
-    layout = kind or BenchmarkLayout(corruption_kind(source))
+    layout = kind or BenchmarkLayout(infer_benchmark_layout(source))
     if layout is BenchmarkLayout.CIFAR and severities is not None:
         raise ConfigError("--severities requires --kind imagenet-c: a file of CIFAR-C contains all five severities")
     levels = [1, 2, 3, 4, 5] if severities is None else parse_severities(severities)

@@ -10,7 +10,7 @@ from torch import nn
 from ctta import models
 from ctta.errors import ConfigError
 from ctta.models import to_device
-from ctta.streams.orders import TEN
+from ctta.streams.orders import RANDOM_ORDERS
 
 ClassesOption = Annotated[Path | None, typer.Option(help="Text file with one class name per line.", metavar="FILE")]
 DeviceOption = Annotated[str, typer.Option(help="Torch device, such as cpu or cuda:0.", metavar="DEVICE")]
@@ -77,7 +77,7 @@ def parse_orders(text: str) -> list[int | None]:
         if part == "standard":
             orders.append(None)
         elif part == "all":
-            orders.extend(range(len(TEN)))
+            orders.extend(range(len(RANDOM_ORDERS)))
         else:
             orders.extend(_parse_range("orders", part))
     return orders

@@ -1,4 +1,4 @@
-"""What a reader offers: images of one domain, or a data set in several domains."""
+"""Protocols that readers implement: the images of one domain, and a data set under several corruptions."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -6,51 +6,82 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+#: Indices of images within a domain.
 Rows = NDArray[np.int64]
 #: Label of pixels that are not scored, as in Cityscapes and ACDC.
 IGNORE_INDEX = 255
 
 
 class Images(Protocol):
-    """The images of one domain, as a reader offers them."""
+    """The images of one domain.
+
+    Attributes:
+        name: Identifies the images by their content, so that it is the same on every machine; enters the hash of a
+            stream.
+        labels: Label of each image, known without reading the images; None if there are none, or one per pixel.
+    """
 
     @property
     def name(self) -> str:
-        """Which images these are, the same on every machine."""
+        """Name that identifies the images, the same on every machine."""
 
     @property
     def labels(self) -> NDArray[np.integer[Any]] | None:
-        """The label of each image, without reading the images; None where there are none."""
+        """Label of each image, known without reading the images; None if there are none, or one per pixel."""
 
     def __len__(self) -> int: ...
 
     def read(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
-        """Images (N, C, H, W) as floats in [0, 1], and their labels."""
+        """Read some of the images.
+
+        Args:
+            rows: Indices of the images.
+
+        Returns:
+            Images of shape (N, C, H, W) as floats in [0, 1], and their labels, if there are any.
+        """
 
 
 @runtime_checkable
 class HasOrigins(Protocol):
-    """Images of several domains put together, which know where each comes from."""
+    """Images of several domains, each of which knows where it comes from."""
 
-    def origins(self, rows: Rows) -> tuple[tuple[str, ...], Rows]: ...
+    def origins(self, rows: Rows) -> tuple[tuple[str, ...], Rows]:
+        """Return the domain of each image and its index within that domain."""
 
 
 @runtime_checkable
 class HasClassNames(Protocol):
-    """Images whose data set has names for its classes, in the order of the labels."""
+    """Images whose data set names its classes, in the order of the labels."""
 
     @property
-    def class_names(self) -> tuple[str, ...]: ...
+    def class_names(self) -> tuple[str, ...]:
+        """Name of each class, in the order of the labels."""
 
 
 class CorruptionDataset(Protocol):
-    """A data set that exists under several corruptions and severities, as a reader offers it."""
+    """A data set that exists under several corruptions and severities, such as CIFAR-10-C.
+
+    Attributes:
+        name: Name of the data set, part of the name of every stream over it.
+        read_ahead: Number of batches worth reading in the background.
+    """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name of the data set, part of the name of every stream over it."""
 
     @property
     def read_ahead(self) -> int:
-        """How many batches are worth reading in the background."""
+        """Number of batches worth reading in the background."""
 
-    def domain(self, corruption: str, severity: int) -> Images: ...
+    def domain(self, corruption: str, severity: int) -> Images:
+        """Return the images under one corruption.
+
+        Args:
+            corruption: Name of the corruption.
+            severity: 1 (weak) to 5 (strong).
+
+        Returns:
+            The images of that domain.
+        """

@@ -64,6 +64,13 @@ def find(name: str, *, cache: str | os.PathLike[str] | None = None) -> Path:
     raise DownloadError(f"{name} is not in the cache ({missing} is missing); run: ctta data get {name}")
 
 
+def suggest_download(folder: Path, name: str) -> str:
+    """Return the advice for a folder of a public data set that is missing or incomplete."""
+    # What exists is not downloaded again; but a typo in a path must not suggest to delete an unrelated folder.
+    delete = f"; if it is correct, delete {folder}" if folder.is_dir() else ""
+    return f"check the path{delete} and run: ctta data get {name}"
+
+
 def _locate(name: str, cache: str | os.PathLike[str] | None) -> tuple[Dataset, Path, Path]:
     """Return the catalog entry of a name, the path of its file and the path of its unpacked folder."""
     if name not in DATASETS:

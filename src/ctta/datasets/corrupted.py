@@ -1,4 +1,4 @@
-"""Clean images in memory, corrupted on the way by our own generator."""
+"""Clean images in memory that are corrupted when they are read, and the sample that comes with the library."""
 
 from dataclasses import dataclass
 from importlib.resources import as_file, files
@@ -12,20 +12,25 @@ from torch import Tensor
 from ctta.corruptions import VERSION, corrupt
 from ctta.corruptions.frost import PhotoPaths, hash_photos
 from ctta.corruptions.registry import check_corruption
-from ctta.datasets.arrays import describe_arrays, to_unit_floats
+from ctta.datasets.arrays import describe_arrays
 from ctta.datasets.base import Rows
+from ctta.io.images import to_unit_floats
 from ctta.validation import check_integer
 
 
 class Corrupted:
-    """A reader that makes its corruptions itself.
+    """Clean images in memory under any corruption of :mod:`ctta.corruptions`.
 
     Args:
-        images: uint8 (N, H, W, 3).
+        images: uint8 array of shape (N, H, W, 3).
         labels: N integers.
-        name: which images these are; part of the name of every stream over them.
-        seed: of the corruptions.
-        frost_photos: a folder with, or a list of, photographs for "frost", instead of those shipped.
+        name: Name of the images, part of the name of every stream over them.
+        seed: Seed of the corruptions.
+        frost_photos: A folder with, or a list of, photographs for "frost", instead of the textures that come with the
+            library.
+
+    Raises:
+        InputError: An array has another shape or data type.
     """
 
     read_ahead = 0
@@ -42,17 +47,32 @@ class Corrupted:
         check_integer("seed", seed)
         self.images, self.labels, self.seed, self.frost_photos = images, np.asarray(labels), seed, frost_photos
         frost = "" if frost_photos is None else f" frost_photos=[{hash_photos(frost_photos)}]"
-        # With the generator's version: a later one may draw other pixels, and results would not compare.
+        # With the version of the generator: another version may draw other pixels, whose results are not comparable.
         self.name = f"{describe_arrays(name, images, self.labels)} corruptions={VERSION} seed={seed}{frost}"
 
     def domain(self, corruption: str, severity: int) -> "CorruptedDomain":
+        """Return the images under one corruption.
+
+        Args:
+            corruption: Name of the corruption, a key of ``ctta.corruptions.CORRUPTIONS`` or ``HOLD_OUT``.
+            severity: 1 (weak) to 5 (strong).
+
+        Returns:
+            The images, which are corrupted when they are read.
+        """
         check_corruption(corruption, severity)
         return CorruptedDomain(self, corruption, severity)
 
 
 @dataclass(frozen=True)
 class CorruptedDomain:
-    """The images under one corruption; drawn when read, the same each time."""
+    """The images of :class:`Corrupted` under one corruption; each is the same whenever it is read.
+
+    Attributes:
+        data: The clean images.
+        corruption: Name of the corruption.
+        severity: 1 (weak) to 5 (strong).
+    """
 
     data: Corrupted
     corruption: str
@@ -60,16 +80,19 @@ class CorruptedDomain:
 
     @property
     def name(self) -> str:
+        """Name that identifies the images, the same on every machine."""
         return f"{self.data.name} {self.corruption} {self.severity}"
 
     @property
     def labels(self) -> NDArray[np.integer[Any]]:
+        """Label of each image."""
         return self.data.labels
 
     def __len__(self) -> int:
         return len(self.data.images)
 
     def read(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Corrupt some of the images and return them as floats in [0, 1], with their labels."""
         pixels = corrupt(
             self.data.images[rows],
             self.corruption,
@@ -82,15 +105,18 @@ class CorruptedDomain:
 
 
 def sample(*, seed: int = 0, frost_photos: PhotoPaths | None = None) -> Corrupted:
-    """2,000 CIFAR-10 test images to be corrupted, as a data set for the protocols.
+    """Return the images that come with the library: the first 2,000 test images of CIFAR-10, to be corrupted.
 
     >>> from ctta.streams import continual
     >>> len(continual(sample(), limit=500, batch_size=50))
     150
 
     Args:
-        seed: of the corruptions' draws.
-        frost_photos: as for :class:`Corrupted`.
+        seed: Seed of the corruptions.
+        frost_photos: As for :class:`Corrupted`.
+
+    Returns:
+        A data set for the protocols of :mod:`ctta.streams`.
     """
     with as_file(files("ctta.datasets") / "sample.npz") as path, np.load(path) as arrays:
         images, labels = arrays["images"], arrays["labels"].astype(np.int64)

@@ -1,9 +1,8 @@
-"""Picture files: decoded when read, in several threads, with or without labels."""
+"""Image files: found in folders, decoded when read, in several threads, with or without labels."""
 
 import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -13,22 +12,36 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ctta.datasets.arrays import to_unit_floats
 from ctta.datasets.base import Rows
-from ctta.errors import DataError
-from ctta.io.images import IMAGE_SUFFIXES, decoding_errors, import_pillow, is_hidden_folder, is_image_file
+from ctta.errors import ConfigError, DataError, InputError
+from ctta.io.images import (
+    IMAGE_SUFFIXES,
+    decoding_errors,
+    import_pillow,
+    is_hidden_folder,
+    is_image_file,
+    to_unit_floats,
+    to_upright_rgb,
+)
 from ctta.validation import check_integer
 
-DECODERS = 4  # threads; Pillow lets go of the interpreter lock while it decodes
+NUM_DECODERS = 4  # threads; Pillow releases the interpreter lock while it decodes
+READ_AHEAD = 2  # batches that a stream of image files decodes in the background
 
-READ_AHEAD = 2  # batches
-
-Transform = Callable[[Any], Any]  # of a PIL image
+#: Takes a PIL image and returns one, or a uint8 array of shape (H, W, 3).
+Transform = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Pictures of one size after ``transform``, and a whole-number label for each, or none."""
+    """The images of one domain in files, which have one size after the transform.
+
+    Attributes:
+        name: Identifies the images, see :func:`describe_files`.
+        paths: The files.
+        labels: One integer per file, or None.
+        transform: Applied to each PIL image.
+    """
 
     name: str
     paths: tuple[Path, ...]
@@ -39,147 +52,163 @@ class ImageFiles:
         return len(self.paths)
 
     def read(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
-        pictures = read_images([self.paths[row] for row in rows], self.transform)
+        """Decode some of the images.
+
+        Args:
+            rows: Indices of the images.
+
+        Returns:
+            Images of shape (N, 3, H, W) as floats in [0, 1], and their labels.
+
+        Raises:
+            DataError: A file is missing or damaged, or the sizes differ.
+        """
+        images = read_images([self.paths[row] for row in rows], self.transform)
         labels = None if self.labels is None else torch.from_numpy(self.labels[rows].astype(np.int64))
-        return pictures, labels
+        return images, labels
 
 
 def read_images(paths: Sequence[Path], transform: Transform | None) -> Tensor:
-    """Pictures as one batch of floats; an error names those that differ in size."""
-    with ThreadPoolExecutor(DECODERS) as pool:
-        arrays = list(pool.map(lambda path: decode_file(path, transform), paths))
-    for path, array in zip(paths, arrays, strict=True):
-        if array.shape != arrays[0].shape:
-            raise DataError(
-                f"{path} has {array.shape[:2]} pixels and {paths[0]} {arrays[0].shape[:2]}, which makes no batch: "
-                "give size=(height, width), or batch_size=1"
-            )
+    """Decode files into one batch of floats in [0, 1]; raise a DataError that names files of different sizes."""
+    arrays = decode_files(paths, transform, hint="give size=(height, width), or use batch_size=1")
     return to_unit_floats(np.stack(arrays))
 
 
-def decode_file(path: Path, transform: Transform | None) -> NDArray[np.uint8]:
-    """The picture in a file as bytes (H, W, 3)."""
+def decode_files(paths: Sequence[Path], transform: Transform | None, *, hint: str) -> list[NDArray[np.uint8]]:
+    """Decode files in several threads.
+
+    Args:
+        paths: The files.
+        transform: Applied to each PIL image.
+        hint: What to do if the sizes differ.
+
+    Returns:
+        One uint8 array of shape (H, W, 3) per file, all of one shape.
+
+    Raises:
+        DataError: A file is missing or damaged, or the sizes differ.
+    """
+    with ThreadPoolExecutor(NUM_DECODERS) as pool:
+        arrays = list(pool.map(lambda path: _decode_file(path, transform), paths))
+    for path, array in zip(paths, arrays, strict=True):
+        if array.shape != arrays[0].shape:
+            raise DataError(
+                f"images must have the same size, but {path} has {array.shape[:2]} pixels and {paths[0]} "
+                f"{arrays[0].shape[:2]}: {hint}"
+            )
+    return arrays
+
+
+def _decode_file(path: Path, transform: Transform | None) -> NDArray[np.uint8]:
     try:
         with import_pillow().open(path) as file:
-            picture = to_upright_rgb(file, str(path))
-    except DataError:
-        raise
+            image = to_upright_rgb(file, str(path))
+    except InputError as error:  # the file is intact, but its format is not supported
+        raise DataError(str(error)) from error
     except decoding_errors() as error:
-        raise DataError(f"{path} is missing, truncated or no picture ({error}): replace or remove it") from error
+        raise DataError(f"{path} is missing, truncated or not an image ({error}): replace or remove it") from error
     if transform is None:
-        return np.asarray(picture)
-    pixels: NDArray[Any] = np.asarray(transform(picture))
+        return np.asarray(image)
+    pixels: NDArray[Any] = np.asarray(transform(image))
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
-        raise ValueError(
-            f"the transform must return an RGB PIL image, or uint8 (H, W, 3), and made {pixels.dtype} {pixels.shape} "
-            f"of {path}: leave scaling to [0, 1] to the stream, and normalising to the model"
+        raise InputError(
+            f"the transform must return an RGB PIL image or uint8 (H, W, 3), but returned {pixels.dtype} "
+            f"{pixels.shape} for {path}: leave scaling to [0, 1] to the stream, and normalization to the model"
         )
     return pixels
 
 
-def to_upright_rgb(picture: Any, what: str) -> Any:
-    """A PIL image as a person sees it, in RGB: upright, alpha dropped, grey repeated, 16 bits brought to 8.
+def find_images(folder: Path, hint: str = "check the path, or extract the archive") -> list[Path]:
+    """Return every image in a folder and below, sorted by path, without hidden files.
 
-    Phones store the sensor's rows and a tag that says how to turn them. One rule for all pictures: ImageNet-C is not
-    expected to have such tags, and torchvision's loaders, which ignore them, would differ only where there are some.
+    Args:
+        folder: The folder to search.
+        hint: What to do if there are no images.
+
+    Returns:
+        The paths, at least one.
+
+    Raises:
+        DataError: There are no images.
     """
-    from PIL import ImageOps
-
-    if picture.mode in ("I", "F"):
-        raise DataError(f"{what} has 32 bits per value, of which nobody knows the range: store it with 8 or 16")
-    picture.load()
-    with suppress(SyntaxError):  # a tag that cannot be read is no reason to refuse the picture
-        picture = ImageOps.exif_transpose(picture)
-    if picture.mode.startswith("I;16"):  # Pillow would clip these rather than scale them
-        picture = import_pillow().fromarray((np.asarray(picture).astype(np.uint32) >> 8).astype(np.uint8))
-    if picture.mode == "P" and "transparency" in picture.info:  # or Pillow warns
-        picture = picture.convert("RGBA")
-    return picture.convert("RGB")
-
-
-@dataclass(frozen=True)
-class Resize:
-    """A bilinear resize of a PIL image to (height, width); a class, so that streams can be pickled."""
-
-    size: tuple[int, int]
-
-    def __call__(self, image: Any) -> Any:
-        height, width = self.size
-        return image.resize((width, height), import_pillow().Resampling.BILINEAR)
-
-
-def find_images(folder: Path, remedy: str = "check the path, extract the archive") -> list[Path]:
-    """Every picture in the folder and below, sorted by path, but no hidden ones; DataError if there are none."""
     found = sorted(path for path in folder.rglob("*") if is_image_file(path, folder) and path.is_file())
     if not found:
-        raise DataError(f"{folder} holds no pictures ({', '.join(sorted(IMAGE_SUFFIXES))}): {remedy}")
+        raise DataError(f"{folder} contains no images ({', '.join(sorted(IMAGE_SUFFIXES))}): {hint}")
     return found
-
-
-def describe_files(folder: Path, paths: Sequence[Path], extra: str = "") -> str:
-    """A name by what a folder holds, wherever it lies: names and sizes of all files, and the first one's bytes."""
-    listing = "\n".join(f"{path.relative_to(folder).as_posix()} {path.stat().st_size}" for path in paths)
-    digest = hashlib.sha256(f"{extra}\n{listing}\n".encode())
-    digest.update(paths[0].read_bytes())
-    return f"{len(paths)} pictures[{digest.hexdigest()[:8]}]"
-
-
-def list_folders(root: Path) -> list[str]:
-    """The folders in a folder by name, without .cache, __MACOSX and what a killed unpacking left."""
-    children = [child.name for child in root.iterdir() if child.is_dir()] if root.is_dir() else []
-    return sorted(name for name in children if not is_hidden_folder(name))
 
 
 def find_labeled_images(
     root: Path,
     transform: Transform | None,
-    name: str,
+    transform_name: str,
     *,
-    per_class: int | None,
+    num_per_class: int | None,
     images: Sequence[str] | None,
-    remedy: str = "extract the archive again",
+    hint: str = "extract the archive again",
 ) -> ImageFiles:
-    """What :func:`image_folder` gives, before it is a stream; `name` says what the transform does."""
-    check_image_choice(per_class, images)
+    """Return the images of a tree ``<class>/<image>``; a class is labeled by its place among the sorted class folders.
+
+    Args:
+        root: Root of the tree.
+        transform: Applied to each PIL image.
+        transform_name: What the transform does; enters the name of the images.
+        num_per_class: Number of images to take from each class, the first ones by name.
+        images: Instead, the images to take, as ``<class>/<image>``, in this order.
+        hint: What to do if something is missing.
+
+    Returns:
+        The images with their labels.
+
+    Raises:
+        ConfigError: Both ``num_per_class`` and ``images`` are given.
+        DataError: There are no classes, or an image is missing.
+        InputError: An entry of ``images`` is not below the root.
+    """
+    check_selection(num_per_class, images)
     classes = list_folders(root)
     if not classes:
-        raise DataError(f"{root} holds no class folders; expected <class>/<picture>: {remedy}")
+        raise DataError(f"{root} contains no class folders; expected <class>/<image>: {hint}")
     if images is not None:
         chosen = [root / entry for entry in images]
         if missing := [file for file in chosen if not file.is_file()]:
             more = f", and {len(missing) - 1} more of the list of images" if len(missing) > 1 else ""
-            raise DataError(f"{missing[0]} is missing{more}: correct the list, or {remedy}")
+            raise DataError(f"{missing[0]} is missing{more}: correct the list, or {hint}")
     else:
-        chosen = [file for folder in classes for file in find_images(root / folder, remedy)[:per_class]]
-    places = {folder: place for place, folder in enumerate(classes)}
-    labels = np.array([places[file.relative_to(root).parts[0]] for file in chosen])
-    return ImageFiles(describe_files(root, chosen, f"{name} {classes}"), tuple(chosen), labels, transform)
+        chosen = [file for folder in classes for file in find_images(root / folder, hint)[:num_per_class]]
+    label_of = {folder: label for label, folder in enumerate(classes)}
+    labels = np.array([label_of[file.relative_to(root).parts[0]] for file in chosen])
+    return ImageFiles(describe_files(root, chosen, f"{transform_name} {classes}"), tuple(chosen), labels, transform)
 
 
-def check_image_choice(per_class: int | None, images: Sequence[str] | None) -> None:
-    """Whether it is clear which pictures are meant."""
-    if per_class is not None and images is not None:
-        raise ValueError(f"give per_class or images, not both: per_class={per_class} would not apply to the list")
-    if per_class is not None:
-        check_integer("per_class (None for all pictures)", per_class, 1)
+def check_selection(num_per_class: int | None, images: Sequence[str] | None) -> None:
+    """Raise unless at most one of ``num_per_class`` and ``images`` is given, with valid values."""
+    if num_per_class is not None and images is not None:
+        raise ConfigError(
+            f"give num_per_class or images, not both: num_per_class={num_per_class} does not apply to a list"
+        )
+    if num_per_class is not None:
+        check_integer("num_per_class (None for all images)", num_per_class, 1)
     if images is not None:
         if isinstance(images, str) or not images:
-            raise ValueError(f"images must be a list of '<class>/<picture>' with at least one entry, got {images!r}")
+            raise InputError(f"images must be a list of '<class>/<image>' with at least one entry, got {images!r}")
         for entry in images:
             parts = PurePosixPath(entry).parts
             if len(parts) < 2 or ".." in parts or entry.startswith(("/", ".", "__")):
-                raise ValueError(f"images must be of the form '<class>/<picture>' below the tree's root, got {entry!r}")
+                raise InputError(f"images must be of the form '<class>/<image>' below the root, got {entry!r}")
 
 
-def read_image_list(path: Path) -> list[str]:
-    """The lines of a text file with a picture on each."""
-    try:
-        lines = [line.strip() for line in path.read_text().splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"the list of images {path} cannot be read ({error}); expected a text file with one "
-            "<class>/<picture>.JPEG per line: check the path, or use per_class= instead"
-        ) from error
-    if not any(lines):
-        raise DataError(f"{path} lists no pictures; expected one <class>/<picture>.JPEG per line")
-    return [line for line in lines if line]
+def list_folders(root: Path) -> list[str]:
+    """Return the sorted names of the folders in a folder, without hidden ones and those of an interrupted unpacking."""
+    children = [child.name for child in root.iterdir() if child.is_dir()] if root.is_dir() else []
+    return sorted(name for name in children if not is_hidden_folder(name))
+
+
+def describe_files(folder: Path, paths: Sequence[Path], extra: str = "") -> str:
+    """Return a name that identifies files by relative path and size, and by the bytes of the first.
+
+    It does not depend on where the folder is, and enters the hash of a stream.
+    """
+    listing = "\n".join(f"{path.relative_to(folder).as_posix()} {path.stat().st_size}" for path in paths)
+    digest = hashlib.sha256(f"{extra}\n{listing}\n".encode())
+    digest.update(paths[0].read_bytes())
+    return f"{len(paths)} pictures[{digest.hexdigest()[:8]}]"

@@ -1,34 +1,41 @@
-"""Folders of pictures: the user's own, ImageFolder-shaped trees, and ImageNet-C."""
+"""ImageNet-C in its published format."""
 
 from os import PathLike
 from pathlib import Path
 
-from ctta.datasets.hints import GROUP_OF, for_imagenet_c
-from ctta.datasets.image_files import (
-    READ_AHEAD,
-    ImageFiles,
-    check_image_choice,
-    find_labeled_images,
-    list_folders,
-    read_image_list,
-)
+from ctta.datasets.cache import suggest_download
+from ctta.datasets.image_files import READ_AHEAD, ImageFiles, check_selection, find_labeled_images, list_folders
 from ctta.errors import DataError
 from ctta.io.images import resize_and_center_crop
 from ctta.validation import check_integer
 
+#: The archives in which ImageNet-C is published, and the corruptions in each.
+GROUPS = {
+    "noise": ("gaussian_noise", "shot_noise", "impulse_noise"),
+    "blur": ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
+    "weather": ("snow", "frost", "fog", "brightness"),
+    "digital": ("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
+    "extra": ("speckle_noise", "spatter", "gaussian_blur", "saturate"),
+}
+GROUP_OF = {corruption: group for group, corruptions in GROUPS.items() for corruption in corruptions}
+
 
 class ImageNetC:
-    """The published tree ``<corruption>/<severity>/<class>/<picture>.JPEG``, already 224x224.
+    """The published tree ``<corruption>/<severity>/<class>/<image>.JPEG``, of 224x224 pixels.
 
-    The label of a class is its place among the class folders that are there, sorted by name: those of all 1,000 classes
-    make ImageNet's labels. Every domain must have the same.
+    A class is labeled by its place among the class folders that exist, sorted by name: with all 1,000 of them these are
+    ImageNet's labels. Every domain must have the same images.
 
     Args:
-        folder: the root; the archives' groups (noise, blur, ...) extracted into it, or each into a folder of its own,
-            as ``ctta.datasets.download("imagenet-c/noise").parent`` has them.
-        images: a text file with one ``<class>/<picture>.JPEG`` per line, such as RobustBench's list of 5,000.
-        per_class: without a list, the first so many pictures of each class.
-        double_resize: resize to 256 and crop 224 once more, as the authors' code does.
+        folder: The root, with the groups of the archives (noise, blur, ...) extracted into it, or each into its own
+            folder, as ``ctta.datasets.download("imagenet-c/noise").parent`` has them.
+        images: A text file with one ``<class>/<image>.JPEG`` per line, such as RobustBench's list of 5,000.
+        num_per_class: Without a list, the number of images to take from each class, the first ones by name.
+        double_resize: Whether to resize to 256 and crop 224 once more, as the authors' code does.
+
+    Raises:
+        ConfigError: Both ``images`` and ``num_per_class`` are given.
+        DataError: The list cannot be read.
     """
 
     read_ahead = READ_AHEAD
@@ -38,43 +45,77 @@ class ImageNetC:
         folder: str | PathLike[str],
         *,
         images: str | PathLike[str] | None = None,
-        per_class: int | None = None,
+        num_per_class: int | None = None,
         double_resize: bool = False,
     ) -> None:
-        self.folder, self.per_class = Path(folder), per_class
-        self.images = None if images is None else read_image_list(Path(images))
-        check_image_choice(per_class, self.images)
+        self.folder, self.num_per_class = Path(folder), num_per_class
+        self.images = None if images is None else _read_image_list(Path(images))
+        check_selection(num_per_class, self.images)
         self.transform = resize_and_center_crop if double_resize else None
         self.name = "imagenet-c" + (" double-resized" if double_resize else "")
-        # The first domain opened, what it holds, and what to do if it lacks something.
-        self._first: tuple[Path, list[Path], str] | None = None
+        # The first domain that was opened, its entries, and the hint if one of them is missing.
+        self._reference: tuple[Path, list[Path], str] | None = None
 
     def domain(self, corruption: str, severity: int) -> ImageFiles:
-        within = Path(corruption) / str(check_integer("severity", severity, 1, 5))
-        # ctta.datasets.download leaves each group in a folder of its own, people often take the groups apart.
-        groups = [self.folder, *(self.folder / name for name in list_folders(self.folder))]
-        group = next((group for group in groups if (group / within).is_dir()), None)
-        if group is None:
-            own = self.folder / GROUP_OF.get(corruption, corruption)
-            raise DataError(
-                f"{self.folder / within} is missing, as is {own / within} in a folder of its group: "
-                f"{for_imagenet_c(corruption, own)}"
-            )
-        root, remedy = group / within, for_imagenet_c(corruption, group / corruption if group == self.folder else group)
-        pictures = find_labeled_images(
-            root, self.transform, self.name, per_class=self.per_class, images=self.images, remedy=remedy
-        )
-        # The class folders too: with a list of pictures, one that is missing would shift labels and go unnoticed.
-        holds = [*map(Path, list_folders(root)), *(path.relative_to(root) for path in pictures.paths)]
-        self._check_like_the_first(root, holds, remedy)
-        return pictures
+        """Return the images under one corruption.
 
-    def _check_like_the_first(self, root: Path, holds: list[Path], remedy: str) -> None:
-        """Every domain shows the same pictures, or labels would shift and half-extracted folders go unnoticed."""
-        first_root, expected, first_remedy = self._first = self._first or (root, holds, remedy)
-        if different := sorted(set(expected) ^ set(holds)):
-            there, not_there = first_root, root
+        Args:
+            corruption: Name of the corruption, which is that of its folder.
+            severity: 1 (weak) to 5 (strong).
+
+        Returns:
+            The images, which are decoded when they are read.
+
+        Raises:
+            DataError: The folder is missing, or its images differ from those of the first domain.
+        """
+        subfolder = Path(corruption) / str(check_integer("severity", severity, 1, 5))
+        # ctta.datasets.download leaves each group in its own folder; people often merge the groups.
+        candidates = [self.folder, *(self.folder / name for name in list_folders(self.folder))]
+        group = next((candidate for candidate in candidates if (candidate / subfolder).is_dir()), None)
+        if group is None:
+            expected = self.folder / GROUP_OF.get(corruption, corruption)
+            raise DataError(
+                f"{self.folder / subfolder} is missing, and so is {expected / subfolder}: {_hint(corruption, expected)}"
+            )
+        root = group / subfolder
+        hint = _hint(corruption, group / corruption if group == self.folder else group)
+        images = find_labeled_images(
+            root, self.transform, self.name, num_per_class=self.num_per_class, images=self.images, hint=hint
+        )
+        # The class folders too: with a list of images, a missing folder would shift the labels unnoticed.
+        entries = [*map(Path, list_folders(root)), *(path.relative_to(root) for path in images.paths)]
+        self._check_entries(root, entries, hint)
+        return images
+
+    def _check_entries(self, root: Path, entries: list[Path], hint: str) -> None:
+        """Raise unless a domain has the same entries as the first, which finds incompletely extracted folders."""
+        first_root, expected, first_hint = self._reference = self._reference or (root, entries, hint)
+        if different := sorted(set(expected) ^ set(entries)):
+            complete, incomplete = first_root, root
             if different[0] not in set(expected):
-                there, not_there, remedy = root, first_root, first_remedy
+                complete, incomplete, hint = root, first_root, first_hint
             more = f", and {len(different) - 1} more differ" if len(different) > 1 else ""
-            raise DataError(f"{not_there / different[0]} is missing, which {there} has{more}: {remedy}")
+            raise DataError(f"{incomplete / different[0]} is missing, but {complete} has it{more}: {hint}")
+
+
+def _read_image_list(path: Path) -> list[str]:
+    """Return the nonempty lines of a text file."""
+    try:
+        lines = [line.strip() for line in path.read_text().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"the list of images {path} cannot be read ({error}); expected a text file with one "
+            "<class>/<image>.JPEG per line: check the path, or use num_per_class= instead"
+        ) from error
+    if not any(lines):
+        raise DataError(f"{path} lists no images; expected one <class>/<image>.JPEG per line")
+    return [line for line in lines if line]
+
+
+def _hint(corruption: str, folder: Path) -> str:
+    """Return what to do about a missing corruption; ``folder`` has to be deleted before its group is downloaded."""
+    if corruption not in GROUP_OF:
+        return f"ImageNet-C has no {corruption}; check the name, or create your own: ctta corrupt SRC DST"
+    download = suggest_download(folder, f"imagenet-c/{GROUP_OF[corruption]}")
+    return f"{download}, or create your own: ctta corrupt SRC DST"

@@ -1,4 +1,4 @@
-"""ACDC and Cityscapes: pictures at any size, label maps at their own."""
+"""ACDC and Cityscapes: scenes of any size, with label maps of their original size."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from ctta.datasets.arrays import hash_array
 from ctta.datasets.base import IGNORE_INDEX, Rows
-from ctta.datasets.image_files import Resize, describe_files, read_images
+from ctta.datasets.image_files import describe_files, read_images
 from ctta.errors import DataError
-from ctta.io.images import decoding_errors, import_pillow, is_image_file
+from ctta.io.images import Resize, decoding_errors, import_pillow, is_image_file
 
-#: Of the trainIds, in order.
+#: Names of the 19 classes of Cityscapes, in the order of their trainIds.
 CLASS_NAMES = (
     "road",
     "sidewalk",
@@ -39,8 +39,8 @@ CLASS_NAMES = (
 )
 NUM_CLASSES = len(CLASS_NAMES)
 CONDITIONS = ("fog", "night", "rain", "snow")
-LAST_LABEL_ID = 33
-MOST_DISTORTED = 1.1  # width to height of a picture, beside that of its label map
+MAX_LABEL_ID = 33
+MAX_ASPECT_CHANGE = 1.1  # of an image relative to its label map
 #: The labelId of each trainId, 0 (road) to 18 (bicycle).
 LABEL_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
 TRAIN_ID_OF = np.full(256, IGNORE_INDEX, np.int64)
@@ -49,45 +49,76 @@ TRAIN_ID_OF[list(LABEL_IDS)] = np.arange(NUM_CLASSES)
 
 @dataclass(frozen=True)
 class LabeledScenes:
-    """Pictures with a map of trainIds, or of labelIds to make them from; ``labels`` is None: no scene has one label."""
+    """Scenes of one domain with a map of trainIds each, or of labelIds from which these are derived.
+
+    Attributes:
+        name: Identifies the scenes, see :func:`find_scenes`.
+        images: Files of the images.
+        maps: Files of the label maps.
+        size: (height, width) to resize images to, or None; label maps keep their size.
+    """
 
     name: str
-    pictures: tuple[Path, ...]
+    images: tuple[Path, ...]
     maps: tuple[Path, ...]
     size: tuple[int, int] | None
 
-    labels = None
+    labels = None  # labels are per pixel
     class_names = CLASS_NAMES
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def read(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        x = read_images([self.pictures[row] for row in rows], Resize(self.size) if self.size else None)
+        """Decode some of the scenes.
+
+        Args:
+            rows: Indices of the scenes.
+
+        Returns:
+            Images of shape (N, 3, H, W) as floats in [0, 1], and label maps of shape (N, H', W').
+
+        Raises:
+            DataError: A file is missing or damaged, the sizes differ, or a map does not belong to its image.
+        """
+        x = read_images([self.images[row] for row in rows], Resize(self.size) if self.size else None)
         maps = [torch.from_numpy(read_label_map(self.maps[row])) for row in rows]
         if len({values.shape for values in maps}) > 1:
-            raise DataError(f"{self.maps[rows[0]]} and others of its batch differ in size: use batch_size=1")
+            raise DataError(
+                f"label maps in a batch must have the same size, but {self.maps[rows[0]]} and others differ: "
+                "use batch_size=1"
+            )
         for row, values in zip(rows, maps, strict=True):
-            check_same_shape(self.pictures[row], self.maps[row], values.shape)
+            check_aspect_ratio(self.images[row], self.maps[row], values.shape)
         return x, torch.stack(maps)
 
 
-def check_same_shape(picture: Path, label_map: Path, size: torch.Size) -> None:
-    """Refuse a map of another scene: pictures are resized, so nothing else would notice.
+def check_aspect_ratio(image: Path, label_map: Path, map_size: torch.Size) -> None:
+    """Refuse a label map of another scene: as images are resized, nothing else would notice.
 
-    Some store pictures smaller than their maps, and round the shorter side, so the shape may differ a little.
+    Some people store images smaller than their maps and round the shorter side, so the ratio may differ slightly.
     """
-    with import_pillow().open(picture) as file:  # reads no more than the file's head
+    with import_pillow().open(image) as file:  # reads only the header
         width, height = file.size
-    if not 1 / MOST_DISTORTED < (width / height) / (size[1] / size[0]) < MOST_DISTORTED:
+    if not 1 / MAX_ASPECT_CHANGE < (width / height) / (map_size[1] / map_size[0]) < MAX_ASPECT_CHANGE:
         raise DataError(
-            f"{picture} has {height}x{width} pixels and its labels {label_map} {size[0]}x{size[1]}, which is another "
-            "shape: give each picture the map of the same scene, uncropped"
+            f"{image} has {height}x{width} pixels, but its label map {label_map} has {map_size[0]}x{map_size[1]}, "
+            "which is another aspect ratio: use the uncropped label map of the same scene"
         )
 
 
 def read_label_map(path: Path) -> NDArray[np.int64]:
-    """The trainIds in a file, made from labelIds if it holds those."""
+    """Return the trainIds in a file, converted from labelIds if it contains those.
+
+    Args:
+        path: The label map; labelIds are recognized by the file name ``*_labelIds.png``.
+
+    Returns:
+        The trainId of each pixel, 255 where it is not scored.
+
+    Raises:
+        DataError: The file is missing or damaged, or contains other values.
+    """
     try:
         with import_pillow().open(path) as file:
             values: NDArray[Any] = np.asarray(file)
@@ -95,34 +126,52 @@ def read_label_map(path: Path) -> NDArray[np.int64]:
         raise DataError(f"{path} is missing or truncated ({error}): extract the archive of labels again") from error
     if values.ndim != 2 or values.dtype.kind not in "ui":
         raise DataError(
-            f"{path} holds {values.dtype} values of shape {values.shape}, and not one whole number per pixel: use the "
-            "maps of labels, not those of colours, and store them without alpha"
+            f"{path} must contain one integer per pixel, got {values.dtype} of shape {values.shape}: use the label "
+            "maps, not the color maps, and store them without alpha"
         )
-    kind, last = ("labelIds", LAST_LABEL_ID) if path.name.endswith("_labelIds.png") else ("trainIds", NUM_CLASSES - 1)
-    if ((values < 0) | ((values > last) & (values != IGNORE_INDEX))).any():
+    is_label_ids = path.name.endswith("_labelIds.png")
+    kind, largest = ("labelIds", MAX_LABEL_ID) if is_label_ids else ("trainIds", NUM_CLASSES - 1)
+    if ((values < 0) | ((values > largest) & (values != IGNORE_INDEX))).any():
         raise DataError(
-            f"{path} holds other values than {kind} 0 to {last} and 255: extract the archive of labels again"
+            f"{path} must contain only the {kind} 0 to {largest} and 255, but has other values: extract the archive of "
+            "labels again"
         )
-    return TRAIN_ID_OF[values] if kind == "labelIds" else values.astype(np.int64)
+    return TRAIN_ID_OF[values] if is_label_ids else values.astype(np.int64)
 
 
 def find_scenes(
-    pictures: Path, ending: str, maps: Path, map_ending: str, size: tuple[int, int] | None
+    images: Path, image_ending: str, maps: Path, map_ending: str, size: tuple[int, int] | None
 ) -> LabeledScenes:
-    found = sorted(path for path in pictures.rglob(f"*{ending}") if is_image_file(path, pictures))
+    """Return the scenes of a folder and below, each with its label map.
+
+    Args:
+        images: Folder of the images.
+        image_ending: End of the names of image files.
+        maps: Folder of the label maps, with the same subfolders.
+        map_ending: What replaces ``image_ending`` in the name of a label map, without ``labelTrainIds.png``.
+        size: (height, width) to resize images to, or None.
+
+    Returns:
+        The scenes, sorted by path.
+
+    Raises:
+        DataError: There are no images, or a label map is missing.
+    """
+    found = sorted(path for path in images.rglob(f"*{image_ending}") if is_image_file(path, images))
     if not found:
-        raise DataError(f"{pictures} holds no *{ending}: extract the archive of pictures there, or check the path")
+        raise DataError(f"{images} contains no *{image_ending}: check the path, or extract the archive of images there")
     partners = []
     for path in found:
-        stem = maps / path.relative_to(pictures).with_name(path.name.removesuffix(ending) + map_ending)
-        # The download of Cityscapes holds labelIds; trainIds are made from them by a script that not everybody ran.
+        stem = maps / path.relative_to(images).with_name(path.name.removesuffix(image_ending) + map_ending)
+        # Cityscapes is published with labelIds; a script that not everybody runs derives trainIds from them.
         candidates = [stem.with_name(f"{stem.name}{kind}.png") for kind in ("labelTrainIds", "labelIds")]
         partners.append(next((map_path for map_path in candidates if map_path.is_file()), candidates[0]))
     if missing := [path for path in partners if not path.is_file()]:
-        more = f", and so for {len(missing) - 1} more pictures" if len(missing) > 1 else ""
+        more = f", as for {len(missing) - 1} more images" if len(missing) > 1 else ""
         raise DataError(
-            f"{missing[0]} is missing, as is its *_labelIds.png{more}: extract the archive of labels into {maps}"
+            f"{missing[0]} is missing, and so is its *_labelIds.png{more}: extract the archive of labels into {maps}"
         )
-    # By what the first map says, not by its file: trainIds made from labelIds score the same.
-    name = f"{describe_files(pictures, found, str(size))} maps[{hash_array(read_label_map(partners[0]).astype('<i8'))}]"
+    # By the content of the first map, not by its file: trainIds that were derived from labelIds score the same.
+    content = hash_array(read_label_map(partners[0]).astype("<i8"))
+    name = f"{describe_files(images, found, str(size))} maps[{content}]"
     return LabeledScenes(name, tuple(found), tuple(partners), size)

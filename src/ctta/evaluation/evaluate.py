@@ -102,13 +102,13 @@ def evaluate(
     stream.position = len(records)
     last_segments = {domain: segment for segment, domain in enumerate(stream.domains)}
     for index, batch in zip(range(len(records), len(stream)), stream, strict=True):
-        segment = stream.segment_of(index)
+        segment = stream.segment_index(index)
         if reset_at_domain and records and records[-1].segment != segment:
             model.reset()
         record, logits = _evaluate_batch(model, batch, reference, segment, memory)
         _check_classes(record.score, stream.class_names)
         records.append(record)
-        if index + 1 == len(stream) or stream.segment_of(index + 1) != segment:
+        if index + 1 == len(stream) or stream.segment_index(index + 1) != segment:
             _check_labeled([record.score for record in records if record.segment == segment], batch.domain)
         has_maps = batch.y is not None and batch.y.ndim == 3
         if folder is not None and has_maps and segment == last_segments[batch.domain]:

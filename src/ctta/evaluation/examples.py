@@ -113,7 +113,7 @@ def _build_example(
     method: str, kind: str, adapted: Path, source: Path, stream: Stream, index: int, row: int
 ) -> SceneExample:
     """Return the example of one scene of a batch, shrunk to the maximum width."""
-    batch, segment = stream.batch(index), stream.segment_of(index)
+    batch, segment = stream.read_batch(index), stream.segment_index(index)
     assert batch.y is not None
     before, after = load_label_maps(source, index), load_label_maps(adapted, index)
     height, width = batch.y.shape[1:]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from ctta.datasets.image_files import ImageFiles, Resize, find_images
+from ctta.datasets.image_files import ImageFiles, find_images
 from ctta.distributed import data_parallel, init
 from ctta.distributed.collectives import run_on_rank_zero
 from ctta.guard import Monitored
@@ -20,6 +20,7 @@ from ctta.hyperparameters import format_hyperparameters
 from ctta.inference.predictions import PredictionFile
 from ctta.inference.resume import lock_state, open_model, open_predictions
 from ctta.inference.run import InferenceRun
+from ctta.io.images import Resize
 from ctta.methods import METHODS, Source
 from ctta.streams import Segment, Stream
 

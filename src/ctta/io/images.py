@@ -1,9 +1,18 @@
-"""Image files: access to Pillow, which files count as images, and the center crop of ImageNet."""
+"""Image files: access to Pillow, which files count as images, and how they become pixels."""
 
 import struct
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ctta.errors import InputError
 
 IMAGE_SUFFIXES = {".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
@@ -33,6 +42,58 @@ def decoding_errors() -> tuple[type[Exception], ...]:
     """
     bomb = import_pillow().DecompressionBombError
     return (OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, struct.error, bomb)
+
+
+def to_upright_rgb(image: Any, name: str) -> Any:
+    """Convert a PIL image to what a person sees, in RGB: upright, without alpha, gray repeated, 16 bits reduced to 8.
+
+    Phones store the rows of the sensor and an EXIF tag that says how to rotate them. This applies to all images:
+    ImageNet-C is not expected to have such tags, and torchvision's loaders, which ignore them, would differ only where
+    there are some.
+
+    Args:
+        image: A PIL image.
+        name: What to call it in an error.
+
+    Returns:
+        A PIL image in RGB.
+
+    Raises:
+        InputError: The image has 32 bits per value, whose range is unknown.
+    """
+    from PIL import ImageOps
+
+    if image.mode in ("I", "F"):
+        raise InputError(f"{name} has 32 bits per value, whose range is unknown: store it with 8 or 16 bits")
+    image.load()
+    with suppress(SyntaxError):  # an unreadable tag is ignored
+        image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I;16"):  # Pillow would clip these rather than scale them
+        image = import_pillow().fromarray((np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8))
+    if image.mode == "P" and "transparency" in image.info:  # or Pillow warns
+        image = image.convert("RGBA")
+    return image.convert("RGB")
+
+
+def to_unit_floats(pixels: NDArray[np.uint8]) -> Tensor:
+    """Convert uint8 images (N, H, W, 3) to floats (N, 3, H, W) in [0, 1]; the result is in channels-last memory."""
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).div(255)
+
+
+@dataclass(frozen=True)
+class Resize:
+    """Bilinear resize of a PIL image; a class rather than a closure, so that streams can be pickled.
+
+    Attributes:
+        size: (height, width) in pixels.
+    """
+
+    size: tuple[int, int]
+
+    def __call__(self, image: Any) -> Any:
+        """Return the resized image."""
+        height, width = self.size
+        return image.resize((width, height), import_pillow().Resampling.BILINEAR)
 
 
 def resize_and_center_crop(image: Any, *, resize: int = 256, crop: int = 224) -> Any:

@@ -16,10 +16,8 @@ from torch import Tensor
 
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.files import save
-from ctta.datasets.arrays import to_unit_floats
-from ctta.datasets.image_files import Resize, to_upright_rgb
 from ctta.errors import CheckpointError
-from ctta.io.images import decoding_errors, import_pillow
+from ctta.io.images import Resize, decoding_errors, import_pillow, to_unit_floats, to_upright_rgb
 from ctta.serve.auth import Authenticator
 from ctta.serve.errors import ApiError
 from ctta.serve.limits import BodyReader

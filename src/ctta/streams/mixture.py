@@ -1,4 +1,4 @@
-"""Several domains as one, so that they can be shuffled together."""
+"""Several domains as one, so that their images can be shuffled together."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from ctta.streams.stream import Segment
 
 
 class Mixture:
-    """The images of several segments, one after the other."""
+    """The images of several segments, one segment after the other; implements :class:`ctta.datasets.Images`."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self.segments = tuple(segments)
@@ -22,10 +22,12 @@ class Mixture:
 
     @property
     def name(self) -> str:
+        """Name that identifies the images, the same on every machine."""
         return "mixture of " + " ".join(segment.digest for segment in self.segments)
 
     @property
     def labels(self) -> NDArray[np.integer[Any]] | None:
+        """Label of each image; None if a segment has none."""
         parts = [segment.images.labels for segment in self.segments]
         if any(part is None for part in parts):
             return None
@@ -34,39 +36,42 @@ class Mixture:
 
     @property
     def class_names(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the labels."""
         return self.segments[0].class_names
 
     def __len__(self) -> int:
         return int(self.starts[-1])
 
     def origins(self, rows: Rows) -> tuple[tuple[str, ...], Rows]:
+        """Return the domain of each image and its index within that domain."""
         domains, index = np.empty(len(rows), dtype=object), np.empty(len(rows), dtype=np.int64)
-        for segment, inner_rows, places in self._by_segment(rows):
-            domains[places], index[places] = segment.origins(inner_rows)  # it may be a mixture itself
+        for segment, inner_rows, places in self._group_by_segment(rows):
+            domains[places], index[places] = segment.origins(inner_rows)  # the segment may itself be a mixture
         return tuple(domains), index
 
     def read(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
-        read: list[tuple[Tensor, Tensor | None]] = []
+        """Read some of the images, which must have the same size in all domains."""
+        parts: list[tuple[Tensor, Tensor | None]] = []
         all_places, domains = [], []
-        for segment, inner_rows, places in self._by_segment(rows):
-            read.append(segment.images.read(inner_rows))
+        for segment, inner_rows, places in self._group_by_segment(rows):
+            parts.append(segment.images.read(inner_rows))
             all_places.append(places)
             domains.append(segment.domain)
-            for first, other in zip(read[0], read[-1], strict=True):
+            for first, other in zip(parts[0], parts[-1], strict=True):
                 if first is not None and other is not None and first.shape[1:] != other.shape[1:]:
                     sizes = [tuple(part.shape[-2:]) for part in (first, other)]
                     raise DataError(
-                        f"{domains[0]} has {sizes[0]} pixels and {segment.domain} {sizes[1]}, which makes no mixed "
-                        "batch: bring the domains to one size, or give the images one by one with single(mixed(...))"
+                        f"images in a batch must have the same size, but {domains[0]} has {sizes[0]} pixels and "
+                        f"{segment.domain} {sizes[1]}: resize the domains to one size, or use single(mixed(...))"
                     )
-        back = torch.from_numpy(np.argsort(np.concatenate(all_places)))
-        labels = [y for _, y in read if y is not None]
-        return torch.cat([x for x, _ in read])[back], torch.cat(labels)[back] if len(labels) == len(read) else None
+        order = torch.from_numpy(np.argsort(np.concatenate(all_places)))
+        labels = [y for _, y in parts if y is not None]
+        return torch.cat([x for x, _ in parts])[order], torch.cat(labels)[order] if len(labels) == len(parts) else None
 
-    def _by_segment(self, rows: Rows) -> Iterator[tuple[Segment, Rows, Rows]]:
-        """Each segment that these rows meet, which of its images they mean, and at which places of `rows`."""
-        which = np.searchsorted(self.starts, rows, side="right") - 1
-        for number in np.unique(which).tolist():
-            places = np.flatnonzero(which == number)
+    def _group_by_segment(self, rows: Rows) -> Iterator[tuple[Segment, Rows, Rows]]:
+        """Yield each segment that rows refer to, the indices within its domain, and their places in ``rows``."""
+        numbers = np.searchsorted(self.starts, rows, side="right") - 1
+        for number in np.unique(numbers).tolist():
+            places = np.flatnonzero(numbers == number)
             segment = self.segments[number]
             yield segment, segment.rows[rows[places] - self.starts[number]], places

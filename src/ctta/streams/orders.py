@@ -1,12 +1,14 @@
-"""The published orders of the fifteen corruptions."""
+"""Published orders of the fifteen corruptions."""
 
-STANDARD = (
+from ctta.errors import ConfigError
+
+STANDARD_ORDER = (
     "gaussian_noise shot_noise impulse_noise defocus_blur glass_blur motion_blur zoom_blur snow frost fog "
     "brightness contrast elastic_transform pixelate jpeg_compression"
 )
 
-#: The authors' ten random orders, for gradual CIFAR10-C and ImageNet-C.
-TEN = (
+#: The ten random orders of the authors' code, for gradual CIFAR10-C and ImageNet-C.
+RANDOM_ORDERS = (
     "brightness pixelate gaussian_noise motion_blur zoom_blur glass_blur impulse_noise jpeg_compression "
     "defocus_blur elastic_transform shot_noise frost snow fog contrast",
     "jpeg_compression shot_noise zoom_blur frost contrast fog defocus_blur elastic_transform gaussian_noise "
@@ -31,11 +33,20 @@ TEN = (
 
 
 def corruption_order(order: int | None = None) -> tuple[str, ...]:
-    """The standard order, or one of the ten by its number.
+    """Return the corruptions in the standard order, or in one of the ten random orders of the authors' code.
 
     >>> corruption_order()[:2], corruption_order(9)[0]
     (('gaussian_noise', 'shot_noise'), 'contrast')
+
+    Args:
+        order: None for the standard order, or 0 to 9.
+
+    Returns:
+        The names of the fifteen corruptions.
+
+    Raises:
+        ConfigError: There is no such order.
     """
-    if order is not None and order not in range(len(TEN)):
-        raise ValueError(f"order must be None (standard) or 0 to {len(TEN) - 1}, got {order!r}")
-    return tuple((STANDARD if order is None else TEN[order]).split())
+    if order is not None and order not in range(len(RANDOM_ORDERS)):
+        raise ConfigError(f"order must be None (standard) or 0 to {len(RANDOM_ORDERS) - 1}, got {order!r}")
+    return tuple((STANDARD_ORDER if order is None else RANDOM_ORDERS[order]).split())

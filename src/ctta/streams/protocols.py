@@ -1,4 +1,4 @@
-"""The orders in which domains come, each a few lines on top of the readers; the later ones compose.
+"""The orders in which domains arrive; each protocol is a few lines on top of a reader, and the later ones compose.
 
 >>> import numpy as np
 >>> from ctta.datasets import Corrupted
@@ -17,10 +17,11 @@ from typing import Literal
 import numpy as np
 
 from ctta.datasets.base import CorruptionDataset
+from ctta.errors import ConfigError
 from ctta.streams.mixture import Mixture
 from ctta.streams.orders import corruption_order
 from ctta.streams.stream import Segment, Stream
-from ctta.validation import check_integer
+from ctta.validation import check_choice, check_integer
 
 
 def continual(
@@ -32,19 +33,26 @@ def continual(
     limit: int | None = None,
     batch_size: int = 200,
 ) -> Stream:
-    """One corruption after the other at one severity, never reset: the protocol of the paper's tables.
+    """Return one corruption after the other at one severity: the protocol of the paper's tables.
 
     Args:
-        data: a reader.
-        severity: 1 to 5.
-        order: None for the standard order, or the number of one of the authors' ten.
-        names: corruptions of your own choice instead, in this order.
-        limit: only the first so many images of each.
-        batch_size: images per batch.
+        data: The data set.
+        severity: 1 (weak) to 5 (strong).
+        order: None for the standard order, or 0 to 9 for a random order of the authors' code.
+        names: Instead of an order, the corruptions to use, in this order.
+        limit: Largest number of images per corruption, the first ones; None for all.
+        batch_size: Images per batch.
+
+    Returns:
+        The stream.
+
+    Raises:
+        ConfigError: Both ``order`` and ``names`` are given, or one has no such value.
+        DataError: A file of the data set is missing or damaged.
     """
-    chosen, which = _chosen(order, names)
+    chosen, description = _choose_corruptions(order, names)
     steps = [(corruption, severity) for corruption in chosen]
-    return _through(data, steps, f"continual severity={severity} {which}", limit, batch_size)
+    return _build(data, steps, f"continual severity={severity} {description}", limit, batch_size)
 
 
 def gradual(
@@ -56,85 +64,135 @@ def gradual(
     limit: int | None = None,
     batch_size: int = 200,
 ) -> Stream:
-    """Each corruption comes and goes: severity 1, 2, 3, 4, 5, 4, 3, 2, 1.
+    """Return one corruption after the other, each with the severities 1, 2, 3, 4, 5, 4, 3, 2, 1.
 
-    In the authors' code the first one only goes: 5, 4, 3, 2, 1 (131 segments for fifteen corruptions, not 135).
-    Args as for :func:`continual`.
+    In the authors' code the first corruption starts at its strongest, 5, 4, 3, 2, 1, which makes 131 segments for
+    fifteen corruptions instead of 135.
+
+    Args:
+        data: The data set.
+        variant: "paper" (135 segments) or "authors" (131 segments).
+        order: As for :func:`continual`.
+        names: As for :func:`continual`.
+        limit: Largest number of images per segment, the first ones; None for all.
+        batch_size: Images per batch.
+
+    Returns:
+        The stream.
+
+    Raises:
+        ConfigError: Both ``order`` and ``names`` are given, or a setting has no such value.
+        DataError: A file of the data set is missing or damaged.
     """
-    if variant not in ("paper", "authors"):
-        raise ValueError(f"variant must be 'paper' or 'authors', got {variant!r}")
-    chosen, which = _chosen(order, names)
-    come_and_go = (1, 2, 3, 4, 5, 4, 3, 2, 1)
-    steps = [(corruption, severity) for corruption in chosen for severity in come_and_go]
+    check_choice("variant", variant, ("paper", "authors"))
+    chosen, description = _choose_corruptions(order, names)
+    severities = (1, 2, 3, 4, 5, 4, 3, 2, 1)
+    steps = [(corruption, severity) for corruption in chosen for severity in severities]
     if variant == "authors":
         steps = steps[4:]
-    return _through(data, steps, f"gradual {variant} {which}", limit, batch_size)
+    return _build(data, steps, f"gradual {variant} {description}", limit, batch_size)
 
 
-def _chosen(order: int | None, names: Sequence[str] | None) -> tuple[tuple[str, ...], str]:
-    """The corruptions in order, and how to say which these are."""
-    if isinstance(names, str):
-        raise ValueError(f"names must be a sequence of corruptions, got {names!r}: give ({names!r},)")
-    if names is not None:
-        if order is not None:
-            raise ValueError(f"give order or names, not both: order={order} would not apply to names={tuple(names)}")
-        return tuple(names), f"names={'+'.join(names)}"
-    return corruption_order(order), f"order={'standard' if order is None else order}"
+def rounds(stream: Stream, num_rounds: int) -> Stream:
+    """Repeat a stream.
+
+    Args:
+        stream: The stream of one round.
+        num_rounds: How often to repeat it.
+
+    Returns:
+        A stream with the segments of all rounds.
+    """
+    num_rounds = check_integer("num_rounds", num_rounds, 1)
+    return stream.with_segments(f"rounds={num_rounds}", stream.segments * num_rounds)
 
 
-def _through(
-    data: CorruptionDataset, steps: Sequence[tuple[str, int]], name: str, limit: int | None, batch_size: int
-) -> Stream:
-    limit = None if limit is None else check_integer("limit", limit, 1)
-    domains = {step: data.domain(*step) for step in dict.fromkeys(steps)}  # each opened once
-    segments = []
-    for corruption, severity in steps:
-        images = domains[corruption, severity]
-        count = len(images) if limit is None else min(limit, len(images))
-        segments.append(Segment(f"{corruption} {severity}", images, np.arange(count)))
-    limited = "" if limit is None else f" limit={limit}"
-    whole = f"{data.name} {name}{limited} batch={batch_size}"
-    return Stream(whole, segments, batch_size=batch_size, read_ahead=data.read_ahead)
+def correlated(stream: Stream, *, concentration: float = 0.1, seed: int = 0, num_slots: int = 10) -> Stream:
+    """Reorder the images within each segment so that their labels are correlated in time, as a camera sees them.
 
+    For every class, a Dirichlet draw decides how its images are distributed over consecutive slots of the segment; the
+    lower the concentration, the fewer slots a class appears in.
 
-def rounds(stream: Stream, count: int) -> Stream:
-    """The whole stream again and again."""
-    count = check_integer("count", count, 1)
-    return stream.with_segments(f"rounds={count}", stream.segments * count)
+    Args:
+        stream: A stream with labels.
+        concentration: Parameter of the Dirichlet distribution, above 0.
+        seed: Seed of the draws.
+        num_slots: Number of slots per segment.
 
+    Returns:
+        A stream of the same images in another order.
 
-def correlated(stream: Stream, *, concentration: float = 0.1, seed: int = 0, slots: int = 10) -> Stream:
-    """Labels in clumps within each segment, as a camera sees them: one object for a while, then another.
-
-    For every class a Dirichlet draw says how its images are shared among consecutive slots of the segment; the smaller
-    the concentration, the fewer slots a class appears in.
+    Raises:
+        ConfigError: A segment has no labels, or a setting is out of range.
     """
     if not concentration > 0:
-        raise ValueError(f"concentration must be above 0, got {concentration}")
-    slots = check_integer("slots", slots, 1)
+        raise ConfigError(f"concentration must be above 0, got {concentration}")
+    num_slots = check_integer("num_slots", num_slots, 1)
     segments = []
     for number, segment in enumerate(stream.segments):
         if segment.images.labels is None:
-            raise ValueError(f"{segment.domain} has no labels to order its images by")
+            raise ConfigError(f"{segment.domain} has no labels to order its images by: use a data set with labels")
         labels = segment.images.labels[segment.rows]
         generator = np.random.default_rng([seed, number])
         slot_of = np.empty(len(labels), dtype=np.int64)
         for label in np.unique(labels):
             members = np.flatnonzero(labels == label)
-            shares = generator.dirichlet(np.full(slots, concentration))
-            slot_of[members] = np.searchsorted(np.cumsum(shares)[:-1], generator.random(len(members)), side="right")
+            fractions = generator.dirichlet(np.full(num_slots, concentration))
+            slot_of[members] = np.searchsorted(np.cumsum(fractions)[:-1], generator.random(len(members)), side="right")
         tie_break = generator.permutation(len(labels))
         segments.append(replace(segment, rows=segment.rows[np.lexsort((tie_break, labels, slot_of))]))
-    return stream.with_segments(f"correlated concentration={concentration:g} slots={slots} seed={seed}", segments)
+    return stream.with_segments(f"correlated concentration={concentration:g} slots={num_slots} seed={seed}", segments)
 
 
 def mixed(stream: Stream, *, seed: int = 0) -> Stream:
-    """All images of the stream shuffled together: every batch holds several domains, which ``batch.domains`` names."""
+    """Shuffle all images of a stream together, so that a batch contains several domains.
+
+    Args:
+        stream: The stream to shuffle.
+        seed: Seed of the order.
+
+    Returns:
+        A stream of one segment, "mixed"; ``batch.domains`` names the domain of each image.
+    """
     mixture = Mixture(stream.segments)
     rows = np.random.default_rng(seed).permutation(len(mixture))
     return stream.with_segments(f"mixed seed={seed}", [Segment("mixed", mixture, rows)])
 
 
 def single(stream: Stream) -> Stream:
-    """The same images one by one."""
+    """Split a stream into batches of one image.
+
+    Args:
+        stream: The stream to split.
+
+    Returns:
+        A stream of the same images in the same order.
+    """
     return Stream(f"{stream.name} single", stream.segments, batch_size=1, read_ahead=stream.read_ahead)
+
+
+def _choose_corruptions(order: int | None, names: Sequence[str] | None) -> tuple[tuple[str, ...], str]:
+    """Return the corruptions in order, and a description of the choice for the name of the stream."""
+    if isinstance(names, str):
+        raise ConfigError(f"names must be a sequence of corruptions, got {names!r}: give ({names!r},)")
+    if names is not None:
+        if order is not None:
+            raise ConfigError(f"give order or names, not both: order={order} does not apply to names={tuple(names)}")
+        return tuple(names), f"names={'+'.join(names)}"
+    return corruption_order(order), f"order={'standard' if order is None else order}"
+
+
+def _build(
+    data: CorruptionDataset, steps: Sequence[tuple[str, int]], description: str, limit: int | None, batch_size: int
+) -> Stream:
+    """Return a stream with one segment per corruption and severity."""
+    limit = None if limit is None else check_integer("limit", limit, 1)
+    domains = {step: data.domain(*step) for step in dict.fromkeys(steps)}  # each opened once
+    segments = []
+    for corruption, severity in steps:
+        images = domains[corruption, severity]
+        num_images = len(images) if limit is None else min(limit, len(images))
+        segments.append(Segment(f"{corruption} {severity}", images, np.arange(num_images)))
+    limited = "" if limit is None else f" limit={limit}"
+    name = f"{data.name} {description}{limited} batch={batch_size}"
+    return Stream(name, segments, batch_size=batch_size, read_ahead=data.read_ahead)

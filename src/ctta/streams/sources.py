@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ctta.datasets.arrays import PixelArray, describe_arrays
+from ctta.datasets.base import Images
 from ctta.datasets.image_files import (
     READ_AHEAD,
     ImageFiles,
-    Resize,
     Transform,
     describe_files,
     find_images,
@@ -20,47 +20,60 @@ from ctta.datasets.image_files import (
 )
 from ctta.datasets.segmentation import CONDITIONS, find_scenes
 from ctta.datasets.streets import StreetScenes
+from ctta.errors import ConfigError
+from ctta.io.images import Resize
 from ctta.streams.stream import Segment, Stream
 from ctta.synthetic.frames import HOLD_OUT, SPLITS
 from ctta.validation import check_choice
 
-#: What a stream of each part goes through unless told otherwise.
-WEATHER = {"train": ("clear",), "choose": tuple(HOLD_OUT), "report": ("fog", "night", "rain", "snow")}
+#: Default conditions of each split of the drawn streets.
+STREET_CONDITIONS = {"train": ("clear",), "choose": tuple(HOLD_OUT), "report": ("fog", "night", "rain", "snow")}
 
 
 def in_memory(
     images: NDArray[np.uint8], labels: ArrayLike | None = None, *, name: str, batch_size: int = 200
 ) -> Stream:
-    """A stream of images in memory as they are: ``in_memory(*clean_cifar(folder), name="clean")``.
+    """Return a stream of images in memory, such as ``in_memory(*clean_cifar(folder), name="clean")``.
 
     Args:
-        images: uint8 (N, H, W, 3).
-        labels: N integers, where known.
-        name: of the domain.
-        batch_size: images per batch.
+        images: uint8 array of shape (N, H, W, 3).
+        labels: N integers, if known.
+        name: Name of the domain.
+        batch_size: Images per batch.
+
+    Returns:
+        A stream of one segment.
+
+    Raises:
+        InputError: An array has another shape or data type.
     """
     label_array = None if labels is None else np.asarray(labels)
     pixels = PixelArray(describe_arrays(name, images, label_array), images, label_array)
-    segment = Segment(name, pixels, np.arange(len(images)))
-    return Stream(f"in_memory {pixels.name}", [segment], batch_size=batch_size)
+    return Stream(f"in_memory {pixels.name}", [_whole_domain(name, pixels)], batch_size=batch_size)
 
 
 def folder(
     path: str | PathLike[str], *, size: tuple[int, int] | None = None, batch_size: int = 32, name: str | None = None
 ) -> Stream:
-    """The pictures of a folder and below, in the order of their paths, without labels: a camera's own dump.
+    """Return a stream of the images in a folder and below, in the order of their paths, without labels.
 
     Args:
-        path: the folder.
-        size: (height, width) to resize to; without, pictures of one batch must be of one size.
-        batch_size: pictures per batch.
-        name: of the domain; by default the folder's.
+        path: The folder.
+        size: (height, width) to resize to; without it, the images of a batch must have the same size.
+        batch_size: Images per batch.
+        name: Name of the domain; that of the folder by default.
+
+    Returns:
+        A stream of one segment.
+
+    Raises:
+        DataError: The folder contains no images.
     """
     root = Path(path)
     paths = find_images(root)
-    pictures = ImageFiles(describe_files(root, paths, str(size)), tuple(paths), None, Resize(size) if size else None)
-    segment = Segment(name or folder_name(root), pictures, np.arange(len(paths)))
-    return Stream(f"folder {pictures.name}", [segment], batch_size=batch_size, read_ahead=READ_AHEAD)
+    images = ImageFiles(describe_files(root, paths, str(size)), tuple(paths), None, Resize(size) if size else None)
+    segment = _whole_domain(name or _get_folder_name(root), images)
+    return Stream(f"folder {images.name}", [segment], batch_size=batch_size, read_ahead=READ_AHEAD)
 
 
 def image_folder(
@@ -69,76 +82,82 @@ def image_folder(
     size: tuple[int, int] | None = None,
     transform: Transform | None = None,
     transform_name: str = "",
-    per_class: int | None = None,
+    num_per_class: int | None = None,
     images: Sequence[str] | None = None,
     batch_size: int = 32,
     name: str | None = None,
 ) -> Stream:
-    """A tree ``<class>/<picture>``; the label of a class is its place among the folders that are there, sorted by name.
+    """Return a stream of a tree ``<class>/<image>``.
 
-    So a missing class shifts the labels of those after it; an empty folder with its name keeps its place, if ``images``
-    says which pictures to take.
+    A class is labeled by its place among the folders that exist, sorted by name. A missing class therefore shifts the
+    labels of those after it; an empty folder in its place prevents that, if ``images`` lists the images to take.
 
     Args:
-        path: the root of the tree.
-        size: (height, width) to resize to; without, pictures of one batch must be of one size.
-        transform: instead of a size, what to do with each picture, PIL image to PIL image.
-        transform_name: what the transform does, in a word, so that the stream's hash can tell.
-        per_class: only the first so many of each class, by name.
-        images: instead, only these ``<class>/<picture>``, in this order.
-        batch_size: pictures per batch.
-        name: of the domain; by default the folder's.
+        path: Root of the tree.
+        size: (height, width) to resize to; without it, the images of a batch must have the same size.
+        transform: Instead of a size, a function from PIL image to PIL image.
+        transform_name: What the transform does, which enters the hash of the stream.
+        num_per_class: Number of images to take from each class, the first ones by name; None for all.
+        images: Instead, the images to take, as ``<class>/<image>``, in this order.
+        batch_size: Images per batch.
+        name: Name of the domain; that of the folder by default.
+
+    Returns:
+        A stream of one segment.
+
+    Raises:
+        ConfigError: Two arguments exclude each other, or a transform has no name.
+        DataError: There are no classes, or an image is missing.
     """
     root = Path(path)
     if (transform is None) == bool(transform_name):
-        raise ValueError("give a transform and its name together, such as transform_name='crop 224', for the hash")
+        raise ConfigError("give transform and transform_name together, such as transform_name='crop 224', for the hash")
     if size and transform:
-        raise ValueError("give size or transform, not both: the transform can resize too")
-    pictures = find_labeled_images(
-        root, Resize(size) if size else transform, str(size or transform_name), per_class=per_class, images=images
+        raise ConfigError("give size or transform, not both: the transform can resize too")
+    files = find_labeled_images(
+        root,
+        Resize(size) if size else transform,
+        str(size or transform_name),
+        num_per_class=num_per_class,
+        images=images,
     )
-    segment = Segment(name or folder_name(root), pictures, np.arange(len(pictures)))
-    return Stream(f"image_folder {pictures.name}", [segment], batch_size=batch_size, read_ahead=READ_AHEAD)
-
-
-def folder_name(root: Path) -> str:
-    """What a folder is called, also where it was given as '.'; not resolved, as a link has a name of its own."""
-    return os.path.basename(os.path.abspath(root)) or str(root)
+    segment = _whole_domain(name or _get_folder_name(root), files)
+    return Stream(f"image_folder {files.name}", [segment], batch_size=batch_size, read_ahead=READ_AHEAD)
 
 
 def acdc(
     folder: str | PathLike[str],
     *,
-    conditions: tuple[str, ...] = CONDITIONS,
+    conditions: Sequence[str] = CONDITIONS,
     split: str = "train",
     size: tuple[int, int] | None = (540, 960),
     batch_size: int = 1,
 ) -> Stream:
-    """ACDC's weather in the paper's order, fog, night, rain, snow: one round; see :func:`rounds` for ten.
+    """Return ACDC's conditions in the paper's order: fog, night, rain, snow. Repeat it with :func:`rounds`.
 
     Args:
-        folder: with ``rgb_anon`` and ``gt`` in it.
-        conditions: which, in this order.
-        split: ``train`` (400 pictures of each, as the paper uses) or ``val``.
-        size: (height, width) of the pictures; the label maps keep theirs.
-        batch_size: scenes per batch.
+        folder: The folder that contains ``rgb_anon`` and ``gt``.
+        conditions: The conditions, in order.
+        split: "train" (400 images per condition, as in the paper) or "val".
+        size: (height, width) to resize images to, or None; label maps keep their size.
+        batch_size: Scenes per batch.
+
+    Returns:
+        A stream with one segment per condition.
+
+    Raises:
+        ConfigError: ``conditions`` is a string.
+        DataError: A file is missing or damaged.
     """
     if isinstance(conditions, str):
-        raise ValueError(f"conditions must be several of {', '.join(CONDITIONS)}, got {conditions!r}: give a tuple")
+        raise ConfigError(f"conditions must be a sequence of {', '.join(CONDITIONS)}, got {conditions!r}: give a tuple")
     root = Path(folder)
     segments = []
     for condition in conditions:
-        scenes = find_scenes(
-            root / "rgb_anon" / condition / split,
-            "_rgb_anon.png",
-            root / "gt" / condition / split,
-            "_gt_",
-            size,
-        )
-        segments.append(Segment(condition, scenes, np.arange(len(scenes))))
-    return Stream(
-        f"acdc {split} {'+'.join(conditions)} size={size}", segments, batch_size=batch_size, read_ahead=READ_AHEAD
-    )
+        images, maps = root / "rgb_anon" / condition / split, root / "gt" / condition / split
+        segments.append(_whole_domain(condition, find_scenes(images, "_rgb_anon.png", maps, "_gt_", size)))
+    name = f"acdc {split} {'+'.join(conditions)} size={size}"
+    return Stream(name, segments, batch_size=batch_size, read_ahead=READ_AHEAD)
 
 
 def cityscapes(
@@ -148,13 +167,23 @@ def cityscapes(
     size: tuple[int, int] | None = None,
     batch_size: int = 1,
 ) -> Stream:
-    """Cityscapes, the source domain, as one segment; the folder holds ``leftImg8bit`` and ``gtFine``.
+    """Return a stream of Cityscapes, the source domain of ACDC.
 
-    Other args as for :func:`acdc`.
+    Args:
+        folder: The folder that contains ``leftImg8bit`` and ``gtFine``.
+        split: "train" or "val".
+        size: (height, width) to resize images to, or None; label maps keep their size.
+        batch_size: Scenes per batch.
+
+    Returns:
+        A stream of one segment, "clear".
+
+    Raises:
+        DataError: A file is missing or damaged.
     """
     root = Path(folder)
-    scenes = find_scenes(root / "leftImg8bit" / split, "_leftImg8bit.png", root / "gtFine" / split, "_gtFine_", size)
-    segment = Segment("clear", scenes, np.arange(len(scenes)))
+    images, maps = root / "leftImg8bit" / split, root / "gtFine" / split
+    segment = _whole_domain("clear", find_scenes(images, "_leftImg8bit.png", maps, "_gtFine_", size))
     return Stream(f"cityscapes {split} size={size}", [segment], batch_size=batch_size, read_ahead=READ_AHEAD)
 
 
@@ -162,35 +191,51 @@ def streets(
     *,
     split: str = "report",
     conditions: Sequence[str] | None = None,
-    scenes: int = 100,
+    num_scenes: int = 100,
     seed: int = 0,
     size: tuple[int, int] = (128, 256),
     batch_size: int = 4,
 ) -> Stream:
-    """The embedded street in fog, at night, in rain and in snow: one round; see :func:`rounds` for ten.
+    """Return a stream of drawn street scenes in fog, at night, in rain and in snow. Repeat it with :func:`rounds`.
 
-    Nothing is read from disk. The weather of each part is its own, so that no setting is learnt or chosen on what is
-    reported: "train" is clear, "choose" has dusk and dust, "report" the paper's four.
+    Nothing is read from disk. Each split has its own conditions, so that nothing is trained or chosen on what is
+    reported: "train" is clear, "choose" has dusk and dust, and "report" the paper's four.
 
     >>> from ctta.streams import rounds
-    >>> stream = rounds(streets(scenes=8), 10)
+    >>> stream = rounds(streets(num_scenes=8), 10)
     >>> stream.domains[:5], len(stream)
     (['fog', 'night', 'rain', 'snow', 'fog'], 80)
 
     Args:
-        split: "train", "choose" or "report"; each has scenes of its own.
-        conditions: other weather that this split may be seen in, in this order.
-        scenes: how many of each condition; the same ones in each.
-        seed: another seed, other streets.
-        size: (height, width) of pictures and label maps.
-        batch_size: scenes per batch.
+        split: "train", "choose" or "report"; each has other scenes.
+        conditions: Other conditions of this split, in order.
+        num_scenes: Number of scenes per condition; each condition shows the same ones.
+        seed: Seed of the street.
+        size: (height, width) of images and label maps.
+        batch_size: Scenes per batch.
+
+    Returns:
+        A stream with one segment per condition.
+
+    Raises:
+        ConfigError: A setting has no such value.
     """
     if isinstance(conditions, str):
-        raise ValueError(f"conditions must be a sequence of weather, got {conditions!r}: give ({conditions!r},)")
+        raise ConfigError(f"conditions must be a sequence, got {conditions!r}: give ({conditions!r},)")
     check_choice("split", split, tuple(SPLITS))
-    chosen = WEATHER[split] if conditions is None else tuple(conditions)
-    domains = {name: StreetScenes(name, split, scenes, seed, size) for name in dict.fromkeys(chosen)}
-    segments = [Segment(name, domains[name], np.arange(scenes)) for name in chosen]
-    name = f"streets {split} {'+'.join(chosen)} scenes={scenes} seed={seed} size={size} batch={batch_size}"
-    # One batch ahead: drawing needs one core, and the model leaves gaps.
+    chosen = STREET_CONDITIONS[split] if conditions is None else tuple(conditions)
+    domains = {name: StreetScenes(name, split, num_scenes, seed, size) for name in dict.fromkeys(chosen)}
+    segments = [_whole_domain(name, domains[name]) for name in chosen]
+    name = f"streets {split} {'+'.join(chosen)} scenes={num_scenes} seed={seed} size={size} batch={batch_size}"
+    # One batch ahead: rendering needs one core, and the model does not use all of them all the time.
     return Stream(name, segments, batch_size=batch_size, read_ahead=1)
+
+
+def _whole_domain(name: str, images: Images) -> Segment:
+    """Return a segment of all images of a domain, in order."""
+    return Segment(name, images, np.arange(len(images)))
+
+
+def _get_folder_name(root: Path) -> str:
+    """Return the name of a folder, also if it was given as '.'; a link is not resolved, as it has its own name."""
+    return os.path.basename(os.path.abspath(root)) or str(root)

@@ -1,4 +1,4 @@
-"""A stream: batches in order, from domain after domain, that can be stopped and gone on with."""
+"""Streams of batches: domain after domain, in a fixed order, with a position that can be saved and restored."""
 
 import hashlib
 from collections import deque
@@ -11,18 +11,27 @@ import torch
 from torch import Tensor
 
 from ctta.datasets.base import HasClassNames, HasOrigins, Images, Rows
+from ctta.errors import InputError
 from ctta.validation import check_integer
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What a stream gives: inputs for the model, and the rest for the score. No method ever sees a label."""
+    """A batch of a stream: images for the model, and the rest for the score. A method never sees a label.
+
+    Attributes:
+        x: Images of shape (N, C, H, W), floats in [0, 1].
+        y: Labels of shape (N,), or label maps of shape (N, H, W); None if unknown.
+        domain: Domain of the segment that the batch belongs to.
+        index: Index of each image within the domain that it comes from.
+        domains: Domain that each image comes from, which differ in a mixed batch; ``domain`` for all by default.
+    """
 
     x: Tensor
     y: Tensor | None
     domain: str
-    index: Tensor  # of each image: its row in the domain that it comes from
-    domains: tuple[str, ...] = ()  # of each image: that domain, also in a batch that mixes several
+    index: Tensor
+    domains: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.domains:
@@ -31,107 +40,153 @@ class Batch:
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of a stream within one domain: some of its images, in some order."""
+    """A part of a stream within one domain: some of its images, in some order.
+
+    Attributes:
+        domain: Name of the domain.
+        images: The images of the domain.
+        rows: Indices of the images to take, in order.
+    """
 
     domain: str
     images: Images
     rows: Rows
 
-    def batches(self, size: int) -> int:
-        return -(-len(self.rows) // size)
+    def num_batches(self, batch_size: int) -> int:
+        """Return the number of batches, of which the last may be smaller.
+
+        Args:
+            batch_size: Images per batch.
+
+        Returns:
+            The number of batches.
+        """
+        return -(-len(self.rows) // batch_size)
 
     def origins(self, rows: Rows) -> tuple[tuple[str, ...], Rows]:
-        """The domain of each of these images, and its row there."""
+        """Return where images come from, which differs between the images of a mixture.
+
+        Args:
+            rows: Indices of images of this segment's domain.
+
+        Returns:
+            The domain of each image, and its index within that domain.
+        """
         if isinstance(self.images, HasOrigins):
             return self.images.origins(rows)
         return (self.domain,) * len(rows), rows
 
     @property
     def class_names(self) -> tuple[str, ...]:
+        """Names of the classes in the order of the labels; empty if the data set does not name them."""
         return self.images.class_names if isinstance(self.images, HasClassNames) else ()
 
     @property
     def digest(self) -> str:
-        """Of all that decides what this segment gives."""
+        """Hash of everything that decides which images this segment yields."""
         digest = hashlib.sha256(f"{self.domain}\n{self.images.name}\n".encode())
         digest.update(np.ascontiguousarray(self.rows, dtype="<i8").data)
         return digest.hexdigest()[:16]
 
 
 class Stream:
-    """Batches of segment after segment; a batch never reaches over the end of a segment.
+    """Batches of one segment after another; a batch never spans two segments.
 
-    Iterating goes on from ``position``, the number of batches given so far, also after a ``break``; once it has given
-    the last batch, it starts over. So to resume, set ``position`` to what it was. ``name`` says which protocol this
-    is, and ``hash`` tells two streams apart that would give other batches: results with the same hash are comparable.
+    Iterating continues from ``position``, the number of batches yielded so far, also after a ``break``; after the last
+    batch it starts over. To resume a stream, set ``position`` to its earlier value. ``name`` describes the protocol,
+    and ``hash`` differs between streams that yield other batches: results with the same hash are comparable.
 
     Args:
-        name: the protocol and its settings, in words.
-        segments: what to go through.
-        batch_size: images per batch; the last of a segment may be smaller.
-        read_ahead: how many batches background threads read while the model works, for pictures to be decoded.
+        name: The protocol and its settings.
+        segments: The segments, in order.
+        batch_size: Images per batch; the last batch of a segment may be smaller.
+        read_ahead: Number of batches that background threads read while the model works, for images to be decoded.
+
+    Raises:
+        InputError: There are no segments, or one has no images.
     """
 
     def __init__(self, name: str, segments: Sequence[Segment], *, batch_size: int = 200, read_ahead: int = 0) -> None:
         batch_size = check_integer("batch_size", batch_size, 1)
         if not segments or any(len(segment.rows) == 0 for segment in segments):
-            raise ValueError(f"the stream {name!r} has no images, or a domain without any")
+            raise InputError(f"the stream {name!r} has no images, or a domain without images: give at least one each")
         self.name, self.segments, self.batch_size, self.read_ahead = name, tuple(segments), batch_size, read_ahead
-        # The number of batches before each segment, and at the end before none.
-        self._starts = np.cumsum([0, *(segment.batches(batch_size) for segment in self.segments)])
+        # Number of batches before each segment, and in total.
+        self._starts = np.cumsum([0, *(segment.num_batches(batch_size) for segment in self.segments)])
         self._position = 0
-        self._came_to_end = False
+        self._is_exhausted = False
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
     @property
     def domains(self) -> list[str]:
-        """The domain of each segment, in order."""
+        """Domain of each segment, in order."""
         return [segment.domain for segment in self.segments]
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """What the data set calls its classes; empty where it does not say."""
+        """Names of the classes in the order of the labels; empty if the data set does not name them."""
         return self.segments[0].class_names
 
     @property
     def position(self) -> int:
-        """How many batches have been given since the start."""
+        """Number of batches yielded since the start; set it to resume."""
         return self._position
 
     @position.setter
     def position(self, value: int) -> None:
-        self._position, self._came_to_end = check_integer("position", value, 0, len(self)), False
+        self._position, self._is_exhausted = check_integer("position", value, 0, len(self)), False
 
     def __iter__(self) -> Iterator[Batch]:
-        if self._came_to_end:
+        if self._is_exhausted:
             self.position = 0
-        numbers = range(self._position, len(self))
-        batches = self._ahead(numbers) if self.read_ahead else map(self.batch, numbers)
-        for number, batch in zip(numbers, batches, strict=True):
-            self._position, self._came_to_end = number + 1, number + 1 == len(self)
+        indices = range(self._position, len(self))
+        batches = self._read_ahead(indices) if self.read_ahead else map(self.read_batch, indices)
+        for index, batch in zip(indices, batches, strict=True):
+            self._position, self._is_exhausted = index + 1, index + 1 == len(self)
             yield batch
 
-    def _ahead(self, numbers: range) -> Iterator[Batch]:
+    def _read_ahead(self, indices: range) -> Iterator[Batch]:
+        """Yield batches that background threads have read."""
         with ThreadPoolExecutor(self.read_ahead) as pool:
-            waiting = deque(pool.submit(self.batch, number) for number in numbers[: self.read_ahead])
-            for number in numbers:
-                batch = waiting.popleft().result()
-                if number + self.read_ahead in numbers:
-                    waiting.append(pool.submit(self.batch, number + self.read_ahead))
+            pending = deque(pool.submit(self.read_batch, index) for index in indices[: self.read_ahead])
+            for index in indices:
+                batch = pending.popleft().result()
+                if index + self.read_ahead in indices:
+                    pending.append(pool.submit(self.read_batch, index + self.read_ahead))
                 yield batch
 
-    def segment_of(self, number: int) -> int:
-        """Which segment a batch belongs to, by its number."""
-        if not 0 <= number < len(self):
-            raise IndexError(f"there are batches 0 to {len(self) - 1}, and no {number}")
-        return int(np.searchsorted(self._starts, number, side="right")) - 1
+    def segment_index(self, batch_index: int) -> int:
+        """Return which segment a batch belongs to.
 
-    def batch(self, number: int) -> Batch:
-        """One batch by its number, whatever the position is."""
-        which = self.segment_of(number)
-        segment, first = self.segments[which], (number - int(self._starts[which])) * self.batch_size
+        Args:
+            batch_index: Index of the batch in the stream.
+
+        Returns:
+            Index of its segment.
+
+        Raises:
+            IndexError: There is no such batch.
+        """
+        if not 0 <= batch_index < len(self):
+            raise IndexError(f"batch index must be from 0 to {len(self) - 1}, got {batch_index}")
+        return int(np.searchsorted(self._starts, batch_index, side="right")) - 1
+
+    def read_batch(self, batch_index: int) -> Batch:
+        """Read one batch, independently of the position.
+
+        Args:
+            batch_index: Index of the batch in the stream.
+
+        Returns:
+            The batch.
+
+        Raises:
+            IndexError: There is no such batch.
+        """
+        number = self.segment_index(batch_index)
+        segment, first = self.segments[number], (batch_index - int(self._starts[number])) * self.batch_size
         rows = segment.rows[first : first + self.batch_size]
         x, y = segment.images.read(rows)
         domains, index = segment.origins(rows)
@@ -139,12 +194,20 @@ class Stream:
 
     @property
     def hash(self) -> str:
-        """Of all that decides which batches come: images, their order, and the batch size."""
+        """Hash of everything that decides which batches are yielded: images, their order, and the batch size."""
         parts = [str(self.batch_size), *(segment.digest for segment in self.segments)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     def with_segments(self, suffix: str, segments: Sequence[Segment]) -> "Stream":
-        """Another stream with this one's batch size; the suffix says what was done."""
+        """Return a stream of other segments with the same batch size.
+
+        Args:
+            suffix: What distinguishes the new stream, appended to the name.
+            segments: The segments, in order.
+
+        Returns:
+            The new stream, at its start.
+        """
         return Stream(f"{self.name} {suffix}", segments, batch_size=self.batch_size, read_ahead=self.read_ahead)
 
     def __repr__(self) -> str:

@@ -148,7 +148,7 @@ def _imagenet(options: BenchmarkOptions) -> ImageNetC:
     double = options.preset == "official"
     if image_list.is_file():
         return ImageNetC(folder, images=image_list, double_resize=double)
-    return ImageNetC(folder, per_class=5, double_resize=double)
+    return ImageNetC(folder, num_per_class=5, double_resize=double)
 
 
 def _downloads(options: BenchmarkOptions, images: tuple[str, ...], network: str | None = None) -> tuple[str, ...]:

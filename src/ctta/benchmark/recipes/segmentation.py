@@ -81,7 +81,7 @@ def _streets_stream(options: BenchmarkOptions, order: int | None) -> streams.Str
     _check_order("streets", order)
     if options.data is not None:
         raise ConfigError("this recipe draws its own scenes: leave out the option 'data'")
-    return streams.streets(scenes=options.limit or 20, batch_size=options.batch_size or 1)
+    return streams.streets(num_scenes=options.limit or 20, batch_size=options.batch_size or 1)
 
 
 def _check_order(recipe: str, order: int | None) -> None:

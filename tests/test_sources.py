@@ -1,0 +1,149 @@
+"""Tests of streams over arrays, folders of images and trees of labeled images."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from small_data import FRAMES, FRAMES_AS_FLOATS, labels_of, save_image
+
+from ctta.errors import DataError, InputError
+from ctta.streams import correlated, folder, image_folder, in_memory, mixed
+
+
+def test_in_memory() -> None:
+    labels = np.arange(7) % 3
+    stream = in_memory(FRAMES, labels, name="clean", batch_size=4)
+    assert stream.domains == ["clean"]
+    batches = list(stream)
+    torch.testing.assert_close(torch.cat([batch.x for batch in batches]), FRAMES_AS_FLOATS)
+    assert torch.cat([labels_of(batch) for batch in batches]).tolist() == labels.tolist()
+    for batch in mixed(stream):
+        torch.testing.assert_close(batch.x, FRAMES_AS_FLOATS[batch.index])
+    assert next(iter(in_memory(FRAMES, name="clean"))).y is None
+    variants = [
+        stream,
+        in_memory(FRAMES, labels[::-1], name="clean", batch_size=4),
+        in_memory(FRAMES, name="clean", batch_size=4),
+        in_memory(255 - FRAMES, labels, name="clean", batch_size=4),
+        in_memory(FRAMES, labels, name="own", batch_size=4),
+    ]
+    assert len({variant.hash for variant in variants}) == len(variants)
+    assert in_memory(FRAMES, labels.astype(np.uint8), name="clean", batch_size=4).hash == stream.hash
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "words"),
+    [
+        (FRAMES / 255, None, r"uint8 \(N, H, W, 3\), got float64"),
+        (FRAMES_AS_FLOATS, None, r"got torch.float32 \(7, 3, 4, 6\)"),
+        ([1, 2], None, "got list"),
+        (FRAMES, [1, 2], "one integer per image"),
+        (FRAMES, np.zeros(7), "one integer per image"),
+        (FRAMES[:0], None, "no images"),
+    ],
+)
+def test_invalid_arrays(images: Any, labels: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        in_memory(images, labels, name="x")
+
+
+def test_folder(tmp_path: Path) -> None:
+    for number in range(5):
+        save_image(tmp_path / "cam" / f"{number}.png", 50 * number)
+    (tmp_path / "cam" / "notes.txt").write_text("not an image")
+    stream = folder(tmp_path / "cam", batch_size=2)
+    batches = list(stream)
+    assert [len(batch.x) for batch in batches] == [2, 2, 1]
+    assert batches[0].y is None
+    assert batches[0].domain == "cam"
+    assert batches[1].x.shape == (2, 3, 30, 20)
+    assert batches[1].x[1, 0, 0, 0] == pytest.approx(150 / 255)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for label, name in enumerate(("cat", "dog")):
+        for index in range(3):
+            path = tmp_path / "pets" / name / f"{index}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8 + index, 6), (100 * label, index, 0)).save(path)
+    return tmp_path / "pets"
+
+
+def test_image_folder(tree: Path) -> None:
+    stream = image_folder(tree, size=(4, 5), batch_size=4)
+    batches = list(stream)
+    assert stream.domains == ["pets"]
+    assert stream.read_ahead > 0
+    assert [labels_of(batch).tolist() for batch in batches] == [[0, 0, 0, 1], [1, 1]]
+    assert batches[0].x.shape == (4, 3, 4, 5)
+    assert (batches[0].x[:, 0, 0, 0] * 255).round().tolist() == [0, 0, 0, 100]
+    assert sorted(label for batch in correlated(stream) for label in labels_of(batch).tolist()) == [0, 0, 0, 1, 1, 1]
+    (first,) = image_folder(tree, num_per_class=1, name="my pets")
+    assert labels_of(first).tolist() == [0, 1]
+    assert first.domain == "my pets"
+    (chosen,) = image_folder(tree, images=["dog/1.png", "cat/1.png"])
+    assert labels_of(chosen).tolist() == [1, 0]
+    with pytest.raises(DataError, match="give size="):
+        list(image_folder(tree))
+    assert image_folder(tree, size=(4, 6), batch_size=4).hash != stream.hash
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"num_per_class": 1, "images": ["cat/0.png"]}, "num_per_class or images, not both"),
+        ({"num_per_class": 0}, "None for all images.* at least 1, got 0"),
+        ({"num_per_class": -1}, "got -1"),
+        ({"images": []}, "at least one entry"),
+        ({"images": "cat/0.png"}, "must be a list"),
+        ({"images": ["0.png"]}, "<class>/<image>"),
+        ({"images": ["../pets/cat/0.png"]}, "below the root"),
+        ({"images": ["cat/../../pets/cat/0.png"]}, "below the root"),
+        ({"images": ["/etc/passwd"]}, "below the root"),
+        ({"transform": lambda image: image}, "transform_name="),
+        ({"transform_name": "crop"}, "transform_name="),
+        ({"size": (4, 4), "transform": lambda image: image, "transform_name": "same"}, "not both"),
+    ],
+)
+def test_invalid_settings_of_image_folder(tree: Path, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        image_folder(tree, **settings)
+
+
+def test_hidden_files_are_ignored(tree: Path) -> None:
+    before = folder(tree, size=(4, 5)), image_folder(tree, size=(4, 5))
+    for place in ("cat/._0.png", ".trash/0.png", "__MACOSX/cat/0.png", "cat/.thumbnails/0.png"):
+        (tree / place).parent.mkdir(parents=True, exist_ok=True)
+        (tree / place).write_bytes(b"hidden")
+    after = folder(tree, size=(4, 5)), image_folder(tree, size=(4, 5))
+    assert [stream.hash for stream in after] == [stream.hash for stream in before]
+    hidden = tree.rename(tree.parent / ".cache")
+    assert len(folder(hidden).segments[0].rows) == 6, "the folder itself may be hidden"
+
+
+def test_domain_is_the_name_of_the_folder(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tree)
+    assert folder(".").domains == image_folder(".").domains == ["pets"]
+    assert folder("../pets/cat/..").domains == ["pets"]
+
+
+def test_transform_needs_a_name(tree: Path) -> None:
+    with pytest.raises(ValueError, match="transform_name="):
+        image_folder(tree, transform=lambda image: image)
+    named = image_folder(tree, transform=lambda image: image, transform_name="same")
+    assert named.hash != image_folder(tree).hash
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [lambda image: image.convert("L"), lambda image: np.asarray(image) / 255, lambda image: None],
+)
+def test_transform_must_return_images(tree: Path, transform: Callable[[Any], Any]) -> None:
+    stream = image_folder(tree, transform=transform, transform_name="wrong")
+    with pytest.raises(ValueError, match="the transform must return an RGB PIL image"):
+        next(iter(stream))
