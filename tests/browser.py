@@ -1,4 +1,4 @@
-"""A headless Chromium for tests of pages."""
+"""Headless Chromium for tests of pages."""
 
 import json
 import shutil
@@ -19,21 +19,21 @@ FLAGS = (
 )
 
 
-#: Every visible text whose colour is too close to what is behind it, as (text, contrast).
+#: Visible texts and lines with too little contrast to their background, and the number of those checked.
 LOW_CONTRAST = """
-const channels = colour => colour.match(/[\\d.]+/g).map(Number);
-const light = colour => channels(colour).slice(0, 3).map(c => c / 255)
+const channels = color => color.match(/[\\d.]+/g).map(Number);
+const luminance = color => channels(color).slice(0, 3).map(c => c / 255)
   .map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
   .reduce((sum, c, place) => sum + c * [0.2126, 0.7152, 0.0722][place], 0);
-const behind = element => {
+const background = element => {
   for (; element; element = element.parentElement) {
-    const colour = getComputedStyle(element).backgroundColor;
-    if ((channels(colour)[3] ?? 1) > 0) return colour;
+    const color = getComputedStyle(element).backgroundColor;
+    if ((channels(color)[3] ?? 1) > 0) return color;
   }
   return "rgb(255, 255, 255)";
 };
 const contrast = (one, other) => {
-  const [low, high] = [light(one), light(other)].sort((a, b) => a - b);
+  const [low, high] = [luminance(one), luminance(other)].sort((a, b) => a - b);
   return (high + 0.05) / (low + 0.05);
 };
 const found = [];
@@ -43,7 +43,7 @@ while (texts.nextNode()) {
   const text = texts.currentNode.data.trim(), element = texts.currentNode.parentElement;
   if (!text || !element.getClientRects().length) continue;
   const style = getComputedStyle(element);
-  const value = contrast(element.closest("svg") ? style.fill : style.color, behind(element));
+  const value = contrast(element.closest("svg") ? style.fill : style.color, background(element));
   count += 1;
   if (!(value >= 4.5)) found.push([text, value]);
 }
@@ -51,7 +51,7 @@ for (const line of document.querySelectorAll("svg g[id*=line2d] > path")) {
   const style = getComputedStyle(line);
   if (style.stroke === "none" || style.strokeOpacity < 1 || style.stroke === getComputedStyle(faint).color) continue;
   count += 1;
-  if (!(contrast(style.stroke, behind(line)) >= 3)) found.push([line.parentElement.id, style.stroke]);
+  if (!(contrast(style.stroke, background(line)) >= 3)) found.push([line.parentElement.id, style.stroke]);
 }
 return [count, found];
 """
@@ -59,9 +59,9 @@ return [count, found];
 
 @contextmanager
 def chromium(profile: Path) -> Iterator[webdriver.Chrome]:
-    """A browser whose console and requests are on record."""
+    """Start a browser that records its console and its requests."""
     binary, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    assert binary and driver, "install chromium and chromedriver: make browser"
+    assert binary and driver, "chromium and chromedriver are not installed: run make browser"
     options = webdriver.ChromeOptions()
     options.binary_location = binary
     for flag in (*FLAGS, f"--user-data-dir={profile}"):
@@ -75,14 +75,23 @@ def chromium(profile: Path) -> Iterator[webdriver.Chrome]:
 
 
 def set_view(browser: webdriver.Chrome, *, width: int = 1280, theme: str = "light", media: str = "") -> None:
-    """The size of the screen, and what the reader prefers."""
+    """Set the size of the screen, and the color scheme and medium that the reader prefers."""
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     features = [{"name": "prefers-color-scheme", "value": theme}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": features})
 
 
-def requests_of(browser: webdriver.Chrome) -> list[str]:
-    """The addresses that were asked for since this was last called."""
-    events: list[dict[str, Any]] = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+def get_log(browser: webdriver.Chrome, name: str) -> list[dict[str, Any]]:
+    """Return the entries of a log since the last call."""
+    untyped: Any = browser  # selenium does not annotate this method
+    entries: list[dict[str, Any]] = untyped.get_log(name)
+    return entries
+
+
+def get_requests(browser: webdriver.Chrome) -> list[str]:
+    """Return the URLs requested since the last call."""
+    events: list[dict[str, Any]] = [
+        json.loads(entry["message"])["message"] for entry in get_log(browser, "performance")
+    ]
     return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]

@@ -1,10 +1,15 @@
-"""Folders of runs for the tests of the report, written file by file as a benchmark would, with invented numbers."""
+"""Run folders with synthetic results for tests of the report, written as a benchmark writes them, and their parsing."""
 
 import json
 import random
 from collections.abc import Sequence
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+
+from ctta.evaluation.results import Result
+from ctta.report import Table
+from ctta.report.runs import read_run
 
 STANDARD = [
     "gaussian_noise",
@@ -40,7 +45,7 @@ METHODS = {
 
 
 def write_run(folder: Path, *, recipe: str = "cifar10c", command: str | None = None) -> Path:
-    """A run without cells."""
+    """Write a run without cells."""
     (folder / "cells").mkdir(parents=True)
     about = {"format": 1, "recipe": recipe, "options": {}, "commands": [command or f"ctta bench {recipe}"]}
     (folder / "run.json").write_text(json.dumps(about))
@@ -50,7 +55,7 @@ def write_run(folder: Path, *, recipe: str = "cifar10c", command: str | None = N
 def write_cell(
     run: Path,
     method: str,
-    batches: Sequence[Sequence[Any]],  # per segment and batch: wrong predictions, or the score itself
+    batches: Sequence[Sequence[Any]],  # per segment and batch: number of wrong predictions, or the score
     *,
     domains: Sequence[str],
     batch_size: int = 200,
@@ -60,7 +65,7 @@ def write_cell(
     seconds: float = 0.4,
     **about: Any,
 ) -> Path:
-    """A cell whose batches have so many wrong predictions, or these scores."""
+    """Write a cell whose batches have these numbers of wrong predictions, or these scores."""
     recipe = json.loads((run / "run.json").read_text())["recipe"]
     folder = run / "cells" / f"{len(list((run / 'cells').iterdir())):03d}"
     folder.mkdir()
@@ -79,7 +84,7 @@ def write_cell(
     }
     (folder / "about.json").write_text(json.dumps(facts | about))
     lines = [
-        batch_line(segment, score if isinstance(score, dict) else image_score(score, batch_size), seconds)
+        format_batch(segment, score if isinstance(score, dict) else make_image_score(score, batch_size), seconds)
         for segment, scores in enumerate(batches)
         for score in scores
     ]
@@ -87,24 +92,24 @@ def write_cell(
     return folder
 
 
-def image_score(wrong: int, batch_size: int) -> dict[str, Any]:
-    return {"count": batch_size, "wrong": wrong, "bins": bins_of(wrong, batch_size)}
+def make_image_score(wrong: int, batch_size: int) -> dict[str, Any]:
+    return {"count": batch_size, "wrong": wrong, "bins": make_bins(wrong, batch_size)}
 
 
-def pixel_score(right: Sequence[int], *, labelled: int = 1000, count: int = 1) -> dict[str, Any]:
-    """Classes of as many pixels each, of which so many are right and all others taken for the next class."""
+def make_pixel_score(right: Sequence[int], *, labelled: int = 1000, count: int = 1) -> dict[str, Any]:
+    """Return a score of classes with equally many pixels; wrong pixels are predicted as the next class."""
     wrong = [labelled - number for number in right]
     return {
         "count": count,
         "labelled": [labelled] * len(right),
         "predicted": [number + wrong[place - 1] for place, number in enumerate(right)],
         "right": list(right),
-        "bins": bins_of(sum(wrong), labelled * len(right)),
+        "bins": make_bins(sum(wrong), labelled * len(right)),
     }
 
 
-def bins_of(wrong: int, total: int) -> list[list[float]]:
-    """Predictions spread over the bins of confidence, the sure ones right more often."""
+def make_bins(wrong: int, total: int) -> list[list[float]]:
+    """Return predictions spread over the confidence bins, with higher accuracy at higher confidence."""
     bins, left, errors = [], total, wrong
     for number in range(15):
         count = left if number == 14 else min(left, total // 30 + number * total // 200)
@@ -114,33 +119,33 @@ def bins_of(wrong: int, total: int) -> list[list[float]]:
     return bins
 
 
-def batch_line(segment: int, score: dict[str, Any], seconds: float) -> str:
+def format_batch(segment: int, score: dict[str, Any], seconds: float) -> str:
     record = {"segment": segment, "score": score, "seconds": seconds, "peak_mib": 900 + segment, "loss": 0.1}
     return json.dumps(record | {"confidence": 0.8, "augmented": None, "skipped": False})
 
 
-def write_story(
+def write_all_methods(
     run: Path,
     domains: Sequence[str],
     *,
     seeds: Sequence[int] = (0, 1, 2),
     order: int | None = None,
-    batches: int = 10,
+    num_batches: int = 10,
     batch_size: int = 200,
     **about: Any,
 ) -> Path:
-    """All methods, with the errors one expects: some domains are harder, TENT decays, CoTTA does not."""
-    hardness = {name: random.Random(name).uniform(0.4, 1.7) for name in STANDARD}
+    """Write cells of all methods: some domains are harder, TENT degrades, CoTTA does not."""
+    difficulty = {name: random.Random(name).uniform(0.4, 1.7) for name in STANDARD}
     for method, (mean, growth, cost) in METHODS.items():
         learns = method not in ("Source", "BN Stats Adapt")
         for seed in seeds if learns else [None]:
-            dice = random.Random(f"{method} {seed}")
+            rng = random.Random(f"{method} {seed}")
             wrong = []
             for place, domain in enumerate(domains):
-                kind, _, severity = domain.partition(" ")
-                level = mean * hardness.get(kind, 1) * int(severity or 5) / 5 + growth * (place / len(domains)) ** 2
-                shares = [min(0.95, max(0.01, dice.gauss(level / 100, 0.025))) for _ in range(batches)]
-                wrong.append([round(share * batch_size) for share in shares])
+                name, _, severity = domain.partition(" ")
+                level = mean * difficulty.get(name, 1) * int(severity or 5) / 5 + growth * (place / len(domains)) ** 2
+                fractions = [min(0.95, max(0.01, rng.gauss(level / 100, 0.025))) for _ in range(num_batches)]
+                wrong.append([round(fraction * batch_size) for fraction in fractions])
             seconds = cost * batch_size / 1000
             write_cell(
                 run, method, wrong, domains=domains, order=order, seed=seed, batch_size=batch_size, seconds=seconds,
@@ -150,15 +155,55 @@ def write_story(
 
 
 def write_weather(run: Path, *, rounds: int = 10, num_classes: int = 19, **about: Any) -> Path:
-    """Four methods in the weather of ACDC: night is hardest, TENT decays."""
-    hardness = {"fog": 0.8, "night": 0.45, "rain": 0.7, "snow": 0.65}
+    """Write cells of four methods on the conditions of ACDC: night is hardest, TENT degrades."""
+    difficulty = {"fog": 0.8, "night": 0.45, "rain": 0.7, "snow": 0.65}
     for method, decay in (("Source", 0.0), ("BN Stats Adapt", 0.01), ("TENT-continual", 0.02), ("CoTTA", -0.005)):
-        dice = random.Random(method)
+        rng = random.Random(method)
         scores = []
         for number in range(rounds):
-            for level in hardness.values():
-                share = level + (0.03 if method == "CoTTA" else 0) - decay * number
-                right = [round(1000 * min(1, max(0, dice.gauss(share, 0.1)))) for _ in range(num_classes)]
-                scores.append([pixel_score(right)])
-        write_cell(run, method, scores, domains=[*hardness] * rounds, stream="acdc train rounds", **about)
+            for level in difficulty.values():
+                fraction = level + (0.03 if method == "CoTTA" else 0) - decay * number
+                right = [round(1000 * min(1, max(0, rng.gauss(fraction, 0.1)))) for _ in range(num_classes)]
+                scores.append([make_pixel_score(right)])
+        write_cell(run, method, scores, domains=[*difficulty] * rounds, stream="acdc train rounds", **about)
     return run
+
+
+def read_results(run: Path) -> list[Result]:
+    """Return the complete results of a run."""
+    return list(read_run(run).results)
+
+
+def format_row(table: Table, label: str) -> dict[str, str]:
+    (found,) = [row for row in table.rows if row.label == label]
+    return {column.key: cell.text for column, cell in zip(table.columns, found.cells, strict=True)}
+
+
+class ParsedPage(HTMLParser):
+    """The first table of a page as lists of texts, and everything that could load something."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tables: list[list[list[str]]] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attributes)))
+        self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        while self.open and self.open.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        if {"td", "th"} & set(self.open) and data.strip():
+            space = "|" if self.tables[-1][-1][-1] else ""
+            self.tables[-1][-1][-1] += space + data.strip()

@@ -15,9 +15,8 @@ from ctta.datasets.base import IGNORE_INDEX
 from ctta.datasets.segmentation import CLASS_NAMES
 from ctta.evaluation.examples import MAX_WIDTH, SceneExample, load_examples, save_example, save_examples
 from ctta.evaluation.label_maps import load_label_maps, save_label_maps, saved_batches
-from ctta.report.layout import layout_of
-from ctta.report.overlays import overlays
-from ctta.report.palettes import palette_of
+from ctta.report.layout import infer_layout
+from ctta.report.overlays import choose_palette, plot_overlays
 from ctta.streams import Segment, Stream, rounds
 
 
@@ -148,10 +147,10 @@ def an_example(**changes: object) -> SceneExample:
 
 
 def test_a_map_is_drawn_in_the_colours_of_its_classes() -> None:
-    figure = overlays([an_example()], layout_of([("fog", "night", "rain", "snow") * 10]))
+    figure = plot_overlays([an_example()], infer_layout([("fog", "night", "rain", "snow") * 10]))
     picture, truth, before, after = figure.axes
     assert picture.get_title("left") == "CoTTA, best change: fog, round 2"
-    assert [axes.get_xlabel() for axes in figure.axes] == ["picture", "truth", "Source, 25.0", "CoTTA, 100.0"]
+    assert [axes.get_xlabel() for axes in figure.axes] == ["image", "labels", "Source, 25.0", "CoTTA, 100.0"]
     for axes in (truth, before, after):
         pixels = np.asarray(axes.images[0].get_array())
         for (row, column), kind in (((0, 0), 0), ((0, 1), 1), ((1, 0), 2)):
@@ -163,20 +162,20 @@ def test_a_map_is_drawn_in_the_colours_of_its_classes() -> None:
 
 def test_every_class_has_a_colour_of_its_own() -> None:
     for names, count in ((synthetic.CLASSES, 9), (CLASS_NAMES, 19), ((), 12)):
-        palette = palette_of(names, count)
+        palette = choose_palette(names, count)
         assert palette.shape == (count, 3) and len({tuple(colour) for colour in palette.tolist()}) == count
 
 
 def test_classes_without_names_and_answers_beyond_them_are_drawn() -> None:
     strange = np.array([[0, 1], [2, 3]], np.uint8)
-    figure = overlays([an_example(class_names=(), after=strange)], layout_of([("fog",) * 5]))
+    figure = plot_overlays([an_example(class_names=(), after=strange)], infer_layout([("fog",) * 5]))
     assert not figure.legends and np.asarray(figure.axes[3].images[0].get_array())[1, 1].any()
 
 
 def test_answers_that_are_not_finite_are_black() -> None:
     names = ("road", "sky", "car")
     strange = np.array([[0, 1], [2, len(names)]], np.uint8)  # as they are kept
-    figure = overlays([an_example(class_names=names, after=strange)], layout_of([("fog",)]))
+    figure = plot_overlays([an_example(class_names=names, after=strange)], infer_layout([("fog",)]))
     assert not np.asarray(figure.axes[3].images[0].get_array())[1, 1].any()
     assert [text.get_text() for text in figure.legends[0].get_texts()] == list(names)
 

@@ -1,12 +1,12 @@
-"""The report in a real browser: everything visible, nothing loaded, legible by day, by night and on a phone."""
+"""The report in a browser: everything visible, nothing loaded, and readable in light and dark mode and on a phone."""
 
 import base64
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import LOW_CONTRAST, chromium, requests_of, set_view
-from report_runs import CONTINUAL, GRADUAL, ROUNDS, write_cell, write_run, write_story, write_weather
+from browser import LOW_CONTRAST, chromium, get_log, get_requests, set_view
+from report_runs import CONTINUAL, GRADUAL, ROUNDS, write_all_methods, write_cell, write_run, write_weather
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 
@@ -14,13 +14,13 @@ from ctta.report import write_report
 
 LONG = "a-very-long-name-without-a-single-space-" * 4
 
-#: A stand-in with the colour of axes and grid lines, which are meant to be faint.
+#: An element with the color of axes and grid lines, which are faint on purpose.
 ADD_FAINT = """
 window.faint = document.createElement("i");
 faint.style.color = "var(--faint)";
 document.body.append(faint);
 """
-#: Texts that stick out of their picture.
+#: Texts that extend beyond their figure.
 CLIPPED = """
 return [...document.querySelectorAll("svg text")].filter(text => {
   const inner = text.getBoundingClientRect(), outer = text.closest("svg").getBoundingClientRect();
@@ -39,15 +39,15 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chro
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("reports")
-    continual = write_story(write_run(folder / "continual"), CONTINUAL)
+    continual = write_all_methods(write_run(folder / "continual"), CONTINUAL)
     for place, method in enumerate(("CoTTA: weight-avg", "CoTTA: + aug-avg", "CoTTA: + restore")):
         write_cell(continual, method, [[40 - place] * 10] * 15, domains=CONTINUAL, seed=0)
     gradual = write_run(folder / "gradual", recipe="cifar10c-gradual")
-    write_story(gradual, GRADUAL, batches=1, order=0, stream="cifar10c gradual authors order=0")
+    write_all_methods(gradual, GRADUAL, num_batches=1, order=0, stream="cifar10c gradual authors order=0")
     rounds = write_run(folder / "rounds", recipe="embedded")
-    write_story(rounds, ROUNDS, batches=1, stream="embedded continual severity=5 order=standard rounds=10")
+    write_all_methods(rounds, ROUNDS, num_batches=1, stream="embedded continual severity=5 order=standard rounds=10")
     weather = write_weather(write_run(folder / "weather", recipe="acdc"))
-    again = write_story(write_run(folder / "again"), CONTINUAL, seeds=[7])
+    again = write_all_methods(write_run(folder / "again"), CONTINUAL, seeds=[7])
     other = write_run(folder / f"other-{LONG}", command=LONG)
     for method in (LONG, '<script>document.title = "broken"</script>'):
         settings = {LONG: LONG}
@@ -63,21 +63,19 @@ def show(browser: webdriver.Chrome, page: Path, *, width: int = 1280, theme: str
     browser.get(page.as_uri())
 
 
-EVERY = pytest.mark.parametrize("name", ["continual", "gradual", "rounds", "weather", "several"])
+ALL_PAGES = pytest.mark.parametrize("name", ["continual", "gradual", "rounds", "weather", "several"])
 
 
-@EVERY
-def test_the_page_asks_for_nothing_and_complains_about_nothing(
-    browser: webdriver.Chrome, pages: dict[str, Path], name: str
-) -> None:
-    requests_of(browser), browser.get_log("browser")  # those of pages before
+@ALL_PAGES
+def test_the_page_loads_nothing_and_logs_nothing(browser: webdriver.Chrome, pages: dict[str, Path], name: str) -> None:
+    get_requests(browser), get_log(browser, "browser")  # drop those of earlier pages
     show(browser, pages[name])
-    assert requests_of(browser) == [pages[name].as_uri()]
-    assert browser.get_log("browser") == []
+    assert get_requests(browser) == [pages[name].as_uri()]
+    assert get_log(browser, "browser") == []
     assert browser.title.startswith("Results: ")
 
 
-@EVERY
+@ALL_PAGES
 @pytest.mark.parametrize("width", [1280, 390])
 def test_nothing_is_wider_than_the_screen(
     browser: webdriver.Chrome, pages: dict[str, Path], name: str, width: int
@@ -87,16 +85,18 @@ def test_nothing_is_wider_than_the_screen(
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
     table = browser.find_element(By.TAG_NAME, "table")
     assert table.is_displayed() and "CoTTA" in table.text and "mean" in table.text
-    if width == 1280 and name != "several":  # whose names are longer than any screen
+    if width == 1280 and name != "several":  # its names are longer than any screen
         outside = (
             "return [...document.querySelectorAll('.scroll')].filter(box => box.scrollWidth > box.clientWidth + 1)"
         )
         assert browser.execute_script(outside) == []
 
 
-@EVERY
+@ALL_PAGES
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_texts_and_lines_stand_out(browser: webdriver.Chrome, pages: dict[str, Path], name: str, theme: str) -> None:
+def test_texts_and_lines_have_contrast(
+    browser: webdriver.Chrome, pages: dict[str, Path], name: str, theme: str
+) -> None:
     show(browser, pages[name], theme=theme)
     background = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert background == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 20, 22)"}[theme]
@@ -106,8 +106,8 @@ def test_texts_and_lines_stand_out(browser: webdriver.Chrome, pages: dict[str, P
     assert browser.execute_script(CLIPPED) == []
 
 
-@EVERY
-def test_paper_is_white_and_holds_the_whole_table(browser: webdriver.Chrome, pages: dict[str, Path], name: str) -> None:
+@ALL_PAGES
+def test_print_is_white_and_fits_the_whole_table(browser: webdriver.Chrome, pages: dict[str, Path], name: str) -> None:
     show(browser, pages[name], width=700, theme="dark", media="print")  # A4 without its margins
     assert browser.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     browser.execute_script(ADD_FAINT)
@@ -120,8 +120,8 @@ def test_paper_is_white_and_holds_the_whole_table(browser: webdriver.Chrome, pag
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_pictures_follow_the_reader_as_files_too(browser: webdriver.Chrome, pages: dict[str, Path], theme: str) -> None:
-    for picture in ("error-over-time.svg", "reliability.svg", "cost.svg"):
-        show(browser, pages["continual"].parent / picture, theme=theme)
-        colour = browser.execute_script("return getComputedStyle(document.querySelector('text')).fill")
-        assert colour == {"light": "rgb(26, 26, 27)", "dark": "rgb(233, 233, 234)"}[theme]
+def test_svg_files_follow_the_color_scheme(browser: webdriver.Chrome, pages: dict[str, Path], theme: str) -> None:
+    for figure in ("error-over-time.svg", "reliability.svg", "cost.svg"):
+        show(browser, pages["continual"].parent / figure, theme=theme)
+        color = browser.execute_script("return getComputedStyle(document.querySelector('text')).fill")
+        assert color == {"light": "rgb(26, 26, 27)", "dark": "rgb(233, 233, 234)"}[theme]

@@ -1,4 +1,4 @@
-"""The report of segmentation: mIoU, the higher the better, against arithmetic done here, in every format."""
+"""Reports on segmentation: mIoU, for which higher is better, against plain arithmetic, in every format."""
 
 import csv
 import re
@@ -6,20 +6,29 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import numpy as np
 import pytest
-from report_runs import pixel_score, write_cell, write_run, write_weather
-from test_report import Cells, results_of, row
+from report_runs import (
+    ParsedPage,
+    format_row,
+    make_pixel_score,
+    read_results,
+    write_cell,
+    write_run,
+    write_weather,
+)
 
 from ctta.datasets.segmentation import CLASS_NAMES
 from ctta.evaluation.metrics import MIOU
 from ctta.report import score_table, write_report
-from ctta.report.classes import class_table_of
-from ctta.report.colors import styles_of
-from ctta.report.cost import cost
-from ctta.report.curves import time_line
-from ctta.report.entries import entries_of
-from ctta.report.summary import summary_table_of
+from ctta.report.curves import build_timeline
+from ctta.report.plots import plot_cost
+from ctta.report.score_tables import build_class_table, build_summary_table
+from ctta.report.sections import group_by_method
+from ctta.report.theme import assign_styles
 
+#: Right pixels of each class, by method, seed and segment.
+Counts = dict[tuple[str, int | None], list[list[int]]]
 WEATHER = ["fog", "night", "rain", "snow"]
 
 
@@ -28,39 +37,39 @@ def iou(right: int, wrong: int, taken: int) -> float:
 
 
 def miou(right: list[int]) -> float:
-    """Of a thousand pixels of each class, those that are wrong are taken for the next class."""
+    """Return the mIoU of classes of 1000 pixels, whose wrong pixels are predicted as the next class."""
     return mean(iou(right[place], 1000 - right[place], 1000 - right[place - 1]) for place in range(len(right)))
 
 
-def acdc_run(folder: Path, right: dict[tuple[str, int | None], list[list[int]]]) -> Path:
+def write_acdc_run(folder: Path, right: Counts) -> Path:
     run = write_run(folder, recipe="acdc")
     for (method, seed), segments in right.items():
-        scores = [[pixel_score(counts)] for counts in segments]
+        scores = [[make_pixel_score(counts)] for counts in segments]
         write_cell(run, method, scores, domains=WEATHER * (len(scores) // 4), seed=seed)
     return run
 
 
-def test_the_table_is_plain_arithmetic(tmp_path: Path) -> None:
+def test_score_table_matches_plain_arithmetic(tmp_path: Path) -> None:
     right = {
         ("Source", None): [[500 + 3 * place, 700, 600] for place in range(40)],
         ("CoTTA", 0): [[600 + 4 * place, 800, 700 - 15 * place] for place in range(40)],
         ("CoTTA", 1): [[610 + 2 * place, 790, 720 - 15 * place] for place in range(40)],
     }
-    table = score_table(results_of(acdc_run(tmp_path / "run", right)))
+    table = score_table(read_results(write_acdc_run(tmp_path / "run", right)))
     assert [column.name for column in table.columns] == [
         *(f"{condition}, round {number}" for number in (1, 4, 7, 10) for condition in WEATHER),
         "mean",
     ]
     assert table.caption == ("mIoU in percent; each domain in rounds 1, 4, 7 and 10, and the mean of all 10 rounds")
     source, cotta = table.rows
-    assert (source.label, source.count, cotta.label, cotta.count) == ("Source", 1, "CoTTA", 2)
+    assert (source.label, source.num_results, cotta.label, cotta.num_results) == ("Source", 1, "CoTTA", 2)
     shown = [4 * (number - 1) + place for number in (1, 4, 7, 10) for place in range(4)]
-    for segment, cell, yardstick in zip(shown, cotta.cells, source.cells, strict=False):
+    for segment, cell, baseline in zip(shown, cotta.cells, source.cells, strict=False):
         values = [miou(right["CoTTA", seed][segment]) for seed in (0, 1)]
         assert cell.value == pytest.approx(mean(values)) and cell.deviation == pytest.approx(stdev(values))
-        assert yardstick.value == pytest.approx(miou(right["Source", None][segment]))
-        assert cell.best == (cell.value > yardstick.value) and yardstick.best != cell.best
-    assert {cell.best for cell in cotta.cells} == {True, False}  # so both ways were tried
+        assert baseline.value == pytest.approx(miou(right["Source", None][segment]))
+        assert cell.is_best == (cell.value > baseline.value) and baseline.is_best != cell.is_best
+    assert {cell.is_best for cell in cotta.cells} == {True, False}  # so both ways were tried
     means = [mean(miou(counts) for counts in right["CoTTA", seed]) for seed in (0, 1)]
     assert cotta.cells[-1].value == pytest.approx(mean(means))
     assert [cell.published for cell in cotta.cells] == [
@@ -69,43 +78,43 @@ def test_the_table_is_plain_arithmetic(tmp_path: Path) -> None:
     ]
     assert [cell.published for cell in source.cells] == [*[69.1, 40.3, 59.7, 57.8] * 4, 56.7]
     assert cotta.cells[1].difference == pytest.approx(round(cotta.cells[1].value, 1) - 41.2)
-    assert any("1 images" in note and "400 in batches of 1" in note for note in table.notes)
+    assert any("1 images" in note and "400 images in batches of 1" in note for note in table.notes)
 
 
 @pytest.mark.parametrize(
     ("domains", "scores", "reason"),
     [
-        (WEATHER * 3, pixel_score([500, 600]), "they are about fog, night, rain, snow, 10 rounds"),
-        (WEATHER, pixel_score([500, 600]), "they are about fog, night, rain, snow, 10 rounds"),
-        (WEATHER[::-1] * 10, pixel_score([500, 600]), "they are about fog, night, rain, snow, 10 rounds"),
+        (WEATHER * 3, make_pixel_score([500, 600]), "they are for fog, night, rain, snow, 10 rounds"),
+        (WEATHER, make_pixel_score([500, 600]), "they are for fog, night, rain, snow, 10 rounds"),
+        (WEATHER[::-1] * 10, make_pixel_score([500, 600]), "they are for fog, night, rain, snow, 10 rounds"),
         (WEATHER * 10, 20, "they are mIoU, and these are error"),
     ],
 )
-def test_published_numbers_stand_only_beside_their_stream(
+def test_published_numbers_are_shown_only_for_their_stream(
     tmp_path: Path, domains: list[str], scores: Any, reason: str
 ) -> None:
     run = write_run(tmp_path / "run", recipe="acdc")
     write_cell(run, "CoTTA", [[scores]] * len(domains), domains=domains)
-    table = score_table(results_of(run))
+    table = score_table(read_results(run))
     assert not table.has_published and reason in table.notes[0]
 
 
 def test_every_format_has_the_same_numbers(tmp_path: Path) -> None:
     run = write_weather(write_run(tmp_path / "run", recipe="acdc"))
-    results = results_of(run)
-    classes = class_table_of(entries_of(results))
+    results = read_results(run)
+    classes = build_class_table(group_by_method(results))
     assert classes
     page = write_report([run], tmp_path / "out")
-    _scores, published, shown_classes = Cells(page.read_text()).tables[:3]
+    _scores, published, shown_classes = ParsedPage(page.read_text()).tables[:3]
     latex = [line.split(" & ") for line in (page.parent / "table.tex").read_text().splitlines() if " & " in line]
     markdown = [line.strip("| ").split(" | ") for line in (page.parent / "report.md").read_text().splitlines()]
     records = list(csv.DictReader((page.parent / "table.csv").read_text().splitlines()))
     assert [text.split("|")[0] for text in published[1][1:]] == ["69.1", "40.3", "59.7", "57.8"] * 4 + ["56.7"]
     for table, first, ending in ((score_table(results), 0, ""), (classes, 5, ": classes")):
         for number, method in enumerate(("Source", "BN Stats Adapt", "TENT-continual", "CoTTA"), start=1):
-            expected = list(row(table, method).values())
-            best = [cell.best for row in table.rows if row.label == method for cell in row.cells]
-            parsed = Cells(page.read_text()).tables[0] if table is not classes else shown_classes
+            expected = list(format_row(table, method).values())
+            best = [cell.is_best for row in table.rows if row.label == method for cell in row.cells]
+            parsed = ParsedPage(page.read_text()).tables[0] if table is not classes else shown_classes
             assert [text.split("|")[0] for text in parsed[number][2 : 2 + len(expected)]] == expected
             fields = [text.removesuffix(r" \\") for text in latex[first + number][1 : 1 + len(expected)]]
             assert [re.sub(r"\\textbf{(.*)}", r"\1", text) for text in fields] == expected
@@ -122,17 +131,17 @@ def test_every_format_has_the_same_numbers(tmp_path: Path) -> None:
     assert "CoTTA has the highest mean mIoU" in page.read_text()
     assert "Highest in bold" in page.read_text() and "Upper left is better" in page.read_text()
     assert (page.parent / "miou-over-time.png").is_file() and not (page.parent / "error-over-time.png").exists()
-    assert "mIoU %" in (page.parent / "miou-over-time.svg").read_text()
-    assert "mean mIoU %" in (page.parent / "cost.svg").read_text()
+    assert "mIoU (%)" in (page.parent / "miou-over-time.svg").read_text()
+    assert "mean mIoU (%)" in (page.parent / "cost.svg").read_text()
 
 
-def test_classes_are_counted_over_all_images(tmp_path: Path) -> None:
+def test_class_iou_is_computed_over_all_images(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", recipe="mine")
     right = {"a": ([900, 500, 100], [300, 700, 200]), "b": ([100, 900, 300], [200, 400, 300])}
     for method, segments in right.items():
-        scores = [[pixel_score(counts)] for counts in segments]
+        scores = [[make_pixel_score(counts)] for counts in segments]
         write_cell(run, method, scores, domains=["fog", "snow"], class_names=["road", "sky", "car"])
-    table = class_table_of(entries_of(results_of(run)))
+    table = build_class_table(group_by_method(read_results(run)))
     assert table and [column.name for column in table.columns] == ["road", "sky", "car", "mean"]
     expected = []
     for segments in right.values():
@@ -142,72 +151,74 @@ def test_classes_are_counted_over_all_images(tmp_path: Path) -> None:
     first, second = (method.cells for method in table.rows)
     assert [cell.value for cell in first] == pytest.approx(expected[0])
     assert [cell.value for cell in second] == pytest.approx(expected[1])
-    assert [cell.best for cell in first] == [one > other for one, other in zip(*expected, strict=True)]
-    assert [cell.best for cell in first] == [not cell.best for cell in second]
-    assert {cell.best for cell in first} == {True, False}
-    assert row(table, "a")["mean"] != row(score_table(results_of(run)), "a")["mean"]  # that is the mean of segments
+    assert [cell.is_best for cell in first] == [one > other for one, other in zip(*expected, strict=True)]
+    assert [cell.is_best for cell in first] == [not cell.is_best for cell in second]
+    assert {cell.is_best for cell in first} == {True, False}
+    assert (
+        format_row(table, "a")["mean"] != format_row(score_table(read_results(run)), "a")["mean"]
+    )  # that is the mean of segments
 
 
-def test_a_class_that_is_nowhere_has_no_number(tmp_path: Path) -> None:
+def test_an_absent_class_has_no_number(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", recipe="mine")
     for method, predicted in (("a", 0), ("b", 40)):
-        score = pixel_score([900, 800])
+        score = make_pixel_score([900, 800])
         score |= {name: [*score[name], 0] for name in ("labelled", "right")}
         score["predicted"] = [score["predicted"][0] - predicted, score["predicted"][1], predicted]
         write_cell(run, method, [[score]], domains=["fog"])
-    results = results_of(run)
+    results = read_results(run)
     assert [list(result.class_iou.values())[2] for result in results] == [None, 0]
-    table = class_table_of(entries_of(results))
+    table = build_class_table(group_by_method(results))
     assert table and [row.cells[2].text for row in table.rows] == ["\N{EN DASH}", "0.0"]
-    assert not any(row.cells[2].best for row in table.rows)
-    assert "where neither labels nor predictions have it" in table.caption
+    assert not any(row.cells[2].is_best for row in table.rows)
+    assert "marks a class that is in neither labels nor predictions" in table.caption
     page = write_report([run], tmp_path / "out")
     records = list(csv.DictReader((page.parent / "table.csv").read_text().splitlines()))
     assert [record["value"] for record in records if record["column"] == "class 2"] == ["", "0.0"]
 
 
-def test_nineteen_classes_are_those_of_cityscapes(tmp_path: Path) -> None:
+def test_nineteen_classes_get_the_names_of_cityscapes(tmp_path: Path) -> None:
     run = write_weather(write_run(tmp_path / "run", recipe="mine"), rounds=1)
-    table = class_table_of(entries_of(results_of(run)))
+    table = build_class_table(group_by_method(read_results(run)))
     assert table and tuple(column.name for column in table.columns[:-1]) == CLASS_NAMES
 
 
-def test_results_of_images_have_no_classes(tmp_path: Path) -> None:
+def test_classification_has_no_class_table(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", recipe="mine")
     write_cell(run, "a", [[20]], domains=["fog"])
-    assert class_table_of(entries_of(results_of(run))) is None
+    assert build_class_table(group_by_method(read_results(run))) is None
 
 
-def test_accuracy_and_the_worst_domain(tmp_path: Path) -> None:
-    right = {("a", None): [[900, 800], [500, 400], [700, 700], [600, 800]] * 3}
+def test_summary_table(tmp_path: Path) -> None:
+    right: Counts = {("a", None): [[900, 800], [500, 400], [700, 700], [600, 800]] * 3}
     right["a", None][5] = [400, 400]
     right["b", None] = [[900, 800], [500, 400], [700, 700], [600, 300]] * 3
-    results = results_of(acdc_run(tmp_path / "run", right))
-    table = summary_table_of(entries_of(results))
-    assert [column.name for column in table.columns[:3]] == ["mIoU %", "pixel accuracy %", "ECE %"]
+    results = read_results(write_acdc_run(tmp_path / "run", right))
+    table = build_summary_table(group_by_method(results))
+    assert [column.name for column in table.columns[:3]] == ["mIoU (%)", "pixel accuracy (%)", "ECE (%)"]
     accuracy = mean(sum(counts) / 2000 for counts in right["a", None])
-    assert row(table, "a")["pixel_accuracy"] == f"{100 * accuracy:.1f}"
+    assert format_row(table, "a")["pixel_accuracy"] == f"{100 * accuracy:.1f}"
     worst = [column.key for column in table.columns].index("worst")
-    assert table.rows[0].cells[worst].remark == "night, round 2"
-    assert row(table, "a")["worst"] == f"{miou([400, 400]):.1f}"
-    assert table.rows[0].cells[0].best and not table.rows[1].cells[0].best  # the higher mIoU
-    assert table.rows[0].cells[1].best and not table.rows[1].cells[1].best
+    assert table.rows[0].cells[worst].note == "night, round 2"
+    assert format_row(table, "a")["worst"] == f"{miou([400, 400]):.1f}"
+    assert table.rows[0].cells[0].is_best and not table.rows[1].cells[0].is_best  # the higher mIoU
+    assert table.rows[0].cells[1].is_best and not table.rows[1].cells[1].is_best
 
 
-def test_the_picture_of_cost_shows_miou(tmp_path: Path) -> None:
-    right = {("a", None): [[900, 800]] * 4, ("b", None): [[500, 400]] * 4}
-    summary = summary_table_of(entries_of(results_of(acdc_run(tmp_path / "run", right))))
-    (axes,) = cost(summary, MIOU, styles_of("ab")).axes
-    heights = [float(line.get_ydata()[0]) for line in axes.lines]
+def test_cost_plot_shows_miou(tmp_path: Path) -> None:
+    right: Counts = {("a", None): [[900, 800]] * 4, ("b", None): [[500, 400]] * 4}
+    summary = build_summary_table(group_by_method(read_results(write_acdc_run(tmp_path / "run", right))))
+    (axes,) = plot_cost(summary, MIOU, assign_styles("ab")).axes
+    heights = [float(np.asarray(line.get_ydata())[0]) for line in axes.lines]
     assert heights == pytest.approx([miou([900, 800]), miou([500, 400])])
 
 
-def test_the_line_over_time_is_of_miou(tmp_path: Path) -> None:
-    right = {("a", None): [[900 - place, 800] for place in range(40)]}
-    line = time_line(entries_of(results_of(acdc_run(tmp_path / "run", right))))
-    (curve,) = line.curves
-    assert line.measure.name == "mIoU"
+def test_curves_show_miou(tmp_path: Path) -> None:
+    right: Counts = {("a", None): [[900 - place, 800] for place in range(40)]}
+    timeline = build_timeline(group_by_method(read_results(write_acdc_run(tmp_path / "run", right))))
+    (curve,) = timeline.curves
+    assert timeline.metric.name == "mIoU"
     assert curve.values == pytest.approx([miou(counts) for counts in right["a", None]])
     rounds = [mean(miou(right["a", None][4 * number + place]) for place in range(4)) for number in range(10)]
     assert curve.round_values == pytest.approx(rounds)
-    assert [stretch.name for stretch in line.stretches] == [f"round {number}" for number in range(1, 11)]
+    assert [span.name for span in timeline.spans] == [f"round {number}" for number in range(1, 11)]

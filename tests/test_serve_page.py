@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import LOW_CONTRAST, chromium, requests_of, set_view
+from browser import LOW_CONTRAST, chromium, get_requests, set_view
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
@@ -34,7 +34,7 @@ def browser(client: Client, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """At the page, with the token for reading given."""
     with chromium(tmp_path_factory.mktemp("profile")) as chrome:
         set_view(chrome)
-        requests_of(chrome)  # those of the page that a new browser shows
+        get_requests(chrome)  # those of the page that a new browser shows
         chrome.get(client.address)
         give_token(chrome, TOKENS.infer or "")
         until(chrome, "return document.querySelectorAll('article').length === 3")
@@ -68,7 +68,7 @@ def test_a_card_for_each_stream(browser: webdriver.Chrome) -> None:
 
 
 def test_nothing_is_asked_of_others_and_nothing_complained_about(browser: webdriver.Chrome, client: Client) -> None:
-    asked = requests_of(browser)
+    asked = get_requests(browser)
     assert f"{client.address}/page.js" in asked
     assert [address for address in asked if not address.startswith((client.address, "data:,"))] == []
     complaints = [entry for entry in browser.get_log("browser") if "401" not in entry["message"]]

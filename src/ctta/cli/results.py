@@ -15,8 +15,7 @@ from ctta.benchmark import BenchmarkResult, JobOutcome
 from ctta.cli.console import print_notice, print_text, stdout
 from ctta.evaluation.metrics import MIOU
 from ctta.evaluation.results import Result
-from ctta.report import score_table
-from ctta.report.tables import Cell, Column, Table
+from ctta.report import Table, TableCell, TableColumn, score_table
 
 MAX_HEADING_LENGTH = 5
 
@@ -96,15 +95,15 @@ def _column_per_method(table: Table) -> TerminalTable:
     return drawn
 
 
-def _heading(column: Column) -> str:
+def _heading(column: TableColumn) -> str:
     if column.short_name or len(column.name) <= MAX_HEADING_LENGTH or column.name[-1].isdigit():
         return column.short_name or column.name
     return column.name[:3]
 
 
-def _format_cells(cells: tuple[Cell, ...]) -> list[Text]:
+def _format_cells(cells: tuple[TableCell, ...]) -> list[Text]:
     """Format a row: best values in bold, the mean (which comes last) with its standard deviation."""
-    texts = [Text(cell.text, style="bold" if cell.best else "") for cell in cells]
+    texts = [Text(cell.text, style="bold" if cell.is_best else "") for cell in cells]
     if cells[-1].deviation is not None:
         texts[-1].append(f" ±{cells[-1].deviation_text}")
     return texts

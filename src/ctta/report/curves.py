@@ -1,4 +1,4 @@
-"""Error or mIoU over time as lines to draw: averaged within segments, never across a boundary."""
+"""Error or mIoU over time as curves to plot: averaged within segments, never across a boundary."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,30 +7,30 @@ from statistics import fmean, stdev
 
 from ctta.evaluation.metrics import ImageScore, Metric, PixelScore, Score
 from ctta.evaluation.results import Result
-from ctta.report.entries import Entry, order_of
-from ctta.report.layout import kind_of, layout_of, spoken
+from ctta.report.layout import infer_layout, replace_underscores, strip_severity
+from ctta.report.sections import MethodEntry, get_order
 
-MOST_POINTS = 150  # across the picture: more would be noise, not information
-FEWEST_IMAGES = 250  # behind a point: their error has a standard deviation of at most 3 percentage points
+MAX_POINTS = 150  # per curve: more would show noise
+MIN_IMAGES = 250  # per point: the error then has a standard deviation of at most 3 percentage points
 
 
 @dataclass(frozen=True)
-class Curve:
-    """One method's error, or mIoU, over the stream, in percent."""
+class ScoreCurve:
+    """Error or mIoU of one method over the stream, in percent."""
 
     label: str
     run: str
-    places: tuple[float, ...]  # images seen, at the middle of what each point is the figure of
+    positions: tuple[float, ...]  # number of images seen, at the middle of the images behind each point
     values: tuple[float, ...]
-    deviations: tuple[float, ...]  # over the seeds; empty for a single result
-    round_places: tuple[float, ...] = ()  # of the mean of every round, where the stream repeats itself
+    deviations: tuple[float, ...]  # over seeds; empty for a single result
+    round_positions: tuple[float, ...] = ()  # one point per round, if the stream has several rounds
     round_values: tuple[float, ...] = ()
     round_deviations: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """A part of the axis between two marked boundaries."""
+class AxisSpan:
+    """A part of the time axis between two marked boundaries."""
 
     name: str
     start: int
@@ -38,54 +38,57 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class TimeLine:
-    """Everything the picture of error or mIoU over time shows."""
+class Timeline:
+    """The data of the plot of scores over time."""
 
-    measure: Metric
-    curves: tuple[Curve, ...]
-    stretches: tuple[Stretch, ...]
+    metric: Metric
+    curves: tuple[ScoreCurve, ...]
+    spans: tuple[AxisSpan, ...]
     order: int | None
 
     @property
     def end(self) -> int:
-        return self.stretches[-1].end
+        """Number of images of the stream."""
+        return self.spans[-1].end
 
 
-def time_line(entries: Sequence[Entry]) -> TimeLine:
-    """The curves of the first order that was run: under another, other domains stand at the same place."""
+def build_timeline(entries: Sequence[MethodEntry]) -> Timeline:
+    """Return the curves for the first order of the domains; other orders have other domains at the same position."""
     order = entries[0].orders[0]
-    shown = [(entry, [result for result in entry.results if order_of(result) == order]) for entry in entries]
-    present = [(entry, results) for entry, results in shown if results]
-    curves = tuple(_curve(entry, results) for entry, results in present)
-    return TimeLine(present[0][1][0].metric, curves, stretches_of(present[0][1][0]), order)
+    selected = [(entry, [result for result in entry.results if get_order(result) == order]) for entry in entries]
+    present = [(entry, results) for entry, results in selected if results]
+    curves = tuple(_build_curve(entry, results) for entry, results in present)
+    first = present[0][1][0]
+    return Timeline(first.metric, curves, find_spans(first), order)
 
 
-def stretches_of(result: Result) -> tuple[Stretch, ...]:
-    """What is marked on the axis: rounds where the stream repeats itself, else each kind of corruption in turn."""
-    layout = layout_of([result.domains])
+def find_spans(result: Result) -> tuple[AxisSpan, ...]:
+    """Return the parts of the axis: rounds if the stream has several, otherwise domains without their severity."""
+    layout = infer_layout([result.domains])
     names = [
-        layout.round_of(number) if layout.repeats else kind_of(domain) for number, domain in enumerate(result.domains)
+        layout.name_round(number) if layout.is_repeating else strip_severity(domain)
+        for number, domain in enumerate(result.domains)
     ]
     ends = list(accumulate(segment.count for segment in result.segments))
     changes = [0, *(number for number in range(1, len(names)) if names[number] != names[number - 1]), len(names)]
     return tuple(
-        Stretch(spoken(names[first]), ends[first - 1] if first else 0, ends[last - 1])
+        AxisSpan(replace_underscores(names[first]), ends[first - 1] if first else 0, ends[last - 1])
         for first, last in pairwise(changes)
     )
 
 
-def _curve(entry: Entry, results: Sequence[Result]) -> Curve:
-    places, first = _points(results[0])
-    lines = [first, *(_points(result)[1] for result in results[1:])]
-    curve = Curve(entry.label, entry.run, places, *_mean_and_deviation(lines))
-    layout = layout_of([results[0].domains])
-    if not layout.repeats:
+def _build_curve(entry: MethodEntry, results: Sequence[Result]) -> ScoreCurve:
+    positions, first = _compute_points(results[0])
+    lines = [first, *(_compute_points(result)[1] for result in results[1:])]
+    curve = ScoreCurve(entry.label, entry.run, positions, *_mean_and_deviation(lines))
+    layout = infer_layout([results[0].domains])
+    if not layout.is_repeating:
         return curve
     starts = range(0, len(results[0].domains), layout.period)
     rounds = [[100 * fmean(result.values[start : start + layout.period]) for start in starts] for result in results]
     values, deviations = _mean_and_deviation(rounds)
-    middles = tuple((stretch.start + stretch.end) / 2 for stretch in stretches_of(results[0]))
-    return replace(curve, round_places=middles, round_values=values, round_deviations=deviations)
+    middles = tuple((span.start + span.end) / 2 for span in find_spans(results[0]))
+    return replace(curve, round_positions=middles, round_values=values, round_deviations=deviations)
 
 
 def _mean_and_deviation(lines: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -94,19 +97,19 @@ def _mean_and_deviation(lines: Sequence[Sequence[float]]) -> tuple[tuple[float, 
     return tuple(fmean(values) for values in points), deviations
 
 
-def _points(result: Result) -> tuple[tuple[float, ...], list[float]]:
-    """Where and how high the points are: each segment is cut into equal parts of whole batches."""
+def _compute_points(result: Result) -> tuple[tuple[float, ...], list[float]]:
+    """Return positions and values of the points; each segment is cut into equal parts of whole batches."""
     segments: list[list[ImageScore | PixelScore]] = [[] for _ in result.domains]
     for batch in result.batches:
         segments[batch.segment].append(batch.score)
-    places, values, seen = [], [], 0
+    positions, values, num_seen = [], [], 0
     for scores in segments:
-        images = sum(score.count for score in scores)
-        parts = max(1, min(MOST_POINTS // len(segments), images // FEWEST_IMAGES, len(scores)))
-        cuts = [len(scores) * part // parts for part in range(parts + 1)]
+        num_images = sum(score.count for score in scores)
+        num_parts = max(1, min(MAX_POINTS // len(segments), num_images // MIN_IMAGES, len(scores)))
+        cuts = [len(scores) * part // num_parts for part in range(num_parts + 1)]
         for first, last in pairwise(cuts):
             part_score = Score.sum(scores[first:last])
-            places.append(seen + part_score.count / 2)
+            positions.append(num_seen + part_score.count / 2)
             values.append(100 * part_score.value)
-            seen += part_score.count
-    return tuple(places), values
+            num_seen += part_score.count
+    return tuple(positions), values

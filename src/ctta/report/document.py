@@ -1,4 +1,4 @@
-"""What a report says, before it is a page: for each section tables, pictures, and where the numbers come from."""
+"""The content of a report, independent of the format: tables, figures and the origin of the numbers, by section."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -6,180 +6,178 @@ from pathlib import Path
 from typing import Any
 
 from ctta.evaluation.metrics import Metric
-from ctta.report.classes import class_table_of
-from ctta.report.colors import Style, styles_of
-from ctta.report.cost import cost
-from ctta.report.curves import TimeLine, time_line
-from ctta.report.entries import Entry
-from ctta.report.layout import layout_of
-from ctta.report.overlays import CAPTION, overlays
-from ctta.report.plots import reliability, score_over_time
-from ctta.report.runs import MissingCell, Run
-from ctta.report.sections import Section, sections_of
-from ctta.report.summary import summary_table_of
-from ctta.report.svg import write_figure
-from ctta.report.tables import Table, score_table_of
+from ctta.report.curves import Timeline, build_timeline
+from ctta.report.layout import infer_layout
+from ctta.report.overlays import plot_overlays
+from ctta.report.plots import plot_cost, plot_reliability, plot_scores_over_time
+from ctta.report.runs import MissingCell, RecordedRun
+from ctta.report.score_tables import build_class_table, build_score_table, build_summary_table
+from ctta.report.sections import Section, group_into_sections
+from ctta.report.tables import Table
+from ctta.report.theme import LineStyle, assign_styles, save_figure
+
+_RELIABILITY_CAPTION = "Bars: accuracy by confidence. Ticks: mean confidence. The closer they are, the better."
+_COST_CAPTIONS = {
+    "lowest": "Time to predict and adapt, without reading the images. Lower left is better.",
+    "highest": "Time to predict and adapt, without reading the images. Upper left is better.",
+}
+_OVERLAYS_CAPTION = (
+    "For each method, the scenes whose pixel accuracy (in percent) rose and fell most, among the last segments of "
+    "every domain. Black: no label, or no finite prediction."
+)
 
 
 @dataclass(frozen=True)
-class Picture:
-    file: str  # without its ending: there is a .png and a .svg
+class ReportFigure:
+    """A figure that was saved as PNG and SVG."""
+
+    name: str  # of the files, without extension
     title: str
     caption: str
     svg: str
 
 
 @dataclass(frozen=True)
-class Chapter:
-    """One section of the report: results that compare with each other."""
+class SectionReport:
+    """The tables and figures of one section."""
 
     number: int
     section: Section
-    measure: Metric
+    metric: Metric
     headline: str
     scores: Table
-    classes: Table | None  # where results are of pixels
+    scores_over_time: ReportFigure
+    classes: Table | None  # for segmentation
+    overlays: ReportFigure | None  # for segmentation
     summary: Table
-    pictures: tuple[Picture, ...]
-    overlays: Picture | None  # where results are of pixels
+    reliability: ReportFigure
+    cost: ReportFigure
     streams: tuple[tuple[str, str], ...]  # name and hash
     environment: tuple[tuple[str, str], ...]
 
     @property
     def title(self) -> str:
+        """Names of the recipes."""
         return ", ".join(self.section.recipes)
 
     @property
     def caption(self) -> str:
-        deviation = any(row.count > 1 for row in self.scores.rows)
+        """Caption of the table of scores."""
+        has_deviation = any(row.num_results > 1 for row in self.scores.rows)
         spread = " ± is the sample standard deviation over the n results (orders and seeds) of a row."
-        return f"{self.scores.caption}. {self.measure.best.title()} in bold.{spread if deviation else ''}"
+        return f"{self.scores.caption}. {self.metric.best.title()} in bold.{spread if has_deviation else ''}"
 
 
 @dataclass(frozen=True)
-class Document:
+class ReportDocument:
+    """The content of a report."""
+
     title: str
-    chapters: tuple[Chapter, ...]
-    runs: tuple[Run, ...]
+    sections: tuple[SectionReport, ...]
+    runs: tuple[RecordedRun, ...]
     missing: tuple[MissingCell, ...]
 
 
-def document_of(runs: Sequence[Run], folder: Path) -> Document:
-    """The whole report; its pictures are written into the folder."""
-    sections = sections_of(runs)
-    styles = styles_of(entry.label for section in sections for entry in section.entries)
-    chapters = tuple(_chapter(number + 1, section, styles, runs, folder) for number, section in enumerate(sections))
+def build_document(runs: Sequence[RecordedRun], folder: Path) -> ReportDocument:
+    """Return the content of the report on some runs, and save its figures in a folder."""
+    sections = group_into_sections(runs)
+    styles = assign_styles(entry.label for section in sections for entry in section.entries)
+    reports = tuple(
+        _build_section(number, section, styles, runs, folder) for number, section in enumerate(sections, start=1)
+    )
     missing = tuple(cell for run in runs for cell in run.missing)
     recipes = dict.fromkeys(run.recipe for run in runs)
-    return Document(f"Results: {', '.join(recipes)}", chapters, tuple(runs), missing)
+    return ReportDocument(f"Results: {', '.join(recipes)}", reports, tuple(runs), missing)
 
 
-def _chapter(number: int, section: Section, styles: Mapping[str, Style], runs: Sequence[Run], folder: Path) -> Chapter:
-    scores, summary = score_table_of(section.entries), summary_table_of(section.entries)
-    line, measure = time_line(section.entries), section.results[0].metric
-    ending = "" if number == 1 else f"-{number}"
-    drawings = [
-        (
-            f"{measure.key}-over-time",
-            f"{measure.title} over time",
-            _time_caption(section, line),
-            score_over_time(line, styles),
-        ),
-        ("reliability", "Calibration", _RELIABILITY, reliability(section.entries, styles)),
-        ("cost", "Cost", _COST[measure.best], cost(summary, measure, styles)),
-    ]
-    pictures = tuple(
-        Picture(f"{name}{ending}", title, caption, write_figure(figure, folder, f"{name}{ending}"))
-        for name, title, caption, figure in drawings
+def _build_section(
+    number: int, section: Section, styles: Mapping[str, LineStyle], runs: Sequence[RecordedRun], folder: Path
+) -> SectionReport:
+    scores, summary = build_score_table(section.entries), build_summary_table(section.entries)
+    timeline, metric = build_timeline(section.entries), section.results[0].metric
+    suffix = "" if number == 1 else f"-{number}"
+    name = f"{metric.key}-over-time{suffix}"
+    scores_over_time = ReportFigure(
+        name,
+        f"{metric.title} over time",
+        _describe_timeline(section, timeline),
+        save_figure(plot_scores_over_time(timeline, styles), folder, name),
     )
-    streams = tuple(dict.fromkeys((result.stream, result.stream_hash) for result in section.results))
-    environment = tuple(_gathered(result.environment for result in section.results))
-    classes = class_table_of(section.entries)
-    headline = _headline(scores, measure)
-    return Chapter(
-        number,
-        section,
-        measure,
-        headline,
-        scores,
-        classes,
-        summary,
-        pictures,
-        _overlays(section, runs, folder, ending),
-        streams,
-        environment,
+    name = f"reliability{suffix}"
+    svg = save_figure(plot_reliability(section.entries, styles), folder, name)
+    reliability = ReportFigure(name, "Calibration", _RELIABILITY_CAPTION, svg)
+    name = f"cost{suffix}"
+    svg = save_figure(plot_cost(summary, metric, styles), folder, name)
+    cost = ReportFigure(name, "Cost", _COST_CAPTIONS[metric.best], svg)
+    return SectionReport(
+        number=number,
+        section=section,
+        metric=metric,
+        headline=_write_headline(scores, metric),
+        scores=scores,
+        scores_over_time=scores_over_time,
+        classes=build_class_table(section.entries),
+        overlays=_build_overlays(section, runs, folder, f"overlays{suffix}"),
+        summary=summary,
+        reliability=reliability,
+        cost=cost,
+        streams=tuple(dict.fromkeys((result.stream, result.stream_hash) for result in section.results)),
+        environment=tuple(_merge_environments(result.environment for result in section.results)),
     )
 
 
-def _overlays(section: Section, runs: Sequence[Run], folder: Path, ending: str) -> Picture | None:
-    """The examples of the section's runs and streams, in the order of its rows."""
+def _build_overlays(section: Section, runs: Sequence[RecordedRun], folder: Path, name: str) -> ReportFigure | None:
+    """Return the examples of the section's runs and streams, in the order of its rows; None if there are none."""
     domains = {result.stream_hash: result.domains for result in section.results}
     examples = {run.name: [example for example in run.examples if example.stream_hash in domains] for run in runs}
     rows = dict.fromkeys((entry.run, entry.method) for entry in section.entries)
-    shown = [
+    selected = [
         replace(example, method=f"{method} ({run})") if len(section.runs) > 1 else example
         for run, method in rows
         for example in examples[run]
         if example.method == method
     ]
-    if not shown:
+    if not selected:
         return None
-    figure = overlays(shown, layout_of([domains[shown[0].stream_hash]]))
-    name = f"overlays{ending}"
-    return Picture(name, "Worst and best changes", CAPTION, write_figure(figure, folder, name))
+    figure = plot_overlays(selected, infer_layout([domains[selected[0].stream_hash]]))
+    return ReportFigure(name, "Best and worst changes", _OVERLAYS_CAPTION, save_figure(figure, folder, name))
 
 
-def _headline(table: Table, measure: Metric) -> str:
-    """The outcome in a sentence."""
+def _write_headline(table: Table, metric: Metric) -> str:
+    """Return the outcome in a sentence."""
     if len(table.rows) == 1:
-        return f"{table.rows[0].label} has a mean {measure.name} of {table.rows[0].cells[-1].text} %."
-    best = [row for row in table.rows if row.cells[-1].best]
+        return f"{table.rows[0].label} has a mean {metric.name} of {table.rows[0].cells[-1].text}%."
+    best = [row for row in table.rows if row.cells[-1].is_best]
     if not best:
-        return f"All rows have the same mean {measure.name}, {table.rows[0].cells[-1].text} %."
+        return f"All rows have the same mean {metric.name}, {table.rows[0].cells[-1].text}%."
     names = " and ".join(f"{row.label} ({row.run})" if len(table.runs) > 1 else row.label for row in best)
     verb = "has" if len(best) == 1 else "have"
-    sentence = f"{names} {verb} the {measure.best} mean {measure.name}, {best[0].cells[-1].text} %"
+    sentence = f"{names} {verb} the {metric.best} mean {metric.name}, {best[0].cells[-1].text}%"
     sources = [row for row in table.rows if row.label == "Source" and row not in best]
-    return f"{sentence}; the network as trained has {sources[0].cells[-1].text} %." if sources else f"{sentence}."
+    return f"{sentence}; the source network has {sources[0].cells[-1].text}%." if sources else f"{sentence}."
 
 
-def _time_caption(section: Section, line: TimeLine) -> str:
+def _describe_timeline(section: Section, timeline: Timeline) -> str:
     orders = {order for entry in section.entries for order in entry.orders}
-    marks = "Vertical lines are where the domain changes."
-    if any(curve.round_places for curve in line.curves):
-        marks = "Vertical lines are where a round begins; thick lines are means of rounds, thin ones of segments."
-    shown = f" Shown is order {'standard' if line.order is None else line.order}, one of {len(orders)}."
-    band = " Bands are one standard deviation over seeds." if any(curve.deviations for curve in line.curves) else ""
-    return f"{marks}{band}{shown if len(orders) > 1 else ''}"
+    text = "Vertical lines mark domain changes."
+    if any(curve.round_positions for curve in timeline.curves):
+        text = "Vertical lines mark the start of a round; thick lines are means of rounds, thin ones of segments."
+    if any(curve.deviations for curve in timeline.curves):
+        text += " Bands are one standard deviation over seeds."
+    if len(orders) > 1:
+        text += f" Order {'standard' if timeline.order is None else timeline.order} is shown, one of {len(orders)}."
+    return text
 
 
-_RELIABILITY = (
-    "Bars: share of right predictions, by confidence. Ticks: mean confidence. The closer they are, the better."
-)
-_COST = {
-    best: f"Time of predicting and adapting, without reading the images. {corner} left is better."
-    for best, corner in (("lowest", "Lower"), ("highest", "Upper"))
-}
-
-
-def _gathered(environments: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Every fact once, with all the values it had."""
+def _merge_environments(environments: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return every property once, with all its values."""
     values: dict[str, dict[str, None]] = {}
     for environment in environments:
         for name, value in environment.items():
             values.setdefault(name, {})[str(value)] = None
-    return [(name, _listed(list(found))) for name, found in values.items()]
+    return [(name, _join_values(list(found))) for name, found in values.items()]
 
 
-def _listed(values: Sequence[str], most: int = 5) -> str:
-    rest = f" and {len(values) - most} more" if len(values) > most else ""
-    return ", ".join(values[:most]) + rest
-
-
-def over(entry: Entry) -> str:
-    """What a row is the mean of, in words."""
-    orders = ", ".join("standard" if order is None else str(order) for order in entry.orders)
-    words = f"order{'s' if len(entry.orders) > 1 else ''} {orders}"
-    if entry.seeds:
-        words += f"; seed{'s' if len(entry.seeds) > 1 else ''} {', '.join(str(seed) for seed in entry.seeds)}"
-    return words
+def _join_values(values: Sequence[str], max_values: int = 5) -> str:
+    rest = f" and {len(values) - max_values} more" if len(values) > max_values else ""
+    return ", ".join(values[:max_values]) + rest

@@ -1,4 +1,4 @@
-"""Which columns a table has: one for each domain, for each round, for each domain in some rounds, or for each kind."""
+"""The columns of a table: one per domain, per round, per domain in selected rounds, or per corruption."""
 
 import re
 from collections.abc import Sequence
@@ -7,123 +7,127 @@ from typing import Literal
 
 from ctta.streams.orders import corruption_order
 
-MOST_COLUMNS = 20  # more domains than this are gathered, by round or by kind
-MOST_ROUNDS = 4  # whose domains have a column each; of ten these are 1, 4, 7 and 10, as in the paper
+MAX_COLUMNS = 20  # streams with more domains are grouped by round or by corruption
+MAX_ROUNDS = 4  # rounds whose domains have a column each; of ten these are 1, 4, 7 and 10, as in the paper
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How the segments of a stream become columns."""
+class ColumnLayout:
+    """The mapping of the segments of a stream to columns."""
 
-    by: Literal["domain", "round", "domain in rounds", "kind"]
-    columns: tuple[str, ...]  # as the stream calls them
+    by: Literal["domain", "round", "domain and round", "corruption"]
+    columns: tuple[str, ...]  # keys, as the stream names its domains
     period: int  # segments of a round, or of the whole stream
     num_rounds: int = 1
 
     @property
-    def repeats(self) -> bool:
+    def is_repeating(self) -> bool:
+        """Whether the stream has several rounds."""
         return self.num_rounds > 1
 
-    def round_of(self, segment: int) -> str:
+    def name_round(self, segment: int) -> str:
+        """Return the name of the round that a segment belongs to."""
         return f"round {segment // self.period + 1}"
 
-    def place_of(self, segment: int, domain: str) -> str:
-        """A segment's domain, and its round where there are several."""
-        return f"{domain}, {self.round_of(segment)}" if self.repeats else domain
+    def name_segment(self, segment: int, domain: str) -> str:
+        """Return the domain of a segment, with its round if there are several."""
+        return f"{domain}, {self.name_round(segment)}" if self.is_repeating else domain
 
-    def column_of(self, segment: int, domain: str) -> str | None:
-        """The column that a segment counts towards; None for one of a round that has no columns."""
-        if self.by == "kind":
-            return kind_of(domain)
-        column = self.round_of(segment) if self.by == "round" else self.place_of(segment, domain)
+    def find_column(self, segment: int, domain: str) -> str | None:
+        """Return the column that a segment counts toward, or None if its round has no columns."""
+        if self.by == "corruption":
+            return strip_severity(domain)
+        column = self.name_round(segment) if self.by == "round" else self.name_segment(segment, domain)
         return column if column in self.columns else None
 
-    def name(self, column: str) -> str:
-        """The column as its head prints it: without a severity that is the same for all, without underscores."""
-        domain, comma, which = column.partition(", round ")
-        severities = {severity_of(other.partition(", round ")[0]) for other in self.columns}
-        shown = kind_of(domain) if self.by.startswith("domain") and len(severities) == 1 else domain
-        return spoken(f"{shown}{comma}{which}")
+    def format_heading(self, column: str) -> str:
+        """Return the heading of a column, without underscores and without a severity that all columns share."""
+        domain, comma, number = column.partition(", round ")
+        severities = {parse_severity(other.partition(", round ")[0]) for other in self.columns}
+        is_shared = self.by.startswith("domain") and len(severities) == 1
+        return replace_underscores(f"{strip_severity(domain) if is_shared else domain}{comma}{number}")
 
-    def short_name(self, column: str) -> str:
-        """The same for where there is little room; empty if a renderer may shorten it as it likes."""
-        return self.name(column).replace(", round ", " ") if self.by == "domain in rounds" else ""
+    def format_short_heading(self, column: str) -> str:
+        """Return a short heading, or an empty string if a renderer may abbreviate the heading freely."""
+        return self.format_heading(column).replace(", round ", " ") if self.by == "domain and round" else ""
 
     def describe(self) -> str:
-        """What a column is, for the caption."""
+        """Return what a column stands for, as part of a caption."""
         if self.by == "round":
             return f"each round is the mean of its {self.period} segments"
-        if self.by == "domain in rounds":
-            *others, last = (str(number) for number in shown_rounds(self.num_rounds))
+        if self.by == "domain and round":
+            *others, last = (str(number) for number in select_rounds(self.num_rounds))
             return f"each domain in rounds {', '.join(others)} and {last}, and the mean of all {self.num_rounds} rounds"
-        if self.by == "kind":
-            return "each column is the mean over all segments of its kind"
-        severities = {severity_of(column) for column in self.columns} - {""}
-        return f"severity {severities.pop()}" if len(severities) == 1 else "one column for each segment"
+        if self.by == "corruption":
+            return "each column is the mean over all segments of a corruption"
+        severities = {parse_severity(column) for column in self.columns} - {""}
+        return f"severity {severities.pop()}" if len(severities) == 1 else "one column per segment"
 
 
-def kind_of(domain: str) -> str:
-    """'fog' of 'fog 5'."""
+def strip_severity(domain: str) -> str:
+    """Return a domain without its severity: 'fog' for 'fog 5'."""
     return re.sub(r" \d+$", "", domain)
 
 
-def severity_of(domain: str) -> str:
-    """'5' of 'fog 5', nothing of 'fog'."""
-    return domain[len(kind_of(domain)) :].strip()
+def parse_severity(domain: str) -> str:
+    """Return the severity of a domain: '5' for 'fog 5', and an empty string for 'fog'."""
+    return domain[len(strip_severity(domain)) :].strip()
 
 
-def spoken(name: str) -> str:
+def replace_underscores(name: str) -> str:
+    """Return a name with spaces in place of underscores."""
     return name.replace("_", " ")
 
 
-def layout_of(streams: Sequence[tuple[str, ...]]) -> Layout:
-    """The columns for streams that go through the same domains, perhaps in different orders.
+def infer_layout(streams: Sequence[tuple[str, ...]]) -> ColumnLayout:
+    """Return the columns for streams with the same domains, possibly in different orders.
 
-    >>> layout_of([("fog 5", "snow 5")] ).columns, layout_of([("fog", "snow", "fog", "snow")]).columns
+    >>> infer_layout([("fog 5", "snow 5")]).columns, infer_layout([("fog", "snow", "fog", "snow")]).columns
     (('snow 5', 'fog 5'), ('fog, round 1', 'snow, round 1', 'fog, round 2', 'snow, round 2'))
     """
     first = streams[0]
-    period = period_of(first)
+    period = find_period(first)
     if period < len(first):
-        return _layout_of_rounds(first[:period], len(first) // period)
+        return _layout_rounds(first[:period], len(first) // period)
     domains = tuple(dict.fromkeys(domain for stream in streams for domain in stream))
-    if len(domains) == len(first) <= MOST_COLUMNS:
-        return Layout("domain", _sorted(domains), period)
-    return Layout("kind", _sorted(tuple(dict.fromkeys(kind_of(domain) for domain in domains))), period)
+    if len(domains) == len(first) <= MAX_COLUMNS:
+        return ColumnLayout("domain", _sort_columns(domains), period)
+    corruptions = tuple(dict.fromkeys(strip_severity(domain) for domain in domains))
+    return ColumnLayout("corruption", _sort_columns(corruptions), period)
 
 
-def _layout_of_rounds(domains: Sequence[str], num_rounds: int) -> Layout:
-    period, shown = len(domains), shown_rounds(num_rounds)
-    columns = tuple(f"{domain}, round {number}" for number in shown for domain in domains)
-    if period > 1 and len(set(columns)) == len(columns) <= MOST_COLUMNS:
-        return Layout("domain in rounds", columns, period, num_rounds)
-    return Layout("round", tuple(f"round {number + 1}" for number in range(num_rounds)), period, num_rounds)
+def select_rounds(num_rounds: int) -> list[int]:
+    """Return the rounds to show: the first, the last, and evenly spaced ones between them.
 
-
-def shown_rounds(count: int) -> list[int]:
-    """The first, the last, and those at equal distances between them.
-
-    >>> shown_rounds(10), shown_rounds(3)
+    >>> select_rounds(10), select_rounds(3)
     ([1, 4, 7, 10], [1, 2, 3])
     """
-    shown = min(count, MOST_ROUNDS)
-    return [1 + round(place * (count - 1) / (shown - 1)) for place in range(shown)]
+    num_shown = min(num_rounds, MAX_ROUNDS)
+    return [1 + round(place * (num_rounds - 1) / (num_shown - 1)) for place in range(num_shown)]
 
 
-def period_of(domains: Sequence[str]) -> int:
-    """After how many segments the stream starts anew; its length if it never does."""
+def find_period(domains: Sequence[str]) -> int:
+    """Return the number of segments after which a stream repeats itself; its length if it does not."""
     count = len(domains)
     candidates = (period for period in range(1, count + 1) if count % period == 0)
     return next(period for period in candidates if list(domains) == list(domains[:period]) * (count // period))
 
 
-def _sorted(columns: tuple[str, ...]) -> tuple[str, ...]:
-    """Corruptions in their standard order; where there are others, as the stream has them.
+def _layout_rounds(domains: Sequence[str], num_rounds: int) -> ColumnLayout:
+    period = len(domains)
+    columns = tuple(f"{domain}, round {number}" for number in select_rounds(num_rounds) for domain in domains)
+    if period > 1 and len(set(columns)) == len(columns) <= MAX_COLUMNS:
+        return ColumnLayout("domain and round", columns, period, num_rounds)
+    return ColumnLayout("round", tuple(f"round {number + 1}" for number in range(num_rounds)), period, num_rounds)
 
-    >>> _sorted(("fog", "night", "rain", "snow"))    # fog and snow are corruptions too
+
+def _sort_columns(columns: tuple[str, ...]) -> tuple[str, ...]:
+    """Return corruptions in their standard order; if there are other domains, in the order of the stream.
+
+    >>> _sort_columns(("fog", "night", "rain", "snow"))    # fog and snow are corruptions too
     ('fog', 'night', 'rain', 'snow')
     """
-    places = {corruption: place for place, corruption in enumerate(corruption_order(None))}
-    if not all(kind_of(column) in places for column in columns):
+    ranks = {corruption: rank for rank, corruption in enumerate(corruption_order(None))}
+    if not all(strip_severity(column) in ranks for column in columns):
         return columns
-    return tuple(sorted(columns, key=lambda column: places[kind_of(column)]))
+    return tuple(sorted(columns, key=lambda column: ranks[strip_severity(column)]))

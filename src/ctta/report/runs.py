@@ -1,4 +1,4 @@
-"""Folders that a benchmark wrote, read back; cells that cannot be used are named, not hidden."""
+"""Reading of the folders that a benchmark wrote; cells that cannot be used are listed with the reason."""
 
 import json
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ctta.errors import ConfigError, DataError
 from ctta.evaluation.examples import SceneExample, load_examples
 from ctta.evaluation.results import Result, read_result
 
@@ -14,7 +15,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class MissingCell:
-    """A cell (method, order, seed) that is in no table, and why."""
+    """A cell (method, order, seed) that is left out of the tables, and the reason."""
 
     run: str
     cell: str
@@ -22,69 +23,93 @@ class MissingCell:
 
 
 @dataclass(frozen=True)
-class Run:
-    """One run of a benchmark: how it was started, its complete results, and what is missing."""
+class RecordedRun:
+    """A benchmark run read from disk.
+
+    Attributes:
+        name: Name of the run; unique among the runs of a report.
+        recipe: Name of the benchmark's recipe.
+        commands: All commands that wrote to the folder.
+        options: Options of the benchmark.
+        results: Complete results.
+        missing: Cells without a complete result.
+        examples: Scenes to show, for results of segmentation.
+    """
 
     name: str
     recipe: str
-    commands: tuple[str, ...]  # all that filled the folder
+    commands: tuple[str, ...]
     options: dict[str, Any]
     results: tuple[Result, ...]
     missing: tuple[MissingCell, ...] = ()
-    examples: tuple[SceneExample, ...] = ()  # scenes to look at, where results are of pixels
+    examples: tuple[SceneExample, ...] = ()
 
 
-def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Every run once, under a name that tells it from the others."""
+def read_runs(folders: Sequence[Path]) -> list[RecordedRun]:
+    """Read benchmark runs, each once, under names that distinguish them.
+
+    Args:
+        folders: Folders that a benchmark wrote; repeated ones are ignored.
+
+    Returns:
+        The runs, in the order of the folders.
+
+    Raises:
+        ConfigError: If there is no folder.
+        DataError: If a folder holds no run, or one that cannot be read.
+    """
     if isinstance(folders, str | Path):
-        raise TypeError(f"runs must be a sequence of folders, got {folders!r}: give [{folders!r}]")
+        raise TypeError(f"expected a sequence of folders, got {folders!r}: use [{folders!r}]")
     paths = list(dict.fromkeys(Path(folder).resolve() for folder in folders))
     if not paths:
-        raise ValueError("no run was given: name at least one folder that a benchmark wrote")
-    return [read_run(path, name) for path, name in zip(paths, _names(paths), strict=True)]
+        raise ConfigError("no runs given: expected at least one folder that a benchmark wrote")
+    return [read_run(path, name) for path, name in zip(paths, _make_unique_names(paths), strict=True)]
 
 
-def read_run(folder: Path, name: str | None = None) -> Run:
-    """One run's folder."""
+def read_run(folder: Path, name: str | None = None) -> RecordedRun:
+    """Read one benchmark run; its name defaults to that of the folder."""
     name = name or folder.resolve().name
     try:
         about = json.loads((folder / "run.json").read_text())
     except FileNotFoundError:
-        raise ValueError(f"{folder} holds no run.json: give the folder that a benchmark wrote") from None
+        raise DataError(f"{folder} has no run.json: expected a folder that a benchmark wrote") from None
     except ValueError as error:
-        raise ValueError(f"{folder / 'run.json'} is damaged ({error}): start the run again") from error
+        raise DataError(f"{folder / 'run.json'} is damaged ({error}): run the benchmark again") from error
     if about.get("format") != FORMAT:
-        raise ValueError(f"{folder / 'run.json'} was written by another version of ctta")
+        raise DataError(f"{folder / 'run.json'} was written by another version of ctta: run the benchmark again")
     results: list[Result] = []
     missing: list[MissingCell] = []
-    cells = sorted(path for path in (folder / "cells").glob("*") if path.is_dir())
-    for cell in cells:
-        outcome = _usable(cell)
+    for cell in sorted(path for path in (folder / "cells").glob("*") if path.is_dir()):
+        outcome = _read_cell(cell)
         if isinstance(outcome, Result):
             results.append(outcome)
         else:
             missing.append(MissingCell(name, cell.name, outcome))
-    examples = tuple(load_examples(folder))
-    return Run(
-        name, about["recipe"], tuple(about["commands"]), about["options"], tuple(results), tuple(missing), examples
+    return RecordedRun(
+        name=name,
+        recipe=about["recipe"],
+        commands=tuple(about["commands"]),
+        options=about["options"],
+        results=tuple(results),
+        missing=tuple(missing),
+        examples=tuple(load_examples(folder)),
     )
 
 
-def _usable(cell: Path) -> Result | str:
-    """The cell's result, or why there is none."""
+def _read_cell(cell: Path) -> Result | str:
+    """Return the result of a cell, or the reason why there is none."""
     if not (cell / "about.json").is_file():
         return "not started"
     try:
         result = read_result(cell)
-    except (ValueError, TypeError, KeyError) as error:  # whatever a damaged file may give
+    except (ValueError, TypeError, KeyError) as error:  # a damaged file can cause any of these
         return f"cannot be read: {error}"
     return result if result.is_complete else f"{len(result.batches)} of {result.num_batches} batches done"
 
 
-def _names(paths: Sequence[Path]) -> list[str]:
-    """The shortest ends of the paths that differ: 'monday/cifar10c' and 'tuesday/cifar10c'."""
+def _make_unique_names(paths: Sequence[Path]) -> list[str]:
+    """Return the shortest suffixes of the paths that differ, such as 'monday/cifar10c' and 'tuesday/cifar10c'."""
     depth = 1
-    while len(names := {"/".join(path.parts[-depth:]) for path in paths}) < len(paths):
+    while len({"/".join(path.parts[-depth:]) for path in paths}) < len(paths):
         depth += 1
-    assert len(names) == len(paths)
     return ["/".join(path.parts[-depth:]) for path in paths]
