@@ -28,18 +28,18 @@ def calibrate_threshold(
     is below the source's usual one. For dense predictions every pixel counts, so a few images are enough.
 
     Args:
-        net: source network; not modified.
-        batches: source inputs, or tuples that start with them; labels are ignored.
-        quantile: quantile of the confidence, from 0 to 1.
-        margin: subtracted from the quantile.
-        batch_stats: the value that CoTTA will be given, since it computes the source's confidence in that mode.
-        output: where to find the logits in what the network returns, if it cannot be inferred.
+        net: Source network; not modified.
+        batches: Source inputs, or tuples that start with them; labels are ignored.
+        quantile: Quantile of the confidence, from 0 to 1.
+        margin: Subtracted from the quantile.
+        batch_stats: The value that CoTTA will be given, since it computes the source's confidence in that mode.
+        output: Where to find the logits in what the network returns, if it cannot be inferred.
 
     Returns:
         The threshold.
 
     Raises:
-        InputError: if there is no source image, or a batch is not valid.
+        InputError: If there is no source image, or a batch is not valid.
 
     >>> net = nn.Linear(4, 2)
     >>> 0.4 < calibrate_threshold(net, [torch.randn(100, 4)]) < 1

@@ -36,10 +36,10 @@ class Trial:
     """One method with its settings on the whole stream.
 
     Attributes:
-        method: name of the method.
-        wrong: which predictions were wrong, (passes, images).
-        learning_rate: of CoTTA; None for a baseline.
-        restore: restore probability of CoTTA; None for a baseline.
+        method: Name of the method.
+        wrong: Which predictions were wrong, (passes, images).
+        learning_rate: Learning rate of CoTTA; None for a baseline.
+        restore: Restore probability of CoTTA; None for a baseline.
     """
 
     method: str
@@ -58,7 +58,7 @@ class Trial:
         The difference is taken per image, summed over the passes, because the passes of one image are not independent.
 
         Args:
-            other: trial on the same stream.
+            other: Trial on the same stream.
 
         Returns:
             Whether this trial is better beyond chance.
@@ -75,22 +75,22 @@ class Tuner:
     """Search of CoTTA's settings, whose results are available at any time.
 
     Args:
-        net: source network, taking images in [0, 1].
-        clean: source images. With labels, errors are counted against these, else against the network's predictions on
+        net: Source network, taking images in [0, 1].
+        clean: Source images. With labels, errors are counted against these, else against the network's predictions on
             the clean images.
         use_labels: True requires labels, False ignores them. None uses them if they can be the network's classes:
             subfolders may also be days or cameras, so there must be as many as classes.
-        batch_size: images per step.
-        num_views: augmented views in CoTTA; few, because there are many settings to try.
-        num_rounds: passes over the four corruptions per trial; the effect of learning shows on long streams only.
-        seed: random seed of the corruptions and of CoTTA.
+        batch_size: Images per step.
+        num_views: Augmented views in CoTTA; few, because there are many settings to try.
+        num_rounds: Passes over the four corruptions per trial; the effect of learning shows on long streams only.
+        seed: Random seed of the corruptions and of CoTTA.
 
     Attributes:
-        trials: finished trials: the baselines, then the candidates.
+        trials: Finished trials: the baselines, then the candidates.
         threshold: CoTTA's threshold for the network.
-        has_labels: whether errors are counted against labels.
-        clean_error: error on the clean images; None without labels.
-        num_images: number of source images.
+        has_labels: Whether errors are counted against labels.
+        clean_error: Error on the clean images; None without labels.
+        num_images: Number of source images.
     """
 
     def __init__(
@@ -138,8 +138,8 @@ class Tuner:
         """Run the baselines, and the candidates for as long as there is time.
 
         Args:
-            seconds: time limit; the trial that is running then is dropped.
-            on_step: called after each step with the number of finished steps and the total.
+            seconds: Time limit; the trial that is running then is dropped.
+            on_step: Called after each step with the number of finished steps and the total.
         """
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         total = self.num_trials * self.num_steps
@@ -195,7 +195,7 @@ class Tuner:
         """Format the model of a trial as a line of Python.
 
         Args:
-            trial: one of :attr:`trials`.
+            trial: One of :attr:`trials`.
 
         Returns:
             A line that builds the model from ``net``.

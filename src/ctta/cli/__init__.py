@@ -14,7 +14,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     variable ``CTTA_TRACEBACK`` is set. Any other exception is a bug, here or in the user's network, and propagates.
 
     Args:
-        arguments: what follows ``ctta`` on the command line; by default that of this process.
+        arguments: What follows ``ctta`` on the command line; by default that of this process.
     """
     try:
         from ctta.cli.app import app

@@ -33,7 +33,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar if standard error is a terminal.
 
     Args:
-        title: shown in front of the bar.
+        title: Shown in front of the bar.
 
     Yields:
         A function to be called with how much is done and the total; the first call makes the bar visible.

@@ -32,16 +32,16 @@ class InferenceSummary:
     """Summary of one call of :func:`adapt_folder`.
 
     Attributes:
-        num_images: images processed by this call.
-        num_before: images processed by earlier calls.
-        num_dropped: images that an earlier call had processed without saving the state, processed again by this one.
-        num_changed: predictions that differ from those of the source network; None if not compared.
-        num_skipped: updates skipped because they were not finite.
-        confidence: mean confidence of the predictions; None if there was no image.
-        seconds: duration of the processing.
-        method: name of the method, a key of ``ctta.METHODS``.
-        settings: hyperparameters of the method.
-        events: number of guard events of each kind, among the last hundred; None without a guard.
+        num_images: Images processed by this call.
+        num_before: Images processed by earlier calls.
+        num_dropped: Images that an earlier call had processed without saving the state, processed again by this one.
+        num_changed: Predictions that differ from those of the source network; None if not compared.
+        num_skipped: Updates skipped because they were not finite.
+        confidence: Mean confidence of the predictions; None if there was no image.
+        seconds: Duration of the processing.
+        method: Name of the method, a key of ``ctta.METHODS``.
+        settings: Hyperparameters of the method.
+        events: Number of guard events of each kind, among the last hundred; None without a guard.
     """
 
     num_images: int
@@ -80,26 +80,26 @@ def adapt_folder(
     ``torchrun`` the ranks share each batch, and the first one writes the files.
 
     Args:
-        net: source network; takes images in [0, 1] and returns logits of shape (N, classes).
-        images: folder of images, searched recursively.
+        net: Source network; takes images in [0, 1] and returns logits of shape (N, classes).
+        images: Folder of images, searched recursively.
         out: CSV file to write, with the columns image, batch, class and confidence.
-        method: key of ``ctta.METHODS``; by default that of the saved state, and ``"cotta"`` without one.
-        settings: hyperparameters of the method; those of a saved state need not be repeated and cannot be changed.
-        state: file to save the adapted model to, also readable by :func:`ctta.load`.
+        method: Key of ``ctta.METHODS``; by default that of the saved state, and ``"cotta"`` without one.
+        settings: Hyperparameters of the method; those of a saved state need not be repeated and cannot be changed.
+        state: File to save the adapted model to, also readable by :func:`ctta.load`.
         size: (height, width) to resize the images to; without it, the images of a batch must have the same size.
-        batch_size: images per step.
-        classes: class names, for an additional column.
-        compare: whether to also predict with the unadapted source network, for additional columns.
-        guard: whether to wrap the method in :class:`ctta.Guarded`; a state saved with a guard keeps it.
-        audit: file for the events of the guard, one line of JSON each.
-        on_progress: called after each batch with the number of processed images and the total.
+        batch_size: Images per step.
+        classes: Class names, for an additional column.
+        compare: Whether to also predict with the unadapted source network, for additional columns.
+        guard: Whether to wrap the method in :class:`ctta.Guarded`; a state saved with a guard keeps it.
+        audit: File for the events of the guard, one line of JSON each.
+        on_progress: Called after each batch with the number of processed images and the total.
 
     Returns:
         What this call did.
 
     Raises:
-        ConfigError: if the arguments contradict the saved state or an existing ``out``.
-        DataError: if there are no images, or one cannot be read.
+        ConfigError: If the arguments contradict the saved state or an existing ``out``.
+        DataError: If there are no images, or one cannot be read.
     """
     root, state_path = Path(images), None if state is None else Path(state)
     file = PredictionFile(Path(out), _columns(with_names=bool(classes), compare=compare))

@@ -20,8 +20,8 @@ class PredictionFile:
     """A CSV file whose first two columns are the image and the step that predicted it.
 
     Args:
-        path: path of the file.
-        columns: names of the columns after the first two.
+        path: Path of the file.
+        columns: Names of the columns after the first two.
     """
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:

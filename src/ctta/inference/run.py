@@ -25,11 +25,11 @@ class InferenceRun:
     """One pass of a model over a stream of images.
 
     Args:
-        model: predicts and adapts.
-        source: also predicts, if given.
-        file: table of predictions.
-        state: file to save the model to, if given.
-        classes: class names, if known.
+        model: Predicts and adapts.
+        source: Also predicts, if given.
+        file: Table of predictions.
+        state: File to save the model to, if given.
+        classes: Class names, if known.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class InferenceRun:
         """Process the stream, and save the state regularly and at the end, also after an error between two batches.
 
         Args:
-            stream: batches of images.
-            names: names of the images by their index.
-            on_batch: called after each batch with the number of images processed so far.
+            stream: Batches of images.
+            names: Names of the images by their index.
+            on_batch: Called after each batch with the number of images processed so far.
         """
         is_consistent, num_done = True, 0  # whether the model and the table are at the same step
         try:
