@@ -1,0 +1,29 @@
+"""Run the named cases on this rank."""
+
+import sys
+import traceback
+import warnings
+from pathlib import Path
+
+import torch
+
+import ctta
+from ranks import load_cases, write_outcome
+
+
+def main(folder: Path, names: list[str]) -> None:
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    ctta.distributed.init(300)
+    cases = load_cases()
+    for name in names:
+        try:
+            cases[name](folder)
+        except BaseException:
+            write_outcome(folder, name, traceback.format_exc())
+            break  # the other ranks are at another place by now
+        write_outcome(folder, name)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

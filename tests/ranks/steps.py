@@ -1,0 +1,146 @@
+"""Cases: steps on several ranks equal those of a single process."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import ctta
+from ctta.distributed import all_gather, check_consistent, data_parallel, rank, shard
+from ctta.testing.case import collect_state
+from ctta.views import image_views, multiscale_flip
+from ranks import CASES, case
+from ranks.stream import VIEWS, Stream, assert_equals_single_process
+
+ELEMENT = {"views": image_views(2), "gate": "element"}
+
+
+def median_confidence(network: str, batch_stats: float) -> float:
+    """Return a threshold between two of the source's confidences, far from each in terms of rounding."""
+    stream = Stream(ctta.BNStats, network, {"batch_stats": batch_stats})
+    ordered = ctta.functional.confidence(stream.make_model()(stream.make_batch(0))).flatten().sort().values
+    middle = len(ordered) // 2
+    return float(ordered[middle - 1 : middle + 1].mean())
+
+
+def gated(network: str, settings: dict[str, Any], batch_stats: float = 1.0) -> Stream:
+    """Return CoTTA with a gate that opens for about half of the elements."""
+    threshold = {"threshold": median_confidence(network, batch_stats)}
+    return Stream(ctta.CoTTA, network, settings | threshold)
+
+
+#: Every method on BatchNorm and LayerNorm, then everything else that is reduced over a batch.
+STREAMS: dict[str, Callable[[], Stream]] = {
+    **{
+        f"{name}_{network}": partial(Stream, method, network, VIEWS if name in ("cotta", "test_aug") else {})
+        for name, method in ctta.METHODS.items()
+        for network in ("batch_norm", "vit")
+    },
+    **{f"views_{network}": partial(Stream, ctta.CoTTA, network, VIEWS, "views") for network in ("batch_norm", "vit")},
+    "blended_statistics": lambda: Stream(ctta.Tent, settings={"batch_stats": 0.3}),
+    "views_at_once": lambda: Stream(ctta.TestAug, settings={"views": image_views(3), "views_at_once": 2}),
+    "pixels": lambda: gated("segmentation", {"views": multiscale_flip((0.5, 1)), "gate": "element", "loss": "hard"}),
+    "gated_rows": lambda: gated("batch_norm", ELEMENT | {"batch_stats": 0.0}, batch_stats=0.0),
+    "gated_rows_paper": lambda: gated("vit", ELEMENT | {"predict_with": "teacher", "average": "probabilities"}),
+    "fewer_views_than_ranks": lambda: Stream(ctta.TestAug, settings={"views": image_views(1)}, shard="views"),
+}
+
+
+def _stream_case(make_stream: Callable[[], Stream]) -> Callable[[Path], None]:
+    def check(folder: Path) -> None:
+        stream = make_stream()
+        parallel = data_parallel(stream.make_model(), shard=stream.shard, check_every=3)
+        assert_equals_single_process(stream, parallel, stream.make_model())
+
+    return check
+
+
+CASES |= {f"equals_single_process_{name}": _stream_case(make_stream) for name, make_stream in STREAMS.items()}
+
+
+@case
+def the_same_ranks_give_bit_identical_results(folder: Path) -> None:
+    stream = Stream(ctta.CoTTA, settings=VIEWS)
+    one, other = (data_parallel(stream.make_model()) for _ in range(2))
+    for step in range(5):
+        x = stream.make_batch(step)[stream.local_rows(step)]
+        assert torch.equal(one(x), other(x))
+    for first, second in zip(collect_state(one), collect_state(other), strict=True):
+        torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+class Standardize(nn.Module):
+    """Divide each image by its own standard deviation, which is zero for a constant one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.std((1, 2, 3), keepdim=True)
+
+
+@case
+def a_rank_without_rows_contributes_nothing(folder: Path) -> None:
+    stream = Stream(ctta.Tent)
+    parallel, alone = (ctta.Tent(nn.Sequential(Standardize(), stream.make_network())) for _ in range(2))
+    assert_equals_single_process(stream, data_parallel(parallel), alone, range(3))
+
+
+class MinimalMethod(ctta.AdaptiveModel):
+    """A method that knows nothing of ranks: a mean of its own, unused parameters, and the default predict_step."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net)
+        self.student = self.copy_of_source()
+        self.student.unused = nn.Linear(2, 2, dtype=torch.float64)
+        self.optimize(self.student, torch.optim.Adam)
+
+    def adapt_step(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.student(x)
+        self.minimize(ctta.functional.entropy(logits).mean())
+        return logits
+
+
+@case
+def a_users_method_needs_no_changes(folder: Path) -> None:
+    stream = Stream(MinimalMethod, "vit")
+    parallel, alone = data_parallel(stream.make_model()), stream.make_model()
+    assert isinstance(parallel, MinimalMethod) and isinstance(alone, MinimalMethod)
+    alone.student.get_submodule("unused").load_state_dict(parallel.student.get_submodule("unused").state_dict())
+    x, rows = stream.make_batch(0), stream.local_rows(0)
+    expected = parallel.predict(x[rows])
+    assert parallel.num_steps == 0
+    assert torch.equal(parallel(x[rows]), expected)
+    alone(x)
+    assert_equals_single_process(stream, parallel, alone, range(1, 6))
+    assert parallel.optimizer is not None and alone.optimizer is not None
+    assert len(parallel.optimizer.state) == len(alone.optimizer.state) < len(list(parallel.student.parameters()))
+
+
+@case
+def reset_and_fork_stay_parallel(folder: Path) -> None:
+    stream = Stream(ctta.Tent)
+    model = data_parallel(stream.make_model())
+    model(stream.make_batch(0)[stream.local_rows(0)])
+    assert_equals_single_process(stream, model.reset(), stream.make_model(), range(2))
+    assert_equals_single_process(stream, model.fork(), stream.make_model(), range(2))
+
+
+@case
+def a_step_that_is_not_finite_on_one_rank_is_skipped_by_all(folder: Path) -> None:
+    stream = Stream(ctta.Tent, "vit")
+    model = data_parallel(stream.make_model())
+    x = shard(stream.make_batch(0)).clone()
+    if rank() == 1:
+        x *= 1e300
+    logits = model(x)
+    assert bool(logits.isfinite().all()) == (rank() != 1)
+    assert model.num_skipped == 1 and model.last_step is not None and model.last_step.skipped
+    check_consistent(model)
+
+
+@case
+def rows_are_sharded_and_gathered_in_order(folder: Path) -> None:
+    x = torch.arange(7 * 2).view(7, 2)
+    assert torch.equal(all_gather(shard(x)), x)
+    assert torch.equal(all_gather(shard(x[:1])), x[:1])
