@@ -1,4 +1,4 @@
-"""A running service: in this process for what is quick, in a second one for what must be real."""
+"""Services for tests, in a thread of this process or as a command in another one, and a client for them."""
 
 import io
 import signal
@@ -23,12 +23,12 @@ import ctta
 from ctta import models
 from ctta.serve import Service, Tokens, create_app
 
-PATIENCE = 120.0  # seconds; the machines are shared
+TIMEOUT = 120.0  # seconds; test machines are slow at times
 SIZE = (16, 16)
 
 
 class Client:
-    """Talks to a service at an address."""
+    """Send requests to a service."""
 
     def __init__(self, address: str, token: str | None = None) -> None:
         self.address, self.session = address, requests.Session()
@@ -36,7 +36,7 @@ class Client:
             self.session.headers["Authorization"] = f"Bearer {token}"
 
     def call(self, method: str, path: str, **options: Any) -> requests.Response:
-        return self.session.request(method, self.address + path, timeout=PATIENCE, **options)
+        return self.session.request(method, self.address + path, timeout=TIMEOUT, **options)
 
     def json(self, method: str, path: str, **options: Any) -> Any:
         response = self.call(method, path, **options)
@@ -44,7 +44,7 @@ class Client:
         return response.json()
 
     def infer(self, stream: str | int, x: Tensor, **parameters: Any) -> dict[str, Any]:
-        """Every output by its name, and the parameters of the answer."""
+        """Return every output by its name, and the parameters of the answer."""
         answer = self.json("POST", "/v2/models/ctta/infer", json=infer_request(stream, x, **parameters))
         outputs = {output["name"]: np.array(output["data"]).reshape(output["shape"]) for output in answer["outputs"]}
         return {**outputs, **answer["parameters"]}
@@ -60,11 +60,11 @@ def infer_request(stream: str | int, x: Tensor, **parameters: Any) -> dict[str, 
     return {"inputs": [tensor], "parameters": {"sequence_id": stream, **parameters}}
 
 
-class Server:
-    """``ctta serve`` in a second process."""
+class ServerProcess:
+    """``ctta serve`` in another process."""
 
     def __init__(self, state: Path, *options: object, environment: Mapping[str, str] | None = None) -> None:
-        self.spec = f"file:{network_file(state.parent)}:net"
+        self.spec = f"file:{write_network_file(state.parent)}:net"
         self.state = state
         self.options = ["--model", self.spec, "--size", *SIZE, "--port", 0, "--state", state, *options]
         self.environment = environment
@@ -82,7 +82,7 @@ class Server:
 
     def stop(self, number: signal.Signals) -> int:
         self.process.send_signal(number)
-        return self.process.wait(PATIENCE)
+        return self.process.wait(TIMEOUT)
 
     def __exit__(self, *_error: object) -> None:
         if self.process.poll() is None:
@@ -92,14 +92,14 @@ class Server:
 
 
 @contextmanager
-def serving_here(service: Service, tokens: Tokens = Tokens()) -> Iterator[Client]:  # noqa: B008
-    """The application on a port of this machine, in a thread of this process."""
+def serve_in_thread(service: Service, tokens: Tokens = Tokens()) -> Iterator[Client]:  # noqa: B008
+    """Serve on a free port of this machine, in a thread of this process."""
     config = uvicorn.Config(create_app(service, tokens), port=0, log_level="error", lifespan="on")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        for _ in range(int(PATIENCE / 0.02)):
+        for _ in range(int(TIMEOUT / 0.02)):
             if server.started:
                 break
             time.sleep(0.02)
@@ -107,27 +107,27 @@ def serving_here(service: Service, tokens: Tokens = Tokens()) -> Iterator[Client
         yield Client(f"http://127.0.0.1:{port}", tokens.admin or tokens.infer)
     finally:
         server.should_exit = True
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT)
         assert not thread.is_alive()
 
 
-def network_file(folder: Path) -> Path:
+def write_network_file(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "network.py"
     path.write_text(NETWORK)
     return path
 
 
-def tent(folder: Path, **settings: Any) -> ctta.Tent:
-    """A small model that learns quickly."""
-    return ctta.Tent(models.load(f"file:{network_file(folder)}:net"), **settings)
+def make_tent(folder: Path, **settings: Any) -> ctta.Tent:
+    """Build a small model that adapts quickly."""
+    return ctta.Tent(models.load(f"file:{write_network_file(folder)}:net"), **settings)
 
 
-def images(number: int, seed: int = 0) -> Tensor:
+def make_images(number: int, seed: int = 0) -> Tensor:
     return torch.rand(number, 3, *SIZE, generator=torch.Generator().manual_seed(seed))
 
 
-def png(seed: int = 0, side: int = 16) -> bytes:
+def make_png(seed: int = 0, side: int = 16) -> bytes:
     pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load as parse_safetensors
-from serving import SIZE, Client, images, png, serving_here, tent
+from serving import SIZE, Client, make_images, make_png, make_tent, serve_in_thread
 from torch import Tensor, nn
 
 import ctta
@@ -83,11 +83,11 @@ class FailAfterStep(ctta.Tent):
 
 
 def in_forward(folder: Path) -> ctta.AdaptiveModel:
-    return ctta.Tent(FaultyNetwork(tent(folder).copy_of_source()))
+    return ctta.Tent(FaultyNetwork(make_tent(folder).copy_of_source()))
 
 
 def after_step(folder: Path) -> ctta.AdaptiveModel:
-    return FailAfterStep(tent(folder).copy_of_source())
+    return FailAfterStep(make_tent(folder).copy_of_source())
 
 
 def after_step_guarded(folder: Path) -> ctta.AdaptiveModel:
@@ -95,16 +95,16 @@ def after_step_guarded(folder: Path) -> ctta.AdaptiveModel:
 
 
 def in_forward_of_cotta(folder: Path) -> ctta.AdaptiveModel:
-    net = FaultyNetwork(tent(folder).copy_of_source())
+    net = FaultyNetwork(make_tent(folder).copy_of_source())
     return ctta.Guarded(ctta.CoTTA(net, views=ctta.views.image_views(2), restore=0.1))
 
 
 def comparable(client: Client, stream: str) -> dict[str, Any]:
     """Return what a stream shows of itself, without times."""
-    shown = client.json("GET", f"/streams/{stream}")
-    del shown["used_at"]
-    shown["events"] = [{**event, "time": None} for event in shown["events"]]
-    return dict(shown)
+    summary = client.json("GET", f"/streams/{stream}")
+    del summary["used_at"]
+    summary["events"] = [{**event, "time": None} for event in summary["events"]]
+    return dict(summary)
 
 
 def assert_withheld(response: Any, status: int) -> None:
@@ -126,15 +126,15 @@ def test_a_failed_request_leaves_the_stream_as_it_was(
     """Two streams get the same images, one of them a failing request in between."""
     status = FAULTS[fault][1]
     service = Service(model(tmp_path), tmp_path / "state", image_size=SIZE, window_size=6, update_every=1)
-    with serving_here(service) as client:
+    with serve_in_thread(service) as client:
         for step in range(3):
             for stream in ("undisturbed", "disturbed"):
-                client.infer(stream, images(4, step))
+                client.infer(stream, make_images(4, step))
         slot = service.store.slots["disturbed"]
         assert slot.stream and slot.stream.num_updates == 3
         num_changes = slot.stream.num_changes
         with failing(fault), caplog.at_level(logging.ERROR, "ctta.serve"):
-            assert_withheld(client.call("POST", "/streams/disturbed/image", data=png()), status)
+            assert_withheld(client.call("POST", "/streams/disturbed/image", data=make_png()), status)
         (record,) = [record for record in caplog.records if record.name == "ctta.serve"]
         assert "disturbed" in record.getMessage() and record.exc_info and record.exc_info[2]
         assert slot.stream.num_changes == num_changes
@@ -145,7 +145,7 @@ def test_a_failed_request_leaves_the_stream_as_it_was(
         one, other = (comparable(client, name) for name in ("undisturbed", "disturbed"))
         assert one == {**other, "name": "undisturbed"}
         for step in range(3, 6):
-            one, other = (client.infer(stream, images(3, step)) for stream in ("undisturbed", "disturbed"))
+            one, other = (client.infer(stream, make_images(3, step)) for stream in ("undisturbed", "disturbed"))
             assert np.array_equal(one["logits"], other["logits"]) and one["update"] == other["update"] == step + 1
         states = [parse_safetensors(client.state(stream)) for stream in ("undisturbed", "disturbed")]
         assert states[0].keys() == states[1].keys()
@@ -153,43 +153,45 @@ def test_a_failed_request_leaves_the_stream_as_it_was(
 
 
 @pytest.mark.parametrize("fault", ["value error", "out of memory on the CPU"])
-def test_a_failed_prediction_changes_nothing_either(tmp_path: Path, fault: str) -> None:
-    with serving_here(Service(in_forward(tmp_path), tmp_path / "state", image_size=SIZE)) as client:
-        client.infer("a", images(8))
+def test_a_failed_prediction_changes_nothing(tmp_path: Path, fault: str) -> None:
+    with serve_in_thread(Service(in_forward(tmp_path), tmp_path / "state", image_size=SIZE)) as client:
+        client.infer("a", make_images(8))
         before = comparable(client, "a")
         with failing(fault):
             for query in ("?adapt=false", "?compare=true"):
-                response = client.call("POST", f"/streams/a/image{query}", data=png())
+                response = client.call("POST", f"/streams/a/image{query}", data=make_png())
                 assert_withheld(response, FAULTS[fault][1])
         assert comparable(client, "a") == before
 
 
-def test_a_request_that_fails_creates_no_stream(tmp_path: Path) -> None:
+def test_a_failed_request_creates_no_stream(tmp_path: Path) -> None:
     model = in_forward(tmp_path)
     service = Service(model, tmp_path / "state", image_size=SIZE, window_size=0)
-    with serving_here(service) as client:
+    with serve_in_thread(service) as client:
         with failing("runtime error"):
-            assert_withheld(client.call("POST", "/streams/a/image", data=png()), 500)
+            assert_withheld(client.call("POST", "/streams/a/image", data=make_png()), 500)
         assert client.call("GET", "/streams/a").status_code == 404
         assert client.json("GET", "/streams")["total"] == service.store.num_live == 0
-        assert np.array_equal(client.infer("a", images(4))["logits"].astype(np.float32), model(images(4)).numpy())
+        assert np.array_equal(
+            client.infer("a", make_images(4))["logits"].astype(np.float32), model(make_images(4)).numpy()
+        )
 
 
 @pytest.mark.parametrize("guarded", [False, True])
-def test_the_size_of_images(tmp_path: Path, guarded: bool) -> None:
+def test_images_of_a_size_that_the_network_cannot_take(tmp_path: Path, guarded: bool) -> None:
     """A declared size is checked by the service; without one, it is the network that fails."""
 
     def build() -> ctta.AdaptiveModel:
-        return ctta.Guarded(tent(tmp_path)) if guarded else tent(tmp_path)
+        return ctta.Guarded(make_tent(tmp_path)) if guarded else make_tent(tmp_path)
 
-    with serving_here(Service(build(), tmp_path / "declared", image_size=SIZE)) as client:
-        refused = client.call("POST", "/v2/models/ctta/infer", json=request_of_size(9))
-        assert refused.status_code == 400 and "[16, 16]" in refused.json()["error"]
-    with serving_here(Service(build(), tmp_path / "any")) as client:
+    with serve_in_thread(Service(build(), tmp_path / "declared", image_size=SIZE)) as client:
+        rejected = client.call("POST", "/v2/models/ctta/infer", json=request_of_size(9))
+        assert rejected.status_code == 400 and "[16, 16]" in rejected.json()["error"]
+    with serve_in_thread(Service(build(), tmp_path / "any")) as client:
         for side, status in ((9, 500), (3000, 413)):
             response = client.call("POST", "/v2/models/ctta/infer", json=request_of_size(side))
             assert response.status_code == status and "mat1" not in response.text
-        assert client.infer("a", images(4))["logits"].shape == (4, 5)
+        assert client.infer("a", make_images(4))["logits"].shape == (4, 5)
 
 
 def request_of_size(side: int) -> dict[str, Any]:
@@ -200,9 +202,9 @@ def request_of_size(side: int) -> dict[str, Any]:
 
 def test_input_that_a_guard_rejects_is_the_clients_fault(tmp_path: Path) -> None:
     """A guard learns the size from the first batch; the rejection is recorded, and changes nothing else."""
-    service = Service(ctta.Guarded(tent(tmp_path)), tmp_path / "state", window_size=0)
-    with serving_here(service) as client:
-        client.infer("a", images(4))
+    service = Service(ctta.Guarded(make_tent(tmp_path)), tmp_path / "state", window_size=0)
+    with serve_in_thread(service) as client:
+        client.infer("a", make_images(4))
         before = comparable(client, "a")
         response = client.call("POST", "/v2/models/ctta/infer", json=request_of_size(9))
         assert response.status_code == 400 and response.json()["error"]
@@ -216,9 +218,9 @@ def test_input_that_a_guard_rejects_is_the_clients_fault(tmp_path: Path) -> None
 def test_an_image_for_a_network_that_predicts_no_single_class(tmp_path: Path) -> None:
     """The request is rejected, and has not changed the stream."""
     model = ctta.Tent(nn.Sequential(nn.Conv2d(3, 5, 1), nn.BatchNorm2d(5)))
-    with serving_here(Service(model, tmp_path / "state", image_size=SIZE, window_size=0)) as client:
-        client.infer("a", images(4))
+    with serve_in_thread(Service(model, tmp_path / "state", image_size=SIZE, window_size=0)) as client:
+        client.infer("a", make_images(4))
         before = comparable(client, "a")
-        response = client.call("POST", "/streams/a/image", data=png())
+        response = client.call("POST", "/streams/a/image", data=make_png())
         assert response.status_code == 400 and "not one class" in response.json()["error"]
         assert comparable(client, "a") == before

@@ -1,14 +1,14 @@
-"""The live page in a real browser: cards, buttons, a picture to try, and nothing asked of anybody else."""
+"""The live page in a browser: cards, buttons, an image to try, and no requests to other servers."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import LOW_CONTRAST, chromium, get_requests, set_view
+from browser import LOW_CONTRAST, chromium, get_log, get_requests, set_view
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
-from serving import PATIENCE, SIZE, Client, images, png, serving_here, tent
+from serving import SIZE, TIMEOUT, Client, make_images, make_png, make_tent, serve_in_thread
 
 from ctta.guard import Guarded
 from ctta.serve import Service, Tokens
@@ -20,21 +20,21 @@ CLASSES = ["bird", "cat", "dog", "frog", "ship"]
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     folder = tmp_path_factory.mktemp("page")
-    service = Service(Guarded(tent(folder)), folder / "state", image_size=SIZE, class_names=CLASSES, window_size=0)
-    with serving_here(service, TOKENS) as client:
+    service = Service(Guarded(make_tent(folder)), folder / "state", image_size=SIZE, class_names=CLASSES, window_size=0)
+    with serve_in_thread(service, TOKENS) as client:
         for number in range(6):
             for name in ("camera2", "camera10", "ward.A"):
-                client.infer(name, images(8, number))
+                client.infer(name, make_images(8, number))
         client.json("POST", "/streams/camera10/freeze")
         yield client
 
 
 @pytest.fixture(scope="module")
 def browser(client: Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    """At the page, with the token for reading given."""
+    """Open the page and enter the infer token."""
     with chromium(tmp_path_factory.mktemp("profile")) as chrome:
         set_view(chrome)
-        get_requests(chrome)  # those of the page that a new browser shows
+        get_requests(chrome)  # drop those of the page that a new browser shows
         chrome.get(client.address)
         give_token(chrome, TOKENS.infer or "")
         until(chrome, "return document.querySelectorAll('article').length === 3")
@@ -42,13 +42,13 @@ def browser(client: Client, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def until(browser: webdriver.Chrome, script: str) -> None:
-    WebDriverWait(browser, PATIENCE, poll_frequency=0.1).until(lambda chrome: chrome.execute_script(script))
+    WebDriverWait(browser, TIMEOUT, poll_frequency=0.1).until(lambda chrome: chrome.execute_script(script))
 
 
 def give_token(browser: webdriver.Chrome, token: str) -> None:
-    until(browser, "return document.getElementById('ask').open")
+    until(browser, "return document.getElementById('token-dialog').open")
     browser.find_element(By.ID, "token").send_keys(token)
-    browser.find_element(By.CSS_SELECTOR, "#ask button.main").click()
+    browser.find_element(By.CSS_SELECTOR, "#token-dialog button.main").click()
 
 
 def card(name: str) -> str:
@@ -59,7 +59,7 @@ def test_a_card_for_each_stream(browser: webdriver.Chrome) -> None:
     names = [element.text for element in browser.find_elements(By.CSS_SELECTOR, "article h3")]
     assert names == ["camera2", "camera10", "ward.A"]
     shown = browser.execute_script(f"return {card('camera2')}.innerText")
-    for text in ("adapting", "confidence", "collapse signal", "updates", "images", "events"):
+    for text in ("adapting", "confidence", "collapse score", "updates", "images", "events"):
         assert text in shown
     assert browser.execute_script(f"return {card('camera10')}.querySelector('.badge').textContent") == "frozen"
     line = browser.execute_script(f"return {card('camera2')}.querySelector('.confidence .line').getAttribute('d')")
@@ -67,16 +67,16 @@ def test_a_card_for_each_stream(browser: webdriver.Chrome) -> None:
     assert browser.execute_script(f"return {card('camera2')}.querySelector('.updates').textContent") == "6"
 
 
-def test_nothing_is_asked_of_others_and_nothing_complained_about(browser: webdriver.Chrome, client: Client) -> None:
-    asked = get_requests(browser)
-    assert f"{client.address}/page.js" in asked
-    assert [address for address in asked if not address.startswith((client.address, "data:,"))] == []
-    complaints = [entry for entry in browser.get_log("browser") if "401" not in entry["message"]]
-    assert complaints == []
+def test_no_foreign_requests_and_no_console_messages(browser: webdriver.Chrome, client: Client) -> None:
+    requested = get_requests(browser)
+    assert f"{client.address}/page.js" in requested
+    assert [address for address in requested if not address.startswith((client.address, "data:,"))] == []
+    messages = [entry for entry in get_log(browser, "browser") if "401" not in entry["message"]]
+    assert messages == []
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_texts_stand_out_and_fit(browser: webdriver.Chrome, theme: str) -> None:
+def test_texts_have_enough_contrast_and_fit(browser: webdriver.Chrome, theme: str) -> None:
     for width in (1280, 390):
         set_view(browser, width=width, theme=theme)
         browser.execute_script("window.faint ??= document.createElement('i')")
@@ -86,31 +86,31 @@ def test_texts_stand_out_and_fit(browser: webdriver.Chrome, theme: str) -> None:
     set_view(browser)
 
 
-def test_a_picture_is_shown_to_source_and_stream(browser: webdriver.Chrome, client: Client, tmp_path: Path) -> None:
-    file = tmp_path / "picture.png"
-    file.write_bytes(png(3))
+def test_an_image_is_classified_by_source_and_stream(browser: webdriver.Chrome, client: Client, tmp_path: Path) -> None:
+    file = tmp_path / "image.png"
+    file.write_bytes(make_png(3))
     before = client.json("GET", "/streams/ward.A")["images"]
     browser.execute_script("document.getElementById('stream').value = 'ward.A'")
     browser.find_element(By.ID, "file").send_keys(str(file))
-    until(browser, "return document.querySelector('#adapted .guess').textContent.length > 1")
-    answer = client.json("POST", "/streams/ward.A/image?adapt=false&compare=true", data=png(3))
-    for side, guess in (("source", answer["source"]), ("adapted", answer)):
+    until(browser, "return document.querySelector('#adapted .prediction').textContent.length > 1")
+    answer = client.json("POST", "/streams/ward.A/image?adapt=false&compare=true", data=make_png(3))
+    for side, prediction in (("source", answer["source"]), ("adapted", answer)):
         text = browser.find_element(By.ID, side).text
-        assert guess["label"] in text and f"{100 * guess['confidence']:.1f} % sure" in text
+        assert prediction["label"] in text and f"confidence {100 * prediction['confidence']:.1f} %" in text
     assert client.json("GET", "/streams/ward.A")["images"] == before  # only predicted
     other = tmp_path / "text.png"
-    other.write_bytes(b"no picture")
+    other.write_bytes(b"no image")
     browser.find_element(By.ID, "file").send_keys(str(other))
-    until(browser, "return document.getElementById('problem').textContent.includes('not a readable image')")
+    until(browser, "return document.getElementById('error').textContent.includes('not a readable image')")
 
 
-def test_buttons_ask_for_the_admin_token_once(browser: webdriver.Chrome, client: Client) -> None:
+def test_buttons_prompt_for_the_admin_token_once(browser: webdriver.Chrome, client: Client) -> None:
     browser.execute_script(f"{card('camera2')}.querySelector('[data-action=reset]').click()")
     give_token(browser, TOKENS.admin or "")
     until(browser, f"return {card('camera2')}.querySelector('.updates').textContent === '0'")
     browser.execute_script(f"{card('camera2')}.querySelector('[data-action=freeze]').click()")
     until(browser, f"return {card('camera2')}.querySelector('.badge').textContent === 'frozen'")
     browser.execute_script(f"{card('ward.A')}.querySelector('[data-action=rollback]').click()")
-    until(browser, f"return {card('ward.A')}.querySelector('ol').textContent.includes('rollback: asked for')")
+    until(browser, f"return {card('ward.A')}.querySelector('ol').textContent.includes('rollback: requested for')")
     kinds = [event["kind"] for event in client.json("GET", "/streams/camera2")["events"]]
     assert kinds[-2:] == ["reset", "freeze"]

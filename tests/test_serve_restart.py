@@ -1,4 +1,4 @@
-"""Stopped, killed, started again: streams go on as if nothing had happened."""
+"""A service that is stopped or killed resumes its streams bit-identically."""
 
 import errno
 import json
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load
-from serving import Client, Server, images, tent
+from serving import Client, ServerProcess, make_images, make_tent
 from torch import Tensor
 
 import ctta
@@ -23,28 +23,28 @@ NAMES = ("left", "right", "Left.2")
 
 
 def batch(name: str, number: int) -> Tensor:
-    return images(6, 100 * NAMES.index(name) + number)
+    return make_images(6, 100 * NAMES.index(name) + number)
 
 
-def test_a_stop_writes_every_stream_and_a_start_brings_it_back_bit_for_bit(tmp_path: Path) -> None:
-    """With the default method, guard and window, in images one by one; the second server has room for one stream."""
+def test_streams_are_bit_identical_after_a_restart(tmp_path: Path) -> None:
+    """With the default method, guard and window, one image at a time; the second server keeps one stream in memory."""
     state, options = tmp_path / "state", ("--set", "views=2", "--workers", 1)
-    first = Server(state, *options)
+    first = ServerProcess(state, *options)
     with first as client:
         for number in range(9):
             for name in NAMES:
                 client.infer(name, batch(name, number)[:1])
         before = {name: client.state(name) for name in NAMES}
     assert first.process.returncode == 0
-    with Server(state, *options, "--live-streams", 1) as client:
+    with ServerProcess(state, *options, "--live-streams", 1) as client:
         assert client.json("GET", "/streams")["total"] == 3
         after = {name: client.state(name) for name in NAMES}
         answers = {name: client.infer(name, batch(name, 9)[:1]) for name in NAMES}
     for name in NAMES:
         one, other = load(before[name]), load(after[name])
         assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
-    # And as a stream that never left this process.
-    server = Server(state, *options)
+    # And the same as streams that never left this process.
+    server = ServerProcess(state, *options)
     model = Guarded(
         build_method(load_network(server.spec), "cotta_fast", ["views=2"]),
         input_spec=ctta.guard.InputSpec(low=0, high=1),
@@ -64,12 +64,12 @@ def new_stream(folder: Path, model: ctta.AdaptiveModel) -> ServedStream:
     return service.factory.create("alone")
 
 
-def test_a_kill_loses_no_more_than_since_the_last_snapshot(tmp_path: Path) -> None:
+def test_a_kill_loses_only_what_came_after_the_last_snapshot(tmp_path: Path) -> None:
     state, options = tmp_path / "state", ("--method", "tent", "--no-guard", "--window", 0, "--snapshot-every", 0.05)
-    server, done = Server(state, *options, "--live-streams", 2, "--workers", 2), dict.fromkeys(NAMES, 0)
+    server, done = ServerProcess(state, *options, "--live-streams", 2, "--workers", 2), dict.fromkeys(NAMES, 0)
     seen_saved = threading.Event()
 
-    def load_it(name: str) -> None:
+    def send_images(name: str) -> None:
         client = Client(server.client.address)
         for number in range(400):
             try:
@@ -81,11 +81,11 @@ def test_a_kill_loses_no_more_than_since_the_last_snapshot(tmp_path: Path) -> No
                 seen_saved.set()
 
     with server:
-        threads = [threading.Thread(target=load_it, args=(name,)) for name in NAMES]
+        threads = [threading.Thread(target=send_images, args=(name,)) for name in NAMES]
         for thread in threads:
             thread.start()
         assert seen_saved.wait(120)
-        for _ in range(2000):  # until each has a snapshot, so that there is something to lose
+        for _ in range(2000):  # until each stream has a snapshot
             if len(list((state / "streams").glob("*/[0-9]*/state.safetensors"))) >= len(NAMES):
                 break
             threading.Event().wait(0.05)
@@ -98,8 +98,8 @@ def test_a_kill_loses_no_more_than_since_the_last_snapshot(tmp_path: Path) -> No
             number = client.json("GET", f"/streams/{name}")["updates"]
             assert 1 <= number <= done[name] + 1  # the last may have been saved and not yet answered
             alone = build_method(net, "tent")
-            for place in range(number):
-                alone(batch(name, place))
+            for step in range(number):
+                alone(batch(name, step))
             file = tmp_path / f"{name}.safetensors"
             file.write_bytes(client.state(name))
             stored = ctta.load(file, net)
@@ -109,51 +109,51 @@ def test_a_kill_loses_no_more_than_since_the_last_snapshot(tmp_path: Path) -> No
             assert np.array_equal(answer["logits"].astype(np.float32), alone(batch(name, number)).numpy())
 
 
-def test_half_a_snapshot_is_none(tmp_path: Path) -> None:
-    """What a kill leaves behind in the middle of a save is swept away, and the one before counts."""
-    service = Service(tent(tmp_path), tmp_path / "state")
+def test_an_unfinished_snapshot_is_ignored(tmp_path: Path) -> None:
+    """What a process that was killed while saving leaves behind is removed, and the previous snapshot counts."""
+    service = Service(make_tent(tmp_path), tmp_path / "state")
     stream = service.factory.create("a")
-    stream.infer(images(40), adapt=True)
+    stream.infer(make_images(40), adapt=True)
     service.factory.snapshots.write(stream)
     unfinished = tmp_path / "state/streams/a/unfinished-2"
     unfinished.mkdir()
     (unfinished / "state.safetensors").write_bytes(b"half")
     service.release()
-    again = Service(tent(tmp_path), tmp_path / "state")
+    again = Service(make_tent(tmp_path), tmp_path / "state")
     assert list(again.store.slots) == ["a"] and not unfinished.exists()
     assert again.factory.read("a").num_updates == 1
     again.release()
 
 
-def test_half_a_deletion_is_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed while it deletes a stream, a service starts again, and without it."""
-    service = Service(tent(tmp_path), tmp_path / "state")
+def test_an_unfinished_deletion_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that was killed while deleting a stream starts again without it."""
+    service = Service(make_tent(tmp_path), tmp_path / "state")
     for name in ("a", "b"):
         service.factory.snapshots.write(service.factory.create(name))
 
-    def killed_in_the_middle(folder: Path, **_: object) -> None:
+    def delete_partially(folder: Path, **_: object) -> None:
         for file in folder.rglob("window.safetensors"):
             file.unlink()
 
     with monkeypatch.context() as patched:
-        patched.setattr("ctta.serve.persistence.shutil.rmtree", killed_in_the_middle)
+        patched.setattr("ctta.serve.persistence.shutil.rmtree", delete_partially)
         service.factory.snapshots.delete("a")
     service.release()
-    again = Service(tent(tmp_path), tmp_path / "state")
+    again = Service(make_tent(tmp_path), tmp_path / "state")
     assert list(again.store.slots) == ["b"]
     assert [path.name for path in (tmp_path / "state/streams").iterdir()] == ["b"]
     again.release()
 
 
-def test_a_damaged_stream_does_not_keep_the_others_from_being_served(tmp_path: Path) -> None:
-    service = Service(tent(tmp_path), tmp_path / "state")
+def test_a_damaged_stream_is_moved_aside_and_the_others_are_served(tmp_path: Path) -> None:
+    service = Service(make_tent(tmp_path), tmp_path / "state")
     for name in ("a", "b", "c"):
         service.factory.snapshots.write(service.factory.create(name))
     service.release()
     streams = tmp_path / "state/streams"
     (streams / "a/1/window.safetensors").write_bytes(b"not this")
     (streams / "c/1/window.safetensors").unlink()
-    again = Service(tent(tmp_path), tmp_path / "state")
+    again = Service(make_tent(tmp_path), tmp_path / "state")
     assert list(again.store.slots) == ["b"]
     lines = [json.loads(line) for line in (tmp_path / "state/audit.jsonl").read_text().splitlines()]
     assert [line["stream"] for line in lines if line["kind"] == "damaged"] == ["a", "c"]
@@ -162,10 +162,8 @@ def test_a_damaged_stream_does_not_keep_the_others_from_being_served(tmp_path: P
     again.release()
 
 
-def test_a_disk_that_fails_at_the_start_is_not_taken_for_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service = Service(tent(tmp_path), tmp_path / "state")
+def test_a_disk_error_at_start_is_not_mistaken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Service(make_tent(tmp_path), tmp_path / "state")
     service.factory.snapshots.write(service.factory.create("a"))
     service.release()
 
@@ -174,17 +172,17 @@ def test_a_disk_that_fails_at_the_start_is_not_taken_for_damage(
 
     with monkeypatch.context() as patched, pytest.raises(OSError, match="input/output error"):
         patched.setattr("ctta.serve.persistence.safe_open", failing)
-        Service(tent(tmp_path), tmp_path / "state")
+        Service(make_tent(tmp_path), tmp_path / "state")
     assert (tmp_path / "state/streams/a/1/state.safetensors").exists()
 
 
-def test_a_stream_that_is_no_longer_finite_comes_back_and_can_be_reset(tmp_path: Path) -> None:
-    service = Service(tent(tmp_path), tmp_path / "state")
+def test_a_stream_with_nan_weights_can_be_read_and_reset(tmp_path: Path) -> None:
+    service = Service(make_tent(tmp_path), tmp_path / "state")
     stream = service.factory.create("a")
     with torch.no_grad():
-        next(stream.model.student.parameters()).fill_(torch.nan)
+        next(stream.model.get_submodule("student").parameters()).fill_(torch.nan)
     service.factory.snapshots.write(stream)
     back = service.factory.read("a")
     back.act("reset")
-    assert back.infer(images(40), adapt=True).logits.isfinite().all()
+    assert back.infer(make_images(40), adapt=True).logits.isfinite().all()
     service.release()

@@ -19,7 +19,7 @@ from ctta.checkpoint.files import save
 from ctta.errors import CheckpointError
 from ctta.io.images import Resize, decoding_errors, import_pillow, to_unit_floats, to_upright_rgb
 from ctta.serve.auth import Authenticator
-from ctta.serve.errors import ApiError
+from ctta.serve.errors import ApiError, hide_internal_errors
 from ctta.serve.limits import BodyReader
 from ctta.serve.schemas import (
     STREAM_ERRORS,
@@ -169,10 +169,11 @@ def _parse_state(service: Service, body: bytes) -> AdaptiveModel:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "upload")
         path.write_bytes(body)
-        try:
-            return service.factory.load_upload(path)
-        except CheckpointError as error:
-            raise ApiError(400, str(error).replace(f"{directory}{os.sep}", "the ")) from error
+        with hide_internal_errors("an upload", service.metrics.count_failure):
+            try:
+                return service.factory.load_upload(path)
+            except CheckpointError as error:
+                raise ApiError(400, str(error).replace(f"{directory}{os.sep}", "the ")) from error
 
 
 def page_routes(auth: Authenticator) -> APIRouter:

@@ -1,4 +1,4 @@
-"""Who may do what: tokens of two scopes, loopback without any, pages of other origins kept out."""
+"""Authentication: tokens of two scopes, loopback only without tokens, and no requests of foreign origins."""
 
 import os
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from command_line import network_error, user_error, write_network
-from serving import SIZE, Client, png, serving_here, tent
+from serving import SIZE, Client, make_png, make_tent, serve_in_thread
 
 from ctta.cli.serve import serve
 from ctta.serve import Service, Tokens, read_tokens
@@ -17,8 +17,8 @@ INFER, ADMIN = "i" * 20, "a" * 20
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("door")
-    with serving_here(Service(tent(folder), folder / "state", image_size=SIZE), Tokens(INFER, ADMIN)) as client:
-        assert client.call("POST", "/streams/a/image", data=png()).status_code == 200
+    with serve_in_thread(Service(make_tent(folder), folder / "state", image_size=SIZE), Tokens(INFER, ADMIN)) as client:
+        assert client.call("POST", "/streams/a/image", data=make_png()).status_code == 200
         yield client.address
 
 
@@ -41,35 +41,35 @@ CHANGE = [
 
 
 def test_scopes(address: str) -> None:
-    nobody, wrong, user, admin = (Client(address, token) for token in (None, "x" * 20, INFER, ADMIN))
+    anonymous, unknown, user, admin = (Client(address, token) for token in (None, "x" * 20, INFER, ADMIN))
     for method, path in [*READ, *CHANGE]:
-        for client in (nobody, wrong):
-            response = client.call(method, path, data=png())
+        for client in (anonymous, unknown):
+            response = client.call(method, path, data=make_png())
             assert response.status_code == 401 and response.headers["WWW-Authenticate"] == "Bearer"
         expected = 403 if (method, path) in CHANGE else 200
-        assert user.call(method, path, data=png()).status_code == expected
-        assert admin.call(method, path, data=png()).status_code not in (401, 403)
+        assert user.call(method, path, data=make_png()).status_code == expected
+        assert admin.call(method, path, data=make_png()).status_code not in (401, 403)
     for path in ("/", "/page.js", "/v2/health/live", "/v2/health/ready", "/v2/models/ctta/ready"):
-        assert nobody.call("GET", path).status_code == 200
+        assert anonymous.call("GET", path).status_code == 200
     for header in ("Basic " + INFER, INFER, "Bearer", "Bearer ", "Bearer \xff"):
-        assert nobody.call("GET", "/streams", headers={"Authorization": header.encode("latin-1")}).status_code == 401
+        assert anonymous.call("GET", "/streams", headers={"Authorization": header.encode("latin-1")}).status_code == 401
 
 
-def test_a_body_is_not_read_for_strangers(address: str) -> None:
+def test_no_body_is_read_without_a_token(address: str) -> None:
     assert Client(address).call("POST", "/streams/a/image", data=bytes(17 * 2**20)).status_code == 401
 
 
-def test_with_tokens_other_hosts_are_fine_but_other_origins_are_not(address: str) -> None:
+def test_with_tokens_foreign_origins_are_rejected_but_not_foreign_hosts(address: str) -> None:
     user = Client(address, INFER)
     assert user.call("GET", "/streams", headers={"Host": "cameras.example.org"}).status_code == 200
     for headers in ({"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
-        assert user.call("POST", "/streams/a/image", data=png(), headers=headers).status_code == 403
-    assert user.call("POST", "/streams/a/image", data=png(), headers={"Origin": address}).status_code == 200
+        assert user.call("POST", "/streams/a/image", data=make_png(), headers=headers).status_code == 403
+    assert user.call("POST", "/streams/a/image", data=make_png(), headers={"Origin": address}).status_code == 200
 
 
-def test_without_tokens_only_this_machine_is_answered(tmp_path: Path) -> None:
-    with serving_here(Service(tent(tmp_path), tmp_path / "state", image_size=SIZE)) as client:
-        assert client.call("POST", "/streams/a/image", data=png()).status_code == 200
+def test_without_tokens_only_loopback_is_answered(tmp_path: Path) -> None:
+    with serve_in_thread(Service(make_tent(tmp_path), tmp_path / "state", image_size=SIZE)) as client:
+        assert client.call("POST", "/streams/a/image", data=make_png()).status_code == 200
         for host in ("evil.example", "127.0.0.1.evil.example:80", ""):
             assert client.call("GET", "/streams", headers={"Host": host}).status_code in (400, 403)
         foreign = {"Origin": "http://evil.example"}
@@ -92,7 +92,7 @@ def test_tokens_come_from_files_or_the_environment(tmp_path: Path) -> None:
         Tokens(INFER, INFER)
 
 
-def test_mistakes_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("CTTA_SERVE")]:
         monkeypatch.delenv(name)
     spec = write_network(tmp_path)
