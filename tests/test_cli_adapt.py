@@ -220,7 +220,7 @@ def test_a_broken_image_can_be_replaced(camera: CameraFolder) -> None:
     expected = camera.uninterrupted()
     content = camera.paths[13].read_bytes()
     camera.paths[13].write_bytes(content[:50])
-    assert "013.png is missing, truncated or no picture" in user_error(adapt, *camera.resumable)
+    assert "013.png is missing, truncated or not an image" in user_error(adapt, *camera.resumable)
     assert len(camera.rows()) == 12
     camera.paths[13].write_bytes(content)
     assert "8 of them new" in output(adapt, *camera.resumable)
