@@ -1,9 +1,9 @@
-"""Images per second of the longest stream, gradual CIFAR10-C (131 x 10,000 images), and how memory grows on the way.
+"""Measure the throughput and memory growth of the longest stream, gradual CIFAR10-C (131 x 10,000 images).
 
     python benchmarks/stream_speed.py [CIFAR-10-C folder]
 
-Without a folder, files of the published shapes are made first, filled with noise (2.3 GB). Fails below the target, or
-if memory grows.
+Without a folder, files of the published shapes are written first, filled with noise (2.3 GB). The script fails if the
+throughput is below the target or memory grows.
 """
 
 import sys
@@ -17,17 +17,18 @@ from numpy.lib.format import open_memmap
 from ctta.datasets import CifarC
 from ctta.streams import corruption_order, gradual
 
-TARGET = 50_000
-ALLOWED_MIB = 64  # far below the 150 MB of one file, and above the allocator's own breathing
+MIN_IMAGES_PER_SECOND = 50_000
+MAX_GROWTH_MIB = 64  # far below the 150 MB of one file, above the fluctuation of the allocator
 
 
 def anonymous_mib() -> float:
-    """Memory of this process that no file backs."""
+    """Return the memory of this process that is not backed by a file."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("RssAnon:")[1].split()[0]) / 1024
 
 
 def write_noise(folder: Path) -> None:
+    """Write files of the published shapes, filled with noise."""
     generator = np.random.default_rng(0)
     np.save(folder / "labels.npy", np.tile(generator.integers(0, 10, 10_000), 5))
     chunk = generator.integers(0, 256, (10_000, 32, 32, 3), np.uint8)
@@ -39,26 +40,27 @@ def write_noise(folder: Path) -> None:
 
 
 def measure(folder: Path) -> bool:
-    """Whether the stream was fast enough, with flat memory."""
+    """Return whether the stream was fast enough and memory stayed flat."""
     stream = gradual(CifarC(folder), variant="authors", order=0)
     batches = iter(stream)
     next(batches)
-    before, highest, num_images, start = anonymous_mib(), 0.0, 0, time.perf_counter()
-    for number, batch in enumerate(batches):
+    before, peak, num_images, start = anonymous_mib(), 0.0, 0, time.perf_counter()
+    for index, batch in enumerate(batches):
         num_images += len(batch.x)
-        if number % 500 == 0:
-            highest = max(highest, anonymous_mib())
+        if index % 500 == 0:
+            peak = max(peak, anonymous_mib())
     rate = num_images / (time.perf_counter() - start)
-    print(f"{num_images:,} images, {rate:,.0f} images/s (target {TARGET:,})")
-    print(f"anonymous memory {before:.0f} MiB after the first batch, at most {highest:.0f} MiB later")
-    return rate >= TARGET and highest - before <= ALLOWED_MIB
+    print(f"{num_images:,} images, {rate:,.0f} images/s (target {MIN_IMAGES_PER_SECOND:,})")
+    print(f"anonymous memory: {before:.0f} MiB after the first batch, peak {peak:.0f} MiB")
+    return rate >= MIN_IMAGES_PER_SECOND and peak - before <= MAX_GROWTH_MIB
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         passed = measure(Path(sys.argv[1]))
     else:
-        with TemporaryDirectory(dir=".") as made:
-            write_noise(Path(made))
-            passed = measure(Path(made))
-    sys.exit(None if passed else f"missed: at least {TARGET:,} images/s, at most {ALLOWED_MIB} MiB more memory")
+        with TemporaryDirectory(dir=".") as folder:
+            write_noise(Path(folder))
+            passed = measure(Path(folder))
+    expected = f"at least {MIN_IMAGES_PER_SECOND:,} images/s and at most {MAX_GROWTH_MIB} MiB more memory"
+    sys.exit(None if passed else f"failed: expected {expected}")
