@@ -37,14 +37,14 @@ def together(call: Callable[[], object], ranks: range) -> float:
 
 def share_of_views(model: CoTTA, x: Tensor) -> float:
     """Of a step's time, what is spent on the views, which alone is divided."""
-    refined, spent = CoTTA.refined, []
+    predict_over_views, spent = CoTTA._predict_over_views, []
 
     def timed(self: CoTTA, x: Tensor) -> Tensor:
         answers: list[Tensor] = []
-        spent.append(seconds(lambda: answers.append(refined(self, x))))
+        spent.append(seconds(lambda: answers.append(predict_over_views(self, x))))
         return answers[0]
 
-    with mock.patch.object(CoTTA, "refined", timed):
+    with mock.patch.object(CoTTA, "_predict_over_views", timed):
         total = seconds(partial(model, x))
     return sum(spent) / total
 

@@ -22,8 +22,8 @@ from ctta.views import ImageView
 #: What is timed: where it is found, and what the table calls it.
 PARTS = [
     (ImageView, "augment", "views: making the images"),
-    (cotta.CoTTA, "refined", "views: teacher, 32 forwards"),
-    (cotta.CoTTA, "unsure_elements", "source, one forward"),
+    (cotta.CoTTA, "_predict_over_views", "views: teacher, 32 forwards"),
+    (cotta.CoTTA, "_find_uncertain", "source, one forward"),
     (cotta.CoTTA, "minimize", "student: backward, finite check, Adam"),
     (cotta, "ema_update_", "teacher: moving average"),
     (cotta, "stochastic_restore_", "student: restore"),

@@ -15,6 +15,7 @@ from ctta import (
     corruptions,
     datasets,
     distributed,
+    errors,
     functional,
     guard,
     models,
@@ -27,7 +28,7 @@ from ctta.advise.threshold import calibrate_threshold
 from ctta.base import AdaptiveModel, Step
 from ctta.checkpoint.files import load, save
 from ctta.checkpoint.fingerprint import fingerprint
-from ctta.errors import CheckpointError
+from ctta.errors import CheckpointError, ConfigError, DataError, InputError
 from ctta.evaluation.evaluate import evaluate
 from ctta.evaluation.results import Result
 from ctta.guard import Guarded
@@ -42,7 +43,10 @@ __all__ = [
     "BNStats",
     "CheckpointError",
     "CoTTA",
+    "ConfigError",
+    "DataError",
     "Guarded",
+    "InputError",
     "OptimizerFactory",
     "PseudoLabel",
     "Result",
@@ -56,6 +60,7 @@ __all__ = [
     "corruptions",
     "datasets",
     "distributed",
+    "errors",
     "evaluate",
     "fingerprint",
     "functional",

@@ -1,4 +1,4 @@
-"""The methods, one per file, and how to build one by name."""
+"""The methods, one per file, and a function to build one by name."""
 
 from typing import Any
 
@@ -13,7 +13,9 @@ from ctta.methods.tent import Tent
 from ctta.methods.test_aug import TestAug
 from ctta.validation import check_choice
 
-#: Every method by its name, in the order of the paper's tables.
+__all__ = ["METHODS", "BNStats", "CoTTA", "PseudoLabel", "Source", "Tent", "TestAug", "adapt"]
+
+#: Every method by its name, in the order of the CoTTA paper's tables.
 METHODS: dict[str, type[AdaptiveModel]] = {
     "source": Source,
     "bn_stats": BNStats,
@@ -27,11 +29,19 @@ METHODS: dict[str, type[AdaptiveModel]] = {
 def adapt(net: nn.Module, method: str = "cotta", **hyperparameters: Any) -> AdaptiveModel:
     """Wrap a network in a method by name.
 
+    Args:
+        net: the network; it is copied and never changed.
+        method: a key of :data:`METHODS`.
+        **hyperparameters: keyword arguments of the method.
+
+    Returns:
+        A model that predicts and adapts when it is called.
+
+    Raises:
+        ConfigError: there is no such method.
+
     >>> net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
     >>> model = adapt(net, "bn_stats", batch_stats=0.5)
     """
     check_choice("method", method, tuple(METHODS))
     return METHODS[method](net, **hyperparameters)
-
-
-__all__ = ["METHODS", "BNStats", "CoTTA", "PseudoLabel", "Source", "Tent", "TestAug", "adapt"]

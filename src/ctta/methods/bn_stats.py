@@ -1,23 +1,25 @@
-"""BN Stats Adapt: normalise by the statistics of the batch at hand."""
+"""BN Stats Adapt: normalize by the statistics of the test batch."""
 
 from torch import Tensor, nn
+from typing_extensions import override
 
 from ctta.base import AdaptiveModel
 from ctta.surgery import Output
 
 
 class BNStats(AdaptiveModel):
-    """BatchNorm layers use the statistics of each test batch instead of the training set's; nothing is learnt.
+    """BatchNorm layers use the statistics of each test batch instead of the training set's; nothing is learned.
 
     Args:
-        net: any network; without BatchNorm layers it answers as it was trained.
-        batch_stats: share m of the batch, (1-m) * running + m * batch; below 1 for small batches.
-        output: where the logits are in what the network returns, if not found by itself.
+        net: any network; without BatchNorm layers it predicts as it was trained.
+        batch_stats: the fraction m of the batch in the statistics, (1-m) * running + m * batch. The default uses the
+            batch only; choose less for small batches.
+        output: where the logits are in the network's output; by default the usual places.
 
     >>> import torch
     >>> model = BNStats(torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3)))
     >>> x = torch.randn(8, 4)
-    >>> torch.allclose(model(x), model(5 * x + 7), atol=1e-4)    # a shifted, scaled sensor changes nothing
+    >>> torch.allclose(model(x), model(5 * x + 7), atol=1e-4)    # invariant to shift and scale of the input
     True
 
     References: Schneider et al., "Improving robustness against common corruptions by covariate shift adaptation",
@@ -27,9 +29,11 @@ class BNStats(AdaptiveModel):
     def __init__(self, net: nn.Module, *, batch_stats: float = 1.0, output: Output = None) -> None:
         super().__init__(net, batch_stats=batch_stats, output=output)
 
+    @override
     def adapt_step(self, x: Tensor) -> Tensor:
         return self.predict_step(x)
 
+    @override
     def predict_step(self, x: Tensor) -> Tensor:
         logits: Tensor = self.source(x)
         return logits

@@ -1,4 +1,4 @@
-"""CoTTA: continual test-time adaptation by an averaged teacher, averaged views and stochastic restoring."""
+"""CoTTA: continual test-time adaptation by a weight-averaged teacher, augmented views and stochastic restore."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -6,8 +6,10 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from ctta.base import AdaptiveModel
+from ctta.errors import ConfigError
 from ctta.functional import (
     at_least_float32,
     confidence,
@@ -36,9 +38,9 @@ from ctta.views import (
 
 LOSSES = {"cross_entropy": cross_entropy, "symmetric": symmetric_cross_entropy, "hard": hard_cross_entropy}
 
-#: The authors' settings for segmentation, Cityscapes to ACDC.
+#: The settings of the authors' code for segmentation, Cityscapes to ACDC.
 OFFICIAL_SEGMENTATION: Mapping[str, Any] = {
-    "optimizer": partial(torch.optim.Adam, lr=7.5e-6),  # 6e-5 divided by eight: a batch is one scene and not eight
+    "optimizer": partial(torch.optim.Adam, lr=7.5e-6),  # 6e-5 / 8: a batch is one scene instead of eight
     "decay": 0.999,
     "restore": 0.01,
     "threshold": 0.69,
@@ -52,32 +54,38 @@ OFFICIAL_SEGMENTATION: Mapping[str, Any] = {
 
 
 class CoTTA(AdaptiveModel):
-    """A student learns from its own moving average, the teacher, and forgets its way back to the source.
+    """A student learns from its moving average, the teacher, while random weights return to the source.
 
-    The teacher's answer is the target; where the source is unsure of an input, the teacher's mean answer over
-    augmented views is. After each step a few weights at random go back to the source's values.
-    The defaults are the authors' code for CIFAR10-C; :meth:`official_segmentation` is their code for street scenes,
-    :meth:`paper` the text of the paper, and :meth:`fast` needs a quarter of the views.
+    The teacher's prediction is the target; where the source is not confident, the target is the teacher's mean
+    prediction over augmented views. After each step a random few of the weights are restored to the source's values.
+    The defaults are the authors' code for CIFAR10-C. See :meth:`official_segmentation` for their code for street
+    scenes, :meth:`paper` for the text of the paper and :meth:`fast` for a quarter of the views.
 
     Args:
         net: any network; every parameter that requires grad is trained and restored.
-        optimizer: factory; ImageNet's in the authors' code is
+        optimizer: a factory of the optimizer. The default is the authors' for CIFAR; theirs for ImageNet is
             ``partial(torch.optim.SGD, lr=0.01, momentum=0.9, nesterov=True)``.
-        decay: how much of itself the teacher keeps at each step; 0 makes it the student.
-        restore: probability for each weight to go back to the source's value; 0 never.
-        threshold: views are averaged where the source's confidence is below; <= 0 never, > 1 always.
-            See :func:`ctta.calibrate_threshold`.
-        views: what to average over, () for nothing; see :mod:`ctta.views`.
-        gate: compare the mean confidence of the ``"batch"`` with the threshold, or that of each ``"element"``
-            (an image, or a pixel where the answer is dense).
-        average: the mean over views of ``"logits"`` or of ``"probabilities"``.
-        predict_with: answer with the ``"refined"`` target or with the ``"teacher"``'s direct prediction.
-        loss: ``"cross_entropy"``, ``"symmetric"`` (half of it each way) or ``"hard"`` (against the target's argmax).
-        views_at_once: how many views go through the teacher together: more memory, and less time where single ones
-            leave the device idle. Each keeps statistics of its own.
-        batch_stats: share of the batch in BatchNorm's statistics, in student, teacher and source.
-        seed: of the draws of views and of restored weights.
-        output: where the logits are in what the network returns, if not found by itself.
+        decay: the fraction of itself that the teacher keeps at each step; 0 makes it equal to the student. The default
+            is the paper's for all tasks.
+        restore: the probability of each weight to be restored at each step; 0 for never. The default is the paper's;
+            the authors' code for ImageNet has 0.001.
+        threshold: views are averaged where the source's confidence is lower; <= 0 for never, > 1 for always. The
+            default is for CIFAR10-C (CIFAR100-C 0.72, ImageNet-C 0.1); see :func:`ctta.calibrate_threshold` for others.
+        views: what to average over, () for nothing. The default of 32 random views is the authors'; see
+            :mod:`ctta.views`.
+        gate: compare the threshold with the mean confidence of the ``"batch"`` (the authors' code), or with that of
+            each ``"element"``, an image or a pixel (the paper).
+        average: the mean over views of ``"logits"`` (the authors' code) or of ``"probabilities"`` (the paper).
+        predict_with: return the ``"refined"`` target (the authors' code) or the ``"teacher"``'s direct prediction
+            (the paper).
+        loss: ``"cross_entropy"`` (the paper), ``"symmetric"`` (the mean of both directions, the authors' code for
+            ImageNet) or ``"hard"`` (against the target's argmax, the authors' code for segmentation).
+        views_at_once: how many views go through the teacher together, each with its own batch statistics. The default
+            of 1 needs the least memory; more are faster where one view leaves the device idle.
+        batch_stats: the fraction of the batch in BatchNorm's statistics, in student, teacher and source. By default
+            only the batch, as in the authors' code for classification.
+        seed: the seed of the random views and of the restored weights.
+        output: where the logits are in the network's output; by default the usual places.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
     >>> model = CoTTA(net, views=image_views(4))
@@ -114,7 +122,7 @@ class CoTTA(AdaptiveModel):
         check_views(views)
         check_views_at_once(views_at_once, views, self.source)
         if threshold != threshold:
-            raise ValueError("threshold must be a number, got NaN")
+            raise ConfigError("threshold must be a number, got NaN")
         self.decay, self.restore, self.threshold, self.views = decay, restore, threshold, views
         self.gate, self.average, self.predict_with, self.loss = gate, average, predict_with, loss
         self._views_at_once = views_at_once
@@ -124,89 +132,130 @@ class CoTTA(AdaptiveModel):
 
     @classmethod
     def official(cls, net: nn.Module, **overrides: Any) -> Self:
-        """The authors' code for CIFAR10-C, which made the published numbers: the defaults."""
+        """Build the authors' code for CIFAR10-C, which produced the published numbers. These are the defaults.
+
+        Args:
+            net: the network.
+            **overrides: keyword arguments that differ.
+
+        Returns:
+            The model.
+        """
         return cls(net, **overrides)
 
     @classmethod
     def official_segmentation(cls, net: nn.Module, **overrides: Any) -> Self:
-        """The authors' code for segmentation: gate per pixel, hard labels, 14 views, no batch statistics.
+        """Build the authors' code for Cityscapes to ACDC: :data:`OFFICIAL_SEGMENTATION`.
 
-        With ``loss="cross_entropy", predict_with="teacher"`` it is the text of the paper.
+        It has a gate per pixel, hard labels, 14 views and no batch statistics. The constants were read from public
+        derivatives of the authors' code, which is no longer online. With ``loss="cross_entropy",
+        predict_with="teacher"`` it is the text of the paper.
+
+        Args:
+            net: the network; its logits are resized to the input.
+            **overrides: keyword arguments that differ.
+
+        Returns:
+            The model.
         """
         return cls(net, **{**OFFICIAL_SEGMENTATION, **overrides})
 
     @classmethod
     def paper(cls, net: nn.Module, **overrides: Any) -> Self:
-        """The text of the paper: gate per input, probabilities averaged, the teacher's direct prediction."""
+        """Build the text of the paper: gate per input, probabilities averaged, the teacher's direct prediction.
+
+        Learning rate, decay, restore probability, threshold and views are the defaults: paper and code agree on them
+        for CIFAR10-C.
+
+        Args:
+            net: the network.
+            **overrides: keyword arguments that differ.
+
+        Returns:
+            The model.
+        """
         return cls(net, **{"gate": "element", "average": "probabilities", "predict_with": "teacher"} | overrides)
 
     @classmethod
     def fast(cls, net: nn.Module, **overrides: Any) -> Self:
-        """The authors' code with :func:`ctta.views.fast_image_views`, 8 views for their 32."""
+        """Build the authors' code with 8 balanced views instead of 32, see :func:`ctta.views.fast_image_views`.
+
+        The views were chosen on hold-out corruptions by ``benchmarks/choose_fast_views.py``.
+
+        Args:
+            net: the network.
+            **overrides: keyword arguments that differ.
+
+        Returns:
+            The model.
+        """
         return cls(net, **{"views": fast_image_views()} | overrides)
 
     @property
     def views_at_once(self) -> int:
-        """Fixed once built, like ``batch_stats``."""
+        """How many views go through the teacher together; read-only, because forks share layers that depend on it."""
         return self._views_at_once
 
+    @override
     def check_input(self, x: Tensor) -> None:
         super().check_input(x)
         if self.threshold > 0:
-            check_images(x, self.views)  # now, and not only once the gate opens
+            check_images(x, self.views)  # at once, and not only when the gate opens
 
+    @override
     def adapt_step(self, x: Tensor) -> Tensor:
-        """Algorithm 1."""
-        unsure, certainty = self.unsure_elements(x)
-        direct = self.direct(x) if self.predict_with == "teacher" else None
-        target = self.pseudo_label(x, unsure, direct)  # Eq. 3-4
+        """Run Algorithm 1 of the paper."""
+        is_uncertain, source_confidence = self._find_uncertain(x)
+        direct = self._predict_directly(x) if self.predict_with == "teacher" else None
+        target = self._compute_target(x, is_uncertain, direct)  # Eq. 3-4
         loss = LOSSES[self.loss](self.student(x), target).mean()  # Eq. 5
-        if self.minimize(loss, confidence=certainty, augmented=unsure.float().mean()):
+        if self.minimize(loss, confidence=source_confidence, augmented=is_uncertain.float().mean()):
             ema_update_(self.teacher, self.student, self.decay)  # Eq. 2
             stochastic_restore_(self.student, self.source, self.restore, self.generator("restore"))  # Eq. 7-8
         return target if direct is None else direct
 
+    @override
     def predict_step(self, x: Tensor) -> Tensor:
         if self.predict_with == "teacher":
-            return self.direct(x)
-        return self.pseudo_label(x, self.unsure_elements(x)[0])
+            return self._predict_directly(x)
+        return self._compute_target(x, self._find_uncertain(x)[0])
 
     @torch.no_grad()
-    def unsure_elements(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Where views are averaged: one truth value for the batch, or one per element; and the mean confidence."""
+    def _find_uncertain(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return where to average over views, as one flag or one per element, and the source's mean confidence."""
         if not self.views or self.threshold <= 0 or self.threshold > 1:
-            # Known without asking the source.
+            # Decided without the source.
             return torch.tensor(bool(self.views) and self.threshold > 1, device=x.device), None
-        certainty = confidence(self.source(x))
-        mean = certainty.mean()
-        return (current_reducer().mean(mean) if self.gate == "batch" else certainty) < self.threshold, mean
+        per_element = confidence(self.source(x))
+        mean = per_element.mean()
+        return (current_reducer().mean(mean) if self.gate == "batch" else per_element) < self.threshold, mean
 
     @torch.no_grad()
-    def pseudo_label(self, x: Tensor, unsure: Tensor, direct: Tensor | None = None) -> Tensor:
-        """The target y' as logits: the teacher's direct answer, and its mean over the views where unsure."""
+    def _compute_target(self, x: Tensor, is_uncertain: Tensor, direct: Tensor | None = None) -> Tensor:
+        """Return the target y' as logits: the direct prediction, or the mean over views where uncertain."""
         batch = current_reducer()
-        everywhere = batch.all(unsure)
-        if direct is None and not everywhere:
-            direct = self.direct(x)
-        if direct is not None and not batch.any(unsure):
+        is_all_uncertain = batch.all(is_uncertain)
+        if direct is None and not is_all_uncertain:
+            direct = self._predict_directly(x)
+        if direct is not None and not batch.any(is_uncertain):
             return direct
-        if direct is None or everywhere:
-            return self.refined(x)
+        if direct is None or is_all_uncertain:
+            return self._predict_over_views(x)
         if uses_batch_statistics(self.teacher):
-            refined = self.refined(x)  # every image shapes the statistics
+            refined = self._predict_over_views(x)  # the statistics need every image
         else:
-            rows = unsure.reshape(len(unsure), -1).any(1)
+            rows = is_uncertain.reshape(len(is_uncertain), -1).any(1)
             refined = direct.clone()
             with batch.subset(rows):
-                if rows.any():  # the unsure ones may all be another process's
-                    refined[rows] = self.refined(x[rows])
-        return torch.where(unsure.unsqueeze(1), refined, direct)
+                if rows.any():  # all uncertain rows may be on other processes
+                    refined[rows] = self._predict_over_views(x[rows])
+        return torch.where(is_uncertain.unsqueeze(1), refined, direct)
 
-    def direct(self, x: Tensor) -> Tensor:
-        """The teacher's answer to the batch as it is."""
+    def _predict_directly(self, x: Tensor) -> Tensor:
+        """Return the teacher's prediction for the batch as it is."""
         return at_least_float32(self.teacher(x))
 
-    def refined(self, x: Tensor) -> Tensor:
-        """The teacher's mean answer over the views of this step."""
+    def _predict_over_views(self, x: Tensor) -> Tensor:
+        """Return the teacher's mean prediction over the views of this step."""
         views = draw_views(self.views, self.generator("views"))
         return average_views(views, self.teacher, x, self.average, self.views_at_once)

@@ -4,6 +4,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from ctta.base import AdaptiveModel
 from ctta.functional import confidence, hard_cross_entropy
@@ -13,13 +14,13 @@ from ctta.surgery import Output, train_only_
 
 
 class PseudoLabel(AdaptiveModel):
-    """One gradient step on each batch against the student's own argmax, over the norm layers' scale and shift only.
+    """One gradient step per batch against the student's own argmax, over the norm layers' scale and shift only.
 
     Args:
-        net: a network with normalisation layers of any kind.
-        optimizer: factory of the optimiser.
-        batch_stats: share of the batch in BatchNorm's statistics.
-        output: where the logits are in what the network returns, if not found by itself.
+        net: a network with normalization layers of any kind.
+        optimizer: a factory of the optimizer; the default is TENT's setting for CIFAR.
+        batch_stats: the fraction of the batch in BatchNorm's statistics; by default only the batch.
+        output: where the logits are in the network's output; by default the usual places.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
     >>> logits = PseudoLabel(net)(torch.randn(16, 4))
@@ -41,12 +42,14 @@ class PseudoLabel(AdaptiveModel):
         train_only_(self.student, find_norm_parameters(self.student))
         self.optimize(self.student, optimizer)
 
+    @override
     def adapt_step(self, x: Tensor) -> Tensor:
         logits: Tensor = self.student(x)
         loss = hard_cross_entropy(logits, logits.detach()).mean()
         self.minimize(loss, confidence=confidence(logits.detach()).mean())
         return logits
 
+    @override
     def predict_step(self, x: Tensor) -> Tensor:
         logits: Tensor = self.student(x)
         return logits

@@ -1,13 +1,18 @@
 """Source: the network as it was trained."""
 
 from torch import Tensor, nn
+from typing_extensions import override
 
 from ctta.base import AdaptiveModel
 from ctta.surgery import Output
 
 
 class Source(AdaptiveModel):
-    """The network as it was trained, the yardstick of every table: nothing adapts.
+    """The network as it was trained, without adaptation: the baseline of every table.
+
+    Args:
+        net: any network.
+        output: where the logits are in the network's output; by default the usual places.
 
     >>> import torch
     >>> net = torch.nn.Linear(4, 3)
@@ -19,9 +24,11 @@ class Source(AdaptiveModel):
     def __init__(self, net: nn.Module, *, output: Output = None) -> None:
         super().__init__(net, batch_stats=0, output=output)
 
+    @override
     def adapt_step(self, x: Tensor) -> Tensor:
         return self.predict_step(x)
 
+    @override
     def predict_step(self, x: Tensor) -> Tensor:
         logits: Tensor = self.source(x)
         return logits

@@ -1,9 +1,10 @@
-"""TENT: minimise the entropy of the predictions by the norm layers' scale and shift."""
+"""TENT: minimize the entropy of the predictions over the scale and shift of normalization layers."""
 
 from functools import partial
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from ctta.base import AdaptiveModel
 from ctta.functional import confidence, entropy
@@ -13,16 +14,16 @@ from ctta.surgery import Output, train_only_
 
 
 class Tent(AdaptiveModel):
-    """One gradient step on the entropy of each batch's predictions, over the norm layers' scale and shift only.
+    """One gradient step per batch on the entropy of its predictions, over the norm layers' scale and shift only.
 
-    Cheap, and strong at first; over a long changing stream its errors feed on themselves.
+    Fast, and strong at first; over a long changing stream its errors accumulate.
 
     Args:
-        net: a network with normalisation layers of any kind.
-        optimizer: factory; the default is the reference setting for CIFAR, and ImageNet's is
+        net: a network with normalization layers of any kind.
+        optimizer: a factory of the optimizer. The default is TENT's setting for CIFAR; that for ImageNet is
             ``partial(torch.optim.SGD, lr=2.5e-4, momentum=0.9, nesterov=True)``.
-        batch_stats: share of the batch in BatchNorm's statistics.
-        output: where the logits are in what the network returns, if not found by itself.
+        batch_stats: the fraction of the batch in BatchNorm's statistics; by default only the batch, as in TENT.
+        output: where the logits are in the network's output; by default the usual places.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
     >>> model = Tent(net)
@@ -44,11 +45,13 @@ class Tent(AdaptiveModel):
         train_only_(self.student, find_norm_parameters(self.student))
         self.optimize(self.student, optimizer)
 
+    @override
     def adapt_step(self, x: Tensor) -> Tensor:
         logits: Tensor = self.student(x)
         self.minimize(entropy(logits).mean(), confidence=confidence(logits.detach()).mean())
         return logits
 
+    @override
     def predict_step(self, x: Tensor) -> Tensor:
         logits: Tensor = self.student(x)
         return logits

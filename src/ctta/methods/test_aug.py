@@ -1,24 +1,28 @@
-"""Test-time augmentation: average the source's answer over augmented views."""
+"""Test-time augmentation: average the source's predictions over augmented views."""
 
 from torch import Tensor, nn
+from typing_extensions import override
 
 from ctta.base import AdaptiveModel
+from ctta.errors import ConfigError
 from ctta.surgery import Output
 from ctta.validation import check_choice, check_views_at_once
 from ctta.views import Average, Views, average_views, check_images, check_views, draw_views, image_views
 
 
 class TestAug(AdaptiveModel):
-    """The mean answer of the source over augmented views of each batch; nothing is learnt.
+    """The mean prediction of the source over augmented views of each batch; nothing is learned.
 
     Args:
         net: any network.
-        views: what to average over; the default expects images in [0, 1], see :func:`ctta.views.image_views`.
-        average: the mean of ``"logits"`` or of ``"probabilities"``.
-        views_at_once: how many views go through the network together, each with statistics of its own.
-        batch_stats: share of the batch in BatchNorm's statistics.
-        seed: of the draws of views.
-        output: where the logits are in what the network returns, if not found by itself.
+        views: what to average over. The default, 32 random views as in CoTTA, expects images in [0, 1]; see
+            :func:`ctta.views.image_views`.
+        average: the mean of ``"logits"`` (default, as in CoTTA's code) or of ``"probabilities"``.
+        views_at_once: how many views go through the network together, each with its own batch statistics. The default
+            of 1 needs the least memory.
+        batch_stats: the fraction of the batch in BatchNorm's statistics; by default only the batch.
+        seed: the seed of the random views.
+        output: where the logits are in the network's output; by default the usual places.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(48, 3))
@@ -26,7 +30,7 @@ class TestAug(AdaptiveModel):
     torch.Size([2, 3])
     """
 
-    __test__ = False  # tells pytest that this is no test case
+    __test__ = False  # tells pytest that this is not a test case
 
     def __init__(
         self,
@@ -43,22 +47,25 @@ class TestAug(AdaptiveModel):
         check_choice("average", average, ("logits", "probabilities"))
         check_views(views)
         if not views:
-            raise ValueError("TestAug needs at least one view to average over")
+            raise ConfigError("TestAug needs at least one view to average over")
         check_views_at_once(views_at_once, views, self.source)
         self.views, self.average, self._views_at_once = views, average, views_at_once
 
     @property
     def views_at_once(self) -> int:
-        """Fixed once built: forks share layers whose mode depends on it."""
+        """How many views go through the network together; read-only, because forks share layers that depend on it."""
         return self._views_at_once
 
+    @override
     def check_input(self, x: Tensor) -> None:
         super().check_input(x)
         check_images(x, self.views)
 
+    @override
     def adapt_step(self, x: Tensor) -> Tensor:
         return self.predict_step(x)
 
+    @override
     def predict_step(self, x: Tensor) -> Tensor:
         views = draw_views(self.views, self.generator("views"))
         return average_views(views, self.source, x, self.average, self.views_at_once)
