@@ -131,7 +131,7 @@ def _write_response(response: "Response", dataset: Dataset, part: Path, target: 
 
 
 def _check_headers(response: "Response", dataset: Dataset, total: int | None, target: Path) -> None:
-    """Refuse a response that could not be told from the complete file once it is written."""
+    """Refuse a response that could not be verified once it is written."""
     problem = None
     encoding = response.headers.get("Content-Encoding", "identity").lower()
     is_chunked = response.headers.get("Transfer-Encoding", "").lower() == "chunked"
