@@ -165,7 +165,8 @@ def _describe_timeline(section: Section, timeline: Timeline) -> str:
     if any(curve.deviations for curve in timeline.curves):
         text += " Bands are one standard deviation over seeds."
     if len(orders) > 1:
-        text += f" Order {'standard' if timeline.order is None else timeline.order} is shown, one of {len(orders)}."
+        name = "the standard order" if timeline.order is None else f"order {timeline.order}"
+        text += f" Only {name} is shown, one of {len(orders)}."
     return text
 
 

@@ -39,7 +39,8 @@ def escape_latex(text: str) -> str:
 
 def escape_markdown(text: str) -> str:
     """Return a text that Markdown prints literally, including any HTML in it."""
-    return re.sub(r"([\\`*_{}\[\]()#+!|<>&~$])", r"\\\1", to_one_line(text))
+    # Parentheses are harmless: a link needs an unescaped bracket before them.
+    return re.sub(r"([\\`*_{}\[\]#+!|<>&~$])", r"\\\1", to_one_line(text))
 
 
 def escape_csv(text: str) -> str:

@@ -54,7 +54,10 @@ class MethodEntry:
     def averaged_over(self) -> str:
         """Orders and seeds that the row is a mean over, in words."""
         orders = ", ".join("standard" if order is None else str(order) for order in self.orders)
-        text = f"order{'s' if len(self.orders) > 1 else ''} {orders}"
+        if len(self.orders) > 1:
+            text = f"orders {orders}"
+        else:
+            text = "standard order" if self.orders == (None,) else f"order {orders}"
         if self.seeds:
             text += f"; seed{'s' if len(self.seeds) > 1 else ''} {', '.join(str(seed) for seed in self.seeds)}"
         return text
