@@ -1,10 +1,10 @@
-"""What `ctta serve` costs beside the bare network: throughput and latency, to predict only and to adapt.
+"""Measure throughput and latency of `ctta serve`, predicting and adapting, against the bare network.
 
     python benchmarks/serve_load.py [--method tent] [--batch 32] [--requests 60] [--clients 2]
 
-The service runs in a second process with the embedded network. Clients, each with a stream of its own, send batches as
-raw bytes in the Open Inference Protocol. Bare, predict-only and adapting take turns in rounds, so that a noisy machine
-disturbs them alike.
+The service runs in another process with the embedded network. Clients, each with its own stream, send batches as raw
+bytes in the Open Inference Protocol. The three measurements take turns in rounds, so that other load on the machine
+affects them alike.
 """
 
 import argparse
@@ -29,7 +29,7 @@ ROUNDS = 5
 
 
 def request_body(batch: int, *, stream: int, adapt: bool) -> tuple[bytes, dict[str, str]]:
-    """A batch of noise as bytes, and the header that says where they begin."""
+    """Return a batch of noise as a request body, and the header with the length of its JSON part."""
     data = torch.rand(batch, 3, 32, 32).numpy().tobytes()
     tensor = {"name": "input", "datatype": "FP32", "shape": [batch, 3, 32, 32]}
     head = json.dumps(
@@ -42,30 +42,31 @@ def request_body(batch: int, *, stream: int, adapt: bool) -> tuple[bytes, dict[s
 
 
 def send(session: requests.Session, address: str, batch: int, stream: int, adapt: bool) -> None:
-    """One request, which must succeed."""
+    """Send a request, which must succeed."""
     body, headers = request_body(batch, stream=stream, adapt=adapt)
     session.post(f"{address}/v2/models/ctta/infer", data=body, headers=headers, timeout=600).raise_for_status()
 
 
 def client(address: str, batch: int, count: int, adapt: bool, stream: int) -> list[float]:
-    """The latencies of one client that waits for each answer."""
+    """Return the latencies of one client that waits for each answer."""
     with requests.Session() as session:
         return [seconds(partial(send, session, address, batch, stream, adapt)) for _ in range(count)]
 
 
 def load(address: str, batch: int, count: int, clients: int, *, adapt: bool) -> list[float]:
-    """The latencies of clients at once, each with its share of the requests."""
+    """Return the latencies of several clients at once, each of which sends its part of the requests."""
     with ThreadPoolExecutor(clients) as pool:
         found = pool.map(partial(client, address, batch, count // clients, adapt), range(clients))
         return [latency for latencies in found for latency in latencies]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Load a service.")
+    """Start a service and measure it."""
+    parser = argparse.ArgumentParser(description="Measure the throughput and latency of a service.")
     parser.add_argument("--method", default="tent")
-    parser.add_argument("--batch", type=int, default=32, help="images of a request")
-    parser.add_argument("--requests", type=int, default=60, help="of each kind")
-    parser.add_argument("--clients", type=int, default=2, help="at once, each with a stream of its own")
+    parser.add_argument("--batch", type=int, default=32, help="images per request")
+    parser.add_argument("--requests", type=int, default=60, help="requests of each kind")
+    parser.add_argument("--clients", type=int, default=2, help="concurrent clients, each with its own stream")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     net, x = ctta.models.embedded(), torch.rand(arguments.batch, 3, 32, 32)
@@ -83,26 +84,26 @@ def main() -> None:
 
 
 def measure(address: str, arguments: argparse.Namespace, *, bare: Callable[[], object]) -> None:
-    """A table of the three, by turns."""
+    """Measure the three in turn, and print a table."""
     batch, clients, count = arguments.batch, arguments.clients, arguments.requests // ROUNDS
-    kinds: dict[str, Callable[[], list[float]]] = {
+    measurements: dict[str, Callable[[], list[float]]] = {
         "bare network": lambda: [seconds(bare) for _ in range(count)],
         "predict only": partial(load, address, batch, count, clients, adapt=False),
         "adapt": partial(load, address, batch, count, clients, adapt=True),
     }
-    latencies: dict[str, list[float]] = {name: [] for name in kinds}
-    spent = dict.fromkeys(kinds, 0.0)
-    for run in kinds.values():
-        run()  # to warm up
+    latencies: dict[str, list[float]] = {name: [] for name in measurements}
+    spent = dict.fromkeys(measurements, 0.0)
+    for run in measurements.values():
+        run()  # warm up
     for _ in range(ROUNDS):
-        for name, run in kinds.items():
+        for name, run in measurements.items():
             started = time.perf_counter()
             latencies[name] += run()
             spent[name] += time.perf_counter() - started
     print(
         f"{arguments.method}, guarded; {clients} clients, batches of {batch}\n{'':16}images/s   ratio      p50      p99"
     )
-    speeds = {name: batch * len(latencies[name]) / spent[name] for name in kinds}
+    speeds = {name: batch * len(latencies[name]) / spent[name] for name in measurements}
     for name, speed in speeds.items():
         milliseconds = sorted(1000 * latency for latency in latencies[name])
         p99 = statistics.quantiles(milliseconds, n=100)[-1]

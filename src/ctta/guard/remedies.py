@@ -17,6 +17,9 @@ SOFT_RESET_WEIGHT = 0.9  # of the source in the average that a soft reset comput
 def take_snapshot(model: AdaptiveModel) -> AdaptiveModel:
     """Return a copy of a stream that shares what never changes: the source, and the student's untrained parameters."""
     shared: dict[int, object] = {id(tensor): tensor for tensor in _untrained_parameters(model)}
+    for child in model.children():
+        if isinstance(child, AdaptiveModel) and child is not model.wrapped:
+            shared[id(child)] = child  # the last good snapshot of a guard, which is replaced and never changed
     snapshot = copy.deepcopy(model, {id(model.source): model.source, **shared})
     snapshot.last_step = None
     return snapshot
