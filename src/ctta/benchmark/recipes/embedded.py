@@ -16,7 +16,7 @@ SHORT_STREAM = {"threshold": 0.92, "restore": 0.001}
 
 
 def demo(options: BenchmarkOptions) -> BenchmarkTask:
-    """A first look, minutes long: ResNet-20, 15 corruptions at severity 5 in a row, 500 images each."""
+    """Demo of a few minutes: ResNet-20, 15 corruptions at severity 5 in a row, 500 images each."""
     return BenchmarkTask(
         make_network=lambda: models.load(options.model or "embedded"),
         make_stream=lambda order: continual(_sample(options), order=order, **stream_sizes(options, 50, limit=500)),
@@ -27,7 +27,7 @@ def demo(options: BenchmarkOptions) -> BenchmarkTask:
 
 
 def embedded(options: BenchmarkOptions) -> BenchmarkTask:
-    """CIFAR-10 in bad weather: ResNet-20, 15 corruptions at severity 5 in a row, 2,000 images each."""
+    """Corrupted CIFAR-10 images: ResNet-20, 15 corruptions at severity 5 in a row, 2,000 images each."""
     return BenchmarkTask(
         make_network=lambda: models.load(options.model or "embedded"),
         make_stream=lambda order: continual(_sample(options), order=order, **stream_sizes(options)),
@@ -38,7 +38,7 @@ def embedded(options: BenchmarkOptions) -> BenchmarkTask:
 
 
 def embedded_gradual(options: BenchmarkOptions) -> BenchmarkTask:
-    """The images of embedded, each corruption rising and falling in severity (official: 131 segments)."""
+    """Gradual stream of the images of embedded: severity rises and falls, three orders (official: 131 segments)."""
     return BenchmarkTask(
         make_network=lambda: models.load(options.model or "embedded"),
         make_stream=lambda order: gradual(
@@ -51,7 +51,7 @@ def embedded_gradual(options: BenchmarkOptions) -> BenchmarkTask:
 
 
 def ablation(options: BenchmarkOptions) -> BenchmarkTask:
-    """What each part of CoTTA adds, on the stream of embedded: five seeds."""
+    """Ablation of CoTTA on the stream of embedded, five seeds."""
     return BenchmarkTask(
         make_network=lambda: models.load(options.model or "embedded"),
         make_stream=lambda order: continual(_sample(options), order=order, **stream_sizes(options)),
