@@ -10,7 +10,7 @@ from torch import Tensor
 from ctta.corruptions.arrays import UInt8Array
 from ctta.datasets.base import Rows
 from ctta.io.images import to_unit_floats
-from ctta.synthetic.classes import CLASSES, Labels
+from ctta.synthetic.classes import CLASSES, LabelMap
 from ctta.synthetic.frames import VERSION, check_condition, render_frame, validate_size
 from ctta.validation import check_integer
 
@@ -40,7 +40,7 @@ class StreetScenes:
     num_scenes: int = 100
     seed: int = 0
     size: tuple[int, int] = (128, 256)
-    _cache: dict[int, tuple[UInt8Array, Labels]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _cache: dict[int, tuple[UInt8Array, LabelMap]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     labels = None  # labels are per pixel
     class_names = CLASSES
@@ -74,7 +74,7 @@ class StreetScenes:
         images: NDArray[np.uint8] = np.stack([image for image, _ in frames])
         return to_unit_floats(images), torch.from_numpy(np.stack([label for _, label in frames]).astype(np.int64))
 
-    def _render(self, row: int) -> tuple[UInt8Array, Labels]:
+    def _render(self, row: int) -> tuple[UInt8Array, LabelMap]:
         if row in self._cache:
             return self._cache[row]
         frame = render_frame(row, self.condition, split=self.split, seed=self.seed, size=self.size)

@@ -1,11 +1,11 @@
-"""The embedded street: driving scenes of our own with exact labels, in several kinds of weather.
+"""Synthetic driving scenes with exact labels, in several weather conditions.
 
-Everything is drawn from numbers, nothing is stored: houses, trees, cars and people stand in a world measured in metres,
-each pixel knows what it shows and how far that is, and weather is laid over it.
+Everything is rendered procedurally and nothing is stored: houses, trees, cars and people are placed in a world measured
+in meters, every pixel has a class and a distance, and weather is applied on top.
 """
 
-from ctta.synthetic.air import apply_haze
 from ctta.synthetic.classes import CLASSES, PALETTE
 from ctta.synthetic.frames import CONDITIONS, HOLD_OUT, SPLITS, VERSION, Frame, render_frame
+from ctta.synthetic.weather import apply_haze
 
 __all__ = ["CLASSES", "CONDITIONS", "HOLD_OUT", "PALETTE", "SPLITS", "VERSION", "Frame", "apply_haze", "render_frame"]

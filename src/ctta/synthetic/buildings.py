@@ -1,133 +1,228 @@
-"""Houses: boxes along the street with windows, some under a pitched roof."""
+"""Houses along the street: boxes with a facade of windows, some under a pitched roof."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from ctta.corruptions.arrays import Float32Array
-from ctta.synthetic.canvas import LIT_WINDOW, Canvas
+from ctta.synthetic.canvas import LIT_WINDOW, Canvas, Mask
 from ctta.synthetic.classes import BUILDING
-from ctta.synthetic.facades import Facade, drawn_facade, facade_colours
-from ctta.synthetic.plan import FARTHEST, Side, Street
 from ctta.synthetic.rng import SceneRNG
-from ctta.synthetic.textures import GRAIN, fractal, looked_up
+from ctta.synthetic.street import MAX_DEPTH, Side, Street
+from ctta.synthetic.textures import GRAIN, SIDE, fractal_texture, lookup_colors, rgb, sample_texture
 
-NEAREST = 1.2  # metres: what is nearer lies beside the picture
-FACING_SUN, FACING_AWAY, FACING_US = 0.12, -0.22, -0.08  # what the sun adds to a wall's brightness
+WALLS = (
+    (0.56, 0.34, 0.28),
+    (0.76, 0.68, 0.54),
+    (0.62, 0.61, 0.60),
+    (0.82, 0.80, 0.76),
+    (0.70, 0.54, 0.36),
+    (0.56, 0.62, 0.66),
+    (0.48, 0.42, 0.40),
+)
+ROOFS = ((0.46, 0.24, 0.18), (0.30, 0.29, 0.31), (0.40, 0.33, 0.29))
+#: Window panes from dark rooms to reflected sky.
+PANES = [rgb(0.12 + 0.36 * sky, 0.15 + 0.41 * sky, 0.19 + 0.45 * sky) for sky in np.linspace(0, 1, 8).tolist()]
+
+NEAR_PLANE = 1.2  # meters: what is nearer is outside the image
+FACING_SUN, FACING_AWAY, FACING_CAMERA = 0.12, -0.22, -0.08  # what the sun adds to the brightness of a wall
+
+
+@dataclass(frozen=True)
+class Facade:
+    """The appearance of a house.
+
+    Attributes:
+        wall: Color of the walls.
+        roof: Color of the roof.
+        trim: Color of the trim.
+        bay: Horizontal distance between windows in meters.
+        story: Height of a story in meters.
+        pane: Fraction of a bay that is glass.
+        has_shop: Whether the ground floor has shop windows.
+        start: Offset into the texture.
+    """
+
+    wall: Float32Array
+    roof: Float32Array
+    trim: Float32Array
+    bay: float
+    story: float
+    pane: float
+    has_shop: bool
+    start: int
 
 
 @dataclass(frozen=True)
 class House:
-    """A box on one side: its front runs along the street from near to far, `line` metres beside the camera."""
+    """A box on one side of the street, with its front along the street.
+
+    Attributes:
+        side: -1 left, 1 right.
+        offset: Distance of the front from the line below the camera, in meters as all lengths.
+        near: Depth at which the front begins.
+        far: Depth at which the front ends.
+        eaves: Height of the walls.
+        thickness: Extent of the house across the street.
+        rise: Height of the ridge above the eaves; 0 for a flat roof.
+        facade: Its appearance.
+    """
 
     side: int
-    line: float
+    offset: float
     near: float
     far: float
     eaves: float
-    deep: float  # across the street
-    rise: float  # of the ridge above the eaves; 0 for a flat roof
+    thickness: float
+    rise: float
     facade: Facade
 
 
-def drawn_houses(side: Side, dice: SceneRNG) -> list[House]:
-    """Houses of one side, from beside the camera into the distance, with gaps."""
-    if side.park:
+def sample_houses(side: Side, rng: SceneRNG) -> list[House]:
+    """Sample the houses of one side, from beside the camera into the distance, with gaps."""
+    if side.is_park:
         return []
     houses = []
-    tall, at = dice.between(0, 1), dice.between(-14, -2)
-    set_back = dice.between(0, 1.5)
-    while at < FARTHEST:
-        if dice.chance(0.18):
-            at += dice.between(3, 9)
-        length = dice.between(8, 22)
-        if at + length > NEAREST + 0.5:
-            eaves = dice.between(4.5, 9) + tall * dice.between(0, 13)
+    tallness, z = rng.uniform(0, 1), rng.uniform(-14, -2)
+    setback = rng.uniform(0, 1.5)
+    while z < MAX_DEPTH:
+        if rng.chance(0.18):
+            z += rng.uniform(3, 9)
+        length = rng.uniform(8, 22)
+        if z + length > NEAR_PLANE + 0.5:
+            eaves = rng.uniform(4.5, 9) + tallness * rng.uniform(0, 13)
             houses.append(
                 House(
                     side=side.sign,
-                    line=side.building_line + set_back + (dice.between(0, 2.5) if dice.chance(0.3) else 0),
-                    near=at,
-                    far=at + length,
+                    offset=side.building_line + setback + (rng.uniform(0, 2.5) if rng.chance(0.3) else 0),
+                    near=z,
+                    far=z + length,
                     eaves=eaves,
-                    deep=dice.between(8, 13),
-                    rise=dice.between(2.5, 4.5) if dice.chance(0.75 - 0.6 * tall) else 0.0,
-                    facade=drawn_facade(dice),
+                    thickness=rng.uniform(8, 13),
+                    rise=rng.uniform(2.5, 4.5) if rng.chance(0.75 - 0.6 * tallness) else 0.0,
+                    facade=sample_facade(rng),
                 )
             )
-        at += length
+        z += length
     return houses
 
 
+def sample_facade(rng: SceneRNG) -> Facade:
+    """Sample the appearance of a house."""
+    wall = rng.color(rng.choice(WALLS), 0.09)
+    return Facade(
+        wall=wall,
+        roof=rng.color(rng.choice(ROOFS), 0.06),
+        trim=np.clip(wall * rng.choice((0.7, 1.25)), 0.05, 0.95),
+        bay=rng.uniform(1.8, 3.4),
+        story=rng.uniform(2.7, 3.4),
+        pane=rng.uniform(0.36, 0.62),
+        has_shop=rng.chance(0.35),
+        start=rng.integer(0, SIDE - 1),
+    )
+
+
+def shade_facade(
+    facade: Facade,
+    along: Float32Array,
+    up: Float32Array,
+    eaves: float,
+    pixels_per_meter: Float32Array,
+    brightness: float,
+) -> tuple[Float32Array, Mask]:
+    """Return the colors of a wall at (along, up) meters from its lower corner, and which pixels are lit at night."""
+    grain = fractal_texture(GRAIN)
+    bay, story = np.floor(along / facade.bay), np.floor(up / facade.story)
+    # Windows that are too small to be resolved would alias, and are left out.
+    across = np.where(pixels_per_meter > 2 / facade.bay, np.abs(along / facade.bay - bay - 0.5), np.float32(1))
+    rising = np.abs(up / facade.story - story - 0.5)
+    on_ground_floor = story < 1
+    glass = (across < facade.pane / 2) & (rising < 0.28) & (up < eaves - 0.5)
+    if facade.has_shop:
+        glass |= on_ground_floor & (across < 0.42) & (rising < 0.36)
+    # Every window has one tone, by its bay and story.
+    tone = sample_texture(grain, story * 37 + facade.start, bay * 101 + 64 * SIDE)
+    trim = (up > eaves - 0.45) | ((rising > 0.47) & ~on_ground_floor)
+    surface = np.where(glass, (tone * (len(PANES) - 1)).astype(np.uint8) + np.uint8(2), trim)  # 0 wall, 1 trim, glass
+    shade = sample_texture(grain, up * 6, along * 6 + facade.start)
+    shade *= np.float32(0.24 * brightness)
+    shade += np.float32(0.88 * brightness)
+    color = lookup_colors(surface, [facade.wall, facade.trim, *PANES])
+    color *= shade
+    return color, glass & (tone > 0.52)
+
+
 def paint_house(canvas: Canvas, street: Street, house: House) -> None:
+    """Paint the front, the gable and the roof of a house."""
     sunlit = FACING_AWAY if house.side == street.sun else FACING_SUN
-    _front(canvas, house, 1 + street.sunshine * sunlit)
-    if house.near > NEAREST:
-        _gable(canvas, house, 1 + street.sunshine * FACING_US)
+    _paint_front(canvas, house, 1 + street.sunshine * sunlit)
+    if house.near > NEAR_PLANE:
+        _paint_gable(canvas, house, 1 + street.sunshine * FACING_CAMERA)
     if house.rise:
-        _roof(canvas, house, 1 - street.sunshine * sunlit)
+        _paint_roof(canvas, house, 1 - street.sunshine * sunlit)
 
 
-def _front(canvas: Canvas, house: House, brightness: float) -> None:
-    """The wall along the street: each column of pixels meets it at one depth."""
+def _paint_front(canvas: Canvas, house: House, brightness: float) -> None:
+    """Paint the wall along the street: each column of pixels meets it at one depth."""
     camera = canvas.camera
-    near = max(house.near, NEAREST)
-    ends = [camera.column(house.side * house.line, depth) for depth in (near, house.far)]
-    window = canvas.window(min(ends), camera.row(house.eaves, near), max(ends), camera.row(0, near), near)
-    if window is None:
+    near = max(house.near, NEAR_PLANE)
+    ends = [camera.project_x(house.side * house.offset, depth) for depth in (near, house.far)]
+    top, bottom = camera.project_y(house.eaves, near), camera.project_y(0, near)
+    region = canvas.region(min(ends), top, max(ends), bottom, near)
+    if region is None:
         return
-    z = window.wall_depth(house.side, house.line)
-    up = camera.above_ground - window.v * z
+    z = region.wall_depth(house.side, house.offset)
+    up = camera.elevation - region.v * z
     inside = (z > near) & (z < house.far) & (up > 0) & (up < house.eaves)
-    colour, lit = facade_colours(house.facade, z - house.near, up, house.eaves, camera.focal / z, brightness)
-    canvas.paint(window, inside, z, colour, BUILDING, light=lit * np.uint8(LIT_WINDOW))
+    color, lit = shade_facade(house.facade, z - house.near, up, house.eaves, camera.focal / z, brightness)
+    canvas.paint(region, inside, z, color, BUILDING, light=lit * np.uint8(LIT_WINDOW))
 
 
-def _gable(canvas: Canvas, house: House, brightness: float) -> None:
-    """The wall that faces us, seen where the house stands out or rises above its neighbour."""
-    middle, half = house.side * (house.line + house.deep / 2), house.deep / 2
-    window = canvas.upright(middle, house.near, half, 0, house.eaves + house.rise)
-    if window is None:
+def _paint_gable(canvas: Canvas, house: House, brightness: float) -> None:
+    """Paint the wall that faces the camera, seen where the house protrudes beyond or above its neighbor."""
+    center, half = house.side * (house.offset + house.thickness / 2), house.thickness / 2
+    region = canvas.billboard(center, house.near, half, 0, house.eaves + house.rise)
+    if region is None:
         return
-    inwards = half - np.abs(window.u * house.near - middle)  # metres from the nearer edge
-    up = canvas.camera.above_ground - window.v * house.near
+    inwards = half - np.abs(region.u * house.near - center)  # meters from the nearer edge
+    up = canvas.camera.elevation - region.v * house.near
     top = house.eaves + house.rise * inwards / half
     inside = (inwards > 0) & (up > 0) & (up < top)
-    colour, lit = facade_colours(
+    color, lit = shade_facade(
         house.facade,
-        window.u * house.near - middle + half,
+        region.u * house.near - center + half,
         up,
         house.eaves,
-        np.full_like(window.u, canvas.camera.focal / house.near),
+        np.full_like(region.u, canvas.camera.focal / house.near),
         brightness,
     )
-    canvas.paint(window, inside, house.near, colour, BUILDING, light=lit * np.uint8(LIT_WINDOW))
+    canvas.paint(region, inside, house.near, color, BUILDING, light=lit * np.uint8(LIT_WINDOW))
 
 
-def _roof(canvas: Canvas, house: House, brightness: float) -> None:
-    """The slope from the eaves to the ridge: y = eaves + steepness (x - line), met by each ray at one depth."""
+def _paint_roof(canvas: Canvas, house: House, brightness: float) -> None:
+    """Paint the slope y = eaves + steepness (x - offset) up to the ridge; each ray meets it at one depth."""
     camera = canvas.camera
-    near = max(house.near, NEAREST)
-    half = house.deep / 2
+    near = max(house.near, NEAR_PLANE)
+    half = house.thickness / 2
     steepness = house.rise / half
     corners = [
-        (camera.column(house.side * x, z), camera.row(y, z))
-        for x, y in ((house.line, house.eaves), (house.line + half, house.eaves + house.rise))
+        (camera.project_x(house.side * x, z), camera.project_y(y, z))
+        for x, y in ((house.offset, house.eaves), (house.offset + half, house.eaves + house.rise))
         for z in (near, house.far)
     ]
     columns, rows = [column for column, _ in corners], [row for _, row in corners]
-    window = canvas.window(min(columns), min(rows), max(columns), max(rows), near)
-    if window is None:
+    region = canvas.region(min(columns), min(rows), max(columns), max(rows), near)
+    if region is None:
         return
-    sideways = window.towards(house.side)
-    slope = window.v + steepness * sideways
-    above = camera.above_ground - house.eaves + steepness * house.line
-    # Rays that run along the slope, or away from it, meet it nowhere.
+    sideways = region.slope_towards(house.side)
+    slope = region.v + steepness * sideways
+    above = camera.elevation - house.eaves + steepness * house.offset
+    # Rays parallel to the slope, or away from it, do not meet it.
     slope = np.where(slope * above > 1e-6, slope, np.float32(np.nan))
     z: Float32Array = np.divide(np.float32(above), slope)
     x = sideways * z
-    inside = (z > near) & (z < house.far) & (x > house.line) & (x < house.line + half)
+    inside = (z > near) & (z < house.far) & (x > house.offset) & (x < house.offset + half)
     z = np.where(inside, z, np.float32(1.0))
-    grain = looked_up(fractal(GRAIN), z * 5, np.where(inside, x, 0) * 12 + 900)
+    grain = sample_texture(fractal_texture(GRAIN), z * 5, np.where(inside, x, 0) * 12 + 900)
     tone = brightness * (0.8 + 0.4 * grain)
-    canvas.paint(window, inside, z, tone * house.facade.roof, BUILDING, snow=1.0)
+    canvas.paint(region, inside, z, tone * house.facade.roof, BUILDING, snow=1.0)

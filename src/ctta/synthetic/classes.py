@@ -1,14 +1,14 @@
-"""What a pixel of a street can show, and the colours in which label maps are drawn."""
+"""The classes of a street scene, and the colors of label maps."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-Labels = NDArray[np.uint8]  # (H, W), a class for every pixel
+LabelMap = NDArray[np.uint8]  # (H, W), a class index for every pixel
 
 CLASSES = ("sky", "road", "lane", "pavement", "building", "vegetation", "car", "person", "pole")
 SKY, ROAD, LANE, PAVEMENT, BUILDING, VEGETATION, CAR, PERSON, POLE = range(len(CLASSES))
 
-#: One colour (red, green, blue) for each class, for pictures of label maps.
+#: One color (red, green, blue) per class, for visualizing label maps.
 PALETTE: NDArray[np.uint8] = np.array(
     [
         (112, 168, 220),

@@ -1,4 +1,4 @@
-"""Random numbers of one scene, one after the other, for one purpose."""
+"""Random numbers of one scene for one purpose."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -7,47 +7,58 @@ import numpy as np
 
 from ctta.corruptions.arrays import Float32Array
 from ctta.corruptions.rng import PerImageRNG
-from ctta.synthetic.colors import rgb
+from ctta.synthetic.textures import rgb
 
-Choice = TypeVar("Choice")
-POOL = 256  # numbers drawn at a time: drawing them singly would cost more than drawing the street
+Option = TypeVar("Option")
+POOL_SIZE = 256  # numbers drawn at a time: drawing them one by one would cost more than rendering the street
 
 
 class SceneRNG:
-    """A pure function of (seed, purpose, index of the scene); purposes are independent of each other.
+    """Scalar random numbers that are a pure function of (seed, purpose, index of the scene).
 
-    So another way to place cars leaves the houses where they were, and weather never moves a thing.
+    Purposes are independent of each other: changing how cars are placed leaves the houses where they were, and weather
+    never moves an object.
+
+    Args:
+        seed: Seed of the scenes.
+        purpose: What the numbers are for, such as "report cars".
+        index: Index of the scene.
     """
 
     def __init__(self, seed: int, purpose: str, index: int) -> None:
-        self._draws = PerImageRNG(seed, f"street {purpose}", 0, np.array([index], np.int64))
+        self._rng = PerImageRNG(seed, f"street {purpose}", 0, np.array([index], np.int64))
         self._pool: list[float] = []
 
-    def between(self, low: float, high: float) -> float:
+    def uniform(self, low: float, high: float) -> float:
+        """Return a number between ``low`` and ``high``."""
         if not self._pool:
-            self._pool = self._draws.uniform((POOL,))[0].tolist()
+            self._pool = self._rng.uniform((POOL_SIZE,))[0].tolist()
         return low + (high - low) * self._pool.pop()
 
-    def whole(self, low: int, high: int) -> int:
-        """A whole number from low to high, both included."""
-        return min(high, low + int(self.between(0, 1) * (high - low + 1)))
+    def integer(self, low: int, high: int) -> int:
+        """Return an integer from ``low`` to ``high``, both included."""
+        return min(high, low + int(self.uniform(0, 1) * (high - low + 1)))
 
-    def chance(self, share: float) -> bool:
-        return self.between(0, 1) < share
+    def chance(self, probability: float) -> bool:
+        """Return True with the given probability."""
+        return self.uniform(0, 1) < probability
 
-    def pick(self, choices: Sequence[Choice]) -> Choice:
-        return choices[self.whole(0, len(choices) - 1)]
+    def choice(self, options: Sequence[Option]) -> Option:
+        """Return one of the options, all equally likely."""
+        return options[self.integer(0, len(options) - 1)]
 
-    def colour(self, base: tuple[float, float, float], spread: float) -> Float32Array:
-        """A colour near another: its brightness varies by the spread, and each channel by a third of it."""
-        brightness = self.between(-spread, spread)
-        channels = [value + brightness + self.between(-spread, spread) / 3 for value in base]
+    def color(self, base: tuple[float, float, float], spread: float) -> Float32Array:
+        """Return a color near ``base``: brightness varies by ``spread``, and each channel by a third of it."""
+        brightness = self.uniform(-spread, spread)
+        channels = [value + brightness + self.uniform(-spread, spread) / 3 for value in base]
         return rgb(*(min(max(value, 0.02), 0.98) for value in channels))
 
-    def uniform(self, *shape: int) -> Float32Array:
-        values: Float32Array = self._draws.uniform(shape)[0]
+    def uniform_array(self, *shape: int) -> Float32Array:
+        """Return an array of numbers between 0 and 1."""
+        values: Float32Array = self._rng.uniform(shape)[0]
         return values
 
-    def normal(self, *shape: int) -> Float32Array:
-        values: Float32Array = self._draws.normal(shape)[0]
+    def normal_array(self, *shape: int) -> Float32Array:
+        """Return an array of standard normal numbers."""
+        values: Float32Array = self._rng.normal(shape)[0]
         return values

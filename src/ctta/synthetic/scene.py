@@ -1,4 +1,4 @@
-"""A scene in clear weather: everything put on the canvas."""
+"""A scene before weather: everything painted on the canvas."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -7,97 +7,106 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctta.corruptions.arrays import Float32Array
-from ctta.synthetic.buildings import drawn_houses, paint_house
-from ctta.synthetic.camera import Camera
-from ctta.synthetic.canvas import Canvas, Lamp
-from ctta.synthetic.cars import Car, paint_car
-from ctta.synthetic.classes import Labels
-from ctta.synthetic.greenery import Tree, drawn_trees, paint_hedge, paint_tree
-from ctta.synthetic.ground import paint_ground
-from ctta.synthetic.people import Person, paint_person
-from ctta.synthetic.pictures import exposed, softened
-from ctta.synthetic.plan import drawn_plan
-from ctta.synthetic.poles import drawn_poles, paint_pole
+from ctta.synthetic.background import (
+    compute_sunlight,
+    paint_contact_shadow,
+    paint_ground,
+    paint_sky,
+    paint_skyline,
+)
+from ctta.synthetic.buildings import paint_house, sample_houses
+from ctta.synthetic.camera import Camera, expose_, soften
+from ctta.synthetic.canvas import Canvas, LightSource
+from ctta.synthetic.classes import LabelMap
+from ctta.synthetic.people import paint_person, sample_people
 from ctta.synthetic.rng import SceneRNG
-from ctta.synthetic.shadows import object_shadow, sunlit
-from ctta.synthetic.sky import paint_sky, paint_skyline
-from ctta.synthetic.traffic import drawn_cars, drawn_people
+from ctta.synthetic.street import sample_street
+from ctta.synthetic.street_furniture import paint_pole, sample_poles
+from ctta.synthetic.vegetation import paint_hedge, paint_tree, sample_trees
+from ctta.synthetic.vehicles import paint_car, sample_cars
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What there is to see, before any weather: colours in [0, 1], the class of each pixel, its distance and more."""
+    """What the camera sees, before any weather.
+
+    Attributes:
+        camera: The camera.
+        color: Colors in [0, 1] without the shadows of the sun, (3, H, W).
+        sunlight: The light that those shadows leave, (H, W).
+        label: Class index of each pixel.
+        depth: Meters along the road; infinite for the sky.
+        snow: How readily snow settles, 0 to 1.
+        light: What shines at night, see :mod:`ctta.synthetic.canvas`.
+        light_sources: Lamps, headlights and traffic lights.
+    """
 
     camera: Camera
-    colour: Float32Array  # (3, H, W), without the shadows of the sun
-    sunlit: Float32Array  # (H, W): what those shadows leave
-    label: Labels
-    depth: Float32Array  # metres along the road; the sky is infinitely far
-    snow: Float32Array  # how readily snow lies here, 0 to 1
-    light: NDArray[np.uint8]  # what shines at night, see ctta.synthetic.canvas
-    lamps: tuple[Lamp, ...]
+    color: Float32Array
+    sunlight: Float32Array
+    label: LabelMap
+    depth: Float32Array
+    snow: Float32Array
+    light: NDArray[np.uint8]
+    light_sources: tuple[LightSource, ...]
 
     @cached_property
     def clear(self) -> Float32Array:
-        """The picture in clear weather."""
-        return softened(self.colour * self.sunlit)
+        """Image in clear weather."""
+        return soften(self.color * self.sunlight)
 
     @cached_property
     def overcast(self) -> Float32Array:
-        """The same without the shadows of houses."""
-        return softened(self.colour)
+        """Image without the shadows of houses."""
+        return soften(self.color)
 
     @cached_property
     def distance(self) -> Float32Array:
-        """Metres along each pixel's ray, which is what light has to travel."""
+        """Meters along each pixel's ray."""
         return self.depth * self.camera.ray_length
 
 
-def drawn_scene(seed: int, split: str, index: int, height: int, width: int) -> Scene:
-    """The scene of that number: the same in every weather."""
+def render_scene(seed: int, split: str, index: int, height: int, width: int) -> Scene:
+    """Render one scene, which is the same in every weather."""
 
-    def dice(purpose: str) -> SceneRNG:
+    def make_rng(purpose: str) -> SceneRNG:
         return SceneRNG(seed, f"{split} {purpose}", index)
 
-    street = drawn_plan(height, width, dice("plan"))
+    street = sample_street(height, width, make_rng("plan"))
     canvas = Canvas(street.camera)
-    paint_sky(canvas, street, dice("sky"))
-    paint_ground(canvas, street, dice("ground"))
-    houses = [house for side in street.sides for house in drawn_houses(side, dice(f"houses {side.sign}"))]
-    cars, people = drawn_cars(street, dice("cars")), drawn_people(street, dice("people"))
-    light = dice("light")
-    # Shadows fall on the bare ground, so they come before what stands on it.
+    paint_sky(canvas, street, make_rng("sky"))
+    paint_ground(canvas, street, make_rng("ground"))
+    houses = [house for side in street.sides for house in sample_houses(side, make_rng(f"houses {side.sign}"))]
+    cars, people = sample_cars(street, make_rng("cars")), sample_people(street, make_rng("people"))
+    trees = [tree for side in street.sides for tree in sample_trees(side, make_rng(f"trees {side.sign}"))]
+    # Shadows darken the bare ground, so they are painted before the objects on it.
     for car in cars:
-        object_shadow(canvas, car.x, car.z - 0.3, car.z + car.body.length, 1.1 * car.body.half_width)
+        paint_contact_shadow(canvas, car.x, car.z - 0.3, car.z + car.body.length, 1.1 * car.body.half_width)
     for person in people:
-        object_shadow(canvas, person.x, person.z - 0.25, person.z + 0.25, 0.4)
-    trees = [tree for side in street.sides for tree in drawn_trees(side, dice(f"trees {side.sign}"))]
-    # What is near comes first, as it hides much of the rest.
-    for person in sorted(people, key=depth_of):
+        paint_contact_shadow(canvas, person.x, person.z - 0.25, person.z + 0.25, 0.4)
+    # Near objects first, as they hide much of the rest (see Canvas.region).
+    for person in sorted(people, key=lambda person: person.z):
         paint_person(canvas, person)
-    for car in sorted(cars, key=depth_of):
+    for car in sorted(cars, key=lambda car: car.z):
         paint_car(canvas, street, car)
-    for pole in drawn_poles(street, dice("poles")):
+    for pole in sample_poles(street, make_rng("poles")):
         paint_pole(canvas, pole)
-    for tree in sorted(trees, key=depth_of):
+    for tree in sorted(trees, key=lambda tree: tree.z):
         paint_tree(canvas, street, tree)
     for side in street.sides:
-        paint_hedge(canvas, side, dice(f"hedge {side.sign}"))
+        paint_hedge(canvas, side, make_rng(f"hedge {side.sign}"))
     for house in houses:
         paint_house(canvas, street, house)
-    paint_skyline(canvas, street, dice("skyline"))
-    exposed(canvas.colour, light)
+    paint_skyline(canvas, street, make_rng("skyline"))
+    light_rng = make_rng("light")
+    expose_(canvas.color, light_rng)
     return Scene(
         camera=street.camera,
-        colour=canvas.colour,
-        sunlit=sunlit(canvas, street, houses, light.between(0.3, 1.4)),
+        color=canvas.color,
+        sunlight=compute_sunlight(canvas, street, houses, light_rng.uniform(0.3, 1.4)),
         label=canvas.label,
         depth=canvas.depth,
         snow=canvas.snow,
         light=canvas.light,
-        lamps=tuple(canvas.lamps),
+        light_sources=tuple(canvas.light_sources),
     )
-
-
-def depth_of(thing: Tree | Car | Person) -> float:
-    return thing.z
