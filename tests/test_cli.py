@@ -118,7 +118,7 @@ def test_the_same_command_finds_its_run(bench: list[str], capsys: pytest.Capture
         (["--set", "restore=0.1"], "expected a setting METHOD.NAME=VALUE"),
         (["--set", "cota.restore=0.1"], "does not have"),
         (["--set", "cotta.seed=3"], "choose seeds with the option 'seeds'"),
-        (["--set", "tent.lr=-1"], "Invalid learning rate: -1"),
+        (["--set", "tent.lr=-1"], "the optimizer does not take lr=-1: Invalid learning rate: -1"),
         (["--methods", "cota"], "no method 'cota'"),
         (["--seeds", "one"], "expected seeds as integers such as 1,2,3 or 1-5, got 'one'"),
         (["--orders", "11"], "order must be"),
@@ -141,7 +141,7 @@ def test_user_errors_are_one_line(
         (["bench", "cifar11c"], "there is no recipe 'cifar11c'; choose one of demo, embedded"),
         (["bench", "cifar10c"], "ctta data get cifar10-c"),
         (["bench", "cifar10c", "--data", "nowhere"], "labels.npy is missing"),
-        (["report", "nowhere"], "holds no run.json"),
+        (["report", "nowhere"], "has no run.json"),
     ],
 )
 def test_missing_things_are_named(

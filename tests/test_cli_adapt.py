@@ -255,7 +255,7 @@ def test_user_errors_are_one_line(camera: CameraFolder) -> None:
     assert "restore must lie between 0 and 1, got 7" in wrong("--set", "restore=7")
     assert "Tent has no setting 'views'" in wrong("--method", "tent")
     assert "contains no images" in wrong("--images", camera.root / "nowhere")
-    assert "no network" in wrong("--model", "resnet50")
+    assert "unknown network" in wrong("--model", "resnet50")
     assert "cannot use device 'cuda:99'" in wrong("--device", "cuda:99")
     names = camera.root / "names.txt"
     names.write_text("one\ntwo\n")

@@ -137,6 +137,6 @@ def _bind_arguments(factory: OptimizerFactory, arguments: dict[str, Any]) -> Opt
     bound = partial(factory, **arguments)
     try:
         bound([torch.nn.Parameter(torch.zeros(1))])
-    except TypeError as error:
-        raise ConfigError(f"the optimizer does not take {', '.join(arguments)}: {error}") from error
+    except (TypeError, ValueError) as error:  # an unknown argument, or a value that it does not allow
+        raise ConfigError(f"the optimizer does not take {format_hyperparameters(arguments)}: {error}") from error
     return bound

@@ -48,7 +48,7 @@ def bench(
         str | None,
         typer.Option(
             help="Network to use instead of the recipe's: timm:NAME, hf:NAME, torchvision:NAME or "
-            "file:PATH.py:FUNCTION.",
+            "file:PATH.py:function.",
             metavar="SPEC",
         ),
     ] = None,

@@ -18,7 +18,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 ModelOption = Annotated[
     str,
     typer.Option(
-        help="Network: embedded, timm:NAME, hf:NAME, torchvision:NAME or file:PATH.py:FUNCTION.", metavar="SPEC"
+        help="Network: embedded, timm:NAME, hf:NAME, torchvision:NAME or file:PATH.py:function.", metavar="SPEC"
     ),
 ]
 SeedOption = Annotated[int | None, typer.Option(help="Random seed, for stochastic methods.", metavar="N")]
