@@ -1,16 +1,16 @@
-"""How the house is built: the direction of imports, the public names, and what `import ctta` needs."""
+"""The structure of the package: direction of imports, public names, dependencies, unique class names."""
 
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import ctta
 
 PACKAGE = Path(ctta.__file__).parent
 
-#: A module imports only from rows above its own; modules of one row and one folder may see each other where that
-#: folder is a package of its own (views, testing), while methods are blind to each other.
+#: A package imports only from rows above its own, and from packages to its left in the same row.
 ROWS = [
     ["errors", "io", "parallel", "functional", "norms", "optim"],
     ["surgery"],
@@ -23,44 +23,85 @@ ROWS = [
     ["cli"],
     ["__main__"],
 ]
-BLIND_TO_EACH_OTHER = {"methods"}
-
-
-def imports_of(path: Path) -> set[str]:
-    """The modules of ctta that a file imports, such as 'views.average'."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            found.add(node.module or "")
-    return {name.removeprefix("ctta.") for name in found if name.startswith("ctta.")}
-
-
-def row_of(part: str) -> int:
-    (row,) = [number for number, parts in enumerate(ROWS) if part in parts]
-    return row
+#: Packages whose modules do not import each other; only their ``__init__`` imports them.
+INDEPENDENT_MODULES = {"methods"}
 
 
 def modules() -> list[Path]:
+    """Return every file of the package but the top-level ``__init__``."""
     return [path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py"]
 
 
-def test_imports_go_one_way() -> None:
+def top_level_exports() -> dict[str, str]:
+    """Return the names that ``ctta/__init__.py`` imports, each with the module that it comes from."""
+    exports: dict[str, str] = {}
+    for node in ast.parse((PACKAGE / "__init__.py").read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("ctta."):
+            exports |= {alias.name: node.module.removeprefix("ctta.") for alias in node.names}
+    return exports
+
+
+def resolve(name: str) -> str | None:
+    """Return the module behind ``ctta.<name>``: a submodule, or the one that a top-level name comes from."""
+    if (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").exists():
+        return name
+    return top_level_exports().get(name)  # None for __version__
+
+
+def imported_modules(tree: ast.AST) -> set[str]:
+    """Return the modules of ctta that a syntax tree imports, without the prefix, such as 'views.average'."""
+    found: set[str | None] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                found |= {each.name.removeprefix("ctta.") for each in names if each.name.startswith("ctta.")}
+            case ast.ImportFrom(level=level) if level:
+                raise AssertionError(f"relative import in line {node.lineno}")
+            case ast.ImportFrom(module="ctta", names=names):
+                found |= {resolve(each.name) for each in names}
+            case ast.ImportFrom(module=str(module)) if module.startswith("ctta."):
+                found.add(module.removeprefix("ctta."))
+            case ast.Attribute(value=ast.Name(id="ctta"), attr=name):
+                found.add(resolve(name))
+    return {name for name in found if name}
+
+
+def find_row(package: str) -> int:
+    (row,) = [number for number, packages in enumerate(ROWS) if package in packages]
+    return row
+
+
+def is_allowed(importer: str, imported: str) -> bool:
+    """Return whether a package may import another one."""
+    row, other_row = find_row(importer), find_row(imported)
+    return other_row < row or (other_row == row and ROWS[row].index(imported) < ROWS[row].index(importer))
+
+
+def test_imports_go_in_one_direction() -> None:
     for path in modules():
-        part = path.relative_to(PACKAGE).with_suffix("").parts[0]
-        for name in imports_of(path):
-            other = name.split(".")[0]
-            if other == part:
-                assert part not in BLIND_TO_EACH_OTHER or path.name == "__init__.py", f"{path} imports {name}"
-            elif row_of(other) == row_of(part):
-                assert ROWS[row_of(part)].index(other) < ROWS[row_of(part)].index(part), f"{path} imports {name}"
+        package = path.relative_to(PACKAGE).with_suffix("").parts[0]
+        for name in imported_modules(ast.parse(path.read_text())):
+            imported = name.split(".")[0]
+            if imported == package:
+                assert package not in INDEPENDENT_MODULES or path.name == "__init__.py", f"{path} imports {name}"
             else:
-                assert row_of(other) < row_of(part), f"{path} imports {name}"
+                assert is_allowed(package, imported), f"{path} imports {name}"
 
 
-def test_the_public_names_are_exactly_these() -> None:
+def test_every_form_of_import_is_seen() -> None:
+    source = """
+import torch, ctta.streams.folders
+import ctta
+from ctta import models, evaluate, __version__
+from ctta.views.average import View
+version = ctta.__version__
+ctta.Guarded
+"""
+    packages = {name.split(".")[0] for name in imported_modules(ast.parse(source))}
+    assert packages == {"streams", "models", "evaluation", "views", "guard"}
+
+
+def test_public_names() -> None:
     assert sorted(ctta.__all__) == sorted(set(ctta.__all__))
     public = {name for name in vars(ctta) if not name.startswith("_")}
     submodules = {path.stem for path in PACKAGE.iterdir() if not path.name.startswith("_")}
@@ -81,8 +122,16 @@ def test_method_names() -> None:
     ]
 
 
-def test_import_needs_torch_numpy_and_safetensors_only() -> None:
-    """In a fresh interpreter, every import that comes from outside torch's own tree is one of the three."""
+def run_python(script: str, *arguments: object) -> str:
+    """Return what a script prints in a new interpreter."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def test_import_needs_only_the_required_dependencies() -> None:
+    """In a new interpreter, ``import ctta`` loads nothing but the dependencies that every installation has."""
     script = """
 import sys, torch, numpy, safetensors.torch
 before = set(sys.modules)
@@ -90,5 +139,45 @@ import ctta
 new = {name.split('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)
 print(sorted(new))
 """
-    output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert set(ast.literal_eval(output)) <= {"ctta", "numpy", "safetensors", "torch", "typing_extensions"}
+    loaded = set(ast.literal_eval(run_python(script)))
+    assert loaded <= {"ctta", "numpy", "safetensors", "torch", "typing_extensions"}
+
+
+def test_imports_and_checkpoints_work_without_unix_features(tmp_path: Path) -> None:
+    """Windows has no ``resource`` and ``fcntl``, and cannot open directories, so it cannot sync them either."""
+    script = """
+import importlib, os, pkgutil, sys
+import torch
+
+sys.modules["resource"] = sys.modules["fcntl"] = None
+del os.O_DIRECTORY
+open_any = os.open
+
+def open_file(path, *args, **kwargs):
+    if os.path.isdir(path):
+        raise PermissionError(13, "Permission denied", path)
+    return open_any(path, *args, **kwargs)
+
+os.open = open_file
+
+import ctta
+for module in pkgutil.walk_packages(ctta.__path__, "ctta."):
+    if module.name != "ctta.__main__":
+        importlib.import_module(module.name)
+
+net = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
+model, x = ctta.Tent(net), torch.randn(8, 4)
+model(x)
+ctta.save(model, sys.argv[1])
+assert torch.equal(ctta.load(sys.argv[1], net)(x), model(x))
+"""
+    run_python(script, tmp_path / "model.safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_class_names_are_unique() -> None:
+    """A class can be found, and named in a message, without its module."""
+    names: Counter[str] = Counter()
+    for path in modules():
+        names.update(node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef))
+    assert [name for name, count in names.items() if count > 1] == []

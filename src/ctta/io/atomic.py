@@ -57,9 +57,9 @@ def fsync_directory(path: str | os.PathLike[str]) -> None:
     Args:
         path: The directory.
     """
-    if os.name == "nt":
+    if not hasattr(os, "O_DIRECTORY"):
         return
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:

@@ -13,7 +13,7 @@ from ctta.checkpoint.files import load, save
 from ctta.testing.case import ContractCase, assert_equal, collect_state, register_check, run_stream
 
 
-class _Wrapper(nn.Module):
+class _NetworkWrapper(nn.Module):
     """A network around another one; the subclasses vary its forward pass."""
 
     def __init__(self, net: nn.Module) -> None:
@@ -25,43 +25,43 @@ class _Wrapper(nn.Module):
         return self.net(x)
 
 
-class _HuggingFaceOutput(_Wrapper):
+class _HuggingFaceOutput(_NetworkWrapper):
     @override
     def forward(self, x: Tensor) -> Any:
         return type("Output", (), {"logits": self.net(x)})()
 
 
-class _DictOutput(_Wrapper):
+class _DictOutput(_NetworkWrapper):
     @override
     def forward(self, x: Tensor) -> Any:
         return {"out": self.net(x), "aux": x}
 
 
-class _WithDropout(_Wrapper):
+class _WithDropout(_NetworkWrapper):
     @override
     def forward(self, x: Tensor) -> Any:
         return nn.functional.dropout(self.net(nn.functional.dropout(x, 0.5, self.training)), 0.5, self.training)
 
 
-class _HalvesInPlace(_Wrapper):
+class _HalvesInPlace(_NetworkWrapper):
     @override
     def forward(self, x: Tensor) -> Any:
         return self.net(x.mul_(0.5))
 
 
-class _Halves(_Wrapper):
+class _Halves(_NetworkWrapper):
     @override
     def forward(self, x: Tensor) -> Any:
         return self.net(x * 0.5)
 
 
-class _WithUnused(_Wrapper):
+class _WithUnused(_NetworkWrapper):
     def __init__(self, net: nn.Module) -> None:
         super().__init__(net)
         self.unused = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
 
 
-class _WithTied(_Wrapper):
+class _WithTied(_NetworkWrapper):
     def __init__(self, net: nn.Module) -> None:
         super().__init__(net)
         self.alias = net
