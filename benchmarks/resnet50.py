@@ -1,12 +1,12 @@
-"""ResNet-50 (He et al. 2016, the stride in the 3x3 convolution), to time steps on a network of ImageNet's size."""
+"""ResNet-50 (He et al. 2016, stride in the 3x3 convolution), to time steps on a network for ImageNet."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions around a shortcut."""
+class ResNet50Bottleneck(nn.Module):
+    """A 1x1, a 3x3 and a 1x1 convolution with a shortcut."""
 
     def __init__(self, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -19,13 +19,14 @@ class Bottleneck(nn.Module):
             self.shortcut.append(nn.BatchNorm2d(4 * width))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map (N, in_channels, H, W) to (N, 4 * width, H / stride, W / stride)."""
         out = F.relu(self.bn1(self.conv1(x)))
         out = F.relu(self.bn2(self.conv2(out)))
         return F.relu(self.bn3(self.conv3(out)) + self.shortcut(x))
 
 
 def resnet50() -> nn.Module:
-    """25.6 million parameters, at random from a fixed seed."""
+    """Return a ResNet-50 (25.6 million parameters), initialized randomly from a fixed seed."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         stem = [nn.Conv2d(3, 64, 7, 2, padding=3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
@@ -33,7 +34,7 @@ def resnet50() -> nn.Module:
         channels = 64
         for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
             for number in range(count):
-                blocks.append(Bottleneck(channels, width, stride if number == 0 else 1))
+                blocks.append(ResNet50Bottleneck(channels, width, stride if number == 0 else 1))
                 channels = 4 * width
         head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000)]
         return nn.Sequential(*stem, *blocks, *head).eval()

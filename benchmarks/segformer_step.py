@@ -1,10 +1,10 @@
-"""What a CoTTA step over 14 views costs on a SegFormer, with the authors' settings.
+"""Cost of a CoTTA step with 14 views on a SegFormer, with the settings of the reference implementation.
 
-    python benchmarks/segformer_step.py          B0 at 128x256: the step beside the bare passes, as a ratio
-    python benchmarks/segformer_step.py b5       B5 at 540x960, the paper's task: seconds and memory of one step
+    python benchmarks/segformer_step.py          B0 at 128x256: time of the step relative to the bare passes
+    python benchmarks/segformer_step.py b5       B5 at 540x960, as in the paper: time and memory of one step
 
-The first fails if its target is missed. The second goes through the authors' sliding window, as the recipe acdc does,
-and takes minutes on a CPU.
+The first exits with an error if its target is missed. The second uses the sliding window of the reference
+implementation, as the recipe acdc does, and takes minutes on a CPU.
 """
 
 import sys
@@ -38,37 +38,37 @@ def measure() -> Iterator[Measurement]:
 
 
 def cotta_ratio(net: nn.Module, x: Tensor, pairs: int) -> float:
-    """Beside what cannot be done without: the views' images at hand, and each answer at the size of its image."""
-    model = ctta.CoTTA.official_segmentation(net)  # no random network is so sure of a pixel: the gate always opens
-    shown = [view.augment(x) for view in multiscale_flip()]
+    """Return the time of a step relative to its bare passes on precomputed views, each resized to its image."""
+    model = ctta.CoTTA.official_segmentation(net)  # a random network is never confident: the gate always opens
+    images = [view.augment(x) for view in multiscale_flip()]
 
     def bare_passes() -> None:
-        for image in (*shown, x):  # the views, and the source
+        for image in (*images, x):  # the views, and the source network
             forward(net, image)
         forward_backward(net, x)
 
     ratio = time_ratio(partial(model, x), bare_passes, pairs)
-    assert model.last_step is not None and model.last_step.augmented == 1, "every step averages over the views"
+    assert model.last_step is not None and model.last_step.augmented == 1, "a step did not average over the views"
     return ratio
 
 
-def answer(net: nn.Module, x: Tensor) -> Tensor:
-    """At the size of the image, without which nobody can use it."""
+def predict(net: nn.Module, x: Tensor) -> Tensor:
+    """Return the logits at the size of the image."""
     return F.interpolate(net(x).logits, size=x.shape[2:], mode="bilinear", align_corners=False)
 
 
 @torch.no_grad()
 def forward(net: nn.Module, x: Tensor) -> Tensor:
-    return answer(net, x)
+    return predict(net, x)
 
 
 def forward_backward(net: nn.Module, x: Tensor) -> None:
-    logits = answer(net, x)
+    logits = predict(net, x)
     F.cross_entropy(logits, logits.detach().argmax(1)).backward()
     net.zero_grad()
 
 
-def step_of_b5() -> None:
+def measure_b5() -> None:
     net, x = SlidingWindow(random_network("b5")), scene(540, 960)
     model = ctta.CoTTA.official_segmentation(net)
     weights = sum(parameter.nbytes for parameter in model.parameters()) >> 20
@@ -86,7 +86,7 @@ def forward_sliding(net: nn.Module, x: Tensor) -> Tensor:
 
 def main() -> None:
     if sys.argv[1:] == ["b5"]:
-        step_of_b5()
+        measure_b5()
         return
     print(f"{'':74}{'ratio':>7}{'target':>8}")
     measurements = list(measure())

