@@ -71,7 +71,7 @@ def test_invalid_selection(tmp_path: Path) -> None:
     listing.write_text("n01/0.JPEG\n")
     with pytest.raises(ConfigError, match="not both"):
         ImageNetC(tmp_path, images=listing, num_per_class=1)
-    with pytest.raises(ValueError, match="num_per_class"):
+    with pytest.raises(ConfigError, match="num_per_class"):
         ImageNetC(tmp_path, num_per_class=0)
 
 

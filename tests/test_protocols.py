@@ -132,7 +132,7 @@ def test_custom_frost_photos_are_used_and_enter_the_hash(tmp_path: Path) -> None
     assert (next(iter(stream)).x[0].amax((1, 2)) * 255).round().tolist() == [90, 0, 0]
     assert len(hashes) == 3
     assert sample(frost_photos=tmp_path / "red").frost_photos == tmp_path / "red"
-    with pytest.raises(ValueError, match="frost_photos"):
+    with pytest.raises(ConfigError, match="frost_photos"):
         Corrupted(black, [0, 1], name="b", frost_photos=tmp_path / "none")
 
 

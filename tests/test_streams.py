@@ -13,7 +13,7 @@ from torch import Tensor
 from ctta.corruptions import corrupt
 from ctta.datasets import Corrupted
 from ctta.datasets.base import Rows
-from ctta.errors import ConfigError
+from ctta.errors import ConfigError, InputError
 from ctta.streams import Segment, Stream, continual, correlated, corruption_order, gradual, mixed, rounds
 
 UNKNOWN: Any = "mine"
@@ -148,8 +148,6 @@ def test_hash_differs_between_streams_and_name_says_why() -> None:
         lambda: correlated(create_stream(), concentration=0),
         lambda: gradual(create_data(), variant=UNKNOWN),
         lambda: corruption_order(10),
-        lambda: Corrupted(IMAGES, LABELS[:3], name="x"),
-        lambda: Corrupted(IMAGES, LABELS + 0.5, name="x"),
         lambda: create_stream(names="fog"),
         lambda: correlated(create_stream(), concentration=float("nan")),
         lambda: create_stream(names=["rust"]),
@@ -159,8 +157,19 @@ def test_hash_differs_between_streams_and_name_says_why() -> None:
     ],
 )
 def test_invalid_settings(build: Callable[[], object]) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ConfigError):
         build()
+
+
+@pytest.mark.parametrize("labels", [LABELS[:3], LABELS + 0.5])
+def test_invalid_labels(labels: Any) -> None:
+    with pytest.raises(InputError, match="one integer per image"):
+        Corrupted(IMAGES, labels, name="x")
+
+
+def test_stream_without_images() -> None:
+    with pytest.raises(InputError, match="'empty' has no images"):
+        Stream("empty", [])
 
 
 @pytest.mark.parametrize("setting", ["batch_size", "limit", "severity"])

@@ -11,6 +11,7 @@ import torch
 import ctta
 from ctta import streams
 from ctta.datasets import StreetScenes
+from ctta.errors import ConfigError
 from ctta.streams import rounds
 from ctta.synthetic import CLASSES, CONDITIONS, HOLD_OUT, render_frame
 
@@ -77,13 +78,13 @@ def test_the_cache_of_a_reader_is_bounded_and_not_shared_with_its_batches(monkey
 
 
 def test_errors_name_the_argument() -> None:
-    with pytest.raises(ValueError, match=r"split 'choose' has clear, dusk, dust, got 'fog': use split='report'"):
+    with pytest.raises(ConfigError, match=r"split 'choose' has clear, dusk, dust, got 'fog': use split='report'"):
         StreetScenes("fog", "choose")
-    with pytest.raises(ValueError, match="got 'dusk': use split='choose'"):
+    with pytest.raises(ConfigError, match="got 'dusk': use split='choose'"):
         streams.streets(conditions=("fog", "dusk"))
-    with pytest.raises(ValueError, match=r"got 'fog': give \('fog',\)"):
+    with pytest.raises(ConfigError, match=r"got 'fog': give \('fog',\)"):
         streams.streets(conditions="fog")
-    with pytest.raises(ValueError, match="num_scenes must be an integer of at least 1, got 0"):
+    with pytest.raises(ConfigError, match="num_scenes must be an integer of at least 1, got 0"):
         streams.streets(num_scenes=0)
 
 
