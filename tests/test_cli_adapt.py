@@ -264,7 +264,7 @@ def test_user_errors_are_one_line(camera: CameraFolder) -> None:
     assert "expected logits of shape (N, classes)" in wrong("--model", write_network(camera.root, "dense"))
     output(adapt, *camera.resumable)
     assert "table.csv exists but no state was given" in user_error(adapt, *options, "--out", camera.table)
-    assert "was made with a different restore (restore: 0.01, now 0.5)" in user_error(
+    assert "was made with other settings (restore: 0.01 → 0.5)" in user_error(
         adapt, *camera.resumable, "--set", "restore=0.5"
     )
     assert "saved by cotta, not by tent" in user_error(

@@ -45,7 +45,7 @@ def test_a_second_run_keeps_complete_files(sample: Path, tmp_path: Path) -> None
     assert result.stderr == f"Resuming {folder}: complete files are kept.\n"
     assert (folder / "contrast.npy").read_bytes() == b"looks complete"
     assert {path.stem for path in folder.glob("*.npy")} == {"contrast", "labels", *ctta.corruptions.HOLD_OUT}
-    assert "different seed" in user_error(corrupt, sample, folder, "--seed", 1)
+    assert "seed: 0 → 1" in user_error(corrupt, sample, folder, "--seed", 1)
 
 
 def test_a_tree_of_images_becomes_one_like_imagenet_c(tmp_path: Path) -> None:

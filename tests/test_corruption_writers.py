@@ -82,9 +82,9 @@ def test_failing_run_leaves_no_partial_file_behind(tmp_path: Path) -> None:
 def test_a_folder_made_with_other_settings_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = random_images(2, 32, 32)
     write_cifar_c(images, [0, 1], tmp_path, names=["contrast"])
-    with pytest.raises(ConfigError, match=r"different seed \(seed: 0, now 1\): use another folder"):
+    with pytest.raises(ConfigError, match=r"other settings \(seed: 0 → 1\): use another folder"):
         write_cifar_c(images, [0, 1], tmp_path, names=["fog"], seed=1)
-    with pytest.raises(ConfigError, match="different images"):
+    with pytest.raises(ConfigError, match=r"other settings \(images: "):
         write_cifar_c(images[::-1].copy(), [0, 1], tmp_path, names=["fog"])
     with pytest.raises(InputError, match="one label per image"):
         write_cifar_c(images, [0], tmp_path, names=["fog"])
@@ -95,13 +95,13 @@ def test_a_folder_made_with_other_settings_is_refused(tmp_path: Path, monkeypatc
     for names in (["mist"], no_names):
         with pytest.raises(ConfigError, match="names is"):
             write_cifar_c(images, [0, 1], tmp_path, names=names)
-    with pytest.raises(ConfigError, match="different labels"):
+    with pytest.raises(ConfigError, match=r"other settings \(labels: "):
         write_cifar_c(images, [1, 0], tmp_path, names=["fog"])
     with pytest.raises(TypeError, match=r"labels has dtype float64; expected integers"):
         write_cifar_c(images, [0.0, 1.0], tmp_path, names=["fog"])
     assert np.load(tmp_path / "labels.npy").tolist() == [0, 1] * 5
     monkeypatch.setattr(writers, "VERSION", 2)
-    with pytest.raises(ConfigError, match="different generator"):
+    with pytest.raises(ConfigError, match=r"other settings \(generator: "):
         write_cifar_c(images, [0, 1], tmp_path, names=["fog"])
 
 
@@ -149,6 +149,12 @@ def test_imagenet_c_run_is_resumed_and_extended(clean: Path, tmp_path: Path) -> 
     assert unchanged == [True, False, True]
     assert (folder / "snow/3/cat/aa.JPEG").exists()
     assert not list(folder.rglob("*.partial"))
+
+
+def test_a_cifar_c_folder_is_not_continued_as_imagenet_c(clean: Path, tmp_path: Path) -> None:
+    write_cifar_c(random_images(1, 32, 32), [0], tmp_path / "made", names=["contrast"])
+    with pytest.raises(ConfigError, match=r"images: \w{64} → nothing"):
+        write_imagenet_c(clean, tmp_path / "made", names=["contrast"])
 
 
 def test_hidden_files_are_skipped_and_tiff_is_read(clean: Path, tmp_path: Path) -> None:

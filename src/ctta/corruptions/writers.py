@@ -16,7 +16,7 @@ from ctta.corruptions.registry import CORRUPTIONS, HOLD_OUT, VERSION, check_corr
 from ctta.errors import ConfigError, DataError, InputError
 from ctta.io.atomic import atomic_write
 from ctta.io.images import IMAGE_SUFFIXES, decoding_errors, import_pillow, is_image_file, resize_and_center_crop
-from ctta.io.settings import record_settings
+from ctta.io.provenance import record_settings
 from ctta.validation import check_integer
 
 SEVERITIES = (1, 2, 3, 4, 5)

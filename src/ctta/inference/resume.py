@@ -14,7 +14,7 @@ from ctta.checkpoint.files import load, save
 from ctta.errors import ConfigError
 from ctta.guard import Guarded, Monitored
 from ctta.inference.predictions import PredictionFile
-from ctta.io.settings import check_same_settings
+from ctta.io.provenance import check_same_settings
 from ctta.methods import METHODS, adapt
 
 

@@ -1,12 +1,33 @@
-"""What a folder was made from: outputs of different settings never mix."""
+"""The settings that a folder was made with, so that outputs of different settings never mix."""
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ctta.errors import ConfigError
+from ctta.io.atomic import atomic_write
 
 HINT = "use another folder or delete this one"
+
+
+def record_settings(path: Path, settings: Mapping[str, Any]) -> None:
+    """Write settings to a JSON file, or check that the file holds the same ones.
+
+    Args:
+        path: The file; its folder is created if needed.
+        settings: Values that JSON can hold.
+
+    Raises:
+        ConfigError: The file holds other settings, or settings with other names.
+    """
+    if path.exists():
+        recorded = json.loads(path.read_text())
+        check_same_settings(path.parent, recorded, {**dict.fromkeys(recorded), **settings})
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as temporary:
+        temporary.write_text(json.dumps(settings, indent=1) + "\n")
 
 
 def check_same_settings(
