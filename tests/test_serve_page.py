@@ -111,6 +111,6 @@ def test_buttons_prompt_for_the_admin_token_once(browser: webdriver.Chrome, clie
     browser.execute_script(f"{card('camera2')}.querySelector('[data-action=freeze]').click()")
     until(browser, f"return {card('camera2')}.querySelector('.badge').textContent === 'frozen'")
     browser.execute_script(f"{card('ward.A')}.querySelector('[data-action=rollback]').click()")
-    until(browser, f"return {card('ward.A')}.querySelector('ol').textContent.includes('rollback: requested for')")
+    until(browser, f"return {card('ward.A')}.querySelector('ol').textContent.includes('rollback: requested')")
     kinds = [event["kind"] for event in client.json("GET", "/streams/camera2")["events"]]
     assert kinds[-2:] == ["reset", "freeze"]

@@ -165,6 +165,26 @@ def test_shutdown_waits_for_a_snapshot_being_written(tmp_path: Path) -> None:
     assert service.factory.read("a").num_updates == 1
 
 
+@pytest.mark.parametrize("error", [OSError("disk full"), RuntimeError("out of memory")])
+def test_autosave_continues_after_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    service = Service(make_tent(tmp_path), tmp_path / "state", image_size=SIZE, snapshot_interval=0.01)
+    snapshots, written, errors = service.factory.snapshots, threading.Event(), [error]
+    write = snapshots.write
+
+    def fail_once(stream: ServedStream) -> None:
+        if errors:
+            raise errors.pop()
+        write(stream)
+        written.set()
+
+    monkeypatch.setattr(snapshots, "write", fail_once)
+    with serve_in_thread(service) as client:
+        client.infer("a", make_images(40))
+        assert written.wait(60)
+        assert "ctta_snapshot_failures_total 1.0\n" in client.call("GET", "/metrics").text
+    assert service.factory.read("a").num_updates == 1
+
+
 def test_a_request_rejected_by_a_full_queue_creates_no_stream(tmp_path: Path) -> None:
     service = Service(
         make_tent(tmp_path), tmp_path / "state", image_size=SIZE, limits=Limits(max_total_queue=1), num_workers=1

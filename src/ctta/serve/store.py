@@ -190,7 +190,7 @@ class StreamStore:
         for slot in [slot for slot in self._live.values() if slot.is_dirty]:
             async with slot.turn, self._moving:
                 if slot.is_dirty:
-                    with suppress(OSError):  # logged already; the previous snapshot is still there
+                    with suppress(Exception):  # logged already; the previous snapshot is still there
                         await self._save(slot)
 
     async def close(self) -> None:
@@ -308,7 +308,7 @@ class StreamStore:
         num_changes = slot.stream.num_changes
         try:
             await self._run_in_thread(self.factory.snapshots.write, slot.stream)
-        except OSError:
+        except Exception:
             self.metrics.snapshot_failures.inc()
             logger.exception("stream %s could not be saved", slot.name)
             raise
