@@ -184,10 +184,10 @@ def test_the_demo_runs_its_tables(
     bench: list[str], full: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With a small network and a short stream."""
-    tiny = {"model": "file:network.py:tiny", "limit": 4, "batch_size": 4}
     for name, (recipe, options) in {**demo.SHORT, **demo.FULL}.items():
         tasks = demo.SHORT if name in demo.SHORT else demo.FULL
-        monkeypatch.setitem(tasks, name, (recipe, replace(options, **tiny, rounds=options.rounds and 2)))  # type: ignore[arg-type]
+        tiny = replace(options, model="file:network.py:tiny", limit=4, batch_size=4, rounds=options.rounds and 2)
+        monkeypatch.setitem(tasks, name, (recipe, tiny))
     assert run("demo", *(["--full"] if full else [])) == 0
     text = capsys.readouterr().out
     assert text.count("CoTTA") == (2 if full else 1)

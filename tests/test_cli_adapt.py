@@ -8,7 +8,6 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ import ctta
 from ctta import models
 from ctta.cli.adapt import adapt
 from ctta.datasets.image_files import read_images
-from ctta.hyperparameters import parse_hyperparameters
 from ctta.inference.run import InferenceRun
 
 FEW_VIEWS = ("--set", "views=2", "--set", "threshold=1.1")
@@ -292,27 +290,6 @@ def test_user_errors_are_one_line(camera: CameraFolder) -> None:
 def test_an_error_of_the_network_keeps_its_type_and_gets_a_note(camera: CameraFolder) -> None:
     arguments = [*camera.options, "--out", camera.table, "--size", 32, 32]
     assert "The network failed on a batch of shape (4, 3, 32, 32)" in network_error(adapt, *arguments)
-
-
-def test_parsed_settings() -> None:
-    found = parse_hyperparameters(
-        ctta.CoTTA, ["optimizer=SGD", "lr=1e-2", "optimizer.momentum=0.9", "gate=element", "views=0"]
-    )
-    optimizer: Any = found.pop("optimizer")([torch.nn.Parameter(torch.zeros(1))])
-    assert type(optimizer) is torch.optim.SGD
-    assert (optimizer.defaults["lr"], optimizer.defaults["momentum"]) == (0.01, 0.9)
-    assert found == {"gate": "element", "views": ()}
-    assert parse_hyperparameters(ctta.Tent, ["lr=0.5"])["optimizer"].func is torch.optim.Adam
-    for texts, words in {
-        ("restore",): "NAME=VALUE",
-        ("optimizer=Madam",): "a class of torch.optim",
-        ("views=many",): "a number of random views",
-        ("optimizer.speed=1",): "does not take speed",
-    }.items():
-        with pytest.raises(ValueError, match=words):
-            parse_hyperparameters(ctta.CoTTA, texts)
-    with pytest.raises(ValueError, match="Source has no setting 'lr'; it has output"):
-        parse_hyperparameters(ctta.Source, ["lr=1"])
 
 
 def test_a_guard_is_kept_by_the_state(camera: CameraFolder) -> None:
