@@ -1,4 +1,4 @@
-"""The recipe of street scenes from a folder in ACDC's layout to the report, by the command a user types."""
+"""The ACDC recipe, from a folder in the layout of ACDC to the report, by the command that a user types."""
 
 import csv
 import json
@@ -17,7 +17,7 @@ from ctta import models, streams
 from ctta.report import write_report
 
 CONDITIONS = ("fog", "night", "rain", "snow")
-FULL, SIZE = (36, 64), (18, 32)  # of label maps, and of what the network sees
+FULL, SIZE = (36, 64), (18, 32)  # of label maps, and of the network's input
 
 NETWORK = """
 import numpy as np
@@ -25,17 +25,17 @@ import torch
 from torch import nn
 
 class FullyConvolutional(nn.Module):
-    # Looks for the nearest colour, at half the size of its input; answers in a dictionary as torchvision does.
+    # Predicts the nearest color, at half the size of its input; returns a dictionary as torchvision does.
 
     def __init__(self, num_classes=19):
         super().__init__()
         self.features = nn.Sequential(nn.Conv2d(3, 3, 2, 2, bias=False), nn.BatchNorm2d(3))
         self.classifier = nn.Conv2d(3, num_classes, 1)
-        colours = np.random.default_rng(9).integers(0, 200, (256, 3))[:num_classes] / 255
+        colors = np.random.default_rng(9).integers(0, 200, (256, 3))[:num_classes] / 255
         with torch.no_grad():
             self.features[0].weight.copy_(torch.eye(3)[:, :, None, None] / 4)
-            self.classifier.weight.copy_(torch.from_numpy(40 * colours)[:, :, None, None])
-            self.classifier.bias.copy_(torch.from_numpy(-20 * (colours**2).sum(1)))
+            self.classifier.weight.copy_(torch.from_numpy(40 * colors)[:, :, None, None])
+            self.classifier.bias.copy_(torch.from_numpy(-20 * (colors**2).sum(1)))
 
     def forward(self, x):
         return {"out": self.classifier(self.features(x))}
@@ -47,20 +47,20 @@ def other_classes():
 
 @pytest.fixture
 def acdc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The command for two scenes of each condition, as a user with ACDC on disk types it."""
+    """Return the command for two scenes of each condition."""
     monkeypatch.chdir(tmp_path)
     Path("network.py").write_text(NETWORK)
     for number, condition in enumerate(CONDITIONS):
         for frame in range(2):
-            dice = np.random.default_rng([number, frame])
+            rng = np.random.default_rng([number, frame])
             scene, label = (Path("ACDC") / kind / condition / "train/GOPR01" for kind in ("rgb_anon", "gt"))
             scene.mkdir(parents=True, exist_ok=True)
             label.mkdir(parents=True, exist_ok=True)
-            bands = np.repeat(dice.permutation(19)[:8], 8)  # of eight columns each
+            bands = np.repeat(rng.permutation(19)[:8], 8)  # eight columns each
             truth = np.tile(bands, (FULL[0], 1)).astype(np.uint8)
             truth[:4] = 255
-            colours = np.random.default_rng(9).integers(0, 200, (256, 3))
-            pixels = colours[truth] + dice.integers(0, 50, (*FULL, 3)) - 12 * number
+            colors = np.random.default_rng(9).integers(0, 200, (256, 3))
+            pixels = colors[truth] + rng.integers(0, 50, (*FULL, 3)) - 12 * number
             Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(scene / f"{frame}_rgb_anon.png")
             Image.fromarray(truth).save(label / f"{frame}_gt_labelTrainIds.png")
     return [
@@ -78,30 +78,30 @@ def acdc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def source_miou(condition: str) -> float:
-    """Of both scenes, from the files, with a confusion matrix pixel by pixel."""
+    """Compute the mIoU of both scenes from the files, with a confusion matrix pixel by pixel."""
     net, matrix = models.load("file:network.py:FullyConvolutional"), np.zeros((19, 19), int)
     for frame in range(2):
-        picture = Image.open(f"ACDC/rgb_anon/{condition}/train/GOPR01/{frame}_rgb_anon.png")
-        small = np.asarray(picture.resize(SIZE[::-1], Image.Resampling.BILINEAR))
+        image = Image.open(f"ACDC/rgb_anon/{condition}/train/GOPR01/{frame}_rgb_anon.png")
+        small = np.asarray(image.resize(SIZE[::-1], Image.Resampling.BILINEAR))
         with torch.no_grad():
             logits = net(torch.from_numpy(small.copy()).permute(2, 0, 1)[None] / 255)["out"]
         at_input = F.interpolate(logits, SIZE, mode="bilinear")
         predicted = F.interpolate(at_input, FULL, mode="bilinear").argmax(1)[0].tolist()
         truth = np.asarray(Image.open(f"ACDC/gt/{condition}/train/GOPR01/{frame}_gt_labelTrainIds.png")).tolist()
-        for labels, answers in zip(truth, predicted, strict=True):
-            for label, answer in zip(labels, answers, strict=True):
+        for labels, predictions in zip(truth, predicted, strict=True):
+            for label, prediction in zip(labels, predictions, strict=True):
                 if label != 255:
-                    matrix[label, answer] += 1
+                    matrix[label, prediction] += 1
     union = matrix.sum(0) + matrix.sum(1) - matrix.diagonal()
     return 100 * float((matrix.diagonal()[union > 0] / union[union > 0]).mean())
 
 
-def test_a_folder_of_scenes_becomes_the_papers_table(
+def test_command_writes_the_table_of_the_paper(
     acdc: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All four methods over ten rounds, at a size of milliseconds."""
+    """All four methods run over ten rounds, on tiny scenes."""
     monkeypatch.setattr(streams, "acdc", partial(streams.acdc, size=SIZE))
-    acdc += ["--set", "cotta.lr=0.01"]  # of eighty steps something shall be seen
+    acdc += ["--set", "cotta.lr=0.01"]  # large enough to show an effect in eighty steps
     assert run(*acdc) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
@@ -128,32 +128,32 @@ def test_a_folder_of_scenes_becomes_the_papers_table(
     assert values["CoTTA", "night, round 1"]["published"] == "41.2"
     assert classes["CoTTA", "traffic light"]["value"]
     assert float(values["Source", "fog, round 1"]["value"]) > 10
-    learnt = [values["CoTTA", f"fog, round {number}"]["value"] for number in (1, 10)]
-    assert learnt[0] != learnt[1]  # it goes on adapting, while Source has the same in every round
+    adapted = [values["CoTTA", f"fog, round {number}"]["value"] for number in (1, 10)]
+    assert adapted[0] != adapted[1]  # it keeps adapting, while Source is the same in every round
     page = Path("mine/report/report.html").read_text()
-    assert "2 images of each domain in batches of 1; the published numbers on 400" in page
+    assert "2 images per domain in batches of 1; the published numbers on 400" in page
     assert "--model file:" in page and Path("mine/report/miou-over-time.svg").is_file()
     assert "BN Stats Adapt, worst change: " in page and 'href="data:image/png;base64' in page
     assert Path("mine/report/overlays.png").is_file() and "(overlays.png)" in Path("mine/report/report.md").read_text()
 
-    assert run(*acdc, "--methods", "source", "--json") == 0  # from the folder, which is complete
+    assert run(*acdc, "--methods", "source", "--json") == 0  # reads the complete folder
     line = json.loads(capsys.readouterr().out)
     assert (len(line["mious"]), len(line["class_iou"])) == (40, 19)
     assert 100 * line["mious"][0] == pytest.approx(source_miou("fog"), abs=1e-4)
     assert line["miou"] == pytest.approx(sum(line["mious"]) / 40)
 
 
-def test_scenes_come_at_the_papers_size_and_are_scored_at_their_own(
+def test_scenes_have_the_size_of_the_paper_and_are_scored_at_their_own(
     acdc: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing made smaller: 960x540 in, and the pixels of the label maps counted."""
+    """Images of 960x540 go into the network, and the pixels of the label maps are counted."""
     assert run(*acdc, "--rounds", "1", "--limit", "1", "--methods", "source,bn_stats") == 0
     assert "fog" in capsys.readouterr().out
     (line, *_) = Path("mine/cells/source-standard/batches.jsonl").read_text().splitlines()
     assert sum(json.loads(line)["score"]["labelled"]) == (FULL[0] - 4) * FULL[1]
 
 
-def test_a_network_for_other_classes_is_refused(acdc: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_network_for_other_classes_is_refused(acdc: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     acdc[acdc.index("file:network.py:FullyConvolutional")] = "file:network.py:other_classes"
     assert run(*acdc, "--rounds", "1", "--limit", "1", "--methods", "source") == 1
     assert (
@@ -161,8 +161,8 @@ def test_a_network_for_other_classes_is_refused(acdc: list[str], capsys: pytest.
     )
 
 
-def test_scenes_to_look_at_are_of_all_that_a_folder_holds(acdc: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Methods and seeds that come later change which scenes are shown, and two runs on one page are told apart."""
+def test_examples_are_of_all_cells_in_the_folder(acdc: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Methods and seeds that are added later change the examples, and two runs on one page have different names."""
     monkeypatch.setattr(streams, "acdc", partial(streams.acdc, size=SIZE))
     acdc += ["--rounds", "1", "--set", "cotta.lr=0.01"]
     assert run(*acdc, "--methods", "cotta", "--seeds", "1") == 0

@@ -1,4 +1,4 @@
-"""A method on a stream: the figures, and going on after an interruption."""
+"""Evaluation of a method on a stream: metrics, and resuming after an interruption."""
 
 import json
 import os
@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 import ctta
 from ctta.datasets import Corrupted
-from ctta.evaluation.results import BatchRecord, read_result
+from ctta.errors import ConfigError, DataError
+from ctta.evaluation import BatchRecord, read_result
 from ctta.streams import Stream, continual
 
 
-def net() -> nn.Module:
+def net() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 8, 3, 4), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 64, 5))
 
@@ -34,7 +35,7 @@ def cotta() -> ctta.CoTTA:
     return ctta.CoTTA(net(), views=ctta.views.image_views(2), seed=3)
 
 
-def timeless(batches: tuple[BatchRecord, ...]) -> list[BatchRecord]:
+def without_costs(batches: tuple[BatchRecord, ...]) -> list[BatchRecord]:
     return [replace(batch, seconds=0.0, peak_mib=0) for batch in batches]
 
 
@@ -43,7 +44,7 @@ class StopError(Exception):
 
 
 class StopAfter:
-    """Breaks an evaluation off after so many batches, which saves the state."""
+    """Interrupts an evaluation after a number of batches, which saves the state."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -54,22 +55,22 @@ class StopAfter:
             raise StopError
 
 
-def killed_after(count: int, folder: Path, *, save_every: float) -> None:
-    """An evaluation that ends within a step, so that nothing more is saved."""
+def evaluate_until_killed(count: int, folder: Path, *, save_every: float) -> None:
+    """Interrupt an evaluation within a step, so that nothing more is saved."""
     model = cotta()
     adapt_step = model.adapt_step
 
-    def dying(x: Tensor) -> Tensor:
+    def raise_at_step(x: Tensor) -> Tensor:
         if model.num_steps == count:
             raise StopError
         return adapt_step(x)
 
-    model.adapt_step = dying  # type: ignore[method-assign]
+    model.adapt_step = raise_at_step  # type: ignore[method-assign]
     with pytest.raises(StopError):
         ctta.evaluate(model, stream(), folder=folder, save_every=save_every)
 
 
-def test_figures_equal_a_plain_loop() -> None:
+def test_metrics_equal_a_plain_loop() -> None:
     result = ctta.evaluate(ctta.Tent(net()), stream())
     model = ctta.Tent(net())
     wrong = {domain: 0 for domain in stream().domains}
@@ -80,26 +81,26 @@ def test_figures_equal_a_plain_loop() -> None:
     assert result.worst[1] == max(result.errors)
     assert result.total.count == 60
     assert result.images_per_second > 0
-    assert result.peak_mib > 50
+    assert result.peak_mib is not None and result.peak_mib > 50
     assert result.method == "Tent"
     assert result.stream_hash == stream().hash
     assert result.settings["optimizer"] == "Adam(lr=0.001)"
-    assert result.source == ctta.checkpoint.fingerprint(net())
+    assert result.source == ctta.fingerprint(net())
     assert result.environment["threads"] == torch.get_num_threads()
 
 
-def test_reset_at_domain_forgets_at_every_segment() -> None:
+def test_reset_at_domain_starts_every_segment_anew() -> None:
     result = ctta.evaluate(ctta.Tent(net(), optimizer=torch.optim.Adam), stream(), reset_at_domain=True)
     for number, domain in enumerate(stream().domains):
-        alone = ctta.evaluate(ctta.Tent(net(), optimizer=torch.optim.Adam), only(domain))
-        assert timeless(alone.batches) == [
-            replace(batch, segment=0) for batch in timeless(result.batches) if batch.segment == number
+        alone = ctta.evaluate(ctta.Tent(net(), optimizer=torch.optim.Adam), single_domain(domain))
+        assert without_costs(alone.batches) == [
+            replace(batch, segment=0) for batch in without_costs(result.batches) if batch.segment == number
         ]
-    carried_on = ctta.evaluate(ctta.Tent(net(), optimizer=torch.optim.Adam), stream())
-    assert timeless(carried_on.batches) != timeless(result.batches)
+    continual = ctta.evaluate(ctta.Tent(net(), optimizer=torch.optim.Adam), stream())
+    assert without_costs(continual.batches) != without_costs(result.batches)
 
 
-def only(domain: str) -> Stream:
+def single_domain(domain: str) -> Stream:
     whole = stream()
     (segment,) = [segment for segment in whole.segments if segment.domain == domain]
     return whole.with_segments("one", [segment])
@@ -107,7 +108,7 @@ def only(domain: str) -> Stream:
 
 @pytest.mark.parametrize("reset_at_domain", [False, True])
 @pytest.mark.parametrize("stops", [[1], [4], [8], [2, 3, 1, 1]])
-def test_an_interrupted_evaluation_goes_on_to_the_same_result(
+def test_interrupted_evaluation_resumes_to_the_same_result(
     tmp_path: Path, stops: list[int], reset_at_domain: bool
 ) -> None:
     whole = ctta.evaluate(cotta(), stream(), reset_at_domain=reset_at_domain)
@@ -125,76 +126,76 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_result(
     resumed = ctta.evaluate(
         cotta(), stream(), reset_at_domain=reset_at_domain, folder=tmp_path, save_every=0, on_batch=seen.append
     )
-    assert len(seen) == len(stream()) - sum(stops)  # it did go on, and did not start over
-    assert timeless(resumed.batches) == timeless(whole.batches)
+    assert len(seen) == len(stream()) - sum(stops)  # it did not start over
+    assert without_costs(resumed.batches) == without_costs(whole.batches)
     assert read_result(tmp_path) == resumed
     assert not list(tmp_path.glob("*.safetensors"))
 
 
-def test_lines_after_the_last_state_are_computed_again(tmp_path: Path) -> None:
-    """Killed between a line and its state, or in the middle of a line."""
+def test_batches_after_the_last_state_are_computed_again(tmp_path: Path) -> None:
+    """The process was killed between a line and its state, or in the middle of a line."""
     whole = ctta.evaluate(cotta(), stream())
-    killed_after(3, tmp_path, save_every=0)
+    evaluate_until_killed(3, tmp_path, save_every=0)
     lines = tmp_path / "batches.jsonl"
     with lines.open("a") as file:
         file.write(lines.read_text().splitlines()[0] + "\n")  # a fourth line that no state covers
         file.write('{"segment": 0, "sco')
-    assert timeless(ctta.evaluate(cotta(), stream(), folder=tmp_path).batches) == timeless(whole.batches)
+    assert without_costs(ctta.evaluate(cotta(), stream(), folder=tmp_path).batches) == without_costs(whole.batches)
 
 
-def test_a_callback_that_raises_loses_nothing(tmp_path: Path) -> None:
+def test_state_is_saved_when_the_callback_raises(tmp_path: Path) -> None:
     whole = ctta.evaluate(cotta(), stream())
     with pytest.raises(StopError):
         ctta.evaluate(cotta(), stream(), folder=tmp_path, save_every=1e9, on_batch=StopAfter(4))
     seen: list[BatchRecord] = []
     resumed = ctta.evaluate(cotta(), stream(), folder=tmp_path, on_batch=seen.append)
     assert len(seen) == len(stream()) - 4
-    assert timeless(resumed.batches) == timeless(whole.batches)
+    assert without_costs(resumed.batches) == without_costs(whole.batches)
 
 
-def test_a_state_ahead_of_its_lines_is_not_gone_on_from(tmp_path: Path) -> None:
-    """As a folder that was copied half; what killed saves leave behind goes too."""
+def test_state_ahead_of_its_lines_is_not_resumed_from(tmp_path: Path) -> None:
+    """A folder may be copied in part; temporary files of killed saves are removed."""
     whole = ctta.evaluate(cotta(), stream())
-    killed_after(5, tmp_path, save_every=0)
+    evaluate_until_killed(5, tmp_path, save_every=0)
     lines = tmp_path / "batches.jsonl"
     lines.write_text("".join(lines.read_text().splitlines(keepends=True)[:2]))
     (tmp_path / ".state-9.safetensors.abc.tmp").write_text("half")
-    assert timeless(ctta.evaluate(cotta(), stream(), folder=tmp_path).batches) == timeless(whole.batches)
+    assert without_costs(ctta.evaluate(cotta(), stream(), folder=tmp_path).batches) == without_costs(whole.batches)
     assert not list(tmp_path.glob(".*.tmp"))
 
 
-def test_without_a_state_it_starts_over(tmp_path: Path) -> None:
-    killed_after(3, tmp_path, save_every=1e9)
+def test_evaluation_without_a_state_starts_over(tmp_path: Path) -> None:
+    evaluate_until_killed(3, tmp_path, save_every=1e9)
     seen: list[BatchRecord] = []
     ctta.evaluate(cotta(), stream(), folder=tmp_path, on_batch=seen.append)
     assert len(seen) == len(stream())
 
 
-def test_a_complete_evaluation_is_not_run_again(tmp_path: Path) -> None:
+def test_complete_evaluation_is_not_run_again(tmp_path: Path) -> None:
     first = ctta.evaluate(cotta(), stream(), folder=tmp_path)
     seen: list[BatchRecord] = []
     assert ctta.evaluate(cotta(), stream(), folder=tmp_path, on_batch=seen.append) == first
     assert not seen
 
 
-def test_a_folder_with_another_evaluation_is_refused(tmp_path: Path) -> None:
+def test_folder_of_another_evaluation_is_refused(tmp_path: Path) -> None:
     ctta.evaluate(cotta(), stream(), folder=tmp_path)
-    with pytest.raises(ValueError, match=r"stream: .*batch=8 → .*batch=5; stream_hash: "):
+    with pytest.raises(ConfigError, match=r"stream: .*batch=8 → .*batch=5; stream_hash: "):
         ctta.evaluate(cotta(), stream(batch_size=5), folder=tmp_path)
-    with pytest.raises(ValueError, match=r"settings\.views: .* → "):
+    with pytest.raises(ConfigError, match=r"settings\.views: .* → "):
         ctta.evaluate(ctta.CoTTA(net(), views=ctta.views.image_views(3), seed=3), stream(), folder=tmp_path)
 
 
-OWN_VIEWS = """
+CUSTOM_VIEWS = """
 import sys, ctta, test_evaluation as test
 
-def upside_down(model, x):
+def flip_vertically(model, x):
     return model(x.flip(2))
 
 def stop(record):
     raise KeyboardInterrupt
 
-model = ctta.TestAug(test.net(), views=(upside_down, lambda model, x: model(x)))
+model = ctta.TestAug(test.net(), views=(flip_vertically, lambda model, x: model(x)))
 try:
     ctta.evaluate(model, test.stream(), folder=sys.argv[1], on_batch=stop)
 except KeyboardInterrupt:
@@ -202,34 +203,34 @@ except KeyboardInterrupt:
 """
 
 
-def test_views_of_ones_own_do_not_keep_a_new_process_from_going_on(tmp_path: Path) -> None:
-    """No file can hold them, and their addresses differ from process to process."""
+def test_new_process_can_resume_with_custom_views(tmp_path: Path) -> None:
+    """Functions cannot be saved, and their addresses differ from process to process."""
     for _ in range(3):
         search_path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = os.environ | {"PYTHONPATH": search_path, "OMP_NUM_THREADS": "1"}
-        subprocess.run([sys.executable, "-c", OWN_VIEWS, str(tmp_path)], check=True, env=environment)
+        subprocess.run([sys.executable, "-c", CUSTOM_VIEWS, str(tmp_path)], check=True, env=environment)
     assert len(read_result(tmp_path).batches) == 3
 
 
-def test_a_model_that_has_adapted_is_refused() -> None:
+def test_model_that_has_adapted_is_refused() -> None:
     model = cotta()
     model(torch.rand(4, 3, 32, 32))
-    with pytest.raises(ValueError, match="already adapted to 1 batches"):
+    with pytest.raises(ConfigError, match="already adapted to 1 batches"):
         ctta.evaluate(model, stream())
 
 
-def test_a_stream_without_labels_is_refused(tmp_path: Path) -> None:
+def test_stream_without_labels_is_refused(tmp_path: Path) -> None:
     from PIL import Image
 
     Image.new("RGB", (32, 32)).save(tmp_path / "a.png")
-    with pytest.raises(ValueError, match="has no labels"):
+    with pytest.raises(DataError, match="has no labels"):
         ctta.evaluate(ctta.Source(net()), ctta.streams.folder(tmp_path))
 
 
-def test_a_loss_that_is_not_finite_is_noted_as_such(tmp_path: Path) -> None:
+def test_non_finite_loss_is_recorded_as_missing(tmp_path: Path) -> None:
     broken = net()
     with torch.no_grad():
-        broken[4].bias[0] = float("nan")
+        torch.nn.init.constant_(broken[4].get_parameter("bias")[:1], float("nan"))
     result = ctta.evaluate(ctta.Tent(broken), stream(), folder=tmp_path)
     assert result.num_skipped == len(stream())
     assert result.error == 1

@@ -1,4 +1,4 @@
-"""Error and calibration against plain arithmetic, image by image."""
+"""Metrics of images: error and calibration against plain arithmetic, image by image."""
 
 import math
 
@@ -7,25 +7,26 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctta.evaluation.metrics import NUM_BINS, Score, score_batch
+from ctta.errors import InputError
+from ctta.evaluation.metrics import NUM_BINS, Score, score_batch, score_images
 
 
 def naive(logits: list[list[float]], labels: list[int]) -> tuple[float, float]:
-    """Error and ECE with one loop over images and one over bins."""
-    answers = []
+    """Compute error and ECE with one loop over images and one over bins."""
+    predictions = []
     for row, label in zip(logits, labels, strict=True):
         weights = [math.exp(value - max(row)) for value in row]
-        predicted = max(range(len(row)), key=lambda place: row[place])
-        answers.append((weights[predicted] / sum(weights), predicted == label))
-    error = sum(not right for _, right in answers) / len(answers)
+        predicted = max(range(len(row)), key=lambda index: row[index])
+        predictions.append((weights[predicted] / sum(weights), predicted == label))
+    error = sum(not right for _, right in predictions) / len(predictions)
     gap = 0.0
     for number in range(NUM_BINS):
         low, high = number / NUM_BINS, (number + 1) / NUM_BINS
-        inside = [(sure, right) for sure, right in answers if low < sure <= high]
+        inside = [(certainty, right) for certainty, right in predictions if low < certainty <= high]
         if inside:
-            confidence = sum(sure for sure, _ in inside) / len(inside)
+            confidence = sum(certainty for certainty, _ in inside) / len(inside)
             accuracy = sum(right for _, right in inside) / len(inside)
-            gap += len(inside) / len(answers) * abs(confidence - accuracy)
+            gap += len(inside) / len(predictions) * abs(confidence - accuracy)
     return error, gap
 
 
@@ -34,38 +35,38 @@ def test_error_and_calibration_equal_a_naive_count(count: int, num_classes: int,
     generator = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(count, num_classes, generator=generator, dtype=torch.float64)
     labels = torch.randint(num_classes, (count,), generator=generator)
-    counted = score_batch(logits, labels)
+    score = score_batch(logits, labels)
     error, gap = naive(logits.tolist(), labels.tolist())
-    assert counted.error == error
-    assert counted.calibration_error == pytest.approx(gap, abs=1e-12)
-    assert counted.confidence == pytest.approx(float(logits.softmax(1).amax(1).mean()), abs=1e-12)
+    assert score.error == error
+    assert score.calibration_error == pytest.approx(gap, abs=1e-12)
+    assert score.confidence == pytest.approx(float(logits.softmax(1).amax(1).mean()), abs=1e-12)
 
 
-def test_batches_add_up_to_the_whole() -> None:
+def test_scores_of_batches_add_up() -> None:
     logits, labels = torch.randn(50, 4), torch.randint(4, (50,))
-    whole = score_batch(logits, labels)
-    parts = Score.sum(score_batch(x, y) for x, y in zip(logits.split(7), labels.split(7), strict=True))
+    whole = score_images(logits, labels)
+    parts = Score.sum(score_images(x, y) for x, y in zip(logits.split(7), labels.split(7), strict=True))
     assert (parts.count, parts.wrong) == (whole.count, whole.wrong)
     assert parts.calibration_error == pytest.approx(whole.calibration_error, abs=1e-12)
 
 
-def test_certain_and_right_is_perfectly_calibrated() -> None:
-    counted = score_batch(torch.tensor([[800.0, 0.0], [0.0, 800.0]]), torch.tensor([0, 1]))
-    assert (counted.error, counted.calibration_error, counted.confidence) == (0, 0, 1)
+def test_certain_and_correct_predictions_are_perfectly_calibrated() -> None:
+    score = score_batch(torch.tensor([[800.0, 0.0], [0.0, 800.0]]), torch.tensor([0, 1]))
+    assert (score.error, score.calibration_error, score.confidence) == (0, 0, 1)
 
 
-def test_an_answer_that_is_not_finite_is_wrong() -> None:
-    counted = score_batch(torch.tensor([[math.nan, 1.0], [1.0, math.inf], [1.0, 0.0]]), torch.tensor([0, 1, 0]))
-    assert counted.wrong == 2
-    assert counted.calibration_error == pytest.approx((1 - math.exp(1) / (1 + math.exp(1))) / 3)
+def test_non_finite_prediction_is_wrong() -> None:
+    score = score_images(torch.tensor([[math.nan, 1.0], [1.0, math.inf], [1.0, 0.0]]), torch.tensor([0, 1, 0]))
+    assert score.wrong == 2
+    assert score.calibration_error == pytest.approx((1 - math.exp(1) / (1 + math.exp(1))) / 3)
 
 
 @pytest.mark.parametrize("labels", [torch.tensor([0, 10]), torch.tensor([-1, 0])])
-def test_labels_of_another_data_set_are_refused(labels: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match="the model has 10 classes: use the model for this dataset"):
+def test_labels_out_of_range_are_refused(labels: torch.Tensor) -> None:
+    with pytest.raises(InputError, match="the model has 10 classes: use the model for this dataset"):
         score_batch(torch.zeros(2, 10), labels)
 
 
-def test_shapes_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"got \(2, 10\) and \(3,\)"):
+def test_shapes_that_do_not_match_are_refused() -> None:
+    with pytest.raises(InputError, match=r"got \(2, 10\) and \(3,\)"):
         score_batch(torch.zeros(2, 10), torch.zeros(3, dtype=torch.long))

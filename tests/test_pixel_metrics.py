@@ -1,4 +1,4 @@
-"""mIoU, IoU of each class, pixel accuracy and calibration of label maps against loops over pixels."""
+"""Metrics of pixels: mIoU, IoU of each class, accuracy and calibration against loops over pixels."""
 
 import json
 import math
@@ -10,26 +10,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ctta.datasets.base import IGNORE_INDEX
+from ctta.datasets import IGNORE_INDEX
+from ctta.errors import InputError
 from ctta.evaluation.metrics import NUM_BINS, PixelScore, Score, score_batch, score_from_json
 
 Grid = list[list[float]]
 
 
-def stretched(plane: Grid, height: int, width: int) -> Grid:
-    """Bilinear, with the corners of the corner pixels where they were: what ``align_corners=False`` stands for."""
+def resize_plane(plane: Grid, height: int, width: int) -> Grid:
+    """Resize bilinearly, keeping the outer corners of the corner pixels in place (``align_corners=False``)."""
 
-    def between(place: int, new: int, old: int) -> tuple[int, int, float]:
-        source = max(0.0, (place + 0.5) * old / new - 0.5)
+    def neighbors(index: int, new: int, old: int) -> tuple[int, int, float]:
+        source = max(0.0, (index + 0.5) * old / new - 0.5)
         low = min(int(source), old - 1)
         return low, min(low + 1, old - 1), source - low
 
     result = []
     for y in range(height):
-        top, bottom, down = between(y, height, len(plane))
+        top, bottom, down = neighbors(y, height, len(plane))
         row = []
         for x in range(width):
-            left, right, along = between(x, width, len(plane[0]))
+            left, right, along = neighbors(x, width, len(plane[0]))
             upper = plane[top][left] * (1 - along) + plane[top][right] * along
             lower = plane[bottom][left] * (1 - along) + plane[bottom][right] * along
             row.append(upper * (1 - down) + lower * down)
@@ -37,52 +38,54 @@ def stretched(plane: Grid, height: int, width: int) -> Grid:
     return result
 
 
-class Naive:
-    """The figures from two lists of pixels, a set of pixels for every class."""
+class NaiveScore:
+    """Metrics from two lists of pixels, with a set of pixels for every class."""
 
     def __init__(self, logits: Tensor, labels: Tensor) -> None:
         num_classes, height, width = logits.shape[1], *labels.shape[1:]
         self.truth: list[int] = []
-        self.answers: list[tuple[int, float]] = []
-        for image, answer in zip(labels.tolist(), logits.tolist(), strict=True):
-            planes = [stretched(plane, height, width) for plane in answer]
+        self.predictions: list[tuple[int, float]] = []
+        for image, channels in zip(labels.tolist(), logits.tolist(), strict=True):
+            planes = [resize_plane(plane, height, width) for plane in channels]
             for y in range(height):
                 for x in range(width):
                     if image[y][x] != 255:
                         values = [plane[y][x] for plane in planes]
-                        best = max(range(num_classes), key=lambda place: values[place])
+                        best = max(range(num_classes), key=lambda index: values[index])
                         weights = [math.exp(value - values[best]) for value in values]
                         self.truth.append(image[y][x])
-                        self.answers.append((best, 1 / sum(weights)))
+                        self.predictions.append((best, 1 / sum(weights)))
         self.iou: list[float | None] = []
         for number in range(num_classes):
-            labelled = {place for place, label in enumerate(self.truth) if label == number}
-            predicted = {place for place, (label, _sure) in enumerate(self.answers) if label == number}
-            union = labelled | predicted
-            self.iou.append(len(labelled & predicted) / len(union) if union else None)
+            labeled = {index for index, label in enumerate(self.truth) if label == number}
+            predicted = {index for index, (label, _confidence) in enumerate(self.predictions) if label == number}
+            union = labeled | predicted
+            self.iou.append(len(labeled & predicted) / len(union) if union else None)
         present = [iou for iou in self.iou if iou is not None]
         self.miou = sum(present) / len(present) if present else math.nan
-        self.right = [label == best for label, (best, _sure) in zip(self.truth, self.answers, strict=True)]
+        self.correct = [label == best for label, (best, _confidence) in zip(self.truth, self.predictions, strict=True)]
 
     @property
     def accuracy(self) -> float:
-        return sum(self.right) / len(self.right)
+        return sum(self.correct) / len(self.correct)
 
     @property
     def calibration_error(self) -> float:
         gap = 0.0
         for number in range(NUM_BINS):
             inside = [
-                (sure, right)
-                for (_label, sure), right in zip(self.answers, self.right, strict=True)
-                if number / NUM_BINS < sure <= (number + 1) / NUM_BINS
+                (confidence, correct)
+                for (_label, confidence), correct in zip(self.predictions, self.correct, strict=True)
+                if number / NUM_BINS < confidence <= (number + 1) / NUM_BINS
             ]
-            gap += abs(sum(sure for sure, _ in inside) - sum(right for _, right in inside))
-        return gap / len(self.right)
+            gap += abs(sum(confidence for confidence, _ in inside) - sum(correct for _, correct in inside))
+        return gap / len(self.correct)
 
 
-def scenes(seed: int, count: int, num_classes: int, size: tuple[int, int], full: tuple[int, int]) -> tuple[Tensor, ...]:
-    """Logits and label maps; some pixels are ignored, the last class is in no label and hardly in predictions."""
+def random_scenes(
+    seed: int, count: int, num_classes: int, size: tuple[int, int], full: tuple[int, int]
+) -> tuple[Tensor, ...]:
+    """Return logits and label maps; some pixels are ignored, the last class is never labeled and rarely predicted."""
     generator = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(count, num_classes, *size, generator=generator, dtype=torch.float64)
     logits[:, -1] -= 6
@@ -99,54 +102,56 @@ def scenes(seed: int, count: int, num_classes: int, size: tuple[int, int], full:
     st.tuples(st.integers(1, 5), st.integers(1, 5)),
     st.integers(1, 3),
 )
-def test_figures_equal_loops_over_pixels(
+def test_metrics_equal_loops_over_pixels(
     seed: int, count: int, num_classes: int, size: tuple[int, int], factor: int
 ) -> None:
     full = (size[0] * factor, size[1] * factor + factor // 2)
-    logits, labels = scenes(seed, count, num_classes, size, full)
-    counted, naive = score_batch(logits, labels), Naive(logits, labels)
-    assert isinstance(counted, PixelScore)
-    assert counted.class_iou == pytest.approx(naive.iou)
-    assert counted.miou == counted.value == pytest.approx(naive.miou)
-    assert counted.pixel_accuracy == naive.accuracy
-    assert counted.error == 1 - naive.accuracy
-    assert counted.calibration_error == pytest.approx(naive.calibration_error, abs=1e-9)
-    assert counted.confidence == pytest.approx(sum(sure for _, sure in naive.answers) / len(naive.answers))
-    assert (counted.count, counted.num_pixels) == (count, len(naive.truth))
+    logits, labels = random_scenes(seed, count, num_classes, size, full)
+    score, naive = score_batch(logits, labels), NaiveScore(logits, labels)
+    assert isinstance(score, PixelScore)
+    assert score.class_iou == pytest.approx(naive.iou)
+    assert score.miou == score.value == pytest.approx(naive.miou)
+    assert score.pixel_accuracy == naive.accuracy
+    assert score.error == 1 - naive.accuracy
+    assert score.calibration_error == pytest.approx(naive.calibration_error, abs=1e-9)
+    assert score.confidence == pytest.approx(
+        sum(confidence for _, confidence in naive.predictions) / len(naive.predictions)
+    )
+    assert (score.count, score.num_pixels) == (count, len(naive.truth))
 
 
-def test_a_map_is_scored_at_the_labels_resolution() -> None:
-    """Logits are resized and then compared: the border lies where the lines cross, not half-way between pixels."""
+def test_maps_are_scored_at_the_resolution_of_the_labels() -> None:
+    """Logits are resized before the argmax: the border lies where the lines cross, not half-way between pixels."""
     logits = torch.zeros(1, 2, 1, 2)
     logits[0, 0, 0] = torch.tensor([9.0, 0.0])
     logits[0, 1, 0] = torch.tensor([0.0, 1.0])
     labels = torch.tensor([[[0] * 7 + [1]] * 2])
-    counted = score_batch(logits, labels)
-    assert isinstance(counted, PixelScore)
+    score = score_batch(logits, labels)
+    assert isinstance(score, PixelScore)
     # Along eight pixels class 0 falls from 9 to 0 and class 1 grows from 0 to 1, which meet at 0.9 of the way.
-    assert counted.predicted == (12, 4)
-    assert counted.class_iou == (12 / 14, 2 / 4)
+    assert score.predicted == (12, 4)
+    assert score.class_iou == (12 / 14, 2 / 4)
 
 
-def test_a_class_that_is_nowhere_is_in_no_mean_and_one_that_is_only_predicted_is() -> None:
+def test_mean_leaves_out_absent_classes_but_not_predicted_ones() -> None:
     logits = torch.full((1, 4, 1, 4), -5.0)
-    for place, predicted in enumerate((0, 0, 1, 2)):
-        logits[0, predicted, 0, place] = 5
-    counted = score_batch(logits, torch.tensor([[[0, 0, 1, 1]]]))
-    assert isinstance(counted, PixelScore)
-    assert counted.class_iou == (1, 0.5, 0, None)
-    assert counted.miou == 0.5
+    for column, predicted in enumerate((0, 0, 1, 2)):
+        logits[0, predicted, 0, column] = 5
+    score = score_batch(logits, torch.tensor([[[0, 0, 1, 1]]]))
+    assert isinstance(score, PixelScore)
+    assert score.class_iou == (1, 0.5, 0, None)
+    assert score.miou == 0.5
 
 
-def test_what_is_predicted_on_ignored_pixels_does_not_matter() -> None:
-    logits, labels = scenes(0, 2, 5, (6, 8), (6, 8))
+def test_predictions_of_ignored_pixels_do_not_matter() -> None:
+    logits, labels = random_scenes(0, 2, 5, (6, 8), (6, 8))
     before = score_batch(logits, labels)
     logits[(labels == IGNORE_INDEX)[:, None].expand_as(logits)] = math.nan
     assert score_batch(logits, labels) == before
 
 
-def test_batches_add_up_to_the_whole() -> None:
-    logits, labels = scenes(1, 7, 5, (4, 6), (8, 12))
+def test_scores_of_batches_add_up() -> None:
+    logits, labels = random_scenes(1, 7, 5, (4, 6), (8, 12))
     whole = score_batch(logits, labels)
     parts = Score.sum(score_batch(x, y) for x, y in zip(logits.split(2), labels.split(2), strict=True))
     assert isinstance(whole, PixelScore) and isinstance(parts, PixelScore)
@@ -160,47 +165,45 @@ def test_batches_add_up_to_the_whole() -> None:
     assert parts.calibration_error == pytest.approx(whole.calibration_error, abs=1e-12)
 
 
-def test_a_score_comes_back_from_json_as_it_was() -> None:
-    for batch in (scenes(2, 2, 5, (4, 6), (8, 12)), (torch.randn(9, 4), torch.randint(4, (9,)))):
-        counted = score_batch(*batch)
-        assert score_from_json(json.loads(json.dumps(asdict(counted)))) == counted
+def test_score_survives_json() -> None:
+    for batch in (random_scenes(2, 2, 5, (4, 6), (8, 12)), (torch.randn(9, 4), torch.randint(4, (9,)))):
+        score = score_batch(*batch)
+        assert score_from_json(json.loads(json.dumps(asdict(score)))) == score
 
 
-def test_a_batch_without_labelled_pixels_adds_nothing() -> None:
-    logits, labels = scenes(3, 2, 5, (4, 6), (4, 6))
+def test_batch_without_labeled_pixels_adds_nothing() -> None:
+    logits, labels = random_scenes(3, 2, 5, (4, 6), (4, 6))
     known, nothing = score_batch(logits, labels), score_batch(logits, torch.full_like(labels, IGNORE_INDEX))
     assert isinstance(known, PixelScore) and isinstance(nothing, PixelScore)
     assert nothing.num_pixels == 0 and nothing.class_iou == (None,) * 5
-    assert all(
-        math.isnan(figure) for figure in (nothing.miou, nothing.pixel_accuracy, nothing.error, nothing.confidence)
-    )
+    assert all(math.isnan(value) for value in (nothing.miou, nothing.pixel_accuracy, nothing.error, nothing.confidence))
     both = known + nothing
     assert (both.miou, both.calibration_error, both.count) == (known.miou, known.calibration_error, 4)
 
 
-def test_an_answer_that_is_not_finite_is_wrong_and_of_no_class() -> None:
+def test_non_finite_prediction_is_wrong_and_of_no_class() -> None:
     logits = torch.zeros(1, 2, 1, 4)
     logits[0, 0] = 800
     logits[0, 1, 0, 0] = math.nan
     logits[0, 0, 0, 1] = math.inf
-    counted = score_batch(logits, torch.zeros(1, 1, 4, dtype=torch.uint8))
-    assert isinstance(counted, PixelScore)
-    assert (counted.labelled, counted.predicted, counted.right) == ((4, 0), (2, 0), (2, 0))
-    assert counted.class_iou == (0.5, None)
-    assert (counted.confidence, counted.calibration_error) == (0.5, 0)
+    score = score_batch(logits, torch.zeros(1, 1, 4, dtype=torch.uint8))
+    assert isinstance(score, PixelScore)
+    assert (score.labelled, score.predicted, score.right) == ((4, 0), (2, 0), (2, 0))
+    assert score.class_iou == (0.5, None)
+    assert (score.confidence, score.calibration_error) == (0.5, 0)
 
 
-def test_half_precision_is_widened_before_it_is_resized() -> None:
-    logits, labels = scenes(4, 1, 5, (6, 8), (36, 48))
+def test_half_precision_is_converted_before_resizing() -> None:
+    logits, labels = random_scenes(4, 1, 5, (6, 8), (36, 48))
     half = logits.bfloat16()
     assert score_batch(half, labels) == score_batch(half.float(), labels)
 
 
 @pytest.mark.parametrize("label", [5, 254, -1, 300])
-def test_label_ids_outside_the_range_are_refused(label: int) -> None:
+def test_labels_out_of_range_are_refused(label: int) -> None:
     labels = torch.zeros(1, 4, 6, dtype=torch.long)
     labels[0, 1, 2] = label
-    with pytest.raises(ValueError, match=f"range from {min(label, 0)} to {max(label, 0)}, but the model has 5 classes"):
+    with pytest.raises(InputError, match=f"range from {min(label, 0)} to {max(label, 0)}, but the model has 5 classes"):
         score_batch(torch.zeros(1, 5, 4, 6), labels)
 
 
@@ -215,21 +218,21 @@ def test_label_ids_outside_the_range_are_refused(label: int) -> None:
         ((2, 5, 4, 6), (2, 1, 4, 6), r"got \(2, 5, 4, 6\) and \(2, 1, 4, 6\)"),
     ],
 )
-def test_shapes_that_cannot_match_are_refused(
+def test_shapes_that_do_not_match_are_refused(
     predictions: tuple[int, ...], labels: tuple[int, ...], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(InputError, match=message):
         score_batch(torch.zeros(predictions), torch.zeros(labels, dtype=torch.long))
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.uint16, torch.int32])
-def test_whole_numbers_of_any_kind_are_labels(dtype: torch.dtype) -> None:
+def test_labels_are_integers_of_any_type(dtype: torch.dtype) -> None:
     logits, labels = torch.rand(1, 5, 4, 6), torch.randint(5, (1, 4, 6))
     labels[0, 0] = 255
     assert score_batch(logits, labels.to(dtype)) == score_batch(logits, labels)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
-def test_label_maps_hold_whole_numbers(dtype: torch.dtype) -> None:
+def test_labels_that_are_not_integers_are_refused(dtype: torch.dtype) -> None:
     with pytest.raises(TypeError, match="must hold integers"):
         score_batch(torch.zeros(1, 5, 4, 6), torch.zeros(1, 4, 6, dtype=dtype))

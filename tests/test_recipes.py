@@ -1,4 +1,4 @@
-"""The recipes: the paper's settings to the letter, and what a user may change."""
+"""Recipes: the settings of the paper and its reference implementation, and what a user may change."""
 
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from torch import nn
 from ctta.benchmark import BenchmarkOptions, build_task
 from ctta.benchmark.recipes.base import apply_settings
 from ctta.benchmark.recipes.paper import IMAGENET_LIST, paper_methods
+from ctta.errors import ConfigError
 from ctta.methods import CoTTA
 from ctta.models import LOADERS, SlidingWindow
 from ctta.views import fast_image_views, image_views
@@ -20,13 +21,13 @@ def tiny() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
 
 
-def settings_of(recipe: str, row: str, **options: object) -> dict[str, object]:
-    """The settings that the methods themselves report."""
+def read_settings(recipe: str, method: str, **options: object) -> dict[str, object]:
+    """Return the hyperparameters of a recipe's method as its model reports them."""
     task = build_task(recipe, BenchmarkOptions(**options))  # type: ignore[arg-type]
-    return task.methods[row].build_model(tiny(), seed=7).hyperparameters
+    return task.methods[method].build_model(tiny(), seed=7).hyperparameters
 
 
-def optimizer_of(settings: dict[str, object]) -> torch.optim.Optimizer:
+def make_optimizer(settings: dict[str, object]) -> torch.optim.Optimizer:
     factory = settings["optimizer"]
     assert callable(factory)
     built: torch.optim.Optimizer = factory([nn.Parameter(torch.zeros(1))])
@@ -43,31 +44,33 @@ def optimizer_of(settings: dict[str, object]) -> torch.optim.Optimizer:
         ("embedded", 0.92, 0.01, "cross_entropy"),
     ],
 )
-def test_cotta_has_its_authors_settings(recipe: str, threshold: float, restore: float, loss: str) -> None:
-    settings = settings_of(recipe, "cotta")
+def test_cotta_has_the_settings_of_the_reference_implementation(
+    recipe: str, threshold: float, restore: float, loss: str
+) -> None:
+    settings = read_settings(recipe, "cotta")
     assert (settings["threshold"], settings["restore"], settings["loss"]) == (threshold, restore, loss)
     assert (settings["decay"], settings["seed"], getattr(settings["views"], "num_views", None)) == (0.999, 7, 32)
     assert (settings["gate"], settings["average"], settings["predict_with"]) == ("batch", "logits", "refined")
 
 
-def test_optimisers_are_the_authors() -> None:
-    for recipe, row, rate in (("cifar10c", "cotta", 1e-3), ("cifar10c", "tent", 1e-3), ("cifar100c", "tent", 1e-3)):
-        optimizer = optimizer_of(settings_of(recipe, row))
+def test_optimizers_are_those_of_the_reference_implementation() -> None:
+    for recipe, method, rate in (("cifar10c", "cotta", 1e-3), ("cifar10c", "tent", 1e-3), ("cifar100c", "tent", 1e-3)):
+        optimizer = make_optimizer(read_settings(recipe, method))
         assert type(optimizer) is torch.optim.Adam
         assert (optimizer.defaults["lr"], optimizer.defaults["betas"]) == (rate, (0.9, 0.999))
-    for row, rate in (("cotta", 0.01), ("tent", 2.5e-4), ("pseudo_label", 2.5e-4)):
-        optimizer = optimizer_of(settings_of("imagenetc", row))
+    for method, rate in (("cotta", 0.01), ("tent", 2.5e-4), ("pseudo_label", 2.5e-4)):
+        optimizer = make_optimizer(read_settings("imagenetc", method))
         assert type(optimizer) is torch.optim.SGD
         assert [optimizer.defaults[key] for key in ("lr", "momentum", "nesterov")] == [rate, 0.9, True]
 
 
-def test_the_papers_text_is_a_preset() -> None:
-    settings = settings_of("imagenetc", "cotta", preset="paper")
+def test_text_of_the_paper_is_a_preset() -> None:
+    settings = read_settings("imagenetc", "cotta", preset="paper")
     assert (settings["gate"], settings["average"], settings["predict_with"]) == ("element", "probabilities", "teacher")
     assert (settings["restore"], settings["loss"]) == (0.01, "cross_entropy")
 
 
-def test_the_ablation_adds_one_part_at_a_time() -> None:
+def test_ablation_adds_one_part_at_a_time() -> None:
     task = build_task("ablation", BenchmarkOptions())
     rows = [task.methods[name].build_model(tiny(), 0).hyperparameters for name in task.default_methods]
     parts = [(bool(row["views"]), row["restore"]) for row in rows]
@@ -75,7 +78,7 @@ def test_the_ablation_adds_one_part_at_a_time() -> None:
     assert task.default_seeds == (1, 2, 3, 4, 5)
 
 
-def test_what_a_user_types_arrives_in_the_method() -> None:
+def test_settings_reach_the_method() -> None:
     typed = ("cotta.restore=0.005", "cotta.lr=1e-4", "cotta.views=8", "cotta.gate=element", "imagenetc.lr=1")
     methods = paper_methods("official", cotta={})
     settings = apply_settings(methods, typed[:4])["cotta"].build_model(tiny(), 0).hyperparameters
@@ -84,14 +87,14 @@ def test_what_a_user_types_arrives_in_the_method() -> None:
         "element",
         8,
     )
-    assert optimizer_of(settings).defaults["lr"] == 1e-4
-    with pytest.raises(ValueError, match="does not have"):
+    assert make_optimizer(settings).defaults["lr"] == 1e-4
+    with pytest.raises(ConfigError, match="does not have"):
         apply_settings(methods, typed[4:])
 
 
-def test_a_rate_keeps_the_rest_of_the_recipes_optimiser() -> None:
-    settings = settings_of("imagenetc", "cotta", settings=("cotta.lr=0.5",))
-    optimizer = optimizer_of(settings)
+def test_learning_rate_keeps_the_other_settings_of_the_optimizer() -> None:
+    settings = read_settings("imagenetc", "cotta", settings=("cotta.lr=0.5",))
+    optimizer = make_optimizer(settings)
     assert [optimizer.defaults[key] for key in ("lr", "momentum", "nesterov")] == [0.5, 0.9, True]
 
 
@@ -106,7 +109,7 @@ def test_a_rate_keeps_the_rest_of_the_recipes_optimiser() -> None:
         ("ablation", {}, 15, 150),
     ],
 )
-def test_streams_have_their_length(recipe: str, options: dict[str, object], segments: int, batches: int) -> None:
+def test_length_of_streams(recipe: str, options: dict[str, object], segments: int, batches: int) -> None:
     stream = build_task(recipe, BenchmarkOptions(**options)).make_stream(None)  # type: ignore[arg-type]
     assert (len(stream.segments), len(stream)) == (segments, batches)
 
@@ -146,24 +149,24 @@ def num_images(recipe: str, folder: Path) -> int:
     return len(build_task(recipe, BenchmarkOptions(data=str(folder))).make_stream(0).segments[0].rows)
 
 
-def test_imagenet_takes_five_per_class_or_the_list(imagenet_c: Path) -> None:
+def test_imagenet_uses_five_images_per_class_or_the_list(imagenet_c: Path) -> None:
     assert num_images("imagenetc", imagenet_c) == 10
     (imagenet_c / IMAGENET_LIST).write_text("n02/6.JPEG\nn01/0.JPEG\nn01/1.JPEG\n")
     assert num_images("imagenetc", imagenet_c) == 3
 
 
-def test_what_cannot_be_heeded_is_refused() -> None:
-    with pytest.raises(ValueError, match="ships with its images"):
+def test_unsupported_options_are_refused() -> None:
+    with pytest.raises(ConfigError, match="ships with its images"):
         build_task("embedded", BenchmarkOptions(data="x")).make_stream(None)
-    with pytest.raises(ValueError, match="no recipe 'cifar11c'; choose one of demo"):
+    with pytest.raises(ConfigError, match="no recipe 'cifar11c'; choose one of demo"):
         build_task("cifar11c", BenchmarkOptions())
 
 
-def test_rounds_go_through_every_stream_again() -> None:
+def test_rounds_repeat_the_stream() -> None:
     assert len(build_task("embedded-gradual", BenchmarkOptions(limit=20, rounds=2)).make_stream(0)) == 262
 
 
-def test_seeds_are_for_what_is_drawn() -> None:
+def test_methods_that_draw_random_numbers_have_seeds() -> None:
     methods = build_task("embedded", BenchmarkOptions()).methods
     assert {name for name, spec in methods.items() if spec.is_random} == {
         "test_aug",
@@ -178,14 +181,14 @@ def test_seeds_are_for_what_is_drawn() -> None:
     )
 
 
-def test_what_would_be_downloaded_is_what_the_user_does_not_give() -> None:
+def test_downloads_are_what_the_user_does_not_provide() -> None:
     assert build_task("cifar10c", BenchmarkOptions()).downloads == ("cifar10-c", "wrn28-10-standard")
     assert build_task("cifar10c", BenchmarkOptions(data="x")).downloads == ("wrn28-10-standard",)
     assert build_task("cifar100c", BenchmarkOptions(model="timm:x")).downloads == ("cifar100-c",)
     assert build_task("imagenetc", BenchmarkOptions(data="x")).downloads == ()
 
 
-def test_acdc_is_the_official_preset_for_segmentation() -> None:
+def test_acdc_uses_the_official_preset_for_segmentation() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
     row = build_task("acdc", BenchmarkOptions()).methods["cotta"]
     assert repr(row.build_model(net, 0)) == repr(CoTTA.official_segmentation(net))
@@ -193,16 +196,21 @@ def test_acdc_is_the_official_preset_for_segmentation() -> None:
     assert paper.hyperparameters["loss"] == "cross_entropy" and paper.hyperparameters["predict_with"] == "teacher"
 
 
-def test_acdc_slides_its_authors_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setitem(LOADERS, "hf:NAME", lambda name: asked.append(name) or nn.Conv2d(3, 19, 1))
+def test_acdc_uses_the_sliding_window_of_the_reference_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
+    requested = []
+
+    def load(name: str) -> nn.Module:
+        requested.append(name)
+        return nn.Conv2d(3, 19, 1)
+
+    monkeypatch.setitem(LOADERS, "hf:NAME", load)
     net = build_task("acdc", BenchmarkOptions()).make_network()
     assert isinstance(net, SlidingWindow) and (net.window, net.stride) == (1024, 768)
-    assert asked == ["nvidia/segformer-b5-finetuned-cityscapes-1024-1024"]
+    assert requested == ["nvidia/segformer-b5-finetuned-cityscapes-1024-1024"]
 
 
-def test_acdc_has_its_authors_settings() -> None:
-    settings = settings_of("acdc", "cotta")
+def test_acdc_has_the_settings_of_the_reference_implementation() -> None:
+    settings = read_settings("acdc", "cotta")
     assert [
         settings[key] for key in ("threshold", "restore", "gate", "average", "loss", "predict_with", "batch_stats")
     ] == [
@@ -214,13 +222,13 @@ def test_acdc_has_its_authors_settings() -> None:
         "refined",
         0.0,
     ]
-    assert optimizer_of(settings).defaults["lr"] == pytest.approx(6e-5 / 8)
+    assert make_optimizer(settings).defaults["lr"] == pytest.approx(6e-5 / 8)
     assert len(settings["views"]) == 14  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="registration on its site"):
+    with pytest.raises(ConfigError, match="registration on its site"):
         build_task("acdc", BenchmarkOptions()).make_stream(None)
 
 
-def test_acdc_goes_through_the_weather_ten_times(tmp_path: Path) -> None:
+def test_acdc_has_ten_rounds(tmp_path: Path) -> None:
     for condition in ("fog", "night", "rain", "snow"):
         for number in range(2):
             scene, label = (tmp_path / kind / condition / "train/GOPR01" for kind in ("rgb_anon", "gt"))
@@ -235,13 +243,13 @@ def test_acdc_goes_through_the_weather_ten_times(tmp_path: Path) -> None:
     assert len(build_task("acdc", BenchmarkOptions(data=str(tmp_path), limit=1, rounds=2)).make_stream(None)) == 8
 
 
-def test_fixed_views_do_not_become_random_ones() -> None:
-    with pytest.raises(ValueError, match="14 fixed ones"):
+def test_fixed_views_cannot_be_replaced_by_random_ones() -> None:
+    with pytest.raises(ConfigError, match="14 fixed ones"):
         build_task("acdc", BenchmarkOptions(settings=("cotta.views=8",)))
     assert build_task("streets", BenchmarkOptions(settings=("cotta.views=0",))).methods["cotta"].settings["views"] == ()
 
 
-def test_a_number_of_views_keeps_their_kind() -> None:
+def test_number_of_views_keeps_their_kind() -> None:
     methods = apply_settings(paper_methods("official", cotta={}), ("cotta_fast.views=4", "cotta.views=4"))
     assert methods["cotta_fast"].build_model(tiny(), 0).views == fast_image_views(4)
     assert methods["cotta"].build_model(tiny(), 0).views == image_views(4)
