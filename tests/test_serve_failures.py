@@ -17,6 +17,7 @@ import ctta
 from ctta.serve import Service
 
 SECRET = "weights at /srv/secret"
+STREAMS = ("undisturbed", "disturbed")
 
 
 def allocate_too_much() -> None:
@@ -107,6 +108,17 @@ def comparable(client: Client, stream: str) -> dict[str, Any]:
     return dict(summary)
 
 
+def assert_same_streams(client: Client) -> None:
+    """Check that two streams look the same, answer the same from now on, and end in the same state."""
+    one, other = (comparable(client, stream) for stream in STREAMS)
+    assert one == {**other, "name": one["name"]}
+    for step in range(3):
+        one, other = (client.infer(stream, make_images(3, 100 + step)) for stream in STREAMS)
+        assert np.array_equal(one["logits"], other["logits"]) and one["update"] == other["update"]
+    before, after = (parse_safetensors(client.state(stream)) for stream in STREAMS)
+    assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+
+
 def assert_withheld(response: Any, status: int) -> None:
     assert response.status_code == status, response.text
     assert SECRET not in response.text and "alloc" not in response.text and "2x3" not in response.text
@@ -128,7 +140,7 @@ def test_a_failed_request_leaves_the_stream_as_it_was(
     service = Service(model(tmp_path), tmp_path / "state", image_size=SIZE, window_size=6, update_every=1)
     with serve_in_thread(service) as client:
         for step in range(3):
-            for stream in ("undisturbed", "disturbed"):
+            for stream in STREAMS:
                 client.infer(stream, make_images(4, step))
         slot = service.store.slots["disturbed"]
         assert slot.stream and slot.stream.num_updates == 3
@@ -142,26 +154,38 @@ def test_a_failed_request_leaves_the_stream_as_it_was(
         metrics = client.call("GET", "/metrics").text
         assert f'ctta_failures_total{{cause="{cause}"}} 1.0\n' in metrics
         assert f'route="/streams/{{name}}/image",status="{status}"' in metrics
-        one, other = (comparable(client, name) for name in ("undisturbed", "disturbed"))
-        assert one == {**other, "name": "undisturbed"}
-        for step in range(3, 6):
-            one, other = (client.infer(stream, make_images(3, step)) for stream in ("undisturbed", "disturbed"))
-            assert np.array_equal(one["logits"], other["logits"]) and one["update"] == other["update"] == step + 1
-        states = [parse_safetensors(client.state(stream)) for stream in ("undisturbed", "disturbed")]
-        assert states[0].keys() == states[1].keys()
-        assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+        assert_same_streams(client)
 
 
 @pytest.mark.parametrize("fault", ["value error", "out of memory on the CPU"])
 def test_a_failed_prediction_changes_nothing(tmp_path: Path, fault: str) -> None:
     with serve_in_thread(Service(in_forward(tmp_path), tmp_path / "state", image_size=SIZE)) as client:
-        client.infer("a", make_images(8))
-        before = comparable(client, "a")
+        for stream in STREAMS:
+            client.infer(stream, make_images(8))
         with failing(fault):
             for query in ("?adapt=false", "?compare=true"):
-                response = client.call("POST", f"/streams/a/image{query}", data=make_png())
+                response = client.call("POST", f"/streams/disturbed/image{query}", data=make_png())
                 assert_withheld(response, FAULTS[fault][1])
-        assert comparable(client, "a") == before
+        assert_same_streams(client)
+
+
+def test_an_update_whose_event_cannot_be_written_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third batch resets the model, which is an event."""
+    service = Service(ctta.Guarded(make_tent(tmp_path), reset_every=3), tmp_path / "state", window_size=0)
+    with serve_in_thread(service) as client:
+        for step in range(2):
+            for stream in STREAMS:
+                client.infer(stream, make_images(4, step))
+
+        def fail(*_: object, **__: object) -> None:
+            raise OSError(SECRET)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(service.factory.log, "append", fail)
+            assert_withheld(client.call("POST", "/streams/disturbed/image", data=make_png()), 500)
+        assert_same_streams(client)
 
 
 def test_a_failed_request_creates_no_stream(tmp_path: Path) -> None:
