@@ -1,4 +1,4 @@
-"""The network and the images that come with the library, and what corruptions do to that network."""
+"""The embedded network and images, and the network's error under corruptions."""
 
 import hashlib
 import json
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import safe_open
 
 import ctta
@@ -15,7 +16,7 @@ from ctta.datasets import sample
 
 PACKAGE = Path(ctta.__file__).parent
 PROVENANCE = (PACKAGE / "models" / "PROVENANCE.md").read_text()
-#: Error in percent of the embedded network on what the published code made of the first 500 test images, severity 5.
+#: Error in percent of the embedded network on the first 500 test images, corrupted by the published code, severity 5.
 REFERENCE_ERRORS: dict[str, float] = json.loads(
     (Path(__file__).parent / "data" / "embedded_reference_errors.json").read_text()
 )
@@ -23,12 +24,13 @@ NUM_IMAGES, SEEDS = 500, range(5)
 
 
 @torch.inference_mode()
-def wrong(images: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Which images the embedded network gets wrong, each by itself (its own running statistics)."""
+def find_errors(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which images the embedded network misclassifies, with its running statistics."""
     net = ctta.models.embedded()
     x = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
     predicted = np.concatenate([net(batch).argmax(1).numpy() for batch in x.split(250)])
-    return np.not_equal(predicted, labels)
+    errors: NDArray[np.bool_] = predicted != labels
+    return errors
 
 
 def test_network_and_sample_are_small() -> None:
@@ -37,7 +39,7 @@ def test_network_and_sample_are_small() -> None:
     assert sum(parameter.numel() for parameter in ctta.models.embedded().parameters()) == 269_722
 
 
-def test_the_provenance_is_of_these_files() -> None:
+def test_provenance_matches_the_files() -> None:
     rows = re.findall(r"^\| `(\S+)` \| ([\d,]+) \| `(\w{64})` \|$", PROVENANCE, re.MULTILINE)
     assert [name for name, _, _ in rows] == [
         "models/embedded.safetensors",
@@ -50,7 +52,7 @@ def test_the_provenance_is_of_these_files() -> None:
         assert hashlib.sha256(content).hexdigest() == digest
 
 
-def test_the_weights_say_how_they_were_made() -> None:
+def test_weights_carry_metadata_of_their_training() -> None:
     with safe_open(PACKAGE / "models" / "embedded.safetensors", "pt") as file:
         metadata = file.metadata()
     # As benchmarks/train_embedded.py writes it.
@@ -61,29 +63,29 @@ def test_the_weights_say_how_they_were_made() -> None:
     assert metadata["data"] in script
 
 
-def test_the_sample_is_balanced_cifar10() -> None:
+def test_sample_is_balanced() -> None:
     data = sample()
     assert data.images.shape == (2000, 32, 32, 3)
     assert np.bincount(data.labels).tolist() == [196, 198, 195, 199, 198, 185, 216, 193, 217, 203]
 
 
-def test_the_network_knows_clean_images() -> None:
+def test_clean_error() -> None:
     data = sample()
-    assert wrong(data.images, data.labels).mean() <= 0.10
+    assert find_errors(data.images, data.labels).mean() <= 0.10
 
 
-def test_corruptions_hurt_the_network_as_the_published_ones_do() -> None:
-    """Over five seeds, each of the fifteen within 5 points and their mean within 1."""
+def test_corruptions_cause_the_same_errors_as_the_published_ones() -> None:
+    """Compare means over five seeds: each corruption within 5 points, and the mean of all within 1."""
     data = sample()
     images, labels = data.images[:NUM_IMAGES], data.labels[:NUM_IMAGES]
     errors = {
-        name: 100 * float(np.mean([wrong(corrupt(images, name, 5, seed=seed), labels) for seed in SEEDS]))
+        name: 100 * float(np.mean([find_errors(corrupt(images, name, 5, seed=seed), labels) for seed in SEEDS]))
         for name in CORRUPTIONS
     }
-    far = {
+    outliers = {
         name: (errors[name], REFERENCE_ERRORS[name])
         for name in errors
         if abs(errors[name] - REFERENCE_ERRORS[name]) > 5
     }
-    assert not far
+    assert not outliers
     assert abs(np.mean(list(errors.values())) - np.mean([REFERENCE_ERRORS[name] for name in errors])) <= 1

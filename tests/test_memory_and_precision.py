@@ -1,0 +1,147 @@
+"""Memory of a stream, precision under autocast, and compiled, deterministic and channels-last execution."""
+
+import copy
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ctta
+from ctta.testing.networks import NETWORKS
+from ctta.views import image_views
+
+#: Methods that train, with hyperparameters that make every step do all its work.
+TRAINING: dict[str, dict[str, Any]] = {
+    "cotta": {"views": image_views(2), "threshold": 1.0},
+    "tent": {},
+    "pseudo_label": {},
+}
+
+
+def make_batch(batch_size: int = 8) -> torch.Tensor:
+    return torch.rand(batch_size, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+def to_channels_last(net: nn.Module) -> nn.Module:
+    untyped: Any = net  # torch does not annotate memory_format for modules
+    converted: nn.Module = untyped.to(memory_format=torch.channels_last)
+    return converted
+
+
+def find_live_storages() -> dict[int, int]:
+    """Return the bytes of every live tensor by address, without the compiler's fake tensors, which have no storage."""
+    gc.collect()
+    tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, nn.Parameter)]
+    return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+
+
+def iterate_state(model: ctta.AdaptiveModel) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a model and of its optimizer."""
+    yield from model.state_dict().values()
+    assert model.optimizer is not None
+    for state in model.optimizer.state.values():
+        yield from state.values()
+
+
+def get_last_step(model: ctta.AdaptiveModel) -> ctta.Step:
+    assert model.last_step is not None
+    return model.last_step
+
+
+@pytest.mark.parametrize("method", TRAINING)
+def test_a_stream_holds_only_its_networks_and_its_optimizer(method: str) -> None:
+    net, x = NETWORKS["batch_norm"](), make_batch()
+    model = ctta.adapt(net, method, **TRAINING[method])
+    before = find_live_storages().keys() - {tensor.untyped_storage().data_ptr() for tensor in iterate_state(model)}
+    for _ in range(3):
+        model(x)
+    known = before | {tensor.untyped_storage().data_ptr() for tensor in iterate_state(model)}
+    extra = sum(size for address, size in find_live_storages().items() if address not in known)
+    assert extra <= 64, "more than the loss, confidence and augmented fraction of the last step"
+
+
+def test_memory_does_not_grow_with_steps() -> None:
+    model, x = ctta.CoTTA(NETWORKS["batch_norm"](), **TRAINING["cotta"]), make_batch()
+    sizes = []
+    for _ in range(3):
+        for _ in range(5):
+            model(x)
+        sizes.append(sum(find_live_storages().values()))
+    assert sizes[0] == sizes[1] == sizes[2]
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "symmetric", "hard"])
+def test_autocast_averages_views_and_computes_the_loss_in_float32(loss: Any) -> None:
+    model = ctta.CoTTA(NETWORKS["batch_norm"](), loss=loss, **TRAINING["cotta"])
+    dtypes = []
+    model.teacher.register_forward_hook(lambda module, inputs, logits: dtypes.append(logits.dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = model(make_batch())
+    assert set(dtypes) == {torch.bfloat16}
+    step = get_last_step(model)
+    assert step.loss is not None and step.confidence is not None
+    assert logits.dtype == step.loss.dtype == step.confidence.dtype == torch.float32
+
+
+@pytest.mark.parametrize("network", ["batch_norm", "group_norm", "segmentation"])
+def test_autocast_predicts_in_float32_whatever_the_gate_does(network: str) -> None:
+    net = NETWORKS[network]()
+    confidences = ctta.functional.confidence(ctta.BNStats(net)(make_batch()))
+    for threshold in (1e-9, float(confidences.median()), 1.0):
+        for predict_with in ("refined", "teacher"):
+            settings: dict[str, Any] = {"gate": "element", "predict_with": predict_with, "threshold": threshold}
+            model = ctta.CoTTA(net, views=image_views(2), **settings)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                assert model.predict(make_batch()).dtype == model(make_batch()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("method", ["tent", "pseudo_label"])
+def test_autocast_computes_the_loss_of_other_methods_in_float32(method: str) -> None:
+    model = ctta.adapt(NETWORKS["batch_norm"](), method)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model(make_batch()).dtype == torch.bfloat16
+    step = get_last_step(model)
+    assert step.loss is not None and step.loss.dtype == torch.float32
+
+
+@pytest.mark.parametrize("views_at_once", [1, 2])
+def test_compiled_networks_predict_and_learn_like_eager_ones(views_at_once: int) -> None:
+    torch.compiler.reset()
+    eager = ctta.CoTTA(NETWORKS["batch_norm"](), views_at_once=views_at_once, **TRAINING["cotta"])
+    compiled = copy.deepcopy(eager)
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    for net in (compiled.teacher, compiled.source):
+        net.compile(backend=backend)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(make_batch()), eager(make_batch()))
+    assert graphs, "nothing was compiled"
+    copied = copy.deepcopy(compiled)  # the compiled code belongs to the process, not to the stream
+    torch.testing.assert_close(copied(make_batch()), eager(make_batch()))
+
+
+def test_steps_run_with_deterministic_algorithms_only() -> None:
+    nets = [NETWORKS["batch_norm"](), to_channels_last(NETWORKS["batch_norm"]())]
+    torch.use_deterministic_algorithms(True)
+    try:
+        for net in nets:
+            ctta.CoTTA(net, restore=0.5, **TRAINING["cotta"])(make_batch())
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_restored_weights_are_the_same_in_every_memory_format() -> None:
+    student, source = (nn.Conv2d(3, 5, 3) for _ in range(2))
+    others = [to_channels_last(copy.deepcopy(net)) for net in (student, source)]
+    for one, two in ((student, source), others):
+        ctta.functional.stochastic_restore_(one, two, 0.3, torch.Generator().manual_seed(1))
+    assert torch.equal(student.weight, others[0].get_parameter("weight"))
+    restored = (student.weight == source.weight).float().mean()
+    assert 0.1 < restored < 0.5
