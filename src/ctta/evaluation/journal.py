@@ -14,11 +14,13 @@ from typing import Any
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.files import load, save
 from ctta.checkpoint.manifest import unserializable_arguments
-from ctta.evaluation.results import FORMAT, BatchRecord, read_batches
+from ctta.evaluation.results import FORMAT, BatchRecord, read_about, read_batches
 from ctta.io.atomic import atomic_write, fsync_file
 from ctta.io.provenance import check_same_settings
 
 MAX_SAVING_FRACTION = 0.05  # of the time
+#: Earlier versions of ctta whose evaluations can be resumed, because this one computes the same bits.
+EQUIVALENT_VERSIONS = ("0.1.0",)
 
 
 class SaveSchedule:
@@ -65,11 +67,11 @@ class Journal:
     def __init__(self, folder: Path, about: dict[str, Any], *, save_every: float) -> None:
         self.folder, self.batches, self.schedule = folder, folder / "batches.jsonl", SaveSchedule(save_every)
         folder.mkdir(parents=True, exist_ok=True)
-        path, requested = folder / "about.json", json.loads(json.dumps({"format": FORMAT, **about}))
+        path, requested = folder / "about.json", json.loads(json.dumps(about))
         if path.exists():
-            check_same_settings(folder, json.loads(path.read_text()), requested)
+            check_same_settings(folder, _with_current_version(read_about(path), requested), requested)
         else:
-            _write_text(path, json.dumps(requested, indent=1))
+            _write_text(path, json.dumps({"format": FORMAT, **requested}, indent=1))
 
     def resume(self, model: AdaptiveModel) -> tuple[AdaptiveModel, list[BatchRecord]]:
         """Return the model as of the last saved state, and the records of the batches up to there.
@@ -125,6 +127,14 @@ class Journal:
     def _states(self) -> dict[int, Path]:
         """Return the saved states by their number of batches."""
         return {int(path.stem.removeprefix("state-")): path for path in self.folder.glob("state-*.safetensors")}
+
+
+def _with_current_version(recorded: dict[str, Any], requested: dict[str, Any]) -> dict[str, Any]:
+    """Return the recorded description with the version of now, if that computes the same as the recorded version."""
+    environment = recorded["environment"]
+    if environment.get("ctta") in EQUIVALENT_VERSIONS:
+        environment = {**environment, "ctta": requested["environment"]["ctta"]}
+    return {**recorded, "environment": environment}
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -7,11 +7,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+from ctta.checkpoint.legacy import RENAMED_SETTINGS
 from ctta.datasets.segmentation import CLASS_NAMES
 from ctta.errors import DataError, InputError
 from ctta.evaluation.metrics import ImageScore, Metric, PixelScore, Score, score_from_json
 
 FORMAT = 1
+#: How ctta 0.1 formatted settings, and how this version does.
+LEGACY_TEXTS = (
+    ("ImageViews(n=", "ImageViews(num_views="),
+    (", colour=", ", color="),
+    ("Admission(", "InputSpec("),
+    ("Thresholds(margin", "CollapseThresholds(margin"),
+    (", clumping=", ", class_sorting="),
+)
 
 
 @dataclass(frozen=True)
@@ -231,7 +240,35 @@ def read_result(folder: Path) -> Result:
     Raises:
         DataError: The folder was written by an incompatible version.
     """
-    about = json.loads((folder / "about.json").read_text())
+    return Result.from_batches(read_about(folder / "about.json"), read_batches(folder / "batches.jsonl"))
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """Read the description of an evaluation.
+
+    Args:
+        path: ``about.json`` of an evaluation.
+
+    Returns:
+        All fields of the result but its batches; settings have the names of this version.
+
+    Raises:
+        DataError: The file was written by an incompatible version.
+    """
+    about: dict[str, Any] = json.loads(path.read_text())
     if about.pop("format") != FORMAT:
-        raise DataError(f"{folder / 'about.json'} was written by an incompatible version of ctta: evaluate again")
-    return Result.from_batches(about, read_batches(folder / "batches.jsonl"))
+        raise DataError(f"{path} was written by an incompatible version of ctta: evaluate again")
+    if about["environment"].get("ctta", "").startswith("0.1."):
+        about["settings"] = _upgrade_settings(about["settings"])
+    return about
+
+
+def _upgrade_settings(settings: dict[str, str]) -> dict[str, str]:
+    """Return the settings that ctta 0.1 recorded as this version formats them."""
+    names = RENAMED_SETTINGS["guarded"] if "admission" in settings else {}
+    upgraded = {}
+    for name, text in settings.items():
+        for old, new in LEGACY_TEXTS:
+            text = text.replace(old, new)
+        upgraded[names.get(name, name)] = text
+    return upgraded
