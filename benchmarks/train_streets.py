@@ -1,11 +1,11 @@
-"""Train a tiny SegFormer on the embedded street in clear weather, on frames drawn on the way.
+"""Train a tiny SegFormer on the synthetic street in clear weather, on frames rendered on the fly.
 
     python benchmarks/train_streets.py --weights streets.safetensors [--steps 6000]
 
-The schedule is fixed in advance: AdamW, a linear warm-up, a cosine decay to zero, flips and mild colour jitter. Frames
-come from the split "train", each seen once; mIoU is printed on clear frames of the split "choose", which no step learns
-from. Step k draws from (seed, k) alone, and every so often a checkpoint is written, so a killed run goes on where it
-was. Needs the extra segmentation.
+The schedule is fixed in advance: AdamW, linear warm-up, cosine decay to zero, flips and mild color jitter. Frames come
+from the split "train", each used once; mIoU is printed on clear frames of the split "choose". The randomness of step k
+depends on (seed, k) only, and checkpoints are written regularly, so an interrupted run resumes where it stopped. Needs
+the extra segmentation.
 """
 
 import argparse
@@ -31,59 +31,61 @@ from ctta.synthetic import CLASSES, VERSION
 
 SIZE = (128, 256)
 PEAK_LR = 1e-3
-WARMUP_SHARE = 0.05  # of all steps
+WARMUP_FRACTION = 0.05  # of all steps
 WEIGHT_DECAY = 0.01
-LARGEST_FILE = 4_000_000  # bytes
-HELD_BACK = 100  # frames
-REPORT_EVERY = 500  # steps; a checkpoint is written as often
+MAX_FILE_SIZE = 4_000_000  # bytes
+NUM_VALIDATION_FRAMES = 100  # frames
+REPORT_EVERY = 500  # steps; also the interval of checkpoints
 
 
-def frames(split: str, first: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Clear frames and their labels; runs in a process of its own, beside the training."""
+def render_frames(split: str, first: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return clear frames and their labels; runs in a worker process."""
     return StreetScenes("clear", split, first + count, seed, SIZE).read(np.arange(first, first + count))
 
 
-def drawn_batches(steps: range, batch_size: int, seed: int, workers: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batch of each step, drawn ahead; the frames of step k are those from k * batch_size on."""
+def render_batches(steps: range, batch_size: int, seed: int, workers: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the batch of each step, rendered ahead; the frames of step k start at k * batch_size."""
     with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        waiting = deque(pool.submit(frames, "train", k * batch_size, batch_size, seed) for k in steps[: 2 * workers])
+        pending = deque(
+            pool.submit(render_frames, "train", k * batch_size, batch_size, seed) for k in steps[: 2 * workers]
+        )
         for k in steps:
-            batch = waiting.popleft().result()
+            batch = pending.popleft().result()
             if (ahead := k + 2 * workers) in steps:
-                waiting.append(pool.submit(frames, "train", ahead * batch_size, batch_size, seed))
+                pending.append(pool.submit(render_frames, "train", ahead * batch_size, batch_size, seed))
             yield batch
 
 
-def jittered(x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Half of the frames mirrored; brightness, contrast and colour balance varied by up to a tenth."""
-    mirrored = torch.rand(len(x), generator=generator) < 0.5
-    x, y = torch.where(mirrored[:, None, None, None], x.flip(3), x), torch.where(mirrored[:, None, None], y.flip(2), y)
+def augment(x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Flip half of the frames; vary brightness, contrast and color balance by up to a tenth."""
+    flipped = torch.rand(len(x), generator=generator) < 0.5
+    x, y = torch.where(flipped[:, None, None, None], x.flip(3), x), torch.where(flipped[:, None, None], y.flip(2), y)
     gain = 1 + 0.1 * (2 * torch.rand(len(x), 3, 1, 1, generator=generator) - 1)
     contrast = 1 + 0.1 * (2 * torch.rand(len(x), 1, 1, 1, generator=generator) - 1)
-    middle = x.mean((1, 2, 3), keepdim=True)
-    return ((x * gain - middle) * contrast + middle).clamp(0, 1), y
+    mean = x.mean((1, 2, 3), keepdim=True)
+    return ((x * gain - mean) * contrast + mean).clamp(0, 1), y
 
 
 def learning_rate(progress: float) -> float:
-    """Linear warm-up to the peak, then cosine decay to 0; progress runs from 0 to 1."""
-    if progress < WARMUP_SHARE:
-        return PEAK_LR * progress / WARMUP_SHARE
-    return PEAK_LR * 0.5 * (1 + math.cos(math.pi * (progress - WARMUP_SHARE) / (1 - WARMUP_SHARE)))
+    """Return the learning rate at a progress from 0 to 1: linear warm-up, then cosine decay to 0."""
+    if progress < WARMUP_FRACTION:
+        return PEAK_LR * progress / WARMUP_FRACTION
+    return PEAK_LR * 0.5 * (1 + math.cos(math.pi * (progress - WARMUP_FRACTION) / (1 - WARMUP_FRACTION)))
 
 
-def logits_of(net: nn.Module, x: Tensor) -> Tensor:
-    """At the input's size."""
+def compute_logits(net: nn.Module, x: Tensor) -> Tensor:
+    """Return the logits at the size of the input."""
     return F.interpolate(net(x).logits, x.shape[2:], mode="bilinear", align_corners=False)
 
 
 @torch.inference_mode()
-def class_iou(net: nn.Module, count: int, batch_size: int, seed: int) -> Tensor:
-    """Intersection over union of each class on clear frames that are not trained on."""
+def compute_class_iou(net: nn.Module, count: int, batch_size: int, seed: int) -> Tensor:
+    """Return the intersection over union of each class on clear validation frames."""
     net.eval()
     confusion = torch.zeros(len(CLASSES) ** 2, dtype=torch.int64)
     for first in range(0, count, batch_size):
-        x, y = frames("choose", first, min(batch_size, count - first), seed)
-        pairs = y * len(CLASSES) + logits_of(net, x).argmax(1)
+        x, y = render_frames("choose", first, min(batch_size, count - first), seed)
+        pairs = y * len(CLASSES) + compute_logits(net, x).argmax(1)
         confusion += torch.bincount(pairs.flatten(), minlength=len(confusion))
     table = confusion.view(len(CLASSES), -1).double()
     hit = table.diagonal()
@@ -91,7 +93,7 @@ def class_iou(net: nn.Module, count: int, batch_size: int, seed: int) -> Tensor:
 
 
 def train(arguments: argparse.Namespace, checkpoint: Path) -> nn.Module:
-    """Train, or go on from the checkpoint."""
+    """Train a new network, or resume from the checkpoint."""
     torch.manual_seed(arguments.seed)
     net = tiny_segformer().net
     optimizer = torch.optim.AdamW(net.parameters(), PEAK_LR, weight_decay=WEIGHT_DECAY)
@@ -104,19 +106,21 @@ def train(arguments: argparse.Namespace, checkpoint: Path) -> nn.Module:
         net.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
     steps, start, losses = range(state["done"], arguments.steps), time.perf_counter(), []
-    batches = drawn_batches(steps, arguments.batch_size, arguments.seed, arguments.workers)
+    batches = render_batches(steps, arguments.batch_size, arguments.seed, arguments.workers)
     for step, (x, y) in zip(steps, batches, strict=True):
         net.train()
         optimizer.param_groups[0]["lr"] = learning_rate(step / arguments.steps)
-        x, y = jittered(x, y, torch.Generator().manual_seed(arguments.seed * 1_000_003 + step))
-        loss = F.cross_entropy(logits_of(net, x), y)
+        x, y = augment(x, y, torch.Generator().manual_seed(arguments.seed * 1_000_003 + step))
+        loss = F.cross_entropy(compute_logits(net, x), y)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
         losses.append(loss.item())
         if (step + 1) % REPORT_EVERY == 0 or step + 1 == arguments.steps:
-            miou = class_iou(net, min(32, arguments.held_back), arguments.batch_size, arguments.seed).mean()
+            miou = compute_class_iou(
+                net, min(32, arguments.validation_frames), arguments.batch_size, arguments.seed
+            ).mean()
             pace = (time.perf_counter() - start) / (step + 1 - steps.start)
             print(f"step {step + 1}/{arguments.steps}  loss {np.mean(losses):.4f}  mIoU {100 * miou:.1f}  {pace:.2f} s")
             losses.clear()
@@ -127,17 +131,17 @@ def train(arguments: argparse.Namespace, checkpoint: Path) -> nn.Module:
 
 
 def main() -> None:
-    """Train, score on the frames held back, and write the weights."""
-    parser = argparse.ArgumentParser(description="Train a tiny SegFormer on the embedded street in clear weather.")
+    """Train, evaluate on the validation frames, and write the weights."""
+    parser = argparse.ArgumentParser(description="Train a tiny SegFormer on the synthetic street in clear weather.")
     parser.add_argument("--weights", type=Path, required=True, help="file to write, .safetensors")
     parser.add_argument("--steps", type=int, default=6000)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=1, help="processes that draw frames")
-    parser.add_argument("--held-back", type=int, default=HELD_BACK, help="frames to score on")
+    parser.add_argument("--workers", type=int, default=1, help="processes that render frames")
+    parser.add_argument("--validation-frames", type=int, default=NUM_VALIDATION_FRAMES, help="frames to evaluate on")
     arguments = parser.parse_args()
     net = train(arguments, Path(f"{arguments.weights}.checkpoint"))
-    iou = class_iou(net, arguments.held_back, arguments.batch_size, arguments.seed)
+    iou = compute_class_iou(net, arguments.validation_frames, arguments.batch_size, arguments.seed)
     for name, value in zip(CLASSES, iou.tolist(), strict=True):
         print(f"{name:12}{100 * value:6.1f}")
     print(f"{'mIoU':12}{100 * iou.mean():6.1f}   {sum(p.numel() for p in net.parameters()):,} parameters")
@@ -151,11 +155,11 @@ def main() -> None:
     }
     tensors = {key: value.contiguous() for key, value in net.state_dict().items()}
     save_file(tensors, arguments.weights, metadata)
-    arguments.weights.chmod(0o644)  # safetensors makes files that only their owner can read
+    arguments.weights.chmod(0o644)  # safetensors creates files that only their owner can read
     size = arguments.weights.stat().st_size
     print(f"{arguments.weights}: {size / 1e6:.2f} MB")
-    if size > LARGEST_FILE:
-        raise SystemExit(f"missed: the file has {size:,} bytes, more than {LARGEST_FILE:,}")
+    if size > MAX_FILE_SIZE:
+        raise SystemExit(f"target missed: the file has {size:,} bytes, more than {MAX_FILE_SIZE:,}")
 
 
 if __name__ == "__main__":

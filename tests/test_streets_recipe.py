@@ -34,10 +34,12 @@ def test_weights_document_their_training() -> None:
     with safe_open(MODELS / "streets.safetensors", "pt") as file:
         metadata = file.metadata()
     assert set(metadata) == {"data", "steps", "batch_size", "seed", "miou_clear", "torch"}
-    # The weights were trained when ctta.synthetic was called ctta.streets.
+    script = (Path(__file__).parents[1] / "benchmarks" / "train_streets.py").read_text()
+    assert all(f'"{key}": ' in script for key in metadata)
+    # The file was written by version 0.1, in which ctta.synthetic was called ctta.streets.
     assert metadata["data"] == f"ctta.streets version {ctta.synthetic.VERSION}, split train, clear"
     provenance = (MODELS / "PROVENANCE.md").read_text()
-    assert f"{100 * float(metadata['miou_clear']):.1f} % mIoU" in provenance
+    assert f"mIoU is {100 * float(metadata['miou_clear']):.1f} %" in provenance
     assert re.search(rf"{int(metadata['steps']):,} steps", provenance)
 
 
