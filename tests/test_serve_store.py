@@ -219,7 +219,7 @@ def test_a_directory_belongs_to_one_process_and_one_method(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="another process serves"):
         Service(make_tent(tmp_path), tmp_path / "state")
     service.release()
-    with pytest.raises(ConfigError, match=r"started with settings .*batch_stats=1\.0"):
+    with pytest.raises(ConfigError, match=r"other settings \(settings: .*batch_stats=1\.0.* → .*batch_stats=0\.5"):
         Service(make_tent(tmp_path, batch_stats=0.5), tmp_path / "state")
 
 
@@ -236,7 +236,7 @@ def test_a_directory_of_version_0_1_is_accepted(tmp_path: Path) -> None:
     assert list(resumed.store.slots) == ["a"] and resumed.factory.read("a").num_updates == 0
     resumed.release()
     file.write_text(json.dumps({**old, "method": "CoTTA"}))
-    with pytest.raises(ConfigError, match="started with method CoTTA"):
+    with pytest.raises(ConfigError, match=r"other settings \(method: CoTTA → Tent"):
         Service(make_tent(tmp_path), tmp_path / "state")
 
 

@@ -18,6 +18,7 @@ from ctta.errors import ConfigError, annotate_network_errors
 from ctta.guard.diagnostics import source_as_trained
 from ctta.hyperparameters import format_hyperparameters, parse_hyperparameters
 from ctta.io.atomic import atomic_write
+from ctta.io.provenance import check_same_settings
 from ctta.methods import METHODS, CoTTA
 from ctta.norms import uses_batch_statistics
 from ctta.serve.audit import AuditLog
@@ -279,20 +280,17 @@ def _lock_directory(directory: Path) -> FileLock:
 
 def _check_same_service(directory: Path, model: AdaptiveModel) -> None:
     """Raise now, and not at each stream, if the streams were started with another network or method."""
-    path, now = directory / "service.json", _describe_service(model)
+    path, requested = directory / "service.json", _describe_service(model)
     if not path.exists():
         with atomic_write(path) as temporary:
-            temporary.write_text(json.dumps(now, indent=1))
+            temporary.write_text(json.dumps(requested, indent=1))
         return
-    before = json.loads(path.read_text())
-    # Settings that version 0.1 wrote have other names; each stream checks its own when it is loaded.
-    keys = set(now) - {"format"} if before.get("format") == _FORMAT else {"network", "method"}
-    for key in sorted(keys):
-        if before.get(key) != now[key]:
-            raise ConfigError(
-                f"the streams in {directory} were started with {key} {before.get(key)}, and now it is {now[key]}: "
-                "use another directory, or what they were started with"
-            )
+    recorded = json.loads(path.read_text())
+    if recorded.get("format") != _FORMAT:
+        # Settings that version 0.1 recorded have other names; each stream checks its own when it is loaded.
+        requested = {name: requested[name] for name in ("network", "method")}
+    hint = "use another directory, or the network and settings that its streams were started with"
+    check_same_settings(directory, recorded, requested, hint=hint)
 
 
 def _describe_service(model: AdaptiveModel) -> dict[str, Any]:
