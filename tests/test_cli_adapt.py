@@ -258,6 +258,7 @@ def test_user_errors_are_one_line(camera: CameraFolder) -> None:
     names = camera.root / "names.txt"
     names.write_text("one\ntwo\n")
     assert "2 class names for a network with 5 classes" in wrong("--classes", names)
+    assert "is not UTF-8 text" in wrong("--classes", camera.paths[0])
     (camera.root / "other.csv").unlink()
     assert "expected logits of shape (N, classes)" in wrong("--model", write_network(camera.root, "dense"))
     output(adapt, *camera.resumable)

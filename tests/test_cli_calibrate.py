@@ -11,7 +11,8 @@ from command_line import invoke, network_error, output, user_error, write_images
 
 import ctta
 from ctta import models
-from ctta.advise.tuning import LEARNING_RATES, RESTORES, Trial, Tuner
+from ctta.advise import Trial, Tuner
+from ctta.advise.tuning import LEARNING_RATES, RESTORES
 from ctta.cli.calibrate import calibrate
 from ctta.datasets.clean_images import CleanImages
 

@@ -8,7 +8,7 @@ import typer
 from torch import nn
 
 from ctta import models
-from ctta.errors import ConfigError
+from ctta.errors import ConfigError, DataError
 from ctta.models import to_device
 from ctta.streams.orders import RANDOM_ORDERS
 
@@ -40,7 +40,12 @@ def load_network(spec: str, device: str) -> nn.Module:
 
 def read_class_names(path: Path | None) -> list[str] | None:
     """Read one class name per line."""
-    return None if path is None else path.read_text(encoding="utf-8").splitlines()
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text: expected a file with one class name per line") from error
 
 
 def with_seed(settings: Sequence[str] | None, seed: int | None) -> list[str]:

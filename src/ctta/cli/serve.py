@@ -147,6 +147,8 @@ def serve(
     try:
         import ctta.serve as serving
     except ModuleNotFoundError as error:
+        if (error.name or "").startswith("ctta"):
+            raise
         raise ImportError(f"serving needs {error.name}, which is not installed: pip install 'ctta[serve]'") from error
     tokens = serving.read_tokens(token_file, admin_token_file)
     serving.check_host(host, tokens)
