@@ -1,0 +1,44 @@
+"""Atomic writes: a file is complete or absent."""
+
+from pathlib import Path
+
+import pytest
+
+from ctta.io.atomic import atomic_write
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("unique", [False, True])
+def test_the_file_appears_when_the_block_ends(durable: bool, unique: bool, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    with atomic_write(path, durable=durable, unique=unique) as temporary:
+        temporary.write_text("new")
+        assert path.read_text() == "old" and temporary.parent == tmp_path
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("unique", [False, True])
+def test_an_error_leaves_the_old_file_and_nothing_else(unique: bool, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    with pytest.raises(RuntimeError), atomic_write(path, unique=unique) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_fixed_temporary_name_is_reused_after_a_kill(tmp_path: Path) -> None:
+    (tmp_path / "file.partial").write_text("what a killed process left behind")
+    with atomic_write(tmp_path / "file", unique=False) as temporary:
+        temporary.write_text("new")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_permissions_are_the_default_ones(tmp_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    with atomic_write(tmp_path / "file") as temporary:
+        temporary.chmod(0o600)
+    assert (tmp_path / "file").stat().st_mode == (tmp_path / "plain").stat().st_mode
