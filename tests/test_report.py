@@ -63,8 +63,8 @@ def test_reports_are_deterministic(tmp_path: Path) -> None:
     run = write_all_methods(write_run(tmp_path / "run"), CONTINUAL, num_batches=2, seeds=[0])
     first, second = write_report([run], tmp_path / "a").parent, write_report([run], tmp_path / "b").parent
     names = sorted(path.name for path in first.iterdir())
-    pictures = [f"{name}.{ending}" for name in ("cost", "error-over-time", "reliability") for ending in ("png", "svg")]
-    assert names == sorted([*pictures, "report.html", "report.md", "table.csv", "table.tex"])
+    figures = [f"{name}.{ending}" for name in ("cost", "error-over-time", "reliability") for ending in ("png", "svg")]
+    assert names == sorted([*figures, "report.html", "report.md", "table.csv", "table.tex"])
     assert all((first / name).read_bytes() == (second / name).read_bytes() for name in names)
 
 
@@ -141,8 +141,8 @@ def test_hostile_names_are_escaped(tmp_path: Path) -> None:
     parsed = ParsedPage(page.read_text())
     assert not {"script", "b", "i", "img"} & {tag for tag, _attributes in parsed.elements}
     assert any('<script>alert("x")</script>' in fields[0] for fields in parsed.tables[0])
-    for picture in page.parent.glob("*.svg"):
-        assert "script" not in {element.tag.split("}")[-1] for element in ElementTree.parse(picture).iter()}
+    for figure in page.parent.glob("*.svg"):
+        assert "script" not in {element.tag.split("}")[-1] for element in ElementTree.parse(figure).iter()}
     assert "alert" in (page.parent / "error-over-time.svg").read_text()
     lines = [line for line in (page.parent / "report.md").read_text().splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines[:6]} == {6}
