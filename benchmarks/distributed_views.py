@@ -13,7 +13,7 @@ from functools import partial
 from unittest import mock
 
 import torch
-from measuring import seconds
+from measurements import seconds
 from step_speed import cifar_batch
 from torch import Tensor
 

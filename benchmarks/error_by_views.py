@@ -1,9 +1,9 @@
-"""CoTTA's error against its number of views: the authors' independent ones, and those of `CoTTA.fast`.
+"""CoTTA's error by its number of views: independent ones as in the paper, and those of `CoTTA.fast`.
 
     python benchmarks/error_by_views.py
 
-The embedded benchmark, 15 corruptions x 2,000 images in batches of 200, three seeds. Hours on two cores; stopped, the
-same command goes on. Writes docs/results/views/: errors.json and the curve.
+The embedded benchmark, 15 corruptions x 2,000 images in batches of 200, three seeds. Takes hours on two cores; run the
+same command again to resume. Writes errors.json and the plot to docs/results/views/.
 """
 
 import json
@@ -19,18 +19,18 @@ matplotlib.use("Agg")
 
 RUNS, RESULTS = Path("runs/views"), Path("docs/results/views")
 SEEDS, WORKERS = (1, 2, 3), 2
-LABELS = {"cotta": "the authors' views", "cotta_fast": "views of CoTTA.fast"}
+LABELS = {"cotta": "independent views", "cotta_fast": "views of CoTTA.fast"}
 POINTS = [("cotta", 32), ("cotta_fast", 8), ("cotta", 8)]
 
 
-def errors(row: str, number: int) -> list[float]:
-    """In percent, by seed."""
+def measure_errors(method: str, num_views: int) -> list[float]:
+    """Return the error in percent for every seed."""
     outcome = ctta.benchmark.run(
         "embedded",
-        methods=[row],
+        methods=[method],
         seeds=SEEDS,
-        settings={f"{row}.views": number},
-        folder=RUNS / f"{row}-{number}",
+        settings={f"{method}.views": num_views},
+        folder=RUNS / f"{method}-{num_views}",
         workers=WORKERS,
         threads=1,
         report=False,
@@ -40,15 +40,16 @@ def errors(row: str, number: int) -> list[float]:
     return [round(100 * result.error, 2) for result in outcome.results]
 
 
-def draw(found: dict[str, dict[int, list[float]]], path: Path) -> None:
+def plot(errors: dict[str, dict[int, list[float]]], path: Path) -> None:
+    """Plot mean and standard deviation over seeds."""
     figure, axes = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
-    for row, by_number in found.items():
+    for method, by_number in errors.items():
         numbers = sorted(by_number)
         means = [mean(by_number[number]) for number in numbers]
         deviations = [stdev(by_number[number]) for number in numbers]
-        axes.errorbar(numbers, means, deviations, marker="o", capsize=3, label=LABELS[row])
+        axes.errorbar(numbers, means, deviations, marker="o", capsize=3, label=LABELS[method])
     axes.set_xscale("log", base=2)
-    ticks = sorted({number for by_number in found.values() for number in by_number})
+    ticks = sorted({number for by_number in errors.values() for number in by_number})
     axes.set_xticks(ticks, [str(number) for number in ticks])
     axes.set(xlabel="views per step", ylabel="error (%)", title="CoTTA, 15 x 2,000 images, three seeds")
     axes.grid(alpha=0.3)
@@ -57,13 +58,15 @@ def draw(found: dict[str, dict[int, list[float]]], path: Path) -> None:
 
 
 def main() -> None:
-    found: dict[str, dict[int, list[float]]] = {row: {} for row in LABELS}
-    for row, number in POINTS:
-        found[row][number] = errors(row, number)
-        print(f"{LABELS[row]:22}{number:4} views  {mean(found[row][number]):6.2f} %  {found[row][number]}", flush=True)
+    """Measure all points, write them and plot them."""
+    errors: dict[str, dict[int, list[float]]] = {method: {} for method in LABELS}
+    for method, num_views in POINTS:
+        measured = measure_errors(method, num_views)
+        errors[method][num_views] = measured
+        print(f"{LABELS[method]:22}{num_views:4} views  {mean(measured):6.2f} %  {measured}", flush=True)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "errors.json").write_text(json.dumps(found, indent=1) + "\n")
-    draw(found, RESULTS / "error-by-views.png")
+    (RESULTS / "errors.json").write_text(json.dumps(errors, indent=1) + "\n")
+    plot(errors, RESULTS / "error-by-views.png")
 
 
 if __name__ == "__main__":

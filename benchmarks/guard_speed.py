@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 import torch
-from measuring import Measurement, time_ratio
+from measurements import Measurement, time_ratio
 from torch import Tensor
 
 import ctta

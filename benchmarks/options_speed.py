@@ -1,4 +1,4 @@
-"""What the ways to be faster bring on this machine: time of a CoTTA step with each, over that without.
+"""The effect of each speed option on this machine: time of a CoTTA step with the option divided by time without.
 
 python benchmarks/options_speed.py
 """
@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from measuring import peak_bytes, time_ratio
+from measurements import peak_bytes, time_ratio
 from resnet50 import resnet50
 from step_speed import cifar_batch
 from torch import Tensor, nn
@@ -20,45 +20,50 @@ Layout = torch.memory_format
 
 
 def embedded(layout: Layout = torch.channels_last) -> nn.Module:
+    """Return the embedded network in a memory layout."""
     net: nn.Module = ctta.models.embedded().to(memory_format=layout)  # type: ignore[call-overload]
     return net
 
 
 def cotta(net: nn.Module, **settings: Any) -> ctta.CoTTA:
-    """With a gate that always opens."""
+    """Return a model that uses its views in every step."""
     return ctta.CoTTA(net, threshold=1.0, **settings)
 
 
 def compiled(net: nn.Module) -> ctta.CoTTA:
+    """Return a model whose teacher is compiled."""
     model = cotta(net)
     model.teacher.compile()
     return model
 
 
-def against(plain: ctta.CoTTA, faster: ctta.CoTTA, x: Tensor, pairs: int = 3) -> float:
+def compare(plain: ctta.CoTTA, faster: ctta.CoTTA, x: Tensor, pairs: int = 3) -> float:
+    """Return the time of a step of the second model relative to the first."""
     return time_ratio(partial(faster, x), partial(plain, x), pairs)
 
 
-def ways() -> dict[str, Callable[[], float]]:
-    usual = partial(embedded, torch.contiguous_format)
+def options() -> dict[str, Callable[[], float]]:
+    """Return the measurement of every option by name."""
+    contiguous = partial(embedded, torch.contiguous_format)
     x, single = cifar_batch(), cifar_batch(1)
-    blended = partial(cotta, batch_stats=0.1)  # a single image has hardly any statistics
+    blended = partial(cotta, batch_stats=0.1)  # the statistics of a single image say little
     return {
-        "CoTTA.fast / CoTTA": lambda: against(cotta(embedded()), cotta(embedded(), views=fast_image_views()), x),
-        "channels-last / contiguous": lambda: against(cotta(usual()), cotta(embedded()), x),
-        "compiled / plain, channels-last": lambda: against(cotta(embedded()), compiled(embedded()), x),
-        "compiled / plain, contiguous": lambda: against(cotta(usual()), compiled(usual()), x),
-        "views_at_once=8 / 1, single images": lambda: against(
+        "CoTTA.fast / CoTTA": lambda: compare(cotta(embedded()), cotta(embedded(), views=fast_image_views()), x),
+        "channels-last / contiguous": lambda: compare(cotta(contiguous()), cotta(embedded()), x),
+        "compiled / plain, channels-last": lambda: compare(cotta(embedded()), compiled(embedded()), x),
+        "compiled / plain, contiguous": lambda: compare(cotta(contiguous()), compiled(contiguous()), x),
+        "views_at_once=8 / 1, single images": lambda: compare(
             blended(embedded()), blended(embedded(), views_at_once=8), single, pairs=15
         ),
-        "views_at_once=8 / 1, batch 200": lambda: against(cotta(embedded()), cotta(embedded(), views_at_once=8), x),
+        "views_at_once=8 / 1, batch 200": lambda: compare(cotta(embedded()), cotta(embedded(), views_at_once=8), x),
         "views_at_once=8 / 1, batch 200, peak memory": lambda: peak_ratio(x),
-        "Adam fused / as torch has it, ResNet-50": fused_ratio,
+        "Adam fused / default, ResNet-50": fused_ratio,
         "bfloat16 autocast / float32, batch 20": lambda: autocast_ratio(x[:20]),
     }
 
 
 def autocast_ratio(x: Tensor) -> float:
+    """Return the time of a step under autocast relative to float32."""
     plain, half = (cotta(embedded(), views=image_views(2)) for _ in range(2))
 
     def under_autocast() -> None:
@@ -69,11 +74,13 @@ def autocast_ratio(x: Tensor) -> float:
 
 
 def peak_ratio(x: Tensor) -> float:
+    """Return the peak memory of eight views at once relative to one after the other."""
     plain, stacked = (ctta.TestAug(embedded(), views=image_views(8), views_at_once=count) for count in (1, 8))
     return peak_bytes(partial(stacked.predict, x)) / peak_bytes(partial(plain.predict, x))
 
 
 def fused_ratio() -> float:
+    """Return the time of a fused Adam step relative to the default one."""
     plain, fused = (torch.optim.Adam(resnet50().parameters(), lr=1e-3, fused=fused) for fused in (None, True))
     for optimizer in (plain, fused):
         for parameter in optimizer.param_groups[0]["params"]:
@@ -82,7 +89,8 @@ def fused_ratio() -> float:
 
 
 def main() -> None:
-    for name, ratio in ways().items():
+    """Print the ratio of every option."""
+    for name, ratio in options().items():
         print(f"{name:44}{ratio():7.2f}", flush=True)
 
 

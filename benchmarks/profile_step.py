@@ -1,4 +1,4 @@
-"""Where the time of a CoTTA step goes: seconds and shares of its parts, mean of a few steps.
+"""Where the time of a CoTTA step goes: seconds and percentage of each part, mean of a few steps.
 
 python benchmarks/profile_step.py [resnet20 | resnet50]
 """
@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from typing import Any
 from unittest import mock
 
-from bare import faster_layout, forward
-from measuring import seconds
+from baseline import faster_layout, forward
+from measurements import seconds
 from resnet50 import resnet50
 from step_speed import cifar_batch, imagenet_batch
 
@@ -19,28 +19,31 @@ import ctta
 from ctta.methods import cotta
 from ctta.views import ImageView
 
-#: What is timed: where it is found, and what the table calls it.
+#: Functions to time: owner, attribute, and label in the table.
 PARTS = [
-    (ImageView, "augment", "views: making the images"),
+    (ImageView, "augment", "views: augmentation"),
     (cotta.CoTTA, "_predict_over_views", "views: teacher, 32 forwards"),
     (cotta.CoTTA, "_find_uncertain", "source, one forward"),
     (cotta.CoTTA, "minimize", "student: backward, finite check, Adam"),
-    (cotta, "ema_update_", "teacher: moving average"),
+    (cotta, "ema_update_", "teacher: exponential moving average"),
     (cotta, "stochastic_restore_", "student: restore"),
-    (cotta.CoTTA, "check_input", "checks of the input"),
+    (cotta.CoTTA, "check_input", "input validation"),
 ]
 
 
 def timed(function: Callable[..., Any], label: str, spent: dict[str, float]) -> Callable[..., Any]:
+    """Return the function with its time added to an entry of ``spent``."""
+
     def call(*arguments: Any, **keywords: Any) -> Any:
-        answer = []
-        spent[label] += seconds(lambda: answer.append(function(*arguments, **keywords)))
-        return answer[0]
+        result = []
+        spent[label] += seconds(lambda: result.append(function(*arguments, **keywords)))
+        return result[0]
 
     return call
 
 
 def main() -> None:
+    """Print the table."""
     large = sys.argv[1:] == ["resnet50"]
     build, x, num_steps = (resnet50, imagenet_batch(), 1) if large else (ctta.models.embedded, cifar_batch(), 5)
     model = ctta.CoTTA(faster_layout(build, x, forward), threshold=1.0)
@@ -50,9 +53,9 @@ def main() -> None:
         for owner, name, label in PARTS:
             stack.enter_context(mock.patch.object(owner, name, timed(getattr(owner, name), label, spent)))
         total = sum(seconds(lambda: model(x)) for _ in range(num_steps))
-    # Making the images happens within the refined answer.
-    spent["views: teacher, 32 forwards"] -= spent["views: making the images"]
-    spent["student: forward, loss, and what is left"] = total - sum(spent.values())
+    # Augmentation happens within the teacher's predictions.
+    spent["views: teacher, 32 forwards"] -= spent["views: augmentation"]
+    spent["student: forward, loss, and everything else"] = total - sum(spent.values())
     for label, time in sorted(spent.items(), key=lambda item: -item[1]):
         print(f"{label:44}{time / num_steps:9.4f} s{100 * time / total:7.2f} %")
     print(f"{'one step':44}{total / num_steps:9.4f} s")

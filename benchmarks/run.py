@@ -1,8 +1,8 @@
-"""All ratios of this version: a table on the screen, and the same in benchmarks/results.json.
+"""Measure all speed and memory ratios; print a table and write benchmarks/results.json.
 
-python benchmarks/run.py
+    python benchmarks/run.py
 
-A missed target is marked, and is no failure: a busy machine makes single ratios swing. Minutes on two quiet cores.
+A missed target is marked but is no failure: single ratios vary on a busy machine. Takes minutes on two idle cores.
 """
 
 from pathlib import Path
@@ -13,16 +13,17 @@ import guard_speed
 import memory_use
 import segformer_step
 import step_speed
-from measuring import Measurement, write_results
+from measurements import Measurement, write_results
 
 RESULTS = Path(__file__).parent / "results.json"
 
 
 def main() -> None:
+    """Run every benchmark that has a target."""
     print(f"{'':74}{'ratio':>7}{'target':>8}")
     measurements: list[Measurement] = []
-    for part in (step_speed, guard_speed, segformer_step, growth, memory_use, checkpoint_speed):
-        for measurement in part.measure():
+    for module in (step_speed, guard_speed, segformer_step, growth, memory_use, checkpoint_speed):
+        for measurement in module.measure():
             print(measurement, flush=True)
             measurements.append(measurement)
     write_results(measurements, RESULTS)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
-from measuring import Measurement, seconds, time_ratio
+from measurements import Measurement, seconds, time_ratio
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -20,8 +20,8 @@ from tempfile import TemporaryDirectory
 
 import requests
 import torch
-from bare import forward
-from measuring import seconds
+from baseline import forward
+from measurements import seconds
 
 import ctta
 

@@ -1,12 +1,12 @@
-"""What a step costs beside the bare passes of the network that it cannot do without."""
+"""The time of a step relative to the forward and backward passes of the network that it needs."""
 
 import copy
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from bare import faster_layout, forward, forward_backward
-from measuring import Measurement, seconds, time_ratio
+from baseline import faster_layout, forward, forward_backward
+from measurements import Measurement, seconds, time_ratio
 from resnet50 import resnet50
 from torch import Tensor, nn
 
@@ -28,6 +28,7 @@ def imagenet_batch() -> Tensor:
 
 
 def measure() -> Iterator[Measurement]:
+    """Yield the ratios of BN Stats, TENT and CoTTA."""
     x = cifar_batch()
     yield Measurement("BN Stats / forward, ResNet-20, batch 200", bn_stats_ratio(x), 1.02)
     yield Measurement("TENT step / forward-backward + Adam, ResNet-20, batch 200", tent_ratio(x), 1.05)
@@ -39,27 +40,27 @@ def measure() -> Iterator[Measurement]:
 
 
 def bn_stats_ratio(x: Tensor) -> float:
-    bare = faster_layout(ctta.models.embedded, x, forward)
-    model = ctta.BNStats(bare)
-    return time_ratio(partial(model, x), partial(forward, bare, x), pairs=60, warm_up=5)
+    net = faster_layout(ctta.models.embedded, x, forward)
+    model = ctta.BNStats(net)
+    return time_ratio(partial(model, x), partial(forward, net, x), pairs=60, warm_up=5)
 
 
 def tent_ratio(x: Tensor) -> float:
-    bare = faster_layout(ctta.models.embedded, x, forward_backward)
-    model = ctta.Tent(bare)
-    train_only_(bare, find_norm_parameters(bare))
-    optimizer = torch.optim.Adam([parameter for parameter in bare.parameters() if parameter.requires_grad], lr=1e-3)
+    net = faster_layout(ctta.models.embedded, x, forward_backward)
+    model = ctta.Tent(net)
+    train_only_(net, find_norm_parameters(net))
+    optimizer = torch.optim.Adam([parameter for parameter in net.parameters() if parameter.requires_grad], lr=1e-3)
 
-    def bare_step() -> None:
-        entropy(bare(x)).mean().backward()
+    def baseline_step() -> None:
+        entropy(net(x)).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 
-    return time_ratio(partial(model, x), bare_step, pairs=20, warm_up=3)
+    return time_ratio(partial(model, x), baseline_step, pairs=20, warm_up=3)
 
 
 def view_ratio(x: Tensor) -> float:
-    bare = faster_layout(ctta.models.embedded, x, forward)
+    net = faster_layout(ctta.models.embedded, x, forward)
     views = ctta.views.image_views(64).draw(torch.Generator().manual_seed(0))
 
     def all_views() -> None:
@@ -68,48 +69,50 @@ def view_ratio(x: Tensor) -> float:
 
     def forwards() -> None:
         for _ in views:
-            forward(bare, x)
+            forward(net, x)
 
     return time_ratio(all_views, forwards, pairs=3)
 
 
 def cotta_ratio(build: Callable[[], nn.Module], x: Tensor, pairs: int) -> float:
-    bare = faster_layout(build, x, forward)  # which 33 of the 34 passes are
-    model = ctta.CoTTA(bare, threshold=0.0)
-    model(x)  # a first step, without views, makes the optimiser's state
-    model.threshold = 1.0  # no network is so sure of random images: the gate always opens
+    net = faster_layout(build, x, forward)  # 33 of the 34 passes are forward only
+    model = ctta.CoTTA(net, threshold=0.0)
+    model(x)  # a first step, without views, creates the optimizer state
+    model.threshold = 1.0  # no network is that confident on random images: every step uses the views
 
-    def bare_passes() -> None:
-        for _ in range(NUM_VIEWS + 1):  # the views, and the source
-            forward(bare, x)
-        forward_backward(bare, x)
+    def baseline_passes() -> None:
+        for _ in range(NUM_VIEWS + 1):  # the views and the source network
+            forward(net, x)
+        forward_backward(net, x)
 
-    ratio = time_ratio(partial(model, x), bare_passes, pairs, warm_up=0)
-    assert model.last_step is not None and model.last_step.augmented == 1, "every step averages over the views"
+    ratio = time_ratio(partial(model, x), baseline_passes, pairs, warm_up=0)
+    assert model.last_step is not None and model.last_step.augmented == 1, (
+        "expected every step to average over the views"
+    )
     return ratio
 
 
 def update_ratio() -> float:
-    """What a step does beside passes through the network, gradients given."""
+    """Measure what a step does besides passes through the network, given the gradients."""
     x = imagenet_batch()
-    bare = faster_layout(resnet50, x, forward)
-    student, teacher, source = (copy.deepcopy(bare) for _ in range(3))
+    net = faster_layout(resnet50, x, forward)
+    student, teacher, source = (copy.deepcopy(net) for _ in range(3))
     optimizer = torch.optim.Adam(student.parameters(), lr=1e-3)
     parameters = list(student.parameters())
 
-    def with_gradients() -> Tensor:
-        """A loss whose backward costs next to nothing more than writing the gradients."""
+    def cheap_loss() -> Tensor:
+        """Return a loss whose backward pass does little more than write the gradients."""
         return sum((parameter.sum() for parameter in parameters), torch.zeros(()))
 
     def update() -> None:
-        step_if_finite_(optimizer, with_gradients())
+        step_if_finite_(optimizer, cheap_loss())
         ema_update_(teacher, student, 0.999)
         stochastic_restore_(student, source, 0.01, torch.Generator().manual_seed(0))
 
     def gradients_only() -> None:
-        with_gradients().backward()
+        cheap_loss().backward()
         optimizer.zero_grad()
 
     update()
-    times = [(seconds(update) - seconds(gradients_only), seconds(partial(forward, bare, x))) for _ in range(9)]
-    return sorted(spent / passing for spent, passing in times)[len(times) // 2]
+    times = [(seconds(update) - seconds(gradients_only), seconds(partial(forward, net, x))) for _ in range(9)]
+    return sorted(update_time / forward_time for update_time, forward_time in times)[len(times) // 2]

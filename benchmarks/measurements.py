@@ -1,4 +1,4 @@
-"""Ratios from one run: ours and the bare network take turns, so that a noisy machine disturbs both alike."""
+"""Ratios of time and memory from one run: code and baseline take turns, so that noise affects both alike."""
 
 import gc
 import json
@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 @dataclass(frozen=True)
 class Measurement:
-    """One row of the table: what was found, and what it should be at most."""
+    """One row of the table: a measured ratio and its target, an upper bound."""
 
     name: str
     ratio: float
@@ -24,6 +24,7 @@ class Measurement:
 
     @property
     def is_met(self) -> bool:
+        """Whether the ratio is within the target."""
         return self.ratio <= self.target
 
     def __str__(self) -> str:
@@ -31,38 +32,39 @@ class Measurement:
 
 
 def seconds(call: Callable[[], object]) -> float:
+    """Return the time of a call."""
     started = time.perf_counter()
     call()
     return time.perf_counter() - started
 
 
-def time_ratio(ours: Callable[[], object], bare: Callable[[], object], pairs: int, *, warm_up: int = 1) -> float:
-    """The median over pairs of ours / bare; every other pair in the other order."""
+def time_ratio(ours: Callable[[], object], baseline: Callable[[], object], pairs: int, *, warm_up: int = 1) -> float:
+    """Return the median ratio of the times over pairs of calls, whose order alternates."""
     for _ in range(warm_up):
-        bare()
+        baseline()
         ours()
     ratios = []
     for number in range(pairs):
-        order = (bare, ours) if number % 2 == 0 else (ours, bare)
+        order = (baseline, ours) if number % 2 == 0 else (ours, baseline)
         spent = {call: seconds(call) for call in order}
-        ratios.append(spent[ours] / spent[bare])
+        ratios.append(spent[ours] / spent[baseline])
     return statistics.median(ratios)
 
 
 def live_bytes() -> int:
-    """Of all tensors that this process holds; memory that several share counts once."""
+    """Return the memory of all tensors of this process; memory that several share counts once."""
     gc.collect()
     storages = {}
     for thing in gc.get_objects():
-        if type(thing) in (Tensor, nn.Parameter):  # isinstance would ask proxies for their class, and some warn
+        if type(thing) in (Tensor, nn.Parameter):  # isinstance would access the class of proxies, some of which warn
             storage = thing.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """The most that the call holds at a time in tensors beyond what was there before, as torch's allocator counts."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or the profiler would write into the table
+    """Return the peak memory of tensors during a call, beyond what was allocated before."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # keep the profiler from logging into the table
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         call()
     with TemporaryDirectory() as folder:
@@ -75,5 +77,6 @@ def peak_bytes(call: Callable[[], object]) -> int:
 
 
 def write_results(measurements: list[Measurement], path: Path) -> None:
+    """Write the measurements as JSON."""
     rows = [{**asdict(row), "ratio": round(row.ratio, 4)} for row in measurements]
     path.write_text(json.dumps(rows, indent=1) + "\n")
