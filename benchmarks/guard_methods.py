@@ -1,4 +1,4 @@
-"""The methods that the guards are tried on, at their usual learning rate or at a wrong one."""
+"""The methods on which the guards are tested, at their usual or at a wrong learning rate."""
 
 from functools import partial
 
@@ -11,8 +11,8 @@ USUAL_RATE = 1e-3
 BATCH_SIZE = 50
 
 
-def method(name: str, factor: float = 1.0) -> AdaptiveModel:
-    """TENT, or CoTTA with eight views, on the embedded network, with Adam at so many times the usual rate."""
+def make_method(name: str, factor: float = 1.0) -> AdaptiveModel:
+    """Return TENT, or CoTTA with eight views, on the embedded network, with Adam at a multiple of the usual rate."""
     optimizer = partial(torch.optim.Adam, lr=factor * USUAL_RATE)
     if name == "tent":
         return ctta.Tent(ctta.models.embedded(), optimizer=optimizer)

@@ -1,11 +1,11 @@
-"""Faults with and without guards: TENT and CoTTA on the embedded task, each stream once, nothing chosen on it.
+"""Faults with and without guards: TENT and CoTTA on the embedded task, each stream once, nothing tuned on it.
 
-    python benchmarks/guard_report.py run --work FOLDER     # goes on where it was stopped
-    python benchmarks/guard_report.py show --work FOLDER    # docs/results/guards/: JSON, table and pictures
+    python benchmarks/guard_report.py run --work FOLDER     # resumes after an interruption
+    python benchmarks/guard_report.py show --work FOLDER    # writes docs/results/guards/: JSON, table and plots
 
-The streams are of the 2,000 images and fifteen corruptions of the reported tables. Faults: a learning rate of 30 times
-the usual one; images sorted by class within each corruption; 20 batches of pure noise before the sixth corruption; ten
-rounds. Every batch is a line of JSON in the folder, and every cell (stream, method, guard) a file of its own.
+The streams consist of the 2,000 images and fifteen corruptions of the published tables. Faults: a learning rate of 30
+times the usual one; images sorted by class within each corruption; 20 batches of pure noise before the sixth
+corruption; ten rounds. Every cell (stream, method, guard) has its own file in the folder, a line of JSON per batch.
 """
 
 import argparse
@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from guard_methods import BATCH_SIZE, method
+from guard_methods import BATCH_SIZE, make_method
 from torch import Tensor
 
 import ctta
 from ctta.base import AdaptiveModel
 from ctta.datasets import sample
-from ctta.guard import Guarded
+from ctta.guard import Guarded, Monitored
 from ctta.streams import Stream, continual, rounds
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results" / "guards"
@@ -33,8 +33,8 @@ METHODS = ("tent", "cotta")
 ROWS = ("source", *(f"{name}{guard}" for name in METHODS for guard in ("", " guarded")))
 
 
-def corrupted(stream: str, images: int) -> Stream:
-    """The corruptions in the standard order; a tenth of the images for each of ten rounds."""
+def corrupted_stream(stream: str, images: int) -> Stream:
+    """Return the corruptions in the standard order; with a tenth of the images for each of ten rounds."""
     if stream == "ten rounds":
         return rounds(
             continual(sample(), limit=max(BATCH_SIZE, images // NUM_ROUNDS), batch_size=BATCH_SIZE), NUM_ROUNDS
@@ -50,9 +50,9 @@ def corrupted(stream: str, images: int) -> Stream:
     return plain.with_segments("sorted by class", segments)
 
 
-def batches(stream: str, images: int) -> Iterator[tuple[Tensor, Tensor | None, int]]:
-    """Inputs, labels (None for noise) and the number of the segment."""
-    data = corrupted(stream, images)
+def iter_batches(stream: str, images: int) -> Iterator[tuple[Tensor, Tensor | None, int]]:
+    """Yield inputs, labels (None for noise) and the number of the segment."""
+    data = corrupted_stream(stream, images)
     generator = torch.Generator().manual_seed(0)
     for number, batch in enumerate(data):
         segment = data.segment_index(number)
@@ -62,19 +62,20 @@ def batches(stream: str, images: int) -> Iterator[tuple[Tensor, Tensor | None, i
         yield batch.x, batch.y, segment
 
 
-def model_of(row: str, stream: str) -> AdaptiveModel:
+def make_model(row: str, stream: str) -> AdaptiveModel:
+    """Return the model of a row of the table."""
     if row == "source":
         return ctta.Source(ctta.models.embedded())
     name, _, guard = row.partition(" ")
-    bare = method(name, 30.0 if stream == "rate x30" else 1.0)
+    bare = make_method(name, 30.0 if stream == "rate x30" else 1.0)
     return Guarded(bare) if guard else bare
 
 
 def run_cell(work: Path, stream: str, row: str, images: int) -> None:
-    """All lines of a cell; a saved stream beside them says where to go on."""
-    lines, state = (work / f"{stream}-{row}.{ending}".replace(" ", "_") for ending in ("jsonl", "safetensors"))
+    """Write all lines of a cell, from the saved stream beside them on."""
+    lines, state = (work / f"{stream}-{row}.{suffix}".replace(" ", "_") for suffix in ("jsonl", "safetensors"))
     done = lines.read_text().splitlines() if lines.exists() else []
-    model = model_of(row, stream)
+    model = make_model(row, stream)
     if state.exists():
         model = ctta.load(state, ctta.models.embedded())
         done = done[: model.num_steps]  # a line without its state is computed again
@@ -82,14 +83,14 @@ def run_cell(work: Path, stream: str, row: str, images: int) -> None:
         done = []
     with lines.open("w") as file:
         file.writelines(line + "\n" for line in done)
-        for number, (x, y, segment) in enumerate(batches(stream, images)):
+        for number, (x, y, segment) in enumerate(iter_batches(stream, images)):
             if number < len(done):
                 continue
-            before = len(model.events) if isinstance(model, Guarded) else 0
-            answers = model(x).argmax(1)
-            wrong = None if y is None else (answers != y).double().mean().item()  # noise has no right answer
-            line: dict[str, Any] = {"segment": segment, "error": wrong, "events": []}
-            if isinstance(model, Guarded):
+            before = len(model.events) if isinstance(model, Monitored) else 0
+            classes = model(x).argmax(1)
+            error = None if y is None else (classes != y).double().mean().item()  # noise has no labels
+            line: dict[str, Any] = {"segment": segment, "error": error, "events": []}
+            if isinstance(model, Monitored):
                 line |= {"events": [event.kind for event in model.events[before:]], "score": model.collapse_score}
             file.write(json.dumps(line) + "\n")
             file.flush()
@@ -97,9 +98,10 @@ def run_cell(work: Path, stream: str, row: str, images: int) -> None:
 
 
 def run(work: Path, images: int) -> None:
+    """Run all cells that are not finished."""
     torch.set_num_threads(1)
     work.mkdir(parents=True, exist_ok=True)
-    for row in ROWS:  # the quick ones first
+    for row in ROWS:  # fast ones first
         for stream in STREAMS:
             marker = work / f"{stream}-{row}.done".replace(" ", "_")
             if not marker.exists():
@@ -110,11 +112,11 @@ def run(work: Path, images: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Faults with and without guards.")
-    parser.add_argument("what", choices=("run", "show"))
-    parser.add_argument("--work", type=Path, required=True, help="folder for what was computed")
-    parser.add_argument("--images", type=int, default=200, help="of each corruption")
+    parser.add_argument("command", choices=("run", "show"))
+    parser.add_argument("--work", type=Path, required=True, help="folder of the computed cells")
+    parser.add_argument("--images", type=int, default=200, help="images of each corruption")
     arguments = parser.parse_args()
-    if arguments.what == "run":
+    if arguments.command == "run":
         run(arguments.work, arguments.images)
     else:
         from draw_guard_report import show
