@@ -78,7 +78,7 @@ def test_score_table_matches_plain_arithmetic(tmp_path: Path) -> None:
     ]
     assert [cell.published for cell in source.cells] == [*[69.1, 40.3, 59.7, 57.8] * 4, 56.7]
     assert cotta.cells[1].difference == pytest.approx(round(cotta.cells[1].value, 1) - 41.2)
-    assert any("1 images" in note and "400 images in batches of 1" in note for note in table.notes)
+    assert any("1 image per domain" in note and "400 images in batches of 1" in note for note in table.notes)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,8 @@ def _list_differences(table: PublishedTable, entries: Sequence[MethodEntry], ord
     if changed:
         notes.append(f"Run with {', '.join(changed)}; the published numbers are for the authors' network and settings.")
     if num_images != {table.num_images} or batch_sizes != {table.batch_size}:
-        ours = f"{_format_range(num_images)} images per domain in batches of {_format_range(batch_sizes)}"
+        noun = "image" if num_images == {1} else "images"
+        ours = f"{_format_range(num_images)} {noun} per domain in batches of {_format_range(batch_sizes)}"
         theirs = f"{table.num_images:,} images in batches of {table.batch_size}"
         notes.append(f"Measured on {ours}; the published numbers on {theirs}.")
     if set(orders) != set(table.orders):
