@@ -10,7 +10,6 @@ resumes where it stopped. It takes about 90 minutes on two cores.
 
 import argparse
 import math
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import ctta
+from ctta.io.atomic import atomic_write
 from ctta.models import ResNet20
 
 BATCH_SIZE = 128
@@ -96,8 +96,8 @@ def train(images: Tensor, labels: Tensor, checkpoint: Path, epochs: int, seed: i
             total_loss += loss.item()
         print(f"epoch {epoch + 1}/{epochs}  loss {total_loss / steps:.4f}  {time.perf_counter() - start:.0f} s")
         state |= {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "done": epoch + 1}
-        torch.save(state, f"{checkpoint}.partial")
-        os.replace(f"{checkpoint}.partial", checkpoint)
+        with atomic_write(checkpoint, unique=False) as partial:
+            torch.save(state, partial)
     return model
 
 

@@ -10,7 +10,6 @@ the extra segmentation.
 
 import argparse
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ctta.datasets import StreetScenes
+from ctta.io.atomic import atomic_write
 from ctta.models import tiny_segformer
 from ctta.synthetic import CLASSES, VERSION
 
@@ -125,8 +125,8 @@ def train(arguments: argparse.Namespace, checkpoint: Path) -> nn.Module:
             print(f"step {step + 1}/{arguments.steps}  loss {np.mean(losses):.4f}  mIoU {100 * miou:.1f}  {pace:.2f} s")
             losses.clear()
             state |= {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "done": step + 1}
-            torch.save(state, f"{checkpoint}.partial")
-            os.replace(f"{checkpoint}.partial", checkpoint)
+            with atomic_write(checkpoint, unique=False) as partial:
+                torch.save(state, partial)
     return net
 
 

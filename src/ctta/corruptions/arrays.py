@@ -15,8 +15,8 @@ UInt8Array = NDArray[np.uint8]  # images (N, H, W, 3), values 0..255
 Float32Array = NDArray[np.float32]  # intermediate results, on the same 0..255 scale unless stated otherwise
 Int64Array = NDArray[np.int64]
 
-Batch = TypeVar("Batch", NDArray[Any], torch.Tensor)
-Value = TypeVar("Value")
+BatchT = TypeVar("BatchT", NDArray[Any], torch.Tensor)
+ValueT = TypeVar("ValueT")
 
 ACCEPTED = "a uint8 numpy array (N, H, W, 3), or a float torch tensor or numpy array (N, 3, H, W) in [0, 1]"
 MIN_SIDE = 8  # pixels; kernels and zooms need some room
@@ -25,7 +25,7 @@ CHUNK_PIXELS = 1 << 17  # 128 images of 32x32, 2 of 224x224: arrays that stay in
 PUBLISHED_SIZES = (32, 224)  # CIFAR and ImageNet: the sizes the parameters were published for
 
 #: Parameters by severity 1..5, one sequence for each of PUBLISHED_SIZES.
-SeverityTable = tuple[Sequence[Value], Sequence[Value]]
+SeverityTable = tuple[Sequence[ValueT], Sequence[ValueT]]
 
 
 class ParameterSet(NamedTuple):
@@ -39,7 +39,7 @@ class ParameterSet(NamedTuple):
     column: int
     scale: float
 
-    def lookup(self, table: SeverityTable[Value], severity: int) -> Value:
+    def lookup(self, table: SeverityTable[ValueT], severity: int) -> ValueT:
         """Return the entry of a table for a severity from 1 to 5."""
         return table[self.column][severity - 1]
 
@@ -97,7 +97,7 @@ def images_to_uint8(images: NDArray[Any] | torch.Tensor) -> UInt8Array:
     return result
 
 
-def restore_format(result: UInt8Array, images: Batch) -> Batch:
+def restore_format(result: UInt8Array, images: BatchT) -> BatchT:
     """Convert corrupted images to the container, layout, dtype and device of the images they were made from."""
     if isinstance(images, torch.Tensor):
         scaled = torch.from_numpy(result.transpose(0, 3, 1, 2)).to(torch.float32) / 255

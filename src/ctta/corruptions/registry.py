@@ -6,7 +6,7 @@ from functools import partial
 from numpy.typing import ArrayLike
 
 from ctta.corruptions.arrays import (
-    Batch,
+    BatchT,
     Int64Array,
     UInt8Array,
     images_to_uint8,
@@ -58,14 +58,14 @@ HOLD_OUT: dict[str, Corruption] = {
 
 
 def corrupt(
-    images: Batch,
+    images: BatchT,
     name: str,
     severity: int,
     *,
     seed: int = 0,
     index: ArrayLike | None = None,
     frost_photos: PhotoPaths | None = None,
-) -> Batch:
+) -> BatchT:
     """Corrupt a batch of images as the CIFAR-C and ImageNet-C benchmarks do.
 
     The draws for an image depend on (seed, name, severity, its index) only: it gets the same pixels alone or in any

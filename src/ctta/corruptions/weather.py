@@ -1,4 +1,4 @@
-"""Weather: snow, fog and brightness. Frost and spatter have files of their own."""
+"""Weather: snow, fog and brightness; see frost.py and spatter.py for the other two."""
 
 import numpy as np
 

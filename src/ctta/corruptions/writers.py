@@ -91,6 +91,7 @@ def write_cifar_c(
                     if progress:
                         progress(done + severity * count, total)
                 stored.flush()
+                del stored  # Windows cannot rename a file that is mapped
         elif progress:
             progress(done + len(SEVERITIES) * count, total)
 

@@ -1,1 +1,1 @@
-"""Files: image files, atomic writes, and the settings that a folder was made with."""
+"""Files: decoding of images, atomic writes, and the settings that a folder was made with."""

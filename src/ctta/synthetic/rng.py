@@ -9,7 +9,7 @@ from ctta.corruptions.arrays import Float32Array
 from ctta.corruptions.rng import PerImageRNG
 from ctta.synthetic.textures import rgb
 
-Option = TypeVar("Option")
+OptionT = TypeVar("OptionT")
 POOL_SIZE = 256  # numbers drawn at a time: drawing them one by one would cost more than rendering the street
 
 
@@ -43,7 +43,7 @@ class SceneRNG:
         """Return True with the given probability."""
         return self.uniform(0, 1) < probability
 
-    def choice(self, options: Sequence[Option]) -> Option:
+    def choice(self, options: Sequence[OptionT]) -> OptionT:
         """Return one of the options, all equally likely."""
         return options[self.integer(0, len(options) - 1)]
 
