@@ -1,11 +1,14 @@
-"""Twenty steps of every method and of every switch of CoTTA agree with the naive implementation to 1e-10."""
+"""Twenty steps of every method and every setting of CoTTA agree with the naive implementation to 1e-10."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from naive import (
     NaiveAdam,
+    NaiveBatchNorm,
     NaiveNesterov,
     naive_copy,
     naive_cotta,
@@ -13,13 +16,14 @@ from naive import (
     naive_test_aug,
     step_generator,
 )
-from torch import nn
+from torch import Tensor, nn
 
 import ctta
+from ctta.views import Average, ImageViews
 
 STEPS = 20
-#: A student that equals its teacher has a gradient of zero but for rounding, and Adam with its usual eps blows that
-#: noise up, differently on either side; with a large one both stay in step.
+#: A student that equals its teacher has a gradient of zero up to rounding. With its default eps Adam amplifies that
+#: noise, differently in the two implementations; with a large one they stay together.
 EPS = 0.1
 CLOSE = partial(torch.testing.assert_close, rtol=0, atol=1e-10)
 
@@ -46,8 +50,10 @@ def pixel_classifier() -> nn.Sequential:
 
 
 def with_statistics(net: nn.Sequential) -> nn.Sequential:
+    """Give the BatchNorms of a network statistics and parameters that differ from the initial ones."""
     for layer in net:
         if isinstance(layer, nn.BatchNorm2d):
+            assert layer.running_mean is not None and layer.running_var is not None
             layer.running_mean.normal_(0.1, 0.3)
             layer.running_var.uniform_(0.5, 2)
             nn.init.normal_(layer.weight, 1, 0.2)
@@ -55,13 +61,13 @@ def with_statistics(net: nn.Sequential) -> nn.Sequential:
     return net.double().eval()
 
 
-def stream(size: int = 5) -> list[torch.Tensor]:
+def stream(size: int = 5) -> list[Tensor]:
     generator = torch.Generator().manual_seed(5)
     return [torch.rand(size, 3, 4, 4, generator=generator, dtype=torch.float64) for _ in range(STEPS)]
 
 
 def norm_parameters(net: nn.Sequential) -> list[nn.Parameter]:
-    return [p for layer in net if hasattr(layer, "running_mean") for p in (layer.weight, layer.bias)]
+    return [p for layer in net if isinstance(layer, NaiveBatchNorm) for p in (layer.weight, layer.bias)]
 
 
 VIEWS = (
@@ -72,14 +78,12 @@ VIEWS = (
 DENSE_VIEWS = (lambda model, x: model(x.flip(-1)).flip(-1), lambda model, x: model(x * 0.7))
 
 
-def assert_same_run(model: ctta.AdaptiveModel, batches, answers) -> None:
-    for step, (x, expected) in enumerate(zip(batches, answers, strict=True)):
-        CLOSE(model(x), expected, msg=lambda text, step=step: f"step {step}: {text}")
+def assert_same_run(model: ctta.AdaptiveModel, batches: list[Tensor], expected: list[Tensor]) -> None:
+    CLOSE([model(x) for x in batches], expected)  # the message of a failure names the step
 
 
-def assert_same_weights(ours: nn.Module, theirs: nn.Module) -> None:
-    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        CLOSE(one.detach(), other.detach())
+def assert_same_weights(actual: nn.Module, expected: nn.Module) -> None:
+    CLOSE([p.detach() for p in actual.parameters()], [p.detach() for p in expected.parameters()])
 
 
 def test_source() -> None:
@@ -87,34 +91,37 @@ def test_source() -> None:
     assert_same_run(ctta.Source(net), stream(), [naive_copy(net, 0.0)(x).detach() for x in stream()])
 
 
-@pytest.mark.parametrize("share", [1.0, 0.3, 0.0])
-def test_bn_stats(share: float) -> None:
+@pytest.mark.parametrize("fraction", [1.0, 0.3, 0.0])
+def test_bn_stats(fraction: float) -> None:
     net = classifier()
-    answers = [naive_copy(net, share)(x).detach() for x in stream()]
-    assert_same_run(ctta.BNStats(net, batch_stats=share), stream(), answers)
+    expected = [naive_copy(net, fraction)(x).detach() for x in stream()]
+    assert_same_run(ctta.BNStats(net, batch_stats=fraction), stream(), expected)
 
 
 @pytest.mark.parametrize("average", ["logits", "probabilities"])
-def test_test_aug(average: str) -> None:
+def test_test_aug(average: Average) -> None:
     net = classifier()
-    answers = naive_test_aug(net, stream(), draw=lambda step: VIEWS, average=average)
-    assert_same_run(ctta.TestAug(net, views=VIEWS, average=average), stream(), answers)
+    expected = naive_test_aug(net, stream(), draw=lambda step: VIEWS, average=average)
+    assert_same_run(ctta.TestAug(net, views=VIEWS, average=average), stream(), expected)
 
 
-@pytest.mark.parametrize("share", [1.0, 0.3])
+@pytest.mark.parametrize("fraction", [1.0, 0.3])
 @pytest.mark.parametrize("build", [classifier, pixel_classifier])
 @pytest.mark.parametrize(("method", "loss"), [(ctta.Tent, "entropy"), (ctta.PseudoLabel, "argmax")])
-def test_self_training(method, loss: str, build, share: float) -> None:
+def test_self_training(
+    method: type[ctta.Tent | ctta.PseudoLabel], loss: str, build: Callable[[], nn.Sequential], fraction: float
+) -> None:
     net, batches = build(), stream(2 if build is pixel_classifier else 5)
-    model = method(net, optimizer=partial(torch.optim.Adam, lr=0.01, eps=EPS), batch_stats=share)
-    answers, student = naive_self_training(
-        net, batches, parameters=norm_parameters, loss=loss, optimizer=partial(NaiveAdam, lr=0.01, eps=EPS), share=share
+    model = method(net, optimizer=partial(torch.optim.Adam, lr=0.01, eps=EPS), batch_stats=fraction)
+    naive_optimizer = partial(NaiveAdam, lr=0.01, eps=EPS)
+    expected, student = naive_self_training(
+        net, batches, parameters=norm_parameters, loss=loss, optimizer=naive_optimizer, fraction=fraction
     )
-    assert_same_run(model, batches, answers)
+    assert_same_run(model, batches, expected)
     assert_same_weights(model.student, student)
 
 
-DEFAULTS = {
+DEFAULTS: dict[str, Any] = {
     "gate": "batch",
     "average": "logits",
     "predict_with": "refined",
@@ -123,7 +130,7 @@ DEFAULTS = {
     "decay": 0.9,
     "restore": 0.1,
 }
-SWITCHES = [
+CHANGES: list[dict[str, Any]] = [
     {},
     {"gate": "element"},
     {"average": "probabilities"},
@@ -148,39 +155,39 @@ SWITCHES = [
 ]
 
 
-@pytest.mark.parametrize("switch", SWITCHES, ids=lambda switch: ",".join(f"{k}={v}" for k, v in switch.items()))
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: ",".join(f"{k}={v}" for k, v in change.items()))
 @pytest.mark.parametrize("build", [classifier, pixel_classifier])
-def test_cotta(build, switch: dict) -> None:
-    net, settings = build(), DEFAULTS | switch
-    dense = build is pixel_classifier
-    batches = stream(2 if dense else 5)
-    views = settings.pop("views", DENSE_VIEWS if dense else VIEWS)
-    share = settings.pop("batch_stats", 1.0)
+def test_cotta(build: Callable[[], nn.Sequential], change: dict[str, Any]) -> None:
+    net, settings = build(), DEFAULTS | change
+    is_dense = build is pixel_classifier
+    batches = stream(2 if is_dense else 5)
+    views = settings.pop("views", DENSE_VIEWS if is_dense else VIEWS)
+    fraction = settings.pop("batch_stats", 1.0)
     optimizer = partial(torch.optim.Adam, lr=0.02, eps=EPS)
-    model = ctta.CoTTA(net, optimizer=optimizer, views=views, batch_stats=share, seed=7, **settings)
+    model = ctta.CoTTA(net, optimizer=optimizer, views=views, batch_stats=fraction, seed=7, **settings)
     naive_optimizer = partial(NaiveAdam, lr=0.02, eps=EPS)
-    answers, student, teacher = naive_cotta(
-        net, batches, draw=lambda step: views, optimizer=naive_optimizer, share=share, seed=7, **settings
+    expected, student, teacher = naive_cotta(
+        net, batches, draw=lambda step: views, optimizer=naive_optimizer, fraction=fraction, seed=7, **settings
     )
-    assert_same_run(model, batches, answers)
+    assert_same_run(model, batches, expected)
     assert_same_weights(model.student, student)
     assert_same_weights(model.teacher, teacher)
 
 
-def test_the_gate_of_these_streams_opens_and_closes() -> None:
-    """Else the switches above would not be told apart."""
-    model = ctta.CoTTA(classifier(), views=VIEWS, **DEFAULTS | {"gate": "element"})
-    shares = []
+def augmented_fractions(model: ctta.AdaptiveModel) -> list[float]:
+    fractions = []
     for x in stream():
         model(x)
-        shares.append(float(model.last_step.augmented))
-    assert any(0 < share < 1 for share in shares)
-    batchwise = ctta.CoTTA(classifier(), views=VIEWS, **DEFAULTS)
-    opened = set()
-    for x in stream():
-        batchwise(x)
-        opened.add(float(batchwise.last_step.augmented))
-    assert opened == {0.0, 1.0}
+        assert model.last_step is not None and model.last_step.augmented is not None
+        fractions.append(float(model.last_step.augmented))
+    return fractions
+
+
+def test_the_gate_opens_and_closes_on_these_streams() -> None:
+    """Otherwise the settings of the gate would not be distinguished above."""
+    per_element = ctta.CoTTA(classifier(), views=VIEWS, **DEFAULTS | {"gate": "element"})
+    assert any(0 < fraction < 1 for fraction in augmented_fractions(per_element))
+    assert set(augmented_fractions(ctta.CoTTA(classifier(), views=VIEWS, **DEFAULTS))) == {0.0, 1.0}
 
 
 def test_cotta_with_drawn_views_and_nesterov() -> None:
@@ -188,7 +195,7 @@ def test_cotta_with_drawn_views_and_nesterov() -> None:
     views = ctta.views.image_views(3)
     optimizer = partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True)
     model = ctta.CoTTA(net, optimizer=optimizer, views=views, seed=2, **DEFAULTS)
-    answers, student, teacher = naive_cotta(
+    expected, student, teacher = naive_cotta(
         net,
         stream(),
         draw=lambda step: views.draw(step_generator(2, step, "views")),
@@ -196,15 +203,15 @@ def test_cotta_with_drawn_views_and_nesterov() -> None:
         seed=2,
         **DEFAULTS,
     )
-    assert_same_run(model, stream(), answers)
+    assert_same_run(model, stream(), expected)
     assert_same_weights(model.student, student)
     assert_same_weights(model.teacher, teacher)
 
 
-def test_defaults_are_the_official_cifar10c_column() -> None:
-    ours, official = ctta.CoTTA(classifier()), ctta.CoTTA.official(classifier())
-    assert repr(ours) == repr(official)
-    settings = ours.hyperparameters
+def test_defaults_are_the_official_settings_for_cifar10c() -> None:
+    default, official = ctta.CoTTA(classifier()), ctta.CoTTA.official(classifier())
+    assert repr(default) == repr(official)
+    settings = default.hyperparameters
     optimizer = settings.pop("optimizer")
     assert (optimizer.func, optimizer.keywords) == (torch.optim.Adam, {"lr": 1e-3})
     assert settings == {
@@ -245,12 +252,12 @@ def test_the_official_settings_for_segmentation() -> None:
     }
 
 
-def test_the_papers_text_for_segmentation_by_two_switches() -> None:
-    switches = {"loss": "cross_entropy", "predict_with": "teacher"}
-    ours = ctta.CoTTA.official_segmentation(pixel_classifier(), **switches)
+def test_two_settings_make_the_official_segmentation_preset_the_paper() -> None:
+    changes: dict[str, Any] = {"loss": "cross_entropy", "predict_with": "teacher"}
+    model = ctta.CoTTA.official_segmentation(pixel_classifier(), **changes)
     names = ("optimizer", "views", "threshold", "batch_stats")
-    task = {name: ours.hyperparameters[name] for name in names}
-    assert repr(ours) == repr(ctta.CoTTA.paper(pixel_classifier(), **task))
+    task = {name: model.hyperparameters[name] for name in names}
+    assert repr(model) == repr(ctta.CoTTA.paper(pixel_classifier(), **task))
 
 
 def test_the_paper_preset_and_its_overrides() -> None:
@@ -259,11 +266,11 @@ def test_the_paper_preset_and_its_overrides() -> None:
     assert (model.loss, model.decay, model.restore) == ("cross_entropy", 0.999, 0.001)
 
 
-def test_the_fast_preset_is_the_official_one_but_for_its_views() -> None:
+def test_the_fast_preset_differs_from_the_official_one_only_in_its_views() -> None:
     fast, official = ctta.CoTTA.fast(classifier()), ctta.CoTTA.official(classifier())
     differing = {name for name, value in fast.hyperparameters.items() if value != official.hyperparameters[name]}
     assert differing == {"views"}
-    assert fast.views == ctta.views.fast_image_views()
+    assert isinstance(fast.views, ImageViews) and fast.views == ctta.views.fast_image_views()
     assert fast.views.num_views == 8
     assert fast.views.balanced
     assert ctta.CoTTA.fast(classifier(), views=(), decay=0.5).hyperparameters["views"] == ()

@@ -1,47 +1,49 @@
-"""Views: the recipe, pixel by pixel; normalised input; alignment of dense answers; averages."""
+"""Views: every pixel of a view, normalized inputs, alignment of dense logits, averages."""
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 from naive import naive_view
-from torch import nn
+from torch import Tensor, nn
 
 import ctta
-from ctta.testing.networks import NETWORKS
-from ctta.views import ImageView, ImageViews, average_views, image_views, multiscale_flip
+from ctta.testing import NETWORKS
+from ctta.views import Average, ImageView, ImageViews, View, Views, average_views, image_views, multiscale_flip
 from ctta.views.sampling import balance
 
-IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
-def draw(seed: int = 0, **settings) -> ImageView:
+def draw(seed: int = 0, **settings: Any) -> ImageView:
     return image_views(1, **settings).draw(torch.Generator().manual_seed(seed))[0]
 
 
-def images(n: int = 20, count: int = 2) -> torch.Tensor:
-    return torch.rand(count, 3, n, n, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+def images(size: int = 20, count: int = 2) -> Tensor:
+    return torch.rand(count, 3, size, size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
-def noise_of(view: ImageView, x: torch.Tensor) -> torch.Tensor:
+def draw_noise(view: ImageView, x: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(view.noise_seed)
     return 0.005 * torch.randn(x.shape, generator=generator, dtype=x.dtype)
 
 
 @pytest.mark.parametrize(("seed", "n"), [(0, 20), (1, 20), (2, 20), (3, 21), (4, 18), (5, 25)])
-def test_a_view_follows_the_recipe_pixel_by_pixel(seed: int, n: int) -> None:
+def test_a_view_equals_the_naive_one_pixel_by_pixel(seed: int, n: int) -> None:
     view, x = draw(seed), images(n)
     expected = torch.stack([naive_view(view, image) for image in x])
-    torch.testing.assert_close(view.augment(x), (expected + noise_of(view, x)).clamp(0, 1), rtol=0, atol=1e-10)
+    torch.testing.assert_close(view.augment(x), (expected + draw_noise(view, x)).clamp(0, 1), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("sigma", [0.001, 0.1, 0.2, 0.3, 0.5])
-def test_taps_left_out_of_the_blur_are_below_rounding(sigma: float) -> None:
+def test_omitted_taps_of_the_blur_are_below_rounding_error(sigma: float) -> None:
     settings = vars(draw()) | {"sigma": sigma}
     view = ImageView(**settings)
     fast, exact = view.augment(images().float()), view.augment(images())
-    # The noise is drawn in the dtype of the images, so it is taken off before comparing.
-    fast, exact = fast - noise_of(view, images().float()), exact - noise_of(view, images())
+    # The noise is drawn in the dtype of the images, so it is subtracted before comparing.
+    fast, exact = fast - draw_noise(view, images().float()), exact - draw_noise(view, images())
     inside = (exact > 0.03) & (exact < 0.97)
     torch.testing.assert_close(fast.double()[inside], exact[inside], rtol=0, atol=3e-6)
 
@@ -73,15 +75,15 @@ def test_the_draws_cover_their_ranges() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8, 32])
-def test_balanced_views_cover_every_range_evenly_and_even_numbers_in_mirrored_pairs(n: int) -> None:
+def test_balanced_views_cover_every_range_evenly_in_mirrored_pairs(n: int) -> None:
     views = image_views(n, balanced=True)
     for seed in range(20):
         drawn = views.draw(torch.Generator().manual_seed(seed))
         half = 0 if n % 2 else n // 2
         for name, (low, high) in views.ranges.items():
-            shares = torch.tensor([(getattr(view, name) - low) / (high - low) for view in drawn], dtype=torch.float64)
-            assert (n * shares).floor().sort().values.tolist() == list(range(n)), name
-            torch.testing.assert_close(shares[:half] + shares[n - half :], torch.ones(half, dtype=torch.float64))
+            places = torch.tensor([(getattr(view, name) - low) / (high - low) for view in drawn], dtype=torch.float64)
+            assert (n * places).floor().sort().values.tolist() == list(range(n)), name
+            torch.testing.assert_close(places[:half] + places[n - half :], torch.ones(half, dtype=torch.float64))
         for one, other in zip(drawn[:half], drawn[n - half :], strict=True):
             assert one.flip != other.flip
             assert one.color_order == other.color_order[::-1]
@@ -98,23 +100,23 @@ def test_balanced_views_of_many_steps_are_distributed_as_independent_ones(n: int
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5])
-def test_balanced_numbers_are_uniform_together_and_not_only_each(n: int) -> None:
+def test_balanced_numbers_are_jointly_uniform(n: int) -> None:
     generator = torch.Generator().manual_seed(0)
     rows = torch.cat([balance(torch.rand(n, 3, generator=generator), generator) for _ in range(40_000)])
-    expected = (1 / 12) ** 3  # of independent numbers
+    expected = (1 / 12) ** 3  # for independent numbers
     assert ((rows - 0.5) ** 2).prod(1).mean() == pytest.approx(expected, rel=0.06)
     assert (rows - 0.5).prod(1).mean().abs() < 3e-4
 
 
-def test_gentler_views_draw_from_the_middle_of_the_ranges() -> None:
-    full, gentle = image_views(1), image_views(50, color=0.5, motion=0.25)
+def test_narrower_views_draw_from_the_middle_of_the_ranges() -> None:
+    full, narrow = image_views(1), image_views(50, color=0.5, motion=0.25)
     for name, (low, high) in full.ranges.items():
-        share = {"brightness": 0.5, "hue": 0.5, "degrees": 0.25, "scale": 0.25, "sigma": 1}.get(name)
-        if share is not None:
-            inner_low, inner_high = gentle.ranges[name]
-            assert inner_high - inner_low == pytest.approx(share * (high - low))
+        fraction = {"brightness": 0.5, "hue": 0.5, "degrees": 0.25, "scale": 0.25, "sigma": 1}.get(name)
+        if fraction is not None:
+            inner_low, inner_high = narrow.ranges[name]
+            assert inner_high - inner_low == pytest.approx(fraction * (high - low))
             assert inner_high + inner_low == pytest.approx(low + high)
-    for view in gentle.draw(torch.Generator().manual_seed(0)):
+    for view in narrow.draw(torch.Generator().manual_seed(0)):
         assert abs(view.degrees) <= 15 / 4
         assert abs(view.brightness - 1) <= 0.2
     still = image_views(1, color=0, motion=0).draw(torch.Generator().manual_seed(0))[0]
@@ -124,7 +126,7 @@ def test_gentler_views_draw_from_the_middle_of_the_ranges() -> None:
 def test_one_draw_is_shared_by_the_batch() -> None:
     view = draw()
     twice = images(count=1).expand(2, -1, -1, -1)
-    quiet = view.augment(twice) - noise_of(view, twice)
+    quiet = view.augment(twice) - draw_noise(view, twice)
     inside = (quiet > 0.03).all(0) & (quiet < 0.97).all(0)
     torch.testing.assert_close(quiet[0][inside], quiet[1][inside])
 
@@ -139,18 +141,18 @@ def test_a_view_is_deterministic_and_steps_differ() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_any_image_size(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     for view in image_views(8).draw(torch.Generator().manual_seed(0)):
-        shown = view.augment(torch.rand(shape, dtype=dtype))
-        assert shown.shape == shape
-        assert shown.dtype == dtype
-        assert shown.min() >= 0
-        assert shown.max() <= 1
+        image = view.augment(torch.rand(shape, dtype=dtype))
+        assert image.shape == shape
+        assert image.dtype == dtype
+        assert image.min() >= 0
+        assert image.max() <= 1
 
 
-def test_input_normalised_outside_is_augmented_in_unit_range() -> None:
+def test_normalized_images_are_augmented_as_plain_ones() -> None:
     mean, std = (torch.tensor(IMAGENET[key], dtype=torch.float64).view(1, 3, 1, 1) for key in ("mean", "std"))
     x = images()
-    plain, normalised = draw(5), draw(5, **IMAGENET)
-    torch.testing.assert_close(normalised.augment((x - mean) / std), (plain.augment(x) - mean) / std)
+    plain, normalized = draw(5), draw(5, **IMAGENET)
+    torch.testing.assert_close(normalized.augment((x - mean) / std), (plain.augment(x) - mean) / std)
 
 
 @pytest.mark.parametrize(
@@ -164,16 +166,16 @@ def test_input_normalised_outside_is_augmented_in_unit_range() -> None:
         (image_views(1, mean=(0.5,), std=(0.5,)), images(), "1 channels"),
     ],
 )
-def test_input_outside_the_declared_range_is_an_error(views: ImageViews, x: torch.Tensor, word: str) -> None:
+def test_input_outside_the_declared_range_is_an_error(views: ImageViews, x: Tensor, word: str) -> None:
     (view,) = views.draw(torch.Generator())
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ctta.InputError) as caught:
         view(lambda images: images, x)
     assert word in str(caught.value)
 
 
-def test_a_method_refuses_the_range_at_once_even_where_its_gate_stays_shut() -> None:
+def test_a_method_rejects_a_wrong_range_even_if_its_gate_stays_closed() -> None:
     model = ctta.CoTTA(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), threshold=1e-9)
-    with pytest.raises(ValueError, match=r"\[0, 1\]"):
+    with pytest.raises(ctta.InputError, match=r"\[0, 1\]"):
         model(torch.randn(2, 3, 2, 2) * 3)
     assert model.num_steps == 0
 
@@ -192,62 +194,75 @@ def test_a_method_refuses_the_range_at_once_even_where_its_gate_stays_shut() -> 
         lambda: multiscale_flip((0.5, float("inf"))),
     ],
 )
-def test_bad_settings_of_views(build) -> None:
-    with pytest.raises(ValueError):
+def test_bad_settings_of_views(build: Callable[[], Views]) -> None:
+    with pytest.raises(ctta.ConfigError):
         build()
 
 
-def test_scaled_views_align_dense_answers() -> None:
-    """A network that answers with the image itself: every view must give the image back."""
+def test_scaled_views_align_dense_logits() -> None:
+    """If the network returns its input, every view must return the image."""
     smooth = torch.linspace(0, 1, 32).view(1, 1, 1, 32) + torch.linspace(0, 2, 24).view(1, 1, 24, 1)
     for view in multiscale_flip((1.0, 2.0)):
-        answer = view(lambda x: x, smooth)
-        assert answer.shape == smooth.shape
-        torch.testing.assert_close(answer[..., 2:-2, 2:-2], smooth[..., 2:-2, 2:-2], rtol=0, atol=1e-5)
+        logits = view(lambda x: x, smooth)
+        assert logits.shape == smooth.shape
+        torch.testing.assert_close(logits[..., 2:-2, 2:-2], smooth[..., 2:-2, 2:-2], rtol=0, atol=1e-5)
 
 
-def test_scaled_views_show_the_scales_and_sides() -> None:
-    seen = []
-    x = torch.rand(1, 3, 10, 20)
+class Recorder:
+    """A model that keeps its inputs."""
+
+    def __init__(self) -> None:
+        self.inputs: list[Tensor] = []
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.inputs.append(x)
+        return x.mean((2, 3))
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        return [len(x) for x in self.inputs]
+
+
+def test_scaled_views_have_the_scales_and_their_mirror_images() -> None:
+    model = Recorder()
     for view in multiscale_flip((0.5, 1.5)):
-        view(lambda shown: seen.append(shown) or shown.mean((2, 3)), x)
-    assert [tuple(shown.shape[2:]) for shown in seen] == [(5, 10), (5, 10), (15, 30), (15, 30)]
+        view(model, torch.rand(1, 3, 10, 20, generator=torch.Generator().manual_seed(0)))
+    seen = model.inputs
+    assert [tuple(image.shape[2:]) for image in seen] == [(5, 10), (5, 10), (15, 30), (15, 30)]
     torch.testing.assert_close(seen[0], seen[1].flip(-1))
 
 
 def test_probabilities_average_to_probabilities_and_stay_finite() -> None:
-    sure = torch.tensor([[200.0, -200.0]])
-    answer = average_views([lambda m, x: sure, lambda m, x: sure], None, torch.zeros(1, 2), "probabilities")
-    assert torch.isfinite(answer).all()
-    torch.testing.assert_close(answer.softmax(1), torch.tensor([[1.0, 0.0]]))
+    confident = torch.tensor([[200.0, -200.0]])
+    views: list[View] = [lambda model, x: confident] * 2
+    logits = average_views(views, lambda x: x, torch.zeros(1, 2), "probabilities")
+    assert torch.isfinite(logits).all()
+    torch.testing.assert_close(logits.softmax(1), torch.tensor([[1.0, 0.0]]))
 
 
 def test_views_are_computed_one_at_a_time() -> None:
-    batch_sizes = []
-    x = torch.rand(3, 3, 8, 8)
-
-    def model(shown):
-        batch_sizes.append(len(shown))
-        return shown.mean((2, 3))
-
-    average_views(image_views(5).draw(torch.Generator()), model, x, "logits")
-    assert batch_sizes == [3] * 5
+    model = Recorder()
+    average_views(image_views(5).draw(torch.Generator()), model, torch.rand(3, 3, 8, 8), "logits")
+    assert model.batch_sizes == [3] * 5
 
 
 @pytest.mark.parametrize("views", [image_views(5), multiscale_flip((0.5, 1.0))], ids=["random", "scaled"])
 @pytest.mark.parametrize("average", ["logits", "probabilities"])
-@pytest.mark.parametrize("share", [1.0, 0.3, 0.0])
+@pytest.mark.parametrize("fraction", [1.0, 0.3, 0.0])
 @pytest.mark.parametrize("network", NETWORKS)
-def test_several_views_at_once_answer_as_one_at_a_time(network: str, share: float, average: str, views) -> None:
+def test_several_views_at_once_give_the_logits_of_one_at_a_time(
+    network: str, fraction: float, average: Average, views: Views
+) -> None:
     torch.manual_seed(0)
     net, x = NETWORKS[network]().double(), images(16, count=3)
     if network == "vit" and not isinstance(views, ImageViews):
-        views = multiscale_flip((1.0,))  # it has a fixed size
+        views = multiscale_flip((1.0,))  # the transformer takes one size
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
+            assert module.running_mean is not None and module.running_var is not None
             module.running_mean.normal_()
             module.running_var.uniform_(0.5, 2)
-    settings = {"views": views, "average": average, "batch_stats": share}
+    settings: dict[str, Any] = {"views": views, "average": average, "batch_stats": fraction}
     one_by_one = ctta.TestAug(net, **settings)(x)
     for at_once in (2, 3, 8):
         together = ctta.TestAug(net, views_at_once=at_once, **settings)(x)
@@ -255,16 +270,14 @@ def test_several_views_at_once_answer_as_one_at_a_time(network: str, share: floa
 
 
 def test_views_at_once_go_through_the_network_together() -> None:
-    batch_sizes = []
-    x = torch.rand(3, 3, 8, 8)
-    views = image_views(5).draw(torch.Generator())
-    average_views(views, lambda shown: batch_sizes.append(len(shown)) or shown.mean((2, 3)), x, "logits", 2)
-    assert batch_sizes == [6, 6, 3]
+    model = Recorder()
+    average_views(image_views(5).draw(torch.Generator()), model, torch.rand(3, 3, 8, 8), "logits", 2)
+    assert model.batch_sizes == [6, 6, 3]
 
 
-def test_views_that_cannot_be_split_are_refused_at_once_where_several_are_asked_for() -> None:
+def test_several_views_at_once_need_views_with_augment_and_align() -> None:
     class Drawn:
-        def draw(self, generator):
+        def draw(self, generator: torch.Generator) -> Sequence[View]:
             return [lambda model, x: model(x)] * 2
 
     net = nn.Sequential(nn.Flatten(), nn.Linear(48, 3))
@@ -274,35 +287,37 @@ def test_views_that_cannot_be_split_are_refused_at_once_where_several_are_asked_
         ctta.TestAug(net, views=Drawn(), views_at_once=2)(torch.rand(2, 3, 4, 4))
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0])
-def test_a_batch_norm_without_running_statistics_shows_one_view_at_a_time(share: float) -> None:
+@pytest.mark.parametrize("fraction", [0.0, 1.0])
+def test_batch_norms_without_running_statistics_take_one_view_at_a_time(fraction: float) -> None:
     net = nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False), nn.Flatten(), nn.Linear(48, 3))
-    settings = {"views": image_views(2), "batch_stats": share}
+    settings: dict[str, Any] = {"views": image_views(2), "batch_stats": fraction}
     assert ctta.TestAug(net, **settings)(torch.rand(4, 3, 4, 4)).shape == (4, 3)
-    with pytest.raises(ValueError, match="views_at_once=1"):
+    with pytest.raises(ctta.ConfigError, match="views_at_once=1"):
         ctta.TestAug(net, views_at_once=2, **settings)
 
 
-def test_the_number_of_views_at_once_is_fixed_as_forks_share_layers_whose_mode_it_sets() -> None:
-    for method in (ctta.TestAug, ctta.CoTTA):
+def test_the_number_of_views_at_once_is_read_only() -> None:
+    name, methods = "views_at_once", (ctta.TestAug, ctta.CoTTA)
+    for method in methods:
         model = method(nn.Sequential(nn.Flatten(), nn.Linear(48, 3)), views_at_once=2)
         with pytest.raises(AttributeError):
-            model.views_at_once = 1
+            setattr(model, name, 1)
         assert model.fork().views_at_once == 2
 
 
 @pytest.mark.parametrize("method", [ctta.CoTTA, ctta.TestAug])
 @pytest.mark.parametrize("at_once", [0, -1, 1.5, True])
-def test_a_wrong_number_of_views_at_once(method, at_once) -> None:
+def test_a_wrong_number_of_views_at_once(method: type[ctta.TestAug | ctta.CoTTA], at_once: Any) -> None:
     with pytest.raises((ValueError, TypeError), match="views_at_once"):
         method(nn.Linear(2, 2), views_at_once=at_once)
 
 
 @pytest.mark.parametrize("average", ["logits", "probabilities"])
-def test_an_answer_that_a_view_keeps_is_not_written_to(average: str) -> None:
+def test_logits_that_a_view_keeps_are_not_changed(average: Average) -> None:
     kept = torch.randn(2, 5, 4, 4)
     before, x = kept.clone(), torch.rand(2, 3, 4, 4)
-    mean = ctta.views.average_views([lambda model, x: kept] * 3, lambda x: x, x, average)
+    views: list[View] = [lambda model, x: kept] * 3
+    mean = average_views(views, lambda x: x, x, average)
     assert torch.equal(kept, before)
     torch.testing.assert_close(mean.softmax(1), kept.softmax(1))
 
@@ -311,23 +326,23 @@ def test_an_answer_that_a_view_keeps_is_not_written_to(average: str) -> None:
 def test_large_16_bit_images_are_sampled_exactly(dtype: torch.dtype) -> None:
     x = torch.rand(1, 3, 224, 224, generator=torch.Generator().manual_seed(0)).to(dtype)
     for view in image_views(4).draw(torch.Generator().manual_seed(1)):
-        shown = view.augment(x)
-        assert torch.isfinite(shown).all()
-        torch.testing.assert_close(shown.float(), view.augment(x.float()), rtol=0, atol=0.005)
+        image = view.augment(x)
+        assert torch.isfinite(image).all()
+        torch.testing.assert_close(image.float(), view.augment(x.float()), rtol=0, atol=0.005)
 
 
-def test_image_views_bring_dense_answers_back_to_their_pixels() -> None:
-    """A network that answers with a smooth function of the pixel: every view must give it back, away from the rim."""
+def test_image_views_align_dense_logits() -> None:
+    """If the network returns its smooth input, every view must return the image, away from its edges."""
     rows, columns = torch.linspace(0.2, 0.8, 40).view(1, 1, 40, 1), torch.linspace(0.2, 0.8, 48).view(1, 1, 1, 48)
     image = torch.cat([rows.expand(1, 1, 40, 48), columns.expand(1, 1, 40, 48), torch.full((1, 1, 40, 48), 0.5)], 1)
     for view in image_views(12).draw(torch.Generator().manual_seed(2)):
         plain = ImageView(**vars(view) | {"color_order": (), "sigma": 0.001})
-        answer = plain(lambda x: x, image)
+        logits = plain(lambda x: x, image)
         middle = (..., slice(14, 26), slice(16, 32))
-        torch.testing.assert_close(answer[middle], image[middle], rtol=0, atol=0.03)
+        torch.testing.assert_close(logits[middle], image[middle], rtol=0, atol=0.03)
 
 
-@pytest.mark.parametrize("kind", [list, torch.tensor, lambda values: torch.tensor(values).numpy()])
-def test_mean_and_std_of_any_kind(kind) -> None:
-    views = image_views(1, mean=kind([0.5, 0.25, 0.5]), std=kind([0.5, 0.5, 0.5]))
+@pytest.mark.parametrize("convert", [list, torch.tensor, lambda values: torch.tensor(values).numpy()])
+def test_mean_and_std_may_be_lists_tensors_and_arrays(convert: Callable[[list[float]], Any]) -> None:
+    views = image_views(1, mean=convert([0.5, 0.25, 0.5]), std=convert([0.5, 0.5, 0.5]))
     assert views == image_views(1, mean=(0.5, 0.25, 0.5), std=(0.5, 0.5, 0.5))
