@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from ctta.evaluation.metrics import Metric
 from ctta.report.curves import Timeline, build_timeline
 from ctta.report.layout import infer_layout
@@ -96,37 +98,41 @@ def _build_section(
     scores, summary = build_score_table(section.entries), build_summary_table(section.entries)
     timeline, metric = build_timeline(section.entries), section.results[0].metric
     suffix = "" if number == 1 else f"-{number}"
-    name = f"{metric.key}-over-time{suffix}"
-    scores_over_time = ReportFigure(
-        name,
-        f"{metric.title} over time",
-        _describe_timeline(section, timeline),
-        save_figure(plot_scores_over_time(timeline, styles), folder, name),
-    )
-    name = f"reliability{suffix}"
-    svg = save_figure(plot_reliability(section.entries, styles), folder, name)
-    reliability = ReportFigure(name, "Calibration", _RELIABILITY_CAPTION, svg)
-    name = f"cost{suffix}"
-    svg = save_figure(plot_cost(summary, metric, styles), folder, name)
-    cost = ReportFigure(name, "Cost", _COST_CAPTIONS[metric.best], svg)
     return SectionReport(
         number=number,
         section=section,
         metric=metric,
         headline=_write_headline(scores, metric),
         scores=scores,
-        scores_over_time=scores_over_time,
+        scores_over_time=_save_figure(
+            plot_scores_over_time(timeline, styles),
+            folder / f"{metric.key}-over-time{suffix}",
+            f"{metric.title} over time",
+            _describe_timeline(section, timeline),
+        ),
         classes=build_class_table(section.entries),
-        overlays=_build_overlays(section, runs, folder, f"overlays{suffix}"),
+        overlays=_build_overlays(section, runs, folder / f"overlays{suffix}"),
         summary=summary,
-        reliability=reliability,
-        cost=cost,
+        reliability=_save_figure(
+            plot_reliability(section.entries, styles),
+            folder / f"reliability{suffix}",
+            "Calibration",
+            _RELIABILITY_CAPTION,
+        ),
+        cost=_save_figure(
+            plot_cost(summary, metric, styles), folder / f"cost{suffix}", "Cost", _COST_CAPTIONS[metric.best]
+        ),
         streams=tuple(dict.fromkeys((result.stream, result.stream_hash) for result in section.results)),
         environment=tuple(_merge_environments(result.environment for result in section.results)),
     )
 
 
-def _build_overlays(section: Section, runs: Sequence[RecordedRun], folder: Path, name: str) -> ReportFigure | None:
+def _save_figure(figure: Figure, path: Path, title: str, caption: str) -> ReportFigure:
+    """Save a figure under a path without extension."""
+    return ReportFigure(path.name, title, caption, save_figure(figure, path.parent, path.name))
+
+
+def _build_overlays(section: Section, runs: Sequence[RecordedRun], path: Path) -> ReportFigure | None:
     """Return the examples of the section's runs and streams, in the order of its rows; None if there are none."""
     domains = {result.stream_hash: result.domains for result in section.results}
     examples = {run.name: [example for example in run.examples if example.stream_hash in domains] for run in runs}
@@ -140,7 +146,7 @@ def _build_overlays(section: Section, runs: Sequence[RecordedRun], folder: Path,
     if not selected:
         return None
     figure = plot_overlays(selected, infer_layout([domains[selected[0].stream_hash]]))
-    return ReportFigure(name, "Best and worst changes", _OVERLAYS_CAPTION, save_figure(figure, folder, name))
+    return _save_figure(figure, path, "Best and worst changes", _OVERLAYS_CAPTION)
 
 
 def _write_headline(table: Table, metric: Metric) -> str:
