@@ -11,7 +11,8 @@ import pytest
 from benchmark_runs import NETWORK, count_batches, plan_run, read_records, write_network
 
 import ctta.benchmark
-from ctta.benchmark import BenchmarkRun, JobOutcome, ProcessExecutor, ProgressCounter, SerialExecutor, execute
+from ctta.benchmark import BenchmarkRun, JobOutcome, ProcessExecutor, SerialExecutor, execute
+from ctta.benchmark.execution import ProgressCounter
 from ctta.errors import ConfigError
 from ctta.evaluation import BatchRecord
 

@@ -266,3 +266,23 @@ def test_non_finite_loss_is_recorded_as_missing(tmp_path: Path) -> None:
     assert result.num_skipped == len(stream())
     assert result.error == 1
     assert all(json.loads(line)["loss"] is None for line in (tmp_path / "batches.jsonl").read_text().splitlines())
+
+
+@pytest.mark.parametrize(("has_resource", "is_known"), [(True, True), (False, False)])
+def test_peak_memory_is_missing_where_the_system_does_not_report_it(
+    has_resource: bool, is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_text = Path.read_text
+
+    def read_text_without_proc(path: Path, encoding: str | None = None, errors: str | None = None) -> str:
+        if path.is_relative_to("/proc"):  # which macOS and Windows do not have
+            raise FileNotFoundError(path)
+        return read_text(path, encoding, errors)
+
+    monkeypatch.setattr(Path, "read_text", read_text_without_proc)
+    if not has_resource:
+        monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows
+    result = ctta.evaluate(ctta.Source(net()), stream())
+    assert (result.peak_mib is not None) == is_known
+    monkeypatch.undo()
+    assert BatchRecord.from_json(result.batches[0].to_json()) == result.batches[0]

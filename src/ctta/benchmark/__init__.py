@@ -4,8 +4,7 @@
 """
 
 from ctta.benchmark.cells import BenchmarkCell
-from ctta.benchmark.examples import write_run_examples
-from ctta.benchmark.execution import ProgressCounter, execute
+from ctta.benchmark.execution import execute
 from ctta.benchmark.executors import Executor, JobOutcome, ProcessExecutor, SerialExecutor
 from ctta.benchmark.plan import BenchmarkRun, plan
 from ctta.benchmark.ray import RayExecutor
@@ -23,12 +22,10 @@ __all__ = [
     "JobOutcome",
     "MethodSpec",
     "ProcessExecutor",
-    "ProgressCounter",
     "RayExecutor",
     "SerialExecutor",
     "build_task",
     "execute",
     "plan",
     "run",
-    "write_run_examples",
 ]

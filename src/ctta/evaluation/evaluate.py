@@ -59,9 +59,9 @@ def evaluate(
         DataError: The stream has no labels.
 
     >>> import ctta, numpy as np
-    >>> images, answers = np.zeros((20, 32, 32, 3), np.uint8), np.zeros(20, np.int64)
+    >>> images, labels = np.zeros((20, 32, 32, 3), np.uint8), np.zeros(20, np.int64)
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 10))
-    >>> data = ctta.streams.Corrupted(images, answers, name="black")
+    >>> data = ctta.datasets.Corrupted(images, labels, name="black")
     >>> stream = ctta.streams.continual(data, names=("brightness", "contrast"), batch_size=10)
     >>> result = ctta.evaluate(ctta.Source(net), stream)
     >>> len(result.errors), 0 <= result.error <= 1

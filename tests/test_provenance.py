@@ -1,0 +1,36 @@
+"""Settings of a folder: recorded once, and refused if they differ later."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ctta.errors import ConfigError
+from ctta.io.provenance import check_same_settings, record_settings
+
+
+def test_message_lists_every_difference() -> None:
+    recorded = {"seed": 1, "views": "8", "environment": {"torch": "2.8", "threads": 1}, "old": True}
+    requested = {"seed": 2, "views": "8", "environment": {"torch": "2.9", "device": "cpu"}, "new": None}
+    with pytest.raises(ConfigError) as raised:
+        check_same_settings(Path("runs/a"), recorded, requested, hint="choose another folder")
+    assert str(raised.value) == (
+        "runs/a was made with other settings (seed: 1 → 2; environment.torch: 2.8 → 2.9; "
+        "environment.threads: 1 → nothing; environment.device: nothing → cpu; new: nothing → nothing): "
+        "choose another folder"
+    )
+
+
+def test_equal_settings_pass_and_unrequested_ones_do_not_matter() -> None:
+    check_same_settings(Path("runs/a"), {"seed": 1, "nested": {"a": [1]}, "old": 3}, {"seed": 1, "nested": {"a": [1]}})
+
+
+def test_settings_are_recorded_once(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "made_from.json"
+    record_settings(path, {"seed": 1})
+    record_settings(path, {"seed": 1})
+    assert json.loads(path.read_text()) == {"seed": 1}
+    for other in ({"seed": 2}, {}, {"seed": 1, "more": 2}):
+        with pytest.raises(ConfigError, match="made with other settings"):
+            record_settings(path, other)
+    assert json.loads(path.read_text()) == {"seed": 1}
