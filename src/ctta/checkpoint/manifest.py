@@ -165,9 +165,8 @@ def split_name(name: str, prefixes: list[str]) -> tuple[str, str]:
 
 def unserializable_arguments(model: AdaptiveModel) -> dict[str, Any]:
     """Return the arguments that ``load`` needs for a file of this model: its class, and what a file cannot hold."""
-    parts = [model] if model.wrapped is None else [model, model.unwrapped]
-    given = {key: value for part in parts for key, value in part.hyperparameters.items() if not is_serializable(value)}
-    return {"method": type(parts[-1]), **given}
+    own = {name: value for name, value in model.hyperparameters.items() if not is_serializable(value)}
+    return {"method": type(model), **own} if model.wrapped is None else own | unserializable_arguments(model.wrapped)
 
 
 def _children(model: AdaptiveModel) -> dict[str, AdaptiveModel]:
