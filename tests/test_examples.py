@@ -1,4 +1,4 @@
-"""Every example runs as a newcomer would run it, and stays short."""
+"""The examples and the README's code run, and the examples stay short."""
 
 import os
 import re
@@ -31,7 +31,7 @@ def test_there_are_examples() -> None:
     ]
 
 
-def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
+def test_the_code_in_the_readme_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert blocks
     before = (

@@ -1,21 +1,23 @@
-"""Properties that hold for any value, found by trying many."""
+"""Properties of the equations that hold for all values."""
 
 import math
+from typing import Any, Literal
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 import ctta
 from ctta.functional import bernoulli_positions, confidence, ema_update_, entropy, stochastic_restore_
+from ctta.views.average import Model
 
 FRACTIONS = st.floats(0, 1)
 SEEDS = st.integers(0, 2**32)
 
 
-def two_networks(seed: int, scale: float = 1.0) -> tuple[nn.Module, nn.Module]:
+def make_two_networks(seed: int, scale: float = 1.0) -> tuple[nn.Module, nn.Module]:
     generator = torch.Generator().manual_seed(seed)
     pair = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5)), nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5))
     with torch.no_grad():
@@ -25,42 +27,43 @@ def two_networks(seed: int, scale: float = 1.0) -> tuple[nn.Module, nn.Module]:
     return pair
 
 
-def values(net: nn.Module) -> torch.Tensor:
+def values(net: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
 
 
 @given(SEEDS)
 def test_restoring_nothing_is_the_identity(seed: int) -> None:
-    student, source = two_networks(seed)
+    student, source = make_two_networks(seed)
     before = values(student)
     stochastic_restore_(student, source, 0.0, torch.Generator().manual_seed(seed))
     assert torch.equal(values(student), before)
 
 
 @given(SEEDS)
-def test_restoring_everything_is_the_source_exactly(seed: int) -> None:
-    student, source = two_networks(seed)
+def test_restoring_everything_gives_the_source_exactly(seed: int) -> None:
+    student, source = make_two_networks(seed)
     stochastic_restore_(student, source, 1.0, torch.Generator().manual_seed(seed))
     assert torch.equal(values(student), values(source))
 
 
 @given(SEEDS, FRACTIONS)
-def test_every_restored_weight_is_the_sources_and_every_other_stays(seed: int, probability: float) -> None:
-    student, source = two_networks(seed)
+def test_every_weight_is_the_sources_or_unchanged(seed: int, probability: float) -> None:
+    student, source = make_two_networks(seed)
     before = values(student)
     stochastic_restore_(student, source, probability, torch.Generator().manual_seed(seed))
     after = values(student)
     assert ((after == before) | (after == values(source))).all()
 
 
-def test_frozen_parameters_are_not_restored_and_any_layout_is() -> None:
-    student = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1)).to(memory_format=torch.channels_last)
-    source = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1))
-    student[1].requires_grad_(False)
-    kept = student[1].weight.clone()
+def test_frozen_parameters_are_not_restored_and_any_memory_format_is() -> None:
+    student, source = (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1)) for _ in range(2))
+    trained, frozen = student.get_parameter("0.weight"), student.get_parameter("1.weight")
+    trained.data = trained.data.to(memory_format=torch.channels_last)
+    frozen.requires_grad_(False)
+    kept = frozen.clone()
     stochastic_restore_(student, source, 1.0, torch.Generator())
-    assert torch.equal(student[0].weight, source[0].weight)
-    assert torch.equal(student[1].weight, kept)
+    assert torch.equal(trained, source.get_parameter("0.weight"))
+    assert torch.equal(frozen, kept)
 
 
 def test_scalar_parameters_are_restored() -> None:
@@ -70,7 +73,7 @@ def test_scalar_parameters_are_restored() -> None:
 
 
 @given(st.integers(0, 500), FRACTIONS, SEEDS)
-def test_positions_are_ascending_and_inside(count: int, probability: float, seed: int) -> None:
+def test_positions_are_ascending_and_in_range(count: int, probability: float, seed: int) -> None:
     positions = bernoulli_positions(count, probability, torch.Generator().manual_seed(seed))
     assert (positions.diff() > 0).all()
     assert len(positions) == 0 or (positions[0] >= 0 and positions[-1] < count)
@@ -92,7 +95,7 @@ def test_each_position_is_chosen_with_the_probability_and_independently(probabil
 
 @given(SEEDS, FRACTIONS, st.floats(1e-6, 1e6))
 def test_the_moving_average_lies_between_teacher_and_student(seed: int, decay: float, scale: float) -> None:
-    teacher, student = two_networks(seed, scale)
+    teacher, student = make_two_networks(seed, scale)
     before, target = values(teacher), values(student)
     ema_update_(teacher, student, decay)
     after = values(teacher)
@@ -101,8 +104,8 @@ def test_the_moving_average_lies_between_teacher_and_student(seed: int, decay: f
 
 
 @given(SEEDS)
-def test_the_ends_of_the_moving_average_are_exact(seed: int) -> None:
-    teacher, student = two_networks(seed)
+def test_the_moving_average_is_exact_for_decay_0_and_1(seed: int) -> None:
+    teacher, student = make_two_networks(seed)
     before = values(teacher)
     ema_update_(teacher, student, 1.0)
     assert torch.equal(values(teacher), before)
@@ -119,39 +122,42 @@ def test_confidence_and_entropy_stay_in_their_ranges(seed: int, scale: float) ->
     assert (entropy(logits) <= math.log(7) + 1e-4).all()
 
 
-class Counted(nn.Module):
-    """A classifier that notes its calls; copies of it note them in the same list."""
+class CountedNet(nn.Module):
+    """A classifier that counts its forward passes; all copies share one count."""
 
-    calls: list[str]
+    num_calls = 0
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(12, 3)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        Counted.calls.append("forward")
-        return self.layer(x.flatten(1))
+    def forward(self, x: Tensor) -> Tensor:
+        CountedNet.num_calls += 1
+        logits: Tensor = self.layer(x.flatten(1))
+        return logits
 
 
 @settings(max_examples=30)
 @given(SEEDS, st.sampled_from(["batch", "element"]), st.sampled_from(["refined", "teacher"]))
-def test_a_confident_batch_computes_no_view(seed: int, gate: str, predict_with: str) -> None:
-    def forbidden(model, x):
+def test_a_confident_batch_computes_no_view(
+    seed: int, gate: Literal["batch", "element"], predict_with: Literal["refined", "teacher"]
+) -> None:
+    def forbidden(model: Model, x: Tensor) -> Tensor:
         raise AssertionError("a view was computed")
 
-    Counted.calls = []
+    CountedNet.num_calls = 0
     x = torch.rand(4, 3, 2, 2, generator=torch.Generator().manual_seed(seed))
-    model = ctta.CoTTA(Counted(), views=(forbidden,), threshold=1e-6, gate=gate, predict_with=predict_with)
+    model = ctta.CoTTA(CountedNet(), views=(forbidden,), threshold=1e-6, gate=gate, predict_with=predict_with)
     model(x)
-    assert len(Counted.calls) == 3, "source, teacher and student, once each"
+    assert CountedNet.num_calls == 3, "source, teacher and student, once each"
     model.threshold = 0.0
-    Counted.calls.clear()
+    CountedNet.num_calls = 0
     model(x)
-    assert len(Counted.calls) == 2, "a gate that never opens needs no source"
+    assert CountedNet.num_calls == 2, "a gate that never opens needs no source"
 
 
 @pytest.mark.parametrize(
-    ("settings_", "forwards"),
+    ("changes", "num_calls"),
     [
         ({"threshold": 0.999999}, 1 + 2 + 1),  # source, views, student: the direct teacher is not used
         ({"threshold": 2.0}, 2 + 1),  # the gate is always open: no source
@@ -160,33 +166,34 @@ def test_a_confident_batch_computes_no_view(seed: int, gate: str, predict_with: 
         ({"views": (), "threshold": 0.5}, 1 + 1),  # teacher and student
     ],
 )
-def test_no_forward_whose_result_is_not_used(settings_: dict, forwards: int) -> None:
+def test_no_forward_pass_is_wasted(changes: dict[str, Any], num_calls: int) -> None:
     views = (lambda model, x: model(x), lambda model, x: model(x.flip(-1)))
-    Counted.calls = []
-    ctta.CoTTA(Counted(), **{"views": views} | settings_)(torch.rand(4, 3, 2, 2))
-    assert len(Counted.calls) == forwards
+    CountedNet.num_calls = 0
+    ctta.CoTTA(CountedNet(), **{"views": views} | changes)(torch.rand(4, 3, 2, 2))
+    assert CountedNet.num_calls == num_calls
 
 
-def test_without_batch_statistics_only_unsure_samples_are_viewed() -> None:
-    seen = []
+def test_without_batch_statistics_only_uncertain_images_are_augmented() -> None:
+    seen: list[Tensor] = []
 
-    def view(model, x):
+    def view(model: Model, x: Tensor) -> Tensor:
         seen.append(x)
         return model(x)
 
     torch.manual_seed(0)
     net, x = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), torch.rand(6, 3, 2, 2)
-    certainty = confidence(net(x)).detach()
-    model = ctta.CoTTA(net, views=(view,), gate="element", threshold=float(certainty.median()) + 1e-6)
-    unsure = certainty < model.threshold
-    assert 0 < unsure.sum() < 6
+    confidences = confidence(net(x)).detach()
+    model = ctta.CoTTA(net, views=(view,), gate="element", threshold=float(confidences.median()) + 1e-6)
+    is_uncertain = confidences < model.threshold
+    assert 0 < is_uncertain.sum() < 6
     model(x)
-    assert torch.equal(seen[0], x[unsure])
-    assert float(model.last_step.augmented) == pytest.approx(float(unsure.float().mean()))
+    assert torch.equal(seen[0], x[is_uncertain])
+    assert model.last_step is not None and model.last_step.augmented is not None
+    assert float(model.last_step.augmented) == pytest.approx(float(is_uncertain.float().mean()))
 
 
-def test_restoring_a_network_with_nothing_trainable_is_the_identity() -> None:
-    student, source = two_networks(0)
+def test_restoring_a_frozen_network_is_the_identity() -> None:
+    student, source = make_two_networks(0)
     before = values(student)
     stochastic_restore_(student.requires_grad_(False), source, 1.0, torch.Generator())
     assert torch.equal(values(student), before)
