@@ -1,6 +1,6 @@
-"""Write a method of your own: store the hyperparameters under their names, write one step, run the contract checks.
+"""Write your own method: store the hyperparameters under their names, implement one step, run the contract checks.
 
-This one follows SHOT's idea: predictions should be sure one by one and diverse together.
+This one follows SHOT's idea: each prediction should be confident, and all of them together diverse.
 """
 
 from functools import partial
@@ -12,8 +12,8 @@ import ctta
 from ctta.functional import entropy
 
 
-class SureAndDiverse(ctta.AdaptiveModel):
-    """Minimise the entropy of each prediction while keeping that of the mean prediction high."""
+class InformationMaximization(ctta.AdaptiveModel):
+    """Minimize the entropy of each prediction and maximize that of the mean prediction."""
 
     def __init__(
         self,
@@ -33,19 +33,19 @@ class SureAndDiverse(ctta.AdaptiveModel):
         self.minimize(entropy(logits).mean() - self.diversity * entropy(mean).mean())
         return logits
 
-    def predict_step(self, x: Tensor) -> Tensor:  # optional: the inherited one is right, but copies the model
+    def predict_step(self, x: Tensor) -> Tensor:  # optional: the inherited one copies the model
         logits: Tensor = self.student(x)
         return logits
 
 
 torch.manual_seed(0)
 net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(1568, 5))
-model = SureAndDiverse(net, diversity=0.5)
+model = InformationMaximization(net, diversity=0.5)
 for _ in range(5):
     model(torch.rand(32, 3, 16, 16))
     assert model.last_step is not None
     print(f"step {model.num_steps}: loss {model.last_step.loss:.3f}")
 
 classifier = {"convolution": lambda: nn.Sequential(nn.Conv2d(3, 6, 16), nn.BatchNorm2d(6), nn.Flatten())}
-ctta.testing.check_method(SureAndDiverse, networks=classifier)
-print(f"SureAndDiverse keeps all {len(ctta.testing.CHECKS)} checks of the contract")
+ctta.testing.check_method(InformationMaximization, networks=classifier)
+print(f"InformationMaximization passes all {len(ctta.testing.CHECKS)} checks of the contract")

@@ -1,4 +1,4 @@
-"""Stop a stream, go on later in another process: bit for bit as if it had never stopped."""
+"""Save a stream and resume it later: the results equal those of the uninterrupted stream bit for bit."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,16 +21,16 @@ with TemporaryDirectory() as folder:
     model: ctta.AdaptiveModel = ctta.CoTTA(net, views=ctta.views.image_views(4), seed=7)
     for x in stream[:5]:
         model(x)
-    ctta.save(model, path)  # atomic: a reader sees the old file or the new one, never half of one
+    ctta.save(model, path)  # atomic: a reader sees the old file or the new one, never a part
     del model
 
-    model = ctta.load(path, net)  # method, settings, weights, optimiser and random draws
+    model = ctta.load(path, net)  # method, hyperparameters, weights, optimizer state and random draws
     print(f"{path.name}: {path.stat().st_size / 1024:.0f} KB, resumed after {model.num_steps} steps")
-    for x, answer in zip(stream[5:], expected[5:], strict=True):
-        assert torch.equal(model(x), answer)
-    print("the rest of the stream: identical to the uninterrupted run, bit for bit")
+    for x, logits in zip(stream[5:], expected[5:], strict=True):
+        assert torch.equal(model(x), logits)
+    print("the rest of the stream equals the uninterrupted run bit for bit")
 
     try:
         ctta.load(path, nn.Linear(3, 5))
     except ctta.CheckpointError as error:
-        print(f"another network is refused: {str(error).split(': ')[0].split('safetensors ')[1]}")
+        print(f"another network is rejected: {str(error).partition('.safetensors ')[2].partition(':')[0]}")

@@ -1,5 +1,6 @@
-"""Every method keeps every promise of the contract on every kind of network."""
+"""Every method passes every check of the contract on every kind of network, and the checks find broken methods."""
 
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -10,7 +11,7 @@ import ctta
 from ctta.testing import CHECKS, NETWORKS, ContractCase
 
 FEW_VIEWS = {"views": ctta.views.image_views(2)}
-HYPERPARAMETERS = {"test_aug": FEW_VIEWS, "cotta": FEW_VIEWS}
+HYPERPARAMETERS: dict[str, dict[str, Any]] = {"test_aug": FEW_VIEWS, "cotta": FEW_VIEWS}
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -22,50 +23,46 @@ def test_contract(method: str, network: str, check: str) -> None:
 
 def test_the_paper_preset_keeps_the_contract_on_pixels() -> None:
     views = ctta.views.multiscale_flip((0.5, 1))
-    switches = {"gate": "element", "average": "probabilities", "predict_with": "teacher", "loss": "hard"}
+    settings = {"gate": "element", "average": "probabilities", "predict_with": "teacher", "loss": "hard"}
     segmentation = {"segmentation": NETWORKS["segmentation"]}
-    ctta.testing.check_method(ctta.CoTTA, networks=segmentation, views=views, threshold=0.3, **switches)
+    ctta.testing.check_method(ctta.CoTTA, networks=segmentation, views=views, threshold=0.3, **settings)
 
 
-class Broken(ctta.Tent):
-    """A method that breaks one promise after another."""
-
-
-class ForgetsOnReset(Broken):
-    def reset(self) -> "ForgetsOnReset":
+class KeepsWeightsOnReset(ctta.Tent):
+    def reset(self) -> "KeepsWeightsOnReset":
         self.num_steps = 0
         return self
 
 
-class ReadsTheGlobalGenerator(Broken):
+class ReadsGlobalGenerator(ctta.Tent):
     def adapt_step(self, x: Tensor) -> Tensor:
         return super().adapt_step(x) + torch.rand(())
 
 
-class Hoards(Broken):
+class KeepsEveryBatch(ctta.Tent):
     def adapt_step(self, x: Tensor) -> Tensor:
-        self.hoard = [*getattr(self, "hoard", []), x.clone()]
+        self.batches = [*getattr(self, "batches", []), x.clone()]
         return super().adapt_step(x)
 
 
-class PredictsSomethingElse(Broken):
+class PredictsOtherLogits(ctta.Tent):
     def predict_step(self, x: Tensor) -> Tensor:
         return super().predict_step(x) + 1
 
 
-class TouchesTheInput(Broken):
+class ChangesInput(ctta.Tent):
     def adapt_step(self, x: Tensor) -> Tensor:
         return super().adapt_step(x.mul_(0.5))
 
 
-class HidesState(Broken):
+class HidesState(ctta.Tent):
     def adapt_step(self, x: Tensor) -> Tensor:
-        self.hidden = getattr(self, "hidden", 0) + 1
+        self.hidden = getattr(self, "hidden", 0.0) + 1.0
         return super().adapt_step(x) * self.hidden
 
 
-class CountsInSecret(Broken):
-    """A method with an undeclared counter, which changes no answer within the streams of the checks."""
+class CountsUndeclared(ctta.Tent):
+    """An undeclared counter, which changes no logits within the streams of the checks."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__(net)
@@ -76,33 +73,33 @@ class CountsInSecret(Broken):
         return super().adapt_step(x) * (1 if self.num_seen < 1000 else 2)
 
 
-class TrainsOnAfterANonFiniteStep(Broken):
-    def minimize(self, loss: Tensor, **figures: Tensor | None) -> bool:
-        super().minimize(loss, **figures)
+class UpdatesAfterSkippedStep(ctta.Tent):
+    def minimize(self, loss: Tensor, **means: Tensor | None) -> bool:
+        super().minimize(loss, **means)
         with torch.no_grad():
             next(self.student.parameters()).fill_(1)
         return True
 
 
-class SharesTheStudent(Broken):
-    def fork(self) -> "SharesTheStudent":
+class SharesStudent(ctta.Tent):
+    def fork(self) -> "SharesStudent":
         fresh = super().fork()
         fresh.student = self.student
         return fresh
 
 
-class TakesAnything(Broken):
+class AcceptsAnyInput(ctta.Tent):
     def check_input(self, x: Tensor) -> None:
         pass
 
 
-class AnswersByOldWeights(ctta.CoTTA):
+class KeepsAutocastCache(ctta.CoTTA):
     def adapt(self, x: Tensor) -> Tensor:
         with mock.patch("torch.clear_autocast_cache"):
             return super().adapt(x)
 
 
-class LeavesDropoutOn(Broken):
+class LeavesDropoutOn(ctta.Tent):
     def __init__(self, net: nn.Module) -> None:
         super().__init__(net)
         self.student.train()
@@ -111,19 +108,19 @@ class LeavesDropoutOn(Broken):
 @pytest.mark.parametrize(
     ("method", "check"),
     [
-        (ForgetsOnReset, "check_reset_equals_new"),
-        (ReadsTheGlobalGenerator, "check_global_rng_is_unused"),
-        (Hoards, "check_memory_is_bounded"),
-        (PredictsSomethingElse, "check_predict_equals_next_adapt"),
-        (TouchesTheInput, "check_network_and_input_are_untouched"),
+        (KeepsWeightsOnReset, "check_reset_equals_new"),
+        (ReadsGlobalGenerator, "check_global_rng_is_unused"),
+        (KeepsEveryBatch, "check_memory_is_bounded"),
+        (PredictsOtherLogits, "check_predict_equals_next_adapt"),
+        (ChangesInput, "check_network_and_input_are_untouched"),
         (HidesState, "check_resume_is_bit_identical"),
         (HidesState, "check_reset_equals_new"),
-        (CountsInSecret, "check_resume_is_bit_identical"),
-        (TrainsOnAfterANonFiniteStep, "check_non_finite_step_is_skipped"),
-        (SharesTheStudent, "check_forks_share_only_the_source"),
-        (TakesAnything, "check_bad_input_changes_nothing"),
+        (CountsUndeclared, "check_resume_is_bit_identical"),
+        (UpdatesAfterSkippedStep, "check_non_finite_step_is_skipped"),
+        (SharesStudent, "check_forks_share_only_the_source"),
+        (AcceptsAnyInput, "check_bad_input_changes_nothing"),
         (LeavesDropoutOn, "check_dropout_is_off"),
-        (AnswersByOldWeights, "check_autocast_sees_updated_weights"),
+        (KeepsAutocastCache, "check_autocast_sees_updated_weights"),
     ],
 )
 def test_the_checks_find_broken_methods(method: type[ctta.AdaptiveModel], check: str) -> None:
@@ -133,14 +130,15 @@ def test_the_checks_find_broken_methods(method: type[ctta.AdaptiveModel], check:
 
 def test_check_method_names_the_check_and_the_network() -> None:
     with pytest.raises(AssertionError) as caught:
-        ctta.testing.check_method(PredictsSomethingElse)
+        ctta.testing.check_method(PredictsOtherLogits)
     assert "check_predict_equals_next_adapt" in caught.value.__notes__[0]
     assert "batch_norm" in caught.value.__notes__[0]
 
 
-class WithParts(ctta.Tent):
+class WithExtraState(ctta.Tent):
     """A method with a submodule, a buffer and a counter beside its networks."""
 
+    memory: Tensor
     num_seen: int
 
     def __init__(self, net: nn.Module) -> None:
@@ -150,7 +148,7 @@ class WithParts(ctta.Tent):
         self.register_counter("num_seen")
 
     def adapt_step(self, x: Tensor) -> Tensor:
-        logits = self.head(super().adapt_step(x))
+        logits: Tensor = self.head(super().adapt_step(x))
         self.memory.lerp_(logits.detach().mean(0).to(self.memory), 0.1)
         self.num_seen += len(x)
         return logits
@@ -158,47 +156,47 @@ class WithParts(ctta.Tent):
     predict_step = ctta.AdaptiveModel.predict_step
 
 
-def test_a_method_with_parts_of_its_own_keeps_the_contract() -> None:
-    ctta.testing.check_method(WithParts, networks={"batch_norm": NETWORKS["batch_norm"]})
+def test_a_method_with_extra_state_keeps_the_contract() -> None:
+    ctta.testing.check_method(WithExtraState, networks={"batch_norm": NETWORKS["batch_norm"]})
 
 
 def test_counters_are_declared() -> None:
-    model = WithParts(NETWORKS["batch_norm"]())
+    model = WithExtraState(NETWORKS["batch_norm"]())
     model(torch.rand(4, 3, 16, 16))
     assert model.counters == {"num_steps": 1, "num_skipped": 0, "num_seen": 4}
     assert model.reset().counters == dict.fromkeys(("num_steps", "num_skipped", "num_seen"), 0)
-    with pytest.raises(ValueError, match="already has an attribute 'student'"):
+    with pytest.raises(ctta.ConfigError, match="already has an attribute 'student'"):
         model.register_counter("student")
-    with pytest.raises(ValueError, match="attribute, such as"):
+    with pytest.raises(ctta.ConfigError, match="attribute, such as"):
         model.register_counter("num seen")
 
 
 def test_an_undeclared_counter_is_named() -> None:
-    case = ContractCase(CountsInSecret, NETWORKS["batch_norm"], {})
+    case = ContractCase(CountsUndeclared, NETWORKS["batch_norm"], {})
     with pytest.raises(AssertionError, match=r"register_counter\('num_seen'\)"):
         CHECKS["check_resume_is_bit_identical"](case)
 
 
-class ForgetsAnArgument(ctta.Tent):
+class DoesNotStoreArgument(ctta.Tent):
     def __init__(self, net: nn.Module, *, strength: float = 1.0) -> None:
         super().__init__(net)
 
 
-def test_a_forgotten_hyperparameter_is_named() -> None:
-    model = ForgetsAnArgument(NETWORKS["batch_norm"]())
+def test_a_hyperparameter_that_is_not_stored_is_named() -> None:
+    model = DoesNotStoreArgument(NETWORKS["batch_norm"]())
     for use in (model.reset, model.fork, lambda: repr(model)):
         with pytest.raises(TypeError, match=r"self\.strength"):
             use()
 
 
-def test_what_the_networks_were_built_with_cannot_be_changed_afterwards() -> None:
+def test_arguments_that_the_networks_are_built_with_are_read_only() -> None:
     model = ctta.BNStats(NETWORKS["batch_norm"]())
     for name in ("batch_stats", "output"):
         with pytest.raises(AttributeError):
             setattr(model, name, 0)
 
 
-def test_distributed_wrappers_are_taken_off() -> None:
+def test_distributed_wrappers_are_removed() -> None:
     net = NETWORKS["batch_norm"]().eval()
     wrapped = object.__new__(nn.parallel.DistributedDataParallel)
     nn.Module.__init__(wrapped)
@@ -208,7 +206,7 @@ def test_distributed_wrappers_are_taken_off() -> None:
 
 
 @pytest.mark.parametrize("method", ctta.METHODS)
-def test_models_built_under_inference_mode_adapt_as_any_other(method: str) -> None:
+def test_models_built_under_inference_mode_adapt(method: str) -> None:
     case = ContractCase(ctta.METHODS[method], NETWORKS["batch_norm"], HYPERPARAMETERS.get(method, {}))
     expected = case.make_model()
     with torch.inference_mode():
