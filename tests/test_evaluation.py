@@ -79,7 +79,7 @@ def test_metrics_equal_a_plain_loop() -> None:
     assert result.errors == tuple(count / 20 for count in wrong.values())
     assert result.error == pytest.approx(sum(wrong.values()) / 60)
     assert result.worst[1] == max(result.errors)
-    assert result.total.count == 60
+    assert result.total.num_images == 60
     assert result.images_per_second > 0
     assert result.peak_mib is not None and result.peak_mib > 50
     assert result.method == "Tent"
@@ -199,7 +199,7 @@ def test_evaluation_begun_with_version_0_1_is_resumed(tmp_path: Path) -> None:
     resumed = ctta.evaluate(cotta(), stream(), folder=tmp_path, on_batch=seen.append)
     assert len(seen) == len(stream()) - 5
     assert without_costs(resumed.batches) == without_costs(whole.batches)
-    assert read_result(tmp_path).settings == whole.settings  # rows of a report are told apart by settings
+    assert read_result(tmp_path).settings == whole.settings  # a report has a row per setting
 
 
 def test_guard_settings_of_version_0_1_are_read(tmp_path: Path) -> None:

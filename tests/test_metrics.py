@@ -46,7 +46,7 @@ def test_scores_of_batches_add_up() -> None:
     logits, labels = torch.randn(50, 4), torch.randint(4, (50,))
     whole = score_images(logits, labels)
     parts = Score.sum(score_images(x, y) for x, y in zip(logits.split(7), labels.split(7), strict=True))
-    assert (parts.count, parts.wrong) == (whole.count, whole.wrong)
+    assert (parts.num_images, parts.num_wrong) == (whole.num_images, whole.num_wrong)
     assert parts.calibration_error == pytest.approx(whole.calibration_error, abs=1e-12)
 
 
@@ -57,7 +57,7 @@ def test_certain_and_correct_predictions_are_perfectly_calibrated() -> None:
 
 def test_non_finite_prediction_is_wrong() -> None:
     score = score_images(torch.tensor([[math.nan, 1.0], [1.0, math.inf], [1.0, 0.0]]), torch.tensor([0, 1, 0]))
-    assert score.wrong == 2
+    assert score.num_wrong == 2
     assert score.calibration_error == pytest.approx((1 - math.exp(1) / (1 + math.exp(1))) / 3)
 
 

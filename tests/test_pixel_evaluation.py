@@ -45,7 +45,7 @@ def test_metrics_equal_a_plain_loop() -> None:
     assert list(result.class_iou.values()) == pytest.approx(ious(np.sum(list(matrices.values()), axis=0)).tolist())
     assert result.errors == pytest.approx([1 - matrix.trace() / matrix.sum() for matrix in matrices.values()])
     assert result.worst == (("fog", "night")[int(np.argmin(mious))], min(result.mious))
-    assert result.total.count == 10
+    assert result.total.num_images == 10
     assert 0 < result.calibration_error < 1
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import asdict
 
 import pytest
 import torch
@@ -117,7 +116,7 @@ def test_metrics_equal_loops_over_pixels(
     assert score.confidence == pytest.approx(
         sum(confidence for _, confidence in naive.predictions) / len(naive.predictions)
     )
-    assert (score.count, score.num_pixels) == (count, len(naive.truth))
+    assert (score.num_images, score.num_pixels) == (count, len(naive.truth))
 
 
 def test_maps_are_scored_at_the_resolution_of_the_labels() -> None:
@@ -129,7 +128,7 @@ def test_maps_are_scored_at_the_resolution_of_the_labels() -> None:
     score = score_batch(logits, labels)
     assert isinstance(score, PixelScore)
     # Along eight pixels class 0 falls from 9 to 0 and class 1 grows from 0 to 1, which meet at 0.9 of the way.
-    assert score.predicted == (12, 4)
+    assert score.num_predicted == (12, 4)
     assert score.class_iou == (12 / 14, 2 / 4)
 
 
@@ -155,11 +154,11 @@ def test_scores_of_batches_add_up() -> None:
     whole = score_batch(logits, labels)
     parts = Score.sum(score_batch(x, y) for x, y in zip(logits.split(2), labels.split(2), strict=True))
     assert isinstance(whole, PixelScore) and isinstance(parts, PixelScore)
-    assert (parts.count, parts.labelled, parts.predicted, parts.right) == (
-        whole.count,
-        whole.labelled,
-        whole.predicted,
-        whole.right,
+    assert (parts.num_images, parts.num_labeled, parts.num_predicted, parts.num_correct) == (
+        whole.num_images,
+        whole.num_labeled,
+        whole.num_predicted,
+        whole.num_correct,
     )
     assert parts.miou == whole.miou
     assert parts.calibration_error == pytest.approx(whole.calibration_error, abs=1e-12)
@@ -168,7 +167,14 @@ def test_scores_of_batches_add_up() -> None:
 def test_score_survives_json() -> None:
     for batch in (random_scenes(2, 2, 5, (4, 6), (8, 12)), (torch.randn(9, 4), torch.randint(4, (9,)))):
         score = score_batch(*batch)
-        assert score_from_json(json.loads(json.dumps(asdict(score)))) == score
+        assert score_from_json(json.loads(json.dumps(score.to_json()))) == score
+
+
+def test_names_in_files_stay_those_of_version_0_1() -> None:
+    pixels = score_batch(*random_scenes(2, 2, 5, (4, 6), (8, 12)))
+    images = score_batch(torch.randn(9, 4), torch.randint(4, (9,)))
+    assert list(pixels.to_json()) == ["count", "labelled", "predicted", "right", "bins"]
+    assert list(images.to_json()) == ["count", "wrong", "bins"]
 
 
 def test_batch_without_labeled_pixels_adds_nothing() -> None:
@@ -178,7 +184,7 @@ def test_batch_without_labeled_pixels_adds_nothing() -> None:
     assert nothing.num_pixels == 0 and nothing.class_iou == (None,) * 5
     assert all(math.isnan(value) for value in (nothing.miou, nothing.pixel_accuracy, nothing.error, nothing.confidence))
     both = known + nothing
-    assert (both.miou, both.calibration_error, both.count) == (known.miou, known.calibration_error, 4)
+    assert (both.miou, both.calibration_error, both.num_images) == (known.miou, known.calibration_error, 4)
 
 
 def test_non_finite_prediction_is_wrong_and_of_no_class() -> None:
@@ -188,7 +194,7 @@ def test_non_finite_prediction_is_wrong_and_of_no_class() -> None:
     logits[0, 0, 0, 1] = math.inf
     score = score_batch(logits, torch.zeros(1, 1, 4, dtype=torch.uint8))
     assert isinstance(score, PixelScore)
-    assert (score.labelled, score.predicted, score.right) == ((4, 0), (2, 0), (2, 0))
+    assert (score.num_labeled, score.num_predicted, score.num_correct) == ((4, 0), (2, 0), (2, 0))
     assert score.class_iou == (0.5, None)
     assert (score.confidence, score.calibration_error) == (0.5, 0)
 

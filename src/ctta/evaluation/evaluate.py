@@ -153,7 +153,7 @@ def _evaluate_batch(
     if reference.is_cuda:
         torch.cuda.synchronize(reference.device)
     seconds = time.perf_counter() - started
-    scores = model.coordinator.all_gather_object(lambda: vars(score_batch(logits, labels)) if len(labels) else None)
+    scores = model.coordinator.all_gather_object(lambda: score_batch(logits, labels).to_json() if len(labels) else None)
     step = model.last_step if model.num_steps > num_steps_before else None
     record = BatchRecord(
         segment=segment,
@@ -170,10 +170,10 @@ def _evaluate_batch(
 
 def _check_classes(score: ImageScore | PixelScore, names: tuple[str, ...]) -> None:
     """Raise if the model predicts another number of classes than the dataset has."""
-    # The range of labels does not tell: those of 19 classes also fit a network for 150.
-    if names and isinstance(score, PixelScore) and len(score.labelled) != len(names):
+    # The range of labels is no proof: labels of 19 classes also fit a network for 150.
+    if names and isinstance(score, PixelScore) and len(score.num_labeled) != len(names):
         raise ConfigError(
-            f"the model has {len(score.labelled)} classes, but the dataset has {len(names)} "
+            f"the model has {len(score.num_labeled)} classes, but the dataset has {len(names)} "
             f"({', '.join(names[:3])}, ...): use the model for this dataset"
         )
 
@@ -181,9 +181,10 @@ def _check_classes(score: ImageScore | PixelScore, names: tuple[str, ...]) -> No
 def _check_labeled(segment: Sequence[ImageScore | PixelScore], domain: str) -> None:
     """Raise if a whole segment has no labeled pixel, and so no mIoU; a single scene may have none."""
     if not any(isinstance(score, ImageScore) or score.num_pixels for score in segment):
+        num_images = sum(score.num_images for score in segment)
         raise DataError(
-            f"{domain} has no labeled pixel in {sum(score.count for score in segment)} images, so it cannot be scored: "
-            "the labels of test splits are often withheld; use a split that has them"
+            f"{domain} has no labeled pixel in {num_images} images, so it cannot be scored: the labels of test splits "
+            "are often withheld; use a split that has them"
         )
 
 

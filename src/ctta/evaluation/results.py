@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -49,7 +49,7 @@ class BatchRecord:
 
     def to_json(self) -> str:
         """Return the record as one line of JSON."""
-        return json.dumps(asdict(self))
+        return json.dumps(vars(self) | {"score": self.score.to_json()})
 
     @classmethod
     def from_json(cls, line: str) -> Self:
@@ -200,7 +200,7 @@ class Result:
     @property
     def images_per_second(self) -> float:
         """The throughput of predicting and adapting."""
-        return self.total.count / self.seconds
+        return self.total.num_images / self.seconds
 
     @property
     def peak_mib(self) -> int | None:

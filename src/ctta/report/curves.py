@@ -69,7 +69,7 @@ def find_spans(result: Result) -> tuple[AxisSpan, ...]:
         layout.name_round(number) if layout.is_repeating else strip_severity(domain)
         for number, domain in enumerate(result.domains)
     ]
-    ends = list(accumulate(segment.count for segment in result.segments))
+    ends = list(accumulate(segment.num_images for segment in result.segments))
     changes = [0, *(number for number in range(1, len(names)) if names[number] != names[number - 1]), len(names)]
     return tuple(
         AxisSpan(replace_underscores(names[first]), ends[first - 1] if first else 0, ends[last - 1])
@@ -104,12 +104,12 @@ def _compute_points(result: Result) -> tuple[tuple[float, ...], list[float]]:
         segments[batch.segment].append(batch.score)
     positions, values, num_seen = [], [], 0
     for scores in segments:
-        num_images = sum(score.count for score in scores)
+        num_images = sum(score.num_images for score in scores)
         num_parts = max(1, min(MAX_POINTS // len(segments), num_images // MIN_IMAGES, len(scores)))
         cuts = [len(scores) * part // num_parts for part in range(num_parts + 1)]
         for first, last in pairwise(cuts):
             part_score = Score.sum(scores[first:last])
-            positions.append(num_seen + part_score.count / 2)
+            positions.append(num_seen + part_score.num_images / 2)
             values.append(100 * part_score.value)
-            num_seen += part_score.count
+            num_seen += part_score.num_images
     return tuple(positions), values

@@ -82,8 +82,8 @@ def _compare_metrics(table: PublishedTable, entries: Sequence[MethodEntry]) -> s
 def _list_differences(table: PublishedTable, entries: Sequence[MethodEntry], orders: Sequence[int | None]) -> list[str]:
     """Return what differs from the setup of the paper, one sentence each."""
     results = [result for entry in entries for result in entry.results]
-    num_images = {segment.count for result in results for segment in result.segments}
-    batch_sizes = {result.batches[0].score.count for result in results}
+    num_images = {segment.num_images for result in results for segment in result.segments}
+    batch_sizes = {result.batches[0].score.num_images for result in results}
     notes = []
     changed = tuple(dict.fromkeys(change for result in results for change in result.labels.get("changed", ())))
     if changed:

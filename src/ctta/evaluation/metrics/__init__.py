@@ -38,7 +38,7 @@ def score_batch(logits: Tensor, labels: Tensor) -> ImageScore | PixelScore:
 
 
 def score_from_json(record: dict[str, Any]) -> ImageScore | PixelScore:
-    """Return the score that ``vars(score)`` was written from.
+    """Return the score that its ``to_json`` has described.
 
     Args:
         record: The parsed JSON object.

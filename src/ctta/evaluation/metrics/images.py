@@ -16,8 +16,8 @@ class ImageScore(Score):
     """Counts of the predictions of some images.
 
     Attributes:
-        count: Number of images.
-        wrong: Number of wrong predictions.
+        num_images: Number of images.
+        num_wrong: Number of wrong predictions.
         bins: Predictions by confidence.
 
     >>> logits = torch.tensor([[2.0, 0.0], [0.0, 2.0], [1.0, 0.0]])
@@ -27,8 +27,8 @@ class ImageScore(Score):
     """
 
     metric = ERROR
-    count: int
-    wrong: int
+    num_images: int
+    num_wrong: int
     bins: Bins
 
     @property
@@ -39,15 +39,23 @@ class ImageScore(Score):
     @property
     @override
     def error(self) -> float:
-        return self.wrong / self.count
+        return self.num_wrong / self.num_images
 
     @override
     def __add__(self, other: Self) -> Self:
-        return type(self)(self.count + other.count, self.wrong + other.wrong, add_bins(self.bins, other.bins))
+        return type(self)(
+            self.num_images + other.num_images,
+            self.num_wrong + other.num_wrong,
+            add_bins(self.bins, other.bins),
+        )
+
+    @override
+    def to_json(self) -> dict[str, Any]:
+        return {"count": self.num_images, "wrong": self.num_wrong, "bins": self.bins}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Self:
-        """Return the score that ``vars(score)`` was written from.
+        """Return the score that :meth:`to_json` has described.
 
         Args:
             record: The parsed JSON object.

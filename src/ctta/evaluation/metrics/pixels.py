@@ -25,10 +25,10 @@ class PixelScore(Score):
     make a batch's line in a file grow with the square of the number of classes.
 
     Attributes:
-        count: Number of images.
-        labelled: Pixels labeled with each class.
-        predicted: Labeled pixels that each class is predicted for.
-        right: Labeled pixels of each class that are predicted correctly.
+        num_images: Number of images.
+        num_labeled: Number of pixels labeled with each class.
+        num_predicted: Number of labeled pixels that each class is predicted for.
+        num_correct: Number of labeled pixels of each class that are predicted correctly.
         bins: Predictions of labeled pixels by confidence.
 
     >>> labels = torch.tensor([[[0, 0, 1, 255]]])
@@ -39,10 +39,10 @@ class PixelScore(Score):
     """
 
     metric = MIOU
-    count: int
-    labelled: Counts
-    predicted: Counts
-    right: Counts
+    num_images: int
+    num_labeled: Counts
+    num_predicted: Counts
+    num_correct: Counts
     bins: Bins
 
     @property
@@ -54,10 +54,12 @@ class PixelScore(Score):
     def class_iou(self) -> tuple[float | None, ...]:
         """The intersection over union of each class; None for a class that is neither labeled nor predicted."""
         unions = [
-            labelled + predicted - right
-            for labelled, predicted, right in zip(self.labelled, self.predicted, self.right, strict=True)
+            labeled + predicted - correct
+            for labeled, predicted, correct in zip(self.num_labeled, self.num_predicted, self.num_correct, strict=True)
         ]
-        return tuple(right / union if union else None for right, union in zip(self.right, unions, strict=True))
+        return tuple(
+            correct / union if union else None for correct, union in zip(self.num_correct, unions, strict=True)
+        )
 
     @property
     def miou(self) -> float:
@@ -72,12 +74,12 @@ class PixelScore(Score):
     @property
     def num_pixels(self) -> int:
         """The number of labeled pixels; ignored ones count nowhere."""
-        return sum(self.labelled)
+        return sum(self.num_labeled)
 
     @property
     def pixel_accuracy(self) -> float:
         """The fraction of labeled pixels that are predicted correctly; nan where there are none."""
-        return sum(self.right) / self.num_pixels if self.num_pixels else nan
+        return sum(self.num_correct) / self.num_pixels if self.num_pixels else nan
 
     @property
     @override
@@ -87,16 +89,26 @@ class PixelScore(Score):
     @override
     def __add__(self, other: Self) -> Self:
         return type(self)(
-            self.count + other.count,
-            _add_counts(self.labelled, other.labelled),
-            _add_counts(self.predicted, other.predicted),
-            _add_counts(self.right, other.right),
+            self.num_images + other.num_images,
+            _add_counts(self.num_labeled, other.num_labeled),
+            _add_counts(self.num_predicted, other.num_predicted),
+            _add_counts(self.num_correct, other.num_correct),
             add_bins(self.bins, other.bins),
         )
 
+    @override
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "count": self.num_images,
+            "labelled": self.num_labeled,
+            "predicted": self.num_predicted,
+            "right": self.num_correct,
+            "bins": self.bins,
+        }
+
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Self:
-        """Return the score that ``vars(score)`` was written from.
+        """Return the score that :meth:`to_json` has described.
 
         Args:
             record: The parsed JSON object.
@@ -104,8 +116,8 @@ class PixelScore(Score):
         Returns:
             An equal score.
         """
-        labelled, predicted, right = (tuple(record[name]) for name in ("labelled", "predicted", "right"))
-        return cls(record["count"], labelled, predicted, right, bins_from_json(record["bins"]))
+        labeled, predicted, correct = (tuple(record[name]) for name in ("labelled", "predicted", "right"))
+        return cls(record["count"], labeled, predicted, correct, bins_from_json(record["bins"]))
 
 
 def _add_counts(counts: Counts, others: Counts) -> Counts:
@@ -145,9 +157,9 @@ def score_pixels(logits: Tensor, labels: Tensor) -> PixelScore:
             margins[row] += classes.bincount(minlength=num_classes)
         confidences.append(confidence.double())
         corrects.append(correct)
-    num_labelled, num_predicted, num_right = (tuple(row) for row in margins.tolist())
+    num_labeled, num_predicted, num_correct = (tuple(row) for row in margins.tolist())
     bins = bin_confidences(torch.cat(confidences), torch.cat(corrects))
-    return PixelScore(len(labels), num_labelled, num_predicted, num_right, bins)
+    return PixelScore(len(labels), num_labeled, num_predicted, num_correct, bins)
 
 
 def predict_label_map(logits: Tensor, size: torch.Size) -> Tensor:

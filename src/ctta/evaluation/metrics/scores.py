@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import nan
-from typing import ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from torch import Tensor
 
@@ -42,12 +42,12 @@ class Score(ABC):
 
     Attributes:
         metric: The metric that tables show.
-        count: Number of images.
+        num_images: Number of images.
         bins: Predictions by confidence: one prediction per image, or one per labeled pixel.
     """
 
     metric: ClassVar[Metric]
-    count: int
+    num_images: int
     bins: Bins
 
     @property
@@ -62,6 +62,10 @@ class Score(ABC):
 
     @abstractmethod
     def __add__(self, other: Self) -> Self: ...
+
+    @abstractmethod
+    def to_json(self) -> dict[str, Any]:
+        """Return the score as a JSON object, see :func:`ctta.evaluation.metrics.score_from_json`."""
 
     @property
     def confidence(self) -> float:
