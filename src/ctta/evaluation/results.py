@@ -1,6 +1,7 @@
 """The result of one method on one stream, and its form on disk."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,13 +14,13 @@ from ctta.errors import DataError, InputError
 from ctta.evaluation.metrics import ImageScore, Metric, PixelScore, Score, score_from_json
 
 FORMAT = 1
-#: How ctta 0.1 formatted settings, and how this version does.
+#: How ctta 0.1 formatted settings, as regular expressions, and how this version does.
 LEGACY_TEXTS = (
-    ("ImageViews(n=", "ImageViews(num_views="),
-    (", colour=", ", color="),
-    ("Admission(", "InputSpec("),
-    ("Thresholds(margin", "CollapseThresholds(margin"),
-    (", clumping=", ", class_sorting="),
+    (r"\bImageViews\(n=", "ImageViews(num_views="),
+    (r", colour=", ", color="),
+    (r"\bAdmission\(", "InputSpec("),
+    (r"\bThresholds\(margin", "CollapseThresholds(margin"),
+    (r", clumping=", ", class_sorting="),
 )
 
 
@@ -269,6 +270,6 @@ def _upgrade_settings(settings: dict[str, str]) -> dict[str, str]:
     upgraded = {}
     for name, text in settings.items():
         for old, new in LEGACY_TEXTS:
-            text = text.replace(old, new)
+            text = re.sub(old, new, text)
         upgraded[names.get(name, name)] = text
     return upgraded
