@@ -68,7 +68,7 @@ def a_guard_is_refused(folder: Path) -> None:
         lambda: ctta.Guarded(data_parallel(stream.make_model())),
     ]
     for attempt in attempts:
-        with pytest.raises(ConfigError, match="by the rows of its own process"):
+        with pytest.raises(ConfigError, match="by its local rows"):
             attempt()
 
 

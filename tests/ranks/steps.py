@@ -87,7 +87,7 @@ def a_rank_without_rows_contributes_nothing(folder: Path) -> None:
 
 
 class MinimalMethod(ctta.AdaptiveModel):
-    """A method that knows nothing of ranks: a mean of its own, unused parameters, and the default predict_step."""
+    """A method that does not use the reducer: a plain mean, unused parameters, and the default predict_step."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__(net)

@@ -59,7 +59,7 @@ def assert_equals_single_process(
         torch.testing.assert_close(parallel(x[rows]), alone(x)[rows], rtol=0, atol=1e-12)
         ours, theirs = (astuple(model.last_step) if model.last_step else () for model in (parallel, alone))
         for value, expected in zip(ours, theirs, strict=True):
-            is_double = isinstance(expected, Tensor) and expected.dtype == torch.float64  # the share of views is not
+            is_double = isinstance(expected, Tensor) and expected.dtype == torch.float64  # `augmented` is not
             assert value == expected or abs(value - expected) < (1e-12 if is_double else 1e-6)
     # Adam divides by the size of a gradient, so where that is nothing but rounding, it grows by up to its eps of 1e-8.
     for value, expected in zip(collect_state(parallel), collect_state(alone), strict=True):

@@ -72,8 +72,8 @@ def data_parallel(
     if world_size() > 1:
         if not model.supports_data_parallel:
             raise ConfigError(
-                f"a {type(model).__name__} model decides by the rows of its own process, so ranks would decide "
-                "differently: use data_parallel on the model inside it, or run it on one process"
+                f"a {type(model).__name__} model decides by its local rows, so ranks would disagree: use data_parallel "
+                "on the model inside it, or run it on one process"
             )
         model.coordinator = ProcessGroup(shard, check_every)
         model.coordinator.broadcast_state_(model)

@@ -60,7 +60,7 @@ class Guarded(AdaptiveModel):
     0.0
     """
 
-    supports_data_parallel = False  # it decides by the rows of its own process, so ranks would decide differently
+    supports_data_parallel = False  # it decides by local rows, on which ranks would disagree
     wrapped: AdaptiveModel
     good: AdaptiveModel  # the last good snapshot; shares the source with the wrapped model and the guard
     num_compared: int
@@ -87,8 +87,8 @@ class Guarded(AdaptiveModel):
             raise TypeError(f"expected a method to guard, such as ctta.CoTTA(net), got {type(model).__name__}")
         if type(model.coordinator) is not SingleProcess:
             raise ConfigError(
-                "a guard decides by the rows of its own process, so ranks that share a stream would decide "
-                "differently: guard a model on one process, or share it without a guard"
+                "a guard decides by its local rows, so ranks that share a stream would disagree: guard a model on one "
+                "process, or share it without a guard"
             )
         check_choice("bad_rows", bad_rows, ("refuse", "source"))
         if on_collapse is not None:
@@ -318,7 +318,7 @@ class Guarded(AdaptiveModel):
         """Score of the last inspected batch; an alarm is raised at 1."""
         return self.health.collapse_score
 
-    # ---- what the contract asks of a model without a network of its own ----
+    # ---- contract of a model that delegates to another one ----
 
     @override
     def reset(self) -> Self:
