@@ -103,6 +103,23 @@ def tiny():
 
 @pytest.mark.usefixtures("network")
 @pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"methods": "source"}, TypeError, r"methods must be a list, got 'source': give \['source'\]"),
+        ({"limit": 0}, ConfigError, "limit must be an integer of at least 1, got 0"),
+        ({"batch_size": 2.5}, TypeError, "batch_size must be an integer of at least 1, got 2.5"),
+        ({"preset": "best"}, ConfigError, "preset must be one of 'official', 'paper', got 'best'"),
+    ],
+    ids=["methods", "limit", "batch_size", "preset"],
+)
+def test_wrong_arguments_are_refused(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        run_benchmark(**changes)
+    assert not Path("runs").exists()
+
+
+@pytest.mark.usefixtures("network")
+@pytest.mark.parametrize(
     "places", [{"workers": 2, "ray": "local"}, {"workers": 2, "executor": SerialExecutor()}], ids=["ray", "executor"]
 )
 def test_cells_run_in_one_place_only(places: dict[str, Any]) -> None:

@@ -102,7 +102,7 @@ class SerialExecutor:
 
 
 class ProcessExecutor:
-    """Runs each cell in a process of its own on this machine.
+    """Runs each cell in a separate process on this machine.
 
     Unlike :mod:`multiprocessing`, a worker does not import the caller's main module, so that scripts and notebooks need
     no ``if __name__ == "__main__"``, and it is given its cell as an argument, so that it ends quietly if this process
@@ -126,7 +126,7 @@ class ProcessExecutor:
         search_path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", WORKER, cell.to_json()],
-            stdin=subprocess.PIPE,  # never written to: its end tells the worker that this process is gone
+            stdin=subprocess.PIPE,  # never written to: a worker exits when this pipe closes, as this process has ended
             stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": search_path},
             # Ctrl-C is for this process to handle.
@@ -137,14 +137,14 @@ class ProcessExecutor:
         self._running[cell] = process, thread
         thread.start()
 
-    def _collect(self, cell: BenchmarkCell, process: "subprocess.Popen[bytes]") -> None:
+    def _collect(self, cell: BenchmarkCell, process: subprocess.Popen[bytes]) -> None:
         """Wait for a worker's report."""
         with process:
             assert process.stdout is not None
             report = process.stdout.read()
-        if report:
+        try:
             outcome = JobOutcome(cell, json.loads(report)["error"])
-        else:
+        except ValueError:  # no report, or half of one
             outcome = JobOutcome(cell, f"its process ended with exit code {process.returncode}", process_died=True)
         self._outcomes.put(outcome)
 

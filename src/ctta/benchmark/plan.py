@@ -104,6 +104,8 @@ def plan(
 
 def _choose(name: str, given: Sequence[Any] | None, default: Sequence[Any]) -> tuple[Any, ...]:
     """Return the given values, or the default ones, each once."""
+    if isinstance(given, str):
+        raise TypeError(f"{name} must be a list, got {given!r}: give [{given!r}]")
     if given is not None and len(given) == 0:
         raise ConfigError(f"{name} is an empty list: leave it out for the recipe's own, or name at least one")
     return tuple(dict.fromkeys(default if given is None else given))

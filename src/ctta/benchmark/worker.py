@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def _exit_with_parent(pipe: int) -> None:
-    """Exit once the parent is gone: another one may soon write to the same folder."""
+    """Exit when the parent ends: its successor may write to the same folder."""
     os.read(pipe, 1)
     os._exit(1)
 

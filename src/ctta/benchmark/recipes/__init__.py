@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import get_args
 
 from ctta.benchmark.recipes.base import BenchmarkOptions, BenchmarkTask, MethodSpec, Preset, apply_settings
 from ctta.benchmark.recipes.embedded import ablation, demo, embedded, embedded_gradual
@@ -9,6 +10,7 @@ from ctta.benchmark.recipes.paper import cifar10c, cifar10c_gradual, cifar100c, 
 from ctta.benchmark.recipes.segmentation import acdc, streets
 from ctta.errors import ConfigError
 from ctta.streams import Stream, rounds
+from ctta.validation import check_choice, check_integer
 
 __all__ = ["RECIPES", "BenchmarkOptions", "BenchmarkTask", "MethodSpec", "Preset", "build_task"]
 
@@ -37,10 +39,14 @@ def build_task(recipe: str, options: BenchmarkOptions) -> BenchmarkTask:
         The task; its network and streams are built on demand.
 
     Raises:
-        ConfigError: There is no such recipe, or a setting does not fit it.
+        ConfigError: There is no such recipe, or an option does not fit it.
     """
     if recipe not in RECIPES:
         raise ConfigError(f"there is no recipe {recipe!r}; choose one of {', '.join(RECIPES)}")
+    check_choice("preset", options.preset, get_args(Preset))
+    for name in ("limit", "batch_size", "rounds"):
+        if (value := getattr(options, name)) is not None:
+            check_integer(name, value, 1)
     task = RECIPES[recipe](options)
     num_rounds = options.rounds or task.rounds
 
