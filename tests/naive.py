@@ -143,7 +143,7 @@ def naive_self_training(
     student = naive_copy(net, fraction)
     trained = parameters(student)
     descent = optimizer(trained)
-    answers: list[Tensor] = []
+    predictions: list[Tensor] = []
     for x in batches:
         logits = student(x)
         total = torch.zeros(())
@@ -151,19 +151,19 @@ def naive_self_training(
             p = probabilities(vector)
             total = total + (cross(p, p) if loss == "entropy" else -p[int(vector.argmax())].log())
         descent.step(torch.autograd.grad(total / len(elements(logits)), trained))
-        answers.append(logits.detach())
-    return answers, student
+        predictions.append(logits.detach())
+    return predictions, student
 
 
 def mean_over_views(views: Sequence[View], model: nn.Module, x: Tensor, average: str) -> Tensor:
-    answers = [view(model, x) for view in views]
+    predictions = [view(model, x) for view in views]
     if average == "logits":
-        return add_up(answers) / len(answers)
+        return add_up(predictions) / len(predictions)
     vectors = []
-    for several in zip(*[elements(answer) for answer in answers], strict=True):
+    for several in zip(*[elements(prediction) for prediction in predictions], strict=True):
         lists = [probabilities(vector) for vector in several]
         vectors.append(torch.stack([add_up(column) / len(lists) for column in zip(*lists, strict=True)]).log())
-    return from_elements(vectors, answers[0])
+    return from_elements(vectors, predictions[0])
 
 
 def naive_test_aug(
@@ -203,7 +203,7 @@ def naive_cotta(
     source, teacher, student = (naive_copy(net, fraction) for _ in range(3))
     trained = list(student.parameters())
     descent = optimizer(trained)
-    answers: list[Tensor] = []
+    predictions: list[Tensor] = []
     for step, x in enumerate(batches):
         with torch.no_grad():
             direct = teacher(x)
@@ -239,8 +239,8 @@ def naive_cotta(
                         index = tuple(int(k) for k in torch.unravel_index(torch.tensor(i), s.shape))
                         s[index] = original[index]
                     position += 1
-        answers.append(target if predict_with == "refined" else direct)
-    return answers, student, teacher
+        predictions.append(target if predict_with == "refined" else direct)
+    return predictions, student, teacher
 
 
 def naive_view(view: ImageView, image: Tensor) -> Tensor:

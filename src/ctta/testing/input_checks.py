@@ -42,10 +42,10 @@ def check_autocast_sees_updated_weights(case: ContractCase) -> None:
     """Check that one ``autocast`` around the whole loop equals one around each call."""
     around_loop, around_call = case.make_model(), case.make_model()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        answers = run_stream(around_loop, case.make_stream())
-    for x, answer in zip(case.make_stream(), answers, strict=True):
+        expected = run_stream(around_loop, case.make_stream())
+    for x, logits in zip(case.make_stream(), expected, strict=True):
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert torch.equal(around_call(x), answer), "autocast around the loop predicts with cached weights"
+            assert torch.equal(around_call(x), logits), "autocast around the loop predicts with cached weights"
     assert_equal(collect_state(around_loop), collect_state(around_call), "state under autocast")
 
 
