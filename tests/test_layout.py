@@ -6,6 +6,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 import ctta
 
 PACKAGE = Path(ctta.__file__).parent
@@ -35,7 +37,7 @@ def modules() -> list[Path]:
 def top_level_exports() -> dict[str, str]:
     """Return the names that ``ctta/__init__.py`` imports, each with the module that it comes from."""
     exports: dict[str, str] = {}
-    for node in ast.parse((PACKAGE / "__init__.py").read_text()).body:
+    for node in ast.walk(ast.parse((PACKAGE / "__init__.py").read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("ctta."):
             exports |= {alias.name: node.module.removeprefix("ctta.") for alias in node.names}
     return exports
@@ -105,7 +107,13 @@ def test_public_names() -> None:
     assert sorted(ctta.__all__) == sorted(set(ctta.__all__))
     public = {name for name in vars(ctta) if not name.startswith("_")}
     submodules = {path.stem for path in PACKAGE.iterdir() if not path.name.startswith("_")}
-    assert public - submodules - {"version"} == set(ctta.__all__) - submodules
+    lazy = {"Result", "calibrate_threshold", "evaluate"}
+    imports = {"Any", "TYPE_CHECKING", "importlib", "version"}
+    assert (public | lazy) - submodules - imports == set(ctta.__all__) - submodules
+    for name in ctta.__all__:
+        assert getattr(ctta, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        getattr(ctta, "non" + "sense")
     for name in ("AdaptiveModel", *(cls.__name__ for cls in ctta.METHODS.values())):
         assert name in ctta.__all__
 

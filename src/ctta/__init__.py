@@ -8,32 +8,36 @@
 ...     logits = model(x)    # predicts and adapts
 """
 
+import importlib
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
-from ctta import (
-    benchmark,
-    corruptions,
-    datasets,
-    distributed,
-    errors,
-    functional,
-    guard,
-    models,
-    streams,
-    synthetic,
-    testing,
-    views,
-)
-from ctta.advise.threshold import calibrate_threshold
+from ctta import errors, functional, guard, models, views
 from ctta.base import AdaptiveModel, Step
 from ctta.checkpoint.files import load, save
 from ctta.checkpoint.fingerprint import fingerprint
 from ctta.errors import CheckpointError, ConfigError, DataError, InputError
-from ctta.evaluation.evaluate import evaluate
-from ctta.evaluation.results import Result
 from ctta.guard import Guarded
 from ctta.methods import METHODS, BNStats, CoTTA, PseudoLabel, Source, Tent, TestAug, adapt
 from ctta.optim import OptimizerFactory
+
+if TYPE_CHECKING:
+    from ctta import (
+        advise,
+        benchmark,
+        corruptions,
+        datasets,
+        distributed,
+        evaluation,
+        inference,
+        report,
+        serve,
+        streams,
+        synthetic,
+        testing,
+    )
+    from ctta.advise import calibrate_threshold
+    from ctta.evaluation import Result, evaluate
 
 __version__ = version("ctta")
 
@@ -55,6 +59,7 @@ __all__ = [
     "Tent",
     "TestAug",
     "adapt",
+    "advise",
     "benchmark",
     "calibrate_threshold",
     "corruptions",
@@ -62,14 +67,34 @@ __all__ = [
     "distributed",
     "errors",
     "evaluate",
+    "evaluation",
     "fingerprint",
     "functional",
     "guard",
+    "inference",
     "load",
     "models",
+    "report",
     "save",
+    "serve",
     "streams",
     "synthetic",
     "testing",
     "views",
 ]
+
+
+#: Names that are imported on first use, so that ``import ctta`` stays quick, and the packages that define them.
+_LAZY = {"Result": "ctta.evaluation", "calibrate_threshold": "ctta.advise", "evaluate": "ctta.evaluation"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    if name in __all__:
+        return importlib.import_module(f"ctta.{name}")
+    raise AttributeError(f"module 'ctta' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
