@@ -1,6 +1,8 @@
 """Atomic writes: a file is complete or absent."""
 
+import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -42,3 +44,33 @@ def test_permissions_are_the_default_ones(tmp_path: Path) -> None:
     with atomic_write(tmp_path / "file") as temporary:
         temporary.chmod(0o600)
     assert (tmp_path / "file").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_writers_with_unique_names_do_not_disturb_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    with atomic_write(path) as first, atomic_write(path) as second:
+        first.write_text("first")
+        second.write_text("second")
+    assert path.read_text() == "first", "the outer block ends last"
+
+
+def test_a_durable_write_syncs_the_file_before_and_the_directory_after_it_is_renamed(tmp_path: Path) -> None:
+    steps: list[str] = []
+    replace, fsync = os.replace, os.fsync
+
+    def traced_replace(source: Path, target: Path) -> None:
+        steps.append("replace")
+        replace(source, target)
+
+    def traced_fsync(descriptor: int) -> None:
+        steps.append("fsync")
+        fsync(descriptor)
+
+    with mock.patch("os.replace", traced_replace), mock.patch("os.fsync", traced_fsync):
+        with atomic_write(tmp_path / "a.txt", durable=True) as temporary:
+            temporary.write_text("new")
+        assert steps == ["fsync", "replace", "fsync"]
+        steps.clear()
+        with atomic_write(tmp_path / "a.txt") as temporary:
+            temporary.write_text("new")
+        assert steps == ["replace"]

@@ -1,4 +1,4 @@
-"""Tests of decoding image files: color modes, bit depths, EXIF orientation, sizes, damage."""
+"""Image files: which files count, color modes, bit depths, EXIF orientation, sizes, damage."""
 
 import pickle
 import struct
@@ -12,6 +12,7 @@ from PIL import Image
 from small_data import FRAMES, FRAMES_AS_FLOATS, IMAGES, save_image
 
 from ctta.errors import DataError
+from ctta.io.images import is_image_file, resize_and_center_crop
 from ctta.streams import folder, live
 
 
@@ -114,3 +115,31 @@ def test_damaged_image_and_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "b.png").unlink()
     with pytest.raises(DataError, match="32 bits"):
         list(folder(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a.png", True),
+        ("cat/a.JPEG", True),
+        ("cat/a.tif", True),
+        ("cat/a.txt", False),
+        ("cat/._a.png", False),
+        (".trash/a.png", False),
+        ("cat/__MACOSX/a.png", False),
+    ],
+)
+def test_hidden_files_and_other_suffixes_are_not_images(tmp_path: Path, name: str, expected: bool) -> None:
+    root = tmp_path / ".cache"  # folders above the root do not matter
+    assert is_image_file(root / name, root) is expected
+
+
+@pytest.mark.parametrize("size", [(300, 240), (240, 300), (256, 256), (1000, 333)])
+def test_center_crop_is_taken_from_the_center(size: tuple[int, int]) -> None:
+    width, height = size
+    gradient = np.broadcast_to(np.linspace(0, 255, width)[None, :, None], (height, width, 3)).astype(np.uint8)
+    cropped = np.asarray(resize_and_center_crop(Image.fromarray(gradient)))
+    assert cropped.shape == (224, 224, 3)
+    assert abs(cropped.mean() - gradient.mean()) < 1
+    small = resize_and_center_crop(Image.fromarray(gradient), resize=64, crop=32)
+    assert small.size == (32, 32)

@@ -25,12 +25,19 @@ def test_equal_settings_pass_and_unrequested_ones_do_not_matter() -> None:
     check_same_settings(Path("runs/a"), {"seed": 1, "nested": {"a": [1]}, "old": 3}, {"seed": 1, "nested": {"a": [1]}})
 
 
-def test_settings_are_recorded_once(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "made_from.json"
-    record_settings(path, {"seed": 1})
-    record_settings(path, {"seed": 1})
-    assert json.loads(path.read_text()) == {"seed": 1}
-    for other in ({"seed": 2}, {}, {"seed": 1, "more": 2}):
-        with pytest.raises(ConfigError, match="made with other settings"):
+def test_settings_are_recorded_once_and_compared_later(tmp_path: Path) -> None:
+    path = tmp_path / "made" / "settings.json"
+    settings = {"seed": 1, "images": "abc"}
+    record_settings(path, settings)
+    assert json.loads(path.read_text()) == settings
+    before = path.stat().st_mtime_ns
+    record_settings(path, settings)
+    for other, difference in (
+        ({**settings, "seed": 2}, "seed: 1 → 2"),
+        ({**settings, "size": 3}, "size: nothing → 3"),
+        ({"seed": 1}, "images: abc → nothing"),
+    ):
+        message = rf"made was made with other settings \({difference}\): use another folder"
+        with pytest.raises(ConfigError, match=message):
             record_settings(path, other)
-    assert json.loads(path.read_text()) == {"seed": 1}
+    assert path.stat().st_mtime_ns == before
