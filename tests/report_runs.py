@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from ctta.evaluation.results import Result
+from ctta.evaluation import Result
 from ctta.report import Table
 from ctta.report.runs import read_run
 

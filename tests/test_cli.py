@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ctta.benchmark.recipes import RECIPES
+from ctta.benchmark import RECIPES
 from ctta.cli import demo, main
 from ctta.cli.results import print_table
-from ctta.evaluation.results import read_result
+from ctta.evaluation import read_result
 from ctta.methods import METHODS
 from ctta.report import score_table
 

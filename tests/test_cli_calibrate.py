@@ -14,7 +14,7 @@ from ctta import models
 from ctta.advise import Trial, Tuner
 from ctta.advise.tuning import LEARNING_RATES, RESTORES
 from ctta.cli.calibrate import calibrate
-from ctta.datasets.clean_images import CleanImages
+from ctta.datasets import CleanImages
 
 FAST = ("--views", 1, "--batch-size", 8)
 

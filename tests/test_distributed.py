@@ -19,7 +19,7 @@ import ctta
 from ctta.cli import main
 from ctta.distributed import all_gather, data_parallel, rank, shard, world_size
 from ctta.errors import ConfigError
-from ctta.evaluation.results import read_result
+from ctta.evaluation import read_result
 from ctta.testing import NETWORKS
 
 CIFAR_NETWORK = """

@@ -25,7 +25,7 @@ from saved_streams import Header, Tensors, rewrite_file
 from torch import nn
 
 import ctta
-from ctta.evaluation.results import BatchRecord
+from ctta.evaluation import BatchRecord
 from ctta.guard import CollapseThresholds, EventKind, Guarded, InputSpec
 
 

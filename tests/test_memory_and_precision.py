@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import ctta
-from ctta.testing.networks import NETWORKS
+from ctta.testing import NETWORKS
 from ctta.views import image_views
 
 #: Methods that train, with hyperparameters that make every step do all its work.

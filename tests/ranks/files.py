@@ -16,8 +16,8 @@ from torch import Tensor
 
 import ctta
 from ctta.distributed import DistributedError, check_consistent, data_parallel, rank, shard, world_size
+from ctta.evaluation import BatchRecord
 from ctta.evaluation.label_maps import load_label_maps
-from ctta.evaluation.results import BatchRecord
 from ctta.inference import adapt_folder
 from ctta.streams import Segment
 from ctta.testing import NETWORKS, ContractCase
