@@ -11,8 +11,6 @@ RENAMED_SETTINGS: dict[str, dict[str, str]] = {
     "image_views": {"n": "num_views", "colour": "color"},
     "thresholds": {"clumping": "class_sorting"},
 }
-#: Values of settings: by stored owner and new setting name, the old value to the new one.
-RENAMED_VALUES: dict[str, dict[str, dict[str, str]]] = {}
 #: Counters: by stored owner, the old name to the new one.
 RENAMED_COUNTERS: dict[str, dict[str, str]] = {
     "guarded": {"num_answers": "num_compared", "num_would_change": "num_differing"},
@@ -58,12 +56,8 @@ def _upgrade_description(description: dict[str, Any]) -> dict[str, Any]:
 
 
 def _upgrade_settings(owner: str, settings: dict[str, Any]) -> dict[str, Any]:
-    names, values = RENAMED_SETTINGS.get(owner, {}), RENAMED_VALUES.get(owner, {})
-    found = {}
-    for old, code in settings.items():
-        name = names.get(old, old)
-        found[name] = values.get(name, {}).get(code, code) if isinstance(code, str) else _upgrade_value(code)
-    return found
+    renamed = RENAMED_SETTINGS.get(owner, {})
+    return {renamed.get(name, name): _upgrade_value(code) for name, code in settings.items()}
 
 
 def _upgrade_value(code: Any) -> Any:

@@ -56,7 +56,7 @@ def register_wrapper(name: str, cls: type[AdaptiveModel], *, load_only: Iterable
 
 
 def describe(model: AdaptiveModel) -> dict[str, Any]:
-    """Return the description of a model, from which :func:`build` and :func:`restore` make it anew."""
+    """Return the description of a model, from which :func:`build` and :func:`restore_` make it anew."""
     settings = model.hyperparameters
     description = {
         "method": _stored_name(type(model)),
