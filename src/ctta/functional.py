@@ -28,7 +28,7 @@ def at_least_float32(x: Tensor) -> Tensor:
     """Convert 16-bit values to float32, in which sums and losses keep the small differences that adaptation needs.
 
     Args:
-        x: a floating-point tensor.
+        x: A floating-point tensor.
 
     Returns:
         The tensor in float32 or wider.
@@ -69,8 +69,8 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """Return the cross-entropy -sum_c softmax(target)_c log softmax(logits)_c of every element (Eq. 5).
 
     Args:
-        logits: predictions (N, C, ...).
-        target: target distributions, also as logits (N, C, ...).
+        logits: Predictions (N, C, ...).
+        target: Target distributions, also as logits (N, C, ...).
 
     Returns:
         Losses (N, ...).
@@ -82,8 +82,8 @@ def symmetric_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """Return the mean of the cross-entropies in both directions, as in CoTTA's code for ImageNet.
 
     Args:
-        logits: predictions (N, C, ...).
-        target: target distributions as logits (N, C, ...).
+        logits: Predictions (N, C, ...).
+        target: Target distributions as logits (N, C, ...).
 
     Returns:
         Losses (N, ...).
@@ -95,8 +95,8 @@ def hard_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """Return the cross-entropy against the target's most probable class, as in CoTTA's code for segmentation.
 
     Args:
-        logits: predictions (N, C, ...).
-        target: target distributions as logits (N, C, ...).
+        logits: Predictions (N, C, ...).
+        target: Target distributions as logits (N, C, ...).
 
     Returns:
         Losses (N, ...).
@@ -109,9 +109,9 @@ def ema_update_(teacher: nn.Module, student: nn.Module, decay: float) -> None:
     """Update the teacher's parameters: teacher <- decay * teacher + (1 - decay) * student (Eq. 2).
 
     Args:
-        teacher: the averaged network.
-        student: the network that is trained, with the same parameters.
-        decay: the fraction that the teacher keeps, from 0 to 1.
+        teacher: The averaged network.
+        student: The network that is trained, with the same parameters.
+        decay: The fraction that the teacher keeps, from 0 to 1.
     """
     averaged, latest = tuple(teacher.parameters()), tuple(student.parameters())
     if averaged:
@@ -123,10 +123,10 @@ def stochastic_restore_(student: nn.Module, source: nn.Module, probability: floa
     """Set each element of the trainable parameters back to the source's value with some probability (Eq. 7-8).
 
     Args:
-        student: the network that is trained.
-        source: the network as it was before adaptation, with the same parameters.
-        probability: the probability of each element to be restored.
-        generator: a generator on the CPU; the result is the same on every device.
+        student: The network that is trained.
+        source: The network as it was before adaptation, with the same parameters.
+        probability: The probability of each element to be restored.
+        generator: A generator on the CPU; the result is the same on every device.
     """
     pairs = [
         (adapted, original)
@@ -160,9 +160,9 @@ def bernoulli_positions(count: int, probability: float, generator: torch.Generat
     of a mask.
 
     Args:
-        count: the number of flips.
-        probability: the probability of success.
-        generator: a generator on the CPU.
+        count: The number of flips.
+        probability: The probability of success.
+        generator: A generator on the CPU.
 
     Returns:
         The positions of the successes in ascending order.

@@ -35,7 +35,7 @@ class BatchStatistics:
     each call, so a later ``eval()`` cannot silently bring the running statistics back.
 
     Attributes:
-        fraction: m, the fraction of the batch statistics.
+        fraction: M, the fraction of the batch statistics.
     """
 
     fraction: float

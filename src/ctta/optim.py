@@ -76,7 +76,7 @@ def restore_state_(optimizer: Optimizer, plain: dict[str, Any], tensors: dict[st
     """Load the state that :func:`split_state` returned into a new optimizer.
 
     Raises:
-        ValueError: the state does not fit the parameters.
+        ValueError: The state does not fit the parameters.
     """
     new = optimizer.state_dict()["param_groups"]
     if [group["params"] for group in new] != [group["params"] for group in plain["groups"]]:

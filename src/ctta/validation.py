@@ -24,10 +24,10 @@ def check_integer(name: str, value: int, low: int | None = None, high: int | Non
     """Return ``value`` as a Python ``int``, or raise unless it is an integer within the bounds.
 
     Args:
-        name: what to call the value in the error.
-        value: any object with ``__index__`` (numpy's integers too) except a bool.
-        low: the smallest value allowed.
-        high: the largest value allowed; needs ``low``.
+        name: What to call the value in the error.
+        value: Any object with ``__index__`` (numpy's integers too) except a bool.
+        low: The smallest value allowed.
+        high: The largest value allowed; needs ``low``.
     """
     bounds = "" if low is None else f" of at least {low}" if high is None else f" from {low} to {high}"
     if isinstance(value, bool) or not hasattr(value, "__index__"):

@@ -30,15 +30,15 @@ def adapt(net: nn.Module, method: str = "cotta", **hyperparameters: Any) -> Adap
     """Wrap a network in a method by name.
 
     Args:
-        net: the network; it is copied and never changed.
-        method: a key of :data:`METHODS`.
-        **hyperparameters: keyword arguments of the method.
+        net: The network; it is copied and never changed.
+        method: A key of :data:`METHODS`.
+        **hyperparameters: Keyword arguments of the method.
 
     Returns:
         A model that predicts and adapts when it is called.
 
     Raises:
-        ConfigError: there is no such method.
+        ConfigError: There is no such method.
 
     >>> net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
     >>> model = adapt(net, "bn_stats", batch_stats=0.5)

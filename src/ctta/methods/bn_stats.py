@@ -11,10 +11,10 @@ class BNStats(AdaptiveModel):
     """BatchNorm layers use the statistics of each test batch instead of the training set's; nothing is learned.
 
     Args:
-        net: any network; without BatchNorm layers it predicts as it was trained.
-        batch_stats: the fraction m of the batch in the statistics, (1-m) * running + m * batch. The default uses the
+        net: Any network; without BatchNorm layers it predicts as it was trained.
+        batch_stats: The fraction m of the batch in the statistics, (1-m) * running + m * batch. The default uses the
             batch only; choose less for small batches.
-        output: where the logits are in the network's output; by default the usual places.
+        output: Where the logits are in the network's output; by default the usual places.
 
     >>> import torch
     >>> model = BNStats(torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3)))

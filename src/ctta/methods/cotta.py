@@ -62,30 +62,30 @@ class CoTTA(AdaptiveModel):
     scenes, :meth:`paper` for the text of the paper and :meth:`fast` for a quarter of the views.
 
     Args:
-        net: any network; every parameter that requires grad is trained and restored.
-        optimizer: a factory of the optimizer. The default is the authors' for CIFAR; theirs for ImageNet is
+        net: Any network; every parameter that requires grad is trained and restored.
+        optimizer: A factory of the optimizer. The default is the authors' for CIFAR; theirs for ImageNet is
             ``partial(torch.optim.SGD, lr=0.01, momentum=0.9, nesterov=True)``.
-        decay: the fraction of itself that the teacher keeps at each step; 0 makes it equal to the student. The default
+        decay: The fraction of itself that the teacher keeps at each step; 0 makes it equal to the student. The default
             is the paper's for all tasks.
-        restore: the probability of each weight to be restored at each step; 0 for never. The default is the paper's;
+        restore: The probability of each weight to be restored at each step; 0 for never. The default is the paper's;
             the authors' code for ImageNet has 0.001.
-        threshold: views are averaged where the source's confidence is lower; <= 0 for never, > 1 for always. The
+        threshold: Views are averaged where the source's confidence is lower; <= 0 for never, > 1 for always. The
             default is for CIFAR10-C (CIFAR100-C 0.72, ImageNet-C 0.1); see :func:`ctta.calibrate_threshold` for others.
-        views: what to average over, () for nothing. The default of 32 random views is the authors'; see
+        views: What to average over, () for nothing. The default of 32 random views is the authors'; see
             :mod:`ctta.views`.
-        gate: compare the threshold with the mean confidence of the ``"batch"`` (the authors' code), or with that of
+        gate: Compare the threshold with the mean confidence of the ``"batch"`` (the authors' code), or with that of
             each ``"element"``, an image or a pixel (the paper).
-        average: the mean over views of ``"logits"`` (the authors' code) or of ``"probabilities"`` (the paper).
-        predict_with: return the ``"refined"`` target (the authors' code) or the ``"teacher"``'s direct prediction
+        average: The mean over views of ``"logits"`` (the authors' code) or of ``"probabilities"`` (the paper).
+        predict_with: Return the ``"refined"`` target (the authors' code) or the ``"teacher"``'s direct prediction
             (the paper).
         loss: ``"cross_entropy"`` (the paper), ``"symmetric"`` (the mean of both directions, the authors' code for
             ImageNet) or ``"hard"`` (against the target's argmax, the authors' code for segmentation).
-        views_at_once: how many views go through the teacher together, each with its own batch statistics. The default
+        views_at_once: How many views go through the teacher together, each with its own batch statistics. The default
             of 1 needs the least memory; more are faster where one view leaves the device idle.
-        batch_stats: the fraction of the batch in BatchNorm's statistics, in student, teacher and source. By default
+        batch_stats: The fraction of the batch in BatchNorm's statistics, in student, teacher and source. By default
             only the batch, as in the authors' code for classification.
-        seed: the seed of the random views and of the restored weights.
-        output: where the logits are in the network's output; by default the usual places.
+        seed: The seed of the random views and of the restored weights.
+        output: Where the logits are in the network's output; by default the usual places.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
     >>> model = CoTTA(net, views=image_views(4))
@@ -135,8 +135,8 @@ class CoTTA(AdaptiveModel):
         """Build the authors' code for CIFAR10-C, which produced the published numbers. These are the defaults.
 
         Args:
-            net: the network.
-            **overrides: keyword arguments that differ.
+            net: The network.
+            **overrides: Keyword arguments that differ.
 
         Returns:
             The model.
@@ -152,8 +152,8 @@ class CoTTA(AdaptiveModel):
         predict_with="teacher"`` it is the text of the paper.
 
         Args:
-            net: the network; its logits are resized to the input.
-            **overrides: keyword arguments that differ.
+            net: The network; its logits are resized to the input.
+            **overrides: Keyword arguments that differ.
 
         Returns:
             The model.
@@ -168,8 +168,8 @@ class CoTTA(AdaptiveModel):
         for CIFAR10-C.
 
         Args:
-            net: the network.
-            **overrides: keyword arguments that differ.
+            net: The network.
+            **overrides: Keyword arguments that differ.
 
         Returns:
             The model.
@@ -183,8 +183,8 @@ class CoTTA(AdaptiveModel):
         The views were chosen on hold-out corruptions by ``benchmarks/choose_fast_views.py``.
 
         Args:
-            net: the network.
-            **overrides: keyword arguments that differ.
+            net: The network.
+            **overrides: Keyword arguments that differ.
 
         Returns:
             The model.

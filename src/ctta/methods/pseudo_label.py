@@ -17,10 +17,10 @@ class PseudoLabel(AdaptiveModel):
     """One gradient step per batch against the student's own argmax, over the norm layers' scale and shift only.
 
     Args:
-        net: a network with normalization layers of any kind.
-        optimizer: a factory of the optimizer; the default is TENT's setting for CIFAR.
-        batch_stats: the fraction of the batch in BatchNorm's statistics; by default only the batch.
-        output: where the logits are in the network's output; by default the usual places.
+        net: A network with normalization layers of any kind.
+        optimizer: A factory of the optimizer; the default is TENT's setting for CIFAR.
+        batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch.
+        output: Where the logits are in the network's output; by default the usual places.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
     >>> logits = PseudoLabel(net)(torch.randn(16, 4))

@@ -11,8 +11,8 @@ class Source(AdaptiveModel):
     """The network as it was trained, without adaptation: the baseline of every table.
 
     Args:
-        net: any network.
-        output: where the logits are in the network's output; by default the usual places.
+        net: Any network.
+        output: Where the logits are in the network's output; by default the usual places.
 
     >>> import torch
     >>> net = torch.nn.Linear(4, 3)

@@ -19,11 +19,11 @@ class Tent(AdaptiveModel):
     Fast, and strong at first; over a long changing stream its errors accumulate.
 
     Args:
-        net: a network with normalization layers of any kind.
-        optimizer: a factory of the optimizer. The default is TENT's setting for CIFAR; that for ImageNet is
+        net: A network with normalization layers of any kind.
+        optimizer: A factory of the optimizer. The default is TENT's setting for CIFAR; that for ImageNet is
             ``partial(torch.optim.SGD, lr=2.5e-4, momentum=0.9, nesterov=True)``.
-        batch_stats: the fraction of the batch in BatchNorm's statistics; by default only the batch, as in TENT.
-        output: where the logits are in the network's output; by default the usual places.
+        batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch, as in TENT.
+        output: Where the logits are in the network's output; by default the usual places.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
     >>> model = Tent(net)

@@ -14,15 +14,15 @@ class TestAug(AdaptiveModel):
     """The mean prediction of the source over augmented views of each batch; nothing is learned.
 
     Args:
-        net: any network.
-        views: what to average over. The default, 32 random views as in CoTTA, expects images in [0, 1]; see
+        net: Any network.
+        views: What to average over. The default, 32 random views as in CoTTA, expects images in [0, 1]; see
             :func:`ctta.views.image_views`.
-        average: the mean of ``"logits"`` (default, as in CoTTA's code) or of ``"probabilities"``.
-        views_at_once: how many views go through the network together, each with its own batch statistics. The default
+        average: The mean of ``"logits"`` (default, as in CoTTA's code) or of ``"probabilities"``.
+        views_at_once: How many views go through the network together, each with its own batch statistics. The default
             of 1 needs the least memory.
-        batch_stats: the fraction of the batch in BatchNorm's statistics; by default only the batch.
-        seed: the seed of the random views.
-        output: where the logits are in the network's output; by default the usual places.
+        batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch.
+        seed: The seed of the random views.
+        output: Where the logits are in the network's output; by default the usual places.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(48, 3))

@@ -34,14 +34,14 @@ def check_method(
     """Run every check of the contract on every network.
 
     Args:
-        method: the class to check.
-        networks: factories of small networks for images (N, 3, 16, 16), by name; by default :data:`NETWORKS`: a
+        method: The class to check.
+        networks: Factories of small networks for images (N, 3, 16, 16), by name; by default :data:`NETWORKS`: a
             convolutional network with BatchNorm and one with GroupNorm, a vision transformer and a segmentation
             network.
-        **hyperparameters: passed to the method; fewer views make the checks of CoTTA faster.
+        **hyperparameters: Passed to the method; fewer views make the checks of CoTTA faster.
 
     Raises:
-        AssertionError: a promise of the contract is broken. A note names the check and the network.
+        AssertionError: A promise of the contract is broken. A note names the check and the network.
     """
     for network, make_network in (networks or NETWORKS).items():
         for name, check in CHECKS.items():

@@ -16,9 +16,9 @@ class ContractCase:
     """A method on a network; every call of a ``make_...`` method returns an equal object.
 
     Attributes:
-        method: the class to check.
-        network_factory: builds a network for images (N, 3, 16, 16).
-        hyperparameters: keyword arguments of the method.
+        method: The class to check.
+        network_factory: Builds a network for images (N, 3, 16, 16).
+        hyperparameters: Keyword arguments of the method.
     """
 
     method: type[AdaptiveModel]
@@ -39,7 +39,7 @@ class ContractCase:
         """Return a new model.
 
         Args:
-            net: the network to wrap; by default :meth:`make_network`'s.
+            net: The network to wrap; by default :meth:`make_network`'s.
 
         Returns:
             The method with the hyperparameters of the case.
@@ -50,8 +50,8 @@ class ContractCase:
         """Return a batch of random images in [0, 1].
 
         Args:
-            number: the seed of the batch.
-            size: the number of images.
+            number: The seed of the batch.
+            size: The number of images.
 
         Returns:
             Images (size, 3, 16, 16).
@@ -62,7 +62,7 @@ class ContractCase:
         """Return the first batches of a stream.
 
         Args:
-            num_batches: the length of the stream.
+            num_batches: The length of the stream.
 
         Returns:
             The batches 0, 1, ... of :meth:`make_batch`.

@@ -36,8 +36,8 @@ class TinyViT(nn.Module):
     """A vision transformer: LayerNorm throughout, and parameters that are not a layer's weight or bias.
 
     Args:
-        width: the number of features of a token.
-        patch: the side of a square patch in pixels.
+        width: The number of features of a token.
+        patch: The side of a square patch in pixels.
     """
 
     def __init__(self, width: int = 16, patch: int = 8) -> None:

@@ -26,7 +26,7 @@ class DrawnViews(Protocol):
         """Draw the views of one step.
 
         Args:
-            generator: the source of all randomness; equal generators give equal views.
+            generator: The source of all randomness; equal generators give equal views.
 
         Returns:
             The views.
@@ -50,7 +50,7 @@ class SplitView(Protocol):
         """Return the batch as the model sees it in this view.
 
         Args:
-            x: the original batch.
+            x: The original batch.
 
         Returns:
             The transformed batch, with as many rows.
@@ -62,8 +62,8 @@ class SplitView(Protocol):
         """Undo on dense logits what :meth:`augment` did to the positions of pixels.
 
         Args:
-            logits: the model's output for the transformed batch.
-            x: the original batch.
+            logits: The model's output for the transformed batch.
+            x: The original batch.
 
         Returns:
             The logits of each pixel where it is in ``x``.
@@ -75,7 +75,7 @@ def check_views(views: Views) -> None:
     """Raise a TypeError unless a method can average over these views.
 
     Args:
-        views: the argument ``views`` of a method.
+        views: The argument ``views`` of a method.
     """
     if isinstance(views, DrawnViews) or (isinstance(views, Sequence) and all(callable(view) for view in views)):
         return
@@ -86,8 +86,8 @@ def check_images(x: Tensor, views: Views) -> None:
     """Let views with a method ``check`` reject a batch that they cannot transform.
 
     Args:
-        x: the batch.
-        views: the views of a method.
+        x: The batch.
+        views: The views of a method.
     """
     if check := getattr(views, "check", None):
         check(x)
@@ -104,8 +104,8 @@ def draw_views(views: Views, generator: torch.Generator) -> Sequence[View]:
     """Return the views of one step.
 
     Args:
-        views: fixed views, or views to draw.
-        generator: used if the views are drawn.
+        views: Fixed views, or views to draw.
+        generator: Used if the views are drawn.
 
     Returns:
         A sequence of views.
@@ -117,11 +117,11 @@ def average_views(views: Sequence[View], model: Model, x: Tensor, average: Avera
     """Average the model's predictions over views.
 
     Args:
-        views: at least one view.
-        model: a function from a batch to logits (N, C, ...).
-        x: the batch.
-        average: the mean of ``"logits"`` or of ``"probabilities"``.
-        views_at_once: how many views go through the model, and are held in memory, together.
+        views: At least one view.
+        model: A function from a batch to logits (N, C, ...).
+        x: The batch.
+        average: The mean of ``"logits"`` or of ``"probabilities"``.
+        views_at_once: How many views go through the model, and are held in memory, together.
 
     Returns:
         The mean prediction as logits.

@@ -30,8 +30,8 @@ class ImageNormalization:
     """The normalization of images outside the model, ``(image - mean) / std``; None if they are in [0, 1].
 
     Attributes:
-        mean: one value per channel.
-        std: one value per channel.
+        mean: One value per channel.
+        std: One value per channel.
     """
 
     mean: tuple[float, ...] | None = None
@@ -82,21 +82,21 @@ class ImageView(SplitView):
     """One draw of the parameters of a view, shared by all images of the batch; deterministic.
 
     Attributes:
-        normalization: how the images were normalized outside the model.
-        check_range: whether to check the range of values first.
-        color_order: the order of the five changes of color below, as indices.
-        brightness: factor of all values.
-        contrast: factor of the distance from the mean luma of an image.
-        saturation: factor of the distance from the luma of a pixel.
-        hue: rotation of the hue, in turns.
-        gamma: exponent of all values.
-        degrees: rotation of the image.
-        translate_x: translation as a fraction of the padded width.
-        translate_y: translation as a fraction of the padded height.
-        scale: scaling of the image.
-        sigma: standard deviation of the Gaussian blur, in pixels.
-        flip: whether to flip the image horizontally.
-        noise_seed: seed of the Gaussian noise.
+        normalization: How the images were normalized outside the model.
+        check_range: Whether to check the range of values first.
+        color_order: The order of the five changes of color below, as indices.
+        brightness: Factor of all values.
+        contrast: Factor of the distance from the mean luma of an image.
+        saturation: Factor of the distance from the luma of a pixel.
+        hue: Rotation of the hue, in turns.
+        gamma: Exponent of all values.
+        degrees: Rotation of the image.
+        translate_x: Translation as a fraction of the padded width.
+        translate_y: Translation as a fraction of the padded height.
+        scale: Scaling of the image.
+        sigma: Standard deviation of the Gaussian blur, in pixels.
+        flip: Whether to flip the image horizontally.
+        noise_seed: Seed of the Gaussian noise.
     """
 
     normalization: ImageNormalization

@@ -18,13 +18,13 @@ def multiscale_flip(
     """Return the views of CoTTA's reference implementation for segmentation: each scale, unflipped and flipped.
 
     Args:
-        scales: factors of height and width; the defaults are the reference's.
+        scales: Factors of height and width; the defaults are the reference's.
 
     Returns:
         Two views per scale.
 
     Raises:
-        ConfigError: there is no scale, or one that is not finite and above 0.
+        ConfigError: There is no scale, or one that is not finite and above 0.
 
     >>> len(multiscale_flip())
     14
@@ -39,8 +39,8 @@ class ScaledView(SplitView):
     """The batch resized and, if asked, flipped horizontally; dense logits are brought back.
 
     Attributes:
-        scale: the factor of height and width.
-        flip: whether to flip the images horizontally.
+        scale: The factor of height and width.
+        flip: Whether to flip the images horizontally.
     """
 
     scale: float

@@ -45,19 +45,19 @@ def image_views(
     of that normalization: a view then undoes it, augments, and normalizes again.
 
     Args:
-        num_views: the number of views that a step averages over.
-        color: the fraction of the reference's ranges of brightness, contrast, saturation, hue and gamma to draw from,
+        num_views: The number of views that a step averages over.
+        color: The fraction of the reference's ranges of brightness, contrast, saturation, hue and gamma to draw from,
             about the middle of each range.
-        motion: likewise for rotation, translation and scale.
-        balanced: draw the views of a step together so that they cover the ranges evenly, instead of independently.
-        mean: the mean of a normalization outside the model, one value per channel.
-        std: the standard deviation of that normalization.
+        motion: Likewise for rotation, translation and scale.
+        balanced: Draw the views of a step together so that they cover the ranges evenly, instead of independently.
+        mean: The mean of a normalization outside the model, one value per channel.
+        std: The standard deviation of that normalization.
 
     Returns:
         An object that draws the views of each step.
 
     Raises:
-        ConfigError: a value is out of range, or only one of ``mean`` and ``std`` is given.
+        ConfigError: A value is out of range, or only one of ``mean`` and ``std`` is given.
 
     >>> views = image_views(2).draw(torch.Generator().manual_seed(0))
     >>> [view(lambda x: x.mean((2, 3)), torch.ones(1, 3, 8, 8)).shape for view in views]
@@ -85,9 +85,9 @@ def fast_image_views(
     the number of views.
 
     Args:
-        num_views: the number of views.
-        mean: see :func:`image_views`.
-        std: see :func:`image_views`.
+        num_views: The number of views.
+        mean: See :func:`image_views`.
+        std: See :func:`image_views`.
 
     Returns:
         An object that draws the views of each step.
@@ -100,12 +100,12 @@ class ImageViews(DrawnViews):
     """Random :class:`ImageView` draws, as :func:`image_views` documents them.
 
     Attributes:
-        num_views: the number of views of a step.
-        mean: the mean of a normalization outside the model.
-        std: the standard deviation of that normalization.
-        color: the fraction of the color ranges.
-        motion: the fraction of the motion ranges.
-        balanced: whether the views of a step cover the ranges evenly.
+        num_views: The number of views of a step.
+        mean: The mean of a normalization outside the model.
+        std: The standard deviation of that normalization.
+        color: The fraction of the color ranges.
+        motion: The fraction of the motion ranges.
+        balanced: Whether the views of a step cover the ranges evenly.
     """
 
     num_views: int
@@ -133,7 +133,7 @@ class ImageViews(DrawnViews):
         """Raise an InputError unless x is a batch of images with values in the declared range.
 
         Args:
-            x: the batch.
+            x: The batch.
         """
         self.normalization.check(x)
 

@@ -73,10 +73,10 @@ class Motion:
     """A rotation and scaling about the center of an image, then a translation by whole pixels.
 
     Attributes:
-        degrees: the angle of the rotation.
-        scale: the factor of the scaling.
-        right: pixels to the right.
-        down: pixels downwards.
+        degrees: The angle of the rotation.
+        scale: The factor of the scaling.
+        right: Pixels to the right.
+        down: Pixels downwards.
     """
 
     degrees: float
