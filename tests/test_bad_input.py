@@ -128,8 +128,11 @@ def test_an_output_without_logits() -> None:
             return self.layer(x), x
 
     x = torch.randn(2, 4)
-    with pytest.raises(TypeError, match="output="):
+    with pytest.raises(ctta.ConfigError, match="output="):
         ctta.Source(ReturnsTuple())(x)
+    for missing in (2, "logits"):
+        with pytest.raises(ctta.ConfigError, match=f"there is no {missing!r}"):
+            ctta.Source(ReturnsTuple(), output=missing)(x)
     by_index = ctta.Source(ReturnsTuple(), output=0)
     assert by_index(x).shape == (2, 3)
     assert ctta.Source(ReturnsTuple(), output=lambda out: out[0])(x).shape == (2, 3)
@@ -251,11 +254,14 @@ def test_seed_must_be_an_integer() -> None:
         ctta.CoTTA(make_mlp(), seed=seed)
 
 
-def test_errors_of_the_network_keep_their_type() -> None:
+def test_errors_of_the_network_keep_their_type_and_get_one_note() -> None:
     """Only a wrong number of axes is the caller's mistake for sure; it is raised from the network's error."""
     model = ctta.Tent(make_conv_net())
-    with pytest.raises(RuntimeError, match="channels"):
-        model(torch.rand(2, 5, 6, 6))
+    for call in (model, model.predict, ctta.Guarded(ctta.Tent(make_conv_net()))):
+        with pytest.raises(RuntimeError, match="channels") as failure:
+            call(torch.rand(2, 5, 6, 6))
+        (note,) = failure.value.__notes__
+        assert "shape (2, 5, 6, 6): resize" in note
     with pytest.raises(ctta.InputError) as caught:
         model(torch.rand(2, 1, 3, 6, 6))
     assert isinstance(caught.value.__cause__, RuntimeError)

@@ -23,6 +23,8 @@ def test_hyperparameters_are_parsed_from_text() -> None:
         ("restore",): "NAME=VALUE",
         ("optimizer=Madam",): "a class of torch.optim",
         ("views=many",): "a number of random views",
+        ("decay=much",): "decay must be a number such as 0.999",
+        ("seed=1.5",): "seed must be an integer such as 0",
         ("optimizer.speed=1",): "does not take speed",
     }.items():
         with pytest.raises(ConfigError, match=words):

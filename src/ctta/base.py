@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from ctta.errors import ConfigError
+from ctta.errors import ConfigError, annotate_network_errors
 from ctta.hyperparameters import format_hyperparameters, read_hyperparameters
 from ctta.norms import estimate_running_statistics_, use_batch_statistics_
 from ctta.optim import OptimizerFactory, build_optimizer, load_state_, step_if_finite_
@@ -33,11 +33,11 @@ class Step:
     """What the last update did. The tensors are scalars without a graph.
 
     Attributes:
-        loss: the mean loss of the batch.
-        skipped: whether nothing was updated because the loss or a gradient was not finite.
-        confidence: the mean confidence over the batch: the source's if a gate compares it, else the prediction's.
+        loss: The mean loss of the batch.
+        skipped: Whether nothing was updated because the loss or a gradient was not finite.
+        confidence: The mean confidence over the batch: the source's if a gate compares it, else the prediction's.
             None if the method does not compute it.
-        augmented: the fraction of elements whose target was averaged over views. None if the method has no views.
+        augmented: The fraction of elements whose target was averaged over views. None if the method has no views.
     """
 
     loss: Tensor
@@ -55,10 +55,10 @@ class AdaptiveModel(nn.Module, ABC):
     logits.
 
     Args:
-        net: any network; ``torch.compile`` and data-parallel wrappers are removed.
-        batch_stats: the fraction m of the batch in BatchNorm's statistics, (1-m) * running + m * batch.
-        seed: the seed of all random draws, which depend on nothing else but the number of steps.
-        output: where the logits are in the network's output: a key, an index or a function. By default tensors,
+        net: Any network; ``torch.compile`` and data-parallel wrappers are removed.
+        batch_stats: The fraction m of the batch in BatchNorm's statistics, (1-m) * running + m * batch.
+        seed: The seed of all random draws, which depend on nothing else but the number of steps.
+        output: Where the logits are in the network's output: a key, an index or a function. By default tensors,
             outputs with ``.logits`` and dictionaries with ``out`` or ``logits`` are recognized.
     """
 
@@ -99,13 +99,13 @@ class AdaptiveModel(nn.Module, ABC):
         """Predict a batch and learn from it.
 
         Args:
-            x: a batch of inputs (N, ...). An empty batch is returned as it is.
+            x: A batch of inputs (N, ...). An empty batch is returned as it is.
 
         Returns:
             Detached logits (N, C, ...).
 
         Raises:
-            InputError: the batch cannot be processed; nothing has changed.
+            InputError: The batch cannot be processed; nothing has changed.
         """
 
         def adapt_and_count(rows: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class AdaptiveModel(nn.Module, ABC):
         """Return what ``adapt(x)`` would return, without changing anything.
 
         Args:
-            x: a batch of inputs (N, ...). An empty batch is returned as it is.
+            x: A batch of inputs (N, ...). An empty batch is returned as it is.
 
         Returns:
             Detached logits (N, C, ...).
@@ -134,9 +134,14 @@ class AdaptiveModel(nn.Module, ABC):
         with self.coordinator.step(self, x) as rows:
             if len(rows) == 0:
                 return x
-            # Callers may loop under no_grad or inference_mode, and learning works under neither. Predictions have
-            # gradients on as well, because otherwise torch picks attention kernels that round differently.
-            with translate_rank_errors(self.source, x), torch.inference_mode(False), torch.enable_grad():
+            with (
+                annotate_network_errors(x),
+                translate_rank_errors(self.source, x),
+                # Callers may loop under no_grad or inference_mode, and learning works under neither. Predictions have
+                # gradients on as well, because otherwise torch picks attention kernels that round differently.
+                torch.inference_mode(False),
+                torch.enable_grad(),
+            ):
                 logits = step(rows.clone() if rows.is_inference() else rows.detach())
             return logits.detach()[: len(x)]
 
@@ -172,7 +177,7 @@ class AdaptiveModel(nn.Module, ABC):
         """Return the adapted network as a plain network of the caller's class that no longer adapts.
 
         Args:
-            batches: inputs, or tuples that start with them, to estimate BatchNorm's running statistics from; the
+            batches: Inputs, or tuples that start with them, to estimate BatchNorm's running statistics from; the
                 network then predicts each image independently. Without them its BatchNorms keep using batch
                 statistics as the method did, also after ``eval()``: a prediction depends on the other images of its
                 batch, and the ``state_dict`` alone, loaded elsewhere, has the source's statistics.
@@ -220,7 +225,7 @@ class AdaptiveModel(nn.Module, ABC):
         """Predict a batch and update the model.
 
         Args:
-            x: a checked, non-empty batch; gradients are enabled.
+            x: A checked, non-empty batch; gradients are enabled.
 
         Returns:
             Logits (N, C, ...).
@@ -230,7 +235,7 @@ class AdaptiveModel(nn.Module, ABC):
         """Return what :meth:`adapt_step` would return. Correct for every method; override it to avoid the copy.
 
         Args:
-            x: a checked, non-empty batch.
+            x: A checked, non-empty batch.
 
         Returns:
             Logits (N, C, ...).
@@ -241,11 +246,11 @@ class AdaptiveModel(nn.Module, ABC):
         """Raise for a batch that cannot be processed, before anything changes; extend it for further conditions.
 
         Args:
-            x: the batch as the caller gave it.
+            x: The batch as the caller gave it.
 
         Raises:
-            InputError: the batch has the wrong shape or values.
-            TypeError: it is not a floating-point tensor.
+            InputError: The batch has the wrong shape or values.
+            TypeError: It is not a floating-point tensor.
         """
         check_batch(x)
 
@@ -253,7 +258,7 @@ class AdaptiveModel(nn.Module, ABC):
         """React to having been loaded from a file; does nothing unless overridden.
 
         Args:
-            path: the file.
+            path: The file.
         """
 
     # ---- for a method to build on ----
@@ -269,8 +274,8 @@ class AdaptiveModel(nn.Module, ABC):
         """Build the optimizer of :meth:`minimize` for the parameters of a network that require grad.
 
         Args:
-            net: the network to train.
-            factory: the hyperparameter ``optimizer``.
+            net: The network to train.
+            factory: The hyperparameter ``optimizer``.
         """
         self.optimizer, self.optimizer_factory = build_optimizer(factory, net), factory
 
@@ -278,9 +283,9 @@ class AdaptiveModel(nn.Module, ABC):
         """Take one optimizer step, recorded in ``last_step``; skip it if the loss or a gradient is not finite.
 
         Args:
-            loss: the mean loss over the batch that :meth:`adapt_step` was given.
-            confidence: the mean confidence, for the record.
-            augmented: the fraction of augmented elements, for the record.
+            loss: The mean loss over the batch that :meth:`adapt_step` was given.
+            confidence: The mean confidence, for the record.
+            augmented: The fraction of augmented elements, for the record.
 
         Returns:
             Whether the step was taken.
@@ -297,7 +302,7 @@ class AdaptiveModel(nn.Module, ABC):
         """Return the random generator of this step for one purpose.
 
         Args:
-            purpose: a name such as ``"views"``; different purposes draw independently.
+            purpose: A name such as ``"views"``; different purposes draw independently.
 
         Returns:
             A generator on the CPU, seeded by (seed, number of steps, purpose) and nothing else.
@@ -312,10 +317,10 @@ class AdaptiveModel(nn.Module, ABC):
         plain attributes: ``self.num_seen += len(x)``.
 
         Args:
-            name: the attribute, such as ``"num_seen"``.
+            name: The attribute, such as ``"num_seen"``.
 
         Raises:
-            ConfigError: the name is not an identifier, or already taken.
+            ConfigError: The name is not an identifier, or already taken.
         """
         if not name.isidentifier():
             raise ConfigError(f"a counter needs the name of an attribute, such as 'num_seen', got {name!r}")

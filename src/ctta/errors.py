@@ -1,7 +1,7 @@
 """Exceptions that tell a caller's mistakes apart from failures of the library or of a network.
 
 Whatever else fails inside a network (a ``RuntimeError``, running out of memory) keeps its own type and only gets a
-note, see :func:`annotate_network_errors`.
+note: a model annotates its steps with :func:`annotate_network_errors`.
 """
 
 from collections.abc import Iterator
@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from torch import Tensor
 
 __all__ = ["CheckpointError", "ConfigError", "DataError", "DownloadError", "InputError", "annotate_network_errors"]
+
+_NOTE = "The network failed on a batch of shape"
 
 
 class InputError(ValueError):
@@ -36,8 +38,10 @@ class DownloadError(OSError):
 def annotate_network_errors(x: Tensor) -> Iterator[None]:
     """Add a note with the shape of the batch and a hint to any ``RuntimeError`` of a network.
 
+    Of nested contexts the innermost one adds its note.
+
     Args:
-        x: the batch.
+        x: The batch.
 
     Yields:
         Nothing; the error propagates with its own type.
@@ -45,8 +49,9 @@ def annotate_network_errors(x: Tensor) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        error.add_note(
-            f"The network failed on a batch of shape {tuple(x.shape)}: resize the images to what the network expects, "
-            "or use smaller batches if memory ran out."
-        )
+        if not any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
+            error.add_note(
+                f"{_NOTE} {tuple(x.shape)}: resize the images to what the network expects, or use smaller batches if "
+                "memory ran out."
+            )
         raise

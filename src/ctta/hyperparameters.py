@@ -60,15 +60,15 @@ def parse_hyperparameters(
     ``optimizer=SGD`` chooses one of ``torch.optim``, and ``views=8`` sets the number of random views.
 
     Args:
-        method: the class that the arguments are for.
-        texts: each ``NAME=VALUE``, with a Python literal or a plain word as the value.
-        given: arguments that replace the method's defaults; ``lr`` then changes the given optimizer.
+        method: The class that the arguments are for.
+        texts: Each ``NAME=VALUE``, with a Python literal or a plain word as the value.
+        given: Arguments that replace the method's defaults; ``lr`` then changes the given optimizer.
 
     Returns:
         The arguments named in the texts.
 
     Raises:
-        ConfigError: a text cannot be parsed, or the method or optimizer has no such argument.
+        ConfigError: A text cannot be parsed, or the method or optimizer has no such argument.
 
     >>> from ctta.methods import CoTTA
     >>> parse_hyperparameters(CoTTA, ["restore=0.005", "gate=element", "lr=1e-4"])["optimizer"].keywords
@@ -108,7 +108,7 @@ def _parse_literal(text: str) -> Any:
 
 
 def _convert(name: str, value: Any, default: Any) -> Any:
-    """Return a parsed value as the constructor takes it; it must be a number where the default is one."""
+    """Return a parsed value as the constructor takes it; a number, or an integer, where the default is one."""
     if name == "optimizer":
         optimizer = getattr(torch.optim, str(value), None)
         if not (isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer)):
@@ -118,6 +118,8 @@ def _convert(name: str, value: Any, default: Any) -> Any:
         return _convert_views(value, default)
     if isinstance(default, int | float) and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise ConfigError(f"{name} must be a number such as {default}, got {value!r}")
+    if isinstance(default, int) and not isinstance(value, int):
+        raise ConfigError(f"{name} must be an integer such as {default}, got {value!r}")
     return value
 
 

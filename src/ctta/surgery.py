@@ -79,7 +79,7 @@ class ExtractLogits:
     """A forward hook that reduces the output of a network to its logits, and resizes dense logits to the input.
 
     Attributes:
-        output: where the logits are; None to look in the usual places.
+        output: Where the logits are; None to look in the usual places.
     """
 
     output: Output
@@ -98,20 +98,27 @@ class ExtractLogits:
 
     def select(self, raw: Any) -> Tensor:
         """Return the tensor of logits, of whatever shape, in the output ``raw``."""
+        found = raw
         if callable(self.output):
-            raw = self.output(raw)
+            found = self.output(raw)
         elif self.output is not None:
-            raw = raw[self.output]
+            try:
+                found = raw[self.output]
+            except (LookupError, TypeError) as error:
+                raise ConfigError(
+                    f"the network returned a {type(raw).__name__}, in which there is no {self.output!r}: give another "
+                    "output"
+                ) from error
         elif isinstance(raw, dict) and ("out" in raw or "logits" in raw):
-            raw = raw["out"] if "out" in raw else raw["logits"]
+            found = raw["out"] if "out" in raw else raw["logits"]
         elif not isinstance(raw, Tensor):
-            raw = getattr(raw, "logits", raw)
-        if not isinstance(raw, Tensor):
-            raise TypeError(
-                f"the network returned a {type(raw).__name__}, in which no logits were found; say where they are: "
+            found = getattr(raw, "logits", raw)
+        if not isinstance(found, Tensor):
+            raise ConfigError(
+                f"the network returned a {type(found).__name__}, in which no logits were found; say where they are: "
                 "output=0 (an index), output='key', or output=lambda out: out[0]"
             )
-        return raw
+        return found
 
 
 def resize(x: Tensor, size: Iterable[int]) -> Tensor:

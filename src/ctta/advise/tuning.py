@@ -20,7 +20,7 @@ from ctta.advise.threshold import calibrate_threshold
 from ctta.base import AdaptiveModel
 from ctta.corruptions import HOLD_OUT, corrupt
 from ctta.datasets.clean_images import CleanImages
-from ctta.errors import ConfigError, DataError, annotate_network_errors
+from ctta.errors import ConfigError, DataError
 from ctta.methods import BNStats, CoTTA, Source
 from ctta.views import image_views
 
@@ -109,7 +109,7 @@ class Tuner:
         # Images are moved to the device and dtype of this tensor.
         self.reference = next(iter(net.parameters()), torch.empty(0))
         source = Source(net)
-        logits = torch.cat([_compute_logits(source, x) for x in self._clean_batches()])
+        logits = torch.cat([source(x).cpu() for x in self._clean_batches()])
         if logits.ndim != 2:
             raise ConfigError(
                 f"expected logits of shape (N, classes), got {tuple(logits.shape)}: use a network for classification"
@@ -148,7 +148,7 @@ class Tuner:
             for step, (x, y) in enumerate(self._stream()):
                 if number >= NUM_BASELINES and time.monotonic() > deadline:
                     return
-                logits = _compute_logits(model, x)
+                logits = model(x).cpu()
                 wrong.append((logits.argmax(1) != y) | ~logits.isfinite().all(1))
                 if on_step:
                     on_step(number * self.num_steps + step + 1, total)
@@ -240,12 +240,6 @@ class Tuner:
 
     def _to_tensor(self, pixels: NDArray[np.uint8]) -> Tensor:
         return torch.from_numpy(pixels).permute(0, 3, 1, 2).div(255).to(self.reference)
-
-
-def _compute_logits(model: AdaptiveModel, x: Tensor) -> Tensor:
-    with annotate_network_errors(x):
-        logits: Tensor = model(x)
-    return logits.cpu()
 
 
 def _select_labels(clean: CleanImages, num_classes: int, use_labels: bool | None) -> NDArray[np.int64] | None:

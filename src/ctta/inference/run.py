@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.files import save
-from ctta.errors import ConfigError, annotate_network_errors
+from ctta.errors import ConfigError
 from ctta.evaluation.journal import SaveSchedule
 from ctta.inference.predictions import PredictionFile
 from ctta.methods import Source
@@ -84,8 +84,7 @@ class InferenceRun:
 
     def predict(self, model: AdaptiveModel, x: Tensor) -> Predictions:
         """Return the most probable class of each image and its probability, 0 where the logits are not finite."""
-        with annotate_network_errors(x):
-            logits = model(x)
+        logits = model(x)
         if logits.ndim != 2:
             raise ConfigError(
                 f"expected logits of shape (N, classes), got {tuple(logits.shape)}: use a network for classification"
