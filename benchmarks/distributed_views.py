@@ -36,7 +36,7 @@ def time_together(call: Callable[[], object], ranks: range) -> float:
 
 
 def measure_view_fraction(model: CoTTA, x: Tensor) -> float:
-    """Return the fraction of a step's time that is elapsed on the views, the only part that is divided."""
+    """Return the fraction of a step's time that is spent on the views, the only part that is divided."""
     predict_over_views, elapsed = CoTTA._predict_over_views, []
 
     def timed(self: CoTTA, x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ FRAMES_AS_FLOATS = torch.from_numpy(FRAMES).permute(0, 3, 1, 2) / 255
 
 
 def create_data(seed: int = 0) -> Corrupted:
-    """Return the images as a data set under every corruption."""
+    """Return the images as a dataset under every corruption."""
     return Corrupted(IMAGES, LABELS, name="noise", seed=seed)
 
 

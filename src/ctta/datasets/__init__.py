@@ -1,4 +1,4 @@
-"""Data sets: downloads into a cache, and readers whose images the protocols of :mod:`ctta.streams` take.
+"""Datasets: downloads into a cache, and readers whose images the protocols of :mod:`ctta.streams` take.
 
 >>> import ctta
 >>> stream = ctta.streams.continual(ctta.datasets.sample(), names=("fog", "snow"), limit=100, batch_size=50)

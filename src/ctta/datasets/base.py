@@ -1,4 +1,4 @@
-"""Protocols that readers implement: the images of one domain, and a data set under several corruptions."""
+"""Protocols that readers implement: the images of one domain, and a dataset under several corruptions."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -52,7 +52,7 @@ class HasOrigins(Protocol):
 
 @runtime_checkable
 class HasClassNames(Protocol):
-    """Images whose data set names its classes, in the order of the labels."""
+    """Images whose dataset names its classes, in the order of the labels."""
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -60,16 +60,16 @@ class HasClassNames(Protocol):
 
 
 class CorruptionDataset(Protocol):
-    """A data set that exists under several corruptions and severities, such as CIFAR-10-C.
+    """A dataset that exists under several corruptions and severities, such as CIFAR-10-C.
 
     Attributes:
-        name: Name of the data set, part of the name of every stream over it.
+        name: Name of the dataset, part of the name of every stream over it.
         read_ahead: Number of batches worth reading in the background.
     """
 
     @property
     def name(self) -> str:
-        """Name of the data set, part of the name of every stream over it."""
+        """Name of the dataset, part of the name of every stream over it."""
 
     @property
     def read_ahead(self) -> int:

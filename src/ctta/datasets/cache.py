@@ -17,7 +17,7 @@ def cache_dir() -> Path:
 
 
 def download(name: str, *, cache: str | os.PathLike[str] | None = None, progress: bool = True) -> Path:
-    """Return the path of a public data set or checkpoint, downloading it on first use.
+    """Return the path of a public dataset or checkpoint, downloading it on first use.
 
     Archives are unpacked and then deleted; checkpoints stay single files. Nothing is requested from the network for
     what is in the cache. An interrupted download resumes where it stopped. A file that you put into the cache folder
@@ -65,7 +65,7 @@ def find(name: str, *, cache: str | os.PathLike[str] | None = None) -> Path:
 
 
 def suggest_download(folder: Path, name: str) -> str:
-    """Return the advice for a folder of a public data set that is missing or incomplete."""
+    """Return the advice for a folder of a public dataset that is missing or incomplete."""
     # What exists is not downloaded again; but a typo in a path must not suggest to delete an unrelated folder.
     delete = f"; if it is correct, delete {folder}" if folder.is_dir() else ""
     return f"check the path{delete} and run: ctta data get {name}"

@@ -1,4 +1,4 @@
-"""Catalog of the public data sets and checkpoints that can be downloaded."""
+"""Catalog of the public datasets and checkpoints that can be downloaded."""
 
 from dataclasses import dataclass
 
@@ -33,7 +33,7 @@ def _google_drive(identifier: str, file: str) -> Dataset:
     return Dataset(url, file, is_archive=False, needs_confirmation=True)
 
 
-#: All data sets and checkpoints by the name that :func:`ctta.datasets.download` takes.
+#: All datasets and checkpoints by the name that :func:`ctta.datasets.download` takes.
 DATASETS: dict[str, Dataset] = {
     "cifar10-c": Dataset(
         "https://zenodo.org/records/2535967/files/CIFAR-10-C.tar?download=1",

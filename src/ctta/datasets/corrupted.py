@@ -116,7 +116,7 @@ def sample(*, seed: int = 0, frost_photos: PhotoPaths | None = None) -> Corrupte
         frost_photos: As for :class:`Corrupted`.
 
     Returns:
-        A data set for the protocols of :mod:`ctta.streams`.
+        A dataset for the protocols of :mod:`ctta.streams`.
     """
     with as_file(files("ctta.datasets") / "sample.npz") as path, np.load(path) as arrays:
         images, labels = arrays["images"], arrays["labels"].astype(np.int64)

@@ -35,8 +35,8 @@ def evaluate(
     """Send a stream through a model and score its predictions as they come.
 
     Where labels are maps (N, H, W), pixels are scored at the resolution of the maps (:mod:`ctta.evaluation.metrics`).
-    Of a model on several ranks (:func:`ctta.distributed.data_parallel`), every rank is given the same stream, takes its
-    rows of each batch, and gets the whole result; rank 0 writes the folder.
+    With a model on several ranks (:func:`ctta.distributed.data_parallel`), every rank is given the same stream, takes
+    its rows of each batch, and returns the whole result; rank 0 writes the folder.
 
     Args:
         model: A new model; it adapts unless it is frozen.
@@ -170,7 +170,7 @@ def _evaluate_batch(
 
 def _check_classes(score: ImageScore | PixelScore, names: tuple[str, ...]) -> None:
     """Raise if the model predicts another number of classes than the dataset has."""
-    # The range of labels is no proof: labels of 19 classes also fit a network for 150.
+    # The range of labels cannot tell: labels of 19 classes are also valid for a network with 150.
     if names and isinstance(score, PixelScore) and len(score.num_labeled) != len(names):
         raise ConfigError(
             f"the model has {len(score.num_labeled)} classes, but the dataset has {len(names)} "

@@ -40,7 +40,7 @@ class SaveSchedule:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Metric how long the save within the block takes.
+        """Measure how long the save within the block takes.
 
         Yields:
             Nothing.

@@ -57,10 +57,10 @@ def load_huggingface(name: str) -> nn.Module:
         name: Repository such as ``microsoft/resnet-50``, or the path of a local folder.
     """
     transformers = import_library("transformers")
-    with _annotate_hub_errors(name):
+    with _translate_hub_errors(name):
         config = transformers.AutoConfig.from_pretrained(name)
     auto_class = get_attribute(transformers, _select_auto_class(config, name))
-    with _annotate_hub_errors(name):
+    with _translate_hub_errors(name):
         processor = _read_processor_config(transformers, config, name)
         net: nn.Module = auto_class.from_pretrained(name).float()  # some files hold 16-bit weights
     _check_processor(processor, f"hf:{name}")
@@ -72,7 +72,8 @@ def load_huggingface(name: str) -> nn.Module:
 
 
 @contextmanager
-def _annotate_hub_errors(name: str) -> Iterator[None]:
+def _translate_hub_errors(name: str) -> Iterator[None]:
+    """Turn an error of the hub into a ConfigError that names the network."""
     try:
         yield
     except (OSError, ValueError) as error:  # unknown name, no connection, or a network for another task

@@ -73,7 +73,7 @@ def import_library(name: str) -> Any:
         if error.name == package:
             requirement = REQUIREMENTS.get(package, package)
             raise ImportError(
-                f"this network needs {package}, which is not installed: pip install {requirement}", name=package
+                f"this network needs {package}, which is not installed: pip install {requirement}"
             ) from error
         raise _broken_library(package, error) from error
     except (ImportError, RuntimeError, AttributeError, OSError) as error:
@@ -99,6 +99,5 @@ def _broken_library(package: str, error: Exception) -> ImportError:
     packages = " ".join(dict.fromkeys(("torch", "torchvision", package)))
     return ImportError(
         f"this network needs {package}, which is installed but cannot be imported ({first_line(error)}): install "
-        f"compatible versions (torch is {torch.__version__}) with pip install --upgrade {packages}",
-        name=package,
+        f"compatible versions (torch is {torch.__version__}) with pip install --upgrade {packages}"
     )

@@ -6,7 +6,7 @@ from torch import nn
 
 from ctta.errors import ConfigError
 from ctta.models.huggingface import load_huggingface
-from ctta.models.pretrained import load_timm, load_torchvision
+from ctta.models.pretrained import first_line, load_timm, load_torchvision
 from ctta.models.python_file import load_python_file
 from ctta.models.resnet20 import embedded
 from ctta.models.resnext import ResNeXt29
@@ -88,8 +88,9 @@ def to_device(net: nn.Module, device: str) -> nn.Module:
     try:
         return net.to(device)
     except (RuntimeError, AssertionError) as error:  # torch raises either for a device that is not there
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise ConfigError(f"cannot use device {device!r}: {reason}; expected a device such as cpu or cuda:0") from error
+        raise ConfigError(
+            f"cannot use device {device!r}: {first_line(error)}; expected a device such as cpu or cuda:0"
+        ) from error
 
 
 def _load_wide_resnet(path: str) -> nn.Module:

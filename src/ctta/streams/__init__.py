@@ -1,4 +1,4 @@
-"""Streams: the protocols in which the domains of a data set arrive.
+"""Streams: the protocols in which the domains of a dataset arrive.
 
 A stream yields :class:`Batch` after :class:`Batch`. It has a length, a position that can be saved and restored, the
 names of its domains, and a hash: results are comparable if their hashes agree. Only :func:`live`, which reads a running

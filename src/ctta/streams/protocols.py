@@ -36,7 +36,7 @@ def continual(
     """Return one corruption after the other at one severity: the protocol of the paper's tables.
 
     Args:
-        data: The data set.
+        data: The dataset.
         severity: 1 (weak) to 5 (strong).
         order: None for the standard order, or 0 to 9 for a random order of the authors' code.
         names: Instead of an order, the corruptions to use, in this order.
@@ -48,7 +48,7 @@ def continual(
 
     Raises:
         ConfigError: Both ``order`` and ``names`` are given, or one has no such value.
-        DataError: A file of the data set is missing or damaged.
+        DataError: A file of the dataset is missing or damaged.
     """
     chosen, description = _choose_corruptions(order, names)
     steps = [(corruption, severity) for corruption in chosen]
@@ -70,7 +70,7 @@ def gradual(
     fifteen corruptions instead of 135.
 
     Args:
-        data: The data set.
+        data: The dataset.
         variant: "paper" (135 segments) or "authors" (131 segments).
         order: As for :func:`continual`.
         names: As for :func:`continual`.
@@ -82,7 +82,7 @@ def gradual(
 
     Raises:
         ConfigError: Both ``order`` and ``names`` are given, or a setting has no such value.
-        DataError: A file of the data set is missing or damaged.
+        DataError: A file of the dataset is missing or damaged.
     """
     check_choice("variant", variant, ("paper", "authors"))
     chosen, description = _choose_corruptions(order, names)
@@ -131,7 +131,7 @@ def correlated(stream: Stream, *, concentration: float = 0.1, seed: int = 0, num
     segments = []
     for number, segment in enumerate(stream.segments):
         if segment.images.labels is None:
-            raise ConfigError(f"{segment.domain} has no labels to order its images by: use a data set with labels")
+            raise ConfigError(f"{segment.domain} has no labels to order its images by: use a dataset with labels")
         labels = segment.images.labels[segment.rows]
         generator = np.random.default_rng([seed, number])
         slot_of = np.empty(len(labels), dtype=np.int64)

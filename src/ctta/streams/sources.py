@@ -1,4 +1,4 @@
-"""Streams made directly from a data set: arrays, folders of images, ACDC, Cityscapes, drawn streets."""
+"""Streams made directly from a dataset: arrays, folders of images, ACDC, Cityscapes, drawn streets."""
 
 import os
 from collections.abc import Sequence

@@ -78,7 +78,7 @@ class Segment:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes in the order of the labels; empty if the data set does not name them."""
+        """Names of the classes in the order of the labels; empty if the dataset does not name them."""
         return self.images.class_names if isinstance(self.images, HasClassNames) else ()
 
     @property
@@ -126,7 +126,7 @@ class Stream:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes in the order of the labels; empty if the data set does not name them."""
+        """Names of the classes in the order of the labels; empty if the dataset does not name them."""
         return self.segments[0].class_names
 
     @property
