@@ -96,15 +96,15 @@ def make_image_score(wrong: int, batch_size: int) -> dict[str, Any]:
     return {"count": batch_size, "wrong": wrong, "bins": make_bins(wrong, batch_size)}
 
 
-def make_pixel_score(right: Sequence[int], *, labelled: int = 1000, count: int = 1) -> dict[str, Any]:
+def make_pixel_score(right: Sequence[int], *, num_labeled: int = 1000, count: int = 1) -> dict[str, Any]:
     """Return a score of classes with equally many pixels; wrong pixels are predicted as the next class."""
-    wrong = [labelled - number for number in right]
+    wrong = [num_labeled - number for number in right]
     return {
         "count": count,
-        "labelled": [labelled] * len(right),
+        "labelled": [num_labeled] * len(right),
         "predicted": [number + wrong[place - 1] for place, number in enumerate(right)],
         "right": list(right),
-        "bins": make_bins(sum(wrong), labelled * len(right)),
+        "bins": make_bins(sum(wrong), num_labeled * len(right)),
     }
 
 

@@ -13,7 +13,7 @@ from benchmark_runs import NETWORK, count_batches, plan_run, read_records, write
 import ctta.benchmark
 from ctta.benchmark import BenchmarkRun, JobOutcome, ProcessExecutor, SerialExecutor, execute
 from ctta.benchmark.execution import ProgressCounter
-from ctta.errors import ConfigError
+from ctta.errors import ConfigError, DataError
 from ctta.evaluation import BatchRecord
 
 
@@ -82,7 +82,7 @@ def test_script_without_a_main_guard_can_use_workers() -> None:
     assert (ended.stdout, ended.stderr) == ("2 ()\n", "")
 
 
-def test_failed_cells_do_not_stop_the_others(network: Path) -> None:
+def test_failed_cells_do_not_stop_the_others(network: Path, caplog: pytest.LogCaptureFixture) -> None:
     needs_batches = """
 class NeedsBatchStatistics(nn.BatchNorm2d):
     def forward(self, x):
@@ -99,6 +99,9 @@ def tiny():
     (failure,) = outcome.failures
     assert failure.cell.method == "source"
     assert failure.error == "RuntimeError: no batch statistics"
+    (record,) = caplog.records
+    assert record.getMessage() == "cell source-standard failed"
+    assert record.exc_info is not None and record.exc_info[0] is RuntimeError  # a handler prints its traceback
 
 
 @pytest.mark.usefixtures("network")
@@ -184,6 +187,18 @@ def test_complete_cells_are_kept_but_not_mixed_with_another_network(tmp_path: Pa
     assert (tmp_path / "run" / "run.json").read_text() == recorded  # the report shows what made the results
 
 
+@pytest.mark.parametrize(
+    "file", ["run.json", "cells/source-standard/about.json", "cells/source-standard/batches.jsonl"]
+)
+def test_damaged_files_are_named(tmp_path: Path, network: Path, file: str) -> None:
+    run = plan_run(tmp_path / "run", network, methods=("source",))
+    execute(run, SerialExecutor())
+    for damaged in ("{\n", "{}\n"):
+        (run.folder / file).write_text(damaged)
+        with pytest.raises(DataError, match=f"{file} (is damaged|was written by another version)"):
+            plan_run(run.folder, network, methods=("source",))
+
+
 def test_progress_is_counted_in_the_files(tmp_path: Path, network: Path) -> None:
     run = plan_run(tmp_path / "run", network, methods=("source",))
     counter = ProgressCounter(run)
@@ -200,14 +215,14 @@ def test_progress_is_counted_in_the_files(tmp_path: Path, network: Path) -> None
         (lambda folder, network: plan_run(folder, network, methods=("cota",)), "has no method 'cota'; it has source,"),
         (lambda folder, network: plan_run(folder, network, orders=(12,)), "order must be None"),
         (lambda folder, network: plan_run(folder, network, seeds=()), "seeds is an empty list"),
-        (lambda folder, network: plan_run(folder, network, "broken"), "no such weights"),
+        (lambda folder, network: plan_run(folder, network, "broken"), "network.py failed with ValueError: no such"),
     ],
     ids=["method", "order", "seeds", "network"],
 )
 def test_mistakes_are_found_before_a_cell_starts(
     tmp_path: Path, network: Path, plan_wrongly: Callable[[Path, Path], BenchmarkRun], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match=message):
         plan_wrongly(tmp_path / "run", network)
     assert not (tmp_path / "run").exists()
 

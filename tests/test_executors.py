@@ -87,7 +87,8 @@ def test_error_in_a_cell_is_reported_once_in_one_line(
         NETWORK.replace("def tiny():", 'def tiny():\n    raise ValueError("no such weights\\nat all")\n')
     )
     failures = execute(run, executor)
-    assert [outcome.error for outcome in failures] == ["ValueError: no such weights"] * 2
+    expected = f"ConfigError: {network} failed with ValueError: no such weights"
+    assert [outcome.error for outcome in failures] == [expected] * 2
 
 
 def test_cell_uses_the_requested_number_of_threads(tmp_path: Path, network: Path) -> None:

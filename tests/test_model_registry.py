@@ -166,9 +166,19 @@ def test_malformed_file_names(path_and_name: str, message: str) -> None:
         load(f"file:{path_and_name}")
 
 
-def test_an_error_inside_the_file_is_reported_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text("1 / 0")
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("raise ValueError('no such weights\\nat all')", "ValueError: no such weights"),
+        ("import package_that_does_not_exist", "ModuleNotFoundError: No module named 'package_that_does_not_exist'"),
+        ("open('nowhere.pt')", "FileNotFoundError: .*nowhere.pt"),
+    ],
+)
+def test_an_error_inside_the_file_is_reported_in_one_line(tmp_path: Path, statement: str, message: str) -> None:
+    (tmp_path / "model.py").write_text(statement)
     before = set(sys.modules)
-    with pytest.raises(ConfigError, match=r"model\.py failed with ZeroDivisionError: division by zero"):
+    with pytest.raises(ConfigError, match=rf"model\.py failed with {message}") as raised:
         load(f"file:{tmp_path / 'model.py'}:build")
+    assert "\n" not in str(raised.value)
     assert set(sys.modules) == before

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import ctta
+from ctta.cli import is_user_error
 from ctta.errors import ConfigError
 from ctta.models import Normalized, SlidingWindow, load
 
@@ -273,8 +274,9 @@ SPECS = {"timm": "timm:resnet50", "torchvision": "torchvision:resnet50", "transf
 def test_missing_library(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     install = r"'ctta\[segmentation\]'" if package == "transformers" else package
-    with pytest.raises(ImportError, match=f"needs {package}, which is not installed: pip install {install}$"):
+    with pytest.raises(ImportError, match=f"needs {package}, which is not installed: pip install {install}$") as raised:
         load(SPECS[package])
+    assert is_user_error(raised.value)  # the command prints the sentence alone
 
 
 @pytest.mark.parametrize("package", SPECS)
@@ -290,8 +292,11 @@ def test_broken_library(package: str, failure: str, tmp_path: Path, monkeypatch:
     (tmp_path / f"{package}.py").write_text(failure)
     monkeypatch.delitem(sys.modules, package, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ImportError, match=rf"needs {package}, which is installed but .*pip install --upgrade torch "):
+    with pytest.raises(
+        ImportError, match=rf"needs {package}, which is installed but .*pip install --upgrade torch "
+    ) as raised:
         load(SPECS[package])
+    assert is_user_error(raised.value)
 
 
 def test_broken_lazy_import_of_transformers(huggingface: FakeTransformers) -> None:

@@ -116,7 +116,7 @@ def test_correlated_draws_independently_for_each_segment() -> None:
 
 def test_correlated_needs_labels() -> None:
     segment = Segment("d", ImageFiles("p", (Path("a"),), None), np.arange(1))
-    with pytest.raises(ConfigError, match="no labels"):
+    with pytest.raises(DataError, match="no labels"):
         correlated(Stream("s", [segment]))
 
 

@@ -92,7 +92,7 @@ def test_gradual_streams_have_a_column_per_corruption(tmp_path: Path) -> None:
     assert [column.key for column in table.columns] == [*STANDARD, "mean"]
     assert table.rows[0].cells[0].value == pytest.approx(mean(place / 2 for place in range(5)))  # 5, 4, 3, 2, 1
     assert table.rows[0].cells[1].value == pytest.approx(mean(place / 2 for place in range(5, 14)))
-    # The mean is that of all segments, not of the columns: the first kind has fewer.
+    # The mean is that of all segments, not of the columns: the first corruption has fewer.
     assert table.rows[0].cells[-1].value == pytest.approx(mean(place / 2 for place in range(131)))
     assert table.rows[0].cells[-1].published == 10.4 and table.rows[0].cells[0].published is None
     assert any("10 orders" in note for note in table.notes)

@@ -143,7 +143,7 @@ def test_contract(method: type[ctta.AdaptiveModel]) -> None:
     ],
 )
 def test_invalid_windows(settings: dict[str, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match=message):
         SlidingWindow(build_network(), **settings)
 
 

@@ -236,8 +236,8 @@ def test_frames_of_any_size(size: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"condition": "hail"}, ValueError, r"condition must be one of 'clear', .*, got 'hail'"),
-        ({"split": "test"}, ValueError, "split must be one of 'train', 'choose', 'report', got 'test'"),
+        ({"condition": "hail"}, ConfigError, r"condition must be one of 'clear', .*, got 'hail'"),
+        ({"split": "test"}, ConfigError, "split must be one of 'train', 'choose', 'report', got 'test'"),
         (
             {"condition": "fog", "split": "choose"},
             ConfigError,

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from ctta.benchmark.plan import BenchmarkRun
 from ctta.benchmark.recipes import build_task
+from ctta.errors import DataError
 from ctta.evaluation.examples import FOLDER, save_examples
 from ctta.evaluation.metrics import MIOU
 from ctta.evaluation.results import Result, read_result
@@ -42,7 +43,7 @@ def _read_pixel_results(cells: Path) -> list[tuple[Path, Result]]:
     for about in cells.glob("*/about.json"):
         try:
             result = read_result(about.parent)
-        except (ValueError, TypeError, KeyError):  # a damaged file, which the report lists
+        except DataError:  # the report lists it
             continue
         if result.is_complete and result.metric == MIOU:
             found.append((about.parent, result))

@@ -1,6 +1,7 @@
 """Where cells run: the protocol of an executor, and those of this machine."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -11,7 +12,10 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from ctta.benchmark.cells import BenchmarkCell
+from ctta.errors import CheckpointError, ConfigError, DataError, InputError
 from ctta.evaluation.results import BatchRecord
+
+logger = logging.getLogger("ctta.benchmark")
 
 WORKER = "ctta.benchmark.worker"
 
@@ -59,6 +63,8 @@ class Executor(Protocol):
 def run_cell(cell: BenchmarkCell, on_batch: Callable[[BatchRecord], None] | None = None) -> str | None:
     """Run a cell in this process.
 
+    The traceback of an error that is not the user's mistake is logged.
+
     Args:
         cell: The cell.
         on_batch: Called after each batch.
@@ -69,6 +75,8 @@ def run_cell(cell: BenchmarkCell, on_batch: Callable[[BatchRecord], None] | None
     try:
         cell.run(on_batch)
     except Exception as error:  # whatever it is, it is reported and the other cells continue
+        if not isinstance(error, InputError | ConfigError | CheckpointError | DataError | OSError | ImportError):
+            logger.exception("cell %s failed", cell.name)  # not the user's mistake: its traceback is needed
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return None
 

@@ -15,8 +15,7 @@ from ctta.evaluation.results import Result, read_result
 from ctta.io.atomic import atomic_write
 from ctta.io.provenance import check_same_settings
 from ctta.models import to_device
-
-FORMAT = 1
+from ctta.report.runs import FORMAT, read_run_file
 
 
 @dataclass(frozen=True)
@@ -73,6 +72,7 @@ def plan(
     Raises:
         ConfigError: An argument does not fit the recipe, or the folder was made with other options, another network or
             other data.
+        DataError: A file of the folder is damaged.
     """
     task = build_task(recipe, options)
     methods = _choose("methods", methods, task.default_methods)
@@ -118,10 +118,9 @@ def _cell_name(method: str, order: int | None, seed: int | None) -> str:
 
 def _earlier_commands(folder: Path, requested: dict[str, Any]) -> list[str]:
     """Return the commands that have filled the folder so far; raise if they asked for something else."""
-    path = folder / "run.json"
-    if not path.exists():
+    if not (folder / "run.json").exists():
         return []
-    recorded = json.loads(path.read_text())
+    recorded = read_run_file(folder)
     check_same_settings(folder, recorded, json.loads(json.dumps(requested)))
     commands: list[str] = recorded["commands"]
     return commands

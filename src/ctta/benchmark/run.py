@@ -72,10 +72,6 @@ def run(
     A cell is one method, one order and one seed. Interrupted at any moment, the same call continues where it was and
     ends with identical results. A cell that fails does not stop the others.
 
-    >>> import ctta.benchmark
-    >>> outcome = ctta.benchmark.run("demo", methods=["source", "cotta"], workers=2)    # doctest: +SKIP
-    >>> {result.method: result.error for result in outcome.results}                     # doctest: +SKIP
-
     Args:
         recipe: A key of :data:`ctta.benchmark.RECIPES`, such as ``"demo"`` or ``"cifar10c"``.
         methods: Names of methods of the recipe; its own choice by default.
@@ -107,6 +103,11 @@ def run(
 
     Raises:
         ConfigError: An argument does not fit the recipe, or the folder was made with other settings.
+        DataError: A file of the dataset or of the folder is missing or damaged.
+
+    >>> import ctta.benchmark
+    >>> outcome = ctta.benchmark.run("demo", methods=["source", "cotta"], workers=2)    # doctest: +SKIP
+    >>> {result.method: result.error for result in outcome.results}                     # doctest: +SKIP
     """
     if (workers > 0) + (ray is not None) + (executor is not None) > 1:
         raise ConfigError("workers, ray and executor each choose where cells run: give at most one of them")

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -222,11 +223,15 @@ def read_batches(path: Path) -> list[BatchRecord]:
 
     Returns:
         The records; a last line that was cut off when the process was killed is left out.
+
+    Raises:
+        DataError: The file is damaged.
     """
     if not path.is_file():
         return []
     *complete, _unfinished = path.read_text().split("\n")
-    return [BatchRecord.from_json(line) for line in complete]
+    with _report_damage(path):
+        return [BatchRecord.from_json(line) for line in complete]
 
 
 def read_result(folder: Path) -> Result:
@@ -239,9 +244,11 @@ def read_result(folder: Path) -> Result:
         The result, which may be incomplete.
 
     Raises:
-        DataError: The folder was written by an incompatible version.
+        DataError: A file is damaged, or was written by an incompatible version.
     """
-    return Result.from_batches(read_about(folder / "about.json"), read_batches(folder / "batches.jsonl"))
+    about, batches = read_about(folder / "about.json"), read_batches(folder / "batches.jsonl")
+    with _report_damage(folder / "about.json"):
+        return Result.from_batches(about, batches)
 
 
 def read_about(path: Path) -> dict[str, Any]:
@@ -254,14 +261,27 @@ def read_about(path: Path) -> dict[str, Any]:
         All fields of the result but its batches; settings have the names of this version.
 
     Raises:
-        DataError: The file was written by an incompatible version.
+        DataError: The file is damaged, or was written by an incompatible version.
     """
-    about: dict[str, Any] = json.loads(path.read_text())
-    if about.pop("format") != FORMAT:
-        raise DataError(f"{path} was written by an incompatible version of ctta: evaluate again")
-    if about["environment"].get("ctta", "").startswith("0.1."):
-        about["settings"] = _upgrade_settings(about["settings"])
-    return about
+    with _report_damage(path):
+        about: dict[str, Any] = json.loads(path.read_text())
+        if about.pop("format") != FORMAT:
+            raise DataError(f"{path} was written by an incompatible version of ctta: evaluate again")
+        if about["environment"].get("ctta", "").startswith("0.1."):
+            about["settings"] = _upgrade_settings(about["settings"])
+        return about
+
+
+@contextmanager
+def _report_damage(path: Path) -> Iterator[None]:
+    """Turn whatever parsing a damaged file raises into a DataError."""
+    try:
+        yield
+    except DataError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise DataError(f"{path} is damaged ({reason}): delete its folder and evaluate again") from error
 
 
 def _upgrade_settings(settings: dict[str, str]) -> dict[str, str]:

@@ -12,7 +12,8 @@ from typing import Any, cast
 
 from torch import nn
 
-from ctta.errors import ConfigError
+from ctta.errors import CheckpointError, ConfigError
+from ctta.models.pretrained import first_line
 
 _FORM = "expected 'file:PATH.py:function', such as 'file:my_model.py:build'"
 
@@ -35,10 +36,10 @@ def load_python_file(path_and_name: str) -> nn.Module:
     with _siblings_importable(file):
         try:
             net = _get_function(_import_file(file), name, file)()
-        except (ValueError, OSError, ImportError):
-            raise  # these messages are specific enough
-        except Exception as error:  # any other failure of a user's file
-            raise ConfigError(f"{file} failed with {type(error).__name__}: {error}") from error
+        except (ConfigError, CheckpointError):
+            raise  # of this library, which the file may use; these messages are specific enough
+        except Exception as error:  # whatever else fails in a user's file
+            raise ConfigError(f"{file} failed with {type(error).__name__}: {first_line(error)}") from error
     if not isinstance(net, nn.Module):
         raise ConfigError(f"{name} in {file} returned {type(net).__name__}; expected a torch.nn.Module")
     return net

@@ -68,15 +68,7 @@ def read_runs(folders: Sequence[Path]) -> list[RecordedRun]:
 
 def read_run(folder: Path, name: str | None = None) -> RecordedRun:
     """Read one benchmark run; its name defaults to that of the folder."""
-    name = name or folder.resolve().name
-    try:
-        about = json.loads((folder / "run.json").read_text())
-    except FileNotFoundError:
-        raise DataError(f"{folder} has no run.json: expected a folder that a benchmark wrote") from None
-    except ValueError as error:
-        raise DataError(f"{folder / 'run.json'} is damaged ({error}): run the benchmark again") from error
-    if about.get("format") != FORMAT:
-        raise DataError(f"{folder / 'run.json'} was written by another version of ctta: run the benchmark again")
+    name, about = name or folder.resolve().name, read_run_file(folder)
     results: list[Result] = []
     missing: list[MissingCell] = []
     for cell in sorted(path for path in (folder / "cells").glob("*") if path.is_dir()):
@@ -96,13 +88,27 @@ def read_run(folder: Path, name: str | None = None) -> RecordedRun:
     )
 
 
+def read_run_file(folder: Path) -> dict[str, Any]:
+    """Return what ``run.json`` records about a run: recipe, options, threads and commands."""
+    path = folder / "run.json"
+    try:
+        about: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise DataError(f"{folder} has no run.json: expected a folder that a benchmark wrote") from None
+    except ValueError as error:
+        raise DataError(f"{path} is damaged ({error}): delete it and run the benchmark again") from error
+    if about.get("format") != FORMAT:
+        raise DataError(f"{path} was written by another version of ctta: run the benchmark again")
+    return about
+
+
 def _read_cell(cell: Path) -> Result | str:
     """Return the result of a cell, or the reason why there is none."""
     if not (cell / "about.json").is_file():
         return "not started"
     try:
         result = read_result(cell)
-    except (ValueError, TypeError, KeyError) as error:  # a damaged file can cause any of these
+    except DataError as error:
         return f"cannot be read: {error}"
     return result if result.is_complete else f"{len(result.batches)} of {result.num_batches} batches done"
 

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from ctta.datasets.base import CorruptionDataset
-from ctta.errors import ConfigError
+from ctta.errors import ConfigError, DataError
 from ctta.streams.mixture import Mixture
 from ctta.streams.orders import corruption_order
 from ctta.streams.stream import Segment, Stream
@@ -123,7 +123,8 @@ def correlated(stream: Stream, *, concentration: float = 0.1, seed: int = 0, num
         A stream of the same images in another order.
 
     Raises:
-        ConfigError: A segment has no labels, or a setting is out of range.
+        ConfigError: A setting is out of range.
+        DataError: A segment has no labels.
     """
     if not concentration > 0:
         raise ConfigError(f"concentration must be above 0, got {concentration}")
@@ -131,7 +132,7 @@ def correlated(stream: Stream, *, concentration: float = 0.1, seed: int = 0, num
     segments = []
     for number, segment in enumerate(stream.segments):
         if segment.images.labels is None:
-            raise ConfigError(f"{segment.domain} has no labels to order its images by: use a dataset with labels")
+            raise DataError(f"{segment.domain} has no labels to order its images by: use a dataset with labels")
         labels = segment.images.labels[segment.rows]
         generator = np.random.default_rng([seed, number])
         slot_of = np.empty(len(labels), dtype=np.int64)
