@@ -74,6 +74,10 @@ def clone_input(net: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...
     return (inputs[0].clone(), *inputs[1:])
 
 
+class MissingLogitsError(ConfigError):
+    """Raised if the output of a network does not hold logits where they are expected."""
+
+
 @dataclass(frozen=True)
 class ExtractLogits:
     """A forward hook that reduces the output of a network to its logits, and resizes dense logits to the input.
@@ -105,7 +109,7 @@ class ExtractLogits:
             try:
                 found = raw[self.output]
             except (LookupError, TypeError) as error:
-                raise ConfigError(
+                raise MissingLogitsError(
                     f"the network returned a {type(raw).__name__}, in which there is no {self.output!r}: give another "
                     "output"
                 ) from error
@@ -114,7 +118,7 @@ class ExtractLogits:
         elif not isinstance(raw, Tensor):
             found = getattr(raw, "logits", raw)
         if not isinstance(found, Tensor):
-            raise ConfigError(
+            raise MissingLogitsError(
                 f"the network returned a {type(found).__name__}, in which no logits were found; say where they are: "
                 "output=0 (an index), output='key', or output=lambda out: out[0]"
             )

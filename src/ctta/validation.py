@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ctta.errors import ConfigError, InputError
 from ctta.norms import has_running_statistics
-from ctta.surgery import infer_input_rank
+from ctta.surgery import MissingLogitsError, infer_input_rank
 from ctta.views import Views
 from ctta.views.average import require_split_view
 
@@ -91,6 +91,8 @@ def translate_rank_errors(net: nn.Module, x: Tensor) -> Iterator[None]:
     """
     try:
         yield
+    except MissingLogitsError:  # the network has not failed
+        raise
     except (RuntimeError, ValueError) as error:
         rank = infer_input_rank(net)
         if rank is None or x.ndim == rank:
