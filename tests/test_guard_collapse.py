@@ -1,6 +1,7 @@
 """Collapse detection of a guard, and its remedies."""
 
 from itertools import pairwise
+from typing import get_args
 
 import pytest
 import torch
@@ -21,9 +22,10 @@ from guarded_streams import (
 from torch import nn
 
 import ctta
-from ctta.guard import CollapseThresholds, Guarded
+from ctta.guard import CollapseThresholds, EventKind, Guarded
 from ctta.guard.detector import CollapseDetector
 from ctta.guard.health import summarize
+from ctta.guard.remedies import REMEDIES, Remedy
 
 
 @pytest.fixture
@@ -68,6 +70,10 @@ def test_cooldowns_grow_with_each_relapse(source: nn.Module) -> None:
         alarms += [model.num_steps] if len(model.events) > before else []
     gaps = [later - sooner for sooner, later in pairwise(alarms)]
     assert len(alarms) >= 3 and gaps == sorted(gaps) and gaps[-1] >= 2 * gaps[0]
+
+
+def test_every_remedy_can_be_chosen_and_is_a_kind_of_event() -> None:
+    assert set(REMEDIES) == set(get_args(Remedy)) <= {kind.value for kind in EventKind}
 
 
 def test_reset_returns_to_the_source(source: nn.Module) -> None:

@@ -36,7 +36,7 @@ def _untrained_parameters(model: AdaptiveModel) -> list[Tensor]:
 
 
 def roll_back(model: AdaptiveModel, snapshot: AdaptiveModel) -> AdaptiveModel:
-    """Return a stream with the snapshot's networks and optimizer, and the counters of now."""
+    """Return a stream with the snapshot's networks and optimizer, and the current counters."""
     restored = take_snapshot(snapshot)
     for name, value in model.counters.items():
         setattr(restored, name, value)
@@ -63,7 +63,8 @@ def reset(model: AdaptiveModel, snapshot: AdaptiveModel) -> AdaptiveModel:
     return model.fork()
 
 
-#: What returns a better model, given the method and its last good snapshot. The wrapper freezes after a "freeze".
+#: Functions of the method and its last good snapshot that return the model to continue with. To add one, name it in
+#: ``Remedy`` and in :class:`~ctta.guard.EventKind` too. The wrapper freezes after a "freeze".
 REMEDIES: dict[Remedy, Callable[[AdaptiveModel, AdaptiveModel], AdaptiveModel]] = {
     "rollback": roll_back,
     "reset": reset,
