@@ -80,13 +80,13 @@ def restore_state_(optimizer: Optimizer, plain: dict[str, Any], tensors: dict[st
     """
     new = optimizer.state_dict()["param_groups"]
     if [group["params"] for group in new] != [group["params"] for group in plain["groups"]]:
-        raise ValueError("its optimizer has other parameter groups")
+        raise ValueError("the optimizer has other parameter groups")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Any]] = {}
     for key, value in {**plain["numbers"], **tensors}.items():
         index, _, name = key.partition(".")
         if not index.isdecimal() or int(index) >= len(parameters) or not _fits(value, parameters[int(index)]):
-            raise ValueError(f"its optimizer state '{key}' does not fit the parameters")
+            raise ValueError(f"the optimizer state '{key}' does not fit the parameters")
         state.setdefault(int(index), {})[name] = value
     # Options that a newer torch has added keep their defaults.
     groups = [defaults | saved for defaults, saved in zip(new, plain["groups"], strict=True)]

@@ -131,7 +131,7 @@ class BatchReducer(ABC):
 
     @abstractmethod
     def randn_like(self, values: Tensor, generator: torch.Generator) -> Tensor:
-        """Return normal noise for the local rows, each value determined by its place in the batch."""
+        """Return normal noise for the local rows, each value determined by its position in the batch."""
 
     @abstractmethod
     def scale_loss(self, loss: Tensor) -> Tensor:

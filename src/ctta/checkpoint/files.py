@@ -43,7 +43,7 @@ def save(model: AdaptiveModel, path: str | os.PathLike[str]) -> None:
     Of several ranks that share the stream, rank 0 writes it.
 
     Args:
-        model: The stream; it may go on afterwards.
+        model: The stream; it can adapt further afterwards.
         path: The file, which is replaced if it exists.
 
     Raises:
@@ -82,7 +82,7 @@ def load(
         path: The file.
         net: The source network that the stream was started with; it is copied.
         method: The class, if it is not one of this library's; for a wrapped method that of the one inside.
-        given: Hyperparameters that a file cannot hold (a lambda, a view of your own), or that you want to change.
+        **given: Hyperparameters that a file cannot hold (a lambda, a view of your own), or that you want to change.
             Giving an ``optimizer`` that the file holds replaces it by a new one without momenta. The ``audit`` log of
             a guarded method is never in a file.
 
@@ -103,7 +103,7 @@ def load(
     try:
         model = build(header, net, method, given)
         restore_(model, header, tensors, given)
-        _copy_into(model, tensors)
+        _copy_tensors_(model, tensors)
     except UnknownArgumentError:
         raise
     except MissingArgumentError as error:
@@ -167,7 +167,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return header, tensors
 
 
-def _copy_into(model: AdaptiveModel, tensors: dict[str, Tensor]) -> None:
+def _copy_tensors_(model: AdaptiveModel, tensors: dict[str, Tensor]) -> None:
     """Copy the tensors that are not an optimizer's into a new model."""
     targets, source = model.state_dict(keep_vars=True), _ids(model.source.state_dict(keep_vars=True))
     prefixes = [prefix for prefix, _ in nested_models(model)]

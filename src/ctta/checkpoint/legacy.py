@@ -17,7 +17,7 @@ RENAMED_COUNTERS: dict[str, dict[str, str]] = {
 }
 #: Submodules and buffers of a model: by stored owner, the old name to the new one (the first part of tensor names).
 RENAMED_TENSORS: dict[str, dict[str, str]] = {"guarded": {"inner": "wrapped", "door": "validator"}}
-#: Names under which methods, views and guard settings are stored; the tables above use the old ones.
+#: Names under which settings classes are stored; the tables above use the old ones.
 RENAMED_CLASSES: dict[str, str] = {"admission": "input_spec", "thresholds": "collapse_thresholds"}
 
 
@@ -50,8 +50,6 @@ def _upgrade_description(description: dict[str, Any]) -> dict[str, Any]:
             modules.get(name, name): _upgrade_description(part) if isinstance(part, dict) else part
             for name, part in inside.items()
         }
-    if owner in RENAMED_CLASSES:
-        found["method"] = RENAMED_CLASSES[owner]
     return found
 
 

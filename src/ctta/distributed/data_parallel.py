@@ -44,7 +44,8 @@ def data_parallel(
         shard: What the ranks divide: the rows of a ``"batch"``, or the ``"views"`` that CoTTA and TestAug average over.
             With ``"views"``, every rank is called with the whole batch, and gets all logits.
         check_every: Number of steps after which the weights of all ranks are compared; a difference stops all ranks.
-        timeout: Seconds to wait for a rank that does not answer; of the first call, which joins the process group.
+        timeout: Seconds after which a rank that does not answer is considered lost; has an effect only in the first
+            call, which joins the process group.
 
     Returns:
         The same model.

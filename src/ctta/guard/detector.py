@@ -66,7 +66,7 @@ class Verdict:
     collapse: float
     cause: str
     sorting: float
-    is_healthy: bool  # known to be, rather than not known not to be
+    is_healthy: bool  # False also while there are too few elements to tell
     class_sorting: float | None
     anchor_disagreement: float
     recent: Tensor

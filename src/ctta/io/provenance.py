@@ -38,7 +38,7 @@ def check_same_settings(
     Args:
         path: File or folder with the outputs, for the message.
         recorded: Settings that the outputs were made with; nested mappings are compared key by key.
-        requested: Settings of now. Recorded settings that are not requested do not matter.
+        requested: Current settings. Recorded settings that are not requested do not matter.
         hint: What the user can do about a difference.
 
     Raises:

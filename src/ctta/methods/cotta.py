@@ -57,7 +57,7 @@ class CoTTA(AdaptiveModel):
     """A student learns from its moving average, the teacher, while random weights return to the source.
 
     The teacher's prediction is the target; where the source is not confident, the target is the teacher's mean
-    prediction over augmented views. After each step a random few of the weights are restored to the source's values.
+    prediction over augmented views. After each step a few random weights are restored to the source's values.
     The defaults are the authors' code for CIFAR10-C. See :meth:`official_segmentation` for their code for street
     scenes, :meth:`paper` for the text of the paper and :meth:`fast` for a quarter of the views.
 

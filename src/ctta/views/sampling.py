@@ -152,8 +152,8 @@ class ImageViews(DrawnViews):
                 orders[self.num_views // 2 :] = [order[::-1] for order in orders[: self.num_views // 2]]
         views = []
         for number, row in enumerate(rows.tolist()):
-            values = zip(ranges.items(), row, strict=False)  # the last number of a row decides the flip
-            parameters: dict[str, Any] = {name: low + (high - low) * place for (name, (low, high)), place in values}
+            pairs = zip(ranges.items(), row, strict=False)  # the last number of a row decides the flip
+            parameters: dict[str, Any] = {name: low + (high - low) * value for (name, (low, high)), value in pairs}
             views.append(
                 ImageView(
                     normalization=self.normalization,
