@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 
+import baseline
 import torch
 from measurements import Measurement, seconds, time_ratio
 from torch import Tensor, nn
@@ -74,14 +75,8 @@ def measure_b5() -> None:
     weights = sum(parameter.nbytes for parameter in model.parameters()) >> 20
     memory = PeakMemory(x.device)
     print(f"SegFormer-B5, 540x960, {torch.get_num_threads()} threads; three networks hold {weights} MiB", flush=True)
-    print(f"one pass of the network: {seconds(partial(forward_sliding, net, x)):.1f} s", flush=True)
+    print(f"one pass of the network: {seconds(partial(baseline.forward, net, x)):.1f} s", flush=True)
     print(f"one CoTTA step, 14 views: {seconds(partial(model, x)):.1f} s, peak memory {memory.read_mib()} MiB")
-
-
-@torch.no_grad()
-def forward_sliding(net: nn.Module, x: Tensor) -> Tensor:
-    logits: Tensor = net(x)
-    return logits
 
 
 def main() -> None:

@@ -13,17 +13,11 @@ IGNORE_INDEX = 255
 
 
 class Images(Protocol):
-    """The images of one domain.
-
-    Attributes:
-        name: Identifies the images by their content, so that it is the same on every machine; enters the hash of a
-            stream.
-        labels: Label of each image, known without reading the images; None if there are none, or one per pixel.
-    """
+    """The images of one domain."""
 
     @property
     def name(self) -> str:
-        """Name that identifies the images, the same on every machine."""
+        """Name that identifies the images by content, the same on every machine; enters the hash of a stream."""
 
     @property
     def labels(self) -> NDArray[np.integer[Any]] | None:
@@ -60,12 +54,7 @@ class HasClassNames(Protocol):
 
 
 class CorruptionDataset(Protocol):
-    """A dataset that exists under several corruptions and severities, such as CIFAR-10-C.
-
-    Attributes:
-        name: Name of the dataset, part of the name of every stream over it.
-        read_ahead: Number of batches worth reading in the background.
-    """
+    """A dataset that exists under several corruptions and severities, such as CIFAR-10-C."""
 
     @property
     def name(self) -> str:

@@ -107,16 +107,16 @@ class CorruptedDomain:
 def sample(*, seed: int = 0, frost_photos: PhotoPaths | None = None) -> Corrupted:
     """Return the images that come with the library: the first 2,000 test images of CIFAR-10, to be corrupted.
 
-    >>> from ctta.streams import continual
-    >>> len(continual(sample(), limit=500, batch_size=50))
-    150
-
     Args:
         seed: Seed of the corruptions.
         frost_photos: As for :class:`Corrupted`.
 
     Returns:
         A dataset for the protocols of :mod:`ctta.streams`.
+
+    >>> from ctta.streams import continual
+    >>> len(continual(sample(), limit=500, batch_size=50))
+    150
     """
     with as_file(files("ctta.datasets") / "sample.npz") as path, np.load(path) as arrays:
         images, labels = arrays["images"], arrays["labels"].astype(np.int64)

@@ -22,17 +22,17 @@ MAX_CACHED_PIXELS = 1 << 24
 class StreetScenes:
     """Scenes 0, 1, 2, … of the synthetic street under one condition.
 
-    >>> scenes = StreetScenes("fog", num_scenes=10)
-    >>> x, y = scenes.read(np.array([0, 7]))
-    >>> x.shape, y.shape, y.dtype
-    (torch.Size([2, 3, 128, 256]), torch.Size([2, 128, 256]), torch.int64)
-
     Attributes:
         condition: Weather or light, as for :func:`ctta.synthetic.render_frame`.
         split: "train", "choose" or "report"; each has other scenes.
         num_scenes: Number of scenes.
         seed: Seed of the street.
         size: (height, width) in pixels.
+
+    >>> scenes = StreetScenes("fog", num_scenes=10)
+    >>> x, y = scenes.read(np.array([0, 7]))
+    >>> x.shape, y.shape, y.dtype
+    (torch.Size([2, 3, 128, 256]), torch.Size([2, 128, 256]), torch.int64)
     """
 
     condition: str

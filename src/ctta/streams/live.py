@@ -79,11 +79,6 @@ def live(frames: Iterable[Any], *, batch_size: int = 32, name: str = "camera") -
 
     A batch is yielded as soon as its frames have arrived; when the frames end, the last batch may be smaller.
 
-    >>> import numpy as np
-    >>> frames = (np.full((4, 6, 3), brightness, np.uint8) for brightness in range(5))
-    >>> [tuple(batch.x.shape) for batch in live(frames, batch_size=2)]
-    [(2, 3, 4, 6), (2, 3, 4, 6), (1, 3, 4, 6)]
-
     Args:
         frames: uint8 arrays of shape (H, W, 3) in RGB order (OpenCV's are BGR: give ``frame[:, :, ::-1]``), PIL images,
             or float tensors of shape (3, H, W) in [0, 1].
@@ -92,6 +87,11 @@ def live(frames: Iterable[Any], *, batch_size: int = 32, name: str = "camera") -
 
     Returns:
         The stream.
+
+    >>> import numpy as np
+    >>> frames = (np.full((4, 6, 3), brightness, np.uint8) for brightness in range(5))
+    >>> [tuple(batch.x.shape) for batch in live(frames, batch_size=2)]
+    [(2, 3, 4, 6), (2, 3, 4, 6), (1, 3, 4, 6)]
     """
     return LiveStream(frames, batch_size, name)
 

@@ -35,9 +35,6 @@ RANDOM_ORDERS = (
 def corruption_order(order: int | None = None) -> tuple[str, ...]:
     """Return the corruptions in the standard order, or in one of the ten random orders of the authors' code.
 
-    >>> corruption_order()[:2], corruption_order(9)[0]
-    (('gaussian_noise', 'shot_noise'), 'contrast')
-
     Args:
         order: None for the standard order, or 0 to 9.
 
@@ -46,6 +43,9 @@ def corruption_order(order: int | None = None) -> tuple[str, ...]:
 
     Raises:
         ConfigError: There is no such order.
+
+    >>> corruption_order()[:2], corruption_order(9)[0]
+    (('gaussian_noise', 'shot_noise'), 'contrast')
     """
     if order is not None and order not in range(len(RANDOM_ORDERS)):
         raise ConfigError(f"order must be None (standard) or 0 to {len(RANDOM_ORDERS) - 1}, got {order!r}")

@@ -201,11 +201,6 @@ def streets(
     Nothing is read from disk. Each split has its own conditions, so that nothing is trained or chosen on what is
     reported: "train" is clear, "choose" has dusk and dust, and "report" the paper's four.
 
-    >>> from ctta.streams import rounds
-    >>> stream = rounds(streets(num_scenes=8), 10)
-    >>> stream.domains[:5], len(stream)
-    (['fog', 'night', 'rain', 'snow', 'fog'], 80)
-
     Args:
         split: "train", "choose" or "report"; each has other scenes.
         conditions: Other conditions of this split, in order.
@@ -219,6 +214,11 @@ def streets(
 
     Raises:
         ConfigError: A setting has no such value.
+
+    >>> from ctta.streams import rounds
+    >>> stream = rounds(streets(num_scenes=8), 10)
+    >>> stream.domains[:5], len(stream)
+    (['fog', 'night', 'rain', 'snow', 'fog'], 80)
     """
     if isinstance(conditions, str):
         raise ConfigError(f"conditions must be a sequence, got {conditions!r}: give ({conditions!r},)")
