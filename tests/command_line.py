@@ -9,7 +9,7 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner, Result
 
-from ctta.cli import is_user_error
+from ctta.errors import is_user_error
 
 NETWORK = """
 import torch

@@ -1,4 +1,4 @@
-"""The command ``ctta``: listings, benchmarks, and how errors are reported."""
+"""The command ``ctta``: listings and benchmarks."""
 
 import json
 import sys

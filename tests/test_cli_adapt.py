@@ -18,6 +18,8 @@ import ctta
 from ctta import models
 from ctta.cli.adapt import adapt
 from ctta.datasets.image_files import read_images
+from ctta.errors import ConfigError
+from ctta.inference import adapt_folder
 from ctta.inference.run import InferenceRun
 
 FEW_VIEWS = ("--set", "views=2", "--set", "threshold=1.1")
@@ -259,6 +261,8 @@ def test_user_errors_are_one_line(camera: CameraFolder) -> None:
     names.write_text("one\ntwo\n")
     assert "2 class names for a network with 5 classes" in wrong("--classes", names)
     assert "is not UTF-8 text" in wrong("--classes", camera.paths[0])
+    names.write_text("")
+    assert "names.txt is empty" in wrong("--classes", names)
     (camera.root / "other.csv").unlink()
     assert "expected logits of shape (N, classes)" in wrong("--model", write_network(camera.root, "dense"))
     output(adapt, *camera.resumable)
@@ -281,11 +285,30 @@ def test_user_errors_are_one_line(camera: CameraFolder) -> None:
     )
     assert "fingerprint" in user_error(adapt, *camera.resumable, "--model", write_network(camera.root, "other_weights"))
     assert "has the columns image,batch,class,confidence" in user_error(adapt, *camera.resumable, "--compare")
+    (camera.root / "long.csv").write_text("x" * 200_000)
+    assert "is not a table of predictions" in user_error(adapt, *camera.resumable, "--out", camera.root / "long.csv")
     with FileLock(camera.state.with_name("state.safetensors.lock")):
         assert "is in use by another process" in user_error(adapt, *camera.resumable)
     frozen = ctta.load(camera.state, models.load(model)).freeze()
     ctta.save(frozen, camera.state)
     assert "was saved frozen" in user_error(adapt, *camera.resumable)
+
+
+def test_size_must_be_positive(camera: CameraFolder) -> None:
+    result = invoke(adapt, *camera.options, "--out", camera.table, "--size", 0, 16)
+    assert result.exit_code == 2 and "height and width must be at least 1, got 0 16" in result.stderr
+    with pytest.raises(ConfigError, match=r"cannot be resized to \(0, 16\)"):
+        adapt_folder(models.load(write_network(camera.root)), camera.images, camera.table, size=(0, 16))
+    assert not camera.table.exists()
+
+
+def test_an_unknown_method_is_rejected_with_and_without_a_state(camera: CameraFolder) -> None:
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="method must be one of 'source'"):
+            adapt_folder(
+                models.load(write_network(camera.root)), camera.images, camera.table, method="cota", state=camera.state
+            )
+        output(adapt, *camera.resumable)
 
 
 def test_an_error_of_the_network_keeps_its_type_and_gets_a_note(camera: CameraFolder) -> None:

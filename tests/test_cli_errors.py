@@ -8,8 +8,8 @@ import pytest
 import torch
 from command_line import write_images, write_network
 
-from ctta.cli import is_user_error, main
-from ctta.errors import CheckpointError, ConfigError, DataError, InputError
+from ctta.cli import main
+from ctta.errors import CheckpointError, ConfigError, DataError, InputError, is_user_error
 
 
 @pytest.mark.parametrize(

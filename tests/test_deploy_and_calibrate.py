@@ -1,4 +1,4 @@
-"""Deploying an adapted network, and the threshold by the CoTTA authors' rule."""
+"""Deploying an adapted network, and the threshold by the rule of CoTTA's reference implementation."""
 
 from typing import Any
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import ctta
-from ctta.cli import is_user_error
-from ctta.errors import ConfigError
+from ctta.errors import ConfigError, is_user_error
 from ctta.models import Normalized, SlidingWindow, load
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

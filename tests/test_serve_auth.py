@@ -9,6 +9,7 @@ from command_line import network_error, user_error, write_network
 from serving import SIZE, Client, make_png, make_tent, serve_in_thread
 
 from ctta.cli.serve import serve
+from ctta.errors import ConfigError
 from ctta.serve import Service, Tokens, read_tokens
 
 INFER, ADMIN = "i" * 20, "a" * 20
@@ -16,7 +17,7 @@ INFER, ADMIN = "i" * 20, "a" * 20
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("door")
+    folder = tmp_path_factory.mktemp("service")
     with serve_in_thread(Service(make_tent(folder), folder / "state", image_size=SIZE), Tokens(INFER, ADMIN)) as client:
         assert client.call("POST", "/streams/a/image", data=make_png()).status_code == 200
         yield client.address
@@ -84,11 +85,14 @@ def test_tokens_come_from_files_or_the_environment(tmp_path: Path) -> None:
     assert read_tokens(file, None, {"CTTA_SERVE_ADMIN_TOKEN": ADMIN}) == Tokens(INFER, ADMIN)
     assert not read_tokens(None, None, {})
     file.write_text("\n")
-    with pytest.raises(ValueError, match="is empty"):
+    with pytest.raises(ConfigError, match="is empty"):
         read_tokens(file, None, {})
-    with pytest.raises(ValueError, match="at least 16"):
+    file.write_bytes(b"\xff" * 20)
+    with pytest.raises(ConfigError, match="is not text"):
+        read_tokens(file, None, {})
+    with pytest.raises(ConfigError, match="at least 16"):
         Tokens("short")
-    with pytest.raises(ValueError, match="the same"):
+    with pytest.raises(ConfigError, match="the same"):
         Tokens(INFER, INFER)
 
 

@@ -9,7 +9,15 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-__all__ = ["CheckpointError", "ConfigError", "DataError", "DownloadError", "InputError", "annotate_network_errors"]
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "DownloadError",
+    "InputError",
+    "annotate_network_errors",
+    "is_user_error",
+]
 
 _NOTE = "The network failed on a batch of shape"
 
@@ -55,3 +63,19 @@ def annotate_network_errors(x: Tensor) -> Iterator[None]:
                 "memory ran out."
             )
         raise
+
+
+def is_user_error(error: BaseException) -> bool:
+    """Return whether an exception is a mistake that its message alone lets the user fix.
+
+    Any other exception is a bug, in the library or in a network, and needs its traceback.
+
+    Args:
+        error: The exception.
+
+    Returns:
+        True for the errors of this module, those of the operating system, and the names of missing packages.
+    """
+    if isinstance(error, ImportError):
+        return error.name is None  # raised by the library to say what to install; Python's own errors carry a name
+    return isinstance(error, InputError | ConfigError | CheckpointError | DataError | OSError)

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from ctta.benchmark.cells import BenchmarkCell
-from ctta.errors import CheckpointError, ConfigError, DataError, InputError
+from ctta.errors import is_user_error
 from ctta.evaluation.results import BatchRecord
 
 logger = logging.getLogger("ctta.benchmark")
@@ -75,8 +75,8 @@ def run_cell(cell: BenchmarkCell, on_batch: Callable[[BatchRecord], None] | None
     try:
         cell.run(on_batch)
     except Exception as error:  # whatever it is, it is reported and the other cells continue
-        if not isinstance(error, InputError | ConfigError | CheckpointError | DataError | OSError | ImportError):
-            logger.exception("cell %s failed", cell.name)  # not the user's mistake: its traceback is needed
+        if not is_user_error(error):
+            logger.exception("cell %s failed", cell.name)
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return None
 

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ctta.errors import CheckpointError, ConfigError, DataError, InputError
+from ctta.errors import is_user_error
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -31,10 +31,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         rank = os.environ.get("RANK", "0")
         sys.exit(f"{'ctta' if rank == '0' else f'rank {rank}'}: {error}")
-
-
-def is_user_error(error: BaseException) -> bool:
-    """Return whether an exception is a mistake that its message alone lets the user fix."""
-    if isinstance(error, ImportError):
-        return error.name is None  # raised here to name a missing extra; Python's own import errors carry a name
-    return isinstance(error, InputError | ConfigError | CheckpointError | DataError | OSError)

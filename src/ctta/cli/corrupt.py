@@ -35,13 +35,17 @@ def corrupt(
     folder: Annotated[Path, typer.Argument(metavar="DST", help="Folder to write.")],
     corruptions: Annotated[
         str,
-        typer.Option(help="Names such as fog,snow; all (the 15 of the benchmarks) or hold-out (the 4 others)."),
+        typer.Option(
+            help="Names such as fog,snow; all (the 15 of the benchmarks) or hold-out (the 4 others).", metavar="NAMES"
+        ),
     ] = "all",
     severities: Annotated[
         str | None,
-        typer.Option(help="Severities such as 3,5. imagenet-c only: the files of cifar-c contain all five."),
+        typer.Option(
+            help="Severities such as 3,5. imagenet-c only: the files of cifar-c contain all five.", metavar="LIST"
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed of the corruptions.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the corruptions.", metavar="N")] = 0,
     kind: Annotated[
         BenchmarkLayout | None,
         typer.Option(help="Layout to write. Default: imagenet-c for a folder of images, else cifar-c."),

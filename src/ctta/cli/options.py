@@ -30,7 +30,19 @@ SettingsOption = Annotated[
         metavar="NAME=VALUE",
     ),
 ]
-SizeOption = Annotated[tuple[int, int] | None, typer.Option(help="Resize the images.", metavar="HEIGHT WIDTH")]
+
+
+def _check_size(size: tuple[int, int] | None) -> tuple[int, int] | None:
+    """Reject sizes that are not positive; typer has ranges for single numbers only."""
+    if size is not None and min(size) < 1:
+        raise typer.BadParameter(f"height and width must be at least 1, got {size[0]} {size[1]}")
+    return size
+
+
+SizeOption = Annotated[
+    tuple[int, int] | None,
+    typer.Option(help="Resize the images.", metavar="HEIGHT WIDTH", callback=_check_size),
+]
 
 
 def load_network(spec: str, device: str) -> nn.Module:
@@ -43,9 +55,12 @@ def read_class_names(path: Path | None) -> list[str] | None:
     if path is None:
         return None
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        names = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text: expected a file with one class name per line") from error
+    if not names:
+        raise DataError(f"{path} is empty: expected a file with one class name per line")
+    return names
 
 
 def with_seed(settings: Sequence[str] | None, seed: int | None) -> list[str]:

@@ -23,6 +23,7 @@ from ctta.inference.run import InferenceRun
 from ctta.io.images import Resize
 from ctta.methods import METHODS, Source
 from ctta.streams import Segment, Stream
+from ctta.validation import check_choice
 
 READ_AHEAD = 2  # batches
 
@@ -98,10 +99,13 @@ def adapt_folder(
         What this call did.
 
     Raises:
-        ConfigError: If the arguments contradict the saved state or an existing ``out``.
+        ConfigError: If an argument is not valid, or contradicts the saved state or an existing ``out``.
         DataError: If there are no images, or one cannot be read.
     """
+    if method is not None:
+        check_choice("method", method, tuple(METHODS))
     root, state_path = Path(images), None if state is None else Path(state)
+    resize = Resize(size) if size else None
     file = PredictionFile(Path(out), _columns(with_names=bool(classes), compare=compare))
     init()
     # Rank zero lists the files: while images are being added, each rank would find different ones.
@@ -124,7 +128,7 @@ def adapt_folder(
         num_skipped_before, started = model.num_skipped, time.perf_counter()
         if len(remaining):
             paths = tuple(root / name for name in names)
-            files = ImageFiles(root.name, paths, None, Resize(size) if size else None)
+            files = ImageFiles(root.name, paths, None, resize)
             stream = Stream(
                 root.name, [Segment(root.name, files, remaining)], batch_size=batch_size, read_ahead=READ_AHEAD
             )

@@ -63,7 +63,10 @@ class PredictionFile:
     def _read(self) -> tuple[list[list[str]], bool]:
         """Return the complete rows, and whether the last one was cut off when the process was killed."""
         text = self.path.read_bytes().decode("utf-8", "surrogateescape")
-        rows = list(csv.reader(io.StringIO(text, newline="")))
+        try:
+            rows = list(csv.reader(io.StringIO(text, newline="")))
+        except csv.Error as error:
+            raise DataError(f"{self.path} is not a table of predictions ({error}): choose another file") from error
         is_torn = not text.endswith("\n") or len(rows[-1]) != len(self.columns)
         header, *others = rows[: len(rows) - is_torn] or [[]]
         if header != self.columns:

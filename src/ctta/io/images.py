@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ctta.errors import InputError
+from ctta.errors import ConfigError, InputError
 
 IMAGE_SUFFIXES = {".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
@@ -86,9 +86,16 @@ class Resize:
 
     Attributes:
         size: (height, width) in pixels.
+
+    Raises:
+        ConfigError: The size is not positive.
     """
 
     size: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        if min(self.size) < 1:
+            raise ConfigError(f"images cannot be resized to {self.size}; expected a positive height and width")
 
     def __call__(self, image: Any) -> Any:
         """Return the resized image."""

@@ -56,7 +56,10 @@ def read_tokens(infer: Path | None, admin: Path | None, environment: Mapping[str
     def read(file: Path | None, variable: str) -> str | None:
         if file is None:
             return environment.get(variable, "").strip() or None
-        token = file.read_text(encoding="utf-8").strip()
+        try:
+            token = file.read_text(encoding="utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{file} is not text: write a token of printable ASCII characters to it") from error
         if not token:
             raise ConfigError(f"{file} is empty: write a token to it")
         return token
