@@ -10,7 +10,7 @@ help:
 	@echo "make demo    minutes: seven methods, fifteen corruptions, a table and a report"
 	@echo "make test    the whole test suite"
 	@echo "make check   ruff, mypy --strict, and the import-direction test"
-	@echo "make bench   what a step costs beside the bare network, as ratios (minutes)"
+	@echo "make bench   what a step costs relative to the bare network (minutes)"
 
 setup: $(READY)
 
