@@ -1,13 +1,15 @@
 """Snapshots of a method, and the ways back to one or to the source."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ctta.base import AdaptiveModel
+from ctta.optim import load_state_
 
 Remedy = Literal["rollback", "reset", "soft_reset", "freeze"]
 SOFT_RESET_WEIGHT = 0.9  # of the source in the average that a soft reset computes
@@ -23,6 +25,32 @@ def take_snapshot(model: AdaptiveModel) -> AdaptiveModel:
     snapshot = copy.deepcopy(model, {id(model.source): model.source, **shared})
     snapshot.last_step = None
     return snapshot
+
+
+@contextmanager
+def restore_on_error(model: AdaptiveModel) -> Iterator[None]:
+    """Undo, bit for bit, what a step within the context did to a method if the context raises.
+
+    Only tensors that a step may change are cloned, rather than the whole model, since every guarded step pays for it.
+    """
+    unchanging = {id(tensor) for tensor in [*model.source.parameters(), *model.source.buffers()]}
+    unchanging |= {id(tensor) for tensor in _untrained_parameters(model)}
+    tensors = [tensor for tensor in [*model.parameters(), *model.buffers()] if id(tensor) not in unchanging]
+    before = [tensor.detach().clone() for tensor in tensors]
+    optimizer = model.optimizer
+    optimizer_state = None if optimizer is None else copy.deepcopy(optimizer.state_dict())
+    attributes = {**model.counters, "last_step": model.last_step}
+    try:
+        yield
+    except BaseException:
+        with torch.no_grad():
+            for tensor, old in zip(tensors, before, strict=True):
+                tensor.copy_(old)
+        if optimizer is not None and optimizer_state is not None:
+            load_state_(optimizer, optimizer_state)
+        for name, value in attributes.items():
+            setattr(model, name, value)
+        raise
 
 
 def _untrained_parameters(model: AdaptiveModel) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any, Literal, Self, get_args
 
 import torch
@@ -14,7 +15,7 @@ from ctta.guard.detector import HEALTHY_SCORE, CollapseDetector, CollapseThresho
 from ctta.guard.diagnostics import Diagnostics, StepRecord, diagnose, record_step, source_as_trained
 from ctta.guard.events import Event, EventKind, EventLog
 from ctta.guard.health import Health, relative_norm, trained_pairs
-from ctta.guard.remedies import REMEDIES, Remedy, take_snapshot
+from ctta.guard.remedies import REMEDIES, Remedy, restore_on_error, take_snapshot
 from ctta.guard.schedule import Schedule
 from ctta.guard.validator import InputSpec, InputValidator
 from ctta.parallel import SingleProcess
@@ -161,11 +162,13 @@ class Guarded(AdaptiveModel):
         adapt = self.schedule.should_adapt(self.num_steps, even_if_sorted=self.on_collapse is None)
         # Before the step, since the predictions show the health of these weights, and not of the updated ones.
         candidate = take_snapshot(self.wrapped) if adapt and inspect and self.schedule.should_snapshot() else None
-        with record_step(self.wrapped, self.max_update, inspect=inspect) as step:
-            logits = self.wrapped.adapt(x) if adapt else self.wrapped.predict(x)
+        # The source may fail after the method has learned; the batch must then not count, or a retry would learn twice.
+        with restore_on_error(self.wrapped) if adapt else nullcontext():
+            with record_step(self.wrapped, self.max_update, inspect=inspect) as step:
+                logits = self.wrapped.adapt(x) if adapt else self.wrapped.predict(x)
+            diagnostics = self._diagnose(x, logits)
         self.validator.learn_(x)
         self.last_step = self.wrapped.last_step if adapt else None
-        diagnostics = self._diagnose(x, logits)
         selected = self._select_logits(logits, diagnostics)
         self.health = self._measure_health(diagnostics, step, adapted=adapt, by_source=selected is not logits)
         is_good = candidate is not None and diagnostics.verdict is not None and diagnostics.verdict.is_healthy
