@@ -96,7 +96,7 @@ def test_calibration_needs_images_and_leaves_the_network_unchanged() -> None:
     ctta.calibrate_threshold(source, make_batches())
     assert all(torch.equal(value, before[key]) for key, value in source.state_dict().items())
     assert source.training
-    with pytest.raises(ValueError, match="at least one batch"):
+    with pytest.raises(ctta.InputError, match="at least one batch"):
         ctta.calibrate_threshold(source, [])
     with pytest.raises(ctta.ConfigError, match="quantile"):
         ctta.calibrate_threshold(source, make_batches(), quantile=5)

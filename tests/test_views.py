@@ -308,7 +308,7 @@ def test_the_number_of_views_at_once_is_read_only() -> None:
 @pytest.mark.parametrize("method", [ctta.CoTTA, ctta.TestAug])
 @pytest.mark.parametrize("at_once", [0, -1, 1.5, True])
 def test_a_wrong_number_of_views_at_once(method: type[ctta.TestAug | ctta.CoTTA], at_once: Any) -> None:
-    with pytest.raises((ValueError, TypeError), match="views_at_once"):
+    with pytest.raises((ctta.ConfigError, TypeError), match="views_at_once"):
         method(nn.Linear(2, 2), views_at_once=at_once)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 import ctta
 from ctta.distributed import DistributedError, check_consistent, data_parallel, rank, shard, world_size
+from ctta.errors import ConfigError
 from ctta.evaluation import BatchRecord
 from ctta.evaluation.label_maps import load_label_maps
 from ctta.inference import adapt_folder
@@ -76,7 +77,7 @@ def an_interrupted_evaluation_equals_one_on_a_single_process(folder: Path) -> No
     check_consistent(data_parallel(stream.make_model()))  # which also waits until rank 0 has written everything
     saved, expected = (load_label_maps(place, 1).maps for place in (shared, own))
     assert np.array_equal(saved, expected)
-    with pytest.raises(ValueError if rank() == 0 else DistributedError, match="method"):
+    with pytest.raises(ConfigError if rank() == 0 else DistributedError, match="method"):
         ctta.evaluate(data_parallel(ctta.Tent(stream.make_network())), scenes, folder=shared)
 
 

@@ -2,6 +2,7 @@
 
 import torch
 
+from ctta.errors import InputError
 from ctta.testing.case import (
     ContractCase,
     assert_equal,
@@ -70,7 +71,7 @@ def check_empty_batch_is_returned(case: ContractCase) -> None:
 
 @register_check
 def check_bad_input_changes_nothing(case: ContractCase) -> None:
-    """Check that NaN, infinite, integer and unbatched inputs raise before anything changes."""
+    """Check that NaN, infinite, integer and unbatched inputs raise InputError or TypeError before anything changes."""
     model = case.make_model()
     model(case.make_batch(0))
     before = collect_state(model)
@@ -87,7 +88,7 @@ def check_bad_input_changes_nothing(case: ContractCase) -> None:
         for call in (model, model.predict):
             try:
                 call(x)
-            except (ValueError, TypeError):
+            except (InputError, TypeError):
                 assert_equal(collect_state(model), before, "state after a rejected batch")
             else:
                 raise AssertionError(f"a bad input was accepted: {x.dtype} {tuple(x.shape)}")
