@@ -68,7 +68,6 @@ class Verdict:
     sorting: float
     is_healthy: bool  # False also while there are too few elements to tell
     class_sorting: float | None
-    anchor_disagreement: float
     recent: Tensor
     predictions: Tensor
     window: Tensor
@@ -148,7 +147,6 @@ class CollapseDetector(nn.Module):
             sorting=sorting,
             is_healthy=weight >= MIN_ELEMENTS and max(collapse, sorting) < HEALTHY_SCORE,
             class_sorting=class_sorting,
-            anchor_disagreement=differ,
             recent=self.recent.new_tensor([weight, differing, doubting, usual]),
             predictions=sums,
             window=window,
@@ -165,7 +163,7 @@ class CollapseDetector(nn.Module):
         self.predictions.zero_()
 
     def _judge_not_finite(self, collapse: float) -> Verdict:
-        return Verdict(collapse, NOT_FINITE, 0.0, False, None, 1.0, self.recent, self.predictions, self.window)
+        return Verdict(collapse, NOT_FINITE, 0.0, False, None, self.recent, self.predictions, self.window)
 
     def _score_disagreement(self, fraction: float, doubt: float) -> float:
         return fraction / (self.thresholds.margin + self.thresholds.doubt * doubt)
