@@ -9,7 +9,7 @@ from rich.table import Table
 
 from ctta.advise import Trial, Tuner
 from ctta.cli.console import print_notice, print_text, progress_bar, stdout
-from ctta.cli.options import DeviceOption, JsonOption, ModelOption, SizeOption, load_network
+from ctta.cli.options import DeviceOption, JsonOption, ModelOption, check_size, load_network
 from ctta.corruptions import HOLD_OUT
 from ctta.datasets.clean_images import read_clean_images
 
@@ -48,7 +48,14 @@ def calibrate(
     batch_size: Annotated[
         int, typer.Option(min=1, help="Images per step; use that of your application.", metavar="N")
     ] = 50,
-    size: SizeOption = None,
+    size: Annotated[
+        tuple[int, int] | None,
+        typer.Option(
+            help="Resize image files; the arrays of an .npz file keep their size.",
+            metavar="HEIGHT WIDTH",
+            callback=check_size,
+        ),
+    ] = None,
     device: DeviceOption = "cpu",
     seed: Annotated[
         int, typer.Option(min=0, help="Random seed of the images, the corruptions and the views.", metavar="N")

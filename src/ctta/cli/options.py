@@ -32,7 +32,7 @@ SettingsOption = Annotated[
 ]
 
 
-def _check_size(size: tuple[int, int] | None) -> tuple[int, int] | None:
+def check_size(size: tuple[int, int] | None) -> tuple[int, int] | None:
     """Reject sizes that are not positive; typer has ranges for single numbers only."""
     if size is not None and min(size) < 1:
         raise typer.BadParameter(f"height and width must be at least 1, got {size[0]} {size[1]}")
@@ -41,7 +41,7 @@ def _check_size(size: tuple[int, int] | None) -> tuple[int, int] | None:
 
 SizeOption = Annotated[
     tuple[int, int] | None,
-    typer.Option(help="Resize the images.", metavar="HEIGHT WIDTH", callback=_check_size),
+    typer.Option(help="Resize the images.", metavar="HEIGHT WIDTH", callback=check_size),
 ]
 
 

@@ -20,7 +20,7 @@ from ctta.methods import METHODS, adapt
 
 @contextmanager
 def lock_state(state: Path | None) -> Iterator[None]:
-    """Keep a second process from resuming from the same state, whose rows would mix with ours."""
+    """Keep a second process from resuming from the same state, because both would append rows to the same table."""
     if state is None:
         yield
         return
@@ -80,6 +80,6 @@ def open_predictions(
         return sorted(processed), num_dropped
     if state is not None:
         state.parent.mkdir(parents=True, exist_ok=True)
-        save(model, state)  # before the first row: from now on, a table without a state is not ours
+        save(model, state)  # first, so that a table without a state is recognized as foreign
     file.create()
     return [], 0
