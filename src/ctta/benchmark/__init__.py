@@ -1,4 +1,4 @@
-"""Benchmarks: recipes of tables, and cells (methods x orders x seeds) on local processes or Ray, resumable.
+"""Benchmarks: recipes, and resumable runs of their cells (method x order x seed) on local processes or Ray.
 
 :func:`run` does everything: plan, run and report.
 """

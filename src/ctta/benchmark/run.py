@@ -26,7 +26,7 @@ from ctta.report import write_report
 
 @dataclass(frozen=True)
 class BenchmarkResult:
-    """What came out of a benchmark.
+    """The outcome of a benchmark.
 
     Attributes:
         run: The run folder and its cells.

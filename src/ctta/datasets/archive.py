@@ -1,4 +1,4 @@
-"""Unpacking of tar archives: completely or not at all, and never outside the target folder."""
+"""Unpack tar archives: completely or not at all, and never outside the target folder."""
 
 import errno
 import gzip

@@ -1,4 +1,4 @@
-"""Transfer of one file: resumed where it broke off, verified, and under its final name only when complete.
+"""Download one file: resumed where it broke off, verified, and under its final name only when complete.
 
 pooch, the usual library for this, cannot resume: it requests no ranges and writes to a temporary file of a random name
 that the next run cannot find. For 20 GB (ImageNet-C) on a slow line resuming matters most, and what would be left for

@@ -1,4 +1,4 @@
-"""Reading of weights files: PyTorch checkpoints such as RobustBench's, and safetensors, with every tensor checked."""
+"""Read weights files: PyTorch checkpoints such as RobustBench's, and safetensors, with every tensor checked."""
 
 import os
 import pickle

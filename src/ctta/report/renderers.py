@@ -1,4 +1,4 @@
-"""Rendering as CSV, LaTeX, Markdown and HTML, with all names escaped."""
+"""Render tables and reports as CSV, LaTeX, Markdown and HTML, with all names escaped."""
 
 import csv
 import io

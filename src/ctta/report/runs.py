@@ -1,4 +1,4 @@
-"""Reading of the folders that a benchmark wrote; cells that cannot be used are listed with the reason."""
+"""Read the folders that a benchmark wrote; cells that cannot be used are listed with the reason."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Grouping of results: one entry per method of a run, and one section per set of comparable entries."""
+"""Group results: one entry per method of a run, and one section per set of comparable entries."""
 
 import re
 from collections.abc import Sequence

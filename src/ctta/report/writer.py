@@ -1,4 +1,4 @@
-"""Writing of a report's files."""
+"""Write the files of a report."""
 
 from collections.abc import Sequence
 from pathlib import Path
