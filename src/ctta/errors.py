@@ -9,7 +9,15 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-__all__ = ["CheckpointError", "ConfigError", "DataError", "DownloadError", "InputError", "annotate_network_errors"]
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DamagedCheckpointError",
+    "DataError",
+    "DownloadError",
+    "InputError",
+    "annotate_network_errors",
+]
 
 _NOTE = "The network failed on a batch of shape"
 
@@ -24,6 +32,10 @@ class ConfigError(ValueError):
 
 class CheckpointError(ValueError):
     """Raised for a file that is damaged, not a checkpoint, or the checkpoint of another network."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """Raised for a file that is truncated, damaged or not a checkpoint, whatever network and settings it is for."""
 
 
 class DataError(ValueError):
