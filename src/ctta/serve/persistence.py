@@ -1,5 +1,6 @@
 """Streams on disk, and the factory that creates them or reads them back."""
 
+import errno
 import json
 import logging
 import os
@@ -154,6 +155,8 @@ class Snapshots:
         return header
 
     def _newest(self, name: str) -> Path:
+        if not self.directory.is_dir():  # not damage of a stream: a disk that is not mounted
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.directory))
         parent = self.directory / directory_name(name)
         if not (numbers := self._numbers(parent)):
             raise FileNotFoundError(f"there is no snapshot in {parent}")

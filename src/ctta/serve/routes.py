@@ -1,8 +1,10 @@
 """Routes for streams (an image in, a label out, and what an operator needs) and for the live page."""
 
 import asyncio
+import ctypes
 import io
 import os
+import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -37,8 +39,9 @@ from ctta.serve.stream import ServedStream
 SAFETENSORS = "application/octet-stream"
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 #: Memory that decoding takes at most: Pillow has four bytes per pixel, copies them to rotate and to convert them, and
-#: a progressive JPEG has its coefficients in addition. Without resizing, it is copied to numpy and to floats instead.
+#: some decoders have eight more. Without resizing there are copies for numpy and as floats.
 BYTES_PER_PIXEL = 20
+LARGE_IMAGE = 10**6  # pixels from which on it is worth a millisecond to return freed memory
 PAGE_FILES = {
     "/": ("page.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
@@ -89,6 +92,8 @@ def stream_routes(service: Service, auth: Authenticator, read_body: BodyReader) 
         num_pixels = await asyncio.to_thread(read_num_pixels, body, size=service.image_size, limits=limits)
         async with image_memory.reserve(BYTES_PER_PIXEL * num_pixels) as reservation:
             x = await asyncio.to_thread(decode_image, body, size=service.image_size)
+            if num_pixels >= LARGE_IMAGE:
+                await asyncio.to_thread(_return_freed_memory)
             reservation.shrink(x.nbytes)
             source = await asyncio.to_thread(service.predict_source, x) if compare else None  # first: it may fail
             result = await service.infer(name, x, adapt=adapt, check=service.classify)
@@ -177,6 +182,12 @@ def decode_image(body: bytes, *, size: tuple[int, int] | None) -> Tensor:
     with _reject_unreadable_images(), import_pillow().open(io.BytesIO(body), formats=IMAGE_FORMATS) as file:
         image = to_upright_rgb(file, "the image")
     return to_unit_floats(np.array(Resize(size)(image) if size else image)[None])
+
+
+def _return_freed_memory() -> None:
+    """Return freed memory to the system: glibc keeps that of a decoded image for each thread that decoded one."""
+    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
+        library.malloc_trim(0)
 
 
 @contextmanager
