@@ -64,10 +64,10 @@ class StreamSlot:
         assert summary is not None, "a stream has a summary once it was created"
         return {**summary, "live": self.stream is not None, "waiting": self.num_waiting}
 
-    def note_changes(self, since: float) -> None:
+    def note_changes(self) -> None:
         """Note since when there is anything to save, if there is."""
         if self.unsaved_since is None and self.is_dirty:
-            self.unsaved_since = since
+            self.unsaved_since = time.monotonic()
 
     def forget(self) -> None:
         """Drop the stream from memory."""
@@ -294,7 +294,7 @@ class StreamStore:
                     raise
                 finally:
                     slot.is_working = False
-                    slot.note_changes(begun)
+                    slot.note_changes()
                     self._largest_stream = max(self._largest_stream, slot.num_bytes)
                     self._mean_seconds += 0.1 * (time.monotonic() - begun - self._mean_seconds)
 
