@@ -107,9 +107,8 @@ def measure(address: str, arguments: argparse.Namespace, *, bare: Callable[[], o
             started = time.perf_counter()
             latencies[name] += run()
             spent[name] += time.perf_counter() - started
-    print(
-        f"{arguments.method}, guarded; {clients} clients, batches of {batch}\n{'':16}images/s   ratio      p50      p99"
-    )
+    print(f"{arguments.method}, guarded; {clients} clients, batches of {batch}")
+    print(f"{'':16}images/s   ratio         p50         p99")
     speeds = {name: batch * len(latencies[name]) / spent[name] for name in measurements}
     speeds["round trip"] = 0  # without images
     for name, speed in speeds.items():
@@ -117,7 +116,7 @@ def measure(address: str, arguments: argparse.Namespace, *, bare: Callable[[], o
         p99 = statistics.quantiles(milliseconds, n=100)[-1]
         print(
             f"{name:16}{speed:8.1f}{speed / speeds['bare network']:8.2f}"
-            f"{statistics.median(milliseconds):7.1f} ms{p99:6.1f} ms"
+            f"{statistics.median(milliseconds):9.1f} ms{p99:9.1f} ms"
         )
 
 
