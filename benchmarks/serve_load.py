@@ -3,8 +3,8 @@
     python benchmarks/serve_load.py [--method tent] [--batch 32] [--requests 60] [--clients 2]
 
 The service runs in another process with the embedded network. Clients, each with its own stream, send batches as raw
-bytes in the Open Inference Protocol. The three measurements take turns in rounds, so that other load on the machine
-affects them alike.
+bytes in the Open Inference Protocol. The measurements take turns in rounds, so that other load on the machine affects
+them alike. "round trip" is what a request costs that does nothing, on a connection that is kept open.
 """
 
 import argparse
@@ -53,6 +53,12 @@ def client(address: str, batch: int, count: int, adapt: bool, stream: int) -> li
         return [seconds(partial(send, session, address, batch, stream, adapt)) for _ in range(count)]
 
 
+def round_trips(address: str, count: int) -> list[float]:
+    """Return the latencies of requests that do nothing, on one connection."""
+    with requests.Session() as session:
+        return [seconds(partial(session.get, f"{address}/v2/health/live", timeout=600)) for _ in range(count)]
+
+
 def load(address: str, batch: int, count: int, clients: int, *, adapt: bool) -> list[float]:
     """Return the latencies of several clients at once, each of which sends its part of the requests."""
     with ThreadPoolExecutor(clients) as pool:
@@ -84,12 +90,13 @@ def main() -> None:
 
 
 def measure(address: str, arguments: argparse.Namespace, *, bare: Callable[[], object]) -> None:
-    """Measure the three in turn, and print a table."""
+    """Measure each in turn, and print a table."""
     batch, clients, count = arguments.batch, arguments.clients, arguments.requests // ROUNDS
     measurements: dict[str, Callable[[], list[float]]] = {
         "bare network": lambda: [seconds(bare) for _ in range(count)],
         "predict only": partial(load, address, batch, count, clients, adapt=False),
         "adapt": partial(load, address, batch, count, clients, adapt=True),
+        "round trip": partial(round_trips, address, count),
     }
     latencies: dict[str, list[float]] = {name: [] for name in measurements}
     spent = dict.fromkeys(measurements, 0.0)
@@ -100,16 +107,16 @@ def measure(address: str, arguments: argparse.Namespace, *, bare: Callable[[], o
             started = time.perf_counter()
             latencies[name] += run()
             spent[name] += time.perf_counter() - started
-    print(
-        f"{arguments.method}, guarded; {clients} clients, batches of {batch}\n{'':16}images/s   ratio      p50      p99"
-    )
+    print(f"{arguments.method}, guarded; {clients} clients, batches of {batch}")
+    print(f"{'':16}images/s   ratio         p50         p99")
     speeds = {name: batch * len(latencies[name]) / spent[name] for name in measurements}
+    speeds["round trip"] = 0  # without images
     for name, speed in speeds.items():
         milliseconds = sorted(1000 * latency for latency in latencies[name])
         p99 = statistics.quantiles(milliseconds, n=100)[-1]
         print(
             f"{name:16}{speed:8.1f}{speed / speeds['bare network']:8.2f}"
-            f"{statistics.median(milliseconds):7.0f} ms{p99:6.0f} ms"
+            f"{statistics.median(milliseconds):9.1f} ms{p99:9.1f} ms"
         )
 
 

@@ -169,9 +169,7 @@ def test_a_failed_prediction_changes_nothing(tmp_path: Path, fault: str) -> None
         assert_same_streams(client)
 
 
-def test_an_update_whose_event_cannot_be_written_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_while_an_event_is_recorded_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The third batch resets the model, which is an event."""
     service = Service(ctta.Guarded(make_tent(tmp_path), reset_every=3), tmp_path / "state", window_size=0)
     with serve_in_thread(service) as client:
@@ -180,7 +178,7 @@ def test_an_update_whose_event_cannot_be_written_changes_nothing(
                 client.infer(stream, make_images(4, step))
 
         def fail(*_: object, **__: object) -> None:
-            raise OSError(SECRET)
+            raise RuntimeError(SECRET)
 
         with monkeypatch.context() as patched:
             patched.setattr(service.factory.log, "append", fail)

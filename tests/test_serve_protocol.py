@@ -90,6 +90,10 @@ def test_all_datatypes_give_the_same_predictions(client: Client) -> None:
     assert answers[0] == answers[1] == answers[2]
 
 
+def _nest(depth: int) -> Any:
+    return [_nest(depth - 1)] if depth else 0.5
+
+
 def _changed(**changes: Any) -> bytes:
     request = infer_request("malformed", make_images(1))
     request["inputs"][0] |= changes
@@ -102,6 +106,7 @@ MALFORMED = {
     "a number": (b"1", {}),
     "a deep nest": (b"[" * 200_000, {}),
     "deep data": (_changed(data=0).replace(b'"data": 0', b'"data": ' + b"[" * 5000 + b"]" * 5000), {}),
+    **{f"data nested {depth} deep": (_changed(data=_nest(depth)), {}) for depth in (9, 32, 33, 64, 65)},
     "not UTF-8": (b'{"inputs": "\xff"}', {}),
     "NaN": (_changed(data=[float("nan")] * 768), {}),
     "huge numbers": (_changed(data=[1e308] * 768), {}),

@@ -1,7 +1,6 @@
 """The store of streams: turns, queues and limits, and streams that move between memory and disk unchanged."""
 
 import asyncio
-import errno
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -200,17 +199,19 @@ def test_a_request_rejected_by_a_full_queue_creates_no_stream(tmp_path: Path) ->
     service.release()
 
 
-def test_a_temporary_disk_error_is_answered_with_503(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_cannot_be_read_is_answered_with_503(tmp_path: Path) -> None:
+    """The error may be temporary, so that the stream is neither lost nor set aside."""
     service = Service(make_tent(tmp_path), tmp_path / "state", image_size=SIZE, window_size=0)
-    with serve_in_thread(service) as client:
-
-        def fail(*_: object, **__: object) -> None:
-            raise OSError(errno.EMFILE, "Too many open files")
-
-        with monkeypatch.context() as patched:
-            patched.setattr(service.factory.log, "append", fail)
-            response = client.call("POST", "/streams/a/image", data=make_png())
+    service.factory.snapshots.write(service.factory.create("a"))
+    service.release()
+    with serve_in_thread(Service(make_tent(tmp_path), tmp_path / "state", image_size=SIZE, window_size=0)) as client:
+        streams = tmp_path / "state/streams"
+        streams.rename(tmp_path / "unmounted")
+        streams.write_text("not a folder")  # reading below it fails with ENOTDIR
+        response = client.call("POST", "/streams/a/image", data=make_png())
         assert response.status_code == 503 and response.headers["Retry-After"] and "delete" not in response.text
+        streams.unlink()
+        (tmp_path / "unmounted").rename(streams)
         assert client.infer("a", make_images(4))["update"] == 1
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 __all__ = [
     "CheckpointError",
     "ConfigError",
+    "DamagedCheckpointError",
     "DataError",
     "DownloadError",
     "InputError",
@@ -32,6 +33,10 @@ class ConfigError(ValueError):
 
 class CheckpointError(ValueError):
     """Raised for a file that is damaged, not a checkpoint, or the checkpoint of another network."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """Raised for a file that is truncated, damaged or not a checkpoint, whatever network and settings it is for."""
 
 
 class DataError(ValueError):

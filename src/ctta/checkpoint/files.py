@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
@@ -29,8 +28,9 @@ from ctta.checkpoint.manifest import (
     restore_,
     split_name,
 )
-from ctta.errors import CheckpointError
+from ctta.errors import CheckpointError, DamagedCheckpointError
 from ctta.io.atomic import atomic_write
+from ctta.io.tensors import save_tensors
 
 FORMAT = 2  # 1: ctta 0.1
 _METADATA_KEY = "ctta"
@@ -48,6 +48,7 @@ def save(model: AdaptiveModel, path: str | os.PathLike[str]) -> None:
 
     Raises:
         TypeError: If the optimizer's state cannot be stored.
+        OSError: If the file cannot be written, for example because the disk is full.
 
     >>> import ctta, tempfile
     >>> net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
@@ -70,7 +71,7 @@ def save(model: AdaptiveModel, path: str | os.PathLike[str]) -> None:
     contiguous = {name: value.detach().contiguous() for name, value in tensors.items()}
     # Durable, since a stream is saved to survive failures of the machine too.
     with atomic_write(path, durable=True) as temporary:
-        save_file(contiguous, temporary, metadata={_METADATA_KEY: json.dumps(header)})
+        save_tensors(contiguous, temporary, {_METADATA_KEY: json.dumps(header)})
 
 
 def load(
@@ -91,7 +92,8 @@ def load(
 
     Raises:
         FileNotFoundError: If there is no such file.
-        CheckpointError: If the file is damaged, of another network, or lacks an argument that must be given.
+        CheckpointError: If the file is of another network, or lacks an argument that must be given.
+        DamagedCheckpointError: If the file is truncated, damaged or not a checkpoint.
         TypeError: If an argument is given that the method does not have.
     """
     header, tensors = _read(Path(path))
@@ -150,9 +152,9 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             header = json.loads((file.metadata() or {}).get(_METADATA_KEY, "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path} is truncated or not a file of ctta.save: {error}") from error
+        raise DamagedCheckpointError(f"{path} is truncated or not a file of ctta.save: {error}") from error
     if not isinstance(header, dict) or "format" not in header:
-        raise CheckpointError(f"{path} is a safetensors file, but not one of ctta.save")
+        raise DamagedCheckpointError(f"{path} is a safetensors file, but not one of ctta.save")
     if header["format"] not in (1, FORMAT):
         raise CheckpointError(
             f"{path} has format {header['format']}, and this version of ctta reads formats 1 to {FORMAT}: update ctta"
@@ -161,9 +163,9 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         header, tensors = upgrade(header, tensors)
     invalid = [key for key, kind in _HEADER.items() if not isinstance(header.get(key), kind)] + invalid_fields(header)
     if invalid:
-        raise CheckpointError(f"the header of {path} is damaged: no usable {', '.join(invalid)}")
+        raise DamagedCheckpointError(f"the header of {path} is damaged: no usable {', '.join(invalid)}")
     if header["tensors"] != sorted(tensors):
-        raise CheckpointError(f"{path} does not hold the tensors that its header lists")
+        raise DamagedCheckpointError(f"{path} does not hold the tensors that its header lists")
     return header, tensors
 
 

@@ -90,6 +90,15 @@ def serve(
             min=0.01, help="Seconds between two saves of a stream.", metavar="SECONDS", rich_help_panel=STREAMS
         ),
     ] = 30.0,
+    unready_after: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01,
+            help="Report not ready if a change stays unsaved for so long. Default: 4 x --snapshot-every.",
+            metavar="SECONDS",
+            rich_help_panel=STREAMS,
+        ),
+    ] = None,
     window: Annotated[
         int | None,
         typer.Option(
@@ -123,6 +132,12 @@ def serve(
     memory: Annotated[
         int, typer.Option(min=1, help="Maximum memory for the streams.", metavar="MB", rich_help_panel=LIMITS)
     ] = 4096,
+    image_memory: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Maximum memory for decoding image files; more wait.", metavar="MB", rich_help_panel=LIMITS
+        ),
+    ] = 512,
     queue: Annotated[
         int, typer.Option(min=1, help="Maximum requests waiting for one stream.", metavar="N", rich_help_panel=LIMITS)
     ] = 16,
@@ -157,6 +172,7 @@ def serve(
         max_live_streams=live_streams,
         max_streams=streams,
         max_live_bytes=memory * 2**20,
+        max_image_bytes=image_memory * 2**20,
         max_queue=queue,
         max_body_bytes=body * 2**20,
         max_batch=batch,
@@ -181,6 +197,7 @@ def serve(
             limits=limits,
             num_workers=workers,
             snapshot_interval=snapshot_every,
+            unready_after=unready_after,
         )
 
         def on_listening(address: str) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -76,10 +76,11 @@ def _lifespan(service: Service) -> Callable[[FastAPI], AbstractAsyncContextManag
             yield
         finally:
             autosave.cancel()
-            with suppress(asyncio.CancelledError):
-                await autosave
-            await service.store.close()
-            service.release()
+            await asyncio.wait({autosave})
+            try:
+                await service.store.close()
+            finally:
+                service.release()
 
     return lifespan
 

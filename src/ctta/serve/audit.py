@@ -1,6 +1,8 @@
 """The audit log: what happened to the streams of a service, as lines of JSON."""
 
+import errno
 import json
+import logging
 import os
 import threading
 import time
@@ -8,6 +10,8 @@ from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
+
+logger = logging.getLogger("ctta.serve")
 
 MAX_BYTES = 16 * 2**20
 
@@ -29,16 +33,21 @@ class StreamEvent(StrEnum):
 class AuditLog:
     """Append events to a file that is rotated at 16 MB; the one before is kept as ``<name>.1``.
 
-    Not a ``RotatingFileHandler``: logging handlers swallow errors of the disk, which must reach the caller here, and
-    keep the file open after the service has released its directory.
+    Every line of the file is complete. An event that cannot be written, because the disk is full for example, goes to
+    the log of the service instead, and never fails the request that caused it.
+
+    Not a ``RotatingFileHandler``: its buffered file leaves a part of a line behind when the disk is full or the process
+    is killed, and stays open after the service has released its directory.
 
     Args:
         path: The file.
         on_event: Called with the kind of each event.
+        on_failure: Called for each event that could not be written.
     """
 
-    def __init__(self, path: Path, on_event: Callable[[str], None]) -> None:
-        self.path, self._on_event, self._lock = path, on_event, threading.Lock()
+    def __init__(self, path: Path, on_event: Callable[[str], None], on_failure: Callable[[], None]) -> None:
+        self.path, self._on_event, self._on_failure = path, on_event, on_failure
+        self._lock = threading.Lock()
 
     def append(self, stream: str, kind: str, cause: str, **details: Any) -> dict[str, Any]:
         """Write an event, and return it with its time.
@@ -50,15 +59,33 @@ class AuditLog:
             **details: Further fields.
 
         Returns:
-            The event as it was written.
+            The event.
         """
         event = {"time": round(time.time(), 3), "stream": stream, "kind": str(kind), "cause": cause, **details}
-        line = json.dumps(event, allow_nan=False, default=str) + "\n"
+        line = json.dumps(event, allow_nan=False, default=str)
         with self._lock:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(line)
-                is_full = file.tell() > MAX_BYTES
-            if is_full:
-                os.replace(self.path, self.path.with_name(f"{self.path.name}.1"))
             self._on_event(str(kind))
+            try:
+                if _append_line(self.path, line) > MAX_BYTES:
+                    os.replace(self.path, self.path.with_name(f"{self.path.name}.1"))
+            except OSError as error:
+                logger.error("an event could not be written to the audit log (%s): %s", error, line)
+                self._on_failure()
         return event
+
+
+def _append_line(path: Path, line: str) -> int:
+    """Append a line to a file, completely or not at all, and return the size of the file."""
+    with path.open("ab+", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        # A process that was killed while writing leaves a part of a line, which must not swallow this one.
+        separator = b"" if file.read(1) in (b"", b"\n") else b"\n"
+        data = separator + line.encode() + b"\n"
+        try:
+            if file.write(data) != len(data):  # as much as there was room for
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            file.truncate(size)
+            raise
+    return size + len(data)

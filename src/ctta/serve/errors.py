@@ -10,8 +10,8 @@ from ctta.errors import InputError
 
 logger = logging.getLogger("ctta.serve")
 
-OUT_OF_MEMORY, INTERNAL = "out_of_memory", "internal"  # causes of a failure, as the metrics count them
-_RETRY_AFTER_OUT_OF_MEMORY = 10  # seconds
+OUT_OF_MEMORY, DISK, INTERNAL = "out_of_memory", "disk", "internal"  # causes of a failure, as the metrics count them
+_RETRY_AFTER_OUT_OF_MEMORY, _RETRY_AFTER_DISK_ERROR = 10, 30  # seconds
 
 
 class ApiError(Exception):
@@ -64,3 +64,26 @@ def hide_internal_errors(task: str, on_failure: Callable[[str], None]) -> Iterat
             raise ApiError(503, message, retry_after=_RETRY_AFTER_OUT_OF_MEMORY) from error
         on_failure(INTERNAL)
         raise ApiError(500, "the network or the service failed; nothing was changed: see the service's log") from error
+
+
+@contextmanager
+def report_disk_errors(task: str, on_failure: Callable[[str], None]) -> Iterator[None]:
+    """Turn errors of the disk into an :class:`ApiError` with status 503: they may be temporary, such as a full disk.
+
+    Only for blocks in which an ``OSError`` comes from the service's own files, and not from a network.
+
+    Args:
+        task: What is done within, for the log and the client.
+        on_failure: Called with the cause, ``"disk"``.
+    """
+    try:
+        yield
+    except OSError as error:
+        logger.error("%s failed", task, exc_info=error)
+        on_failure(DISK)
+        reason = error.strerror or "disk error"  # the whole text may contain paths
+        raise ApiError(
+            503,
+            f"{task} failed ({reason}); nothing was changed: send the request again later",
+            retry_after=_RETRY_AFTER_DISK_ERROR,
+        ) from error

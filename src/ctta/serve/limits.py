@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 
 from fastapi import Request
@@ -27,6 +28,7 @@ class Limits:
         max_batch: Images in a request.
         max_side: Height and width of an image in pixels, for a service without an image size.
         max_image_pixels: Pixels of an image file before it is resized.
+        max_image_bytes: Memory for image files that are being decoded or wait for their stream; further ones wait.
         request_timeout: Seconds until a request is given up.
         max_connections: Open connections.
     """
@@ -41,6 +43,7 @@ class Limits:
     max_batch: int = 256
     max_side: int = 2048
     max_image_pixels: int = 32_000_000
+    max_image_bytes: int = 512 * 2**20
     request_timeout: float = 60.0
     max_connections: int = 512
 
@@ -113,3 +116,79 @@ class BodyReader:
             413,
             f"the body exceeds {self.limits.max_body_bytes} bytes: send less, or serve with a larger --body",
         )
+
+
+class Reservation:
+    """Memory that a request has reserved.
+
+    Args:
+        budget: What it is part of.
+        num_bytes: Its size.
+    """
+
+    def __init__(self, budget: "MemoryBudget", num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self._budget = budget
+
+    def shrink(self, num_bytes: int) -> None:
+        """Release what exceeds a number of bytes.
+
+        Args:
+            num_bytes: What is still needed.
+        """
+        released = max(0, self.num_bytes - num_bytes)
+        self.num_bytes -= released
+        self._budget.release(released)
+
+
+class MemoryBudget:
+    """Admit requests in the order of their arrival, while the memory that they reserve stays within a limit.
+
+    Args:
+        max_bytes: The limit. A single request that needs more is admitted when there is no other.
+        timeout: Seconds after which a request that waits is given up.
+    """
+
+    def __init__(self, max_bytes: int, timeout: float) -> None:
+        self.max_bytes, self.timeout = max_bytes, timeout
+        self.num_reserved = 0
+        self._head_of_queue = asyncio.Lock()  # fair
+        self._released = asyncio.Event()
+
+    @asynccontextmanager
+    async def reserve(self, num_bytes: int) -> AsyncIterator[Reservation]:
+        """Wait until there is memory, and reserve it for the duration of a block.
+
+        Args:
+            num_bytes: Bytes that the block needs at most.
+
+        Yields:
+            The reservation, which the block may shrink.
+
+        Raises:
+            ApiError: With status 503 if there was none in time.
+        """
+        num_bytes = min(num_bytes, self.max_bytes)
+        try:
+            async with asyncio.timeout(self.timeout), self._head_of_queue:
+                while self.num_reserved + num_bytes > self.max_bytes:
+                    self._released.clear()
+                    await self._released.wait()
+                self.num_reserved += num_bytes
+        except TimeoutError:
+            message = f"there was no memory for the image within {self.timeout:g} s; nothing was done"
+            raise ApiError(503, message, retry_after=1) from None
+        reservation = Reservation(self, num_bytes)
+        try:
+            yield reservation
+        finally:
+            reservation.shrink(0)
+
+    def release(self, num_bytes: int) -> None:
+        """Return memory to the budget.
+
+        Args:
+            num_bytes: Bytes that are no longer needed.
+        """
+        self.num_reserved -= num_bytes
+        self._released.set()

@@ -36,6 +36,7 @@ class ServiceMetrics:
         self.updates = counter("updates", "Updates made.")
         self.updates_over_budget = counter("updates_over_budget", "Updates skipped for lack of time budget.")
         self.snapshot_failures = counter("snapshot_failures", "Snapshots that could not be written.")
+        self.audit_failures = counter("audit_failures", "Events that could not be written to the audit log.")
 
     def add_gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Add a gauge that is read whenever the metrics are.
@@ -71,7 +72,7 @@ class ServiceMetrics:
         """Count a failure that is not the client's fault.
 
         Args:
-            cause: ``"out_of_memory"`` or ``"internal"``.
+            cause: ``"out_of_memory"``, ``"disk"`` or ``"internal"``.
         """
         self.failures.labels(cause).inc()
 

@@ -1,31 +1,37 @@
 """Streams on disk, and the factory that creates them or reads them back."""
 
+import errno
 import json
+import logging
 import os
 import re
 import shutil
 import string
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.encoding import encode, is_serializable
 from ctta.checkpoint.files import load, save
 from ctta.checkpoint.manifest import nested_models, optimizer_tensors, unserializable_arguments
-from ctta.errors import CheckpointError
+from ctta.errors import CheckpointError, DamagedCheckpointError
 from ctta.hyperparameters import format_hyperparameters
 from ctta.io.atomic import fsync_directory, fsync_file
+from ctta.io.tensors import save_tensors
 from ctta.serve.audit import AuditLog, StreamEvent
 from ctta.serve.schemas import STREAM_NAME_PATTERN
 from ctta.serve.stream import SampleWindow, ServedStream, TimeBudget
+
+logger = logging.getLogger("ctta.serve")
 
 STATE_FILE, WINDOW_FILE = "state.safetensors", "window.safetensors"
 _UNFINISHED = "unfinished-"
@@ -76,40 +82,44 @@ class Snapshots:
                 yield name
 
     def write(self, stream: ServedStream) -> None:
-        """Replace the snapshot of a stream by its current state."""
+        """Replace the snapshot of a stream by its current state; OSError if that fails, and the old one remains."""
         parent = self.directory / directory_name(stream.name)
         parent.mkdir(exist_ok=True)
         number = max(self._numbers(parent), default=0) + 1
         unfinished = parent / f"{_UNFINISHED}{number}"
-        shutil.rmtree(unfinished, ignore_errors=True)  # of a write that failed
-        unfinished.mkdir()
-        save(stream.model, unfinished / STATE_FILE)
-        tensors = {} if stream.window.images is None else {"images": stream.window.images}
-        header = json.dumps({"since_update": stream.window.num_since_update, "summary": stream.summary()})
-        save_file(tensors, unfinished / WINDOW_FILE, metadata={"stream": header})
-        fsync_file(unfinished / WINDOW_FILE)
-        fsync_directory(unfinished)
-        os.rename(unfinished, parent / str(number))
+        try:
+            unfinished.mkdir()
+            save(stream.model, unfinished / STATE_FILE)
+            tensors = {} if stream.window.images is None else {"images": stream.window.images}
+            header = json.dumps({"since_update": stream.window.num_since_update, "summary": stream.summary()})
+            save_tensors(tensors, unfinished / WINDOW_FILE, {"stream": header})
+            fsync_file(unfinished / WINDOW_FILE)
+            fsync_directory(unfinished)
+            os.rename(unfinished, parent / str(number))
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)  # after an error: the disk may be full
         fsync_directory(parent)
         fsync_directory(self.directory)
         for older in self._numbers(parent) - {number}:
-            shutil.rmtree(parent / str(older))
+            shutil.rmtree(parent / str(older), ignore_errors=True)  # the next write tries again
 
     def state_file(self, name: str) -> Path:
         """Return the file of a stream's model, which :func:`ctta.load` reads."""
         return self._newest(name) / STATE_FILE
 
     def read_summary(self, name: str) -> dict[str, Any]:
-        """Return the summary of a stream as of its snapshot."""
-        summary: dict[str, Any] = self._read_header(name)["summary"]
+        """Return the summary of a stream as of its snapshot; DamagedCheckpointError if it cannot be read."""
+        with self._detect_damage(name):
+            summary: dict[str, Any] = self._read_header(name)["summary"]
         return summary
 
     def restore(self, stream: ServedStream) -> None:
-        """Restore the window and the history of a stream whose model was loaded."""
-        header = self._read_header(stream.name)
-        stream.restore(header["summary"])
-        stream.window.num_since_update = int(header["since_update"])
-        stream.window.images = load_file(self._newest(stream.name) / WINDOW_FILE).get("images")
+        """Restore the window and the history of a stream whose model was loaded; DamagedCheckpointError on failure."""
+        with self._detect_damage(stream.name):
+            header = self._read_header(stream.name)
+            stream.restore(header["summary"])
+            stream.window.num_since_update = int(header["since_update"])
+            stream.window.images = load_file(self._newest(stream.name) / WINDOW_FILE).get("images")
 
     def delete(self, name: str) -> None:
         """Delete the snapshot of a stream, if there is one."""
@@ -122,23 +132,35 @@ class Snapshots:
 
     def quarantine(self, name: str) -> Path:
         """Move a stream that cannot be read out of the way, and return where it is for a person to look at."""
-        path = self.directory / f"{_DAMAGED}{time.time_ns()}-{directory_name(name)}"
-        os.rename(self.directory / directory_name(name), path)
-        fsync_directory(self.directory)
+        source = self.directory / directory_name(name)
+        path = self.directory / f"{_DAMAGED}{time.time_ns()}-{source.name}"
+        if source.exists():  # or somebody has removed it
+            os.rename(source, path)
+            fsync_directory(self.directory)
         return path
 
-    def _read_header(self, name: str) -> dict[str, Any]:
+    @contextmanager
+    def _detect_damage(self, name: str) -> Iterator[None]:
+        """Raise DamagedCheckpointError if files of a stream are missing or have the wrong content."""
         try:
-            with safe_open(self._newest(name) / WINDOW_FILE, framework="pt") as file:
-                header: dict[str, Any] = json.loads((file.metadata() or {})["stream"])
+            yield
         # Errors of the disk pass: they may be temporary, and the file undamaged.
-        except (SafetensorError, FileNotFoundError, KeyError, ValueError) as error:
-            raise CheckpointError(f"{self._newest(name)} cannot be read ({error})") from error
+        except (SafetensorError, FileNotFoundError, LookupError, TypeError, ValueError) as error:
+            path = self.directory / directory_name(name)
+            raise DamagedCheckpointError(f"{path} cannot be read ({error})") from error
+
+    def _read_header(self, name: str) -> dict[str, Any]:
+        with safe_open(self._newest(name) / WINDOW_FILE, framework="pt") as file:
+            header: dict[str, Any] = json.loads((file.metadata() or {})["stream"])
         return header
 
     def _newest(self, name: str) -> Path:
+        if not self.directory.is_dir():  # not damage of a stream: a disk that is not mounted
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.directory))
         parent = self.directory / directory_name(name)
-        return parent / str(max(self._numbers(parent)))
+        if not (numbers := self._numbers(parent)):
+            raise FileNotFoundError(f"there is no snapshot in {parent}")
+        return parent / str(max(numbers))
 
     @staticmethod
     def _numbers(parent: Path) -> set[int]:
@@ -174,10 +196,26 @@ class StreamFactory:
         return stream
 
     def read(self, name: str) -> ServedStream:
-        """Return a stream as of its snapshot."""
-        stream = self._wrap(name, self.load_model(self.snapshots.state_file(name)))
+        """Return a stream as of its snapshot.
+
+        Raises:
+            DamagedCheckpointError: If files are missing or damaged.
+            CheckpointError: If the stream was saved with another network or other settings.
+            OSError: If the disk cannot be read.
+        """
+        try:
+            model = self.load_model(self.snapshots.state_file(name))
+        except FileNotFoundError as error:
+            raise DamagedCheckpointError(str(error)) from error
+        stream = self._wrap(name, model)
         self.snapshots.restore(stream)
         return stream
+
+    def quarantine(self, name: str, error: DamagedCheckpointError) -> None:
+        """Move a damaged stream out of the way and record it, so that the stream can start over."""
+        cause = f"{error}; moved to {self.snapshots.quarantine(name)}, and the stream starts over"
+        logger.error("stream %s: %s", name, cause)
+        self.log.append(name, StreamEvent.DAMAGED, cause)
 
     def load_model(self, path: Path) -> AdaptiveModel:
         """Load a model for a stream of this service; CheckpointError if it was saved with other settings."""

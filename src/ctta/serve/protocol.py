@@ -64,8 +64,7 @@ def protocol_routes(service: Service, auth: Authenticator, read_body: BodyReader
 
     @router.get("/v2/health/ready", dependencies=public, responses=error_responses(503))
     async def server_ready() -> dict[str, bool]:
-        if service.store.is_closed:
-            raise ApiError(503, "the service is shutting down", retry_after=5)
+        service.check_ready()
         return {"ready": True}
 
     @router.get("/v2/models/{name}/ready", dependencies=public, responses=ready_errors)
@@ -239,6 +238,8 @@ def _parse_shape(shape: Any) -> tuple[int, ...]:
 
 
 def _parse_numbers(data: Any, datatype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    if _nesting_depth(data) > _MAX_RANK:  # numpy creates arrays of a rank that it cannot iterate over
+        raise ApiError(400, f"'data' must be a list of numbers, flat or nested at most {_MAX_RANK} deep")
     try:
         # As objects first: numpy would give every string the length of the longest, which takes any amount of memory.
         numbers = np.array(data, dtype=object)
@@ -253,6 +254,15 @@ def _parse_numbers(data: Any, datatype: str, shape: tuple[int, ...]) -> NDArray[
     if datatype == "UINT8" and values.size and not (kinds == {int} and 0 <= values.min() <= values.max() <= 255):
         raise ApiError(400, "'data' of datatype UINT8 must be integers from 0 to 255")
     return values.reshape(shape)
+
+
+def _nesting_depth(data: Any) -> int:
+    """Return how deep the first number is nested, which is the highest rank that numpy may find."""
+    depth = 0
+    while isinstance(data, list):
+        depth += 1
+        data = data[0] if data else None
+    return depth
 
 
 def _parse_bytes(data: bytes, size: Any, datatype: str, shape: tuple[int, ...]) -> NDArray[Any]:

@@ -1,10 +1,13 @@
 """Routes for streams (an image in, a label out, and what an operator needs) and for the live page."""
 
 import asyncio
+import ctypes
 import io
 import os
+import sys
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,8 +22,8 @@ from ctta.checkpoint.files import save
 from ctta.errors import CheckpointError
 from ctta.io.images import Resize, decoding_errors, import_pillow, to_unit_floats, to_upright_rgb
 from ctta.serve.auth import Authenticator
-from ctta.serve.errors import ApiError, hide_internal_errors
-from ctta.serve.limits import BodyReader
+from ctta.serve.errors import ApiError, hide_internal_errors, report_disk_errors
+from ctta.serve.limits import BodyReader, Limits, MemoryBudget
 from ctta.serve.schemas import (
     STREAM_ERRORS,
     STREAM_NAME_PATTERN,
@@ -35,6 +38,10 @@ from ctta.serve.stream import ServedStream
 
 SAFETENSORS = "application/octet-stream"
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
+#: Memory that decoding takes at most: Pillow has four bytes per pixel, copies them to rotate and to convert them, and
+#: some decoders have eight more. Without resizing there are copies for numpy and as floats.
+BYTES_PER_PIXEL = 20
+LARGE_IMAGE = 10**6  # pixels from which on it is worth a millisecond to return freed memory
 PAGE_FILES = {
     "/": ("page.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
@@ -51,7 +58,8 @@ def stream_routes(service: Service, auth: Authenticator, read_body: BodyReader) 
     """Return the routes below ``/streams``."""
     router = APIRouter(prefix="/streams", tags=["streams"])
     infer, admin = [Depends(auth.require_infer)], [Depends(auth.require_admin)]
-    store = service.store
+    store, limits = service.store, service.limits
+    image_memory = MemoryBudget(limits.max_image_bytes, limits.request_timeout)
     Name = Annotated[str, PathParameter(pattern=STREAM_NAME_PATTERN)]
     Body = Annotated[bytes, Depends(read_body)]
 
@@ -81,10 +89,14 @@ def stream_routes(service: Service, auth: Authenticator, read_body: BodyReader) 
     )
     async def classify_image(name: Name, body: Body, adapt: bool = True, compare: bool = False) -> dict[str, Any]:
         """Classify an image file; ``adapt=false`` only predicts, ``compare=true`` also asks the source network."""
-        max_pixels = service.limits.max_image_pixels
-        x = await asyncio.to_thread(decode_image, body, size=service.image_size, max_pixels=max_pixels)
-        source = await asyncio.to_thread(service.predict_source, x) if compare else None  # first: it may fail
-        result = await service.infer(name, x, adapt=adapt, check=service.classify)
+        num_pixels = await asyncio.to_thread(read_num_pixels, body, size=service.image_size, limits=limits)
+        async with image_memory.reserve(BYTES_PER_PIXEL * num_pixels) as reservation:
+            x = await asyncio.to_thread(decode_image, body, size=service.image_size)
+            if num_pixels >= LARGE_IMAGE:
+                await asyncio.to_thread(_return_freed_memory)
+            reservation.shrink(x.nbytes)
+            source = await asyncio.to_thread(service.predict_source, x) if compare else None  # first: it may fail
+            result = await service.infer(name, x, adapt=adapt, check=service.classify)
         return {
             "stream": name,
             **service.classify(result.logits),
@@ -105,7 +117,7 @@ def stream_routes(service: Service, auth: Authenticator, read_body: BodyReader) 
     @router.get("/{name}/state", dependencies=admin, responses={**binary_response(SAFETENSORS), **state_errors})
     async def download_state(name: Name) -> Response:
         """Download the file that ``ctta.load`` reads."""
-        content = await store.run(validate_stream_name(name), _dump_state)
+        content = await store.run(validate_stream_name(name), lambda stream: _dump_state(service, stream))
         headers = {"Content-Disposition": f'attachment; filename="{name}.safetensors"'}
         return Response(content, media_type=SAFETENSORS, headers=headers)
 
@@ -130,46 +142,79 @@ def stream_routes(service: Service, auth: Authenticator, read_body: BodyReader) 
     return router
 
 
-def decode_image(body: bytes, *, size: tuple[int, int] | None, max_pixels: int) -> Tensor:
+def read_num_pixels(body: bytes, *, size: tuple[int, int] | None, limits: Limits) -> int:
+    """Return the number of pixels of an image file from its header, before anything is decompressed.
+
+    Args:
+        body: The file.
+        size: (height, width) that it is going to be resized to; None to keep its size.
+        limits: Of the number of pixels, and of each side unless the image is resized.
+
+    Returns:
+        Width times height.
+
+    Raises:
+        ApiError: If the body is not an image or too large.
+    """
+    with _reject_unreadable_images(), import_pillow().open(io.BytesIO(body), formats=IMAGE_FORMATS) as file:
+        width, height = file.size
+    if width * height > limits.max_image_pixels:
+        allowed = f"{limits.max_image_pixels} are allowed"
+        raise ApiError(413, f"the image has {width}x{height} pixels, and {allowed}: shrink it")
+    if size is None and max(width, height) > limits.max_side:
+        raise ApiError(413, f"got a side of {max(width, height)} pixels, and {limits.max_side} are allowed")
+    return int(width * height)
+
+
+def decode_image(body: bytes, *, size: tuple[int, int] | None) -> Tensor:
     """Return an image file as a batch of one in [0, 1].
 
     Args:
         body: The file.
         size: (height, width) to resize to; None to keep its size.
-        max_pixels: Maximum number of pixels of the file.
 
     Returns:
         A tensor (1, 3, height, width).
 
     Raises:
-        ApiError: If the body is not an image or has too many pixels.
+        ApiError: If the body is not an image.
     """
+    with _reject_unreadable_images(), import_pillow().open(io.BytesIO(body), formats=IMAGE_FORMATS) as file:
+        image = to_upright_rgb(file, "the image")
+    return to_unit_floats(np.array(Resize(size)(image) if size else image)[None])
+
+
+def _return_freed_memory() -> None:
+    """Return freed memory to the system: glibc keeps that of a decoded image for each thread that decoded one."""
+    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
+        library.malloc_trim(0)
+
+
+@contextmanager
+def _reject_unreadable_images() -> Iterator[None]:
     try:
-        with import_pillow().open(io.BytesIO(body), formats=IMAGE_FORMATS) as file:
-            width, height = file.size  # known before anything is decompressed
-            if width * height > max_pixels:
-                raise ApiError(413, f"the image has {width}x{height} pixels, and {max_pixels} are allowed: shrink it")
-            image = to_upright_rgb(file, "the image")
+        yield
     except decoding_errors() as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if "BytesIO" in reason:  # how Pillow names a file without a name
             reason = "send the file itself and not a form, as curl --data-binary @image.png does"
         raise ApiError(400, f"the body is not a readable image ({', '.join(IMAGE_FORMATS)}): {reason}") from error
-    return to_unit_floats(np.array(Resize(size)(image) if size else image)[None])
 
 
-def _dump_state(stream: ServedStream) -> bytes:
-    with tempfile.TemporaryDirectory() as directory:
+def _dump_state(service: Service, stream: ServedStream) -> bytes:
+    task = f"a download of stream {stream.name}"
+    with report_disk_errors(task, service.metrics.count_failure), tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "state.safetensors")
         save(stream.model, path)
         return path.read_bytes()
 
 
 def _parse_state(service: Service, body: bytes) -> AdaptiveModel:
-    with tempfile.TemporaryDirectory() as directory:
+    on_failure = service.metrics.count_failure
+    with report_disk_errors("an upload", on_failure), tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "upload")
         path.write_bytes(body)
-        with hide_internal_errors("an upload", service.metrics.count_failure):
+        with hide_internal_errors("an upload", on_failure):
             try:
                 return service.factory.load_upload(path)
             except CheckpointError as error:

@@ -82,6 +82,8 @@ class Service:
         limits: Limits beyond which requests are rejected.
         num_workers: Streams that work in parallel; by default one for every two cores.
         snapshot_interval: Seconds between two snapshots of a stream that changes.
+        unready_after: Seconds that a change may stay unsaved before the service reports that it is not ready; by
+            default four times ``snapshot_interval``.
 
     Raises:
         ConfigError: If the arguments contradict each other, the network or the streams in ``state_dir``, or if another
@@ -102,6 +104,7 @@ class Service:
         limits: Limits = Limits(),  # noqa: B008  # frozen
         num_workers: int | None = None,
         snapshot_interval: float = 30.0,
+        unready_after: float | None = None,
     ) -> None:
         if window_size is None:
             window_size = DEFAULT_WINDOW_SIZE if uses_batch_statistics(model.source) else 0
@@ -114,6 +117,12 @@ class Service:
         TimeBudget(time_budget)  # raises now and not with the first image
         if snapshot_interval <= 0:
             raise ConfigError(f"snapshot_interval must be positive, got {snapshot_interval}")
+        self.unready_after = 4 * snapshot_interval if unready_after is None else unready_after
+        if self.unready_after < 2 * snapshot_interval:
+            raise ConfigError(
+                f"unready_after must be at least two snapshot intervals, {2 * snapshot_interval:g} s, since saving a "
+                f"change may take so long; got {self.unready_after:g}"
+            )
         self.name, self.image_size, self.limits = _validate_model_name(name), image_size, limits
         self.metrics = ServiceMetrics()
         model = model.fork()  # with a source of its own, and no images seen
@@ -133,7 +142,7 @@ class Service:
                 model,
                 self.reference,
                 Snapshots(self.state_dir / "streams"),
-                AuditLog(self.state_dir / "audit.jsonl", self.metrics.count_event),
+                AuditLog(self.state_dir / "audit.jsonl", self.metrics.count_event, self.metrics.audit_failures.inc),
                 window_size,
                 update_every,
                 time_budget,
@@ -229,6 +238,18 @@ class Service:
         label = self.class_names[int(number)] if self.class_names else None
         return {"class": int(number), "label": label, "confidence": round(float(probability), 6)}
 
+    def check_ready(self) -> None:
+        """Raise if the service should get no requests for now.
+
+        Raises:
+            ApiError: With status 503 if the service shuts down, or cannot save what has changed.
+        """
+        if self.store.is_closed:
+            raise ApiError(503, "the service is shutting down", retry_after=5)
+        if self.store.unsaved_seconds > self.unready_after:
+            message = f"changes have not been saved for {self.store.unsaved_seconds:.0f} s: see the service's log"
+            raise ApiError(503, message, retry_after=30)
+
     def release(self) -> None:
         """Let another process use the directory."""
         self._lock.release()
@@ -248,6 +269,7 @@ class Service:
             ("live_streams", "Streams in memory.", lambda: store.num_live),
             ("live_bytes", "Memory of the live streams without their source.", lambda: store.num_live_bytes),
             ("waiting_requests", "Requests that wait or are being worked on.", lambda: store.num_waiting),
+            ("unsaved_seconds", "Age of the oldest change that is not saved.", lambda: store.unsaved_seconds),
             ("alarmed_streams", "Streams with a collapse score of 1 or more.", lambda: store.num_alarmed),
         ):
             self.metrics.add_gauge(name, text, value)

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from ctta.checkpoint.manifest import optimizer_tensors
-from ctta.errors import CheckpointError, ConfigError
+from ctta.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from ctta.serve.audit import StreamEvent
-from ctta.serve.errors import ApiError, hide_internal_errors
+from ctta.serve.errors import ApiError, hide_internal_errors, report_disk_errors
 from ctta.serve.limits import Limits
 from ctta.serve.metrics import ServiceMetrics
 from ctta.serve.persistence import StreamFactory
@@ -28,6 +28,9 @@ from ctta.serve.stream import ServedStream
 logger = logging.getLogger("ctta.serve")
 
 T = TypeVar("T")
+
+MIN_DISK_THREADS = 4  # writing a snapshot is mostly waiting for the disk
+FINAL_SAVE_ATTEMPTS, FINAL_SAVE_PAUSE = 3, 1.0  # number, seconds
 
 
 class StreamSlot:
@@ -41,9 +44,14 @@ class StreamSlot:
     def __init__(self, name: str, last_summary: dict[str, Any] | None) -> None:
         self.name, self.last_summary = name, last_summary
         self.stream: ServedStream | None = None
-        self.turn = asyncio.Lock()  # fair: first come, first served
+        self.turn = asyncio.Lock()  # of requests; fair: first come, first served
+        # Held while a thread uses the stream: by a request that has a worker, or to write the stream to disk. Of the
+        # requests only one waits for it, so that saving never waits for more than the request that is being handled.
+        self.in_use = asyncio.Lock()
         self.num_waiting = self.num_bytes = self.num_saved_changes = 0
-        self.is_working = self.is_leaving = self.is_deleted = False
+        self.unsaved_since: float | None = None  # time of the oldest change that is not saved
+        self.is_working = self.is_deleted = False
+        self.is_new = False  # no request has succeeded yet
 
     @property
     def is_dirty(self) -> bool:
@@ -55,6 +63,15 @@ class StreamSlot:
         summary = self.stream.summary() if self.stream and not self.is_working else self.last_summary
         assert summary is not None, "a stream has a summary once it was created"
         return {**summary, "live": self.stream is not None, "waiting": self.num_waiting}
+
+    def note_changes(self) -> None:
+        """Note since when there is anything to save, if there is."""
+        if self.unsaved_since is None and self.is_dirty:
+            self.unsaved_since = time.monotonic()
+
+    def forget(self) -> None:
+        """Drop the stream from memory."""
+        self.stream = self.unsaved_since = None
 
     def run(self, work: Callable[[ServedStream], T], stream: ServedStream) -> T:
         """Do some work in a thread, and note what the event loop needs to know of the stream."""
@@ -100,8 +117,10 @@ class StreamStore:
         self._live: dict[str, StreamSlot] = {}  # least recently used first
         self._moving, self._workers = asyncio.Lock(), asyncio.Semaphore(num_workers)
         num_torch_threads = torch.get_num_threads()  # a setting of each thread
-        self._threads = ThreadPoolExecutor(
-            num_workers, "stream", initializer=lambda: torch.set_num_threads(num_torch_threads)
+        self._num_savers = max(MIN_DISK_THREADS, num_workers)
+        self._threads, self._disk_threads = (
+            ThreadPoolExecutor(size, name, initializer=lambda: torch.set_num_threads(num_torch_threads))
+            for name, size in (("stream", num_workers), ("disk", self._num_savers))
         )
         self._jobs: set[asyncio.Task[Any]] = set()
         self._mean_seconds = 0.1  # of a job
@@ -129,6 +148,12 @@ class StreamStore:
         """Number of streams with a collapse score of 1 or more."""
         scores = [(slot.last_summary or {}).get("collapse_score") for slot in self.slots.values()]
         return sum(score is not None and score >= 1 for score in scores)
+
+    @property
+    def unsaved_seconds(self) -> float:
+        """Age of the oldest change that is not saved; 0 if there is none."""
+        times = [slot.unsaved_since for slot in self._live.values() if slot.unsaved_since is not None]
+        return time.monotonic() - min(times) if times else 0.0
 
     def slot(self, name: str) -> StreamSlot:
         """Return a stream that exists; ApiError if there is none."""
@@ -168,38 +193,59 @@ class StreamStore:
     async def delete(self, name: str) -> None:
         """Delete a stream, in memory and on disk."""
         slot = self.slot(name)
-        async with slot.turn, self._moving:
+        async with slot.turn, slot.in_use:
             if self.slots.get(name) is slot:
-                try:
-                    await self._run_in_thread(self.factory.snapshots.delete, name)
-                except OSError as error:
-                    raise ApiError(503, f"the stream cannot be deleted from disk: {error}", retry_after=30) from error
-                slot.is_deleted, slot.stream = True, None
+                with report_disk_errors(f"deleting stream {name}", self.metrics.count_failure):
+                    await self._run_in_thread(self._disk_threads, self.factory.snapshots.delete, name)
+                slot.is_deleted = True
+                slot.forget()
                 self._live.pop(name, None)
                 del self.slots[name]
                 self.factory.log.append(name, StreamEvent.DELETE, "requested")
 
     async def autosave_loop(self) -> None:
         """Save what has changed at regular intervals, until the task is cancelled."""
+        due = time.monotonic()
         while True:
-            await asyncio.sleep(self.snapshot_interval)
+            # At a fixed rate: if saving takes less than an interval, a change is saved within two of them.
+            due = max(due + self.snapshot_interval, time.monotonic())
+            await asyncio.sleep(due - time.monotonic())
             await self.save_all()
 
     async def save_all(self) -> None:
-        """Save every stream in memory that has changed."""
-        for slot in [slot for slot in self._live.values() if slot.is_dirty]:
-            async with slot.turn, self._moving:
-                if slot.is_dirty:
-                    with suppress(Exception):  # logged already; the previous snapshot is still there
-                        await self._save(slot)
+        """Try to save every stream in memory that has changed; failures are logged and counted."""
+        pending = [slot for slot in self._live.values() if slot.is_dirty]
+        try:
+            async with asyncio.TaskGroup() as savers:
+                for _ in range(min(self._num_savers, len(pending))):
+                    savers.create_task(self._save_pending(pending))
+        except Exception:  # whatever it is, the next attempt may succeed
+            self.metrics.snapshot_failures.inc()
+            logger.exception("streams could not be saved")
 
     async def close(self) -> None:
-        """Finish the jobs that were accepted, and save every stream."""
+        """Finish the jobs that were accepted, and save every stream; OSError if some could not be saved."""
         self.is_closed = True
         while self._jobs:
             await asyncio.wait(set(self._jobs))
-        await self.save_all()
+        for attempt in range(FINAL_SAVE_ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(FINAL_SAVE_PAUSE)
+            await self.save_all()
+            if not any(slot.is_dirty for slot in self._live.values()):
+                break
         self._threads.shutdown()
+        self._disk_threads.shutdown()
+        self.check_all_saved()
+
+    def check_all_saved(self) -> None:
+        """Raise OSError if a stream in memory has changed since its last snapshot."""
+        if unsaved := sorted(slot.name for slot in self._live.values() if slot.is_dirty):
+            names = ", ".join(unsaved[:5]) + (", ..." if len(unsaved) > 5 else "")
+            raise OSError(
+                f"{len(unsaved)} streams could not be saved and will resume from their last snapshot ({names}): "
+                "see the log"
+            )
 
     # ---- turns ----
 
@@ -229,29 +275,32 @@ class StreamStore:
             del self.slots[slot.name]
 
     async def _run_in_turn(self, slot: StreamSlot, work: Callable[[ServedStream], T], started: asyncio.Event) -> T:
-        async with slot.turn, self._workers:
+        async with slot.turn, self._workers, slot.in_use:
             if slot.is_deleted:
                 raise ApiError(409, f"the stream {slot.name!r} was deleted while this request waited: send it again")
             started.set()
-            is_new = slot.last_summary is None
             with hide_internal_errors(f"a request for stream {slot.name}", self.metrics.count_failure):
                 stream = await self._bring_in(slot)
                 begun, slot.is_working = time.monotonic(), True
                 try:
-                    return await self._run_in_thread(slot.run, work, stream)
+                    result: T = await self._run_in_thread(self._threads, slot.run, work, stream)
+                    slot.is_new = False
+                    return result
                 except Exception:
-                    if is_new:  # the request that creates a stream creates none if it fails
+                    if slot.is_new:  # the request that creates a stream creates none if it fails
                         del self._live[slot.name]
-                        slot.stream = slot.last_summary = None
+                        slot.forget()
+                        slot.last_summary = None
                     raise
                 finally:
                     slot.is_working = False
+                    slot.note_changes()
                     self._largest_stream = max(self._largest_stream, slot.num_bytes)
                     self._mean_seconds += 0.1 * (time.monotonic() - begun - self._mean_seconds)
 
-    async def _run_in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+    async def _run_in_thread(self, threads: ThreadPoolExecutor, work: Callable[..., T], *arguments: Any) -> T:
         """Wait for a thread, even if cancelled: it cannot be stopped, and needs the caller's locks to its end."""
-        job = asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+        job = asyncio.get_running_loop().run_in_executor(threads, work, *arguments)
         try:
             return await asyncio.shield(job)
         except asyncio.CancelledError:
@@ -261,27 +310,29 @@ class StreamStore:
     # ---- memory and disk ----
 
     async def _bring_in(self, slot: StreamSlot) -> ServedStream:
-        if slot.stream is None or slot.is_leaving:
+        if slot.stream is None:
             async with self._moving:
-                if slot.stream is None:
-                    await self._make_room()
-                    await self._read(slot)
-        assert slot.stream is not None
+                await self._make_room()
+                slot.stream = await self._read_or_create(slot)
+                slot.num_saved_changes = 0
+                slot.observe(slot.stream)
         self._live[slot.name] = self._live.pop(slot.name, slot)  # the most recently used comes last
         return slot.stream
 
-    async def _read(self, slot: StreamSlot) -> None:
-        is_stored = slot.last_summary is not None
-        try:
-            slot.stream = await self._run_in_thread(self.factory.read if is_stored else self.factory.create, slot.name)
-        except (CheckpointError, FileNotFoundError) as error:
-            raise ApiError(
-                409, f"the stored state of stream {slot.name!r} cannot be used ({error}): delete the stream"
-            ) from error
-        except OSError as error:  # may be temporary, and what is stored undamaged
-            raise ApiError(503, f"the disk cannot be read or written: {error}", retry_after=30) from error
-        slot.num_saved_changes = 0
-        slot.observe(slot.stream)
+    async def _read_or_create(self, slot: StreamSlot) -> ServedStream:
+        if slot.last_summary is not None:
+            # Errors of the disk may be temporary, and what is stored undamaged.
+            with report_disk_errors(f"reading stream {slot.name}", self.metrics.count_failure):
+                try:
+                    return await self._run_in_thread(self._threads, self.factory.read, slot.name)
+                except DamagedCheckpointError as error:
+                    await self._run_in_thread(self._threads, self.factory.quarantine, slot.name, error)
+                except CheckpointError as error:
+                    raise ApiError(
+                        409, f"the stored state of stream {slot.name!r} cannot be used ({error}): delete the stream"
+                    ) from error
+        slot.is_new = True
+        return await self._run_in_thread(self._threads, self.factory.create, slot.name)
 
     async def _make_room(self) -> None:
         """Move the least recently used streams to disk until one more fits."""
@@ -289,30 +340,40 @@ class StreamStore:
             len(self._live) >= self.limits.max_live_streams
             or self.num_live_bytes + self._largest_stream > self.limits.max_live_bytes
         ):
-            idle = next((slot for slot in self._live.values() if not slot.is_working), None)
-            if idle is None:
+            idle = [slot for slot in self._live.values() if not slot.is_working]
+            if not idle:
                 break  # for lack of memory only: there are at most as many workers as live streams
-            idle.is_leaving = True
-            try:
-                if idle.is_dirty:
-                    await self._save(idle)
-                idle.stream = None
-                del self._live[idle.name]
-            except OSError as error:
-                raise ApiError(503, f"a stream cannot be written to disk: {error}", retry_after=30) from error
-            finally:
-                idle.is_leaving = False
+            leaving = next((slot for slot in idle if not slot.in_use.locked()), idle[0])
+            async with leaving.in_use:  # it may be being saved
+                if leaving.stream is None:
+                    continue  # deleted meanwhile
+                if leaving.is_dirty:
+                    with report_disk_errors("moving another stream to disk", self.metrics.count_failure):
+                        await self._save(leaving)
+                leaving.forget()
+                del self._live[leaving.name]
+
+    async def _save_pending(self, pending: list[StreamSlot]) -> None:
+        """Save one stream after the other, while there are any; several tasks share the list."""
+        while pending:
+            # Those first that can be saved now; the others are saved as soon as the request in progress is done.
+            slot = next((slot for slot in pending if not slot.is_working), pending[0])
+            pending.remove(slot)
+            async with slot.in_use:
+                if slot.is_dirty:
+                    with suppress(Exception):  # logged already; the previous snapshot is still there
+                        await self._save(slot)
 
     async def _save(self, slot: StreamSlot) -> None:
         assert slot.stream is not None
         num_changes = slot.stream.num_changes
         try:
-            await self._run_in_thread(self.factory.snapshots.write, slot.stream)
+            await self._run_in_thread(self._disk_threads, self.factory.snapshots.write, slot.stream)
         except Exception:
             self.metrics.snapshot_failures.inc()
             logger.exception("stream %s could not be saved", slot.name)
             raise
-        slot.num_saved_changes, slot.last_summary = num_changes, slot.stream.summary()
+        slot.num_saved_changes, slot.last_summary, slot.unsaved_since = num_changes, slot.stream.summary(), None
 
 
 def _find_streams(factory: StreamFactory) -> dict[str, StreamSlot]:
@@ -321,10 +382,8 @@ def _find_streams(factory: StreamFactory) -> dict[str, StreamSlot]:
     for name in list(snapshots.names()):
         try:
             slots[name] = StreamSlot(name, snapshots.read_summary(name))
-        except CheckpointError as error:
-            cause = f"{error}; moved to {snapshots.quarantine(name)}, and the stream starts over"
-            logger.error("stream %s: %s", name, cause)
-            factory.log.append(name, StreamEvent.DAMAGED, cause)
+        except DamagedCheckpointError as error:
+            factory.quarantine(name, error)
     return slots
 
 
