@@ -4,15 +4,12 @@ The file is safetensors with a JSON header in its metadata. It holds what the st
 equals the source's is left out, so source weights are not stored again, and TENT on a large network takes kilobytes.
 """
 
-import json
 import os
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
@@ -31,6 +28,7 @@ from ctta.checkpoint.manifest import (
 )
 from ctta.errors import CheckpointError
 from ctta.io.atomic import atomic_write
+from ctta.io.tensors import read_tensors, write_tensors
 
 FORMAT = 2  # 1: ctta 0.1
 _METADATA_KEY = "ctta"
@@ -47,6 +45,7 @@ def save(model: AdaptiveModel, path: str | os.PathLike[str]) -> None:
         path: The file, which is replaced if it exists.
 
     Raises:
+        OSError: If the file cannot be written, for instance because the disk is full; the old one then stays.
         TypeError: If the optimizer's state cannot be stored.
 
     >>> import ctta, tempfile
@@ -67,10 +66,9 @@ def save(model: AdaptiveModel, path: str | os.PathLike[str]) -> None:
         "tensors": sorted(tensors),
         **describe(model),
     }
-    contiguous = {name: value.detach().contiguous() for name, value in tensors.items()}
     # Durable, since a stream is saved to survive failures of the machine too.
     with atomic_write(path, durable=True) as temporary:
-        save_file(contiguous, temporary, metadata={_METADATA_KEY: json.dumps(header)})
+        write_tensors(temporary, tensors, _METADATA_KEY, header)
 
 
 def load(
@@ -145,12 +143,10 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read a file of any known format and check that its header is complete."""
     if not path.is_file():
         raise FileNotFoundError(f"no saved stream at {path}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {}).get(_METADATA_KEY, "null"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path} is truncated or not a file of ctta.save: {error}") from error
+    # Files of format 1 have no checksum.
+    header, tensors = read_tensors(
+        path, _METADATA_KEY, needs_checksum=lambda header: isinstance(header, dict) and header.get("format") != 1
+    )
     if not isinstance(header, dict) or "format" not in header:
         raise CheckpointError(f"{path} is a safetensors file, but not one of ctta.save")
     if header["format"] not in (1, FORMAT):
