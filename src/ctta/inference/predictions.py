@@ -123,13 +123,13 @@ class PredictionFile:
 
 
 def format_csv(rows: Iterable[Sequence[object]]) -> str:
-    """Return rows as CSV with newlines at the end of lines.
+    r"""Return rows as CSV with newlines at the end of lines.
 
     The csv module quotes line breaks only if they are in its own line terminator, up to Python 3.12 at least. With its
     default terminator it quotes both kinds; a terminator of a single newline would leave a carriage return unquoted.
 
-    >>> format_csv([["a\\rb.png", 1]])
-    '"a\\rb.png",1\\n'
+    >>> format_csv([["a\rb.png", 1]])
+    '"a\rb.png",1\n'
     """
     lines = []
     for row in rows:

@@ -111,7 +111,8 @@ def read_tensors(
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             header = json.loads(metadata.get(key, "null"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Copies, since the library maps the file: overwriting it in place would change or crash a running model.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is truncated or not a file of ctta: {error}") from error
     checksum = metadata.get("crc32")
