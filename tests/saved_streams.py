@@ -44,7 +44,8 @@ def read_file(path: Path) -> tuple[Header, Tensors]:
     """Return the header and the tensors of a saved stream."""
     with safe_open(path, framework="pt") as file:
         header: Header = json.loads(file.metadata()["ctta"])
-        return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        # Copies, because the tensors are mapped from the file, which may then be overwritten.
+        return header, {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
 
 
 def rewrite_file(path: Path, change: Callable[[Header, Tensors], None]) -> Path:

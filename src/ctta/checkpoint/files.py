@@ -32,6 +32,8 @@ from ctta.io.tensors import read_tensors, write_tensors
 
 FORMAT = 2  # 1: ctta 0.1
 _METADATA_KEY = "ctta"
+#: What the constructors of methods, views and optimizers raise for arguments of a wrong type or value.
+_ERRORS_OF_CLASSES = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, AssertionError)
 _HEADER = {"format": int, "ctta": str, "torch": str, "source": str, "tensors": list}
 
 
@@ -106,7 +108,7 @@ def load(
         raise
     except MissingArgumentError as error:
         raise CheckpointError(f"{path} {error}") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except _ERRORS_OF_CLASSES as error:
         raise CheckpointError(f"{path} does not fit: {error}") from error
     model.on_load(path)
     return model
@@ -169,6 +171,8 @@ def _copy_into(model: AdaptiveModel, tensors: dict[str, Tensor]) -> None:
     prefixes = [prefix for prefix, _ in nested_models(model)]
     for name, value in tensors.items():
         if split_name(name, prefixes)[0] == "optimizer":
+            if not bool(value.isfinite().all()):
+                raise ValueError(f"its optimizer state '{name}' is not finite")
             continue
         target = targets.get(name)
         if not isinstance(target, Tensor) or id(target) in source:
@@ -178,5 +182,8 @@ def _copy_into(model: AdaptiveModel, tensors: dict[str, Tensor]) -> None:
                 f"it holds '{name}' as {value.dtype} {tuple(value.shape)}, "
                 f"and the model has it as {target.dtype} {tuple(target.shape)}"
             )
+        # Some buffers hold infinities from the start: attention masks, the open bounds of an input specification.
+        if bool((~value.isfinite() & target.detach().cpu().isfinite()).any()):
+            raise ValueError(f"it holds '{name}' with values that are not finite")
         with torch.no_grad():
             target.copy_(value)
