@@ -9,15 +9,19 @@ READY := $(VENV)/.ready
 help:
 	@echo "make demo    minutes: seven methods, fifteen corruptions, a table and a report"
 	@echo "make test    the whole test suite"
-	@echo "make check   ruff, mypy --strict, and the import-direction test"
+	@echo "make check   ruff, mypy --strict, the lock of the dependencies, and the import-direction test"
 	@echo "make bench   what a step costs relative to the bare network (minutes)"
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+# Every package is checked against the hashes of the lock, but torch, whose builds differ by platform.
+PIP := $(BIN)/pip --quiet --disable-pip-version-check
+$(READY): pyproject.toml constraints.txt requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ctta needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(PIP) install --require-hashes --no-deps --requirement requirements.lock
+	$(PIP) install --constraint constraints.txt torch
+	$(PIP) install --no-deps --no-build-isolation --editable .
 	touch $(READY)
 
 # The report is looked at in a real browser.
@@ -34,6 +38,8 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python scripts/lock.py --check
+	$(BIN)/pip check
 	$(BIN)/pytest -q -n 0 tests/test_layout.py
 
 demo: $(READY)
@@ -46,8 +52,7 @@ bench: $(READY)
 
 dist: $(READY)
 	rm -rf dist
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt build
-	$(BIN)/python -m build
+	$(BIN)/python -m build --no-isolation
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

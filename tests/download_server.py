@@ -51,6 +51,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(b"come back later", 202, {"Content-Length": "15"})
         if behavior == "redirects" and self.path == "/file":
             return self._send(b"", 302, {"Location": "/elsewhere", "Content-Length": "0"})
+        if behavior == "redirects to another host":
+            return self._send(b"", 302, {"Location": "http://data.example/file", "Content-Length": "0"})
         if behavior == "endless redirects":
             return self._send(b"", 302, {"Location": "/file", "Content-Length": "0"})
         if isinstance(behavior, int):

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import ctta
+from ctta.io.tensors import write_tensors
 
 STREAM = [torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(number)) for number in range(8)]
 
@@ -44,7 +44,8 @@ def read_file(path: Path) -> tuple[Header, Tensors]:
     """Return the header and the tensors of a saved stream."""
     with safe_open(path, framework="pt") as file:
         header: Header = json.loads(file.metadata()["ctta"])
-        return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        # Copies, because the tensors are mapped from the file, which may then be overwritten.
+        return header, {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
 
 
 def rewrite_file(path: Path, change: Callable[[Header, Tensors], None]) -> Path:
@@ -53,5 +54,5 @@ def rewrite_file(path: Path, change: Callable[[Header, Tensors], None]) -> Path:
     header["tensors"] = None
     change(header, tensors)
     header["tensors"] = header["tensors"] or sorted(tensors)
-    save_file(tensors, path, metadata={"ctta": json.dumps(header)})
+    write_tensors(path, tensors, "ctta", header)  # with a checksum that fits
     return path

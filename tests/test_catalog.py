@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ctta.datasets import DATASETS, download
-from ctta.errors import ConfigError
+from ctta.errors import ConfigError, DownloadError
 
 #: As published by the hosts of the files.
 PUBLISHED_MD5 = {
@@ -24,6 +24,13 @@ PUBLISHED_MD5 = {
 }
 
 
+#: As TensorFlow Datasets and Keras have them.
+KNOWN_SHA256 = {
+    "cifar10-c": "c72763e101c723b7c507b96205f7e938912a5d587376173b825850cf3cb876a7",
+    "cifar10": "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+}
+
+
 def test_entries() -> None:
     parts = [f"imagenet-c/{part}" for part in ("noise", "blur", "weather", "digital", "extra")]
     checkpoints = ["wrn28-10-standard", "resnext29-augmix"]
@@ -34,12 +41,20 @@ def test_entries() -> None:
         == 10
     )
     assert {name: dataset.md5 for name, dataset in DATASETS.items() if dataset.md5} == PUBLISHED_MD5
+    assert {name: dataset.sha256 for name, dataset in DATASETS.items() if dataset.sha256} == KNOWN_SHA256
     for name, dataset in DATASETS.items():
         assert dataset.url.startswith("https://")
         assert (dataset.md5 is None) == (not dataset.is_archive) == (name in checkpoints)
         assert dataset.md5 is None or re.fullmatch("[0-9a-f]{32}", dataset.md5)
     with pytest.raises(ConfigError, match="unknown dataset 'cifar-10'; expected one of cifar10-c, "):
         download("cifar-10")
+
+
+def test_what_cannot_be_verified_is_not_requested(tmp_path: Path) -> None:
+    for name, dataset in DATASETS.items():
+        if dataset.sha256 is None:
+            with pytest.raises(DownloadError, match=r"no SHA-256 is known .*--insecure.*save a copy that you trust as"):
+                download(name, cache=tmp_path)
 
 
 def test_import_needs_neither_network_nor_extra(tmp_path: Path) -> None:

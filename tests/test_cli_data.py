@@ -24,8 +24,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_get_prints_the_path_of_the_download(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with serving(CONTENT) as server:
-        md5 = hashlib.md5(CONTENT).hexdigest()
-        monkeypatch.setitem(DATASETS, "weights", Dataset(server.url, "weights.pt", md5, len(CONTENT), is_archive=False))
+        sha256 = hashlib.sha256(CONTENT).hexdigest()
+        dataset = Dataset(server.url, "weights.pt", sha256, size=len(CONTENT), is_archive=False)
+        monkeypatch.setitem(DATASETS, "weights", dataset)
         assert output(data, "get", "weights") == f"{cache / 'weights.pt'}\n"
         assert output(data, "get", "weights") == f"{cache / 'weights.pt'}\n"
         assert len(server.requests) == 1
@@ -33,17 +34,29 @@ def test_get_prints_the_path_of_the_download(cache: Path, monkeypatch: pytest.Mo
     assert find("weights") == cache / "weights.pt"
 
 
+def test_get_without_a_sha256_needs_a_decision(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with serving(CONTENT) as server:
+        monkeypatch.setitem(DATASETS, "weights", Dataset(server.url, "weights.pt", is_archive=False))
+        error = user_error(data, "get", "weights")
+        assert "no SHA-256 is known (no checksum at all)" in error and "--insecure" in error
+        assert server.requests == [] and not (cache / "weights.pt").exists()
+        assert output(data, "get", "weights", "--insecure") == f"{cache / 'weights.pt'}\n"
+    assert output(data, "get", "weights") == f"{cache / 'weights.pt'}\n"  # what is there was decided on before
+
+
 def test_list_says_what_is_cached(cache: Path, tmp_path: Path) -> None:
     (cache / "cifar10").mkdir(parents=True)
     text = output(data, "list")
     lines = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line}
-    assert lines["cifar10-c"] == ["2.9", "GB", "no"]
-    assert lines["cifar10"] == ["yes"] and lines["imagenet-c/noise"] == ["no"]
+    assert lines["cifar10-c"] == ["2.9", "GB", "sha256", "no"]
+    assert lines["cifar10"] == ["sha256", "yes"] and lines["imagenet-c/noise"] == ["md5", "no"]
+    assert lines["resnext29-augmix"] == ["nothing", "no"]
     assert f"Cache folder: {cache}\nDownload with: ctta data get NAME\n" in text
     rows = {row["name"]: row for row in json.loads(output(data, "list", "--json"))}
     assert list(rows) == list(DATASETS)
-    assert rows["cifar10"] == {"name": "cifar10", "bytes": None, "path": str(cache / "cifar10")}
-    assert rows["cifar10-c"] == {"name": "cifar10-c", "bytes": 2_918_471_680, "path": None}
+    assert rows["cifar10"] == {"name": "cifar10", "bytes": None, "checksum": "sha256", "path": str(cache / "cifar10")}
+    assert rows["cifar10-c"] == {"name": "cifar10-c", "bytes": 2_918_471_680, "checksum": "sha256", "path": None}
     assert not any(row["path"] for row in json.loads(output(data, "list", "--json", "--cache", tmp_path / "other")))
 
 
@@ -66,7 +79,7 @@ def test_user_errors_are_one_line(cache: Path) -> None:
 
 
 def test_ctrl_c_says_how_to_resume(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(name: str, cache: Path | None) -> Path:
+    def stopped(name: str, **_: object) -> Path:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "download", stopped)

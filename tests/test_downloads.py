@@ -43,8 +43,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def weights(server: DownloadServer, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the path where the dataset 'weights', a file with a checksum, is downloaded to."""
-    md5 = hashlib.md5(CONTENT).hexdigest()
-    monkeypatch.setitem(DATASETS, "weights", Dataset(server.url, "weights.pt", md5, len(CONTENT), is_archive=False))
+    sha256 = hashlib.sha256(CONTENT).hexdigest()
+    dataset = Dataset(server.url, "weights.pt", sha256, size=len(CONTENT), is_archive=False)
+    monkeypatch.setitem(DATASETS, "weights", dataset)
     return cache / "weights.pt"
 
 
@@ -64,7 +65,7 @@ def put_part(path: Path, content: bytes) -> None:
 def failure(path: Path, *words: str) -> str:
     """Download the weights and return the error message, checking that no file has the final name."""
     with pytest.raises(DownloadError) as caught:
-        download("weights")
+        download("weights", insecure=True)
     assert not path.exists()
     message = str(caught.value)
     for word in ("weights.pt", *words):
@@ -137,8 +138,8 @@ def test_range_beyond_the_end(
 
 def test_wrong_content_is_deleted(weights: Path, server: DownloadServer) -> None:
     server.content = CONTENT[::-1]
-    found = hashlib.md5(server.content).hexdigest()
-    failure(weights, "wrong checksum", DATASETS["weights"].md5 or "", found, "start over", server.url)
+    found = hashlib.sha256(server.content).hexdigest()
+    failure(weights, "wrong checksum", DATASETS["weights"].sha256 or "", found, "start over", server.url)
     assert not part_of(weights).exists()
 
 
@@ -156,7 +157,7 @@ def test_wrong_lengths(weights: Path, server: DownloadServer, monkeypatch: pytes
     server.behavior = "no length"
     assert download("weights").read_bytes() == CONTENT
     weights.unlink()
-    change(monkeypatch, md5=None)
+    change(monkeypatch, sha256=None)
     failure(weights, "does not report the length")
     server.behavior, server.content = "normal", b""
     failure(weights, "it is empty")
@@ -173,7 +174,7 @@ def test_unrequested_encoding(weights: Path, server: DownloadServer, monkeypatch
     failure(weights, "wrong length")
     change(monkeypatch, size=None)
     failure(weights, "wrong checksum")
-    change(monkeypatch, md5=None)
+    change(monkeypatch, sha256=None)
     failure(weights, "encoded (gzip)", "manually")
     assert not part_of(weights).exists()
 
@@ -187,7 +188,7 @@ def test_interruption_without_content_length_is_resumed(weights: Path, server: D
 
 
 def test_remainder_that_is_too_long(weights: Path, server: DownloadServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    change(monkeypatch, md5=None, size=None)
+    change(monkeypatch, sha256=None, size=None)
     put_part(weights, CONTENT[:HALF])
     server.behavior = "too long"
     failure(weights, f"received {len(CONTENT) + 4} bytes instead of {len(CONTENT)}", "start over")
@@ -214,7 +215,7 @@ def test_web_page_is_never_saved(
     behavior: str,
     needs_confirmation: bool,
 ) -> None:
-    change(monkeypatch, md5=None, size=None, needs_confirmation=needs_confirmation)
+    change(monkeypatch, sha256=None, size=None, needs_confirmation=needs_confirmation)
     put_part(weights, CONTENT[:HALF])
     server.behavior = behavior
     message = failure(weights, "HTML", "manually", server.url, str(weights))
@@ -227,11 +228,11 @@ def test_web_page_is_never_saved(
 def test_google_drive_is_confirmed(
     weights: Path, server: DownloadServer, monkeypatch: pytest.MonkeyPatch, kept: int
 ) -> None:
-    change(monkeypatch, md5=None, size=None, needs_confirmation=True)
+    change(monkeypatch, sha256=None, size=None, needs_confirmation=True)
     if kept:
         put_part(weights, CONTENT[:kept])
     server.behavior = "confirmation page"
-    assert download("weights").read_bytes() == CONTENT
+    assert download("weights", insecure=True).read_bytes() == CONTENT
     assert server.requests[-1] == (CONFIRMED, f"bytes={kept}-" if kept else None)
 
 
@@ -253,7 +254,7 @@ def test_error_status(weights: Path, server: DownloadServer, status: int, words:
 def test_response_202_is_not_the_file(
     weights: Path, server: DownloadServer, monkeypatch: pytest.MonkeyPatch, kept: int
 ) -> None:
-    change(monkeypatch, md5=None, size=None)
+    change(monkeypatch, sha256=None, size=None)
     put_part(weights, CONTENT[:kept])
     server.behavior = "not ready"
     failure(weights, "returned 202", "instead of the file")
@@ -264,7 +265,7 @@ def test_response_202_is_not_the_file(
 def test_server_that_returns_only_a_part(
     weights: Path, server: DownloadServer, monkeypatch: pytest.MonkeyPatch, kept: int
 ) -> None:
-    change(monkeypatch, md5=None, size=None)
+    change(monkeypatch, sha256=None, size=None)
     put_part(weights, CONTENT[:kept])
     server.behavior = "partial only"
     failure(weights, "returned only a part")
@@ -356,7 +357,7 @@ def test_archive_becomes_a_folder(
 ) -> None:
     server.content = archive(member(f"{wrapper}fog/1.npy"), member(f"{wrapper}snow.npy"))
     monkeypatch.setitem(DATASETS, "images/a", Dataset(server.url, "images/a.tar"))
-    folder = download("images/a")
+    folder = download("images/a", insecure=True)
     assert folder == cache / "images" / "a"
     assert {str(path.relative_to(folder)) for path in folder.rglob("*")} == {"fog", "fog/1.npy", "snow.npy"}
     assert not (cache / "images" / "a.tar").exists(), "an archive and its content need twice the space"
@@ -378,9 +379,9 @@ def test_downloaded_archive_survives_failed_unpacking(
     with monkeypatch.context() as patched:
         patched.setattr(tarfile.TarFile, "extract", fail)
         with pytest.raises((DownloadError, KeyboardInterrupt)):
-            download("images")
+            download("images", insecure=True)
     assert not (cache / "images").exists()
-    assert {path.name for path in download("images").iterdir()} == {"a.npy", "b.npy"}
+    assert {path.name for path in download("images", insecure=True).iterdir()} == {"a.npy", "b.npy"}
     assert len(server.requests) == 1
     assert {path.name for path in cache.iterdir()} == {"images", "images.tar.lock"}
 

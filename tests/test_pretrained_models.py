@@ -158,17 +158,17 @@ class FakeTransformers:
             monkeypatch,
             "transformers",
             AutoConfig=SimpleNamespace(from_pretrained=self.config),
-            AutoModelForImageClassification=SimpleNamespace(from_pretrained=lambda name: self.classification),
-            AutoModelForSemanticSegmentation=SimpleNamespace(from_pretrained=lambda name: self.segmentation),
+            AutoModelForImageClassification=SimpleNamespace(from_pretrained=lambda name, **_: self.classification),
+            AutoModelForSemanticSegmentation=SimpleNamespace(from_pretrained=lambda name, **_: self.segmentation),
             utils=SimpleNamespace(cached_file=self.cached_file),
         )
 
-    def config(self, name: str) -> SimpleNamespace:
+    def config(self, name: str, **_: Any) -> SimpleNamespace:
         if name != "organization/net":
             raise OSError(f"{name} is not a local folder and is not a valid model identifier.\nIf this is a private")
         return SimpleNamespace(architectures=self.architectures)
 
-    def cached_file(self, name: str, file: str) -> str:
+    def cached_file(self, name: str, file: str, **_: Any) -> str:
         assert (name, file) == ("organization/net", "preprocessor_config.json")
         (self.folder / file).write_text(json.dumps(self.settings))
         return str(self.folder / file)
@@ -244,12 +244,12 @@ def test_huggingface_with_unsupported_preprocessing(huggingface: FakeTransformer
 def test_huggingface_does_not_guess_a_normalization_it_could_not_download(
     huggingface: FakeTransformers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lose_connection(name: str, file: str) -> str:
+    def lose_connection(name: str, file: str, **_: Any) -> str:
         raise OSError(f"cannot connect to fetch {file}")
 
     monkeypatch.setattr(sys.modules["transformers"].utils, "cached_file", lose_connection)
     config = SimpleNamespace(architectures=["SegformerForSemanticSegmentation"], model_type="segformer")
-    monkeypatch.setattr(sys.modules["transformers"].AutoConfig, "from_pretrained", lambda name: config)
+    monkeypatch.setattr(sys.modules["transformers"].AutoConfig, "from_pretrained", lambda name, **_: config)
     with pytest.raises(
         ConfigError, match=r"Hugging Face has no network 'organization/net' .* preprocessor_config\.json"
     ):

@@ -103,7 +103,7 @@ def _parse_literal(text: str) -> Any:
     """Return the value of a Python literal, or the text itself if it is a plain word, as in gate=element."""
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two for deep nesting
         return text
 
 

@@ -1,6 +1,8 @@
 """Optimizer factories, the step that skips non-finite gradients, and optimizer state as named tensors and JSON."""
 
+import copy
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -91,6 +93,25 @@ def restore_state_(optimizer: Optimizer, plain: dict[str, Any], tensors: dict[st
     # Options that a newer torch has added keep their defaults.
     groups = [defaults | saved for defaults, saved in zip(new, plain["groups"], strict=True)]
     load_state_(optimizer, {"state": state, "param_groups": groups})
+    _check_step(optimizer)
+
+
+def _check_step(optimizer: Optimizer) -> None:
+    """Raise if the next step would fail; each parameter is tried as a copy, with its state and a gradient of zero."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            twin = nn.Parameter(parameter.detach().clone())
+            twin.grad = torch.zeros_like(twin)
+            trial = copy.copy(optimizer)
+            trial.param_groups = [{**group, "params": [twin]}]
+            trial.state = defaultdict(dict, {twin: copy.deepcopy(optimizer.state.get(parameter, {}))})
+            try:
+                trial.step()
+            # Whatever the arithmetic of an optimizer raises for options and state that do not fit together.
+            except Exception as error:
+                raise ValueError(f"its optimizer cannot take a step ({type(error).__name__}: {error})") from error
+            if not all_finite([twin.detach()]):
+                raise ValueError("its optimizer state or options are not finite")
 
 
 def load_state_(optimizer: Optimizer, state: dict[str, Any]) -> None:

@@ -4,14 +4,12 @@ The file is safetensors with a JSON header in its metadata. It holds what the st
 equals the source's is left out, so source weights are not stored again, and TENT on a large network takes kilobytes.
 """
 
-import json
 import os
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
@@ -30,10 +28,12 @@ from ctta.checkpoint.manifest import (
 )
 from ctta.errors import CheckpointError, DamagedCheckpointError
 from ctta.io.atomic import atomic_write
-from ctta.io.tensors import save_tensors
+from ctta.io.tensors import read_tensors, write_tensors
 
 FORMAT = 2  # 1: ctta 0.1
 _METADATA_KEY = "ctta"
+#: What the constructors of methods, views and optimizers raise for arguments of a wrong type or value.
+_ERRORS_OF_CLASSES = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, AssertionError)
 _HEADER = {"format": int, "ctta": str, "torch": str, "source": str, "tensors": list}
 
 
@@ -47,8 +47,8 @@ def save(model: AdaptiveModel, path: str | os.PathLike[str]) -> None:
         path: The file, which is replaced if it exists.
 
     Raises:
+        OSError: If the file cannot be written, for instance because the disk is full; the old one then stays.
         TypeError: If the optimizer's state cannot be stored.
-        OSError: If the file cannot be written, for example because the disk is full.
 
     >>> import ctta, tempfile
     >>> net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
@@ -68,10 +68,9 @@ def save(model: AdaptiveModel, path: str | os.PathLike[str]) -> None:
         "tensors": sorted(tensors),
         **describe(model),
     }
-    contiguous = {name: value.detach().contiguous() for name, value in tensors.items()}
     # Durable, since a stream is saved to survive failures of the machine too.
     with atomic_write(path, durable=True) as temporary:
-        save_tensors(contiguous, temporary, {_METADATA_KEY: json.dumps(header)})
+        write_tensors(temporary, tensors, _METADATA_KEY, header)
 
 
 def load(
@@ -110,7 +109,7 @@ def load(
         raise
     except MissingArgumentError as error:
         raise CheckpointError(f"{path} {error}") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except _ERRORS_OF_CLASSES as error:
         raise CheckpointError(f"{path} does not fit: {error}") from error
     model.on_load(path)
     return model
@@ -147,12 +146,10 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read a file of any known format and check that its header is complete."""
     if not path.is_file():
         raise FileNotFoundError(f"no saved stream at {path}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {}).get(_METADATA_KEY, "null"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, json.JSONDecodeError) as error:
-        raise DamagedCheckpointError(f"{path} is truncated or not a file of ctta.save: {error}") from error
+    # Files of format 1 have no checksum.
+    header, tensors = read_tensors(
+        path, _METADATA_KEY, needs_checksum=lambda header: isinstance(header, dict) and header.get("format") != 1
+    )
     if not isinstance(header, dict) or "format" not in header:
         raise DamagedCheckpointError(f"{path} is a safetensors file, but not one of ctta.save")
     if header["format"] not in (1, FORMAT):
@@ -175,6 +172,8 @@ def _copy_tensors_(model: AdaptiveModel, tensors: dict[str, Tensor]) -> None:
     prefixes = [prefix for prefix, _ in nested_models(model)]
     for name, value in tensors.items():
         if split_name(name, prefixes)[0] == "optimizer":
+            if not bool(value.isfinite().all()):
+                raise ValueError(f"its optimizer state '{name}' is not finite")
             continue
         target = targets.get(name)
         if not isinstance(target, Tensor) or id(target) in source:
@@ -184,5 +183,8 @@ def _copy_tensors_(model: AdaptiveModel, tensors: dict[str, Tensor]) -> None:
                 f"it holds '{name}' as {value.dtype} {tuple(value.shape)}, "
                 f"and the model has it as {target.dtype} {tuple(target.shape)}"
             )
+        # Some buffers hold infinities from the start: attention masks, the open bounds of an input specification.
+        if bool((~value.isfinite() & target.detach().cpu().isfinite()).any()):
+            raise ValueError(f"it holds '{name}' with values that are not finite")
         with torch.no_grad():
             target.copy_(value)

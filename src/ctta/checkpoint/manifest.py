@@ -74,8 +74,8 @@ def describe(model: AdaptiveModel) -> dict[str, Any]:
 def invalid_fields(description: dict[str, Any]) -> list[str]:
     """Return the names of the fields that are missing or of a wrong type."""
     invalid = [key for key, kind in _FIELDS.items() if not isinstance(description.get(key), kind)]
-    inside = description.get("inside", {})
-    if not isinstance(inside, dict) or (description.get("method") in _WRAPPERS and "wrapped" not in inside):
+    inside, method = description.get("inside", {}), description.get("method")
+    if not isinstance(inside, dict) or (isinstance(method, str) and method in _WRAPPERS and "wrapped" not in inside):
         return [*invalid, "inside"]
     for name, part in inside.items():
         invalid += [f"inside.{name}.{key}" for key in invalid_fields(part if isinstance(part, dict) else {})]
@@ -117,8 +117,8 @@ def _restore_part_(
     model: AdaptiveModel, prefix: str, description: dict[str, Any], tensors: dict[str, Tensor], given: dict[str, Any]
 ) -> None:
     for name, value in description["counters"].items():
-        if name not in model.counters or type(value) is not int:
-            raise ValueError(f"it sets the counter {name!r} to {value!r}, which the model does not have")
+        if name not in model.counters or type(value) is not int or not 0 <= value < 2**63:
+            raise ValueError(f"it sets the counter {name!r} to {value!r}, which the model cannot have")
         setattr(model, name, value)
     if model.optimizer is not None and "optimizer" not in given.keys() & description["hyperparameters"].keys():
         start = prefix + _OPTIMIZER

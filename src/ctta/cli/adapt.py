@@ -60,6 +60,13 @@ def adapt(
             "--guard", help="Detect and undo a collapse of the method; log events to FILE.audit.jsonl next to --out."
         ),
     ] = False,
+    escape_formulas: Annotated[
+        bool,
+        typer.Option(
+            "--escape-formulas",
+            help="Write an apostrophe before names that a spreadsheet would run as a formula, such as =1+1.png.",
+        ),
+    ] = False,
     device: DeviceOption = "cpu",
     seed: SeedOption = None,
     as_json: JsonOption = False,
@@ -103,6 +110,7 @@ def adapt(
             compare=compare,
             guard=guard,
             audit=_audit_path(predictions),
+            escape_formulas=escape_formulas,
             on_progress=on_progress,
         )
     if as_json:
@@ -114,9 +122,12 @@ def adapt(
 
 def _format_summary(summary: InferenceSummary, predictions: Path, state: Path | None) -> list[str]:
     num_images = summary.num_images
+    vanished = [f"{summary.num_vanished} images were skipped because they were deleted before they were read."] * bool(
+        summary.num_vanished
+    )
     if num_images == 0:
-        return [f"No new images: all {summary.num_before} are in {predictions}."]
-    lines = [f"{predictions} has {summary.num_before + num_images} rows, {num_images} of them new."]
+        return [f"No new images: all {summary.num_before} are in {predictions}.", *vanished]
+    lines = [f"{predictions} has {summary.num_before + num_images} rows, {num_images} of them new.", *vanished]
     if summary.num_dropped:
         lines.append(
             f"{summary.num_dropped} images were processed again, because the state had been saved before them; "

@@ -26,28 +26,34 @@ CacheOption = Annotated[
 def get(
     name: Annotated[str, typer.Argument(help="Name such as cifar10-c; for a list see: ctta data list")],
     cache: CacheOption = None,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure", help="Accept a file of which no SHA-256 is known, so that it cannot be verified completely."
+        ),
+    ] = False,
 ) -> None:
     """Download a dataset or checkpoint unless it is cached, and print its path.
 
     After an error or Ctrl-C, run the same command again to resume the download.
     """
     with exit_on_interrupt():
-        path = download(name, cache=cache)
+        path = download(name, cache=cache, insecure=insecure)
     typer.echo(path)
 
 
 @data.command("list")
 def list_datasets(cache: CacheOption = None, as_json: JsonOption = False) -> None:
-    """List the available downloads, their sizes where known, and whether they are cached."""
+    """List the available downloads, their sizes where known, what verifies them, and whether they are cached."""
     rows = [_row(name, cache) for name in DATASETS]
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    table = Table("name", "size", "cached", box=None, padding=(0, 2, 0, 0))
+    table = Table("name", "size", "verified by", "cached", box=None, padding=(0, 2, 0, 0))
     table.columns[1].justify = "right"
     for row in rows:
         size = "" if row["bytes"] is None else f"{row['bytes'] / 1e9:.1f} GB"
-        table.add_row(row["name"], size, "yes" if row["path"] else "no")
+        table.add_row(row["name"], size, row["checksum"] or "nothing", "yes" if row["path"] else "no")
     stdout.print(table)
     print_text(f"\nCache folder: {cache or cache_dir()}\nDownload with: ctta data get NAME")
 
@@ -57,4 +63,6 @@ def _row(name: str, cache: Path | None) -> dict[str, Any]:
         path = str(find(name, cache=cache))
     except DownloadError:  # absent, or damaged: 'ctta data get' says which
         path = None
-    return {"name": name, "bytes": DATASETS[name].size, "path": path}
+    dataset = DATASETS[name]
+    checksum = "sha256" if dataset.sha256 else "md5" if dataset.md5 else None
+    return {"name": name, "bytes": dataset.size, "checksum": checksum, "path": path}

@@ -16,7 +16,9 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ctta"
 
 
-def download(name: str, *, cache: str | os.PathLike[str] | None = None, progress: bool = True) -> Path:
+def download(
+    name: str, *, cache: str | os.PathLike[str] | None = None, progress: bool = True, insecure: bool = False
+) -> Path:
     """Return the path of a public dataset or checkpoint, downloading it on first use.
 
     Archives are unpacked and then deleted; checkpoints stay single files. Nothing is requested from the network for
@@ -30,17 +32,19 @@ def download(name: str, *, cache: str | os.PathLike[str] | None = None, progress
         name: A key of ``ctta.datasets.DATASETS``, such as "cifar10-c", "imagenet-c/noise" or "wrn28-10-standard".
         cache: The cache folder; :func:`cache_dir` by default.
         progress: Whether to show a progress bar if standard error is a terminal.
+        insecure: Whether to download a file of which no SHA-256 is known, so that nobody can tell whether it is the
+            one that its authors published.
 
     Returns:
         The unpacked folder, or the file if it is not an archive.
 
     Raises:
         ConfigError: The name is unknown.
-        DownloadError: The file cannot be downloaded, verified or unpacked.
+        DownloadError: The file cannot be downloaded, verified or unpacked; or no SHA-256 of it is known.
         ImportError: The extra ``data`` is not installed.
     """
     dataset, file, folder = _locate(name, cache)
-    return _find_existing(dataset, file, folder) or _create(dataset, file, folder, progress)
+    return _find_existing(dataset, file, folder) or _create(dataset, file, folder, progress, insecure)
 
 
 def find(name: str, *, cache: str | os.PathLike[str] | None = None) -> Path:
@@ -85,7 +89,7 @@ def _find_existing(dataset: Dataset, file: Path, folder: Path) -> Path | None:
     return _verify(file, dataset) if file.is_file() else None
 
 
-def _create(dataset: Dataset, file: Path, folder: Path, progress: bool) -> Path:
+def _create(dataset: Dataset, file: Path, folder: Path, progress: bool, insecure: bool) -> Path:
     try:
         from filelock import FileLock
     except ImportError as error:
@@ -105,10 +109,18 @@ def _create(dataset: Dataset, file: Path, folder: Path, progress: bool) -> Path:
             _verify(file, dataset)
             if dataset.is_archive:
                 unpack(file, folder, progress=progress)
-        elif not dataset.is_archive:
-            fetch_file(dataset, file, progress=progress)
-        else:
+            return folder if dataset.is_archive else file
+        if dataset.sha256 is None and not insecure:
+            weaker = "only an MD5, which can be forged" if dataset.md5 else "no checksum at all"
+            raise DownloadError(
+                f"{file.name}: no SHA-256 is known ({weaker}), so a download cannot be verified. To accept what "
+                f"{dataset.url} sends, use 'ctta data get --insecure' or download(..., insecure=True), or save a copy "
+                f"that you trust as {file}"
+            )
+        if dataset.is_archive:
             _fetch_and_unpack(dataset, file, folder, progress)
+        else:
+            fetch_file(dataset, file, progress=progress)
         return folder if dataset.is_archive else file
 
 

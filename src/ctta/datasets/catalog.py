@@ -10,7 +10,8 @@ class Dataset:
     Attributes:
         url: Address of the file.
         file: Path of the file below the cache folder; a file that a user puts there is used instead of downloading.
-        md5: Checksum, where the authors or the host publish one.
+        sha256: Checksum that a download must have; where none is known, a download needs ``insecure=True``.
+        md5: Checksum as the authors or the host publish it. It detects damage, but not a file made to deceive.
         size: Length in bytes, where known.
         is_archive: Whether the file is unpacked, so that :func:`ctta.datasets.download` returns a folder.
         needs_confirmation: Whether the host may first answer with a page on which the download has to be confirmed.
@@ -18,14 +19,22 @@ class Dataset:
 
     url: str
     file: str
+    sha256: str | None = None
     md5: str | None = None
     size: int | None = None
     is_archive: bool = True
     needs_confirmation: bool = False
 
+    @property
+    def has_checksum(self) -> bool:
+        """Whether damage to the file can be detected."""
+        return self.sha256 is not None or self.md5 is not None
+
 
 def _imagenet_c(group: str, md5: str) -> Dataset:
-    return Dataset(f"https://zenodo.org/records/2235448/files/{group}.tar?download=1", f"imagenet-c/{group}.tar", md5)
+    return Dataset(
+        f"https://zenodo.org/records/2235448/files/{group}.tar?download=1", f"imagenet-c/{group}.tar", md5=md5
+    )
 
 
 def _google_drive(identifier: str, file: str) -> Dataset:
@@ -33,11 +42,13 @@ def _google_drive(identifier: str, file: str) -> Dataset:
     return Dataset(url, file, is_archive=False, needs_confirmation=True)
 
 
-#: All datasets and checkpoints by the name that :func:`ctta.datasets.download` takes.
+#: All datasets and checkpoints by the name that :func:`ctta.datasets.download` takes. Zenodo publishes MD5 only; the
+#: SHA-256 of CIFAR-10-C and CIFAR-10 are those of TensorFlow Datasets and Keras.
 DATASETS: dict[str, Dataset] = {
     "cifar10-c": Dataset(
         "https://zenodo.org/records/2535967/files/CIFAR-10-C.tar?download=1",
         "CIFAR-10-C.tar",
+        sha256="c72763e101c723b7c507b96205f7e938912a5d587376173b825850cf3cb876a7",
         md5="56bf5dcef84df0e2308c6dcbcbbd8499",
         size=2_918_471_680,
     ),
@@ -54,6 +65,7 @@ DATASETS: dict[str, Dataset] = {
     "cifar10": Dataset(
         "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
         "cifar-10-python.tar.gz",
+        sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
         md5="c58f30108f718f92721af3b95e74349a",
     ),
     # RobustBench's checkpoints of the two source networks; no checksum of them is published.

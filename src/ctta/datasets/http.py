@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING
-from urllib.parse import urlencode, urljoin
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode, urljoin, urlsplit
 
 from typing_extensions import override
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 TIMEOUT = 60.0  # seconds without any data, not for the whole download
 _MAX_PAGE_BYTES = 1 << 20
+_LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
 @contextmanager
@@ -32,7 +33,7 @@ def request_file(dataset: Dataset, start: int, hint: str) -> Iterator["Response"
         The response with the rest of the file (206), with all of it (200), or 416 if nothing is left after ``start``.
 
     Raises:
-        DownloadError: The server answered with an error status or a web page.
+        DownloadError: The server answered with an error status or a web page, or redirects to plain HTTP.
     """
     import requests
 
@@ -87,10 +88,28 @@ def find_confirmation_url(page: str, page_url: str) -> str | None:
 
 
 def _get(session: "Session", url: str, start: int) -> "Response":
+    _check_encrypted(url)
     headers = {"Accept-Encoding": "identity"}  # lengths and ranges must count the bytes of the file itself
     if start:
         headers["Range"] = f"bytes={start}-"
-    return session.get(url, headers=headers, stream=True, timeout=TIMEOUT)
+    return session.get(url, headers=headers, stream=True, timeout=TIMEOUT, hooks={"response": _check_redirect})
+
+
+def _check_redirect(response: "Response", **_: Any) -> None:
+    """Refuse a redirect before it is followed."""
+    if response.is_redirect:
+        target = urljoin(response.url, response.headers["Location"])
+        _check_encrypted(target, origin=response.url)
+
+
+def _check_encrypted(url: str, origin: str | None = None) -> None:
+    """Raise unless an address uses HTTPS, or HTTP on this machine all along."""
+    parts = urlsplit(url)
+    is_local = parts.scheme == "http" and parts.hostname in _LOCAL_HOSTS
+    if parts.scheme == "https" or (is_local and not (origin or "").startswith("https:")):
+        return
+    source = f"{origin} redirects to {url}" if origin else url
+    raise DownloadError(f"{source}, which is not encrypted (https); nothing was downloaded from there")
 
 
 def _is_html(response: "Response") -> bool:

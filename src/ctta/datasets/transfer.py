@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,11 +67,13 @@ def find_defect(path: Path, dataset: Dataset) -> str | None:
             return "it is empty"
         if dataset.size is not None and length != dataset.size:
             return f"wrong length: expected {dataset.size} bytes, found {length}"
-        if dataset.md5 is not None:
+        for algorithm, expected in (("sha256", dataset.sha256), ("md5", dataset.md5)):
+            if expected is None:
+                continue
             file.seek(0)
-            digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-            if digest != dataset.md5:
-                return f"wrong checksum: expected md5 {dataset.md5}, found {digest}"
+            found = hashlib.file_digest(file, partial(hashlib.new, algorithm, usedforsecurity=False))
+            if found.hexdigest() != expected:
+                return f"wrong checksum: expected {algorithm} {expected}, found {found.hexdigest()}"
     return None
 
 
@@ -140,9 +143,9 @@ def _check_headers(response: "Response", dataset: Dataset, total: int | None, ta
             f"wrong length: expected {dataset.size} bytes, but {dataset.url} offers {total}; "
             "the file may have been replaced"
         )
-    elif dataset.md5 is None and total is None and not is_chunked:
+    elif not dataset.has_checksum and total is None and not is_chunked:
         problem = f"{dataset.url} does not report the length of the file, so a truncated copy would go unnoticed"
-    elif dataset.md5 is None and encoding != "identity":
+    elif not dataset.has_checksum and encoding != "identity":
         # Some servers claim an encoding for a .gz that they send unchanged; a checksum settles it.
         problem = f"{dataset.url} sends the file encoded ({encoding}) and no checksum is known to verify it"
     if problem:

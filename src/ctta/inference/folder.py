@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from ctta.datasets.image_files import ImageFiles, find_images
+from ctta.datasets.image_files import find_images
 from ctta.distributed import data_parallel, init
 from ctta.distributed.collectives import run_on_rank_zero
 from ctta.guard import Monitored
 from ctta.hyperparameters import format_hyperparameters
 from ctta.inference.predictions import PredictionFile
 from ctta.inference.resume import lock_state, open_model, open_predictions
-from ctta.inference.run import InferenceRun
+from ctta.inference.run import FolderImages, InferenceRun
 from ctta.io.images import Resize
 from ctta.methods import METHODS, Source
 from ctta.streams import Segment, Stream
@@ -37,6 +37,8 @@ class InferenceSummary:
         num_before: Images processed by earlier calls.
         num_dropped: Images that an earlier call had processed without saving the state, processed again by this one.
         num_changed: Predictions that differ from those of the source network; None if not compared.
+        num_vanished: Images that were deleted before they could be read; if they come back, the next call processes
+            them.
         num_skipped: Updates skipped because they were not finite.
         confidence: Mean confidence of the predictions; None if there was no image.
         seconds: Duration of the processing.
@@ -49,6 +51,7 @@ class InferenceSummary:
     num_before: int
     num_dropped: int
     num_changed: int | None
+    num_vanished: int
     num_skipped: int
     confidence: float | None
     seconds: float
@@ -71,6 +74,7 @@ def adapt_folder(
     compare: bool = False,
     guard: bool = False,
     audit: str | os.PathLike[str] | None = None,
+    escape_formulas: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> InferenceSummary:
     """Predict every image of a folder while adapting, in the order of their paths, and write a CSV file.
@@ -93,6 +97,8 @@ def adapt_folder(
         compare: Whether to also predict with the unadapted source network, for additional columns.
         guard: Whether to wrap the method in :class:`ctta.Guarded`; a state saved with a guard keeps it.
         audit: File for the events of the guard, one line of JSON each.
+        escape_formulas: Whether to write an apostrophe before a name that a spreadsheet would run as a formula, such as
+            ``=1+1.png``.
         on_progress: Called after each batch with the number of processed images and the total.
 
     Returns:
@@ -100,13 +106,17 @@ def adapt_folder(
 
     Raises:
         ConfigError: If an argument is not valid, or contradicts the saved state or an existing ``out``.
+        OSError: If a file cannot be written, for instance because the disk is full. The table then ends with a whole
+            batch, and the next call resumes from the last saved state.
         DataError: If there are no images, or one cannot be read.
     """
     if method is not None:
         check_choice("method", method, tuple(METHODS))
     root, state_path = Path(images), None if state is None else Path(state)
     resize = Resize(size) if size else None
-    file = PredictionFile(Path(out), _columns(with_names=bool(classes), compare=compare))
+    file = PredictionFile(
+        Path(out), _columns(with_names=bool(classes), compare=compare), escape_formulas=escape_formulas
+    )
     init()
     # Rank zero lists the files: while images are being added, each rank would find different ones.
     names = run_on_rank_zero(lambda: [path.relative_to(root).as_posix() for path in find_images(root)])
@@ -115,7 +125,7 @@ def adapt_folder(
         model, is_new = open_model(net, state_path, method, dict(settings or {}), guard=guard)
         model = data_parallel(model)
         processed, num_dropped = model.coordinator.run_on_rank_zero(
-            lambda: open_predictions(file, model, state_path, is_new=is_new)
+            lambda: open_predictions(file, model, state_path, names, is_new=is_new)
         )
         if isinstance(model, Monitored):
             model.audit = None if audit is None else os.fspath(audit)
@@ -126,9 +136,9 @@ def adapt_folder(
         source = data_parallel(Source(net, output=model.output)) if compare else None
         run = InferenceRun(model, source, file, state_path, classes)
         num_skipped_before, started = model.num_skipped, time.perf_counter()
+        paths = tuple(root / name for name in names)
+        files = FolderImages(root.name, paths, None, resize)
         if len(remaining):
-            paths = tuple(root / name for name in names)
-            files = ImageFiles(root.name, paths, None, resize)
             stream = Stream(
                 root.name, [Segment(root.name, files, remaining)], batch_size=batch_size, read_ahead=READ_AHEAD
             )
@@ -137,15 +147,17 @@ def adapt_folder(
                 if on_progress:
                     on_progress(len(processed) + num_done, len(processed) + len(remaining))
 
-            run.process(stream, names, on_batch)
+            run.process(stream, files, names, on_batch)
         seconds = time.perf_counter() - started
+    num_images = len(remaining) - run.num_vanished
     return InferenceSummary(
-        num_images=len(remaining),
+        num_images=num_images,
         num_before=len(processed),
         num_dropped=num_dropped,
         num_changed=run.num_changed if compare else None,
+        num_vanished=run.num_vanished,
         num_skipped=model.num_skipped - num_skipped_before,
-        confidence=run.confidence_sum / len(remaining) if len(remaining) else None,
+        confidence=run.confidence_sum / num_images if num_images else None,
         seconds=seconds,
         method={cls: name for name, cls in METHODS.items()}[type(model.unwrapped)],
         settings=format_hyperparameters(model.unwrapped.hyperparameters),

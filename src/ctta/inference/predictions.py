@@ -6,14 +6,20 @@ determines which rows belong to it: no third file has to agree with the two, and
 
 import csv
 import io
+import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from ctta.errors import ConfigError, DataError
 from ctta.io.atomic import atomic_write, fsync_file
 
 IMAGE, STEP = "image", "batch"
+
+#: A spreadsheet runs a cell that starts with one of these as a formula.
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+_ESCAPE = "'"
+_STEP_PATTERN = re.compile("[0-9]{1,18}")
 
 
 class PredictionFile:
@@ -22,29 +28,35 @@ class PredictionFile:
     Args:
         path: Path of the file.
         columns: Names of the columns after the first two.
+        escape_formulas: Whether to write an apostrophe before text that a spreadsheet would run as a formula.
     """
 
-    def __init__(self, path: Path, columns: Sequence[str]) -> None:
-        self.path, self.columns = path, [IMAGE, STEP, *columns]
+    def __init__(self, path: Path, columns: Sequence[str], *, escape_formulas: bool = False) -> None:
+        self.path, self.columns, self.escape_formulas = path, [IMAGE, STEP, *columns], escape_formulas
 
     def create(self) -> None:
         """Write a file with a header and no rows."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._replace([self.columns])
 
-    def truncate(self, step: int) -> tuple[set[str], int]:
+    def truncate(self, step: int, images: Collection[str] = ()) -> tuple[set[str], int]:
         """Drop the rows of this step and later ones, after copying the file to :attr:`backup_path`.
+
+        Args:
+            step: First step to drop.
+            images: Names of the images that exist, to notice that the file was written with another way of escaping.
 
         Returns:
             The images of the remaining rows, and the number of dropped rows.
         """
         rows, is_torn = self._read()
+        self._check_escaping([row[0] for row in rows], images)
         kept = [row for row in rows if int(row[1]) < step]
         if is_torn or len(kept) < len(rows):
             # A copy, because if the wrong state was given these rows are finished work.
             shutil.copyfile(self.path, self.backup_path)
             self._replace([self.columns, *kept])
-        return {row[0] for row in kept}, len(rows) - len(kept)
+        return {unescape_formula(row[0]) if self.escape_formulas else row[0] for row in kept}, len(rows) - len(kept)
 
     @property
     def backup_path(self) -> Path:
@@ -52,9 +64,16 @@ class PredictionFile:
         return self.path.with_name(f"{self.path.name}.before")
 
     def append(self, rows: Iterable[Sequence[object]]) -> None:
-        """Append rows to the file."""
-        with self.path.open("a", encoding="utf-8", errors="surrogateescape", newline="") as file:
-            file.write(_format_csv(rows))
+        """Append rows to the file, all of them or none."""
+        content = memoryview(format_csv(map(self._escape, rows)).encode("utf-8", "surrogateescape"))
+        with self.path.open("ab", buffering=0) as file:
+            length = file.tell()
+            try:
+                while content:
+                    content = content[file.write(content) or 0 :]
+            except OSError:
+                file.truncate(length)  # possible on a full disk as well
+                raise
 
     def flush_to_disk(self) -> None:
         """Wait until the rows would survive a power cut."""
@@ -68,23 +87,74 @@ class PredictionFile:
         except csv.Error as error:
             raise DataError(f"{self.path} is not a table of predictions ({error}): choose another file") from error
         is_torn = not text.endswith("\n") or len(rows[-1]) != len(self.columns)
-        header, *others = rows[: len(rows) - is_torn] or [[]]
+        header, *others = rows[: max(len(rows) - is_torn, 0)] or [[]]
         if header != self.columns:
             raise ConfigError(
                 f"{self.path} has the columns {','.join(header)}, expected {','.join(self.columns)}: use the same "
                 "options as before, or choose another file"
             )
         for number, row in enumerate(others, start=2):
-            if len(row) != len(self.columns) or not row[1].isdecimal():
+            if len(row) != len(self.columns) or not _STEP_PATTERN.fullmatch(row[1]):
                 raise DataError(f"row {number} of {self.path} is not a prediction of this library: choose another file")
         return others, is_torn
 
+    def _check_escaping(self, written: Iterable[str], images: Collection[str]) -> None:
+        """Raise if the images of a file were written with another setting of ``escape_formulas``."""
+        if self.escape_formulas:
+            differs = any(name.startswith(FORMULA_STARTS) for name in written)
+        else:
+            listed = set(images)  # as an image may itself be called '=a.png with the apostrophe
+            differs = any(name not in listed and unescape_formula(name) in listed for name in written)
+        if differs:
+            before, now = ("without", "with") if self.escape_formulas else ("with", "without")
+            raise ConfigError(
+                f"{self.path} was written {before} escaped formulas and cannot be continued {now}: use the same "
+                "options as before, or choose another file"
+            )
+
+    def _escape(self, row: Sequence[object]) -> Sequence[object]:
+        if not self.escape_formulas:
+            return row
+        return [escape_formula(value) if isinstance(value, str) else value for value in row]
+
     def _replace(self, rows: Iterable[Sequence[object]]) -> None:
         with atomic_write(self.path) as temporary:
-            temporary.write_bytes(_format_csv(rows).encode("utf-8", "surrogateescape"))
+            temporary.write_bytes(format_csv(rows).encode("utf-8", "surrogateescape"))
 
 
-def _format_csv(rows: Iterable[Sequence[object]]) -> str:
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
+def format_csv(rows: Iterable[Sequence[object]]) -> str:
+    r"""Return rows as CSV with newlines at the end of lines.
+
+    The csv module quotes line breaks only if they are in its own line terminator, up to Python 3.12 at least. With its
+    default terminator it quotes both kinds; a terminator of a single newline would leave a carriage return unquoted.
+
+    >>> format_csv([["a\rb.png", 1]])
+    '"a\rb.png",1\n'
+    """
+    lines = []
+    for row in rows:
+        text = io.StringIO(newline="")
+        csv.writer(text).writerow(row)
+        lines.append(text.getvalue().removesuffix("\r\n") + "\n")
+    return "".join(lines)
+
+
+def escape_formula(text: str) -> str:
+    """Write an apostrophe before text that a spreadsheet would run as a formula; it then shows it as text.
+
+    Text that could be mistaken for escaped text gets one too, so that :func:`unescape_formula` is exact.
+
+    >>> escape_formula("=1+1.png"), escape_formula("'=1+1.png"), escape_formula("a.png")
+    ("'=1+1.png", "''=1+1.png", 'a.png')
+    """
+    return _ESCAPE + text if text.lstrip(_ESCAPE).startswith(FORMULA_STARTS) else text
+
+
+def unescape_formula(text: str) -> str:
+    """Return the text that :func:`escape_formula` was given.
+
+    >>> unescape_formula("'=1+1.png"), unescape_formula("a.png")
+    ('=1+1.png', 'a.png')
+    """
+    is_escaped = text.startswith(_ESCAPE) and text.lstrip(_ESCAPE).startswith(FORMULA_STARTS)
+    return text.removeprefix(_ESCAPE) if is_escaped else text

@@ -1,6 +1,6 @@
 """Start or resume: the lock on the state file, the model, and the rows that are already written."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from glob import escape
 from pathlib import Path
@@ -65,9 +65,16 @@ def open_model(
 
 
 def open_predictions(
-    file: PredictionFile, model: AdaptiveModel, state: Path | None, *, is_new: bool
+    file: PredictionFile, model: AdaptiveModel, state: Path | None, images: Sequence[str], *, is_new: bool
 ) -> tuple[list[str], int]:
     """Create the table, or cut it back to the saved state.
+
+    Args:
+        file: The table.
+        model: Its number of steps says which rows belong to the state.
+        state: File of the state, if there is one.
+        images: Names of the images in the folder.
+        is_new: Whether the model was not loaded from the state.
 
     Returns:
         The images that are processed, and how many rows were dropped because the state does not include them.
@@ -76,7 +83,7 @@ def open_predictions(
         if is_new:
             missing = f"there is no state at {state}" if state else "no state was given"
             raise ConfigError(f"{file.path} exists but {missing} to resume from: choose another file, or delete it")
-        processed, num_dropped = file.truncate(model.num_steps)
+        processed, num_dropped = file.truncate(model.num_steps, images)
         return sorted(processed), num_dropped
     if state is not None:
         state.parent.mkdir(parents=True, exist_ok=True)

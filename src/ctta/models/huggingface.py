@@ -53,16 +53,22 @@ class TransformersModel(Normalized):
 def load_huggingface(name: str) -> nn.Module:
     """Return a Hugging Face network, normalized according to its image processor.
 
+    Code that a repository brings along is never executed.
+
     Args:
-        name: Repository such as ``microsoft/resnet-50``, or the path of a local folder.
+        name: Repository such as ``microsoft/resnet-50``, or the path of a local folder. ``REPOSITORY@REVISION`` selects
+            a branch, a tag or a commit.
     """
     transformers = import_library("transformers")
+    repository, revision = _split_revision(name)
+    # Without an explicit False, transformers asks on the terminal whether to run the code of a repository.
+    options = {"revision": revision, "trust_remote_code": False}
     with _translate_hub_errors(name):
-        config = transformers.AutoConfig.from_pretrained(name)
+        config = transformers.AutoConfig.from_pretrained(repository, **options)
     auto_class = get_attribute(transformers, _select_auto_class(config, name))
     with _translate_hub_errors(name):
-        processor = _read_processor_config(transformers, config, name)
-        net: nn.Module = auto_class.from_pretrained(name).float()  # some files hold 16-bit weights
+        processor = _read_processor_config(transformers, config, repository, revision)
+        net: nn.Module = auto_class.from_pretrained(repository, **options).float()  # some files hold 16-bit weights
     _check_processor(processor, f"hf:{name}")
     if not processor.get("do_normalize", True):
         return net
@@ -71,12 +77,29 @@ def load_huggingface(name: str) -> nn.Module:
     )
 
 
+def _split_revision(name: str) -> tuple[str, str]:
+    """Split ``REPOSITORY@REVISION``; the revision is ``main`` by default. Folders may have an @ in their path."""
+    repository, separator, revision = name.rpartition("@")
+    if not separator or Path(name).is_dir():
+        return name, "main"
+    if not repository or not revision:
+        raise ConfigError(f"malformed network name 'hf:{name}'; expected 'hf:NAME' or 'hf:NAME@REVISION'")
+    if Path(repository).is_dir():
+        raise ConfigError(f"hf:{name} asks for a revision of a local folder, which has none: leave out @{revision}")
+    return repository, revision
+
+
 @contextmanager
 def _translate_hub_errors(name: str) -> Iterator[None]:
     """Turn an error of the hub into a ConfigError that names the network."""
     try:
         yield
     except (OSError, ValueError) as error:  # unknown name, no connection, or a network for another task
+        if "trust_remote_code" in str(error):
+            raise ConfigError(
+                f"hf:{name} needs code from its own repository, which ctta does not run: if you trust it, load it in a "
+                "function of your own, and use 'file:PATH.py:function'"
+            ) from error
         raise ConfigError(
             f"Hugging Face has no network '{name}' for classification or segmentation: {first_line(error)}. Check the "
             "spelling and the connection, or use the path of a folder that holds the network"
@@ -95,12 +118,13 @@ def _select_auto_class(config: Any, name: str) -> str:
     )
 
 
-def _read_processor_config(transformers: Any, config: Any, name: str) -> dict[str, Any]:
+def _read_processor_config(transformers: Any, config: Any, repository: str, revision: str) -> dict[str, Any]:
     """Read the settings of the image processor; constructing the processor would need Pillow and torchvision."""
     try:
-        file = get_attribute(transformers, "utils").cached_file(name, "preprocessor_config.json")
+        cached_file = get_attribute(transformers, "utils").cached_file
+        file = cached_file(repository, "preprocessor_config.json", revision=revision)
     except OSError:
-        if not (Path(name).is_dir() and config.model_type == "segformer"):
+        if not (Path(repository).is_dir() and config.model_type == "segformer"):
             raise
         # Saved without its processor; the default of SegFormer's processor is the mean and std of ImageNet.
         return {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}

@@ -26,14 +26,15 @@ def load(spec: str) -> nn.Module:
     ``resnext29:PATH``              ResNeXt-29 4x32d with weights from a file, such as RobustBench's AugMix
     ``timm:NAME``                   a pretrained timm network, such as ``timm:resnet50.tv_in1k``
     ``torchvision:NAME[:WEIGHTS]``  a pretrained torchvision network, such as ``torchvision:resnet50:IMAGENET1K_V1``
-    ``hf:NAME``                     a Hugging Face network for classification or segmentation: repository or folder
+    ``hf:NAME[@REVISION]``          a Hugging Face network for classification or segmentation: repository or folder
     ``file:PATH.py:function``       the return value of a function in a Python file
     ``sliding:NETWORK``             any of these for segmentation, inside a :class:`ctta.models.SlidingWindow`
     ==============================  ================================================================================
 
     Networks of other libraries are wrapped with their normalization (:class:`ctta.models.Normalized`). The number of
     classes is taken from the weights. ``file:`` executes the file, so use it only with files you trust; weights files
-    are read without executing code.
+    are read without executing code, and a Hugging Face repository that needs code of its own is refused. To load the
+    same network every time, pin the commit: ``hf:microsoft/resnet-50@COMMIT``.
 
     Args:
         spec: Name of the network, in one of the forms of the table.

@@ -88,17 +88,22 @@ def read_run(folder: Path, name: str | None = None) -> RecordedRun:
     )
 
 
+_FIELDS = {"recipe": str, "options": dict, "commands": list}
+
+
 def read_run_file(folder: Path) -> dict[str, Any]:
     """Return what ``run.json`` records about a run: recipe, options, threads and commands."""
     path = folder / "run.json"
     try:
-        about: dict[str, Any] = json.loads(path.read_text())
+        about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"{folder} has no run.json: expected a folder that a benchmark wrote") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged ({error}): delete it and run the benchmark again") from error
-    if about.get("format") != FORMAT:
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise DataError(f"{path} was written by another version of ctta: run the benchmark again")
+    if damaged := [name for name, kind in _FIELDS.items() if not isinstance(about.get(name), kind)]:
+        raise DataError(f"{path} is damaged (no usable {', '.join(damaged)}): delete it and run the benchmark again")
     return about
 
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import nn
 
 from ctta.base import AdaptiveModel
@@ -26,7 +25,7 @@ from ctta.checkpoint.manifest import nested_models, optimizer_tensors, unseriali
 from ctta.errors import CheckpointError, DamagedCheckpointError
 from ctta.hyperparameters import format_hyperparameters
 from ctta.io.atomic import fsync_directory, fsync_file
-from ctta.io.tensors import save_tensors
+from ctta.io.tensors import read_tensors, write_tensors
 from ctta.serve.audit import AuditLog, StreamEvent
 from ctta.serve.schemas import STREAM_NAME_PATTERN
 from ctta.serve.stream import SampleWindow, ServedStream, TimeBudget
@@ -91,8 +90,8 @@ class Snapshots:
             unfinished.mkdir()
             save(stream.model, unfinished / STATE_FILE)
             tensors = {} if stream.window.images is None else {"images": stream.window.images}
-            header = json.dumps({"since_update": stream.window.num_since_update, "summary": stream.summary()})
-            save_tensors(tensors, unfinished / WINDOW_FILE, {"stream": header})
+            header = {"since_update": stream.window.num_since_update, "summary": stream.summary()}
+            write_tensors(unfinished / WINDOW_FILE, tensors, "stream", header)
             fsync_file(unfinished / WINDOW_FILE)
             fsync_directory(unfinished)
             os.rename(unfinished, parent / str(number))
@@ -116,10 +115,12 @@ class Snapshots:
     def restore(self, stream: ServedStream) -> None:
         """Restore the window and the history of a stream whose model was loaded; DamagedCheckpointError on failure."""
         with self._detect_damage(stream.name):
-            header = self._read_header(stream.name)
+            # Snapshots of ctta 0.1 have no checksum.
+            path = self._newest(stream.name) / WINDOW_FILE
+            header, tensors = read_tensors(path, "stream", needs_checksum=lambda header: False)
             stream.restore(header["summary"])
             stream.window.num_since_update = int(header["since_update"])
-            stream.window.images = load_file(self._newest(stream.name) / WINDOW_FILE).get("images")
+            stream.window.images = tensors.get("images")
 
     def delete(self, name: str) -> None:
         """Delete the snapshot of a stream, if there is one."""
