@@ -94,7 +94,7 @@ def serve(
         float | None,
         typer.Option(
             min=0.01,
-            help="Report not ready if a change stays unsaved for so long. Default: 4 x --snapshot-every.",
+            help="Report not ready if a change stays unsaved for this long. Default: 4 x --snapshot-every.",
             metavar="SECONDS",
             rich_help_panel=STREAMS,
         ),
