@@ -24,9 +24,9 @@ def case(check: Callable[[Path], None]) -> Callable[[Path], None]:
 
 def load_cases() -> dict[str, Callable[[Path], None]]:
     """Return all cases in the order in which they run; the last one kills a rank."""
-    for module in ("steps", "files", "failures"):
-        importlib.import_module(f"ranks.{module}")
-    return CASES
+    modules = [importlib.import_module(f"ranks.{name}").__name__ for name in ("steps", "files", "failures")]
+    # Not in the order of registration, which depends on who imported which module first.
+    return dict(sorted(CASES.items(), key=lambda item: modules.index(item[1].__module__)))
 
 
 def outcomes_path(folder: Path, num_ranks: int, number: int) -> Path:
