@@ -1,0 +1,224 @@
+"""Independent implementations of the methods that use features and the classifier, with plain loops.
+
+The features are the input of the last layer of a sequential network. See naive_entropy.py.
+"""
+
+import copy
+import math
+from collections.abc import Sequence
+
+import torch
+from naive import MakeOptimizer, add_up, cross, elements, naive_copy, probabilities
+from naive_entropy import Augment, Run, cosine, norm_parameters, shannon
+from torch import Tensor, nn
+
+
+def split(net: nn.Sequential) -> tuple[nn.Sequential, nn.Linear]:
+    """Return the layers before the head, and the head."""
+    head = net[-1]
+    assert isinstance(head, nn.Linear)
+    return nn.Sequential(*list(net)[:-1]), head
+
+
+def unit(vector: Tensor) -> Tensor:
+    return vector / vector.square().sum().sqrt().clamp_min(1e-12)
+
+
+def naive_lame(
+    net: nn.Sequential, batches: list[Tensor], *, num_neighbors: int = 5, max_iterations: int = 100
+) -> list[Tensor]:
+    """Run LAME with the RBF affinity; returns log-probabilities."""
+    source = naive_copy(net, 0.0)
+    body, head = split(source)
+    predictions = []
+    for x in batches:
+        with torch.no_grad():
+            features = [unit(each) for each in body(x)]
+            vectors = [torch.stack(probabilities(head(each))) for each in body(x)]
+            count = len(features)
+            squared = [[float((a - b).square().sum()) for b in features] for a in features]
+            neighbor = min(num_neighbors, count) - 1  # the nearest is the image itself
+            width = sum(math.sqrt(sorted(row)[neighbor]) for row in squared) / count
+            affinity = [[math.exp(-value / (2 * width**2)) if width > 0 else 1.0 for value in row] for row in squared]
+            unary = [[-math.log(float(p) + 1e-10) for p in vector] for vector in vectors]
+            num_classes = len(unary[0])
+            labels = [softmax([-u for u in row]) for row in unary]
+            energy_before = math.inf
+            for iteration in range(max_iterations):
+                pairwise = [
+                    [sum(affinity[i][j] * labels[j][c] for j in range(count)) for c in range(num_classes)]
+                    for i in range(count)
+                ]
+                labels = [softmax([k - u for k, u in zip(pairwise[i], unary[i], strict=True)]) for i in range(count)]
+                energy = sum(
+                    unary[i][c] * labels[i][c]
+                    - pairwise[i][c] * labels[i][c]
+                    + labels[i][c] * math.log(max(labels[i][c], 1e-20))
+                    for i in range(count)
+                    for c in range(num_classes)
+                )
+                if iteration > 1 and abs(energy - energy_before) <= 1e-8 * abs(energy_before):
+                    break
+                energy_before = energy
+            predictions.append(torch.tensor(labels, dtype=x.dtype).log())
+    return predictions
+
+
+def softmax(values: Sequence[float]) -> list[float]:
+    exponentials = [math.exp(value - max(values)) for value in values]
+    return [e / sum(exponentials) for e in exponentials]
+
+
+def naive_t3a(net: nn.Sequential, batches: list[Tensor], *, num_supports: int) -> list[Tensor]:
+    """Run T3A; ``num_supports`` of 0 keeps all."""
+    source = naive_copy(net, 0.0)
+    body, head = split(source)
+    supports: list[tuple[int, float, Tensor]] = []  # class, entropy, feature
+
+    def add(feature: Tensor, logits: Tensor) -> None:
+        supports.append((int(logits.argmax()), float(shannon(logits)), feature))
+
+    predictions = []
+    with torch.no_grad():
+        for row in head.weight:
+            add(row, head(row))
+        for x in batches:
+            features = body(x)
+            for feature in features:
+                add(feature, head(feature))
+            num_classes = len(head.weight)
+            if num_supports:
+                supports = [
+                    each
+                    for c in range(num_classes)
+                    for each in sorted((s for s in supports if s[0] == c), key=lambda s: s[1])[:num_supports]
+                ]
+            columns = []
+            for c in range(num_classes):
+                members = [unit(feature) for label, _, feature in supports if label == c]
+                columns.append(unit(add_up(members)) if members else torch.zeros_like(features[0]))
+            predictions.append(torch.stack([torch.stack([(f * column).sum() for column in columns]) for f in features]))
+    return predictions
+
+
+def contrast(groups: Sequence[Sequence[Tensor]], temperature: float) -> Tensor:
+    """Return the supervised contrastive loss: the members of a group are each other's positives."""
+    vectors = [(i, unit(vector)) for i, group in enumerate(groups) for vector in group]
+    losses = []
+    for a, (group, anchor) in enumerate(vectors):
+        logits = {b: (anchor * other).sum() / temperature for b, (_, other) in enumerate(vectors) if b != a}
+        total = torch.stack(list(logits.values())).logsumexp(0)
+        positives = [logits[b] - total for b, (other, _) in enumerate(vectors) if b != a and other == group]
+        losses.append(-add_up(positives) / len(positives))
+    return add_up(losses) / len(losses)
+
+
+def nearest(feature: Tensor, prototypes: Tensor) -> Tensor:
+    return prototypes[max(range(len(prototypes)), key=lambda c: float(cosine(feature.detach(), prototypes[c])))]
+
+
+def naive_santa(
+    net: nn.Sequential,
+    batches: list[Tensor],
+    *,
+    optimizer: MakeOptimizer,
+    projector: nn.Module,
+    prototypes: Tensor,
+    augment: Augment,
+    temperature: float = 0.1,
+    contrast_weight: float = 1.0,
+    fraction: float = 1.0,
+) -> Run:
+    """Run SANTA: the student's distribution is the target, and the anchor's is inside the logarithm."""
+    student, anchor = naive_copy(net, fraction), naive_copy(net, fraction)
+    projector = copy.deepcopy(projector)
+    body, head = split(student)
+    trained = norm_parameters(student) + list(projector.parameters())
+    descent, predictions = optimizer(trained), []
+    for step, x in enumerate(batches):
+        features, views = body(x), body(augment(step, x))
+        logits, logits_of_views = head(features), head(views)
+        with torch.no_grad():
+            anchored = [probabilities(vector) for vector in elements(anchor(x))]
+        losses = [
+            cross(probabilities(s), q) / 2 + cross(probabilities(a), q) / 2
+            for s, a, q in zip(logits, logits_of_views, anchored, strict=True)
+        ]
+        groups = [
+            [projector(each) for each in (nearest(f, prototypes), f, v)] for f, v in zip(features, views, strict=True)
+        ]
+        loss = add_up(losses) / len(losses) + contrast_weight * contrast(groups, temperature)
+        descent.step(torch.autograd.grad(loss, trained))
+        predictions.append(logits.detach())
+    return predictions, student
+
+
+def naive_rmt(
+    net: nn.Sequential,
+    batches: list[Tensor],
+    *,
+    optimizer: MakeOptimizer,
+    projector: nn.Module,
+    prototypes: Tensor,
+    augment: Augment,
+    decay: float = 0.999,
+    temperature: float = 0.1,
+    contrast_weight: float = 1.0,
+    fraction: float = 1.0,
+) -> tuple[list[Tensor], nn.Sequential, nn.Sequential]:
+    """Run RMT without source images: no replay and no warm-up. Returns student plus teacher logits."""
+    student, teacher = naive_copy(net, fraction), naive_copy(net, fraction)
+    projector = copy.deepcopy(projector)
+    body, head = split(student)
+    trained = [*student.parameters(), *projector.parameters()]
+    descent, predictions = optimizer(trained), []
+    for step, x in enumerate(batches):
+        features, views = body(x), body(augment(step, x))
+        logits, logits_of_views = head(features), head(views)
+        with torch.no_grad():
+            target = teacher(x)
+        losses = []
+        for s, a, t in zip(logits, logits_of_views, target, strict=True):
+            ps, pa, pt = probabilities(s), probabilities(a), probabilities(t)
+            symmetric = [(cross(pt, p) + cross(p, pt)) / 2 for p in (ps, pa)]
+            losses.append((symmetric[0] + symmetric[1]) / 2)
+        groups = [
+            [projector(each) for each in (nearest(f, prototypes), f, v)] for f, v in zip(features, views, strict=True)
+        ]
+        loss = add_up(losses) / len(losses) + contrast_weight * contrast(groups, temperature)
+        descent.step(torch.autograd.grad(loss, trained))
+        with torch.no_grad():
+            for t, s in zip(teacher.parameters(), student.parameters(), strict=True):
+                t.copy_(decay * t + (1 - decay) * s)
+        predictions.append(logits.detach() + target)
+    return predictions, student, teacher
+
+
+def naive_memo(
+    net: nn.Sequential,
+    batches: list[Tensor],
+    *,
+    lr: float,
+    make_views: Augment,
+    num_views: int,
+    fraction: float = 1 / 17,
+) -> list[Tensor]:
+    """Run MEMO: for each image alone one step from the source on its views, then predict the image itself.
+
+    ``make_views(step, images)`` gets each image ``num_views`` times: the copies of the first, then of the second, ...
+    """
+    predictions = []
+    for step, x in enumerate(batches):
+        views = make_views(step, x.repeat_interleave(num_views, 0)).split(num_views)
+        rows = []
+        for image, several in zip(x, views, strict=True):
+            student = naive_copy(net, fraction)
+            trained = list(student.parameters())
+            mean = torch.stack([torch.stack(probabilities(vector)) for vector in student(several)]).mean(0)
+            gradients = torch.autograd.grad(-add_up(p * p.log() for p in mean), trained)
+            with torch.no_grad():
+                for p, g in zip(trained, gradients, strict=True):
+                    p.sub_(lr * g)
+                rows.append(student(image.unsqueeze(0))[0])
+        predictions.append(torch.stack(rows))
+    return predictions
