@@ -1,6 +1,8 @@
 """Tests of streams over arrays, folders of images and trees of labeled images."""
 
+import os
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from PIL import Image
 from small_data import FRAMES, FRAMES_AS_FLOATS, labels_of, save_image
 
+from ctta.datasets.image_files import ImageFiles
 from ctta.errors import ConfigError, DataError, InputError
 from ctta.streams import correlated, folder, image_folder, in_memory, mixed
 
@@ -75,7 +78,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_image_folder(tree: Path) -> None:
-    stream = image_folder(tree, size=(4, 5), batch_size=4)
+    stream = image_folder(tree, size=(4, 5), order="name", batch_size=4)
     batches = list(stream)
     assert stream.domains == ["pets"]
     assert stream.read_ahead > 0
@@ -83,14 +86,44 @@ def test_image_folder(tree: Path) -> None:
     assert batches[0].x.shape == (4, 3, 4, 5)
     assert (batches[0].x[:, 0, 0, 0] * 255).round().tolist() == [0, 0, 0, 100]
     assert sorted(label for batch in correlated(stream) for label in labels_of(batch).tolist()) == [0, 0, 0, 1, 1, 1]
-    (first,) = image_folder(tree, num_per_class=1, name="my pets")
+    (first,) = image_folder(tree, num_per_class=1, order="name", name="my pets")
     assert labels_of(first).tolist() == [0, 1]
     assert first.domain == "my pets"
     (chosen,) = image_folder(tree, images=["dog/1.png", "cat/1.png"])
     assert labels_of(chosen).tolist() == [1, 0]
     with pytest.raises(DataError, match="give size="):
         list(image_folder(tree))
-    assert image_folder(tree, size=(4, 6), batch_size=4).hash != stream.hash
+    assert image_folder(tree, size=(4, 6), order="name", batch_size=4).hash != stream.hash
+
+
+def test_image_folder_is_shuffled_by_names_only(tree: Path) -> None:
+    for name in ("cat", "dog"):
+        for index in range(3, 20):
+            Image.new("RGB", (8, 6), (0, index, 0)).save(tree / name / f"{index}.png")
+
+    def read_order(**settings: Any) -> list[str]:
+        stream = image_folder(tree, size=(4, 5), **settings)
+        files = stream.segments[0].images
+        assert isinstance(files, ImageFiles)
+        labels = [label for batch in stream for label in labels_of(batch).tolist()]
+        paths = [files.paths[row] for row in stream.segments[0].rows.tolist()]
+        assert [("cat", "dog")[label] for label in labels] == [path.parent.name for path in paths]
+        return [f"{path.parent.name}/{path.name}" for path in paths]
+
+    shuffled = read_order()
+    changes = sum(one[:3] != other[:3] for one, other in pairwise(shuffled))
+    assert changes > 10, "classes take turns"
+    assert shuffled == read_order(order="shuffle") != read_order(seed=1)
+    for index in (2, 5, 7):
+        (tree / "dog" / f"{index}.png").unlink()
+    Image.new("RGB", (8, 6)).save(tree / "cat" / "new.png")
+    kept = read_order()
+    assert [name for name in kept if name != "cat/new.png"] == [name for name in shuffled if (tree / name).exists()]
+    assert read_order(order="name") == sorted(kept)
+    os.utime(tree / "dog" / "0.png", (1, 1))
+    assert read_order(order="time")[0] == "dog/0.png"
+    with pytest.raises(ConfigError, match="order must be one of 'shuffle', 'name', 'time', got 'random'"):
+        read_order(order="random")
 
 
 @pytest.mark.parametrize(

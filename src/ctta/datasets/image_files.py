@@ -89,7 +89,7 @@ def decode_files(paths: Sequence[Path], transform: Transform | None, *, hint: st
         DataError: A file is missing or damaged, or the sizes differ.
     """
     with ThreadPoolExecutor(NUM_DECODERS) as pool:
-        arrays = list(pool.map(lambda path: _decode_file(path, transform), paths))
+        arrays = list(pool.map(lambda path: decode_file(path, transform), paths))
     for path, array in zip(paths, arrays, strict=True):
         if array.shape != arrays[0].shape:
             raise DataError(
@@ -99,7 +99,8 @@ def decode_files(paths: Sequence[Path], transform: Transform | None, *, hint: st
     return arrays
 
 
-def _decode_file(path: Path, transform: Transform | None) -> NDArray[np.uint8]:
+def decode_file(path: Path, transform: Transform | None) -> NDArray[np.uint8]:
+    """Decode one file into a uint8 array of shape (H, W, 3); raise a DataError if it is missing or damaged."""
     try:
         with import_pillow().open(path) as file:
             image = to_upright_rgb(file, str(path))
@@ -129,8 +130,11 @@ def find_images(folder: Path, hint: str = "check the path, or extract the archiv
         The paths, at least one.
 
     Raises:
-        DataError: There are no images.
+        DataError: The folder does not exist, or contains no images.
     """
+    if not folder.is_dir():
+        problem = "is a file; expected a folder of images" if folder.exists() else "does not exist"
+        raise DataError(f"{folder} {problem}: {hint}")
     found = sorted(path for path in folder.rglob("*") if is_image_file(path, folder) and path.is_file())
     if not found:
         raise DataError(f"{folder} contains no images ({', '.join(sorted(IMAGE_SUFFIXES))}): {hint}")

@@ -18,6 +18,7 @@ from ctta.datasets.image_files import (
     find_images,
     find_labeled_images,
 )
+from ctta.datasets.image_order import Order, check_order, sort_images
 from ctta.datasets.segmentation import CONDITIONS, find_scenes
 from ctta.datasets.streets import StreetScenes
 from ctta.errors import ConfigError
@@ -84,10 +85,15 @@ def image_folder(
     transform_name: str = "",
     num_per_class: int | None = None,
     images: Sequence[str] | None = None,
+    order: Order | None = None,
+    seed: int = 0,
     batch_size: int = 32,
     name: str | None = None,
 ) -> Stream:
-    """Return a stream of a tree ``<class>/<image>``.
+    """Return a stream of a tree ``<class>/<image>``, shuffled by default.
+
+    In the order of their names, the images would come class by class. Batch statistics of a single class are useless,
+    and methods that learn from such batches unlearn the other classes.
 
     A class is labeled by its place among the folders that exist, sorted by name. A missing class therefore shifts the
     labels of those after it; an empty folder in its place prevents that, if ``images`` lists the images to take.
@@ -98,7 +104,10 @@ def image_folder(
         transform: Instead of a size, a function from PIL image to PIL image.
         transform_name: What the transform does, which enters the hash of the stream.
         num_per_class: Number of images to take from each class, the first ones by name; None for all.
-        images: Instead, the images to take, as ``<class>/<image>``, in this order.
+        images: Instead, the images to take, as ``<class>/<image>``.
+        order: "shuffle", "name" (by path, so class by class) or "time" (of the last modification). By default
+            "shuffle", and for a list of ``images`` the order of the list.
+        seed: Seed of the shuffle, which depends on nothing else but the names of the images.
         batch_size: Images per batch.
         name: Name of the domain; that of the folder by default.
 
@@ -106,10 +115,11 @@ def image_folder(
         A stream of one segment.
 
     Raises:
-        ConfigError: Two arguments exclude each other, or a transform has no name.
+        ConfigError: There is no such order, two arguments exclude each other, or a transform has no name.
         DataError: There are no classes, or an image is missing.
     """
     root = Path(path)
+    check_order(order)
     if (transform is None) == bool(transform_name):
         raise ConfigError("give transform and transform_name together, such as transform_name='crop 224', for the hash")
     if size and transform:
@@ -121,7 +131,12 @@ def image_folder(
         num_per_class=num_per_class,
         images=images,
     )
-    segment = _whole_domain(name or _get_folder_name(root), files)
+    if order is None and images is not None:
+        rows = np.arange(len(files))
+    else:
+        entries = [file.relative_to(root).as_posix() for file in files.paths]
+        rows = np.array(sort_images(root, entries, order or "shuffle", seed=seed), np.int64)
+    segment = Segment(name or _get_folder_name(root), files, rows)
     return Stream(f"image_folder {files.name}", [segment], batch_size=batch_size, read_ahead=READ_AHEAD)
 
 
