@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import ctta
-from ctta.norms import find_norm_parameters
+from ctta.norms import blend_statistics, find_norm_parameters
 
 LAYERS: dict[str, tuple[Callable[[], _BatchNorm], tuple[int, ...]]] = {
     "1d": (lambda: nn.BatchNorm1d(4), (8, 4)),
@@ -94,6 +95,27 @@ def test_layers_without_running_statistics_can_only_use_the_batch() -> None:
     ctta.BNStats(net)(torch.randn(5, 4))
     with pytest.raises(ctta.ConfigError, match="layer '0'"):
         ctta.BNStats(net, batch_stats=0.5)
+
+
+@pytest.mark.parametrize("own", [1.0, 0.5, "auto"])
+@pytest.mark.parametrize("fraction", [0.0, 0.3, 1.0])
+def test_blend_statistics_overrides_the_fraction_of_the_layers(own: Any, fraction: float) -> None:
+    net, x = make_network_and_batch("2d")
+    student = ctta.Tent(net, batch_stats=own).student
+    before = student(x)
+    with blend_statistics(fraction):
+        overridden = student(x)
+    assert torch.equal(overridden, ctta.Tent(net, batch_stats=fraction).student(x))
+    assert fraction > 0 or torch.equal(overridden, net(x))
+    assert torch.equal(student(x), before)
+
+
+def test_layers_without_running_statistics_use_the_batch_whatever_the_override() -> None:
+    net = nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3))
+    model, x = ctta.BNStats(net), torch.randn(5, 4)
+    expected = model(x)
+    with blend_statistics(0.0):
+        assert torch.equal(model(x), expected)
 
 
 def test_batch_statistics_survive_eval_of_the_inner_network() -> None:

@@ -21,10 +21,10 @@ from typing_extensions import override
 
 from ctta.errors import ConfigError, annotate_network_errors
 from ctta.hyperparameters import format_hyperparameters, read_hyperparameters
-from ctta.norms import estimate_running_statistics_, use_batch_statistics_
+from ctta.norms import BatchStats, estimate_running_statistics_, use_batch_statistics_
 from ctta.optim import OptimizerFactory, build_optimizer, load_state_, step_if_finite_
 from ctta.parallel import SINGLE_PROCESS, Coordinator, current_reducer
-from ctta.surgery import Output, copy_for_adaptation, copy_without_hooks, iter_inputs, train_only_
+from ctta.surgery import Output, copy_for_adaptation, copy_sharing_tensors, copy_without_hooks, iter_inputs, train_only_
 from ctta.validation import check_batch, check_fraction, check_integer, translate_rank_errors, validate_batches
 
 
@@ -72,10 +72,11 @@ class AdaptiveModel(nn.Module, ABC):
     num_skipped: int
     _counter_names: tuple[str, ...] = ()
 
-    def __init__(self, net: nn.Module, *, batch_stats: float = 1.0, seed: int = 0, output: Output = None) -> None:
+    def __init__(self, net: nn.Module, *, batch_stats: BatchStats = 1.0, seed: int = 0, output: Output = None) -> None:
         if not isinstance(net, nn.Module) or isinstance(net, AdaptiveModel):
             raise TypeError(f"expected a network (torch.nn.Module) that does not adapt yet, got {type(net).__name__}")
-        check_fraction("batch_stats", batch_stats)
+        if batch_stats != "auto":
+            check_fraction("batch_stats", batch_stats)
         super().__init__()
         self._batch_stats, self._output, self.seed = batch_stats, output, check_integer("seed", seed)
         self.source = copy_for_adaptation(net, batch_stats=batch_stats, output=output)
@@ -164,7 +165,7 @@ class AdaptiveModel(nn.Module, ABC):
     def fork(self) -> Self:
         """Return a new stream with the same hyperparameters that shares the source weights of this one."""
         fresh = type(self)(self.copy_of_source(), **self.hyperparameters)
-        fresh.source, fresh.coordinator = self.source, self.coordinator
+        fresh.source, fresh.coordinator = copy_sharing_tensors(self.source), self.coordinator
         # Buffers and further submodules were built on the default device and dtype: move them to this model's.
         for name, buffer in self.named_buffers(recurse=False):
             setattr(fresh, name, getattr(fresh, name).to(buffer))
@@ -189,7 +190,7 @@ class AdaptiveModel(nn.Module, ABC):
         train_only_(net, self._trainable)
         if batches is not None:
             estimate_running_statistics_(net, validate_batches(iter_inputs(batches)))
-        elif self.batch_stats > 0:
+        elif self.batch_stats != 0:
             use_batch_statistics_(net, self.batch_stats)
         return net
 
@@ -199,7 +200,7 @@ class AdaptiveModel(nn.Module, ABC):
         return read_hyperparameters(self)
 
     @property
-    def batch_stats(self) -> float:
+    def batch_stats(self) -> BatchStats:
         """The fraction of the batch in BatchNorm's statistics; read-only, because the copies are built with it."""
         return self._batch_stats
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +14,18 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from ctta.errors import ConfigError, InputError
 from ctta.parallel import current_reducer
 
-# None outside of separate_statistics. A property of the call, not of a layer, since streams share the source's layers.
+#: Batches of at least this many images are normalized by their own statistics under "auto".
+FULL_BATCH_SIZE = 16
+#: How many images the source's statistics count for under "auto", if there are fewer.
+PRIOR_SIZE = 16
+
+BatchStats = float | Literal["auto"]
+
+# Properties of the call, not of a layer: a layer serves calls of any size, on any number of views. None outside of the
+# contexts below.
 _num_parts: ContextVar[int | None] = ContextVar("_num_parts", default=None)
+_num_images: ContextVar[int | None] = ContextVar("_num_images", default=None)
+_fraction: ContextVar[float | None] = ContextVar("_fraction", default=None)
 
 
 @contextmanager
@@ -27,6 +38,41 @@ def separate_statistics(num_parts: int) -> Iterator[None]:
         _num_parts.reset(token)
 
 
+@contextmanager
+def count_images(num_images: int) -> Iterator[None]:
+    """Let layers with ``"auto"`` blend for a batch of this many images, however many rows reach a layer."""
+    token = _num_images.set(num_images)
+    try:
+        yield
+    finally:
+        _num_images.reset(token)
+
+
+@contextmanager
+def blend_statistics(fraction: float) -> Iterator[None]:
+    """Use this fraction of the batch in every BatchNorm that uses batch statistics, whatever its own fraction.
+
+    With 0 these layers use their running statistics. A layer that keeps none uses the batch's in any case.
+    """
+    token = _fraction.set(fraction)
+    try:
+        yield
+    finally:
+        _fraction.reset(token)
+
+
+def automatic_fraction(num_images: int) -> float:
+    """Return the fraction of the batch in the statistics under ``"auto"``, 1 from 16 images on.
+
+    Statistics of few images are noisy, so the source's count as if they came from further images. Both sizes were
+    chosen by ``benchmarks/choose_small_batch.py``.
+
+    >>> automatic_fraction(16), automatic_fraction(4)
+    (1.0, 0.2)
+    """
+    return 1.0 if num_images >= FULL_BATCH_SIZE else num_images / (num_images + PRIOR_SIZE)
+
+
 @dataclass(frozen=True)
 class BatchStatistics:
     """A forward pre-hook of a BatchNorm that normalizes by (1-m) * running + m * batch statistics.
@@ -35,22 +81,33 @@ class BatchStatistics:
     each call, so a later ``eval()`` cannot silently bring the running statistics back.
 
     Attributes:
-        fraction: M, the fraction of the batch statistics.
+        fraction: M, the fraction of the batch statistics; ``"auto"`` for :func:`automatic_fraction`.
     """
 
-    fraction: float
+    fraction: BatchStats
 
     def __call__(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Set the mode of the layer and, unless it can compute the statistics itself, rescale its input."""
         x, num_parts, batch = inputs[0], _num_parts.get(), current_reducer()
-        if batch.total_count(x.numel()) == x.shape[1] * (num_parts or 1) and self.fraction == 1:
+        fraction = self.choose_fraction(module, batch.total_count(len(x)) // (num_parts or 1))
+        if fraction == 1 and batch.total_count(x.numel()) == x.shape[1] * (num_parts or 1):
             raise InputError(
                 f"batch statistics need more than one value per channel, and a BatchNorm got {tuple(x.shape)}: "
                 "give larger batches, or blend in the source's statistics with batch_stats=0.1, say"
             )
-        by_layer = self.fraction == 1 and num_parts is None and not batch.is_sharded
+        by_layer = fraction == 1 and num_parts is None and not batch.is_sharded
         self.set_mode_(module, by_layer)
-        return None if by_layer else (self.rescale(module, x, num_parts or 1), *inputs[1:])
+        if by_layer or fraction == 0:
+            return None
+        return (self.rescale(module, x, num_parts or 1, fraction), *inputs[1:])
+
+    def choose_fraction(self, module: _BatchNorm, num_rows: int) -> float:
+        """Return the fraction of the batch for the call in progress."""
+        if module.running_mean is None:
+            return 1.0
+        if (fraction := _fraction.get()) is not None:
+            return fraction
+        return automatic_fraction(_num_images.get() or num_rows) if self.fraction == "auto" else self.fraction
 
     @staticmethod
     def set_mode_(module: _BatchNorm, by_layer: bool) -> None:
@@ -58,7 +115,8 @@ class BatchStatistics:
         module.training = by_layer
         module.track_running_stats = not by_layer
 
-    def rescale(self, module: _BatchNorm, x: Tensor, num_parts: int) -> Tensor:
+    @staticmethod
+    def rescale(module: _BatchNorm, x: Tensor, num_parts: int, fraction: float) -> Tensor:
         """Return x shifted and scaled so that normalizing by the running statistics gives the blended normalization."""
         assert module.running_mean is not None and module.running_var is not None, "checked when the method is built"
         along_channels = (-1,) + (1,) * (x.ndim - 2)
@@ -66,8 +124,8 @@ class BatchStatistics:
         values = x.to(mean.dtype).unflatten(0, (num_parts, -1))
         axes = [axis for axis in range(values.ndim) if axis not in (0, 2)]
         batch_variance, batch_mean = current_reducer().var_mean(values, axes)
-        blended_mean = mean.lerp(batch_mean, self.fraction)
-        scale = ((variance + module.eps) / (variance.lerp(batch_variance, self.fraction) + module.eps)).sqrt()
+        blended_mean = mean.lerp(batch_mean, fraction)
+        scale = ((variance + module.eps) / (variance.lerp(batch_variance, fraction) + module.eps)).sqrt()
         rescaled: Tensor = torch.addcmul(mean - blended_mean * scale, values, scale).flatten(0, 1)
         if len(rescaled) == 1:
             # The batch stride of a single image is arbitrary, and with an odd one torch 2.13 takes a channels-last
@@ -76,11 +134,16 @@ class BatchStatistics:
         return rescaled.to(x.dtype)
 
 
-def use_batch_statistics_(net: nn.Module, fraction: float) -> None:
-    """Let every BatchNorm normalize by (1-fraction) * running + fraction * batch statistics."""
+def use_batch_statistics_(net: nn.Module, fraction: BatchStats) -> None:
+    """Let every BatchNorm normalize by (1-fraction) * running + fraction * batch statistics.
+
+    With ``"auto"``, a network of which a layer keeps no running statistics uses the batch's only.
+    """
+    if fraction == "auto" and not has_running_statistics(net):
+        fraction = 1.0
     for name, module in net.named_modules():
         if isinstance(module, _BatchNorm):
-            if fraction < 1 and module.running_mean is None:
+            if fraction != "auto" and fraction < 1 and module.running_mean is None:
                 raise ConfigError(
                     f"batch_stats={fraction} blends running with batch statistics, and layer '{name}' keeps no running "
                     "statistics; use batch_stats=1"

@@ -19,6 +19,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from ctta.errors import ConfigError, InputError
 from ctta.norms import (
     BatchStatistics,
+    BatchStats,
     avoid_group_norm_crash_,
     make_contiguous_if_constant,
     use_batch_statistics_,
@@ -39,13 +40,13 @@ def unwrap(net: nn.Module) -> nn.Module:
             return net
 
 
-def copy_for_adaptation(net: nn.Module, *, batch_stats: float, output: Output) -> nn.Module:
+def copy_for_adaptation(net: nn.Module, *, batch_stats: BatchStats, output: Output) -> nn.Module:
     """Return a copy in eval mode (dropout off) that returns logits and whose BatchNorms use ``batch_stats``."""
     net = copy_without_hooks(net)
     net.register_forward_pre_hook(clone_input)
     net.register_forward_hook(ExtractLogits(output))
     avoid_group_norm_crash_(net)
-    if batch_stats > 0:
+    if batch_stats != 0:
         use_batch_statistics_(net, batch_stats)
     return net
 
@@ -62,6 +63,14 @@ def copy_without_hooks(net: nn.Module) -> nn.Module:
         if isinstance(module, _BatchNorm):
             module.track_running_stats = module.running_mean is not None
     return net.eval()
+
+
+def copy_sharing_tensors(net: nn.Module) -> nn.Module:
+    """Return a second tree of modules over the same parameters and buffers.
+
+    Layers hold the mode of the call in progress, so streams, which may run in several threads, share tensors only.
+    """
+    return copy.deepcopy(net, {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())})
 
 
 def _is_own_hook(hook: Any) -> bool:

@@ -1,6 +1,5 @@
 """Diagnostics of one batch: the method's predictions beside the source's, and what its optimizer step did."""
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from ctta.base import AdaptiveModel
 from ctta.guard.detector import Verdict
 from ctta.guard.health import PredictionSummary, disagreement, relative_norm, summarize, trained_pairs
 from ctta.norms import use_running_statistics_, uses_batch_statistics
+from ctta.surgery import copy_sharing_tensors
 
 Judge = Callable[[PredictionSummary, PredictionSummary, PredictionSummary | None], Verdict]
 
@@ -24,12 +24,10 @@ _as_trained: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
 def source_as_trained(source: nn.Module) -> nn.Module:
     """Return a source network whose BatchNorms use their running statistics, whatever the method uses.
 
-    It is a second tree of modules over the same tensors, rather than a switch on the source's layers, because forks in
-    other threads use these at the same time. It is built once for each source, which forks share.
+    It is a second tree of modules over the same tensors, which any thread may call; it is built once for each source.
     """
     if source not in _as_trained:
-        tensors = {id(tensor): tensor for tensor in (*source.parameters(), *source.buffers())}
-        net = copy.deepcopy(source, tensors)
+        net = copy_sharing_tensors(source)
         use_running_statistics_(net)
         _as_trained[source] = net
     return _as_trained[source]

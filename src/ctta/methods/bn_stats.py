@@ -4,6 +4,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.base import AdaptiveModel
+from ctta.norms import BatchStats
 from ctta.surgery import Output
 
 
@@ -26,7 +27,7 @@ class BNStats(AdaptiveModel):
     NeurIPS 2020; Nado et al., "Evaluating prediction-time batch normalization", 2020.
     """
 
-    def __init__(self, net: nn.Module, *, batch_stats: float = 1.0, output: Output = None) -> None:
+    def __init__(self, net: nn.Module, *, batch_stats: BatchStats = 1.0, output: Output = None) -> None:
         super().__init__(net, batch_stats=batch_stats, output=output)
 
     @override

@@ -19,7 +19,7 @@ from ctta.functional import (
     stochastic_restore_,
     symmetric_cross_entropy,
 )
-from ctta.norms import uses_batch_statistics
+from ctta.norms import BatchStats, uses_batch_statistics
 from ctta.optim import OptimizerFactory
 from ctta.parallel import current_reducer
 from ctta.surgery import Output
@@ -108,7 +108,7 @@ class CoTTA(AdaptiveModel):
         predict_with: Literal["refined", "teacher"] = "refined",
         loss: Literal["cross_entropy", "symmetric", "hard"] = "cross_entropy",
         views_at_once: int = 1,
-        batch_stats: float = 1.0,
+        batch_stats: BatchStats = 1.0,
         seed: int = 0,
         output: Output = None,
     ) -> None:

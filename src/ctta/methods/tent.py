@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from ctta.base import AdaptiveModel
 from ctta.functional import confidence, entropy
-from ctta.norms import find_norm_parameters
+from ctta.norms import BatchStats, find_norm_parameters
 from ctta.optim import OptimizerFactory
 from ctta.surgery import Output, train_only_
 
@@ -37,7 +37,7 @@ class Tent(AdaptiveModel):
         net: nn.Module,
         *,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
-        batch_stats: float = 1.0,
+        batch_stats: BatchStats = 1.0,
         output: Output = None,
     ) -> None:
         super().__init__(net, batch_stats=batch_stats, output=output)

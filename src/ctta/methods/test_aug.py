@@ -5,6 +5,7 @@ from typing_extensions import override
 
 from ctta.base import AdaptiveModel
 from ctta.errors import ConfigError
+from ctta.norms import BatchStats
 from ctta.surgery import Output
 from ctta.validation import check_choice, check_views_at_once
 from ctta.views import Average, Views, average_views, check_images, check_views, draw_views, image_views
@@ -39,7 +40,7 @@ class TestAug(AdaptiveModel):
         views: Views = image_views(32),
         average: Average = "logits",
         views_at_once: int = 1,
-        batch_stats: float = 1.0,
+        batch_stats: BatchStats = 1.0,
         seed: int = 0,
         output: Output = None,
     ) -> None:

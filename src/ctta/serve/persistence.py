@@ -29,6 +29,7 @@ from ctta.io.tensors import read_tensors, write_tensors
 from ctta.serve.audit import AuditLog, StreamEvent
 from ctta.serve.schemas import STREAM_NAME_PATTERN
 from ctta.serve.stream import SampleWindow, ServedStream, TimeBudget
+from ctta.surgery import copy_sharing_tensors
 
 logger = logging.getLogger("ctta.serve")
 
@@ -224,9 +225,10 @@ class StreamFactory:
         if type(model) is not type(self.template):
             found, expected = type(model).__name__, type(self.template).__name__
             raise CheckpointError(f"{path.name} holds a {found}, and the streams of this service are {expected}")
+        source = copy_sharing_tensors(self.template.source)  # as fork does: all streams share its weights
         for (_, part), (_, own) in zip(nested_models(model), nested_models(self.template), strict=True):
             _check_same_settings(part, own, path.name)
-            part.source = self.template.source  # as fork does: all streams share its weights
+            part.source = source
         return model
 
     def load_upload(self, path: Path) -> AdaptiveModel:

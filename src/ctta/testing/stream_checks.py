@@ -62,8 +62,13 @@ def check_forks_share_only_the_source(case: ContractCase) -> None:
     model = case.make_model()
     model(case.make_batch(7))
     fork = model.fork()
-    assert fork.source is model.source, "a fork must share the source"
     shared = {id(tensor) for tensor in (*model.source.parameters(), *model.source.buffers())}
+    assert {id(tensor) for tensor in (*fork.source.parameters(), *fork.source.buffers())} == shared, (
+        "a fork must share the source's tensors"
+    )
+    assert {id(layer) for layer in fork.source.modules()}.isdisjoint(id(layer) for layer in model.source.modules()), (
+        "a fork must have layers of its own, since layers hold the mode of the call in progress"
+    )
     own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())} - shared
     assert own.isdisjoint(id(tensor) for tensor in (*fork.parameters(), *fork.buffers())), "a fork shares more"
     before, expected = collect_state(model), run_stream(case.make_model(), case.make_stream())
