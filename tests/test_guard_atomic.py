@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import ctta
 from ctta.guard import Guarded
 from ctta.testing.case import collect_state
+from ctta.transaction import restore_on_error
 
 
 class FailingNetwork(nn.Module):
@@ -68,3 +69,42 @@ def test_a_failure_in_any_forward_pass_leaves_the_model_unchanged(method: str, n
         assert is_equal(retried, outputs[num_batches_before:]), f"pass {num_failures} failed"
     # The method's own passes, and after them the guard's: the source and the anchor.
     assert num_failures == {"tent": 3, "cotta": 5}[method]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_event_that_cannot_be_written_leaves_the_model_unchanged(method: str) -> None:
+    """The disk of the audit log is full when the third batch resets the method, after it has learned."""
+    batches = make_batches(3)
+    expected = Guarded(METHODS[method](), reset_every=3)
+    outputs = [expected(x) for x in batches]
+    model = Guarded(METHODS[method](), reset_every=3)
+    for x in batches[:2]:
+        model(x)
+    before, events = collect_state(model), model.events
+    model.audit = "/dev/full"
+    with pytest.raises(OSError, match="No space left"):
+        model(batches[2])
+    assert is_equal(collect_state(model), before) and model.events == events
+    model.audit = None
+    assert torch.equal(model(batches[2]), outputs[2])
+    assert [event.kind for event in model.events] == ["periodic_reset"]
+
+
+def test_blocks_of_a_wrapper_and_of_what_it_wraps_restore_once() -> None:
+    """The outer block restores what was assigned as well as what was written, and later blocks start anew."""
+    model, batches = Guarded(METHODS["tent"](), inspect_every=1), make_batches(4)
+    model(batches[0])
+    before, wrapped = collect_state(model), model.wrapped
+    with pytest.raises(KeyError), restore_on_error(model):
+        model(batches[1])
+        with restore_on_error(model.wrapped):
+            model.wrapped(batches[2])
+        model.rollback()
+        model.freeze()
+        raise KeyError
+    assert is_equal(collect_state(model), before) and model.wrapped is wrapped
+    assert not model.frozen and model.num_steps == 1 and model.events == []
+    with pytest.raises(KeyError), restore_on_error(model.wrapped):
+        model.wrapped(batches[3])
+        raise KeyError
+    assert is_equal(collect_state(model), before)

@@ -17,7 +17,7 @@ ROWS = [
     ["errors", "io", "parallel", "functional", "norms", "optim"],
     ["surgery"],
     ["views", "validation", "hyperparameters"],
-    ["base"],
+    ["base", "transaction"],
     ["methods", "corruptions", "synthetic", "models"],
     ["checkpoint", "guard", "distributed", "datasets", "streams"],
     ["testing", "evaluation"],

@@ -1,8 +1,6 @@
-"""What happened to a stream: the last events in memory, and all of them in an audit log."""
+"""What happened to a stream, and the audit log of it."""
 
 import json
-import os
-from collections import deque
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -47,27 +45,15 @@ class Event:
     signals: dict[str, Any]
 
 
-class EventLog:
-    """The last events, and an optional file that gets every event as a line of JSON with a timestamp.
+def append_event(path: str, event: Event) -> None:
+    """Append an event to a file, as a line of JSON with a timestamp.
 
     Args:
-        path: The file; None for no file.
+        path: The file.
+        event: What happened.
     """
-
-    def __init__(self, path: str | os.PathLike[str] | None) -> None:
-        self.path = None if path is None else os.fspath(path)
-        self.recent: deque[Event] = deque(maxlen=MAX_EVENTS)
-
-    def append(self, event: Event) -> None:
-        """Record an event.
-
-        Args:
-            event: What happened.
-        """
-        self.recent.append(event)
-        if self.path is not None:
-            line = json.dumps({"time": datetime.now(UTC).isoformat(), **asdict(event)}, allow_nan=False)
-            # Opened for each event, so that logrotate may move the file; logging's WatchedFileHandler, which does the
-            # same, is not supported on Windows, and a handler cannot be copied with the model.
-            with open(self.path, "a", encoding="utf-8") as file:
-                file.write(line + "\n")
+    line = json.dumps({"time": datetime.now(UTC).isoformat(), **asdict(event)}, allow_nan=False)
+    # Opened for each event, so that logrotate may move the file; logging's WatchedFileHandler, which does the same, is
+    # not supported on Windows, and a handler cannot be copied with the model.
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(line + "\n")

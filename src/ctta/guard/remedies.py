@@ -1,15 +1,13 @@
 """Snapshots of a method, and the ways back to one or to the source."""
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from ctta.base import AdaptiveModel
-from ctta.optim import load_state_
+from ctta.transaction import untrained_parameters
 
 Remedy = Literal["rollback", "reset", "soft_reset", "freeze"]
 SOFT_RESET_WEIGHT = 0.9  # of the source in the average that a soft reset computes
@@ -18,49 +16,10 @@ SOFT_RESET_WEIGHT = 0.9  # of the source in the average that a soft reset comput
 @torch.inference_mode(False)
 def take_snapshot(model: AdaptiveModel) -> AdaptiveModel:
     """Return a copy of a stream that shares what never changes: the source, and the student's untrained parameters."""
-    shared: dict[int, object] = {id(tensor): tensor for tensor in _untrained_parameters(model)}
-    for child in model.children():
-        if isinstance(child, AdaptiveModel) and child is not model.wrapped:
-            shared[id(child)] = child  # the last good snapshot of a guard, which is replaced and never changed
+    shared = {id(tensor): tensor for tensor in untrained_parameters(model)}
     snapshot = copy.deepcopy(model, {id(model.source): model.source, **shared})
     snapshot.last_step = None
     return snapshot
-
-
-@contextmanager
-def restore_on_error(model: AdaptiveModel) -> Iterator[None]:
-    """Undo, bit for bit, what a step within the context did to a method if the context raises.
-
-    Only tensors that a step may change are cloned, rather than the whole model, since every guarded step pays for it.
-    """
-    unchanging = {id(tensor) for tensor in [*model.source.parameters(), *model.source.buffers()]}
-    unchanging |= {id(tensor) for tensor in _untrained_parameters(model)}
-    tensors = [tensor for tensor in [*model.parameters(), *model.buffers()] if id(tensor) not in unchanging]
-    before = [tensor.detach().clone() for tensor in tensors]
-    optimizer = model.optimizer
-    optimizer_state = None if optimizer is None else copy.deepcopy(optimizer.state_dict())
-    attributes = {**model.counters, "last_step": model.last_step}
-    try:
-        yield
-    except BaseException:
-        with torch.no_grad():
-            for tensor, old in zip(tensors, before, strict=True):
-                tensor.copy_(old)
-        if optimizer is not None and optimizer_state is not None:
-            load_state_(optimizer, optimizer_state)
-        for name, value in attributes.items():
-            setattr(model, name, value)
-        raise
-
-
-def _untrained_parameters(model: AdaptiveModel) -> list[Tensor]:
-    """Return the parameters beside those that the optimizer trains in the same network, such as TENT's convolutions."""
-    found: list[Tensor] = []
-    for network in model.children():
-        parameters = list(network.parameters())
-        if network is not model.source and any(parameter.requires_grad for parameter in parameters):
-            found += [parameter for parameter in parameters if not parameter.requires_grad]
-    return found
 
 
 def roll_back(model: AdaptiveModel, snapshot: AdaptiveModel) -> AdaptiveModel:

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from typing import Any, Literal, Self, get_args
 
 import torch
@@ -13,12 +12,13 @@ from ctta.base import AdaptiveModel
 from ctta.errors import ConfigError
 from ctta.guard.detector import HEALTHY_SCORE, CollapseDetector, CollapseThresholds
 from ctta.guard.diagnostics import Diagnostics, StepRecord, diagnose, record_step, source_as_trained
-from ctta.guard.events import Event, EventKind, EventLog
+from ctta.guard.events import MAX_EVENTS, Event, EventKind, append_event
 from ctta.guard.health import Health, relative_norm, trained_pairs
-from ctta.guard.remedies import REMEDIES, Remedy, restore_on_error, take_snapshot
+from ctta.guard.remedies import REMEDIES, Remedy, take_snapshot
 from ctta.guard.schedule import Schedule
 from ctta.guard.validator import InputSpec, InputValidator
 from ctta.parallel import SingleProcess
+from ctta.transaction import restore_on_error
 from ctta.validation import check_choice, check_integer
 
 _LEARNED_SPEC, _DEFAULT_THRESHOLDS = InputSpec(), CollapseThresholds()
@@ -114,7 +114,9 @@ class Guarded(AdaptiveModel):
         self.detector = CollapseDetector(thresholds)
         self.schedule = Schedule(adapt_every, inspect_every, snapshot_every, cooldown)
         self.validator = InputValidator(input_spec)
-        self.log, self.health = EventLog(audit), Health(step=0)
+        self.audit, self.health = audit, Health(step=0)
+        # A tuple, which is replaced: what a failed step recorded is undone with the step.
+        self._events: tuple[Event, ...] = ()
         for name in ("num_steps", "num_skipped", "num_compared", "num_differing"):  # the last two in shadow mode
             self.register_counter(name)
 
@@ -130,6 +132,12 @@ class Guarded(AdaptiveModel):
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:
+        # The source, a remedy or the audit log may fail after the method has learned; the batch must then not count, or
+        # a retry would learn twice.
+        with restore_on_error(self):
+            return self._adapt_and_record(x)
+
+    def _adapt_and_record(self, x: Tensor) -> Tensor:
         self.last_step = None
         if num_bad := int((~self.validator.valid_rows(x)).sum()):
             cause = f"{num_bad} of {len(x)} inputs, not finite or out of range, are predicted by the source"
@@ -162,11 +170,9 @@ class Guarded(AdaptiveModel):
         adapt = self.schedule.should_adapt(self.num_steps, even_if_sorted=self.on_collapse is None)
         # Before the step, since the predictions show the health of these weights, and not of the updated ones.
         candidate = take_snapshot(self.wrapped) if adapt and inspect and self.schedule.should_snapshot() else None
-        # The source may fail after the method has learned; the batch must then not count, or a retry would learn twice.
-        with restore_on_error(self.wrapped) if adapt else nullcontext():
-            with record_step(self.wrapped, self.max_update, inspect=inspect) as step:
-                logits = self.wrapped.adapt(x) if adapt else self.wrapped.predict(x)
-            diagnostics = self._diagnose(x, logits)
+        with record_step(self.wrapped, self.max_update, inspect=inspect) as step:
+            logits = self.wrapped.adapt(x) if adapt else self.wrapped.predict(x)
+        diagnostics = self._diagnose(x, logits)
         self.validator.learn_(x)
         self.last_step = self.wrapped.last_step if adapt else None
         selected = self._select_logits(logits, diagnostics)
@@ -300,21 +306,24 @@ class Guarded(AdaptiveModel):
             kind: What happened.
             cause: Why, in words.
         """
-        self.log.append(Event(self.num_steps, kind, cause, self.health.as_dict()))
+        event = Event(self.num_steps, kind, cause, self.health.as_dict())
+        self._events = (*self._events, event)[-MAX_EVENTS:]
+        if self._audit is not None:
+            append_event(self._audit, event)
 
     @property
     def events(self) -> list[Event]:
         """The last hundred events, oldest first."""
-        return list(self.log.recent)
+        return list(self._events)
 
     @property
     def audit(self) -> str | None:
         """File that events are written to; it can be set."""
-        return self.log.path
+        return self._audit
 
     @audit.setter
     def audit(self, path: str | os.PathLike[str] | None) -> None:
-        self.log.path = None if path is None else os.fspath(path)
+        self._audit = None if path is None else os.fspath(path)
 
     @property
     def collapse_score(self) -> float:
@@ -325,9 +334,9 @@ class Guarded(AdaptiveModel):
 
     @override
     def reset(self) -> Self:
-        log = self.log  # events and audit log stay
+        events, audit = self._events, self.audit  # they stay
         super().reset()
-        self.log = log
+        self._events, self.audit = events, audit
         self.record(EventKind.RESET, "requested")
         return self
 

@@ -4,7 +4,7 @@ import copy
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,9 @@ from ctta.base import AdaptiveModel
 from ctta.errors import ConfigError, InputError, annotate_network_errors
 from ctta.functional import confidence
 from ctta.guard import Event, Monitored
-from ctta.guard.remedies import take_snapshot
 from ctta.serve.audit import AuditLog, StreamEvent
 from ctta.serve.errors import ApiError
+from ctta.transaction import restore_on_error
 
 # Chosen by benchmarks/choose_window.py; see docs/serve.md.
 DEFAULT_WINDOW_SIZE = 16
@@ -182,7 +182,7 @@ class ServedStream:
         """
         batch = self.window.make_batch(x)
         reason = self._reason_not_to_update(batch, len(x)) if adapt else "adaptation was not requested"
-        with self._unchanged_on_failure(copy_model=reason is None):
+        with self._unchanged_on_failure(changes_model=reason is None):
             with annotate_network_errors(batch):
                 logits = self._update(batch) if reason is None else self._predict(batch, x)
             logits = logits[-len(x) :]
@@ -230,23 +230,25 @@ class ServedStream:
         self.num_changes += 1
 
     @contextmanager
-    def _unchanged_on_failure(self, *, copy_model: bool) -> Iterator[None]:
+    def _unchanged_on_failure(self, *, changes_model: bool) -> Iterator[None]:
         """Restore the stream if the block raises; only what a guard says about rejected input stays on record.
 
-        A step may fail after the weights or the optimizer have changed, so an update starts with a copy of the model.
-        Predictions do not change it.
+        A step may fail after the weights or the optimizer have changed, so an update keeps what it may change of the
+        model. Predictions do not change it.
         """
-        model = take_snapshot(self.model) if copy_model else self.model
+        model = self.model
         names = ("window", "num_requests", "num_images", "num_over_budget", "used_at", "num_changes")
         before = {name: copy.copy(getattr(self, name)) for name in (*names, "confidences", "collapse_scores", "events")}
         try:
-            yield
-        except InputError:
-            self._record_guard_events()
-            self._replace_model(model)
-            raise
-        except BaseException:
-            vars(self).update(before)
+            with restore_on_error(model) if changes_model else nullcontext():
+                try:
+                    yield
+                except InputError:
+                    self._record_guard_events()
+                    raise
+        except BaseException as error:
+            if not isinstance(error, InputError):
+                vars(self).update(before)
             self._replace_model(model)
             raise
 
@@ -254,14 +256,14 @@ class ServedStream:
 
     def act(self, action: str) -> None:
         """Do what an operator requests: one of :data:`ACTIONS`."""
-        with self._unchanged_on_failure(copy_model=True):
+        with self._unchanged_on_failure(changes_model=True):
             ACTIONS[action](self)
             if not self._record_guard_events():
                 self.record(action, "requested")
 
     def load(self, model: AdaptiveModel) -> None:
         """Continue with another model; the window, which is not part of a saved state, starts empty."""
-        with self._unchanged_on_failure(copy_model=False):
+        with self._unchanged_on_failure(changes_model=False):
             self._replace_model(model)
             self.window.clear()
             self.record(StreamEvent.LOAD, "a state was uploaded")
