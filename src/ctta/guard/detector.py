@@ -11,7 +11,9 @@ from ctta.guard.health import NUM_BINS, PredictionSummary, disagreement
 
 NUM_BATCHES = 12  # in the history of the class-sorting test
 MIN_BATCHES = 4  # that the class-sorting test needs
-MIN_BATCH_SIZE = 8  # that the class-sorting test needs
+MIN_BATCH_SIZE = 8  # that the class-sorting tests need
+MAX_CHANCE = 1e-3  # probability that a batch of a shuffled stream has so few classes
+MAX_USUAL_AGREEMENT = 0.5  # that the history of a stream can explain: a run of one class is not usual
 MIN_ELEMENTS = 100  # of the recent past that an alarm needs, since few disagreements may be chance
 MIN_ELEMENTS_OF_BATCH = 32  # with which a single batch may raise an alarm, at twice the limits
 MAX_ELEMENTS_PER_IMAGE = 64  # neighboring pixels are alike, so that an image of them counts for no more
@@ -41,6 +43,8 @@ class CollapseThresholds:
             batches, according to the source: 0.25 for a quarter likelier. Applies only where batch statistics are
             used, which class-sorted batches spoil.
         trust: How much higher the source's confidence may be than the anchor's, on average, in a sorted stream.
+        few_classes: How much likelier two elements of a single batch may be to share a class than chance or the last
+            batches explain, according to the source, as a fraction of the largest possible difference.
         memory: Number of elements of the recent past; short memories raise false alarms for small batches.
     """
 
@@ -50,6 +54,7 @@ class CollapseThresholds:
     shift: float = 0.15
     class_sorting: float = 0.15
     trust: float = 0.02
+    few_classes: float = 0.05
     memory: float = 250.0
 
     def __post_init__(self) -> None:
@@ -151,6 +156,39 @@ class CollapseDetector(nn.Module):
             predictions=sums,
             window=window,
         )
+
+    @torch.no_grad()
+    def judge_batch(self, source: PredictionSummary, anchor: PredictionSummary) -> float:
+        """Return the score of a single batch that has few classes; at 1 its batch statistics are useless.
+
+        Under a corruption the source may also predict few classes. But there the batch's statistics help, and the
+        anchor is more confident; in a batch of few classes the source is, by more than the standard error.
+        """
+        excess, chance = self.measure_concentration(source)
+        if chance >= MAX_CHANCE or not anchor.is_finite:
+            return 0.0
+        lead = (source.confidences - anchor.confidences).double()
+        trust = float(lead.mean()) / (self.thresholds.trust + float(lead.std()) / math.sqrt(lead.numel()))
+        return max(0.0, min(excess / self.thresholds.few_classes, trust, MAX_SCORE))
+
+    @torch.no_grad()
+    def measure_concentration(self, source: PredictionSummary) -> tuple[float, float]:
+        """Return how concentrated a batch is on few classes, and the probability of that by chance.
+
+        The first number is the source's agreement within the batch beyond that of a usual batch, as a fraction of the
+        largest possible difference. Usual is what uniform classes or the last batches give, whichever is more. The
+        second is the p-value of Pearson's chi-squared test for uniform classes; it holds for any number of classes
+        and any batch size.
+        """
+        num_elements, within = source.classes.numel(), source.agreement_within
+        if not source.is_finite or within is None or num_elements < MIN_BATCH_SIZE or source.num_bins < 2:
+            return 0.0, 1.0
+        means = self.window[self.window[:, -2] >= 0][:, :-2]
+        earlier = float((means @ source.mean_prediction.to(means)).mean()) if len(means) else 0.0
+        usual = max(1 / source.num_bins, min(earlier, MAX_USUAL_AGREEMENT))
+        chi_squared = source.num_bins * (within * (num_elements - 1) + 1) - num_elements
+        half = torch.tensor([(source.num_bins - 1) / 2, max(chi_squared, 0.0) / 2], dtype=torch.float64)
+        return (within - usual) / (1 - usual), float(torch.special.gammaincc(half[0], half[1]))
 
     def remember_(self, verdict: Verdict) -> None:
         """Add a judged batch to the history."""

@@ -1,6 +1,6 @@
 """Diagnostics of one batch: the method's predictions beside the source's, and what its optimizer step did."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ctta.base import AdaptiveModel
-from ctta.guard.detector import Verdict
+from ctta.guard.detector import MIN_BATCH_SIZE, CollapseDetector, Verdict
 from ctta.guard.health import PredictionSummary, disagreement, relative_norm, summarize, trained_pairs
 from ctta.norms import use_running_statistics_, uses_batch_statistics
 from ctta.surgery import copy_sharing_tensors
 
-Judge = Callable[[PredictionSummary, PredictionSummary, PredictionSummary | None], Verdict]
+SCREEN_SIZE = 24  # inputs of a batch, at least, that the source predicts to find out whether it has few classes
+MAX_SCREEN_CHANCE = 0.01  # probability that a part of a shuffled batch has so few classes
 
 _as_trained: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
 
@@ -34,25 +35,77 @@ def source_as_trained(source: nn.Module) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class Diagnostics:
-    """What is known about a batch; the parts of source and anchor only if they were evaluated."""
+class References:
+    """What the source's weights predict for a batch, before the method does; the parts only if they were evaluated."""
 
-    predictions: PredictionSummary
     source_logits: Tensor | None = None
     anchor_logits: Tensor | None = None
     source: PredictionSummary | None = None
     anchor: PredictionSummary | None = None
+    few_classes: float = 0.0  # score of the batch alone
+
+    @property
+    def is_inspected(self) -> bool:
+        """Whether the batch is judged."""
+        return self.anchor is not None
+
+
+@torch.no_grad()
+def evaluate_references(
+    source: nn.Module, x: Tensor, detector: CollapseDetector, *, inspect: bool, evaluate_source: bool
+) -> References:
+    """Let the source predict a batch as it was trained, and with the method's normalization statistics.
+
+    Args:
+        source: Source network of the method; its BatchNorms use the method's statistics.
+        x: The batch.
+        detector: Tells whether the batch has few classes.
+        inspect: Whether the batch is to be judged. It is in any case if a part of it looks as if it had few classes.
+        evaluate_source: Whether to evaluate the source also if the batch is not judged.
+    """
+    is_same = not uses_batch_statistics(source)
+    inspect = inspect or (not is_same and _looks_sorted(source, x, detector))
+    if not inspect and not evaluate_source:
+        return References()
+    source_logits = source_as_trained(source)(x)
+    predictions = summarize(source_logits)
+    if not inspect:
+        return References(source_logits, source=predictions)
+    anchor_logits = source_logits if is_same else source(x)
+    anchor = predictions if is_same else summarize(anchor_logits)
+    few_classes = 0.0 if is_same or source_logits.ndim != 2 else detector.judge_batch(predictions, anchor)
+    return References(source_logits, anchor_logits, predictions, anchor, few_classes)
+
+
+def _looks_sorted(source: nn.Module, x: Tensor, detector: CollapseDetector) -> bool:
+    """Ask the source about every n-th input, which costs less than all of them, whether to look closer."""
+    if len(x) < MIN_BATCH_SIZE:
+        return False
+    logits = source_as_trained(source)(x[:: max(1, len(x) // SCREEN_SIZE)])
+    if logits.ndim != 2:
+        return False
+    excess, chance = detector.measure_concentration(summarize(logits))
+    return chance < MAX_SCREEN_CHANCE and excess >= detector.thresholds.few_classes
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """What is known about a batch; the verdict only if it was judged."""
+
+    predictions: PredictionSummary
+    references: References
     verdict: Verdict | None = None
 
     @property
     def score(self) -> float | None:
         """The score of the verdict; None if the batch was not inspected."""
-        return None if self.verdict is None else self.verdict.score
+        return None if self.verdict is None else max(self.verdict.score, self.references.few_classes)
 
     def signals(self) -> dict[str, Any]:
         """Return the signals as fields of :class:`~ctta.guard.Health`."""
         found: dict[str, Any] = {}
-        for prefix, summary in (("", self.predictions), ("source_", self.source), ("anchor_", self.anchor)):
+        source, anchor = self.references.source, self.references.anchor
+        for prefix, summary in (("", self.predictions), ("source_", source), ("anchor_", anchor)):
             if summary is not None:
                 found |= {
                     f"{prefix}{name}": getattr(summary, name)
@@ -65,32 +118,25 @@ class Diagnostics:
 
 @torch.no_grad()
 def diagnose(
-    source: nn.Module, x: Tensor, logits: Tensor, judge: Judge, *, inspect: bool, evaluate_source: bool
+    source: nn.Module, x: Tensor, logits: Tensor, references: References, detector: CollapseDetector
 ) -> Diagnostics:
     """Diagnose the logits of a method.
 
     Args:
-        source: Source network of the method; its BatchNorms use the method's statistics.
+        source: Source network of the method.
         x: The batch.
         logits: The method's.
-        judge: Returns the verdict from the summaries of method, anchor and (for the class-sorting test) source.
-        inspect: Whether to judge this batch; logits that are not finite are judged in any case.
-        evaluate_source: Whether to evaluate the source also if the batch is not judged.
+        references: What the source's weights predict; evaluated now if the logits are not finite.
+        detector: Judges the batch, if the references are there.
     """
     predictions = summarize(logits)
-    inspect = inspect or not predictions.is_finite
-    if not inspect and not evaluate_source:
-        return Diagnostics(predictions)
-    source_logits = source_as_trained(source)(x)
-    source_predictions = summarize(source_logits)
-    if not inspect:
-        return Diagnostics(predictions, source_logits, source=source_predictions)
-    is_same = not uses_batch_statistics(source)
-    anchor_logits = source_logits if is_same else source(x)
-    anchor = source_predictions if is_same else summarize(anchor_logits)
-    tests_sorting = not is_same and logits.ndim == 2
-    verdict = judge(predictions, anchor, source_predictions if tests_sorting else None)
-    return Diagnostics(predictions, source_logits, anchor_logits, source_predictions, anchor, verdict)
+    if not predictions.is_finite and not references.is_inspected:
+        references = evaluate_references(source, x, detector, inspect=True, evaluate_source=True)
+    if references.anchor is None:
+        return Diagnostics(predictions, references)
+    tests_sorting = logits.ndim == 2 and references.anchor is not references.source
+    verdict = detector.judge(predictions, references.anchor, references.source if tests_sorting else None)
+    return Diagnostics(predictions, references, verdict)
 
 
 @dataclass

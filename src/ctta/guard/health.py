@@ -118,7 +118,9 @@ class PredictionSummary:
     mean_prediction_entropy: float
     mean_prediction: Tensor  # in NUM_BINS bins
     agreement_within: float | None  # probability that two elements share a class; None for a single one
+    num_bins: int  # that classes fall into, at most NUM_BINS
     classes: Tensor
+    confidences: Tensor  # of each element
     is_finite: bool
 
 
@@ -132,9 +134,10 @@ def summarize(logits: Tensor) -> PredictionSummary:
     count = flat.shape[1]
     total = flat.sum(1, dtype=torch.float64)
     own = (flat * flat).sum(dtype=torch.float64)
+    confidences = probabilities.amax(1)
     values = torch.stack(
         [
-            probabilities.amax(1).mean(dtype=torch.float64),
+            confidences.mean(dtype=torch.float64),
             -(probabilities * logs.clamp_min(-1e4)).sum(1).mean(dtype=torch.float64),
             -(mean * mean.clamp_min(1e-30).log()).sum(),
             (total.square().sum() - own) / max(count * (count - 1), 1),
@@ -147,7 +150,9 @@ def summarize(logits: Tensor) -> PredictionSummary:
         mean_prediction_entropy=mean_entropy,
         mean_prediction=total / count,
         agreement_within=within if count > 1 else None,
+        num_bins=min(logits.shape[1], NUM_BINS),
         classes=logits.argmax(1),
+        confidences=confidences,
         is_finite=all(map(math.isfinite, values)),
     )
 

@@ -10,6 +10,9 @@ MIN_HEALTHY_INSPECTIONS = 8  # in a row, after which inspections become rarer
 RELAPSE = 100  # batches; an alarm sooner than this after the last one is a relapse
 MAX_DOUBLINGS = 6  # of the cooldown
 
+# Whether the stream is sorted by class: not; yes, judged by the last batches; or only the last batch had few classes.
+NOT_SORTED, SORTED, FEW_CLASSES = 0, 1, 2
+
 
 class _Count:
     """An integer attribute that is stored in the buffer ``counts``."""
@@ -43,7 +46,7 @@ class Schedule(nn.Module):
     num_relapses = _Count(3)
     num_since_alarm = _Count(4)
     num_since_snapshot = _Count(5)
-    is_sorted = _Count(6)  # 1 while batches arrive sorted by class
+    sorting = _Count(6)  # one of the values above
     is_collapsed = _Count(7)  # 1 if the last inspection found a collapse
 
     def __init__(self, adapt_every: int, inspect_every: int, snapshot_every: int, cooldown: int) -> None:
@@ -56,6 +59,11 @@ class Schedule(nn.Module):
         self.cooldown = cooldown
         self.register_buffer("counts", torch.zeros(8, dtype=torch.long))
         self.num_since_alarm = RELAPSE
+
+    @property
+    def is_sorted(self) -> bool:
+        """Whether batches arrive sorted by class."""
+        return self.sorting == SORTED
 
     def should_adapt(self, step: int, *, even_if_sorted: bool) -> bool:
         """Return whether to adapt to the batch of this step."""

@@ -11,11 +11,19 @@ from typing_extensions import override
 from ctta.base import AdaptiveModel
 from ctta.errors import ConfigError
 from ctta.guard.detector import HEALTHY_SCORE, CollapseDetector, CollapseThresholds
-from ctta.guard.diagnostics import Diagnostics, StepRecord, diagnose, record_step, source_as_trained
+from ctta.guard.diagnostics import (
+    Diagnostics,
+    References,
+    StepRecord,
+    diagnose,
+    evaluate_references,
+    record_step,
+    source_as_trained,
+)
 from ctta.guard.events import MAX_EVENTS, Event, EventKind, append_event
 from ctta.guard.health import Health, relative_norm, trained_pairs
 from ctta.guard.remedies import REMEDIES, Remedy, take_snapshot
-from ctta.guard.schedule import Schedule
+from ctta.guard.schedule import FEW_CLASSES, NOT_SORTED, SORTED, Schedule
 from ctta.guard.validator import InputSpec, InputValidator
 from ctta.parallel import SingleProcess
 from ctta.transaction import restore_on_error
@@ -33,7 +41,7 @@ class Guarded(AdaptiveModel):
     uncertainty explains, or lose classes that the source still predicts. Then the source's weights predict that batch,
     ``on_collapse`` is applied to the method, and it pauses for a while, longer after each relapse. If batches arrive
     sorted by class, batch statistics are useless: until that ends, the source predicts with its running statistics, and
-    nothing is adapted.
+    nothing is adapted. The same happens to a single batch with few classes, also to the first one.
 
     Args:
         model: The method; it becomes part of the guard, so use only the guard from now on.
@@ -162,17 +170,20 @@ class Guarded(AdaptiveModel):
         return logits
 
     def _predict(self, x: Tensor) -> Tensor:
+        references = self._evaluate_references(x)
         logits = self.wrapped.predict(x)
-        return self._select_logits(logits, self._diagnose(x, logits))
+        return self._select_logits(logits, self._diagnose(x, logits, references))
 
     def _adapt(self, x: Tensor) -> Tensor:
-        inspect = self.schedule.should_inspect()
+        references = self._evaluate_references(x)  # first, since nothing is to be learned from a batch of few classes
+        inspect = references.is_inspected
         adapt = self.schedule.should_adapt(self.num_steps, even_if_sorted=self.on_collapse is None)
+        adapt = adapt and (references.few_classes < 1 or self.on_collapse is None)
         # Before the step, since the predictions show the health of these weights, and not of the updated ones.
         candidate = take_snapshot(self.wrapped) if adapt and inspect and self.schedule.should_snapshot() else None
         with record_step(self.wrapped, self.max_update, inspect=inspect) as step:
             logits = self.wrapped.adapt(x) if adapt else self.wrapped.predict(x)
-        diagnostics = self._diagnose(x, logits)
+        diagnostics = self._diagnose(x, logits, references)
         self.validator.learn_(x)
         self.last_step = self.wrapped.last_step if adapt else None
         selected = self._select_logits(logits, diagnostics)
@@ -189,29 +200,36 @@ class Guarded(AdaptiveModel):
         self._apply_verdict(diagnostics)
         return selected
 
-    def _diagnose(self, x: Tensor, logits: Tensor) -> Diagnostics:
-        evaluate_source = self.shadow or bool(self.schedule.is_sorted)
-        inspect = self.schedule.should_inspect()
-        return diagnose(self.source, x, logits, self.detector.judge, inspect=inspect, evaluate_source=evaluate_source)
+    def _evaluate_references(self, x: Tensor) -> References:
+        return evaluate_references(
+            self.source,
+            x,
+            self.detector,
+            inspect=self.schedule.should_inspect(),
+            evaluate_source=self.shadow or self.schedule.is_sorted,
+        )
+
+    def _diagnose(self, x: Tensor, logits: Tensor, references: References) -> Diagnostics:
+        return diagnose(self.source, x, logits, references, self.detector)
 
     def _select_logits(self, logits: Tensor, diagnostics: Diagnostics) -> Tensor:
         """Return the method's logits, or the source's where those cannot be trusted."""
         selected: Tensor | None = logits
         if self.shadow:
-            selected = diagnostics.source_logits
+            selected = diagnostics.references.source_logits
         elif self.on_collapse is None:
             selected = logits
-        elif self._is_sorted(diagnostics):
-            selected = diagnostics.source_logits
+        elif self._is_sorted(diagnostics) or diagnostics.references.few_classes >= 1:
+            selected = diagnostics.references.source_logits
         elif diagnostics.verdict is not None and diagnostics.verdict.collapse >= 1:
-            selected = diagnostics.anchor_logits
+            selected = diagnostics.references.anchor_logits
         assert selected is not None, "the source was evaluated"
         return selected
 
     def _is_sorted(self, diagnostics: Diagnostics) -> bool:
         """Return whether the stream counts as sorted: from a score of 1 on, until it is healthy again."""
         if diagnostics.verdict is None:
-            return bool(self.schedule.is_sorted)
+            return self.schedule.is_sorted
         return diagnostics.verdict.sorting >= (HEALTHY_SCORE if self.schedule.is_sorted else 1)
 
     def _measure_health(self, found: Diagnostics, step: StepRecord, *, adapted: bool, by_source: bool) -> Health:
@@ -230,14 +248,15 @@ class Guarded(AdaptiveModel):
             skipped=self.last_step.skipped if self.last_step else None,
             adapted=adapted,
             answered_by_source=by_source,
-            collapse_score=found.verdict.score if found.verdict else self.health.collapse_score,
+            collapse_score=self.health.collapse_score if found.score is None else found.score,
         )
 
     def _count_differences(self, diagnostics: Diagnostics) -> None:
         """Count the predictions that differ from the source's, and report them regularly."""
-        assert diagnostics.source is not None, "the source was evaluated"
+        source = diagnostics.references.source
+        assert source is not None, "the source was evaluated"
         self.num_compared += diagnostics.predictions.classes.numel()
-        self.num_differing += int((diagnostics.predictions.classes != diagnostics.source.classes).sum())
+        self.num_differing += int((diagnostics.predictions.classes != source.classes).sum())
         if (self.num_steps + 1) % _SHADOW_REPORT_EVERY == 0:
             self.record(EventKind.SHADOW, f"{self.num_differing} of {self.num_compared} predictions would differ")
 
@@ -247,16 +266,21 @@ class Guarded(AdaptiveModel):
         if diagnostics.verdict is None:
             return
         is_sorted = self._is_sorted(diagnostics)
+        has_few_classes = diagnostics.references.few_classes >= 1
         self.detector.remember_(diagnostics.verdict)
         if is_sorted or self.schedule.is_sorted:
             self._set_sorted(is_sorted)
-        else:
+        elif has_few_classes and self.schedule.sorting != FEW_CLASSES:  # reported once, as the next may have few too
+            self.record(EventKind.SORTED_STREAM, "the batch has few classes")
+        elif not has_few_classes:
             self._set_collapsed(diagnostics.verdict.collapse, diagnostics.verdict.cause)
+        if not is_sorted:
+            self.schedule.sorting = FEW_CLASSES if has_few_classes else NOT_SORTED
 
     def _set_sorted(self, is_sorted: bool) -> None:
-        if is_sorted == bool(self.schedule.is_sorted):
+        if is_sorted == self.schedule.is_sorted:
             return
-        self.schedule.is_sorted = int(is_sorted)
+        self.schedule.sorting = SORTED if is_sorted else NOT_SORTED
         if not is_sorted:
             self.record(EventKind.RECOVERY, "batches are no longer sorted by class")
         elif self.on_collapse is None:
