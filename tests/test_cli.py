@@ -1,6 +1,7 @@
 """The command ``ctta``: listings and benchmarks."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 from io import StringIO
@@ -13,7 +14,7 @@ from ctta.benchmark import RECIPES
 from ctta.cli import demo, main
 from ctta.cli.results import print_table
 from ctta.evaluation import read_result
-from ctta.methods import METHODS
+from ctta.registry import list_methods
 from ctta.report import score_table
 
 NETWORK = """
@@ -77,11 +78,32 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_methods_and_recipes_list_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("methods", "--json") == 0
-    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == list(METHODS)
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == list_methods()
+    assert [row for row in rows if row["name"] == "tent"] == [
+        {
+            "name": "tent",
+            "title": "TENT",
+            "does": rows[3]["does"],
+            "paper": "Wang et al., ICLR 2021",
+            "trains": "norm layers",
+            "forward_passes": 1,
+            "backward_passes": 1,
+            "networks": 2,
+            "needs_source_data": False,
+            "settings": rows[3]["settings"] | {"optimizer": "Adam(lr=0.001)"},
+        }
+    ]
     assert run("recipes", "--json") == 0
     assert [row["name"] for row in json.loads(capsys.readouterr().out)] == list(RECIPES)
     assert run("methods") == 0
-    assert "restore=0.01" in capsys.readouterr().out.replace("\n", " ")
+    text = capsys.readouterr().out
+    assert re.search("pseudo_label +norm layers +1 +1 +2 +no +Lee, ICML workshop 2013", text)
+    assert "Presets: cotta_official, cotta_official_segmentation, cotta_paper, cotta_fast\n" in text
+    assert run("methods", "cotta_fast") == 0
+    text = capsys.readouterr().out
+    assert text.startswith("cotta_fast: CoTTA fast (Wang et al., CVPR 2022)\n")
+    assert re.search(r"views +ImageViews\(num_views=8,", text) and re.search("restore +0.01", text)
     assert run("recipes") == 0
     assert "cifar10c-gradual" in capsys.readouterr().out
 
@@ -114,7 +136,10 @@ def test_the_same_command_finds_its_run(bench: list[str], capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--set", "cotta.restor=0.1"], "CoTTA has no setting 'restor'; it has optimizer, decay, restore"),
+        (
+            ["--set", "cotta.restor=0.1"],
+            "CoTTA has no setting 'restor' (did you mean 'restore'?); it has optimizer, lr, decay, restore",
+        ),
         (["--set", "restore=0.1"], "expected a setting METHOD.NAME=VALUE"),
         (["--set", "cota.restore=0.1"], "does not have"),
         (["--set", "cotta.seed=3"], "choose seeds with the option 'seeds'"),

@@ -249,7 +249,7 @@ def test_rows_that_the_state_does_not_include_are_backed_up(camera: CameraFolder
 def test_user_errors_are_one_line(camera: CameraFolder) -> None:
     model, options = write_network(camera.root), camera.options
     wrong = partial(user_error, adapt, *options, "--out", camera.root / "other.csv")
-    assert "must be one of 'source'" in wrong("--method", "cota")
+    assert "no method 'cota' (did you mean 'cotta'?); expected one of source" in wrong("--method", "cota")
     assert "CoTTA has no setting 'restor'; it has optimizer, decay, restore," in wrong("--set", "restor=0.1")
     assert "restore must be a number such as 0.01, got 'much'" in wrong("--set", "restore=much")
     assert "restore must lie between 0 and 1, got 7" in wrong("--set", "restore=7")
@@ -304,7 +304,7 @@ def test_size_must_be_positive(camera: CameraFolder) -> None:
 
 def test_an_unknown_method_is_rejected_with_and_without_a_state(camera: CameraFolder) -> None:
     for _ in range(2):
-        with pytest.raises(ConfigError, match="method must be one of 'source'"):
+        with pytest.raises(ConfigError, match=r"there is no method 'cota'.*expected one of source"):
             adapt_folder(
                 models.load(write_network(camera.root)), camera.images, camera.table, method="cota", state=camera.state
             )

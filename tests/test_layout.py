@@ -16,9 +16,9 @@ PACKAGE = Path(ctta.__file__).parent
 ROWS = [
     ["errors", "io", "parallel", "functional", "norms", "optim"],
     ["surgery"],
-    ["views", "validation", "hyperparameters"],
+    ["views", "validation", "hyperparameters", "method_info"],
     ["base", "transaction"],
-    ["methods", "corruptions", "synthetic", "models"],
+    ["methods", "registry", "corruptions", "synthetic", "models"],
     ["checkpoint", "guard", "distributed", "datasets", "streams"],
     ["testing", "evaluation"],
     ["report", "benchmark", "advise", "inference", "serve"],

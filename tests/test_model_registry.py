@@ -140,7 +140,7 @@ def test_two_files_with_the_same_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("biuld", r".*model.py has no function biuld; expected 'file:PATH.py:function'"),
+        ("biuld", r".*model.py has no function biuld \(did you mean 'build'\?\); expected 'file:PATH.py:function'"),
         ("number", r"number in .*model.py is of type int, not a function"),
         ("nothing", r"nothing in .*model.py returned NoneType; expected a torch.nn.Module"),
         ("needs", r"needs in .*model.py must be callable without arguments: .*classes"),

@@ -12,14 +12,16 @@ import importlib
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from ctta import errors, functional, guard, models, views
+from ctta import errors, functional, guard, models, registry, views
 from ctta.base import AdaptiveModel, Step
 from ctta.checkpoint.files import load, save
 from ctta.checkpoint.fingerprint import fingerprint
 from ctta.errors import CheckpointError, ConfigError, DataError, InputError
 from ctta.guard import Guarded
-from ctta.methods import METHODS, BNStats, CoTTA, PseudoLabel, Source, Tent, TestAug, adapt
+from ctta.method_info import MethodInfo
+from ctta.methods import METHODS, BNStats, CoTTA, PseudoLabel, Source, Tent, TestAug
 from ctta.optim import OptimizerFactory
+from ctta.registry import adapt
 
 if TYPE_CHECKING:
     from ctta import (
@@ -51,6 +53,7 @@ __all__ = [
     "DataError",
     "Guarded",
     "InputError",
+    "MethodInfo",
     "OptimizerFactory",
     "PseudoLabel",
     "Result",
@@ -74,6 +77,7 @@ __all__ = [
     "inference",
     "load",
     "models",
+    "registry",
     "report",
     "save",
     "serve",

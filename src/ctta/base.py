@@ -10,9 +10,9 @@ import copy
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +21,9 @@ from typing_extensions import override
 
 from ctta.errors import ConfigError, annotate_network_errors
 from ctta.hyperparameters import format_hyperparameters, read_hyperparameters
+from ctta.method_info import MethodInfo
 from ctta.norms import BatchStats, estimate_running_statistics_, use_batch_statistics_
-from ctta.optim import OptimizerFactory, build_optimizer, load_state_, step_if_finite_
+from ctta.optim import OptimizerFactory, build_optimizer, load_state_, step_if_finite_, with_lr
 from ctta.parallel import SINGLE_PROCESS, Coordinator, current_reducer
 from ctta.surgery import Output, copy_for_adaptation, copy_sharing_tensors, copy_without_hooks, iter_inputs, train_only_
 from ctta.validation import check_batch, check_fraction, check_integer, translate_rank_errors, validate_batches
@@ -62,6 +63,10 @@ class AdaptiveModel(nn.Module, ABC):
             outputs with ``.logits`` and dictionaries with ``out`` or ``logits`` are recognized.
     """
 
+    #: What tables say about the method; None for a method that does not declare it.
+    info: ClassVar[MethodInfo | None] = None
+    #: Named settings of the method: ``"fast"`` of the method ``"cotta"`` is the name ``"cotta_fast"``.
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     #: The processes that compute the stream together; set by :func:`ctta.distributed.data_parallel`.
     coordinator: Coordinator = SINGLE_PROCESS
     #: Whether several processes can compute a stream of this class together.
@@ -196,7 +201,7 @@ class AdaptiveModel(nn.Module, ABC):
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
-        """The constructor's keyword arguments, read from the attributes of the same name."""
+        """The constructor's keyword arguments, from the attributes of the same name; ``lr`` is within ``optimizer``."""
         return read_hyperparameters(self)
 
     @property
@@ -271,14 +276,17 @@ class AdaptiveModel(nn.Module, ABC):
         train_only_(net, self._trainable)
         return net
 
-    def optimize(self, net: nn.Module, factory: OptimizerFactory) -> None:
+    def optimize(self, net: nn.Module, factory: OptimizerFactory, lr: float | None = None) -> None:
         """Build the optimizer of :meth:`minimize` for the parameters of a network that require grad.
 
         Args:
             net: The network to train.
             factory: The hyperparameter ``optimizer``.
+            lr: The hyperparameter ``lr``, which replaces the learning rate of the factory; None keeps it. It becomes
+                part of the factory, so :attr:`hyperparameters` and files have it within ``optimizer``.
         """
-        self.optimizer, self.optimizer_factory = build_optimizer(factory, net), factory
+        self.optimizer_factory = with_lr(factory, lr)
+        self.optimizer = build_optimizer(self.optimizer_factory, net)
 
     def minimize(self, loss: Tensor, *, confidence: Tensor | None = None, augmented: Tensor | None = None) -> bool:
         """Take one optimizer step, recorded in ``last_step``; skip it if the loss or a gradient is not finite.

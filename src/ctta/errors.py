@@ -4,7 +4,8 @@ Whatever else fails inside a network (a ``RuntimeError``, running out of memory)
 note: a model annotates its steps with :func:`annotate_network_errors`.
 """
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from torch import Tensor
@@ -17,6 +18,8 @@ __all__ = [
     "DownloadError",
     "InputError",
     "annotate_network_errors",
+    "did_you_mean",
+    "first_line",
     "is_user_error",
 ]
 
@@ -84,3 +87,34 @@ def is_user_error(error: BaseException) -> bool:
     if isinstance(error, ImportError):
         return error.name is None  # raised by the library to say what to install; Python's own errors carry a name
     return isinstance(error, InputError | ConfigError | CheckpointError | DataError | OSError)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the known name that a mistyped one resembles most, as the continuation of an error message.
+
+    Args:
+        name: What was given.
+        known: What would have been valid.
+
+    Returns:
+        A question in parentheses that starts with a space, or an empty text if nothing resembles the name.
+
+    >>> "there is no method 'cota'" + did_you_mean("cota", ["tent", "cotta"])
+    "there is no method 'cota' (did you mean 'cotta'?)"
+    """
+    lowered = {each.lower(): each for each in known}
+    matches = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
+    return f" (did you mean {lowered[matches[0]]!r}?)" if matches else ""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message without its final period, to quote it in another message.
+
+    Args:
+        error: The exception.
+
+    Returns:
+        The line; the name of the exception's class if it has no message.
+    """
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].rstrip(".")

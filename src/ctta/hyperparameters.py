@@ -14,20 +14,30 @@ from typing import Any
 import torch
 from torch import nn
 
-from ctta.errors import ConfigError
+from ctta.errors import ConfigError, did_you_mean
 from ctta.optim import OptimizerFactory
 from ctta.views import ImageViews, image_views
 
 
 def read_hyperparameters(model: object) -> dict[str, Any]:
-    """Return the constructor's arguments after the first, from the attributes of the same name."""
-    _net, *names = inspect.signature(type(model)).parameters
+    """Return the constructor's arguments after the first, from the attributes of the same name.
+
+    An optional ``lr`` beside ``optimizer`` is part of the optimizer's factory and not listed again.
+    """
+    _net, *parameters = inspect.signature(type(model)).parameters.values()
+    has_optimizer = any(parameter.name == "optimizer" for parameter in parameters)
+    names = [parameter.name for parameter in parameters if not (has_optimizer and _is_lr(parameter))]
     # ``optimizer`` is the built optimizer, so the hyperparameter is its factory.
     attributes = {name: "optimizer_factory" if name == "optimizer" else name for name in names}
     for name, attribute in attributes.items():
         if not hasattr(model, attribute):
             raise TypeError(f"{type(model).__name__} must store its argument {name!r} as self.{name}")
     return {name: getattr(model, attribute) for name, attribute in attributes.items()}
+
+
+def _is_lr(parameter: inspect.Parameter) -> bool:
+    """Return whether a parameter is the optional learning rate that :meth:`AdaptiveModel.optimize` takes."""
+    return parameter.name == "lr" and parameter.default is None
 
 
 def format_hyperparameters(values: Mapping[str, Any]) -> str:
@@ -86,11 +96,14 @@ def parse_hyperparameters(
         if not (name and equals and value_text):
             raise ConfigError(f"expected a setting NAME=VALUE, such as restore=0.005, got {text!r}")
         value = _parse_literal(value_text)
-        if "optimizer" in defaults and (name == "lr" or name.startswith("optimizer.")):
+        if "optimizer" in defaults and (name.startswith("optimizer.") or (name == "lr" and not defaults.get("lr"))):
             optimizer_arguments[name.removeprefix("optimizer.")] = value
         elif name not in defaults:
-            known = [*defaults, *(["lr"] if "optimizer" in defaults else [])]
-            raise ConfigError(f"{method.__name__} has no setting {name!r}; it has {', '.join(known) or 'none'}")
+            known = list(dict.fromkeys([*defaults, *(["lr"] if "optimizer" in defaults else [])]))
+            raise ConfigError(
+                f"{method.__name__} has no setting {name!r}{did_you_mean(name, known)}; "
+                f"it has {', '.join(known) or 'none'}"
+            )
         else:
             arguments[name] = _convert(name, value, defaults[name])
     if optimizer_arguments:

@@ -4,6 +4,8 @@ import copy
 import math
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
+from numbers import Real
 from typing import Any
 
 import torch
@@ -37,6 +39,31 @@ def build_optimizer(factory: OptimizerFactory, net: nn.Module) -> Optimizer:
             f"own copy of the network; got {factory!r}"
         )
     return optimizer
+
+
+def with_lr(factory: OptimizerFactory, lr: float | None) -> OptimizerFactory:
+    """Return a factory whose optimizers have this learning rate; the given factory if it is None.
+
+    Args:
+        factory: Builds an optimizer, and takes ``lr`` as a keyword.
+        lr: The learning rate, or None for the factory's own.
+
+    Returns:
+        The factory.
+
+    Raises:
+        ConfigError: The learning rate is not a number that the optimizer allows, or the factory takes none.
+    """
+    if lr is None:
+        return factory
+    if isinstance(lr, bool) or not isinstance(lr, Real) or not 0 <= lr < math.inf:
+        raise ConfigError(f"lr must be a number of at least 0, got {lr!r}")
+    changed = partial(factory, lr=float(lr))
+    try:
+        changed([nn.Parameter(torch.zeros(1))])
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the optimizer does not take lr={lr!r}: {error}") from error
+    return changed
 
 
 def step_if_finite_(optimizer: Optimizer, loss: Tensor) -> bool:

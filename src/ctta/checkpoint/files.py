@@ -29,6 +29,7 @@ from ctta.checkpoint.manifest import (
 from ctta.errors import CheckpointError, DamagedCheckpointError
 from ctta.io.atomic import atomic_write
 from ctta.io.tensors import read_tensors, write_tensors
+from ctta.registry import resolve_method
 
 FORMAT = 2  # 1: ctta 0.1
 _METADATA_KEY = "ctta"
@@ -74,16 +75,18 @@ def save(model: AdaptiveModel, path: str | os.PathLike[str]) -> None:
 
 
 def load(
-    path: str | os.PathLike[str], net: nn.Module, *, method: type[AdaptiveModel] | None = None, **given: Any
+    path: str | os.PathLike[str], net: nn.Module, *, method: type[AdaptiveModel] | str | None = None, **given: Any
 ) -> AdaptiveModel:
     """Return the stream that :func:`save` wrote; it continues bit-identically.
 
     Args:
         path: The file.
         net: The source network that the stream was started with; it is copied.
-        method: The class, if it is not one of this library's; for a wrapped method that of the one inside.
+        method: The class, if it is not one of this library's, or its name, such as ``"file:mine.py:Mine"``; for a
+            wrapped method that of the one inside. A file never decides which code is imported.
         **given: Hyperparameters that a file cannot hold (a lambda, a view of your own), or that you want to change.
-            Giving an ``optimizer`` that the file holds replaces it by a new one without momenta. The ``audit`` log of
+            Giving an ``optimizer`` that the file holds replaces it by a new one without momenta; ``lr`` changes only
+            the learning rate. The ``audit`` log of
             a guarded method is never in a file.
 
     Returns:
@@ -92,9 +95,12 @@ def load(
     Raises:
         FileNotFoundError: If there is no such file.
         CheckpointError: If the file is of another network, or lacks an argument that must be given.
+        ConfigError: If no method has this name.
         DamagedCheckpointError: If the file is truncated, damaged or not a checkpoint.
         TypeError: If an argument is given that the method does not have.
     """
+    if isinstance(method, str):
+        method = resolve_method(method).method
     header, tensors = _read(Path(path))
     if header["source"] != (found := fingerprint(net)):
         raise CheckpointError(

@@ -5,14 +5,17 @@ descriptions of these nested under ``"inside"``, by the name of the submodule.
 """
 
 import inspect
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.encoding import decode, encode, is_serializable
+from ctta.io.python_files import is_from_python_file
 from ctta.methods import METHODS
 from ctta.optim import restore_state_, split_state
 
@@ -123,7 +126,11 @@ def _restore_part_(
     if model.optimizer is not None and "optimizer" not in given.keys() & description["hyperparameters"].keys():
         start = prefix + _OPTIMIZER
         state = {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
+        learning_rates = [group.get("lr") for group in model.optimizer.param_groups]
         restore_state_(model.optimizer, description["optimizer"], state)
+        if given.get("lr") is not None:  # the momenta stay
+            for group, lr in zip(model.optimizer.param_groups, learning_rates, strict=True):
+                group["lr"] = lr
     inside, children = description.get("inside", {}), _children(model)
     if inside.keys() != children.keys():
         raise ValueError(f"it holds models {sorted(inside)} inside, and the model has {sorted(children)}")
@@ -176,17 +183,38 @@ def _children(model: AdaptiveModel) -> dict[str, AdaptiveModel]:
 def _stored_name(cls: type[AdaptiveModel]) -> str:
     names = {method: name for name, method in METHODS.items()}
     names |= {wrapper.cls: name for name, wrapper in _WRAPPERS.items()}
+    if cls not in names and is_from_python_file(cls):
+        return _name_in_file(cls)  # without the folder, so that the file may move
     return names.get(cls, f"{cls.__module__}.{cls.__qualname__}")
 
 
+def _name_in_file(cls: type) -> str:
+    """Return the name of a class within its file, such as ``file:mine.py:Mine``."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
+    return f"file:{Path(file).name}:{cls.__qualname__}"
+
+
 def _resolve_class(name: str, given: type[AdaptiveModel] | None) -> type[AdaptiveModel]:
+    """Return the class of a stored name; code outside of this library runs only if the caller has named it."""
     if given is None and name in METHODS:
         return METHODS[name]
     if given is None:
-        raise MissingArgumentError(f"was saved by {name}, which is not part of ctta: load(path, net, method=...)")
-    if _stored_name(given) != name:
+        raise MissingArgumentError(
+            f"was saved by {name}, which is not part of ctta: give its class or name, load(path, net, method=...) "
+            "or --method"
+        )
+    if name not in _names_of(given):
         raise MissingArgumentError(f"was saved by {name}, not by {_stored_name(given)}")
     return given
+
+
+def _names_of(cls: type[AdaptiveModel]) -> set[str]:
+    """Return the names that a class is stored under: its file can be imported as a module, and loaded as a file."""
+    if _stored_name(cls) in METHODS:
+        return {_stored_name(cls)}
+    in_file = _name_in_file(cls)
+    stem = in_file.split(":")[1].removesuffix(".py")
+    return {_stored_name(cls), in_file, f"{stem}.{cls.__qualname__}"}
 
 
 def _arguments(cls: type[AdaptiveModel], description: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

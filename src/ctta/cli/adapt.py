@@ -13,6 +13,7 @@ from ctta.cli.options import (
     DeviceOption,
     JsonOption,
     ModelOption,
+    OptionalMethodOption,
     SeedOption,
     SettingsOption,
     SizeOption,
@@ -20,10 +21,8 @@ from ctta.cli.options import (
     read_class_names,
     with_seed,
 )
-from ctta.hyperparameters import parse_hyperparameters
 from ctta.inference import InferenceSummary, adapt_folder
-from ctta.methods import METHODS
-from ctta.validation import check_choice
+from ctta.registry import resolve_method
 
 
 def adapt(
@@ -36,12 +35,7 @@ def adapt(
             help="Save the adapted model to this file, and resume from it if it exists.", metavar="FILE.safetensors"
         ),
     ] = None,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            help=f"One of {', '.join(METHODS)}. Default: that of the saved state, else cotta.", metavar="NAME"
-        ),
-    ] = None,
+    method: OptionalMethodOption = None,
     settings: SettingsOption = None,
     batch_size: Annotated[
         int,
@@ -82,9 +76,7 @@ def adapt(
     texts = with_seed(settings, seed)
     if texts and method is None:
         method = "cotta"  # settings belong to a method, and a saved state must be of the same one
-    if method is not None:
-        check_choice("method", method, tuple(METHODS))
-    hyperparameters = parse_hyperparameters(METHODS[method], texts) if method else {}
+    hyperparameters = resolve_method(method).parse(texts) if method else {}
     class_names = read_class_names(classes)
     net = load_network(model, device)
     with (

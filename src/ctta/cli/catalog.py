@@ -2,30 +2,38 @@
 
 import inspect
 import json
+from typing import Annotated, Any
 
+import typer
 from rich.table import Table
 
-from ctta.base import AdaptiveModel
 from ctta.benchmark.recipes import RECIPES
-from ctta.cli.console import print_text, stdout
+from ctta.cli.console import print_notice, print_table_in_full, print_text, stdout
 from ctta.cli.options import JsonOption
+from ctta.errors import ConfigError
 from ctta.hyperparameters import format_value
-from ctta.methods import METHODS
+from ctta.registry import NamedMethod, list_methods, resolve_method
 
 
-def methods(as_json: JsonOption = False) -> None:
-    """List the adaptation methods and the defaults of their hyperparameters."""
-    defaults = {name: _format_defaults(method) for name, method in METHODS.items()}
+def methods(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Describe this method and its hyperparameters. Default: list all.", metavar="[NAME]"),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the methods and presets, or describe one with its hyperparameters.
+
+    The names are the same in adapt, serve, bench and ctta.adapt. Installed
+    packages add methods with entry points in the group ctta.methods.
+    """
+    found = [resolve_method(name)] if name else _resolve_all()
     if as_json:
-        rows = [
-            {"name": name, "does": _first_line(METHODS[name]), "settings": values} for name, values in defaults.items()
-        ]
-        stdout.print_json(json.dumps(rows))
-        return
-    table = Table("method", "description", "hyperparameters", box=None, padding=(0, 2, 1, 0))
-    for name, values in defaults.items():
-        table.add_row(name, _first_line(METHODS[name]), ", ".join(f"{key}={value}" for key, value in values.items()))
-    stdout.print(table)
+        stdout.print_json(json.dumps([_as_json(each) for each in found]))
+    elif name:
+        _print_method(found[0])
+    else:
+        _print_methods(found)
 
 
 def recipes(as_json: JsonOption = False) -> None:
@@ -37,14 +45,75 @@ def recipes(as_json: JsonOption = False) -> None:
     table = Table("recipe", "description", box=None, padding=(0, 2, 0, 0))
     for row in rows:
         table.add_row(row["name"], row["does"])
-    stdout.print(table)
+    print_table_in_full(table)
     print_text("\nRun one with: ctta bench RECIPE")
 
 
-def _format_defaults(method: type[AdaptiveModel]) -> dict[str, str]:
-    """Return the defaults of a method's hyperparameters as one would type them."""
-    parameters = inspect.signature(method).parameters
-    return {name: format_value(parameters[name].default) for name in parameters if name != "net"}
+def _resolve_all() -> list[NamedMethod]:
+    """Return every method that can be imported; report the packages whose methods cannot."""
+    found = []
+    for name in list_methods():
+        try:
+            found.append(resolve_method(name))
+        except ConfigError as error:
+            print_notice(f"Skipped: {error}.")
+    return found
+
+
+def _print_methods(found: list[NamedMethod]) -> None:
+    columns = ("method", "trains", "forward", "backward", "copies", "source data", "paper")
+    table = Table(*columns, box=None, padding=(0, 2, 0, 0))
+    table.columns[0].no_wrap = True
+    for each in found:
+        info = each.info
+        if not each.preset:
+            counts = (str(count) for count in (info.forward_passes, info.backward_passes, info.num_networks))
+            table.add_row(each.name, info.trains, *counts, "yes" if info.needs_source_data else "no", info.paper)
+    print_table_in_full(table)
+    print_text("\nforward, backward: passes per step. copies: of the network, in memory.")
+    if presets := [each.name for each in found if each.preset]:
+        print_text(f"Presets: {', '.join(presets)}")
+    print_text("Describe a method with: ctta methods NAME. Use a class of your own as: file:PATH.py:Class")
+
+
+def _print_method(found: NamedMethod) -> None:
+    info = found.info
+    print_text(f"{found.name}: {found.label}{f' ({info.paper})' if info.paper else ''}")
+    print_text(_first_line(found.method))
+    print_text(
+        f"Trains: {info.trains}. Passes per step: forward {info.forward_passes}, backward {info.backward_passes}. "
+        f"Copies of the network: {info.num_networks}. Source data: {'yes' if info.needs_source_data else 'no'}.\n"
+    )
+    table = Table("hyperparameter", "default", box=None, padding=(0, 2, 0, 0))
+    for name, text in _format_defaults(found).items():
+        table.add_row(name, text)
+    print_table_in_full(table)
+    print_text("\nSet one with --set NAME=VALUE, or in Python as a keyword.")
+
+
+def _as_json(found: NamedMethod) -> dict[str, Any]:
+    info = found.info
+    return {
+        "name": found.name,
+        "title": found.label,
+        "does": _first_line(found.method),
+        "paper": info.paper,
+        "trains": info.trains,
+        "forward_passes": info.forward_passes,
+        "backward_passes": info.backward_passes,
+        "networks": info.num_networks,
+        "needs_source_data": info.needs_source_data,
+        "settings": _format_defaults(found),
+    }
+
+
+def _format_defaults(found: NamedMethod) -> dict[str, str]:
+    """Return the hyperparameters of a method or preset as one would type them."""
+    parameters = inspect.signature(found.method).parameters
+    defaults = {name: parameter.default for name, parameter in parameters.items() if name != "net"}
+    if "lr" in defaults and defaults["lr"] is None:  # that of the optimizer, which is listed
+        del defaults["lr"]
+    return {name: format_value(value) for name, value in {**defaults, **found.settings}.items()}
 
 
 def _first_line(documented: object) -> str:

@@ -9,7 +9,9 @@ from types import FrameType
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 
 from ctta.distributed import init, rank
 from ctta.distributed.collectives import all_reduce_any
@@ -26,6 +28,18 @@ def print_text(text: str) -> None:
 def print_notice(text: str) -> None:
     """Print a text on standard error as it is, without breaking its lines."""
     stderr.print(text, soft_wrap=True)
+
+
+def print_table_in_full(table: Table) -> None:
+    """Print a table on standard output; where that is not a terminal, as wide as it is, for other programs."""
+    needed = Measurement.get(stdout, stdout.options.update(max_width=1000), table).maximum
+    before = stdout.width
+    if not stdout.is_terminal:
+        stdout.width = max(needed, before)
+    try:
+        stdout.print(table)
+    finally:
+        stdout.width = before
 
 
 @contextmanager

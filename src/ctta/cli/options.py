@@ -15,6 +15,13 @@ from ctta.streams.orders import RANDOM_ORDERS
 ClassesOption = Annotated[Path | None, typer.Option(help="Text file with one class name per line.", metavar="FILE")]
 DeviceOption = Annotated[str, typer.Option(help="Torch device, such as cpu or cuda:0.", metavar="DEVICE")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+_METHOD_HELP = (
+    "Method or preset, such as tent or cotta_fast (see: ctta methods), or a class of your own: file:PATH.py:Class."
+)
+MethodOption = Annotated[str, typer.Option(help=_METHOD_HELP, metavar="NAME")]
+OptionalMethodOption = Annotated[
+    str | None, typer.Option(help=f"{_METHOD_HELP} Default: that of the saved state, else cotta.", metavar="NAME")
+]
 ModelOption = Annotated[
     str,
     typer.Option(

@@ -13,6 +13,7 @@ from ctta.cli.console import print_text
 from ctta.cli.options import (
     ClassesOption,
     DeviceOption,
+    MethodOption,
     ModelOption,
     SeedOption,
     SettingsOption,
@@ -22,7 +23,6 @@ from ctta.cli.options import (
     with_seed,
 )
 from ctta.guard import Guarded, InputSpec
-from ctta.methods import METHODS
 
 # Panels of ``ctta serve --help``.
 SERVER, STREAMS, LIMITS = "Server", "Streams", "Limits"
@@ -30,9 +30,7 @@ SERVER, STREAMS, LIMITS = "Server", "Streams", "Limits"
 
 def serve(
     model: ModelOption,
-    method: Annotated[
-        str, typer.Option(help=f"One of {', '.join((*METHODS, 'cotta_fast'))}.", metavar="NAME")
-    ] = "cotta_fast",
+    method: MethodOption = "cotta_fast",
     settings: SettingsOption = None,
     size: SizeOption = None,
     classes: ClassesOption = None,

@@ -21,9 +21,9 @@ from ctta.inference.predictions import PredictionFile
 from ctta.inference.resume import lock_state, open_model, open_predictions
 from ctta.inference.run import FolderImages, InferenceRun
 from ctta.io.images import Resize
-from ctta.methods import METHODS, Source
+from ctta.methods import Source
+from ctta.registry import name_of, resolve_method
 from ctta.streams import Segment, Stream
-from ctta.validation import check_choice
 
 READ_AHEAD = 2  # batches
 
@@ -42,7 +42,7 @@ class InferenceSummary:
         num_skipped: Updates skipped because they were not finite.
         confidence: Mean confidence of the predictions; None if there was no image.
         seconds: Duration of the processing.
-        method: Name of the method, a key of ``ctta.METHODS``.
+        method: Name of the method: a key of ``ctta.METHODS``, or the name of another class.
         settings: Hyperparameters of the method.
         events: Number of guard events of each kind, among the last hundred; None without a guard.
     """
@@ -88,7 +88,8 @@ def adapt_folder(
         net: Source network; takes images in [0, 1] and returns logits of shape (N, classes).
         images: Folder of images, searched recursively.
         out: CSV file to write, with the columns image, batch, class and confidence.
-        method: Key of ``ctta.METHODS``; by default that of the saved state, and ``"cotta"`` without one.
+        method: Name as :func:`ctta.adapt` takes it; by default that of the saved state, and ``"cotta"`` without one.
+            The state of a method that is not part of the library needs its name again.
         settings: Hyperparameters of the method; those of a saved state need not be repeated and cannot be changed.
         state: File to save the adapted model to, also readable by :func:`ctta.load`.
         size: (height, width) to resize the images to; without it, the images of a batch must have the same size.
@@ -111,7 +112,7 @@ def adapt_folder(
         DataError: If there are no images, or one cannot be read.
     """
     if method is not None:
-        check_choice("method", method, tuple(METHODS))
+        resolve_method(method)  # raises before anything is read
     root, state_path = Path(images), None if state is None else Path(state)
     resize = Resize(size) if size else None
     file = PredictionFile(
@@ -159,7 +160,7 @@ def adapt_folder(
         num_skipped=model.num_skipped - num_skipped_before,
         confidence=run.confidence_sum / num_images if num_images else None,
         seconds=seconds,
-        method={cls: name for name, cls in METHODS.items()}[type(model.unwrapped)],
+        method=name_of(type(model.unwrapped)),
         settings=format_hyperparameters(model.unwrapped.hyperparameters),
         events=dict(Counter(event.kind for event in model.events)) if isinstance(model, Monitored) else None,
     )

@@ -15,7 +15,8 @@ from ctta.errors import ConfigError
 from ctta.guard import Guarded, Monitored
 from ctta.inference.predictions import PredictionFile
 from ctta.io.provenance import check_same_settings
-from ctta.methods import METHODS, adapt
+from ctta.optim import with_lr
+from ctta.registry import adapt, resolve_method
 
 
 @contextmanager
@@ -49,10 +50,13 @@ def open_model(
     if state is None or not state.exists():
         model = adapt(net, method or "cotta", **settings)
         return Guarded(model) if guard else model, True
-    model = load(state, net, method=METHODS[method] if method else None)
+    model = load(state, net, method=method)
     if model.frozen:
         raise ConfigError(f"{state} was saved frozen and would not adapt: load it, call unfreeze() and save it again")
     saved = model.unwrapped.hyperparameters
+    settings = {**(resolve_method(method).settings if method else {}), **settings}
+    if "optimizer" in saved and "lr" in settings:  # files have the learning rate within the optimizer
+        settings["optimizer"] = with_lr(settings.get("optimizer", saved["optimizer"]), settings.pop("lr"))
     check_same_settings(
         state,
         {name: encode(saved.get(name)) for name in settings},

@@ -1,8 +1,4 @@
-"""The methods, one per file, and a function to build one by name."""
-
-from typing import Any
-
-from torch import nn
+"""The methods, one per file. :mod:`ctta.registry` finds them, and others, by name."""
 
 from ctta.base import AdaptiveModel
 from ctta.methods.bn_stats import BNStats
@@ -11,11 +7,10 @@ from ctta.methods.pseudo_label import PseudoLabel
 from ctta.methods.source import Source
 from ctta.methods.tent import Tent
 from ctta.methods.test_aug import TestAug
-from ctta.validation import check_choice
 
-__all__ = ["METHODS", "BNStats", "CoTTA", "PseudoLabel", "Source", "Tent", "TestAug", "adapt"]
+__all__ = ["METHODS", "BNStats", "CoTTA", "PseudoLabel", "Source", "Tent", "TestAug"]
 
-#: Every method by its name, in the order of the CoTTA paper's tables.
+#: Every method of the library by its name, in the order of the CoTTA paper's tables.
 METHODS: dict[str, type[AdaptiveModel]] = {
     "source": Source,
     "bn_stats": BNStats,
@@ -24,24 +19,3 @@ METHODS: dict[str, type[AdaptiveModel]] = {
     "test_aug": TestAug,
     "cotta": CoTTA,
 }
-
-
-def adapt(net: nn.Module, method: str = "cotta", **hyperparameters: Any) -> AdaptiveModel:
-    """Wrap a network in a method by name.
-
-    Args:
-        net: The network; it is copied and never changed.
-        method: A key of :data:`METHODS`.
-        **hyperparameters: Keyword arguments of the method.
-
-    Returns:
-        A model that predicts and adapts when it is called.
-
-    Raises:
-        ConfigError: There is no such method.
-
-    >>> net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
-    >>> model = adapt(net, "bn_stats", batch_stats=0.5)
-    """
-    check_choice("method", method, tuple(METHODS))
-    return METHODS[method](net, **hyperparameters)

@@ -4,6 +4,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.base import AdaptiveModel
+from ctta.method_info import MethodInfo
 from ctta.norms import BatchStats
 from ctta.surgery import Output
 
@@ -26,6 +27,8 @@ class BNStats(AdaptiveModel):
     References: Schneider et al., "Improving robustness against common corruptions by covariate shift adaptation",
     NeurIPS 2020; Nado et al., "Evaluating prediction-time batch normalization", 2020.
     """
+
+    info = MethodInfo("BN Stats Adapt", paper="Schneider et al., NeurIPS 2020")
 
     def __init__(self, net: nn.Module, *, batch_stats: BatchStats = 1.0, output: Output = None) -> None:
         super().__init__(net, batch_stats=batch_stats, output=output)

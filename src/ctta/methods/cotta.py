@@ -19,6 +19,7 @@ from ctta.functional import (
     stochastic_restore_,
     symmetric_cross_entropy,
 )
+from ctta.method_info import MethodInfo
 from ctta.norms import BatchStats, uses_batch_statistics
 from ctta.optim import OptimizerFactory
 from ctta.parallel import current_reducer
@@ -52,6 +53,14 @@ OFFICIAL_SEGMENTATION: Mapping[str, Any] = {
     "batch_stats": 0.0,
 }
 
+#: Settings by the name of the classmethod that builds them: :meth:`CoTTA.fast` is the name ``cotta_fast``.
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "official": {},
+    "official_segmentation": OFFICIAL_SEGMENTATION,
+    "paper": {"gate": "element", "average": "probabilities", "predict_with": "teacher"},
+    "fast": {"views": fast_image_views()},
+}
+
 
 class CoTTA(AdaptiveModel):
     """A student learns from its moving average, the teacher, while random weights return to the source.
@@ -65,6 +74,7 @@ class CoTTA(AdaptiveModel):
         net: Any network; every parameter that requires grad is trained and restored.
         optimizer: A factory of the optimizer. The default is the authors' for CIFAR; theirs for ImageNet is
             ``partial(torch.optim.SGD, lr=0.01, momentum=0.9, nesterov=True)``.
+        lr: The learning rate, if it should differ from that of ``optimizer``.
         decay: The fraction of itself that the teacher keeps at each step; 0 makes it equal to the student. The default
             is the paper's for all tasks.
         restore: The probability of each weight to be restored at each step; 0 for never. The default is the paper's;
@@ -94,11 +104,22 @@ class CoTTA(AdaptiveModel):
     Reference: Wang, Fink, Van Gool, Dai, "Continual test-time domain adaptation", CVPR 2022.
     """
 
+    info = MethodInfo(
+        "CoTTA",
+        paper="Wang et al., CVPR 2022",
+        trains="all weights",
+        forward_passes="3, or 2 + views",
+        backward_passes=1,
+        num_networks=3,
+    )
+    presets = PRESETS
+
     def __init__(
         self,
         net: nn.Module,
         *,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
+        lr: float | None = None,
         decay: float = 0.999,
         restore: float = 0.01,
         threshold: float = 0.92,
@@ -128,7 +149,7 @@ class CoTTA(AdaptiveModel):
         self._views_at_once = views_at_once
         self.student = self.copy_of_source()
         self.teacher = self.copy_of_source().requires_grad_(False)
-        self.optimize(self.student, optimizer)
+        self.optimize(self.student, optimizer, lr)
 
     @classmethod
     def official(cls, net: nn.Module, **overrides: Any) -> Self:
@@ -158,7 +179,7 @@ class CoTTA(AdaptiveModel):
         Returns:
             The model.
         """
-        return cls(net, **{**OFFICIAL_SEGMENTATION, **overrides})
+        return cls(net, **{**PRESETS["official_segmentation"], **overrides})
 
     @classmethod
     def paper(cls, net: nn.Module, **overrides: Any) -> Self:
@@ -174,7 +195,7 @@ class CoTTA(AdaptiveModel):
         Returns:
             The model.
         """
-        return cls(net, **{"gate": "element", "average": "probabilities", "predict_with": "teacher"} | overrides)
+        return cls(net, **{**PRESETS["paper"], **overrides})
 
     @classmethod
     def fast(cls, net: nn.Module, **overrides: Any) -> Self:
@@ -189,7 +210,7 @@ class CoTTA(AdaptiveModel):
         Returns:
             The model.
         """
-        return cls(net, **{"views": fast_image_views()} | overrides)
+        return cls(net, **{**PRESETS["fast"], **overrides})
 
     @property
     def views_at_once(self) -> int:

@@ -8,6 +8,7 @@ from typing_extensions import override
 
 from ctta.base import AdaptiveModel
 from ctta.functional import confidence, hard_cross_entropy
+from ctta.method_info import MethodInfo
 from ctta.norms import BatchStats, find_norm_parameters
 from ctta.optim import OptimizerFactory
 from ctta.surgery import Output, train_only_
@@ -19,6 +20,7 @@ class PseudoLabel(AdaptiveModel):
     Args:
         net: A network with normalization layers of any kind.
         optimizer: A factory of the optimizer; the default is TENT's setting for CIFAR.
+        lr: The learning rate, if it should differ from that of ``optimizer``.
         batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch.
         output: Where the logits are in the network's output; by default the usual places.
 
@@ -29,18 +31,23 @@ class PseudoLabel(AdaptiveModel):
     ICML workshop 2013; here on the test stream, with TENT's parameters, as the CoTTA paper compares it.
     """
 
+    info = MethodInfo(
+        "Pseudo-label", paper="Lee, ICML workshop 2013", trains="norm layers", backward_passes=1, num_networks=2
+    )
+
     def __init__(
         self,
         net: nn.Module,
         *,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
+        lr: float | None = None,
         batch_stats: BatchStats = 1.0,
         output: Output = None,
     ) -> None:
         super().__init__(net, batch_stats=batch_stats, output=output)
         self.student = self.copy_of_source()
         train_only_(self.student, find_norm_parameters(self.student))
-        self.optimize(self.student, optimizer)
+        self.optimize(self.student, optimizer, lr)
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.base import AdaptiveModel
+from ctta.method_info import MethodInfo
 from ctta.surgery import Output
 
 
@@ -20,6 +21,8 @@ class Source(AdaptiveModel):
     >>> torch.equal(Source(net)(x), net(x))
     True
     """
+
+    info = MethodInfo("Source")
 
     def __init__(self, net: nn.Module, *, output: Output = None) -> None:
         super().__init__(net, batch_stats=0, output=output)

@@ -8,6 +8,7 @@ from typing_extensions import override
 
 from ctta.base import AdaptiveModel
 from ctta.functional import confidence, entropy
+from ctta.method_info import MethodInfo
 from ctta.norms import BatchStats, find_norm_parameters
 from ctta.optim import OptimizerFactory
 from ctta.surgery import Output, train_only_
@@ -22,6 +23,7 @@ class Tent(AdaptiveModel):
         net: A network with normalization layers of any kind.
         optimizer: A factory of the optimizer. The default is TENT's setting for CIFAR; that for ImageNet is
             ``partial(torch.optim.SGD, lr=2.5e-4, momentum=0.9, nesterov=True)``.
+        lr: The learning rate, if it should differ from that of ``optimizer``.
         batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch, as in TENT.
         output: Where the logits are in the network's output; by default the usual places.
 
@@ -32,18 +34,21 @@ class Tent(AdaptiveModel):
     Reference: Wang et al., "Tent: fully test-time adaptation by entropy minimization", ICLR 2021.
     """
 
+    info = MethodInfo("TENT", paper="Wang et al., ICLR 2021", trains="norm layers", backward_passes=1, num_networks=2)
+
     def __init__(
         self,
         net: nn.Module,
         *,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
+        lr: float | None = None,
         batch_stats: BatchStats = 1.0,
         output: Output = None,
     ) -> None:
         super().__init__(net, batch_stats=batch_stats, output=output)
         self.student = self.copy_of_source()
         train_only_(self.student, find_norm_parameters(self.student))
-        self.optimize(self.student, optimizer)
+        self.optimize(self.student, optimizer, lr)
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from typing_extensions import override
 
 from ctta.base import AdaptiveModel
 from ctta.errors import ConfigError
+from ctta.method_info import MethodInfo
 from ctta.norms import BatchStats
 from ctta.surgery import Output
 from ctta.validation import check_choice, check_views_at_once
@@ -32,6 +33,8 @@ class TestAug(AdaptiveModel):
     """
 
     __test__ = False  # tells pytest that this is not a test case
+
+    info = MethodInfo("Test Aug", forward_passes="views")
 
     def __init__(
         self,

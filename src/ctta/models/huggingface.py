@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ctta.errors import ConfigError, InputError
+from ctta.errors import ConfigError, InputError, first_line
 from ctta.models.normalized import IMAGENET_MEAN, IMAGENET_STD, Normalized
-from ctta.models.pretrained import first_line, get_attribute, import_library, wrap_normalized
+from ctta.models.pretrained import get_attribute, import_library, wrap_normalized
 
 #: Suffix of an architecture that returns class logits, and the class of transformers that loads it.
 AUTO_CLASSES = {

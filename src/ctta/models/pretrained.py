@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ctta.errors import ConfigError
+from ctta.errors import ConfigError, first_line
 from ctta.models.normalized import Normalized
 
 #: Requirement to install for a package, where it is not the package's own name.
@@ -86,12 +86,6 @@ def get_attribute(library: Any, name: str) -> Any:
         return getattr(library, name)
     except (ImportError, RuntimeError, AttributeError) as error:
         raise _broken_library(library.__name__, error) from error
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error message, without its final period."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].rstrip(".")
 
 
 def _broken_library(package: str, error: Exception) -> ImportError:

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from torch import nn
 
-from ctta.errors import ConfigError
+from ctta.errors import ConfigError, did_you_mean, first_line
 from ctta.models.huggingface import load_huggingface
-from ctta.models.pretrained import first_line, load_timm, load_torchvision
+from ctta.models.pretrained import load_timm, load_torchvision
 from ctta.models.python_file import load_python_file
 from ctta.models.resnet20 import embedded
 from ctta.models.resnext import ResNeXt29
@@ -62,7 +62,9 @@ def load(spec: str) -> nn.Module:
     forms = {form.partition(":")[0]: form for form in LOADERS}
     if prefix not in forms:
         *first, last = (f"'{form}'" for form in LOADERS)
-        raise ConfigError(f"unknown network '{spec}'; expected {', '.join(first)} or {last}")
+        raise ConfigError(
+            f"unknown network '{spec}'{did_you_mean(prefix, forms)}; expected {', '.join(first)} or {last}"
+        )
     if bool(argument) != (":" in forms[prefix]):
         raise ConfigError(f"malformed network name '{spec}'; expected '{forms[prefix]}'")
     return LOADERS[forms[prefix]](argument).eval()

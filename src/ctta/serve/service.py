@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ from ctta.base import AdaptiveModel
 from ctta.checkpoint.fingerprint import source_fingerprint
 from ctta.errors import ConfigError, annotate_network_errors
 from ctta.guard.diagnostics import source_as_trained
-from ctta.hyperparameters import format_hyperparameters, parse_hyperparameters
+from ctta.hyperparameters import format_hyperparameters
 from ctta.io.atomic import atomic_write
 from ctta.io.provenance import check_same_settings
-from ctta.methods import METHODS, CoTTA
 from ctta.norms import uses_batch_statistics
+from ctta.registry import resolve_method
 from ctta.serve.audit import AuditLog
 from ctta.serve.errors import ApiError, hide_internal_errors
 from ctta.serve.limits import Limits
@@ -36,10 +37,7 @@ from ctta.serve.stream import (
     InferenceResult,
     TimeBudget,
 )
-from ctta.validation import check_choice
-from ctta.views import fast_image_views
 
-FAST = "cotta_fast"
 _FORMAT = 2  # of service.json; files of version 0.1 have no format
 
 
@@ -48,7 +46,7 @@ def build_method(net: nn.Module, name: str, settings: Sequence[str] = ()) -> Ada
 
     Args:
         net: The source network.
-        name: A key of :data:`ctta.METHODS`, or ``"cotta_fast"``.
+        name: Name of a method, as :func:`ctta.adapt` takes it.
         settings: Hyperparameters such as ``"lr=1e-4"``, as a user types them.
 
     Returns:
@@ -58,12 +56,10 @@ def build_method(net: nn.Module, name: str, settings: Sequence[str] = ()) -> Ada
     >>> build_method(embedded(), "tent", ["lr=1e-4"]).batch_stats
     0.5
     """
-    check_choice("method", name, (*METHODS, FAST))
-    method = CoTTA if name == FAST else METHODS[name]
-    defaults: dict[str, Any] = {"views": fast_image_views()} if name == FAST else {}
-    if "batch_stats" in inspect.signature(method).parameters:
-        defaults["batch_stats"] = DEFAULT_BATCH_STATS
-    return method(net, **defaults | parse_hyperparameters(method, settings, defaults))
+    named = resolve_method(name)
+    if "batch_stats" in inspect.signature(named.method).parameters:
+        named = replace(named, settings={"batch_stats": DEFAULT_BATCH_STATS, **named.settings})
+    return named.build(net, **named.parse(settings))
 
 
 class Service:

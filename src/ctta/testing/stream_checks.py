@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import inspect
 import pickle
 import tempfile
 from pathlib import Path
@@ -22,6 +23,18 @@ def check_reset_equals_new(case: ContractCase) -> None:
     assert_equal(collect_state(model), collect_state(new), "state after reset")
     assert_equal(run_stream(model, case.make_stream()), run_stream(new, case.make_stream()), "logits after reset")
     assert_equal(collect_state(model), collect_state(new), "state after reset and a stream")
+
+
+@register_check
+def check_lr_replaces_that_of_the_optimizer(case: ContractCase) -> None:
+    """Check that a method with ``optimizer`` and an optional ``lr`` trains with ``lr``, and that a fork keeps it."""
+    parameters = inspect.signature(case.method).parameters
+    if "optimizer" not in parameters or "lr" not in parameters or parameters["lr"].default is not None:
+        return
+    model = case.method(case.make_network(), **case.hyperparameters | {"lr": 0.0123})
+    for each in (model, model.fork()):
+        rates = [group["lr"] for group in each.optimizer.param_groups] if each.optimizer else []
+        assert rates and set(rates) == {0.0123}, f"lr=0.0123 gives {rates}: call self.optimize(net, optimizer, lr)"
 
 
 @register_check

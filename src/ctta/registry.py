@@ -1,0 +1,209 @@
+"""Methods by name, the same names in Python and in every command.
+
+=======================  =====================================================================================
+``tent``                 a method of the library, a key of :data:`ctta.METHODS`
+``cotta_fast``           a preset of one: ``NAME_PRESET``, from the class attribute ``presets``
+``mine``                 a method of an installed package, from its entry point in the group ``ctta.methods``
+``file:mine.py:Mine``    a class of a Python file
+=======================  =====================================================================================
+
+A package provides methods with a few lines in its ``pyproject.toml``::
+
+    [project.entry-points."ctta.methods"]
+    mine = "my_package.methods:Mine"
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ctta.base import AdaptiveModel
+from ctta.errors import ConfigError, did_you_mean, first_line
+from ctta.hyperparameters import parse_hyperparameters
+from ctta.io.python_files import (
+    absolute_file_spec,
+    get_from_file,
+    import_python_file,
+    siblings_importable,
+    split_file_spec,
+    user_file_errors,
+)
+from ctta.method_info import MethodInfo
+from ctta.methods import METHODS
+
+__all__ = ["ENTRY_POINTS", "NamedMethod", "adapt", "list_methods", "name_of", "resolve_method"]
+
+#: The group of entry points that installed packages provide methods in.
+ENTRY_POINTS = "ctta.methods"
+_FORM = "expected 'file:PATH.py:Class', such as 'file:mine.py:MyMethod'"
+#: Classes of files by path, time of the last change, size and name: the same class until the file changes.
+_file_classes: dict[tuple[Path, int, int, str], type[AdaptiveModel]] = {}
+
+
+@dataclass(frozen=True)
+class NamedMethod:
+    """What a name stands for: a class, and the hyperparameters of a preset.
+
+    Attributes:
+        name: The name as a user types it; that of a file has an absolute path.
+        method: The class.
+        preset: Name of the preset within the class; empty for the class's own defaults.
+        settings: Hyperparameters of the preset.
+    """
+
+    name: str
+    method: type[AdaptiveModel]
+    preset: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def info(self) -> MethodInfo:
+        """Facts about the method; those that an author does not declare are taken from its base class."""
+        declared = self.method.info or MethodInfo(self.method.__name__)
+        is_own = "info" in vars(self.method)
+        return declared if is_own else replace(declared, title=self.method.__name__, paper="")
+
+    @property
+    def label(self) -> str:
+        """The name for the row of a table, such as ``"CoTTA fast"``."""
+        return f"{self.info.title} {self.preset.replace('_', ' ')}".strip()
+
+    def parse(self, texts: Iterable[str]) -> dict[str, Any]:
+        """Return hyperparameters from texts such as ``lr=1e-4``, see :mod:`ctta.hyperparameters`.
+
+        Args:
+            texts: Each ``NAME=VALUE``.
+
+        Returns:
+            Keyword arguments for :meth:`build`.
+        """
+        return parse_hyperparameters(self.method, texts, self.settings)
+
+    def build(self, net: nn.Module, **hyperparameters: Any) -> AdaptiveModel:
+        """Wrap a network in the method.
+
+        Args:
+            net: The network; it is copied and never changed.
+            **hyperparameters: Keyword arguments that differ from the preset and the defaults.
+
+        Returns:
+            A model that predicts and adapts when it is called.
+        """
+        return self.method(net, **{**self.settings, **hyperparameters})
+
+
+def adapt(net: nn.Module, method: str = "cotta", **hyperparameters: Any) -> AdaptiveModel:
+    """Wrap a network in a method by name.
+
+    Args:
+        net: The network; it is copied and never changed.
+        method: A method such as ``"tent"``, a preset such as ``"cotta_fast"``, a class of a file such as
+            ``"file:mine.py:MyMethod"``, or a method of an installed package. :func:`ctta.registry.list_methods` lists
+            the names.
+        **hyperparameters: Keyword arguments of the method.
+
+    Returns:
+        A model that predicts and adapts when it is called.
+
+    Raises:
+        ConfigError: There is no such method.
+
+    >>> net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
+    >>> model = adapt(net, "tent", lr=1e-4)
+    """
+    return resolve_method(method).build(net, **hyperparameters)
+
+
+def resolve_method(name: str) -> NamedMethod:
+    """Return what a name stands for.
+
+    Args:
+        name: A name in one of the forms of :mod:`ctta.registry`. ``file:`` executes the file, and a method of another
+            package imports that package.
+
+    Returns:
+        The class and the hyperparameters.
+
+    Raises:
+        ConfigError: There is no such method, or its file or package cannot be imported.
+
+    >>> resolve_method("cotta_paper").settings["gate"]
+    'element'
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"expected the name of a method, such as 'tent', got {type(name).__name__}")
+    if name.startswith("file:"):
+        return NamedMethod(absolute_file_spec(name), _load_file_class(name.removeprefix("file:")))
+    if (built_in := _built_in().get(name)) is not None:
+        return built_in
+    packages = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if name in packages:
+        return NamedMethod(name, _load_entry_point(packages[name]))
+    known = [*_built_in(), *packages]
+    raise ConfigError(
+        f"there is no method {name!r}{did_you_mean(name, known)}; expected one of {', '.join(known)}, or "
+        "file:PATH.py:Class"
+    )
+
+
+def list_methods() -> list[str]:
+    """Return the names of all methods and presets: those of the library first, then those of installed packages."""
+    packages = [point.name for point in entry_points(group=ENTRY_POINTS)]
+    return list(dict.fromkeys([*_built_in(), *packages]))
+
+
+def name_of(method: type[AdaptiveModel]) -> str:
+    """Return the name of a class: its key in ``ctta.METHODS``, or the name of the class for any other.
+
+    Args:
+        method: The class.
+
+    Returns:
+        The name, for people to read.
+    """
+    return next((name for name, cls in METHODS.items() if cls is method), method.__name__)
+
+
+def _built_in() -> dict[str, NamedMethod]:
+    """Return the methods of the library and their presets, each after its method."""
+    found = {}
+    for name, cls in METHODS.items():
+        found[name] = NamedMethod(name, cls)
+        for preset, settings in cls.presets.items():
+            found[f"{name}_{preset}"] = NamedMethod(f"{name}_{preset}", cls, preset, settings)
+    return found
+
+
+def _load_file_class(spec: str) -> type[AdaptiveModel]:
+    file, name = split_file_spec(spec, "class", _FORM)
+    status = file.stat()
+    key = file.resolve(), status.st_mtime_ns, status.st_size, name
+    if key not in _file_classes:
+        with siblings_importable(file), user_file_errors(file):
+            found = get_from_file(import_python_file(file), name, file, "class", _FORM)
+        _file_classes[key] = _check_class(found, f"{name} in {file}")
+    return _file_classes[key]
+
+
+def _load_entry_point(point: EntryPoint) -> type[AdaptiveModel]:
+    package = point.dist.name if point.dist else point.module
+    try:
+        found = point.load()
+    except Exception as error:  # whatever fails while another package is imported
+        raise ConfigError(
+            f"the method {point.name!r} of the package {package} cannot be imported "
+            f"({type(error).__name__}: {first_line(error)}): update or remove the package"
+        ) from error
+    return _check_class(found, f"{point.name!r} of the package {package}")
+
+
+def _check_class(found: object, what: str) -> type[AdaptiveModel]:
+    if isinstance(found, type) and issubclass(found, AdaptiveModel):
+        return found
+    kind = f"the class {found.__name__}" if isinstance(found, type) else f"of type {type(found).__name__}"
+    raise ConfigError(f"{what} is {kind}; expected a class that extends ctta.AdaptiveModel")

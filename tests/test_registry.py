@@ -1,0 +1,207 @@
+"""Methods by name: presets, files, installed packages; and the learning rate as a keyword."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ctta
+from ctta.errors import CheckpointError, ConfigError
+from ctta.registry import list_methods, resolve_method
+
+MINE = """
+import ctta
+
+class Mine(ctta.Tent):
+    pass
+
+class NotAMethod:
+    pass
+
+number = 3
+"""
+
+
+def make_network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3, 4), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5)).eval()
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    (tmp_path / "mine.py").write_text(MINE)
+    return f"file:{tmp_path / 'mine.py'}:Mine"
+
+
+def write_package(folder: Path, target: str = "my_package:Mine") -> None:
+    """Write an installed package with one entry point, as pip leaves it."""
+    folder.mkdir()
+    (folder / "my_package.py").write_text(MINE)
+    info = folder / "my_package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[ctta.methods]\nmine = {target}\n")
+
+
+def learning_rate(model: ctta.AdaptiveModel) -> float:
+    assert model.optimizer is not None
+    rate: float = model.optimizer.param_groups[0]["lr"]
+    return rate
+
+
+@pytest.mark.parametrize("preset", ["official", "official_segmentation", "paper", "fast"])
+def test_a_preset_is_the_classmethod_of_its_name(preset: str) -> None:
+    named = ctta.adapt(make_network(), f"cotta_{preset}", restore=0.5)
+    built = getattr(ctta.CoTTA, preset)(make_network(), restore=0.5)
+    assert type(named) is ctta.CoTTA
+    assert repr(named) == repr(built) and "restore=0.5" in repr(named)
+
+
+def test_every_preset_has_a_classmethod_and_every_method_its_facts() -> None:
+    for name, cls in ctta.METHODS.items():
+        assert "info" in vars(cls), f"{name} does not declare its MethodInfo"
+        for preset in cls.presets:
+            assert callable(getattr(cls, preset))
+            assert f"{name}_{preset}" in list_methods()
+
+
+@pytest.mark.parametrize("name", ctta.METHODS)
+def test_the_facts_about_a_method_are_true(name: str) -> None:
+    """Copies of the network and backward passes are counted, and what is trained is compared."""
+    settings = (
+        {"views": ctta.views.image_views(2)} if "views" in resolve_method(name).method.__init__.__annotations__ else {}
+    )
+    model = ctta.adapt(make_network(), name, **settings)
+    keys = set(model.source.state_dict())
+    info = resolve_method(name).info
+    assert sum(set(child.state_dict()) == keys for child in model.children()) == info.num_networks
+    trained = sum(len(group["params"]) for group in model.optimizer.param_groups) if model.optimizer else 0
+    assert trained == {"nothing": 0, "norm layers": 2, "all weights": len(list(model.source.parameters()))}[info.trains]
+    assert bool(trained) == bool(info.backward_passes)
+    if isinstance(info.forward_passes, int):
+        calls = []
+        for child in model.children():
+            child.register_forward_hook(lambda *_: calls.append(1))
+        model(torch.rand(32, 3, 16, 16))
+        assert len(calls) == info.forward_passes
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cota", r"there is no method 'cota' \(did you mean 'cotta'\?\); expected one of source, bn_stats,"),
+        ("CoTTA", r"did you mean 'cotta'"),
+        ("cotta_fst", r"did you mean 'cotta_fast'"),
+        ("zzz", r"there is no method 'zzz'; expected one of .* or file:PATH.py:Class"),
+        ("file:nowhere.py:Mine", "file not found: nowhere.py; expected 'file:PATH.py:Class'"),
+        ("file:mine.txt:Mine", "names no class of a Python file"),
+    ],
+)
+def test_unknown_names_are_corrected(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ctta.adapt(make_network(), name)
+
+
+def test_a_class_of_a_file_is_a_method(mine: str) -> None:
+    model = ctta.adapt(make_network(), mine, lr=1e-4)
+    assert type(model).__name__ == "Mine" and learning_rate(model) == 1e-4
+    assert type(ctta.adapt(make_network(), mine)) is type(model)  # executed once, until the file changes
+    named = resolve_method(mine)
+    assert (named.label, named.info.paper, named.info.trains) == ("Mine", "", "norm layers")
+    for name, message in {
+        "Mein": r"mine.py has no class Mein \(did you mean 'Mine'\?\); expected 'file:PATH.py:Class'",
+        "NotAMethod": "NotAMethod in .*mine.py is the class NotAMethod; expected a class that extends ctta.Adapt",
+        "number": "number in .*mine.py is of type int; expected a class",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            resolve_method(mine.replace(":Mine", f":{name}"))
+
+
+def test_an_edited_file_is_read_again(mine: str, tmp_path: Path) -> None:
+    before = resolve_method(mine).method
+    (tmp_path / "mine.py").write_text(MINE.replace("pass", "added = True", 1))
+    assert hasattr(resolve_method(mine).method, "added") and not hasattr(before, "added")
+    (tmp_path / "mine.py").write_text("raise OSError('no disk')")
+    with pytest.raises(ConfigError, match=r"mine.py failed with OSError: no disk"):
+        resolve_method(mine)
+
+
+def test_an_installed_package_provides_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_package(tmp_path / "site")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    assert list_methods()[-1] == "mine"
+    assert type(ctta.adapt(make_network(), "mine")).__module__ == "my_package"
+    with pytest.raises(ConfigError, match=r"no method 'mien' \(did you mean 'mine'\?\)"):
+        resolve_method("mien")
+
+
+def test_a_package_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_package(tmp_path / "site", "my_package:Missing")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.delitem(sys.modules, "my_package", raising=False)
+    with pytest.raises(ConfigError, match=r"the method 'mine' of the package my-package cannot be imported \(Attr"):
+        resolve_method("mine")
+
+
+def test_a_file_of_a_users_method_needs_its_name_again(
+    mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, state = make_network(), tmp_path / "state.safetensors"
+    model = ctta.Guarded(ctta.adapt(net, mine, lr=1e-4))
+    model(torch.rand(8, 3, 16, 16))
+    ctta.save(model, state)
+    expected = model.predict(x := torch.rand(8, 3, 16, 16))
+    with pytest.raises(CheckpointError, match=r"was saved by file:mine.py:Mine, which is not part of ctta: give its"):
+        ctta.load(state, net)
+    with pytest.raises(CheckpointError, match=r"was saved by file:mine.py:Mine, not by tent"):
+        ctta.load(state, net, method="tent")
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "mine.py").rename(tmp_path / "moved" / "mine.py")
+    monkeypatch.syspath_prepend(tmp_path / "moved")
+    for method in (f"file:{tmp_path / 'moved' / 'mine.py'}:Mine", importlib.import_module("mine").Mine):
+        assert torch.equal(ctta.load(state, net, method=method).predict(x), expected)
+    monkeypatch.delitem(sys.modules, "mine")
+
+
+@pytest.mark.parametrize("method", [ctta.Tent, ctta.PseudoLabel, ctta.CoTTA])
+def test_lr_replaces_that_of_the_optimizer(method: Callable[..., ctta.AdaptiveModel]) -> None:
+    net = make_network()
+    sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    model = method(net, optimizer=sgd, lr=0.02)
+    assert model.hyperparameters["optimizer"].keywords == {"lr": 0.02, "momentum": 0.9}
+    assert "lr" not in model.hyperparameters and "optimizer=SGD(lr=0.02, momentum=0.9)" in repr(model)
+    assert learning_rate(model.reset()) == learning_rate(model.fork()) == 0.02
+    typed = resolve_method(ctta.registry.name_of(type(model))).parse(["lr=1e-4"])
+    assert repr(method(net, lr=1e-4)) == repr(method(net, **typed))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": "fast"}, "lr must be a number of at least 0, got 'fast'"),
+        ({"lr": float("nan")}, "lr must be a number of at least 0, got nan"),
+        ({"lr": True}, "got True"),
+        ({"lr": -1}, "got -1"),
+        ({"lr": 0.1, "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=1.0)}, "does not take lr=0.1"),
+    ],
+)
+def test_learning_rates_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ctta.Tent(make_network(), **settings)
+
+
+def test_load_changes_the_learning_rate_and_keeps_the_momenta(tmp_path: Path) -> None:
+    net, path = make_network(), tmp_path / "state.safetensors"
+    model = ctta.Tent(net, lr=1e-3)
+    model(torch.rand(8, 3, 16, 16))
+    ctta.save(model, path)
+    slower = ctta.load(path, net, lr=1e-5)
+    assert learning_rate(ctta.load(path, net)) == 1e-3 and learning_rate(slower) == 1e-5
+    assert slower.optimizer is not None and len(slower.optimizer.state) == 2
+    assert learning_rate(slower.fork()) == 1e-5
