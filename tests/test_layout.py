@@ -16,7 +16,7 @@ PACKAGE = Path(ctta.__file__).parent
 ROWS = [
     ["errors", "io", "parallel", "functional", "norms", "optim"],
     ["surgery"],
-    ["views", "validation", "hyperparameters", "method_info"],
+    ["views", "validation", "hyperparameters", "method_info", "steps"],
     ["base", "transaction"],
     ["methods", "registry", "corruptions", "synthetic", "models"],
     ["checkpoint", "guard", "distributed", "datasets", "streams"],

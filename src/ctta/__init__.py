@@ -13,7 +13,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from ctta import errors, functional, guard, models, registry, views
-from ctta.base import AdaptiveModel, Step
+from ctta.base import AdaptiveModel
 from ctta.checkpoint.files import load, save
 from ctta.checkpoint.fingerprint import fingerprint
 from ctta.errors import CheckpointError, ConfigError, DataError, InputError
@@ -22,6 +22,7 @@ from ctta.method_info import MethodInfo
 from ctta.methods import METHODS, BNStats, CoTTA, PseudoLabel, Source, Tent, TestAug
 from ctta.optim import OptimizerFactory
 from ctta.registry import adapt
+from ctta.steps import Step
 
 if TYPE_CHECKING:
     from ctta import (

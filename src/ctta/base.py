@@ -11,7 +11,6 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
@@ -23,28 +22,11 @@ from ctta.errors import ConfigError, annotate_network_errors
 from ctta.hyperparameters import format_hyperparameters, read_hyperparameters
 from ctta.method_info import MethodInfo
 from ctta.norms import BatchStats, estimate_running_statistics_, use_batch_statistics_
-from ctta.optim import OptimizerFactory, build_optimizer, load_state_, step_if_finite_, with_lr
+from ctta.optim import OptimizerFactory, build_optimizer, load_state_, sharpness_aware_step_, step_if_finite_, with_lr
 from ctta.parallel import SINGLE_PROCESS, Coordinator, current_reducer
+from ctta.steps import Step
 from ctta.surgery import Output, copy_for_adaptation, copy_sharing_tensors, copy_without_hooks, iter_inputs, train_only_
 from ctta.validation import check_batch, check_fraction, check_integer, translate_rank_errors, validate_batches
-
-
-@dataclass(frozen=True)
-class Step:
-    """What the last update did. The tensors are scalars without a graph.
-
-    Attributes:
-        loss: The mean loss of the batch.
-        skipped: Whether nothing was updated because the loss or a gradient was not finite.
-        confidence: The mean confidence over the batch: the source's if a gate compares it, else the prediction's.
-            None if the method does not compute it.
-        augmented: The fraction of elements whose target was averaged over views. None if the method has no views.
-    """
-
-    loss: Tensor
-    skipped: bool
-    confidence: Tensor | None = None
-    augmented: Tensor | None = None
 
 
 class AdaptiveModel(nn.Module, ABC):
@@ -115,6 +97,7 @@ class AdaptiveModel(nn.Module, ABC):
         """
 
         def adapt_and_count(rows: Tensor) -> Tensor:
+            self.last_step = None  # a step without an update leaves no record
             logits = self.adapt_step(rows)
             torch.clear_autocast_cache()  # or a surrounding autocast would keep using the weights before the update
             self.num_steps += 1
@@ -288,24 +271,83 @@ class AdaptiveModel(nn.Module, ABC):
         self.optimizer_factory = with_lr(factory, lr)
         self.optimizer = build_optimizer(self.optimizer_factory, net)
 
-    def minimize(self, loss: Tensor, *, confidence: Tensor | None = None, augmented: Tensor | None = None) -> bool:
-        """Take one optimizer step, recorded in ``last_step``; skip it if the loss or a gradient is not finite.
+    def minimize(
+        self,
+        loss: Tensor,
+        *,
+        confidence: Tensor | None = None,
+        augmented: Tensor | None = None,
+        selected: Tensor | None = None,
+        entropy: Tensor | None = None,
+    ) -> bool:
+        """Take one optimizer step, recorded in ``last_step``.
+
+        There is no step if the loss or a gradient is not finite, which counts as skipped, or if nothing was selected.
 
         Args:
-            loss: The mean loss over the batch that :meth:`adapt_step` was given.
+            loss: The mean loss over the batch that :meth:`adapt_step` was given; over a part of it by
+                :func:`ctta.functional.masked_mean`.
             confidence: The mean confidence, for the record.
             augmented: The fraction of augmented elements, for the record.
+            selected: Which elements the loss is computed from (N, ...), if not from all.
+            entropy: The mean entropy of what is learned from, for the record, if it is not that of the predictions.
 
         Returns:
             Whether the step was taken.
         """
         assert self.optimizer is not None, "a method that learns calls optimize() in its constructor"
-        is_finite = step_if_finite_(self.optimizer, loss)
-        self.num_skipped += not is_finite
-        mean = current_reducer().mean
-        confidence, augmented = (None if value is None else mean(value) for value in (confidence, augmented))
-        self.last_step = Step(mean(loss.detach()), not is_finite, confidence, augmented)
-        return is_finite
+        means = self._reduce(loss=loss, confidence=confidence, augmented=augmented, selected=selected, entropy=entropy)
+        is_empty = selected is not None and not means["selected"] > 0 and bool(means["loss"].isfinite())
+        taken = not is_empty and step_if_finite_(self.optimizer, loss)
+        return self._record_step(taken, not taken and not is_empty, means)
+
+    def minimize_sharpness(
+        self,
+        loss: Tensor,
+        compute_second_loss: Callable[[], tuple[Tensor, Tensor]],
+        *,
+        radius: float,
+        selected: Tensor,
+        confidence: Tensor | None = None,
+    ) -> bool:
+        """Take one sharpness-aware step, see :func:`ctta.optim.sharpness_aware_step_`; recorded like :meth:`minimize`.
+
+        Args:
+            loss: The loss at the present weights.
+            compute_second_loss: Returns the loss at the perturbed weights, and which elements it is computed from. This
+                is the recorded loss.
+            radius: How far to climb.
+            selected: Which elements the first loss is computed from (N, ...). Nothing is updated if there are none, in
+                either pass.
+            confidence: The mean confidence, for the record.
+
+        Returns:
+            Whether the step was taken.
+        """
+        assert self.optimizer is not None, "a method that learns calls optimize() in its constructor"
+        means = self._reduce(loss=loss, confidence=confidence, selected=selected)
+
+        def compute_reduced_loss() -> Tensor | None:
+            second_loss, second_selected = compute_second_loss()
+            means.update(self._reduce(loss=second_loss, selected=second_selected, entropy=second_loss))
+            is_empty = not means["selected"] > 0 and bool(means["loss"].isfinite())
+            return None if is_empty else second_loss
+
+        is_empty = not means["selected"] > 0 and bool(means["loss"].isfinite())
+        taken = not is_empty and sharpness_aware_step_(self.optimizer, loss, compute_reduced_loss, radius)
+        is_empty = is_empty or (not means["selected"] > 0 and bool(means["loss"].isfinite()))
+        return self._record_step(taken, not taken and not is_empty, means)
+
+    def _reduce(self, **local: Tensor | None) -> dict[str, Tensor]:
+        """Return the means over the batch from means, or masks, over the local rows; without those that are None."""
+        mean, given = current_reducer().mean, {name: value for name, value in local.items() if value is not None}
+        floats = {name: value if value.is_floating_point() else value.float() for name, value in given.items()}
+        return {name: mean(value.detach().mean() if value.ndim else value.detach()) for name, value in floats.items()}
+
+    def _record_step(self, taken: bool, is_skipped: bool, means: dict[str, Tensor]) -> bool:
+        self.num_skipped += is_skipped
+        self.last_step = Step(skipped=is_skipped, **means)
+        return taken
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return the random generator of this step for one purpose.

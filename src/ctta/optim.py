@@ -1,4 +1,4 @@
-"""Optimizer factories, the step that skips non-finite gradients, and optimizer state as named tensors and JSON."""
+"""Optimizer factories, steps that skip non-finite gradients, and optimizer state as named tensors and JSON."""
 
 import copy
 import math
@@ -66,20 +66,95 @@ def with_lr(factory: OptimizerFactory, lr: float | None) -> OptimizerFactory:
     return changed
 
 
-def step_if_finite_(optimizer: Optimizer, loss: Tensor) -> bool:
-    """Take one optimizer step; return False, and change nothing, if the loss or a gradient is not finite."""
-    batch = current_reducer()
+def step_if_finite_(optimizer: Optimizer, loss: Tensor, before_step: Callable[[], None] | None = None) -> bool:
+    """Take one optimizer step; return False, and change nothing, if the loss or a gradient is not finite.
+
+    Args:
+        optimizer: The optimizer.
+        loss: The mean loss over the local rows.
+        before_step: Called once there are finite gradients, which it may change, before the step.
+    """
     try:
-        batch.scale_loss(loss).backward()
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        batch.all_reduce_gradients_(parameters)
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        is_finite = all_finite([batch.mean(loss.detach()), *gradients])
+        is_finite = compute_gradients_(optimizer, loss)
+        if is_finite and before_step is not None:
+            before_step()
+            is_finite = all_finite(_gradients(optimizer))
         if is_finite:
             optimizer.step()
         return is_finite
     finally:
         optimizer.zero_grad()  # also after an error, or the next step would add to a partial gradient
+
+
+def sharpness_aware_step_(
+    optimizer: Optimizer,
+    loss: Tensor,
+    compute_second_loss: Callable[[], Tensor | None],
+    radius: float,
+    before_step: Callable[[], None] | None = None,
+) -> bool:
+    """Take one step with the gradient at the worst weights nearby (sharpness-aware minimization).
+
+    The weights w climb to w + radius * g / |g|, the second loss is computed there, and the optimizer steps from w with
+    its gradient. g is the gradient of the first loss, and its norm is one number over all parameters.
+
+    Args:
+        optimizer: The optimizer.
+        loss: The first loss, the mean over the local rows.
+        compute_second_loss: Computes the loss again at the perturbed weights; None for no step.
+        radius: How far to climb.
+        before_step: As for :func:`step_if_finite_`, with the gradients of the second loss.
+
+    Returns:
+        Whether a step was taken. If not, because something was not finite or there was no second loss, nothing changed.
+    """
+    try:
+        if not compute_gradients_(optimizer, loss):
+            return False
+        parameters = [parameter for parameter in _parameters(optimizer) if parameter.grad is not None]
+        originals = [parameter.detach().clone() for parameter in parameters]
+        _climb_(parameters, radius)
+        optimizer.zero_grad()
+        try:
+            second_loss = compute_second_loss()
+            is_finite = second_loss is not None and compute_gradients_(optimizer, second_loss)
+        finally:
+            with torch.no_grad():
+                for parameter, original in zip(parameters, originals, strict=True):
+                    parameter.copy_(original)  # exactly, where subtracting the perturbation would round
+        if is_finite and before_step is not None:
+            before_step()
+            is_finite = all_finite(_gradients(optimizer))
+        if is_finite:
+            optimizer.step()
+        return is_finite
+    finally:
+        optimizer.zero_grad()
+
+
+@torch.no_grad()
+def _climb_(parameters: list[nn.Parameter], radius: float) -> None:
+    """Move the parameters by ``radius`` along their gradients; nowhere if these are zero."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    scale = radius / (nn.utils.get_total_norm(gradients) + 1e-12)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.add_(gradient * scale.to(gradient))
+
+
+def compute_gradients_(optimizer: Optimizer, loss: Tensor) -> bool:
+    """Compute the gradients of the batch's mean loss; return whether it and they are finite."""
+    batch, parameters = current_reducer(), _parameters(optimizer)
+    batch.scale_loss(loss).backward()
+    batch.all_reduce_gradients_(parameters)
+    return all_finite([batch.mean(loss.detach()), *_gradients(optimizer)])
+
+
+def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _gradients(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter.grad for parameter in _parameters(optimizer) if parameter.grad is not None]
 
 
 def all_finite(tensors: list[Tensor]) -> bool:

@@ -122,6 +122,21 @@ class BatchReducer(ABC):
         """Return whether a flag is set for at least one row."""
 
     @abstractmethod
+    def max(self, local: Tensor) -> Tensor:
+        """Return the elementwise maximum over the batch from that over the local rows, without gradient."""
+
+    @abstractmethod
+    def gather(self, rows: Tensor) -> Tensor:
+        """Return the rows of the whole batch from the local ones; differentiable.
+
+        A loss that is computed from all rows, equally on every process, gets the gradient that it has on one process.
+        """
+
+    @abstractmethod
+    def local(self, rows: Tensor) -> Tensor:
+        """Return the local rows of what was computed from :meth:`gather`; at least one row."""
+
+    @abstractmethod
     def subset(self, rows: Tensor) -> AbstractContextManager[None]:
         """Return a context in which the batch consists of the local rows where the mask ``rows`` is set."""
 
@@ -173,6 +188,18 @@ class LocalReducer(BatchReducer):
     @override
     def any(self, flags: Tensor) -> bool:
         return bool(flags.any())
+
+    @override
+    def max(self, local: Tensor) -> Tensor:
+        return local
+
+    @override
+    def gather(self, rows: Tensor) -> Tensor:
+        return rows
+
+    @override
+    def local(self, rows: Tensor) -> Tensor:
+        return rows
 
     @override
     def subset(self, rows: Tensor) -> AbstractContextManager[None]:
@@ -227,3 +254,14 @@ def use_reducer(reducer: BatchReducer) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+@contextmanager
+def replicated() -> Iterator[None]:
+    """Let every process compute the same thing within the context, such as a step on a memory that all of them hold.
+
+    Nothing is reduced there: a batch consists of the given rows alone.
+    """
+    # Not the default itself, since the surrounding step is still shared.
+    with use_reducer(LocalReducer()):
+        yield

@@ -10,6 +10,19 @@ from torch import Tensor, nn
 
 import ctta
 from ctta.distributed import all_gather, check_consistent, data_parallel, rank, shard
+from ctta.functional import (
+    batch_sum,
+    contrastive_loss,
+    correct_prior,
+    entropy,
+    information_maximization,
+    masked_mean,
+    mean_probabilities,
+    roid_weights,
+    soft_likelihood_ratio,
+    update_average_,
+)
+from ctta.parallel import current_reducer, replicated
 from ctta.testing.case import collect_state
 from ctta.views import image_views, multiscale_flip
 from ranks import CASES, case
@@ -115,6 +128,92 @@ def a_users_method_needs_no_changes(folder: Path) -> None:
     assert_equals_single_process(stream, parallel, alone, range(1, 6))
     assert parallel.optimizer is not None and alone.optimizer is not None
     assert len(parallel.optimizer.state) == len(alone.optimizer.state) < len(list(parallel.student.parameters()))
+
+
+class SelectiveMethod(ctta.AdaptiveModel):
+    """A method that uses everything that is computed over a batch: selections, weights, averages and contrasts."""
+
+    average: Tensor
+    student: nn.Module
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net)
+        self.student = self.copy_of_source()
+        self.optimize(self.student, torch.optim.Adam)
+        self.register_buffer("average", torch.zeros(5))
+
+    def adapt_step(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.student(x)
+        entropies, weights = entropy(logits), roid_weights(logits, self.average)
+        mean = current_reducer().mean(entropies.detach().mean())
+        is_reliable = entropies < mean  # an uneven number on each rank, often none
+        views = torch.stack([logits, self.student(x.flip(-1)), self.source(x)], 1)
+        loss = masked_mean(weights * entropies, is_reliable) + information_maximization(logits)
+        loss = loss + batch_sum(soft_likelihood_ratio(logits) * weights) / 64 + contrastive_loss(views)
+        if self.minimize(loss, selected=is_reliable):
+            update_average_(self.average, mean_probabilities(logits.detach(), is_reliable))
+        batch = current_reducer()
+        return batch.local(batch.gather(correct_prior(logits.detach())).cumsum(0))
+
+
+@case
+def selections_over_the_batch_equal_those_of_one_process(folder: Path) -> None:
+    stream = Stream(SelectiveMethod, "vit")
+    assert_equals_single_process(stream, data_parallel(stream.make_model()), stream.make_model())
+
+
+class SelectsNothing(SelectiveMethod):
+    """Learns from nothing on some ranks, and on odd steps from nothing at all; climbs before it descends."""
+
+    def adapt_step(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.student(x)
+        is_selected = torch.full((len(x),), self.num_steps % 2 == 0 and rank() == 0)
+
+        def compute_second_loss() -> tuple[Tensor, Tensor]:
+            return masked_mean(entropy(self.student(x)), is_selected), is_selected
+
+        loss = masked_mean(entropy(logits), is_selected)
+        self.minimize_sharpness(loss, compute_second_loss, radius=0.05, selected=is_selected)
+        return logits
+
+
+@case
+def ranks_agree_that_nothing_was_selected(folder: Path) -> None:
+    stream = Stream(SelectsNothing)
+    model = data_parallel(SelectsNothing(stream.make_network()))
+    for step in range(6):
+        before = collect_state(model.student)
+        model(stream.make_batch(step)[stream.local_rows(step)])
+        assert model.last_step is not None and not model.last_step.skipped
+        num_selected = len(range(*stream.local_rows(step).indices(99))) if rank() == 0 else None
+        assert model.last_step.updated == (not all(map(torch.equal, collect_state(model.student), before)))
+        assert num_selected is None or model.last_step.updated == (step % 2 == 0 and num_selected > 0)
+    check_consistent(model)
+
+
+class LearnsFromMemory(ctta.AdaptiveModel):
+    """Learns from the rows of the last batch, which every rank holds."""
+
+    memory: Tensor
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net)
+        self.student = self.copy_of_source()
+        self.optimize(self.student, torch.optim.Adam)
+        self.register_buffer("memory", torch.zeros(4, 3, 16, 16, dtype=torch.float64))
+
+    def adapt_step(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.student(x)
+        self.memory.copy_(torch.cat([self.memory, current_reducer().gather(x)])[-4:])
+        with replicated():
+            self.minimize(entropy(self.student(self.memory)).mean())
+        return logits
+
+
+@case
+def a_memory_is_learned_from_alike_on_every_rank(folder: Path) -> None:
+    stream = Stream(LearnsFromMemory)
+    assert_equals_single_process(stream, data_parallel(stream.make_model()), stream.make_model())
 
 
 @case

@@ -60,6 +60,22 @@ class ShardedReducer(LocalReducer):
             return bool(flags)
         return bool(all_gather_stack(flags[: self.num_local].any().long()).any())
 
+    @override
+    def max(self, local: Tensor) -> Tensor:
+        return all_gather_stack(local if self.num_local else torch.full_like(local, -torch.inf)).amax(0)
+
+    @override
+    def gather(self, rows: Tensor) -> Tensor:
+        rows = rows[: self.num_local]
+        missing = rows.new_zeros(max(self.sizes) - len(rows), *rows.shape[1:])
+        parts = all_gather_with_grad(torch.cat([rows, missing]))
+        return torch.cat([part[:size] for part, size in zip(parts, self.sizes, strict=True)])
+
+    @override
+    def local(self, rows: Tensor) -> Tensor:
+        # A rank without rows needs one for the shape of its result.
+        return rows.narrow(0, sum(self.sizes[: rank()]), self.num_local) if self.num_local else rows[:1]
+
     @contextmanager
     @override
     def subset(self, rows: Tensor) -> Iterator[None]:
