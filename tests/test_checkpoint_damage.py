@@ -219,7 +219,7 @@ def paths_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
 @settings(max_examples=150)
 @given(data=st.data())
 def test_mutated_headers(saved: Path, data: st.DataObject) -> None:
-    """A file that is loaded can take the next step, unless it names an output that the network does not have."""
+    """A file that is loaded can take the next step."""
     header, tensors = read_file(saved)
     original = copy.deepcopy(header)
     path = data.draw(st.sampled_from(list(paths_in(header))))
@@ -235,10 +235,9 @@ def test_mutated_headers(saved: Path, data: st.DataObject) -> None:
     model = load_or_none(mutated)
     if model is None:
         return
-    if header == original:
+    if json.dumps(header) == json.dumps(original):  # False equals 0, but not in a header
         assert_equal(model, ctta.load(saved, make_network()))
-    if "output" not in path:
-        model(STREAM[2])
+    model(STREAM[2])
 
 
 def test_random_headers(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ import pytest
 from command_line import invoke, output, user_error
 from download_server import serving
 
+import ctta.benchmark
 from ctta.cli import data as module
+from ctta.cli.bench import bench
 from ctta.cli.data import data
 from ctta.datasets import DATASETS, Dataset, DownloadError, download, find
 
@@ -43,6 +45,23 @@ def test_get_without_a_sha256_needs_a_decision(cache: Path, monkeypatch: pytest.
         assert server.requests == [] and not (cache / "weights.pt").exists()
         assert output(data, "get", "weights", "--insecure") == f"{cache / 'weights.pt'}\n"
     assert output(data, "get", "weights") == f"{cache / 'weights.pt'}\n"  # what is there was decided on before
+
+
+def test_a_benchmark_needs_the_same_decision(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network of CIFAR10-C has no SHA-256; the server's file is none either, so that the run ends after it."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.chdir(tmp_path)
+    (cache / "cifar10-c").mkdir(parents=True)
+    with serving(CONTENT) as server:
+        monkeypatch.setitem(DATASETS, "wrn28-10-standard", Dataset(server.url, "weights.pt", is_archive=False))
+        error = user_error(bench, "cifar10c", "--download")
+        assert "no SHA-256 is known (no checksum at all)" in error and "add --insecure to the command" in error
+        assert server.requests == []
+        with pytest.raises(DownloadError, match="no SHA-256 is known"):
+            ctta.benchmark.run("cifar10c", download=True)
+        assert "cifar10-c/labels.npy is missing" in user_error(bench, "cifar10c", "--download", "--insecure")
+        assert (cache / "weights.pt").read_bytes() == CONTENT
+    assert user_error(bench, "demo", "--insecure").startswith("insecure is about downloads")
 
 
 def test_list_says_what_is_cached(cache: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ctta.errors import ConfigError
+from ctta.errors import ConfigError, DataError
 from ctta.io.provenance import check_same_settings, record_settings
 
 
@@ -41,3 +41,12 @@ def test_settings_are_recorded_once_and_compared_later(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=message):
             record_settings(path, other)
     assert path.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("content", [b"", b'{"seed": 1', b"\xff\xfe", b"[" * 100_000, b"[]", b"null", b"3"])
+def test_a_damaged_file_is_one_sentence(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "made_from.json"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"made_from\.json, which records .* is damaged \(.*\): use another folder"):
+        record_settings(path, {"seed": 1})
+    assert path.read_bytes() == content

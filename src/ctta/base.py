@@ -26,7 +26,14 @@ from ctta.optim import OptimizerFactory, build_optimizer, load_state_, sharpness
 from ctta.parallel import SINGLE_PROCESS, Coordinator, current_reducer
 from ctta.steps import Step
 from ctta.surgery import Output, copy_for_adaptation, copy_sharing_tensors, copy_without_hooks, iter_inputs, train_only_
-from ctta.validation import check_batch, check_fraction, check_integer, translate_rank_errors, validate_batches
+from ctta.validation import (
+    check_batch,
+    check_fraction,
+    check_integer,
+    check_output,
+    translate_rank_errors,
+    validate_batches,
+)
 
 
 class AdaptiveModel(nn.Module, ABC):
@@ -64,6 +71,7 @@ class AdaptiveModel(nn.Module, ABC):
             raise TypeError(f"expected a network (torch.nn.Module) that does not adapt yet, got {type(net).__name__}")
         if batch_stats != "auto":
             check_fraction("batch_stats", batch_stats)
+        check_output(output)
         super().__init__()
         self._batch_stats, self._output, self.seed = batch_stats, output, check_integer("seed", seed)
         self.source = copy_for_adaptation(net, batch_stats=batch_stats, output=output)

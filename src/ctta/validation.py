@@ -1,15 +1,18 @@
 """Checks of arguments and batches; every error says what was given, what was expected and what to do."""
 
+import math
 import operator
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
 
 from ctta.errors import ConfigError, InputError
 from ctta.norms import has_running_statistics
-from ctta.surgery import MissingLogitsError, infer_input_rank
+from ctta.surgery import MissingLogitsError, Output, infer_input_rank
 from ctta.views import Views
 from ctta.views.average import require_split_view
 
@@ -18,6 +21,20 @@ def check_fraction(name: str, value: float) -> None:
     """Raise a ConfigError unless a value lies between 0 and 1."""
     if not 0 <= value <= 1:
         raise ConfigError(f"{name} must lie between 0 and 1, got {value!r}")
+
+
+def check_number(name: str, value: float) -> None:
+    """Raise unless a value is a number; infinities are allowed, NaN is not."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if value != value or sys.float_info.max < abs(value) < math.inf:
+        raise ConfigError(f"{name} must be a number that a float can hold, got {value!r}")
+
+
+def check_output(output: Output) -> None:
+    """Raise a TypeError unless a value can say where the logits are in the output of a network."""
+    if isinstance(output, bool) or not (output is None or isinstance(output, str | int) or callable(output)):
+        raise TypeError(f"output must be a key, an index or a function of the network's output, got {output!r}")
 
 
 def check_integer(name: str, value: int, low: int | None = None, high: int | None = None) -> int:

@@ -62,6 +62,7 @@ def run(
     threads: int | None = None,
     save_every: float = 20.0,
     download: bool = False,
+    insecure: bool = False,
     report: bool | str | os.PathLike[str] = True,
     command: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
@@ -93,6 +94,7 @@ def run(
             divided by the number of workers.
         save_every: Seconds between two saves of a cell's state.
         download: Whether to download missing data and weights.
+        insecure: Whether to download also files of which no SHA-256 is known, as :func:`ctta.datasets.download` does.
         report: Whether to write a report into the run folder, or the folder to write it to.
         command: How the run was started, for the report; by default this call.
         on_progress: Called from another thread, several times a second, with the number of batches done and in total.
@@ -113,6 +115,8 @@ def run(
         raise ConfigError("workers, ray and executor each choose where cells run: give at most one of them")
     if world_size() > 1 and (workers or ray is not None or not isinstance(executor, SerialExecutor | None)):
         raise ConfigError("under torchrun its processes share each cell: leave out workers, ray and executor")
+    if insecure and not download:
+        raise ConfigError("insecure is about downloads: give download=True (--download) as well")
     options = BenchmarkOptions(
         data=None if data is None else str(Path(data).absolute()),
         model=_with_absolute_path(model),
@@ -125,7 +129,7 @@ def run(
     )
     if download:
         for name in build_task(recipe, options).downloads:
-            datasets.download(name)
+            datasets.download(name, insecure=insecure)
     threads = threads or max(1, torch.get_num_threads() // max(1, workers))
     planned = plan(
         Path(folder) if folder is not None else Path("runs") / f"{recipe}-{_digest(options, threads)}",

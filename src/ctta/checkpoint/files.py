@@ -16,6 +16,7 @@ from ctta.base import AdaptiveModel
 from ctta.checkpoint.fingerprint import fingerprint, source_fingerprint
 from ctta.checkpoint.legacy import upgrade
 from ctta.checkpoint.manifest import (
+    InvalidArgumentError,
     MissingArgumentError,
     UnknownArgumentError,
     build,
@@ -69,6 +70,8 @@ def save(model: AdaptiveModel, path: str | os.PathLike[str]) -> None:
         "tensors": sorted(tensors),
         **describe(model),
     }
+    if not callable(model.output):
+        header["output"] = model.output
     # Durable, since a stream is saved to survive failures of the machine too.
     with atomic_write(path, durable=True) as temporary:
         write_tensors(temporary, tensors, _METADATA_KEY, header)
@@ -97,6 +100,7 @@ def load(
         CheckpointError: If the file is of another network, or lacks an argument that must be given.
         ConfigError: If no method has this name.
         DamagedCheckpointError: If the file is truncated, damaged or not a checkpoint.
+        ConfigError: If a given argument is out of range, as the method's constructor says.
         TypeError: If an argument is given that the method does not have.
     """
     if isinstance(method, str):
@@ -109,10 +113,17 @@ def load(
         )
     try:
         model = build(header, net, method, given)
+        if "output" not in given and header.get("output", model.output) != model.output:
+            raise ValueError(
+                f"it was saved with the logits of the network at {header['output']!r}, and its settings look for them "
+                f"at {model.output!r}"
+            )
         restore_(model, header, tensors, given)
         _copy_tensors_(model, tensors)
     except UnknownArgumentError:
         raise
+    except InvalidArgumentError as error:
+        raise error.reason from None
     except MissingArgumentError as error:
         raise CheckpointError(f"{path} {error}") from error
     except _ERRORS_OF_CLASSES as error:

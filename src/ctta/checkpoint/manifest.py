@@ -38,6 +38,18 @@ class UnknownArgumentError(TypeError):
     """Raised if ``load`` is given a hyperparameter that the method does not have: not the file's mistake."""
 
 
+class InvalidArgumentError(Exception):
+    """Raised if a class refuses a hyperparameter that ``load`` was given: not the file's mistake.
+
+    Args:
+        reason: What the constructor raised.
+    """
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
 @dataclass(frozen=True)
 class _Wrapper:
     cls: type[AdaptiveModel]
@@ -99,13 +111,13 @@ def build(
     wrapper = _WRAPPERS.get(description["method"])
     if wrapper is None:
         cls = _resolve_class(description["method"], method)
-        return cls(net, **_arguments(cls, description, given))
+        return _construct(cls, net, description, given)
     if forbidden := wrapper.load_only & description["hyperparameters"].keys():
         raise ValueError(f"it sets {', '.join(sorted(forbidden))}, which only the caller of load() may set")
     own = {name: value for name, value in given.items() if name in inspect.signature(wrapper.cls).parameters}
     rest = {name: value for name, value in given.items() if name not in own}
     wrapped = build(description["inside"]["wrapped"], net, None if method is wrapper.cls else method, rest)
-    return wrapper.cls(wrapped, **_arguments(wrapper.cls, description, own))
+    return _construct(wrapper.cls, wrapped, description, own)
 
 
 def restore_(
@@ -217,6 +229,33 @@ def _names_of(cls: type[AdaptiveModel]) -> set[str]:
     return {_stored_name(cls), in_file, f"{stem}.{cls.__qualname__}"}
 
 
+def _construct(
+    cls: type[AdaptiveModel], first: nn.Module, description: dict[str, Any], given: dict[str, Any]
+) -> AdaptiveModel:
+    """Return an object of a class from the stored and the given arguments; InvalidArgumentError if the latter fail."""
+    arguments = _arguments(cls, description, given)
+    try:
+        return cls(first, **arguments)
+    except Exception as error:  # whoever is to blame decides what the caller gets
+        if given and (_is_refused(cls, first, given) or not _is_refused(cls, first, _stored(description, {}))):
+            raise InvalidArgumentError(error) from error
+        raise
+
+
+def _is_refused(cls: type[AdaptiveModel], first: nn.Module, arguments: dict[str, Any]) -> bool:
+    """Return whether a class does not take these arguments, with its defaults for all others."""
+    try:
+        cls(first, **arguments)
+    except Exception:
+        return True
+    return False
+
+
+def _stored(description: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Return the stored hyperparameters that are not given."""
+    return {name: decode(code) for name, code in description["hyperparameters"].items() if name not in given}
+
+
 def _arguments(cls: type[AdaptiveModel], description: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """Return the constructor's arguments from the stored and the given ones."""
     # Checked against the class and not the file, which may be older than some hyperparameters.
@@ -225,5 +264,4 @@ def _arguments(cls: type[AdaptiveModel], description: dict[str, Any], given: dic
     if missing := [name for name in description["give_on_load"] if name not in given]:
         again = ", ".join(f"{name}=..." for name in missing)
         raise MissingArgumentError(f"cannot hold every argument of the model; give again: load(path, net, {again})")
-    stored = {name: decode(code) for name, code in description["hyperparameters"].items() if name not in given}
-    return stored | given
+    return _stored(description, given) | given

@@ -11,7 +11,7 @@ import typer
 from ctta import benchmark
 from ctta.benchmark.recipes import Preset
 from ctta.cli.console import exit_on_interrupt, interrupt_between_steps, progress_bar
-from ctta.cli.options import parse_names, parse_orders, parse_seeds
+from ctta.cli.options import InsecureOption, parse_names, parse_orders, parse_seeds
 from ctta.cli.results import exit_on_failures, print_failure, print_results
 
 # Panel of ``ctta bench --help``.
@@ -57,6 +57,7 @@ def bench(
         typer.Option("--data", help="Folder of the dataset. Default: the cache of 'ctta data get'.", metavar="DIR"),
     ] = None,
     download: Annotated[bool, typer.Option("--download", help="Download missing data and weights.")] = False,
+    insecure: InsecureOption = False,
     out: Annotated[
         Path | None,
         typer.Option(help="Run folder. Default: one below runs/, the same for the same options.", metavar="DIR"),
@@ -134,6 +135,7 @@ def bench(
             threads=threads,
             save_every=save_every,
             download=download,
+            insecure=insecure,
             command=shlex.join(["ctta", *sys.argv[1:]]),
             on_progress=update,
             on_outcome=print_failure,

@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from ctta.cli.console import exit_on_interrupt, print_text, stdout
-from ctta.cli.options import JsonOption
+from ctta.cli.options import InsecureOption, JsonOption
 from ctta.datasets import DATASETS, DownloadError, cache_dir, download, find
 
 data = typer.Typer(
@@ -26,12 +26,7 @@ CacheOption = Annotated[
 def get(
     name: Annotated[str, typer.Argument(help="Name such as cifar10-c; for a list see: ctta data list")],
     cache: CacheOption = None,
-    insecure: Annotated[
-        bool,
-        typer.Option(
-            "--insecure", help="Accept a file of which no SHA-256 is known, so that it cannot be verified completely."
-        ),
-    ] = False,
+    insecure: InsecureOption = False,
 ) -> None:
     """Download a dataset or checkpoint unless it is cached, and print its path.
 

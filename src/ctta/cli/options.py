@@ -14,6 +14,12 @@ from ctta.streams.orders import RANDOM_ORDERS
 
 ClassesOption = Annotated[Path | None, typer.Option(help="Text file with one class name per line.", metavar="FILE")]
 DeviceOption = Annotated[str, typer.Option(help="Torch device, such as cpu or cuda:0.", metavar="DEVICE")]
+InsecureOption = Annotated[
+    bool,
+    typer.Option(
+        "--insecure", help="Accept a file of which no SHA-256 is known, so that it cannot be verified completely."
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 _METHOD_HELP = (
     "Method or preset, such as tent or cotta_fast (see: ctta methods), or a class of your own: file:PATH.py:Class."

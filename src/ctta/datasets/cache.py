@@ -114,8 +114,8 @@ def _create(dataset: Dataset, file: Path, folder: Path, progress: bool, insecure
             weaker = "only an MD5, which can be forged" if dataset.md5 else "no checksum at all"
             raise DownloadError(
                 f"{file.name}: no SHA-256 is known ({weaker}), so a download cannot be verified. To accept what "
-                f"{dataset.url} sends, use 'ctta data get --insecure' or download(..., insecure=True), or save a copy "
-                f"that you trust as {file}"
+                f"{dataset.url} sends, add --insecure to the command or insecure=True to the call, or save a copy that "
+                f"you trust as {file}"
             )
         if dataset.is_archive:
             _fetch_and_unpack(dataset, file, folder, progress)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ctta.errors import ConfigError
 from ctta.guard.health import NUM_BINS, PredictionSummary, disagreement
+from ctta.validation import check_number
 
 NUM_BATCHES = 12  # in the history of the class-sorting test
 MIN_BATCHES = 4  # that the class-sorting test needs
@@ -60,7 +61,8 @@ class CollapseThresholds:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not (isinstance(value, int | float) and value > 0):
+            check_number(field.name, value)
+            if value <= 0:
                 raise ConfigError(f"{field.name} must be a number above 0, got {value!r}")
 
 

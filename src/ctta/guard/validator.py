@@ -1,12 +1,13 @@
 """What a stream accepts: shape, dtype and range of the inputs, declared or learned from the first batch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from ctta.errors import ConfigError, InputError
-from ctta.validation import check_batch_format
+from ctta.validation import check_batch_format, check_number
 
 DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
 MAX_AXES = 6  # of one input; the learned shape is kept in a buffer of fixed size
@@ -41,10 +42,23 @@ class InputSpec:
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in DTYPES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
-        if self.shape is not None and not 1 <= len(self.shape) <= MAX_AXES:
-            raise ConfigError(f"shape must have 1 to {MAX_AXES} axes, without the batch axis, got {self.shape!r}")
+        if self.shape is not None and not _is_shape(self.shape):
+            raise ConfigError(
+                f"shape must have 1 to {MAX_AXES} axes, without the batch axis, each a size or None; got {self.shape!r}"
+            )
+        for name in ("low", "high"):
+            if (bound := getattr(self, name)) is not None:
+                check_number(name, bound)
         if self.low is not None and self.high is not None and not self.low < self.high:
             raise ConfigError(f"low must be below high, got low={self.low!r} and high={self.high!r}")
+
+
+def _is_shape(shape: object) -> bool:
+    return (
+        isinstance(shape, Sequence)
+        and 1 <= len(shape) <= MAX_AXES
+        and all(size is None or (type(size) is int and size > 0) for size in shape)
+    )
 
 
 class InputValidator(nn.Module):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.base import AdaptiveModel
-from ctta.errors import ConfigError
+from ctta.errors import CheckpointError, ConfigError
 from ctta.guard.detector import HEALTHY_SCORE, CollapseDetector, CollapseThresholds
 from ctta.guard.diagnostics import (
     Diagnostics,
@@ -98,6 +98,11 @@ class Guarded(AdaptiveModel):
             raise ConfigError(
                 "a guard decides by its local rows, so ranks that share a stream would disagree: guard a model on one "
                 "process, or share it without a guard"
+            )
+        if not isinstance(input_spec, InputSpec) or not isinstance(thresholds, CollapseThresholds):
+            raise TypeError(
+                f"expected input_spec=ctta.guard.InputSpec(...) and thresholds=ctta.guard.CollapseThresholds(...), got "
+                f"{input_spec!r} and {thresholds!r}"
             )
         check_choice("bad_rows", bad_rows, ("refuse", "source"))
         if on_collapse is not None:
@@ -391,6 +396,9 @@ class Guarded(AdaptiveModel):
 
     @override
     def on_load(self, path: str | os.PathLike[str]) -> None:
+        low, high = self.validator.expected_range
+        if not low < high:
+            raise CheckpointError(f"{path} does not fit: it takes inputs from {low:g} to {high:g}, which is nothing")
         self.record(EventKind.LOAD, f"from {path}")
 
     @property

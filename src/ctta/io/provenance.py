@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ctta.errors import ConfigError
+from ctta.errors import ConfigError, DataError
 from ctta.io.atomic import atomic_write
 
 HINT = "use another folder or delete this one"
@@ -20,14 +20,41 @@ def record_settings(path: Path, settings: Mapping[str, Any]) -> None:
 
     Raises:
         ConfigError: The file holds other settings, or settings with other names.
+        DataError: The file is damaged.
     """
     if path.exists():
-        recorded = json.loads(path.read_text())
+        recorded = read_settings(path)
         check_same_settings(path.parent, recorded, {**dict.fromkeys(recorded), **settings})
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temporary:
         temporary.write_text(json.dumps(settings, indent=1) + "\n")
+
+
+def read_settings(path: Path, *, hint: str = HINT) -> dict[str, Any]:
+    """Return the settings of a file that was written by :func:`record_settings`.
+
+    Args:
+        path: The file.
+        hint: What the user can do if it is damaged.
+
+    Returns:
+        The settings.
+
+    Raises:
+        DataError: The file does not hold a JSON object.
+    """
+    try:
+        recorded = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deep
+        raise DataError(_describe_damage(path, str(error), hint)) from error
+    if not isinstance(recorded, dict):
+        raise DataError(_describe_damage(path, f"expected an object, found a {type(recorded).__name__}", hint))
+    return recorded
+
+
+def _describe_damage(path: Path, reason: str, hint: str) -> str:
+    return f"{path}, which records what the folder was made with, is damaged ({reason}): {hint}"
 
 
 def check_same_settings(

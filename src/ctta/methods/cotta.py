@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.base import AdaptiveModel
-from ctta.errors import ConfigError
 from ctta.functional import (
     at_least_float32,
     confidence,
@@ -24,7 +23,7 @@ from ctta.norms import BatchStats, uses_batch_statistics
 from ctta.optim import OptimizerFactory
 from ctta.parallel import current_reducer
 from ctta.surgery import Output
-from ctta.validation import check_choice, check_fraction, check_views_at_once
+from ctta.validation import check_choice, check_fraction, check_number, check_views_at_once
 from ctta.views import (
     Average,
     Views,
@@ -142,8 +141,7 @@ class CoTTA(AdaptiveModel):
         check_choice("loss", loss, tuple(LOSSES))
         check_views(views)
         check_views_at_once(views_at_once, views, self.source)
-        if threshold != threshold:
-            raise ConfigError("threshold must be a number, got NaN")
+        check_number("threshold", threshold)
         self.decay, self.restore, self.threshold, self.views = decay, restore, threshold, views
         self.gate, self.average, self.predict_with, self.loss = gate, average, predict_with, loss
         self._views_at_once = views_at_once

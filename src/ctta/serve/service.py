@@ -19,7 +19,7 @@ from ctta.errors import ConfigError, annotate_network_errors
 from ctta.guard.diagnostics import source_as_trained
 from ctta.hyperparameters import format_hyperparameters
 from ctta.io.atomic import atomic_write
-from ctta.io.provenance import check_same_settings
+from ctta.io.provenance import check_same_settings, read_settings
 from ctta.norms import uses_batch_statistics
 from ctta.registry import resolve_method
 from ctta.serve.audit import AuditLog
@@ -303,7 +303,8 @@ def _check_same_service(directory: Path, model: AdaptiveModel) -> None:
         with atomic_write(path) as temporary:
             temporary.write_text(json.dumps(requested, indent=1))
         return
-    recorded = json.loads(path.read_text())
+    # Each stream checks its own settings when it is loaded.
+    recorded = read_settings(path, hint="delete this file, and it is written again")
     if recorded.get("format") != _FORMAT:
         # Settings that version 0.1 recorded have other names; each stream checks its own when it is loaded.
         requested = {name: requested[name] for name in ("network", "method")}

@@ -1,8 +1,8 @@
 """Views for segmentation: several scales, each with its mirror image."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 from torch import Tensor
 from typing_extensions import override
@@ -10,6 +10,9 @@ from typing_extensions import override
 from ctta.errors import ConfigError
 from ctta.surgery import resize
 from ctta.views.average import SplitView
+
+#: Larger images are a mistake: they take over 256 times the memory.
+MAX_SCALE = 16
 
 
 def multiscale_flip(
@@ -24,13 +27,13 @@ def multiscale_flip(
         Two views per scale.
 
     Raises:
-        ConfigError: There is no scale, or one that is not finite and above 0.
+        ConfigError: There is no scale, or one that is not above 0 and at most 16.
 
     >>> len(multiscale_flip())
     14
     """
-    if not scales or not all(0 < scale < math.inf for scale in scales):
-        raise ConfigError(f"multiscale_flip needs finite scales above 0, got {scales!r}")
+    if not scales:
+        raise ConfigError("multiscale_flip needs at least one scale")
     return tuple(ScaledView(float(scale), flip) for scale in scales for flip in (False, True))
 
 
@@ -39,12 +42,16 @@ class ScaledView(SplitView):
     """The batch resized and, if asked, flipped horizontally; dense logits are brought back.
 
     Attributes:
-        scale: The factor of height and width.
+        scale: The factor of height and width, above 0 and at most 16.
         flip: Whether to flip the images horizontally.
     """
 
     scale: float
     flip: bool
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.scale, Real) or not 0 < self.scale <= MAX_SCALE:
+            raise ConfigError(f"the scale of a view must be above 0 and at most {MAX_SCALE}, got {self.scale!r}")
 
     @override
     def augment(self, x: Tensor) -> Tensor:

@@ -1,8 +1,11 @@
 """Random views for classification, drawn as in the reference implementation of CoTTA."""
 
+import operator
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from numbers import Real
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -28,6 +31,8 @@ MOTION_RANGES = {
     "scale": (0.9, 1.1),
 }
 BLUR_RANGES = {"sigma": (0.001, 0.5)}
+#: The largest number of views of a step, 32 times the reference's: more take minutes, and are a mistake.
+MAX_VIEWS = 1024
 
 
 def image_views(
@@ -45,7 +50,7 @@ def image_views(
     of that normalization: a view then undoes it, augments, and normalizes again.
 
     Args:
-        num_views: The number of views that a step averages over.
+        num_views: The number of views that a step averages over, from 1 to 1024.
         color: The fraction of the reference's ranges of brightness, contrast, saturation, hue and gamma to draw from,
             about the middle of each range.
         motion: Likewise for rotation, translation and scale.
@@ -63,16 +68,7 @@ def image_views(
     >>> [view(lambda x: x.mean((2, 3)), torch.ones(1, 3, 8, 8)).shape for view in views]
     [torch.Size([1, 3]), torch.Size([1, 3])]
     """
-    if num_views < 1:
-        raise ConfigError(f"image_views needs at least one view, got {num_views}; for none at all give views=()")
-    for name, fraction in (("color", color), ("motion", motion)):
-        if not 0 <= fraction <= 1:
-            raise ConfigError(f"{name} is a fraction of the reference's ranges, from 0 to 1, got {fraction!r}")
     means, stds = (None if values is None else tuple(float(value) for value in values) for values in (mean, std))
-    if (means is None) != (stds is None) or (means and stds and len(means) != len(stds)):
-        raise ConfigError(f"give mean and std together, one value per channel each, got {mean!r} and {std!r}")
-    if stds is not None and min(stds) <= 0:
-        raise ConfigError(f"std must be above 0, got {std!r}")
     return ImageViews(num_views, mean=means, std=stds, color=color, motion=motion, balanced=balanced)
 
 
@@ -114,6 +110,23 @@ class ImageViews(DrawnViews):
     color: float = 1.0
     motion: float = 1.0
     balanced: bool = False
+
+    def __post_init__(self) -> None:
+        if not hasattr(self.num_views, "__index__") or not 1 <= operator.index(self.num_views) <= MAX_VIEWS:
+            raise ConfigError(
+                f"image_views takes 1 to {MAX_VIEWS} views, got {self.num_views!r}; for none at all give views=()"
+            )
+        for name, fraction in (("color", self.color), ("motion", self.motion)):
+            if not isinstance(fraction, Real) or not 0 <= fraction <= 1:
+                raise ConfigError(f"{name} is a fraction of the reference's ranges, from 0 to 1, got {fraction!r}")
+        if self.mean is None and self.std is None:
+            return
+        if not (_are_finite(self.mean) and _are_finite(self.std) and len(self.mean) == len(self.std)):
+            raise ConfigError(
+                f"give mean and std together, one value per channel each, got {self.mean!r} and {self.std!r}"
+            )
+        if min(self.std) <= 0:
+            raise ConfigError(f"std must be above 0, got {self.std!r}")
 
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:
@@ -165,6 +178,13 @@ class ImageViews(DrawnViews):
                 )
             )
         return views
+
+
+def _are_finite(values: object) -> TypeGuard[tuple[float, ...]]:
+    """Return whether these are numbers, at least one."""
+    if not isinstance(values, tuple) or not values:
+        return False
+    return all(isinstance(value, Real) and abs(value) <= sys.float_info.max for value in values)
 
 
 def balance(rows: Tensor, generator: torch.Generator) -> Tensor:
