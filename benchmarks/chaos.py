@@ -1,6 +1,6 @@
 """Inject faults into a service at random, and check that it keeps what it promises.
 
-    python benchmarks/chaos.py [--seconds 600] [--streams 4] [--seed 0]
+    python benchmarks/chaos.py [--seconds 600] [--streams 4] [--seed 0] [--round 14]
 
 A service runs in another process on loopback, with a small network and a small disk. Clients send batches to it, each
 to its own stream, one of them slowly. Meanwhile, at random times and on top of each other, the disk is full, the
@@ -33,12 +33,12 @@ from chaos_service import INTERVAL, ChaosService, chaos_service
 
 import ctta
 
-MIN_ROUND, MAX_ROUND = 3.0, 14.0  # seconds between a start and the next end
+MIN_ROUND = 3.0  # seconds between a start and the next end
 STOP_PROBABILITY = 0.2  # of a round that ends with SIGTERM and not with a kill
 FAULTS = ("full disk", "failing network", "bad requests", "clients that leave", "clients that do not read")
 
 
-def run(seconds: float, num_streams: int, seed: int) -> tuple[list[str], Counter[str], float]:
+def run(seconds: float, num_streams: int, seed: int, max_round: float) -> tuple[list[str], Counter[str], float]:
     """Inject faults for a time.
 
     Returns:
@@ -57,7 +57,7 @@ def run(seconds: float, num_streams: int, seed: int) -> tuple[list[str], Counter
         ]
         is_first = True
         while (is_first or time.monotonic() < end) and not problems:
-            run_round(service, clients, generator, problems, counts, is_first=is_first)
+            run_round(service, clients, generator, problems, counts, max_round, is_first=is_first)
             is_first = False
         with service.timeline.during("stopping"):
             if service.stop(signal.SIGTERM) != 0:
@@ -73,6 +73,7 @@ def run_round(
     generator: random.Random,
     problems: list[str],
     counts: Counter[str],
+    max_round: float,
     *,
     is_first: bool,
 ) -> None:
@@ -87,7 +88,7 @@ def run_round(
     ]
     for worker in workers:
         worker.start()
-    time.sleep(generator.uniform(MIN_ROUND, MAX_ROUND))
+    time.sleep(generator.uniform(MIN_ROUND, max_round))
     is_kill = is_first or generator.random() >= STOP_PROBABILITY
     if is_kill:
         code = service.stop(signal.SIGKILL)
@@ -141,9 +142,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600, help="duration")
     parser.add_argument("--streams", type=int, default=4, help="streams with a client that is not slow")
     parser.add_argument("--seed", type=int, default=0, help="seed of the faults")
+    parser.add_argument("--round", type=float, default=14, help="longest time between two kills")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    problems, counts, oldest = run(arguments.seconds, arguments.streams, arguments.seed)
+    problems, counts, oldest = run(arguments.seconds, arguments.streams, arguments.seed, arguments.round)
     print(f"ctta {ctta.__version__}, {arguments.streams} + 1 streams, {arguments.seconds:g} s, seed {arguments.seed}")
     first = ("kill -9", "SIGTERM", *FAULTS, "requests", "updates acknowledged", "updates lost")
     for name in (*first, *sorted(counts.keys() - set(first))):

@@ -34,6 +34,7 @@ from ctta.surgery import copy_sharing_tensors
 logger = logging.getLogger("ctta.serve")
 
 STATE_FILE, WINDOW_FILE = "state.safetensors", "window.safetensors"
+_FORMAT = 2  # of the window file
 _UNFINISHED = "unfinished-"
 _DELETED, _DAMAGED = ".deleted-", ".damaged-"  # no stream's directory starts with a dot
 _UNESCAPED = string.ascii_lowercase + string.digits + "-"
@@ -56,6 +57,11 @@ def parse_directory_name(name: str) -> str | None:
     """
     stream = re.sub("_([0-9a-f]{2})", lambda code: chr(int(code[1], 16)), name)
     return stream if re.fullmatch(STREAM_NAME_PATTERN, stream) and directory_name(stream) == name else None
+
+
+def _needs_checksum(header: Any) -> bool:
+    """Return whether a window file must have a checksum: those of ctta 0.1, without a format, have none."""
+    return isinstance(header, dict) and "format" in header
 
 
 class Snapshots:
@@ -91,7 +97,7 @@ class Snapshots:
             unfinished.mkdir()
             save(stream.model, unfinished / STATE_FILE)
             tensors = {} if stream.window.images is None else {"images": stream.window.images}
-            header = {"since_update": stream.window.num_since_update, "summary": stream.summary()}
+            header = {"format": _FORMAT, "since_update": stream.window.num_since_update, "summary": stream.summary()}
             write_tensors(unfinished / WINDOW_FILE, tensors, "stream", header)
             fsync_file(unfinished / WINDOW_FILE)
             fsync_directory(unfinished)
@@ -116,9 +122,8 @@ class Snapshots:
     def restore(self, stream: ServedStream) -> None:
         """Restore the window and the history of a stream whose model was loaded; DamagedCheckpointError on failure."""
         with self._detect_damage(stream.name):
-            # Snapshots of ctta 0.1 have no checksum.
             path = self._newest(stream.name) / WINDOW_FILE
-            header, tensors = read_tensors(path, "stream", needs_checksum=lambda header: False)
+            header, tensors = read_tensors(path, "stream", needs_checksum=_needs_checksum)
             stream.restore(header["summary"])
             stream.window.num_since_update = int(header["since_update"])
             stream.window.images = tensors.get("images")

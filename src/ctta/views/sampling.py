@@ -31,8 +31,8 @@ MOTION_RANGES = {
     "scale": (0.9, 1.1),
 }
 BLUR_RANGES = {"sigma": (0.001, 0.5)}
-#: The largest number of views of a step, 32 times the reference's: more take minutes, and are a mistake.
-MAX_VIEWS = 1024
+#: The largest number of views of a step, 128 times the reference's: more are a mistake.
+MAX_VIEWS = 4096
 
 
 def image_views(
@@ -50,7 +50,7 @@ def image_views(
     of that normalization: a view then undoes it, augments, and normalizes again.
 
     Args:
-        num_views: The number of views that a step averages over, from 1 to 1024.
+        num_views: The number of views that a step averages over, from 1 to 4096.
         color: The fraction of the reference's ranges of brightness, contrast, saturation, hue and gamma to draw from,
             about the middle of each range.
         motion: Likewise for rotation, translation and scale.
@@ -184,7 +184,7 @@ def _are_finite(values: object) -> TypeGuard[tuple[float, ...]]:
     """Return whether these are numbers, at least one."""
     if not isinstance(values, tuple) or not values:
         return False
-    return all(isinstance(value, Real) and abs(value) <= sys.float_info.max for value in values)
+    return all(isinstance(value, int | float) and abs(value) <= sys.float_info.max for value in values)
 
 
 def balance(rows: Tensor, generator: torch.Generator) -> Tensor:
