@@ -15,7 +15,7 @@ PACKAGE = Path(ctta.__file__).parent
 #: A package imports only from rows above its own, and from packages to its left in the same row.
 ROWS = [
     ["errors", "io", "parallel", "functional", "norms", "optim"],
-    ["surgery"],
+    ["heads", "surgery"],
     ["views", "validation", "hyperparameters", "method_info", "steps"],
     ["base", "transaction"],
     ["methods", "registry", "corruptions", "synthetic", "models"],

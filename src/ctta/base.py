@@ -19,13 +19,23 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from ctta.errors import ConfigError, annotate_network_errors
+from ctta.heads import count_classes, find_head, record_features_
 from ctta.hyperparameters import format_hyperparameters, read_hyperparameters
 from ctta.method_info import MethodInfo
-from ctta.norms import BatchStats, estimate_running_statistics_, use_batch_statistics_
+from ctta.norms import BatchStats, estimate_running_statistics_, find_norm_parameters, use_batch_statistics_
 from ctta.optim import OptimizerFactory, build_optimizer, load_state_, sharpness_aware_step_, step_if_finite_, with_lr
 from ctta.parallel import SINGLE_PROCESS, Coordinator, current_reducer
 from ctta.steps import Step
-from ctta.surgery import Output, copy_for_adaptation, copy_sharing_tensors, copy_without_hooks, iter_inputs, train_only_
+from ctta.surgery import (
+    Output,
+    copy_for_adaptation,
+    copy_sharing_tensors,
+    copy_without_hooks,
+    find_top_layers,
+    iter_inputs,
+    names_outside,
+    train_only_,
+)
 from ctta.validation import (
     check_batch,
     check_fraction,
@@ -62,6 +72,8 @@ class AdaptiveModel(nn.Module, ABC):
     supports_data_parallel = True
     #: The model that this one wraps and delegates to; None unless this is a wrapper, such as a guard.
     wrapped: "AdaptiveModel | None"
+    #: Layers nearest to the output that the method does not train although it trains others of their kind.
+    skipped_layers: tuple[str, ...] = ()
     num_steps: int
     num_skipped: int
     _counter_names: tuple[str, ...] = ()
@@ -267,6 +279,54 @@ class AdaptiveModel(nn.Module, ABC):
         train_only_(net, self._trainable)
         return net
 
+    def use_head(self, head: str | None = None) -> str:
+        """Find the classifier, and let the source and later copies of it record features.
+
+        Call it before :meth:`copy_of_source`; then :func:`ctta.heads.features_and_logits` works on every copy.
+
+        Args:
+            head: The hyperparameter ``head``: the name of the classifier, None to look for it.
+
+        Returns:
+            The name that was found.
+
+        Raises:
+            ConfigError: It was not found, or several layers fit.
+        """
+        name = find_head(self.source, head)
+        record_features_(self.source, name)
+        return name
+
+    def count_classes(self, num_classes: int | None = None) -> int:
+        """Return the number of classes, for buffers that need it before the first batch.
+
+        Args:
+            num_classes: The hyperparameter ``num_classes``: None to take it from the classifier.
+
+        Returns:
+            The number.
+
+        Raises:
+            ConfigError: The classifier was not found.
+        """
+        if num_classes is not None:
+            return check_integer("num_classes", num_classes, 2)
+        try:
+            return count_classes(self.source)
+        except ConfigError as error:
+            raise ConfigError(f"{type(self).__name__} needs the number of classes: give num_classes=...") from error
+
+    def train_norms_(self, net: nn.Module, *, skip_top: bool = False) -> None:
+        """Let only the scales and shifts of the normalization layers of a copy train.
+
+        Args:
+            net: The copy, such as the student.
+            skip_top: Whether to leave out the layers nearest to the output, :func:`ctta.surgery.find_top_layers`. They
+                are shown by ``repr`` as ``skipped_layers``.
+        """
+        self.skipped_layers = find_top_layers(net) if skip_top else ()
+        train_only_(net, names_outside(find_norm_parameters(net), self.skipped_layers))
+
     def optimize(self, net: nn.Module, factory: OptimizerFactory, lr: float | None = None) -> None:
         """Build the optimizer of :meth:`minimize` for the parameters of a network that require grad.
 
@@ -398,7 +458,8 @@ class AdaptiveModel(nn.Module, ABC):
 
     @override
     def extra_repr(self) -> str:
-        return format_hyperparameters(self.hyperparameters)
+        shown = format_hyperparameters(self.hyperparameters)
+        return f"{shown}, skipped_layers=({', '.join(self.skipped_layers)})" if self.skipped_layers else shown
 
     @torch.inference_mode(False)
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

@@ -17,10 +17,12 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ctta.errors import ConfigError, InputError
+from ctta.heads import RecordFeatures
 from ctta.norms import (
     BatchStatistics,
     BatchStats,
     avoid_group_norm_crash_,
+    find_norm_parameters,
     make_contiguous_if_constant,
     use_batch_statistics_,
 )
@@ -75,7 +77,8 @@ def copy_sharing_tensors(net: nn.Module) -> nn.Module:
 
 def _is_own_hook(hook: Any) -> bool:
     """Return whether this library registered the hook."""
-    return isinstance(hook, ExtractLogits | BatchStatistics) or hook in (clone_input, make_contiguous_if_constant)
+    is_own = isinstance(hook, ExtractLogits | BatchStatistics | RecordFeatures)
+    return is_own or hook in (clone_input, make_contiguous_if_constant)
 
 
 def clone_input(net: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -142,10 +145,97 @@ def resize(x: Tensor, size: Iterable[int]) -> Tensor:
     return F.interpolate(x, size=tuple(size), mode=mode, align_corners=False)
 
 
+def names_outside(names: Iterable[str], layers: Iterable[str]) -> set[str]:
+    """Return those names of parameters that are not below any of the layers."""
+    layers = tuple(layers)
+    return {name for name in names if not _is_within(name, layers)}
+
+
 def train_only_(net: nn.Module, names: Collection[str]) -> None:
     """Let exactly the parameters of these names require grad."""
     for name, parameter in net.named_parameters():
         parameter.requires_grad_(name in names)
+
+
+def find_top_layers(net: nn.Module) -> tuple[str, ...]:
+    """Return the names of the layers nearest to the output that SAR and its successors do not train.
+
+    These are, by structure and not by name, the last quarter of the network's stages (ResNet: the last of four) or
+    blocks (ViT: the last three of twelve), rounded down but at least one, and every norm layer after them. A network
+    without repeated parts has its last norm layer there, if it has more than one.
+
+    Args:
+        net: Any network.
+
+    Returns:
+        Names of modules; all parameters below them belong to the top.
+
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+    >>> find_top_layers(net)
+    ('3',)
+    """
+    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in _norm_parameter_names(net)))
+    parent, parts = _find_repeated_parts(net)
+    if not parts:
+        return tuple(layers[-1:] if len(layers) > 1 else ())
+    num_top = max(1, len(parts) // 4)
+    top = [_join(parent, name) for name in parts[-num_top:]]
+    trunk = [_join(parent, name) for name in parts]
+    order = [name for name, _ in net.named_modules()]
+    end = max(number for number, name in enumerate(order) if _is_within(name, trunk))
+    for name in layers:
+        if order.index(name) > end and not _is_within(name, trunk):
+            owner, _, index = name.rpartition(".")
+            # A list with a norm for each stage, beside the list of stages: only those of the top belong to it.
+            is_per_stage = index.isdecimal() and len(list(net.get_submodule(owner).children())) == len(parts)
+            if not is_per_stage or int(index) >= len(parts) - num_top:
+                top.append(name)
+    return tuple(top)
+
+
+def _find_repeated_parts(net: nn.Module, prefix: str = "") -> tuple[str, list[str]]:
+    """Return a module and the names of its children that are the network's stages or blocks; none if there are no such.
+
+    Alike are children of one class with parts of one class. Of several kinds the one with the most norm layers counts.
+    """
+    children = {name: child for name, child in net.named_children() if _num_norms(child)}
+    kinds: dict[tuple[type, ...], list[str]] = {}
+    for name, child in children.items():
+        if list(child.children()):  # a single norm layer is no block
+            kinds.setdefault(_kind(child), []).append(name)
+    repeated = [names for names in kinds.values() if len(names) > 1]
+    if repeated:
+        return prefix, max(repeated, key=lambda names: sum(_num_norms(children[name]) for name in names))
+    blocks = [name for names in kinds.values() for name in names]
+    if not blocks:
+        return prefix, []
+    largest = max(blocks, key=lambda name: _num_norms(children[name]))
+    return _find_repeated_parts(children[largest], _join(prefix, largest))
+
+
+def _kind(module: nn.Module) -> tuple[type, ...]:
+    """Return the class of a module, and for a container the kind of its first part too."""
+    first = next(module.children(), None)
+    is_container = isinstance(module, nn.Sequential | nn.ModuleList) and first is not None
+    return (type(module), *(_kind(first) if is_container and first is not None else ()))
+
+
+def _num_norms(module: nn.Module) -> int:
+    return len(_norm_parameter_names(module))
+
+
+def _norm_parameter_names(module: nn.Module) -> list[str]:
+    """Return the names of trainable norm parameters in the order of the network."""
+    found = find_norm_parameters(module)
+    return [name for name, _ in module.named_parameters() if name in found]
+
+
+def _is_within(name: str, owners: Iterable[str]) -> bool:
+    return any(name == owner or name.startswith(f"{owner}.") for owner in owners)
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
 
 
 def infer_input_rank(net: nn.Module) -> int | None:

@@ -58,7 +58,9 @@ class _Halves(_NetworkWrapper):
 class _WithUnused(_NetworkWrapper):
     def __init__(self, net: nn.Module) -> None:
         super().__init__(net)
+        del self.net
         self.unused = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
+        self.net = net  # last, so that the classifier is found where no name tells it
 
 
 class _WithTied(_NetworkWrapper):
