@@ -58,20 +58,22 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "ln": AttentionNet,
     "px": make_pixel_net,
 }
-SEED: dict[str, Any] = {"seed": 7}
+# The batches are small, and the recorded values are those of the published methods.
+BATCH: dict[str, Any] = {"batch_stats": 1.0}
+SEED: dict[str, Any] = {"seed": 7, **BATCH}
 METHODS: dict[str, Callable[[nn.Module], ctta.AdaptiveModel]] = {
     "source": ctta.Source,
-    "bn_stats": ctta.BNStats,
-    "pseudo_label": ctta.PseudoLabel,
-    "tent": ctta.Tent,
+    "bn_stats": partial(ctta.BNStats, **BATCH),
+    "pseudo_label": partial(ctta.PseudoLabel, **BATCH),
+    "tent": partial(ctta.Tent, **BATCH),
     "tent_blend": partial(ctta.Tent, batch_stats=0.3),
     "test_aug": partial(ctta.TestAug, **SEED),
     "cotta": partial(ctta.CoTTA, **SEED),
     "cotta_paper": partial(ctta.CoTTA.paper, **SEED),
     "cotta_fast": partial(ctta.CoTTA.fast, **SEED),
     "cotta_element": partial(ctta.CoTTA, gate="element", **SEED),
-    "cotta_seg": partial(ctta.CoTTA.official_segmentation, **SEED),
-    "guarded_tent": lambda net: ctta.Guarded(ctta.Tent(net)),
+    "cotta_seg": partial(ctta.CoTTA.official_segmentation, seed=7),
+    "guarded_tent": lambda net: ctta.Guarded(ctta.Tent(net, **BATCH)),
     "guarded_cotta": lambda net: ctta.Guarded(ctta.CoTTA.fast(net, **SEED)),
 }
 CASES = [

@@ -102,7 +102,7 @@ def test_bn_stats(fraction: float) -> None:
 def test_test_aug(average: Average) -> None:
     net = classifier()
     expected = naive_test_aug(net, stream(), draw=lambda step: VIEWS, average=average)
-    assert_same_run(ctta.TestAug(net, views=VIEWS, average=average), stream(), expected)
+    assert_same_run(ctta.TestAug(net, views=VIEWS, average=average, batch_stats=1.0), stream(), expected)
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.3])
@@ -185,16 +185,17 @@ def augmented_fractions(model: ctta.AdaptiveModel) -> list[float]:
 
 def test_the_gate_opens_and_closes_on_these_streams() -> None:
     """Otherwise the settings of the gate would not be distinguished above."""
-    per_element = ctta.CoTTA(classifier(), views=VIEWS, **DEFAULTS | {"gate": "element"})
+    build = partial(ctta.CoTTA, views=VIEWS, batch_stats=1.0)
+    per_element = build(classifier(), **DEFAULTS | {"gate": "element"})
     assert any(0 < fraction < 1 for fraction in augmented_fractions(per_element))
-    assert set(augmented_fractions(ctta.CoTTA(classifier(), views=VIEWS, **DEFAULTS))) == {0.0, 1.0}
+    assert set(augmented_fractions(build(classifier(), **DEFAULTS))) == {0.0, 1.0}
 
 
 def test_cotta_with_drawn_views_and_nesterov() -> None:
     net = classifier()
     views = ctta.views.image_views(3)
     optimizer = partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True)
-    model = ctta.CoTTA(net, optimizer=optimizer, views=views, seed=2, **DEFAULTS)
+    model = ctta.CoTTA(net, optimizer=optimizer, views=views, batch_stats=1.0, seed=2, **DEFAULTS)
     expected, student, teacher = naive_cotta(
         net,
         stream(),
@@ -209,9 +210,10 @@ def test_cotta_with_drawn_views_and_nesterov() -> None:
 
 
 def test_defaults_are_the_official_settings_for_cifar10c() -> None:
-    default, official = ctta.CoTTA(classifier()), ctta.CoTTA.official(classifier())
-    assert repr(default) == repr(official)
-    settings = default.hyperparameters
+    official = ctta.CoTTA.official(classifier())
+    assert repr(ctta.CoTTA(classifier(), batch_stats=1.0)) == repr(official)
+    assert ctta.CoTTA(classifier()).batch_stats == "auto"
+    settings = official.hyperparameters
     optimizer = settings.pop("optimizer")
     assert (optimizer.func, optimizer.keywords) == (torch.optim.Adam, {"lr": 1e-3})
     assert settings == {
@@ -266,9 +268,9 @@ def test_the_paper_preset_and_its_overrides() -> None:
     assert (model.loss, model.decay, model.restore) == ("cross_entropy", 0.999, 0.001)
 
 
-def test_the_fast_preset_differs_from_the_official_one_only_in_its_views() -> None:
-    fast, official = ctta.CoTTA.fast(classifier()), ctta.CoTTA.official(classifier())
-    differing = {name for name, value in fast.hyperparameters.items() if value != official.hyperparameters[name]}
+def test_the_fast_preset_differs_from_the_defaults_only_in_its_views() -> None:
+    fast, default = ctta.CoTTA.fast(classifier()), ctta.CoTTA(classifier())
+    differing = {name for name, value in fast.hyperparameters.items() if value != default.hyperparameters[name]}
     assert differing == {"views"}
     assert isinstance(fast.views, ImageViews) and fast.views == ctta.views.fast_image_views()
     assert fast.views.num_views == 8

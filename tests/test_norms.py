@@ -42,7 +42,7 @@ def make_network_and_batch(name: str) -> tuple[nn.Sequential, Tensor]:
 @pytest.mark.parametrize("name", LAYERS)
 def test_batch_statistics_equal_training_mode_and_keep_every_key(name: str) -> None:
     net, x = make_network_and_batch(name)
-    model = ctta.Tent(net)
+    model = ctta.Tent(net, batch_stats=1.0)
     logits = model(x)
     assert model.student.state_dict().keys() == net.state_dict().keys()
     for key in ("0.running_mean", "0.running_var", "0.num_batches_tracked"):
@@ -76,7 +76,7 @@ def test_a_single_channels_last_image_gives_the_gradients_of_a_contiguous_one() 
 def test_one_value_per_channel_needs_blended_statistics() -> None:
     net, x = make_network_and_batch("1d")
     assert torch.isfinite(ctta.BNStats(net, batch_stats=0.1)(x[:1])).all()
-    model = ctta.CoTTA(net, views=())
+    model = ctta.CoTTA(net, views=(), batch_stats=1.0)
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ctta.InputError, match=r"batch_stats=0\.1"):
         model(x[:1])
@@ -87,7 +87,7 @@ def test_one_value_per_channel_needs_blended_statistics() -> None:
 
 def test_a_single_image_has_statistics_over_its_pixels() -> None:
     net, x = make_network_and_batch("2d")
-    assert torch.isfinite(ctta.BNStats(net)(x[:1])).all()
+    assert torch.isfinite(ctta.BNStats(net, batch_stats=1.0)(x[:1])).all()
 
 
 def test_layers_without_running_statistics_can_only_use_the_batch() -> None:
@@ -120,7 +120,7 @@ def test_layers_without_running_statistics_use_the_batch_whatever_the_override()
 
 def test_batch_statistics_survive_eval_of_the_inner_network() -> None:
     net, x = make_network_and_batch("2d")
-    model = ctta.BNStats(net)
+    model = ctta.BNStats(net, batch_stats=1.0)
     expected = model(x)
     model.source.eval()
     assert torch.equal(model(x), expected)

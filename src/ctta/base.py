@@ -22,8 +22,26 @@ from ctta.errors import ConfigError, annotate_network_errors
 from ctta.heads import count_classes, find_head, record_features_
 from ctta.hyperparameters import format_hyperparameters, read_hyperparameters
 from ctta.method_info import MethodInfo
-from ctta.norms import BatchStats, estimate_running_statistics_, find_norm_parameters, use_batch_statistics_
-from ctta.optim import OptimizerFactory, build_optimizer, load_state_, sharpness_aware_step_, step_if_finite_, with_lr
+from ctta.norms import (
+    FULL_BATCH_SIZE,
+    BatchStats,
+    batch_fraction,
+    blends_automatically,
+    count_images,
+    estimate_running_statistics_,
+    find_norm_parameters,
+    images_in_batch,
+    use_batch_statistics_,
+)
+from ctta.optim import (
+    OptimizerFactory,
+    build_optimizer,
+    load_state_,
+    scale_steps,
+    sharpness_aware_step_,
+    step_if_finite_,
+    with_lr,
+)
 from ctta.parallel import SINGLE_PROCESS, Coordinator, current_reducer
 from ctta.steps import Step
 from ctta.surgery import (
@@ -38,7 +56,7 @@ from ctta.surgery import (
 )
 from ctta.validation import (
     check_batch,
-    check_fraction,
+    check_batch_stats,
     check_integer,
     check_output,
     translate_rank_errors,
@@ -56,7 +74,9 @@ class AdaptiveModel(nn.Module, ABC):
 
     Args:
         net: Any network; ``torch.compile`` and data-parallel wrappers are removed.
-        batch_stats: The fraction m of the batch in BatchNorm's statistics, (1-m) * running + m * batch.
+        batch_stats: The fraction m of the batch in BatchNorm's statistics, (1-m) * running + m * batch. The default
+            ``"auto"`` is 1 for batches of at least 16 images. Fewer images are blended with the source's statistics,
+            see :meth:`batch_fraction`, and take smaller steps.
         seed: The seed of all random draws, which depend on nothing else but the number of steps.
         output: Where the logits are in the network's output: a key, an index or a function. By default tensors,
             outputs with ``.logits`` and dictionaries with ``out`` or ``logits`` are recognized.
@@ -78,11 +98,12 @@ class AdaptiveModel(nn.Module, ABC):
     num_skipped: int
     _counter_names: tuple[str, ...] = ()
 
-    def __init__(self, net: nn.Module, *, batch_stats: BatchStats = 1.0, seed: int = 0, output: Output = None) -> None:
+    def __init__(
+        self, net: nn.Module, *, batch_stats: BatchStats = "auto", seed: int = 0, output: Output = None
+    ) -> None:
         if not isinstance(net, nn.Module) or isinstance(net, AdaptiveModel):
             raise TypeError(f"expected a network (torch.nn.Module) that does not adapt yet, got {type(net).__name__}")
-        if batch_stats != "auto":
-            check_fraction("batch_stats", batch_stats)
+        check_batch_stats(batch_stats)
         check_output(output)
         super().__init__()
         self._batch_stats, self._output, self.seed = batch_stats, output, check_integer("seed", seed)
@@ -144,6 +165,7 @@ class AdaptiveModel(nn.Module, ABC):
             if len(rows) == 0:
                 return x
             with (
+                count_images(current_reducer().total_count(len(rows))),
                 annotate_network_errors(x),
                 translate_rank_errors(self.source, x),
                 # Callers may loop under no_grad or inference_mode, and learning works under neither. Predictions have
@@ -211,6 +233,17 @@ class AdaptiveModel(nn.Module, ABC):
     def batch_stats(self) -> BatchStats:
         """The fraction of the batch in BatchNorm's statistics; read-only, because the copies are built with it."""
         return self._batch_stats
+
+    def batch_fraction(self, num_images: int) -> float:
+        """Return the fraction of the batch in BatchNorm's statistics for a batch of this size.
+
+        Args:
+            num_images: The number of images, over all processes that share the batch.
+
+        Returns:
+            ``batch_stats``, or what ``"auto"`` means for this batch; 0 for a network without BatchNorm.
+        """
+        return batch_fraction(self.source, check_integer("num_images", num_images, 1))
 
     @property
     def output(self) -> Output:
@@ -366,7 +399,8 @@ class AdaptiveModel(nn.Module, ABC):
         assert self.optimizer is not None, "a method that learns calls optimize() in its constructor"
         means = self._reduce(loss=loss, confidence=confidence, augmented=augmented, selected=selected, entropy=entropy)
         is_empty = selected is not None and not means["selected"] > 0 and bool(means["loss"].isfinite())
-        taken = not is_empty and step_if_finite_(self.optimizer, loss)
+        with scale_steps(self.optimizer, self.step_scale):
+            taken = not is_empty and step_if_finite_(self.optimizer, loss)
         return self._record_step(taken, not taken and not is_empty, means)
 
     def minimize_sharpness(
@@ -402,7 +436,8 @@ class AdaptiveModel(nn.Module, ABC):
             return None if is_empty else second_loss
 
         is_empty = not means["selected"] > 0 and bool(means["loss"].isfinite())
-        taken = not is_empty and sharpness_aware_step_(self.optimizer, loss, compute_reduced_loss, radius)
+        with scale_steps(self.optimizer, self.step_scale):
+            taken = not is_empty and sharpness_aware_step_(self.optimizer, loss, compute_reduced_loss, radius)
         is_empty = is_empty or (not means["selected"] > 0 and bool(means["loss"].isfinite()))
         return self._record_step(taken, not taken and not is_empty, means)
 
@@ -414,8 +449,20 @@ class AdaptiveModel(nn.Module, ABC):
 
     def _record_step(self, taken: bool, is_skipped: bool, means: dict[str, Tensor]) -> bool:
         self.num_skipped += is_skipped
-        self.last_step = Step(skipped=is_skipped, **means)
+        fraction = batch_fraction(self.source, images_in_batch() or FULL_BATCH_SIZE)
+        self.last_step = Step(skipped=is_skipped, **means, batch_stats=fraction, scale=self.step_scale)
         return taken
+
+    @property
+    def step_scale(self) -> float:
+        """How far the step in progress may go, relative to a step on a full batch.
+
+        Under ``batch_stats="auto"`` a batch of n < 16 images counts for n/16 of a step, so that a stream changes the
+        model as much per image as in full batches. It is 1 otherwise, and for networks without BatchNorm.
+        :meth:`minimize` applies it; a method that updates more than the optimizer does can use it too.
+        """
+        num_images = images_in_batch() or FULL_BATCH_SIZE
+        return min(1.0, num_images / FULL_BATCH_SIZE) if blends_automatically(self.source) else 1.0
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return the random generator of this step for one purpose.

@@ -48,6 +48,11 @@ def count_images(num_images: int) -> Iterator[None]:
         _num_images.reset(token)
 
 
+def images_in_batch() -> int | None:
+    """Return the number of images of the step in progress; None outside of :func:`count_images`."""
+    return _num_images.get()
+
+
 @contextmanager
 def blend_statistics(fraction: float) -> Iterator[None]:
     """Use this fraction of the batch in every BatchNorm that uses batch statistics, whatever its own fraction.
@@ -89,7 +94,8 @@ class BatchStatistics:
     def __call__(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Set the mode of the layer and, unless it can compute the statistics itself, rescale its input."""
         x, num_parts, batch = inputs[0], _num_parts.get(), current_reducer()
-        fraction = self.choose_fraction(module, batch.total_count(len(x)) // (num_parts or 1))
+        num_images = images_in_batch() or batch.total_count(len(x)) // (num_parts or 1)
+        fraction = self.choose_fraction(module, num_images)
         if fraction == 1 and batch.total_count(x.numel()) == x.shape[1] * (num_parts or 1):
             raise InputError(
                 f"batch statistics need more than one value per channel, and a BatchNorm got {tuple(x.shape)}: "
@@ -101,13 +107,13 @@ class BatchStatistics:
             return None
         return (self.rescale(module, x, num_parts or 1, fraction), *inputs[1:])
 
-    def choose_fraction(self, module: _BatchNorm, num_rows: int) -> float:
-        """Return the fraction of the batch for the call in progress."""
+    def choose_fraction(self, module: _BatchNorm, num_images: int) -> float:
+        """Return the fraction of the batch for a call on this many images."""
         if module.running_mean is None:
             return 1.0
         if (fraction := _fraction.get()) is not None:
             return fraction
-        return automatic_fraction(_num_images.get() or num_rows) if self.fraction == "auto" else self.fraction
+        return automatic_fraction(num_images) if self.fraction == "auto" else self.fraction
 
     @staticmethod
     def set_mode_(module: _BatchNorm, by_layer: bool) -> None:
@@ -188,13 +194,31 @@ def has_running_statistics(net: nn.Module) -> bool:
 def uses_batch_statistics(net: nn.Module) -> bool:
     """Return whether the prediction for one input depends on the others of its batch."""
     return any(
-        isinstance(module, _BatchNorm)
-        and (
-            module.running_mean is None
-            or any(isinstance(hook, BatchStatistics) for hook in module._forward_pre_hooks.values())
-        )
+        isinstance(module, _BatchNorm) and (module.running_mean is None or _find_hook(module) is not None)
         for module in net.modules()
     )
+
+
+def batch_fraction(net: nn.Module, num_images: int) -> float:
+    """Return the fraction of the batch in the network's BatchNorm statistics for a call on this many images.
+
+    It is 0 for a network without BatchNorm.
+    """
+    for module in net.modules():
+        if isinstance(module, _BatchNorm):
+            return (_find_hook(module) or BatchStatistics(0.0)).choose_fraction(module, num_images)
+    return 0.0
+
+
+def blends_automatically(net: nn.Module) -> bool:
+    """Return whether the number of images decides how the network's BatchNorms blend their statistics."""
+    first = next((module for module in net.modules() if isinstance(module, _BatchNorm)), None)
+    hook = None if first is None else _find_hook(first)
+    return hook is not None and hook.fraction == "auto"
+
+
+def _find_hook(module: _BatchNorm) -> BatchStatistics | None:
+    return next((hook for hook in module._forward_pre_hooks.values() if isinstance(hook, BatchStatistics)), None)
 
 
 @torch.no_grad()

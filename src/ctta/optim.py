@@ -3,7 +3,8 @@
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from numbers import Real
 from typing import Any
@@ -64,6 +65,34 @@ def with_lr(factory: OptimizerFactory, lr: float | None) -> OptimizerFactory:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the optimizer does not take lr={lr!r}: {error}") from error
     return changed
+
+
+@contextmanager
+def scale_steps(optimizer: Optimizer, scale: float) -> Iterator[None]:
+    """Let the parameters go only the fraction ``scale`` of every step within the context, whatever the optimizer.
+
+    Hooks of the optimizer do it, so that any kind of step is scaled. Its own state is updated as by a whole step.
+    """
+    if scale == 1:
+        yield
+        return
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    before: list[Tensor] = []
+
+    def keep(*_: Any) -> None:
+        before[:] = [parameter.detach().clone() for parameter in parameters]
+
+    @torch.no_grad()
+    def go_back(*_: Any) -> None:
+        for parameter, old in zip(parameters, before, strict=True):
+            parameter.lerp_(old, 1 - scale)
+
+    handles = [optimizer.register_step_pre_hook(keep), optimizer.register_step_post_hook(go_back)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def step_if_finite_(optimizer: Optimizer, loss: Tensor, before_step: Callable[[], None] | None = None) -> bool:

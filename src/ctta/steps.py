@@ -18,6 +18,10 @@ class Step:
         selected: The fraction of elements that the method learned from. None if it selects none; 0 if it found nothing
             to learn from, and then nothing was updated.
         entropy: The mean entropy of what was learned from, where it is not that of the predictions; None otherwise.
+        batch_stats: The fraction of the batch in BatchNorm's statistics, the rest being the source's; 0 without
+            BatchNorm.
+        scale: The fraction of the optimizer's step that was taken; below 1 for small batches with
+            ``batch_stats="auto"``.
     """
 
     loss: Tensor
@@ -26,6 +30,8 @@ class Step:
     augmented: Tensor | None = None
     selected: Tensor | None = None
     entropy: Tensor | None = None
+    batch_stats: float = 1.0
+    scale: float = 1.0
 
     @property
     def updated(self) -> bool:

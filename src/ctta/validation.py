@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ctta.errors import ConfigError, InputError
-from ctta.norms import has_running_statistics
+from ctta.norms import BatchStats, has_running_statistics
 from ctta.surgery import MissingLogitsError, Output, infer_input_rank
 from ctta.views import Views
 from ctta.views.average import require_split_view
@@ -35,6 +35,14 @@ def check_output(output: Output) -> None:
     """Raise a TypeError unless a value can say where the logits are in the output of a network."""
     if isinstance(output, bool) or not (output is None or isinstance(output, str | int) or callable(output)):
         raise TypeError(f"output must be a key, an index or a function of the network's output, got {output!r}")
+
+
+def check_batch_stats(value: BatchStats) -> None:
+    """Raise unless a value is ``"auto"`` or lies between 0 and 1."""
+    if isinstance(value, str) and value != "auto":
+        raise ConfigError(f"batch_stats must be 'auto' or lie between 0 and 1, got {value!r}")
+    if value != "auto":
+        check_fraction("batch_stats", value)
 
 
 def check_integer(name: str, value: int, low: int | None = None, high: int | None = None) -> int:

@@ -8,8 +8,9 @@ from torch import nn
 
 from ctta.errors import InputError
 from ctta.functional import confidence
+from ctta.norms import BatchStats
 from ctta.surgery import Output, copy_for_adaptation, iter_inputs
-from ctta.validation import check_fraction, validate_batches
+from ctta.validation import check_batch_stats, check_fraction, validate_batches
 
 
 @torch.no_grad()
@@ -19,7 +20,7 @@ def calibrate_threshold(
     *,
     quantile: float = 0.05,
     margin: float = 0.05,
-    batch_stats: float = 1.0,
+    batch_stats: BatchStats = "auto",
     output: Output = None,
 ) -> float:
     """Compute CoTTA's ``threshold`` for a network by the rule of the reference implementation.
@@ -46,7 +47,7 @@ def calibrate_threshold(
     True
     """
     check_fraction("quantile", quantile)
-    check_fraction("batch_stats", batch_stats)
+    check_batch_stats(batch_stats)
     source = copy_for_adaptation(net, batch_stats=batch_stats, output=output)
     confidences = []
     for x in validate_batches(iter_inputs(batches)):

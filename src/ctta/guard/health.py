@@ -39,7 +39,8 @@ class Health:
         class_sorting: How much likelier two elements of one batch share a class than two of different batches.
         distance_to_source: Distance of the trained parameters to the source's after the update, relative to the norm
             of the latter.
-        update_norm: Norm of the optimizer's step, relative to the norm of the parameters in the source.
+        update_norm: Norm of the update, relative to the norm of the parameters in the source.
+        batch_stats: Fraction of the batch in BatchNorm's statistics; 0 without BatchNorm.
         skipped: Whether the update was skipped because it was not finite; None if there was none.
         adapted: Whether the method adapted to this batch.
         answered_by_source: Whether the source's weights gave the predictions.
@@ -62,6 +63,7 @@ class Health:
     class_sorting: float | None = None
     distance_to_source: float | None = None
     update_norm: float | None = None
+    batch_stats: float | None = None
     skipped: bool | None = None
     adapted: bool = False
     answered_by_source: bool = False

@@ -25,6 +25,7 @@ from ctta.guard.health import Health, relative_norm, trained_pairs
 from ctta.guard.remedies import REMEDIES, Remedy, take_snapshot
 from ctta.guard.schedule import FEW_CLASSES, NOT_SORTED, SORTED, Schedule
 from ctta.guard.validator import InputSpec, InputValidator
+from ctta.norms import batch_fraction, count_images
 from ctta.parallel import SingleProcess
 from ctta.transaction import restore_on_error
 from ctta.validation import check_choice, check_integer
@@ -171,7 +172,8 @@ class Guarded(AdaptiveModel):
             return predict(x)
         logits: Tensor = source_as_trained(self.source)(x)
         if valid.any():
-            logits[valid] = predict(x[valid]).to(logits.dtype)
+            with count_images(int(valid.sum())):  # the other rows have no part in batch statistics
+                logits[valid] = predict(x[valid]).to(logits.dtype)
         return logits
 
     def _predict(self, x: Tensor) -> Tensor:
@@ -249,7 +251,8 @@ class Guarded(AdaptiveModel):
                 None if student is None else float((student != found.predictions.classes).double().mean())
             ),
             distance_to_source=distance,
-            update_norm=step.update_norm,
+            update_norm=None if step.update_norm is None else step.update_norm * self.wrapped.step_scale,
+            batch_stats=batch_fraction(self.source, len(found.predictions.classes)),
             skipped=self.last_step.skipped if self.last_step else None,
             adapted=adapted,
             answered_by_source=by_source,

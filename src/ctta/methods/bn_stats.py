@@ -14,13 +14,13 @@ class BNStats(AdaptiveModel):
 
     Args:
         net: Any network; without BatchNorm layers it predicts as it was trained.
-        batch_stats: The fraction m of the batch in the statistics, (1-m) * running + m * batch. The default uses the
-            batch only; choose less for small batches.
+        batch_stats: The fraction m of the batch in the statistics, (1-m) * running + m * batch. The default ``"auto"``
+            uses only the batch from 16 images on, and fewer images the less, the fewer they are; 1 for only the batch.
         output: Where the logits are in the network's output; by default the usual places.
 
     >>> import torch
     >>> model = BNStats(torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3)))
-    >>> x = torch.randn(8, 4)
+    >>> x = torch.randn(16, 4)
     >>> torch.allclose(model(x), model(5 * x + 7), atol=1e-4)    # invariant to shift and scale of the input
     True
 
@@ -30,7 +30,7 @@ class BNStats(AdaptiveModel):
 
     info = MethodInfo("BN Stats Adapt", paper="Schneider et al., NeurIPS 2020")
 
-    def __init__(self, net: nn.Module, *, batch_stats: BatchStats = 1.0, output: Output = None) -> None:
+    def __init__(self, net: nn.Module, *, batch_stats: BatchStats = "auto", output: Output = None) -> None:
         super().__init__(net, batch_stats=batch_stats, output=output)
 
     @override

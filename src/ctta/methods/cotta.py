@@ -66,8 +66,9 @@ class CoTTA(AdaptiveModel):
 
     The teacher's prediction is the target; where the source is not confident, the target is the teacher's mean
     prediction over augmented views. After each step a few random weights are restored to the source's values.
-    The defaults are the authors' code for CIFAR10-C. See :meth:`official_segmentation` for their code for street
-    scenes, :meth:`paper` for the text of the paper and :meth:`fast` for a quarter of the views.
+    The defaults are the authors' code for CIFAR10-C, except for batches of fewer than 16 images. See
+    :meth:`official_segmentation` for their code for street scenes, :meth:`paper` for the text of the paper and
+    :meth:`fast` for a quarter of the views.
 
     Args:
         net: Any network; every parameter that requires grad is trained and restored.
@@ -91,8 +92,9 @@ class CoTTA(AdaptiveModel):
             ImageNet) or ``"hard"`` (against the target's argmax, the authors' code for segmentation).
         views_at_once: How many views go through the teacher together, each with its own batch statistics. The default
             of 1 needs the least memory; more are faster where one view leaves the device idle.
-        batch_stats: The fraction of the batch in BatchNorm's statistics, in student, teacher and source. By default
-            only the batch, as in the authors' code for classification.
+        batch_stats: The fraction of the batch in BatchNorm's statistics, in student, teacher and source. The default
+            ``"auto"`` uses only the batch from 16 images on, and blends fewer with the source's statistics; 1 for only
+            the batch, as in the authors' code for classification.
         seed: The seed of the random views and of the restored weights.
         output: Where the logits are in the network's output; by default the usual places.
 
@@ -128,7 +130,7 @@ class CoTTA(AdaptiveModel):
         predict_with: Literal["refined", "teacher"] = "refined",
         loss: Literal["cross_entropy", "symmetric", "hard"] = "cross_entropy",
         views_at_once: int = 1,
-        batch_stats: BatchStats = 1.0,
+        batch_stats: BatchStats = "auto",
         seed: int = 0,
         output: Output = None,
     ) -> None:
@@ -151,7 +153,9 @@ class CoTTA(AdaptiveModel):
 
     @classmethod
     def official(cls, net: nn.Module, **overrides: Any) -> Self:
-        """Build the authors' code for CIFAR10-C, which produced the published numbers. These are the defaults.
+        """Build the authors' code for CIFAR10-C, which produced the published numbers.
+
+        These are the defaults, except that every batch is normalized by its own statistics, however small it is.
 
         Args:
             net: The network.
@@ -160,7 +164,7 @@ class CoTTA(AdaptiveModel):
         Returns:
             The model.
         """
-        return cls(net, **overrides)
+        return cls(net, **{"batch_stats": 1.0} | overrides)
 
     @classmethod
     def official_segmentation(cls, net: nn.Module, **overrides: Any) -> Self:
@@ -229,8 +233,10 @@ class CoTTA(AdaptiveModel):
         target = self._compute_target(x, is_uncertain, direct)  # Eq. 3-4
         loss = LOSSES[self.loss](self.student(x), target).mean()  # Eq. 5
         if self.minimize(loss, confidence=source_confidence, augmented=is_uncertain.float().mean()):
-            ema_update_(self.teacher, self.student, self.decay)  # Eq. 2
-            stochastic_restore_(self.student, self.source, self.restore, self.generator("restore"))  # Eq. 7-8
+            # A small batch is a part of a step: as many as make a whole one keep and restore what that would.
+            decay, restore = self.decay**self.step_scale, self.restore * self.step_scale
+            ema_update_(self.teacher, self.student, decay)  # Eq. 2
+            stochastic_restore_(self.student, self.source, restore, self.generator("restore"))  # Eq. 7-8
         return target if direct is None else direct
 
     @override

@@ -21,7 +21,8 @@ class PseudoLabel(AdaptiveModel):
         net: A network with normalization layers of any kind.
         optimizer: A factory of the optimizer; the default is TENT's setting for CIFAR.
         lr: The learning rate, if it should differ from that of ``optimizer``.
-        batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch.
+        batch_stats: The fraction of the batch in BatchNorm's statistics. The default ``"auto"`` uses only the batch
+            from 16 images on, and blends fewer with the source's statistics; 1 for only the batch.
         output: Where the logits are in the network's output; by default the usual places.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
@@ -41,7 +42,7 @@ class PseudoLabel(AdaptiveModel):
         *,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
         lr: float | None = None,
-        batch_stats: BatchStats = 1.0,
+        batch_stats: BatchStats = "auto",
         output: Output = None,
     ) -> None:
         super().__init__(net, batch_stats=batch_stats, output=output)

@@ -24,7 +24,8 @@ class Tent(AdaptiveModel):
         optimizer: A factory of the optimizer. The default is TENT's setting for CIFAR; that for ImageNet is
             ``partial(torch.optim.SGD, lr=2.5e-4, momentum=0.9, nesterov=True)``.
         lr: The learning rate, if it should differ from that of ``optimizer``.
-        batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch, as in TENT.
+        batch_stats: The fraction of the batch in BatchNorm's statistics. The default ``"auto"`` uses only the batch
+            from 16 images on, and blends fewer with the source's statistics; 1 for only the batch, as in TENT.
         output: Where the logits are in the network's output; by default the usual places.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
@@ -42,7 +43,7 @@ class Tent(AdaptiveModel):
         *,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
         lr: float | None = None,
-        batch_stats: BatchStats = 1.0,
+        batch_stats: BatchStats = "auto",
         output: Output = None,
     ) -> None:
         super().__init__(net, batch_stats=batch_stats, output=output)

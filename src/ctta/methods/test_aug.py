@@ -22,7 +22,8 @@ class TestAug(AdaptiveModel):
         average: The mean of ``"logits"`` (default, as in CoTTA's code) or of ``"probabilities"``.
         views_at_once: How many views go through the network together, each with its own batch statistics. The default
             of 1 needs the least memory.
-        batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch.
+        batch_stats: The fraction of the batch in BatchNorm's statistics. The default ``"auto"`` uses only the batch
+            from 16 images on, and blends fewer with the source's statistics; 1 for only the batch.
         seed: The seed of the random views.
         output: Where the logits are in the network's output; by default the usual places.
 
@@ -43,7 +44,7 @@ class TestAug(AdaptiveModel):
         views: Views = image_views(32),
         average: Average = "logits",
         views_at_once: int = 1,
-        batch_stats: BatchStats = 1.0,
+        batch_stats: BatchStats = "auto",
         seed: int = 0,
         output: Output = None,
     ) -> None:

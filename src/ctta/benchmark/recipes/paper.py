@@ -24,6 +24,8 @@ FIVE_SEEDS = (1, 2, 3, 4, 5)
 
 ADAM = partial(torch.optim.Adam, lr=1e-3)
 SGD = partial(torch.optim.SGD, momentum=0.9, nesterov=True)
+#: The published protocols normalize every batch by its own statistics, also a short last one.
+BATCH_ONLY: Mapping[str, Any] = {"batch_stats": 1.0}
 PRESETS = {"official": CoTTA.official, "paper": CoTTA.paper}
 #: The gradual stream of each preset: the reference implementation starts its first corruption at full severity.
 GRADUAL: dict[Preset, Literal["authors", "paper"]] = {"official": "authors", "paper": "paper"}
@@ -52,14 +54,15 @@ def paper_methods(
         The methods, in the order of the paper's tables.
     """
     teacher = PRESETS[preset]
-    settings = {"views": views, **cotta}
+    settings = {"views": views, **BATCH_ONLY, **cotta}
+    norm_settings = {"optimizer": tent, **BATCH_ONLY}
     return {
         "source": MethodSpec("Source", Source),
-        "bn_stats": MethodSpec("BN Stats Adapt", BNStats),
-        "pseudo_label": MethodSpec("Pseudo-label", PseudoLabel, {"optimizer": tent}),
-        "tent_online": MethodSpec("TENT-online*", Tent, {"optimizer": tent}, reset_at_domain=True),
-        "tent": MethodSpec("TENT-continual", Tent, {"optimizer": tent}),
-        "test_aug": MethodSpec("Test Aug", TestAug, {"views": views}),
+        "bn_stats": MethodSpec("BN Stats Adapt", BNStats, BATCH_ONLY),
+        "pseudo_label": MethodSpec("Pseudo-label", PseudoLabel, norm_settings),
+        "tent_online": MethodSpec("TENT-online*", Tent, norm_settings, reset_at_domain=True),
+        "tent": MethodSpec("TENT-continual", Tent, norm_settings),
+        "test_aug": MethodSpec("Test Aug", TestAug, {"views": views, **BATCH_ONLY}),
         "cotta_weight_average": MethodSpec("CoTTA: weight-avg", teacher, {**settings, "views": (), "restore": 0.0}),
         "cotta_view_average": MethodSpec("CoTTA: + aug-avg", teacher, {**settings, "restore": 0.0}),
         "cotta": MethodSpec("CoTTA", teacher, settings),

@@ -9,6 +9,7 @@ import torch
 
 from ctta import models, streams
 from ctta.benchmark.recipes.base import BenchmarkOptions, BenchmarkTask, MethodSpec, Preset
+from ctta.benchmark.recipes.paper import BATCH_ONLY
 from ctta.errors import ConfigError
 from ctta.methods import BNStats, CoTTA, PseudoLabel, Source
 from ctta.methods.cotta import OFFICIAL_SEGMENTATION
@@ -60,7 +61,7 @@ def _segmentation_methods(preset: Preset) -> dict[str, MethodSpec]:
     tent = {name: OFFICIAL_SEGMENTATION[name] for name in ("optimizer", "batch_stats")}
     return {
         "source": MethodSpec("Source", Source),
-        "bn_stats": MethodSpec("BN Stats Adapt", BNStats),
+        "bn_stats": MethodSpec("BN Stats Adapt", BNStats, BATCH_ONLY),
         "tent": MethodSpec("TENT-continual", PseudoLabel, tent),
         "cotta": MethodSpec("CoTTA", CoTTA, {**OFFICIAL_SEGMENTATION, **variant}),
     }
