@@ -1,5 +1,8 @@
 """Every method passes every check of the contract on every kind of network, and the checks find broken methods."""
 
+import ast
+from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -9,6 +12,7 @@ from torch import Tensor, nn
 
 import ctta
 from ctta.testing import CHECKS, NETWORKS, ContractCase
+from ctta.testing.case import count_learned_batches
 
 FEW_VIEWS = {"views": ctta.views.image_views(2)}
 HYPERPARAMETERS: dict[str, dict[str, Any]] = {"test_aug": FEW_VIEWS, "cotta": FEW_VIEWS}
@@ -214,3 +218,86 @@ def test_models_built_under_inference_mode_adapt(method: str) -> None:
         for x in case.make_stream():
             assert torch.equal(model(x), expected(x))
         assert torch.equal(model.reset()(x), expected.reset()(x))
+
+
+class NeverSteps(ctta.Tent):
+    """A method that forgets to learn."""
+
+    def adapt_step(self, x: Tensor) -> Tensor:
+        return self.predict_step(x)
+
+
+class ConfidentOnly(ctta.Tent):
+    """A method that learns from samples with a low entropy, and takes no step where there is none."""
+
+    def __init__(self, net: nn.Module, *, margin: float = 10.0) -> None:
+        super().__init__(net)
+        self.margin = margin
+
+    def adapt_step(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.student(x)
+        entropies = ctta.functional.entropy(logits)
+        selected = entropies[entropies < self.margin]  # NaN is not below
+        if len(selected):
+            self.minimize(selected.mean())
+        return logits
+
+
+class StepsUnguarded(ctta.Tent):
+    """A method that calls the optimizer itself, without a check of the loss."""
+
+    def adapt_step(self, x: Tensor) -> Tensor:
+        assert self.optimizer is not None
+        logits: Tensor = self.student(x)
+        self.optimizer.zero_grad()
+        ctta.functional.entropy(logits).mean().backward()
+        self.optimizer.step()
+        return logits
+
+
+ONE_NETWORK = {"group_norm": NETWORKS["group_norm"]}
+
+
+def test_a_method_that_never_steps_is_found() -> None:
+    with pytest.raises(
+        AssertionError, match=r"NeverSteps has an optimizer, but its weights stayed the same .*minimize"
+    ):
+        ctta.testing.check_method(NeverSteps, networks=ONE_NETWORK)
+
+
+def test_a_method_that_selects_samples_keeps_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    ctta.testing.check_method(ConfidentOnly, networks=ONE_NETWORK)
+    assert capsys.readouterr().out == f"ConfidentOnly: {len(CHECKS)} checks on 1 network passed; 3 steps taken\n"
+    with pytest.raises(AssertionError, match="allow_no_steps=True"):
+        ctta.testing.check_method(ConfidentOnly, networks=ONE_NETWORK, margin=-1.0)
+    ctta.testing.check_method(ConfidentOnly, networks=ONE_NETWORK, margin=-1.0, allow_no_steps=True)
+    assert capsys.readouterr().out.endswith("1 network passed; 0 steps taken\n")
+
+
+def test_an_unguarded_optimizer_step_is_found() -> None:
+    case = ContractCase(StepsUnguarded, NETWORKS["batch_norm"], {"optimizer": partial(torch.optim.SGD, lr=0.1)})
+    with pytest.raises(AssertionError, match="the optimizer stepped with a loss that is not finite"):
+        CHECKS["check_non_finite_step_is_skipped"](case)
+
+
+@pytest.mark.parametrize("method", [name for name in ctta.METHODS if name in ("pseudo_label", "tent", "cotta")])
+def test_learning_methods_learn_on_every_network(method: str) -> None:
+    for make_network in NETWORKS.values():
+        case = ContractCase(ctta.METHODS[method], make_network, HYPERPARAMETERS.get(method, {}))
+        assert count_learned_batches(case) == 3
+
+
+def test_every_assertion_of_the_contract_says_what_is_wrong() -> None:
+    for path in Path(ctta.testing.__file__).parent.glob("*.py"):
+        asserts = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)]
+        assert [f"{path.name}:{node.lineno}" for node in asserts if node.msg is None] == []
+
+
+def test_an_empty_assertion_of_a_method_gets_a_text() -> None:
+    class Picky(ctta.Tent):
+        def check_input(self, x: Tensor) -> None:
+            if len(x) == 6:
+                raise AssertionError
+
+    with pytest.raises(AssertionError, match=r"check_\w+ of Picky on network 'group_norm' failed"):
+        ctta.testing.check_method(Picky, networks=ONE_NETWORK)

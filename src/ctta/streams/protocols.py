@@ -18,30 +18,33 @@ import numpy as np
 
 from ctta.datasets.base import CorruptionDataset
 from ctta.errors import ConfigError, DataError
+from ctta.streams.corrupted import as_corruption_dataset
 from ctta.streams.mixture import Mixture
 from ctta.streams.orders import corruption_order
 from ctta.streams.stream import Segment, Stream
 from ctta.validation import check_choice, check_integer
 
+BATCH_SIZE = 200  # of the CIFAR-C benchmarks
+
 
 def continual(
-    data: CorruptionDataset,
+    data: CorruptionDataset | Stream,
     *,
     severity: int = 5,
     order: int | None = None,
     names: Sequence[str] | None = None,
     limit: int | None = None,
-    batch_size: int = 200,
+    batch_size: int | None = None,
 ) -> Stream:
     """Return one corruption after the other at one severity: the protocol of the paper's tables.
 
     Args:
-        data: The dataset.
+        data: The dataset, or a stream of clean images, such as :func:`image_folder`'s, to corrupt as they are read.
         severity: 1 (weak) to 5 (strong).
         order: None for the standard order, or 0 to 9 for a random order of the authors' code.
         names: Instead of an order, the corruptions to use, in this order.
         limit: Largest number of images per corruption, the first ones; None for all.
-        batch_size: Images per batch.
+        batch_size: Images per batch; by default 200, or that of the given stream.
 
     Returns:
         The stream.
@@ -49,20 +52,27 @@ def continual(
     Raises:
         ConfigError: Both ``order`` and ``names`` are given, or one has no such value.
         DataError: A file of the dataset is missing or damaged.
+        TypeError: ``data`` is neither a dataset with corruptions nor a stream.
     """
     chosen, description = _choose_corruptions(order, names)
     steps = [(corruption, severity) for corruption in chosen]
-    return _build(data, steps, f"continual severity={severity} {description}", limit, batch_size)
+    return _build(
+        as_corruption_dataset(data, "continual"),
+        steps,
+        f"continual severity={severity} {description}",
+        limit,
+        _get_batch_size(data, batch_size),
+    )
 
 
 def gradual(
-    data: CorruptionDataset,
+    data: CorruptionDataset | Stream,
     *,
     variant: Literal["paper", "authors"] = "paper",
     order: int | None = None,
     names: Sequence[str] | None = None,
     limit: int | None = None,
-    batch_size: int = 200,
+    batch_size: int | None = None,
 ) -> Stream:
     """Return one corruption after the other, each with the severities 1, 2, 3, 4, 5, 4, 3, 2, 1.
 
@@ -70,12 +80,12 @@ def gradual(
     fifteen corruptions instead of 135.
 
     Args:
-        data: The dataset.
+        data: As for :func:`continual`.
         variant: "paper" (135 segments) or "authors" (131 segments).
         order: As for :func:`continual`.
         names: As for :func:`continual`.
         limit: Largest number of images per segment, the first ones; None for all.
-        batch_size: Images per batch.
+        batch_size: Images per batch; by default 200, or that of the given stream.
 
     Returns:
         The stream.
@@ -83,6 +93,7 @@ def gradual(
     Raises:
         ConfigError: Both ``order`` and ``names`` are given, or a setting has no such value.
         DataError: A file of the dataset is missing or damaged.
+        TypeError: ``data`` is neither a dataset with corruptions nor a stream.
     """
     check_choice("variant", variant, ("paper", "authors"))
     chosen, description = _choose_corruptions(order, names)
@@ -90,7 +101,13 @@ def gradual(
     steps = [(corruption, severity) for corruption in chosen for severity in severities]
     if variant == "authors":
         steps = steps[4:]
-    return _build(data, steps, f"gradual {variant} {description}", limit, batch_size)
+    return _build(
+        as_corruption_dataset(data, "gradual"),
+        steps,
+        f"gradual {variant} {description}",
+        limit,
+        _get_batch_size(data, batch_size),
+    )
 
 
 def rounds(stream: Stream, num_rounds: int) -> Stream:
@@ -170,6 +187,13 @@ def single(stream: Stream) -> Stream:
         A stream of the same images in the same order.
     """
     return Stream(f"{stream.name} single", stream.segments, batch_size=1, read_ahead=stream.read_ahead)
+
+
+def _get_batch_size(data: object, batch_size: int | None) -> int:
+    """Return the given batch size, else that of the stream, else the benchmark's."""
+    if batch_size is not None:
+        return batch_size
+    return data.batch_size if isinstance(data, Stream) else BATCH_SIZE
 
 
 def _choose_corruptions(order: int | None, names: Sequence[str] | None) -> tuple[tuple[str, ...], str]:

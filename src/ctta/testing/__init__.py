@@ -4,6 +4,7 @@ Every method of the library passes them, and a new method gets them for free:
 
 >>> import ctta
 >>> ctta.testing.check_method(ctta.BNStats)
+BNStats: 27 checks on each of 4 networks passed; it has no optimizer and takes no steps
 
 Each check is a function ``check_...(case)`` in :data:`CHECKS`, where ``case`` is a :class:`ContractCase`: a method with
 its hyperparameters on a small network. A test suite can run them one by one:
@@ -12,14 +13,16 @@ its hyperparameters on a small network. A test suite can run them one by one:
 >>> ctta.testing.CHECKS["check_reset_equals_new"](case)
 """
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
 from ctta.base import AdaptiveModel
 from ctta.testing import input_checks, network_checks, stream_checks
-from ctta.testing.case import CHECKS, ContractCase
+from ctta.testing.case import CHECKS, ContractCase, count_learned_batches
 from ctta.testing.networks import NETWORKS
 
 __all__ = ["CHECKS", "NETWORKS", "ContractCase", "check_method", "input_checks", "network_checks", "stream_checks"]
@@ -29,24 +32,67 @@ def check_method(
     method: type[AdaptiveModel],
     *,
     networks: Mapping[str, Callable[[], nn.Module]] | None = None,
+    allow_no_steps: bool = False,
     **hyperparameters: Any,
 ) -> None:
-    """Run every check of the contract on every network.
+    """Run every check of the contract on every network, and print what was checked.
+
+    A method with an optimizer must learn from a batch on at least one network: checks of reset, saving and resuming
+    prove nothing about weights that never change.
 
     Args:
         method: The class to check.
         networks: Factories of small networks for images (N, 3, 16, 16), by name; by default :data:`NETWORKS`: a
             convolutional network with BatchNorm and one with GroupNorm, a vision transformer and a segmentation
             network.
+        allow_no_steps: Whether a method with an optimizer may leave its weights as they are on all networks, such as
+            one that selects samples and finds none among random images.
         **hyperparameters: Passed to the method; fewer views make the checks of CoTTA faster.
 
     Raises:
         AssertionError: A promise of the contract is broken. A note names the check and the network.
     """
-    for network, make_network in (networks or NETWORKS).items():
+    networks, num_learned = networks or NETWORKS, {}
+    for network, make_network in networks.items():
+        case = ContractCase(method, make_network, hyperparameters)
         for name, check in CHECKS.items():
-            try:
-                check(ContractCase(method, make_network, hyperparameters))
-            except Exception as error:
-                error.add_note(f"{name} of {method.__name__} on network '{network}'")
-                raise
+            with _noting(f"{name} of {method.__name__} on network '{network}'"):
+                check(case)
+        with _noting(f"a stream of {method.__name__} on network '{network}'"):
+            num_learned[network] = count_learned_batches(case)
+    if not allow_no_steps and any(number is not None for number in num_learned.values()):
+        assert any(num_learned.values()), (
+            f"{method.__name__} has an optimizer, but its weights stayed the same over 3 batches on every network "
+            f"({', '.join(networks)}), so nothing that it learns was checked: call self.minimize(loss) in adapt_step, "
+            "pass hyperparameters with which it learns from random images, or declare allow_no_steps=True"
+        )
+    summary = (
+        f"{len(CHECKS)} checks on {f'each of {len(networks)} networks' if len(networks) > 1 else '1 network'} passed"
+    )
+    sys.stdout.write(f"{method.__name__}: {summary}; {_describe_steps(num_learned)}\n")
+
+
+@contextmanager
+def _noting(note: str) -> Iterator[None]:
+    """Add a note to an error, and a text to an assertion that has none."""
+    try:
+        yield
+    except AssertionError as error:
+        if not str(error):
+            error.args = (f"{note} failed: see the line in the traceback",)
+        error.add_note(note)
+        raise
+    except Exception as error:
+        error.add_note(note)
+        raise
+
+
+def _describe_steps(num_learned: Mapping[str, int | None]) -> str:
+    """Return in how many of the three batches of each network the method learned."""
+    numbers = [number for number in num_learned.values() if number is not None]
+    if not numbers:
+        return "it has no optimizer and takes no steps"
+    if len({*numbers}) == 1:
+        text = f"{numbers[0]} step{'s' if numbers[0] != 1 else ''} taken"
+        return f"{text} in each" if len(num_learned) > 1 else text
+    return "steps taken: " + ", ".join(f"{number or 0} in {network}" for network, number in num_learned.items())

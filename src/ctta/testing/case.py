@@ -1,6 +1,7 @@
 """The subject of a check, a method on a network, and comparisons of logits and states."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +88,41 @@ def register_check(check: Callable[[ContractCase], None]) -> Callable[[ContractC
 def run_stream(model: AdaptiveModel, stream: list[Tensor]) -> list[Tensor]:
     """Return the logits of every batch, adapting along the way."""
     return [model(x) for x in stream]
+
+
+@contextmanager
+def count_optimizer_steps(model: AdaptiveModel) -> Iterator[list[None]]:
+    """Yield a list that grows by one entry per step that an optimizer of the model takes within the block."""
+    steps: list[None] = []
+    optimizers = [part.optimizer for part in _adaptive_models(model) if part.optimizer is not None]
+    hooks = [optimizer.register_step_post_hook(lambda *_: steps.append(None)) for optimizer in optimizers]
+    try:
+        yield steps
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def count_learned_batches(case: ContractCase) -> int | None:
+    """Return after how many batches of the stream the trained weights had changed; None for a method without optimizer.
+
+    Weights are compared, not calls counted: a step with a learning rate or gradient of zero teaches nothing.
+    """
+    model = case.make_model()
+    if not any(part.optimizer for part in _adaptive_models(model)):
+        return None
+    num_changed = 0
+    for x in case.make_stream():
+        before = _trained_weights(model)
+        model(x)
+        num_changed += any(not torch.equal(*pair) for pair in zip(before, _trained_weights(model), strict=True))
+    return num_changed
+
+
+def _trained_weights(model: AdaptiveModel) -> list[Tensor]:
+    """Return copies of the weights that the optimizers hold."""
+    groups = [group for part in _adaptive_models(model) if part.optimizer for group in part.optimizer.param_groups]
+    return [parameter.detach().clone() for group in groups for parameter in group["params"]]
 
 
 def assert_equal(actual: list[Tensor], expected: list[Tensor], what: str) -> None:

@@ -8,6 +8,7 @@ from ctta.testing.case import (
     assert_equal,
     collect_state,
     collect_tensors,
+    count_optimizer_steps,
     register_check,
     run_stream,
 )
@@ -56,8 +57,9 @@ def check_train_and_eval_keep_network_modes(case: ContractCase) -> None:
     model = case.make_model()
     modes = [module.training for module in model.source.modules()]
     model.train()
-    assert model.training and [module.training for module in model.source.modules()] == modes
-    assert not model.eval().training
+    assert model.training, "train() does not set the model's flag"
+    assert [module.training for module in model.source.modules()] == modes, "train() changed the modes of the source"
+    assert not model.eval().training, "eval() does not clear the model's flag"
 
 
 @register_check
@@ -65,7 +67,8 @@ def check_empty_batch_is_returned(case: ContractCase) -> None:
     """Check that an empty batch comes back as the same object and changes nothing."""
     model = case.make_model()
     before, empty = collect_state(model), case.make_batch(0)[:0]
-    assert model(empty) is empty and model.predict(empty) is empty
+    assert model(empty) is empty, "calling the model with an empty batch must return that batch"
+    assert model.predict(empty) is empty, "predict of an empty batch must return that batch"
     assert_equal(collect_state(model), before, "state after an empty batch")
 
 
@@ -96,7 +99,10 @@ def check_bad_input_changes_nothing(case: ContractCase) -> None:
 
 @register_check
 def check_non_finite_step_is_skipped(case: ContractCase) -> None:
-    """Check that a step whose loss is not finite predicts, is counted, and updates nothing."""
+    """Check that a step whose loss is not finite predicts, is counted, and updates nothing.
+
+    A method that selects samples may select none of a batch without finite predictions, and take no step at all.
+    """
     model = case.make_model()
     student = getattr(model, "student", None)
     if student is None:
@@ -105,10 +111,19 @@ def check_non_finite_step_is_skipped(case: ContractCase) -> None:
         for parameter in student.parameters():
             parameter.fill_(torch.nan)
     before = [tensor.nan_to_num() for tensor in collect_tensors(model)]
-    assert model(case.make_batch(0)).shape[0] == 6, "no prediction"
+    with count_optimizer_steps(model) as steps:
+        assert model(case.make_batch(0)).shape[0] == 6, "no prediction for a batch whose loss is not finite"
     assert_equal([tensor.nan_to_num() for tensor in collect_tensors(model)], before, "state after a skipped step")
-    assert model.num_skipped == 1 and model.num_steps == 1
-    assert model.last_step is not None and model.last_step.skipped
+    assert not steps, "the optimizer stepped with a loss that is not finite: call self.minimize(loss), which checks it"
+    assert model.num_steps == 1, f"num_steps is {model.num_steps} after one batch whose loss is not finite, expected 1"
+    if model.last_step is None and model.num_skipped == 0:
+        return  # it selected no sample, so there was no loss to minimize
+    assert model.num_skipped == 1, (
+        f"num_skipped is {model.num_skipped} after one batch whose loss is not finite, expected 1"
+    )
+    assert model.last_step is not None and model.last_step.skipped, (
+        f"last_step is {model.last_step} after a skipped step, expected one with skipped=True"
+    )
 
 
 @register_check
@@ -117,6 +132,7 @@ def check_accepts_any_memory_format(case: ContractCase) -> None:
     x = case.make_batch(0)
     expected = case.make_model()(x)
     strided = torch.stack([x, x], -1)[..., 0]
-    assert not strided.is_contiguous()
-    for variant in (x.to(memory_format=torch.channels_last), strided):
-        torch.testing.assert_close(case.make_model()(variant), expected)
+    assert not strided.is_contiguous(), "the strided batch of this check is contiguous"
+    for name, variant in (("channels-last", x.to(memory_format=torch.channels_last)), ("non-contiguous", strided)):
+        logits = case.make_model()(variant)
+        torch.testing.assert_close(logits, expected, msg=lambda text, name=name: f"logits of a {name} batch: {text}")

@@ -126,7 +126,7 @@ def check_frozen_only_predicts(case: ContractCase) -> None:
     model(case.make_batch(9))
     before = collect_state(model)
     expected = model.predict(case.make_batch(0))
-    assert torch.equal(model.freeze()(case.make_batch(0)), expected)
+    assert torch.equal(model.freeze()(case.make_batch(0)), expected), "a frozen model returns other logits than predict"
     assert_equal(collect_state(model), before, "state while frozen")
     assert model.reset().frozen, "frozen is a mode and survives a reset"
     model.unfreeze()(case.make_batch(0))
@@ -157,7 +157,7 @@ def check_moves_mid_stream(case: ContractCase) -> None:
     model.to("cpu")
     assert_equal(collect_state(model), before, "state after .to()")
     model.double()
-    assert model(case.make_batch(0).double()).dtype == torch.float64
+    assert model(case.make_batch(0).double()).dtype == torch.float64, "logits are not float64 after .double()"
     floats = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
     assert all(tensor.dtype == torch.float64 for tensor in floats), ".double() left something behind"
     model.reset()
