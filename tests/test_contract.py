@@ -27,7 +27,12 @@ def test_contract(method: str, network: str, check: str) -> None:
 
 def test_the_paper_preset_keeps_the_contract_on_pixels() -> None:
     views = ctta.views.multiscale_flip((0.5, 1))
-    settings = {"gate": "element", "average": "probabilities", "predict_with": "teacher", "loss": "hard"}
+    settings: dict[str, Any] = {
+        "gate": "element",
+        "average": "probabilities",
+        "predict_with": "teacher",
+        "loss": "hard",
+    }
     segmentation = {"segmentation": NETWORKS["segmentation"]}
     ctta.testing.check_method(ctta.CoTTA, networks=segmentation, views=views, threshold=0.3, **settings)
 

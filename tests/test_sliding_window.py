@@ -129,7 +129,7 @@ def test_sums_are_computed_in_float32() -> None:
 
 @pytest.mark.parametrize("method", [ctta.BNStats, ctta.PseudoLabel, ctta.Tent, ctta.CoTTA])
 def test_contract(method: type[ctta.AdaptiveModel]) -> None:
-    views = {"views": ctta.views.multiscale_flip((1, 1.5))} if method is ctta.CoTTA else {}
+    views: dict[str, Any] = {"views": ctta.views.multiscale_flip((1, 1.5))} if method is ctta.CoTTA else {}
     networks = {"sliding": lambda: SlidingWindow(NETWORKS["segmentation"](), window=12, stride=8)}
     check_method(method, networks=networks, **views)
 

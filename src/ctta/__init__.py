@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         testing,
     )
     from ctta.advise import calibrate_threshold
-    from ctta.evaluation import Result, evaluate
+    from ctta.evaluation import Comparison, Result, compare, evaluate
 
 __version__ = version("ctta")
 
@@ -50,6 +50,7 @@ __all__ = [
     "BNStats",
     "CheckpointError",
     "CoTTA",
+    "Comparison",
     "ConfigError",
     "DataError",
     "Guarded",
@@ -66,6 +67,7 @@ __all__ = [
     "advise",
     "benchmark",
     "calibrate_threshold",
+    "compare",
     "corruptions",
     "datasets",
     "distributed",
@@ -90,7 +92,13 @@ __all__ = [
 
 
 #: Names that are imported on first use, so that ``import ctta`` stays quick, and the packages that define them.
-_LAZY = {"Result": "ctta.evaluation", "calibrate_threshold": "ctta.advise", "evaluate": "ctta.evaluation"}
+_LAZY = {
+    "Comparison": "ctta.evaluation",
+    "Result": "ctta.evaluation",
+    "calibrate_threshold": "ctta.advise",
+    "compare": "ctta.evaluation",
+    "evaluate": "ctta.evaluation",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -2,53 +2,68 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.fingerprint import source_fingerprint
-from ctta.errors import ConfigError, DataError
+from ctta.errors import ConfigError, DataError, InputError
 from ctta.evaluation.environment import PeakMemory, describe_environment
-from ctta.evaluation.journal import Journal
+from ctta.evaluation.inputs import PlainBatches, as_batches, as_model
+from ctta.evaluation.journal import Journal, write_evaluation
 from ctta.evaluation.label_maps import save_label_maps
-from ctta.evaluation.metrics import ImageScore, PixelScore, Score, score_batch, score_from_json
+from ctta.evaluation.metrics import BatchScore, PixelScore, Score, score_batch, score_from_json
+from ctta.evaluation.progress import ProgressLine
 from ctta.evaluation.results import BatchRecord, Result
 from ctta.hyperparameters import format_hyperparameters, format_value
 from ctta.streams import Batch, Stream
 
+OnBatch = Callable[[BatchRecord], None]
+
 
 def evaluate(
-    model: AdaptiveModel,
-    stream: Stream,
+    model: AdaptiveModel | nn.Module,
+    stream: Stream | Iterable[Any],
     *,
+    batch_size: int | None = None,
     reset_at_domain: bool = False,
     folder: str | os.PathLike[str] | None = None,
     save_every: float = 20.0,
     name: str | None = None,
     labels: dict[str, Any] | None = None,
-    on_batch: Callable[[BatchRecord], None] | None = None,
+    progress: bool = False,
+    on_batch: OnBatch | None = None,
 ) -> Result:
     """Send a stream through a model and score its predictions as they come.
 
     Where labels are maps (N, H, W), pixels are scored at the resolution of the maps (:mod:`ctta.evaluation.metrics`).
-    With a model on several ranks (:func:`ctta.distributed.data_parallel`), every rank is given the same stream, takes
-    its rows of each batch, and returns the whole result; rank 0 writes the folder.
+    Without labels the result has confidences and counts, and no error. With a model on several ranks
+    (:func:`ctta.distributed.data_parallel`), every rank is given the same stream, takes its rows of each batch, and
+    returns the whole result; rank 0 writes the folder.
 
     Args:
-        model: A new model; it adapts unless it is frozen.
-        stream: A stream with labels, evaluated from its start; the model sees the images only.
+        model: A new model; it adapts unless it is frozen. A plain network is evaluated as :class:`ctta.Source`: it
+            predicts in eval mode and does not adapt.
+        stream: A stream of :mod:`ctta.streams`, evaluated from its start; the model sees the images only. Or a
+            ``DataLoader``, or any iterable of batches ``(x, y)`` or ``x``, which is read once, in its order; or a
+            ``Dataset``, which is shuffled, always in the same way; or arrays ``(images, labels)`` or ``images``.
+            Bytes are divided by 255, floats are taken as they are.
+        batch_size: Images per batch, for data of single images; by default 32.
         reset_at_domain: Whether to reset the model at the start of each segment (the starred rows of the paper's
             tables).
-        folder: Where to write a record of every batch and, at intervals, the state. If it holds part of the same
-            evaluation, that is resumed, and the result equals that of an uninterrupted one (a copy of ``model`` adapts
-            then). The predicted label maps of the last segment of each domain are saved too, in ``maps``.
+        folder: Where to write a record of every batch, for ``ctta report``. With a stream, also the state at
+            intervals: if the folder holds part of the same evaluation, that is resumed, and the result equals that of
+            an uninterrupted one (a copy of ``model`` adapts then). Other data cannot be compared with what a folder
+            holds and is not resumed: the folder must be new and is written at the end. The predicted label maps of the
+            last segment of each domain of a stream are saved too, in ``maps``.
         save_every: Seconds between two saves of the state; 0 saves after every batch.
         name: Name of the method in tables; by default that of the class.
         labels: What distinguishes this result from others, such as the number of an order; plain JSON.
+        progress: Whether to show the progress on standard error.
         on_batch: Called with the record of each batch, to show progress; if it raises, the state is saved first.
 
     Returns:
@@ -56,7 +71,9 @@ def evaluate(
 
     Raises:
         ConfigError: The model has already adapted, or does not fit the stream, or the folder holds another evaluation.
-        DataError: The stream has no labels.
+        DataError: A domain has labels for some of its batches only, or no labeled pixel.
+        InputError: A batch has images or labels in a form that is not known.
+        TypeError: The model or the data is something else; the message says what to pass.
 
     >>> import ctta, numpy as np
     >>> images, labels = np.zeros((20, 32, 32, 3), np.uint8), np.zeros(20, np.int64)
@@ -66,22 +83,53 @@ def evaluate(
     >>> result = ctta.evaluate(ctta.Source(net), stream)
     >>> len(result.errors), 0 <= result.error <= 1
     (2, True)
+    >>> result = ctta.evaluate(net, [(torch.rand(4, 3, 32, 32), torch.tensor([0, 1, 2, 3]))])
+    >>> result.method, result.num_batches
+    ('Source', 1)
     """
-    if model.num_steps:
-        raise ConfigError(f"the model has already adapted to {model.num_steps} batches: pass a new model or a fork()")
-    reference = next(iter(model.source.parameters()), torch.empty(0))
-    about = {
-        "method": name or type(model).__name__,
-        "settings": _format_settings(model),
-        "source": source_fingerprint(model.source),
-        "stream": stream.name,
+    model = as_model(model)
+    batches = as_batches(stream, model, batch_size)
+    name = name or type(model).__name__
+    if isinstance(batches, PlainBatches):
+        folders = {} if folder is None else {name: Path(folder)}
+        results = evaluate_together(
+            {name: model},
+            batches,
+            reset_at_domain=reset_at_domain,
+            folders=folders,
+            labels=labels,
+            progress=progress,
+            on_batch=on_batch,
+        )
+        return results[name]
+    return _evaluate_stream(
+        model,
+        batches,
+        name,
+        reset_at_domain=reset_at_domain,
+        folder=None if folder is None else Path(folder),
+        save_every=save_every,
+        labels=labels,
+        listeners=[*([ProgressLine(name, len(batches))] if progress else []), *([on_batch] if on_batch else [])],
+    )
+
+
+def _evaluate_stream(
+    model: AdaptiveModel,
+    stream: Stream,
+    name: str,
+    *,
+    reset_at_domain: bool,
+    folder: Path | None,
+    save_every: float,
+    labels: dict[str, Any] | None,
+    listeners: Sequence[OnBatch],
+) -> Result:
+    _check_new(model, name)
+    about = _describe(model, name, stream.name, stream.class_names, reset_at_domain, labels) | {
         "stream_hash": stream.hash,
         "domains": stream.domains,
         "num_batches": len(stream),
-        "reset_at_domain": reset_at_domain,
-        "labels": labels or {},
-        "environment": describe_environment(reference.device),
-        **({"class_names": stream.class_names} if stream.class_names else {}),
     }
     coordinator, journal = model.coordinator, None
 
@@ -89,7 +137,7 @@ def evaluate(
         nonlocal journal, model
         if folder is None:
             return []
-        journal = Journal(Path(folder), about, save_every=save_every)
+        journal = Journal(folder, about, save_every=save_every)
         model, done = journal.resume(model)
         return [record.to_json() for record in done]
 
@@ -98,6 +146,7 @@ def evaluate(
         model = model if coordinator.is_rank_zero else model.fork()
         model.coordinator = coordinator
         coordinator.broadcast_state_(model)
+    reference = _get_reference(model)
     memory = PeakMemory(reference.device)
     stream.position = len(records)
     last_segments = {domain: segment for segment, domain in enumerate(stream.domains)}
@@ -107,6 +156,7 @@ def evaluate(
             model.reset()
         record, logits = _evaluate_batch(model, batch, reference, segment, memory)
         _check_classes(record.score, stream.class_names)
+        _check_same_kind(record.score, records, batch.domain)
         records.append(record)
         if index + 1 == len(stream) or stream.segment_index(index + 1) != segment:
             _check_labeled([record.score for record in records if record.segment == segment], batch.domain)
@@ -120,8 +170,8 @@ def evaluate(
             if journal.schedule.is_due:
                 journal.save(model, len(records))
         try:
-            if on_batch:
-                on_batch(record)
+            for listen in listeners:
+                listen(record)
         except BaseException:
             if journal:
                 journal.save(model, len(records))
@@ -129,6 +179,107 @@ def evaluate(
     if journal:
         journal.finish()
     return Result.from_batches(about, records)
+
+
+def evaluate_together(
+    models: Mapping[str, AdaptiveModel],
+    batches: PlainBatches,
+    *,
+    reset_at_domain: bool,
+    folders: Mapping[str, Path],
+    labels: dict[str, Any] | None,
+    progress: bool,
+    on_batch: OnBatch | None = None,
+) -> dict[str, Result]:
+    """Send batches that can be read only once through several models, batch by batch.
+
+    Args:
+        models: New models by name.
+        batches: The batches.
+        reset_at_domain: As for :func:`evaluate`.
+        folders: New folders to write to, by name.
+        labels: As for :func:`evaluate`.
+        progress: As for :func:`evaluate`.
+        on_batch: As for :func:`evaluate`.
+
+    Returns:
+        The results by name.
+    """
+    for name, model in models.items():
+        _check_new(model, name)
+    for folder in folders.values():
+        if (folder / "about.json").exists():
+            raise ConfigError(
+                f"{folder} holds an evaluation already, and {batches.name} cannot be compared with what that saw: use "
+                "another folder, or a stream of ctta.streams, which resumes"
+            )
+    references = {name: _get_reference(model) for name, model in models.items()}
+    memory = PeakMemory(next(iter(references.values())).device) if len(models) == 1 else None
+    lines = {name: ProgressLine(name, batches.num_batches) for name in models} if progress else {}
+    records: dict[str, list[BatchRecord]] = {name: [] for name in models}
+    for batch in batches:
+        for name, model in models.items():
+            done = records[name]
+            if reset_at_domain and done and done[-1].segment != batches.segment:
+                model.reset()
+            record, _logits = _evaluate_batch(model, batch, references[name], batches.segment, memory)
+            _check_classes(record.score, batches.class_names)
+            _check_same_kind(record.score, done, batch.domain)
+            done.append(record)
+            if name in lines:
+                lines[name](record)
+            if on_batch:
+                on_batch(record)
+    for line in lines.values():
+        line.finish()
+    results = {}
+    for name, model in models.items():
+        if not records[name]:
+            raise InputError(f"{batches.name} yields no batch: check the data; a generator can be read only once")
+        for segment, domain in enumerate(batches.domains):
+            _check_labeled([record.score for record in records[name] if record.segment == segment], domain)
+        about = _describe(model, name, batches.name, batches.class_names, reset_at_domain, labels) | {
+            "stream_hash": batches.hash,
+            "domains": batches.domains,
+            "num_batches": len(records[name]),
+        }
+        if name in folders and model.coordinator.is_rank_zero:
+            write_evaluation(folders[name], about, records[name])
+        results[name] = Result.from_batches(about, records[name])
+    return results
+
+
+def _check_new(model: AdaptiveModel, name: str) -> None:
+    if model.num_steps:
+        raise ConfigError(
+            f"the model {name!r} has already adapted to {model.num_steps} batches: pass a new model or a fork()"
+        )
+
+
+def _get_reference(model: AdaptiveModel) -> Tensor:
+    """Return a tensor with the device and the data type that the model takes."""
+    return next((each for each in model.source.parameters() if each.is_floating_point()), torch.empty(0))
+
+
+def _describe(
+    model: AdaptiveModel,
+    name: str,
+    stream: str,
+    class_names: tuple[str, ...],
+    reset_at_domain: bool,
+    labels: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """Return what is evaluated, but for the batches."""
+    return {
+        "method": name,
+        "settings": _format_settings(model),
+        "source": source_fingerprint(model.source),
+        "stream": stream,
+        "reset_at_domain": reset_at_domain,
+        "labels": labels or {},
+        "environment": describe_environment(_get_reference(model).device),
+        **({"class_names": class_names} if class_names else {}),
+    }
 
 
 def _format_settings(model: AdaptiveModel) -> dict[str, str]:
@@ -141,25 +292,23 @@ def _format_settings(model: AdaptiveModel) -> dict[str, str]:
 
 
 def _evaluate_batch(
-    model: AdaptiveModel, batch: Batch, reference: Tensor, segment: int, memory: PeakMemory
+    model: AdaptiveModel, batch: Batch, reference: Tensor, segment: int, memory: PeakMemory | None
 ) -> tuple[BatchRecord, Tensor]:
     """Return the record of a batch, and the logits of this rank's rows."""
-    if batch.y is None:
-        raise DataError(f"{batch.domain} has no labels to score predictions against: use a labeled stream")
     rows = model.coordinator.local_rows(len(batch.x))
-    x, labels = batch.x[rows].to(reference), batch.y[rows]
+    x, labels = batch.x[rows].to(reference), None if batch.y is None else batch.y[rows]
     num_steps_before, started = model.num_steps, time.perf_counter()
     logits = model(x)
     if reference.is_cuda:
         torch.cuda.synchronize(reference.device)
     seconds = time.perf_counter() - started
-    scores = model.coordinator.all_gather_object(lambda: score_batch(logits, labels).to_json() if len(labels) else None)
+    scores = model.coordinator.all_gather_object(lambda: score_batch(logits, labels).to_json() if len(x) else None)
     step = model.last_step if model.num_steps > num_steps_before else None
     record = BatchRecord(
         segment=segment,
         score=Score.sum(score_from_json(part) for part in scores if part is not None),
         seconds=seconds,
-        peak_mib=memory.read_mib(),
+        peak_mib=memory.read_mib() if memory else None,
         loss=_to_float(step.loss) if step else None,
         confidence=_to_float(step.confidence) if step else None,
         augmented=_to_float(step.augmented) if step else None,
@@ -168,7 +317,7 @@ def _evaluate_batch(
     return record, logits
 
 
-def _check_classes(score: ImageScore | PixelScore, names: tuple[str, ...]) -> None:
+def _check_classes(score: BatchScore, names: tuple[str, ...]) -> None:
     """Raise if the model predicts another number of classes than the dataset has."""
     # The range of labels cannot tell: labels of 19 classes are also valid for a network with 150.
     if names and isinstance(score, PixelScore) and len(score.num_labeled) != len(names):
@@ -178,9 +327,18 @@ def _check_classes(score: ImageScore | PixelScore, names: tuple[str, ...]) -> No
         )
 
 
-def _check_labeled(segment: Sequence[ImageScore | PixelScore], domain: str) -> None:
+def _check_same_kind(score: BatchScore, records: Sequence[BatchRecord], domain: str) -> None:
+    """Raise if a batch has labels of another kind than those before it, whose scores cannot be added up."""
+    if records and type(records[-1].score) is not type(score):
+        raise DataError(
+            f"batch {len(records)}, of {domain}, has no labels or others than those before it: label all batches in "
+            "the same way, or none"
+        )
+
+
+def _check_labeled(segment: Sequence[BatchScore], domain: str) -> None:
     """Raise if a whole segment has no labeled pixel, and so no mIoU; a single scene may have none."""
-    if not any(isinstance(score, ImageScore) or score.num_pixels for score in segment):
+    if not any(not isinstance(score, PixelScore) or score.num_pixels for score in segment):
         num_images = sum(score.num_images for score in segment)
         raise DataError(
             f"{domain} has no labeled pixel in {num_images} images, so it cannot be scored: the labels of test splits "

@@ -6,7 +6,7 @@ is the model after n batches. When an evaluation resumes, lines after the last s
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -127,6 +127,19 @@ class Journal:
     def _states(self) -> dict[int, Path]:
         """Return the saved states by their number of batches."""
         return {int(path.stem.removeprefix("state-")): path for path in self.folder.glob("state-*.safetensors")}
+
+
+def write_evaluation(folder: Path, about: dict[str, Any], records: Sequence[BatchRecord]) -> None:
+    """Write a complete evaluation to a new folder.
+
+    Args:
+        folder: The folder; created if needed.
+        about: Everything that the result depends on.
+        records: The records of all batches.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_text(folder / "batches.jsonl", "".join(record.to_json() + "\n" for record in records))
+    _write_text(folder / "about.json", json.dumps({"format": FORMAT, **about}, indent=1))
 
 
 def _with_current_version(recorded: dict[str, Any], requested: dict[str, Any]) -> dict[str, Any]:

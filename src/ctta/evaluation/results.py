@@ -7,12 +7,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ctta.checkpoint.legacy import RENAMED_SETTINGS
 from ctta.datasets.segmentation import CLASS_NAMES
 from ctta.errors import DataError, InputError
-from ctta.evaluation.metrics import ImageScore, Metric, PixelScore, Score, score_from_json
+from ctta.evaluation.display import describe_result, make_frame, render_html_table
+from ctta.evaluation.intervals import Interval, estimate_interval, leave_out_blocks
+from ctta.evaluation.metrics import BatchScore, Metric, PixelScore, Score, UnlabeledScore, score_from_json
+from ctta.evaluation.plots import plot_result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 FORMAT = 1
 #: How ctta 0.1 formatted settings, as regular expressions, and how this version does.
@@ -41,7 +47,7 @@ class BatchRecord:
     """
 
     segment: int
-    score: ImageScore | PixelScore
+    score: BatchScore
     seconds: float
     peak_mib: int | None
     loss: float | None = None
@@ -67,9 +73,12 @@ class BatchRecord:
         return cls(**fields | {"score": score_from_json(fields["score"])})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """The result of a method on a stream: what was evaluated, the record of every batch, and the environment.
+
+    Printed, it has three lines; in a notebook it is a table of its segments. Without labels it has ``confidence``,
+    ``num_predicted`` and the costs, and what needs labels raises :class:`ctta.InputError`.
 
     Attributes:
         method: Name of the method in tables.
@@ -118,18 +127,49 @@ class Result:
         """Whether the whole stream was evaluated; the metrics exist only then."""
         return len(self.batches) == self.num_batches
 
+    @property
+    def is_labeled(self) -> bool:
+        """Whether the data had labels, and so an error."""
+        return not isinstance(self.batches[0].score, UnlabeledScore) if self.batches else True
+
     @cached_property
-    def segments(self) -> tuple[ImageScore | PixelScore, ...]:
+    def segments(self) -> tuple[BatchScore, ...]:
         """The score of each segment, in order."""
-        grouped: list[list[ImageScore | PixelScore]] = [[] for _ in self.domains]
+        return tuple(Score.sum(scores) for scores in self._scores_by_segment)
+
+    @cached_property
+    def left_out_blocks(self) -> tuple[tuple[BatchScore | None, ...], ...]:
+        """The score of each segment without each block of the stream, see :mod:`ctta.evaluation.intervals`."""
+        return leave_out_blocks(self._scores_by_segment)
+
+    @property
+    def _scores_by_segment(self) -> list[list[BatchScore]]:
+        grouped: list[list[BatchScore]] = [[] for _ in self.domains]
         for batch in self.batches:
             grouped[batch.segment].append(batch.score)
-        return tuple(Score.sum(scores) for scores in grouped)
+        return grouped
 
     @property
     def metric(self) -> Metric:
         """The metric that methods are compared by: error for labels of images, mIoU for labels of pixels."""
         return self.segments[0].metric
+
+    @cached_property
+    def interval(self) -> Interval | None:
+        """The 95 % confidence interval of ``value``; None if the stream has too few batches for one."""
+        return estimate_interval([self])
+
+    @property
+    def confidence(self) -> float:
+        """The mean probability of the predicted class, over all images or pixels."""
+        return self.total.confidence
+
+    @property
+    def num_predicted(self) -> tuple[int, ...]:
+        """How often each class was predicted: images, or pixels. Results of labeled images do not count it."""
+        if isinstance(self.total, UnlabeledScore | PixelScore):
+            return self.total.num_predicted
+        raise InputError("predictions of labeled images are not counted by class: use errors, or evaluate x without y")
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -190,7 +230,7 @@ class Result:
         return pick(zip(self.domains, self.values, strict=True), key=lambda pair: pair[1])
 
     @cached_property
-    def total(self) -> ImageScore | PixelScore:
+    def total(self) -> BatchScore:
         """The score of all images together."""
         return Score.sum(self.segments)
 
@@ -213,6 +253,47 @@ class Result:
     def num_skipped(self) -> int:
         """The number of updates that were skipped because they were not finite."""
         return sum(batch.skipped for batch in self.batches)
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """Return one row per segment: its domain, number of images, metric (as fractions), confidence and time."""
+        seconds = [0.0] * len(self.domains)
+        for batch in self.batches:
+            seconds[batch.segment] += batch.seconds
+        records = []
+        for domain, score, spent in zip(self.domains, self.segments, seconds, strict=True):
+            record: dict[str, Any] = {"method": self.method, "domain": domain, "num_images": score.num_images}
+            if not isinstance(score, UnlabeledScore):
+                record |= {score.metric.key: score.value, "error": score.error}
+            record["confidence"] = score.confidence
+            if not isinstance(score, UnlabeledScore):
+                record["calibration_error"] = score.calibration_error
+            records.append(record | {"seconds": spent})
+        return records
+
+    def to_frame(self) -> Any:
+        """Return the rows of :meth:`to_records` as a pandas DataFrame; needs pandas."""
+        return make_frame(self.to_records())
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Draw the metric over time, with a line at each change of domain; needs matplotlib.
+
+        Args:
+            ax: Axes to draw into, such as those of another result; by default those of a new figure.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+            InputError: The result has no labels.
+        """
+        return plot_result(self, ax)
+
+    def __repr__(self) -> str:
+        return describe_result(self)
+
+    def _repr_html_(self) -> str:
+        return render_html_table(describe_result(self), self.to_records() if self.is_complete else [])
 
 
 def read_batches(path: Path) -> list[BatchRecord]:

@@ -5,13 +5,11 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from statistics import fmean, stdev
 
-from ctta.evaluation.metrics import ImageScore, Metric, PixelScore, Score
+from ctta.evaluation.metrics import Metric
+from ctta.evaluation.plots import compute_points
 from ctta.evaluation.results import Result
 from ctta.report.layout import infer_layout, replace_underscores, strip_severity
 from ctta.report.sections import MethodEntry, get_order
-
-MAX_POINTS = 150  # per curve: more would show noise
-MIN_IMAGES = 250  # per point: the error then has a standard deviation of at most 3 percentage points
 
 
 @dataclass(frozen=True)
@@ -78,8 +76,8 @@ def find_spans(result: Result) -> tuple[AxisSpan, ...]:
 
 
 def _build_curve(entry: MethodEntry, results: Sequence[Result]) -> ScoreCurve:
-    positions, first = _compute_points(results[0])
-    lines = [first, *(_compute_points(result)[1] for result in results[1:])]
+    positions, first = compute_points(results[0])
+    lines = [first, *(compute_points(result)[1] for result in results[1:])]
     curve = ScoreCurve(entry.label, entry.run, positions, *_mean_and_deviation(lines))
     layout = infer_layout([results[0].domains])
     if not layout.is_repeating:
@@ -95,21 +93,3 @@ def _mean_and_deviation(lines: Sequence[Sequence[float]]) -> tuple[tuple[float, 
     points = list(zip(*lines, strict=True))
     deviations = tuple(stdev(values) for values in points) if len(lines) > 1 else ()
     return tuple(fmean(values) for values in points), deviations
-
-
-def _compute_points(result: Result) -> tuple[tuple[float, ...], list[float]]:
-    """Return positions and values of the points; each segment is cut into equal parts of whole batches."""
-    segments: list[list[ImageScore | PixelScore]] = [[] for _ in result.domains]
-    for batch in result.batches:
-        segments[batch.segment].append(batch.score)
-    positions, values, num_seen = [], [], 0
-    for scores in segments:
-        num_images = sum(score.num_images for score in scores)
-        num_parts = max(1, min(MAX_POINTS // len(segments), num_images // MIN_IMAGES, len(scores)))
-        cuts = [len(scores) * part // num_parts for part in range(num_parts + 1)]
-        for first, last in pairwise(cuts):
-            part_score = Score.sum(scores[first:last])
-            positions.append(num_seen + part_score.num_images / 2)
-            values.append(100 * part_score.value)
-            num_seen += part_score.num_images
-    return tuple(positions), values

@@ -6,38 +6,48 @@ from torch import Tensor
 
 from ctta.evaluation.metrics.images import ImageScore, score_images
 from ctta.evaluation.metrics.pixels import PixelScore, predict_label_map, score_pixels
-from ctta.evaluation.metrics.scores import ERROR, MIOU, NUM_BINS, Metric, Score
+from ctta.evaluation.metrics.scores import CONFIDENCE, ERROR, MIOU, NUM_BINS, Metric, Score
+from ctta.evaluation.metrics.unlabeled import UnlabeledScore, score_unlabeled
 
 __all__ = [
+    "CONFIDENCE",
     "ERROR",
     "MIOU",
     "NUM_BINS",
+    "BatchScore",
     "ImageScore",
     "Metric",
     "PixelScore",
     "Score",
+    "UnlabeledScore",
     "predict_label_map",
     "score_batch",
     "score_from_json",
     "score_images",
     "score_pixels",
+    "score_unlabeled",
 ]
 
+#: The score of a batch of any kind.
+BatchScore = ImageScore | PixelScore | UnlabeledScore
 
-def score_batch(logits: Tensor, labels: Tensor) -> ImageScore | PixelScore:
-    """Score the predictions of a batch: pixels where labels are maps, else images.
+
+def score_batch(logits: Tensor, labels: Tensor | None) -> BatchScore:
+    """Score the predictions of a batch: pixels where labels are maps, else images; their confidence without labels.
 
     Args:
         logits: (N, C) or (N, C, h, w).
-        labels: (N,) or (N, H, W) integers.
+        labels: (N,) or (N, H, W) integers, or None.
 
     Returns:
         The score of the batch.
     """
+    if labels is None:
+        return score_unlabeled(logits)
     return score_pixels(logits, labels) if labels.ndim == 3 else score_images(logits, labels)
 
 
-def score_from_json(record: dict[str, Any]) -> ImageScore | PixelScore:
+def score_from_json(record: dict[str, Any]) -> BatchScore:
     """Return the score that its ``to_json`` has described.
 
     Args:
@@ -46,4 +56,6 @@ def score_from_json(record: dict[str, Any]) -> ImageScore | PixelScore:
     Returns:
         An equal score, of the class that was written.
     """
-    return PixelScore.from_json(record) if "labelled" in record else ImageScore.from_json(record)
+    if "labelled" in record:
+        return PixelScore.from_json(record)
+    return ImageScore.from_json(record) if "wrong" in record else UnlabeledScore.from_json(record)

@@ -35,6 +35,7 @@ class Metric:
 
 ERROR = Metric("error", "error", "Error", best="lowest")
 MIOU = Metric("miou", "mIoU", "mIoU", best="highest")
+CONFIDENCE = Metric("confidence", "confidence", "Confidence", best="highest")  # of predictions without labels
 
 
 class Score(ABC):

@@ -1,0 +1,168 @@
+"""Results as text and HTML for people: a few lines, and a small table for notebooks."""
+
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from ctta.evaluation.intervals import Interval
+from ctta.evaluation.metrics import Metric
+
+if TYPE_CHECKING:
+    from ctta.evaluation.results import Result
+
+MAX_ROWS = 40  # of a table in a notebook
+_CELL = "padding: .15em .7em; text-align: right; font-variant-numeric: tabular-nums"
+
+
+def format_percent(fraction: float) -> str:
+    """Return a fraction as a percentage with one decimal."""
+    return f"{100 * fraction:.1f} %"
+
+
+def format_range(interval: Interval | None) -> str:
+    """Return the ends of an interval in percent, such as '27.5 to 30.5'; an en dash if there is none."""
+    if interval is None:
+        return "\N{EN DASH}"
+    return f"{_signed(interval.low)} to {_signed(interval.high)}"
+
+
+def describe_best(
+    metric: Metric,
+    best: str,
+    value: float,
+    *,
+    runner_up: str,
+    runner_up_value: float,
+    lead: Interval | None,
+    runs: str,
+) -> str:
+    """Return which method is best, by how much, and whether that is more than noise; without a final period.
+
+    Args:
+        metric: The metric.
+        best: Name of the best method.
+        value: Its value.
+        runner_up: Name of the next method.
+        runner_up_value: Its value.
+        lead: Interval of the difference of the two, best minus next; None if there are too few batches.
+        runs: What the numbers are means over, such as 'one seed'.
+
+    Returns:
+        A sentence.
+    """
+    # From the printed numbers, so that readers can verify it.
+    points = abs(round(100 * value, 1) - round(100 * runner_up_value, 1))
+    side = "below" if metric.best == "lowest" else "above"
+    sentence = f"{best} has the {metric.best} mean {metric.name}, {format_percent(value)}"
+    if lead is None:
+        return f"{sentence}, {points:.1f} points {side} {runner_up}; too few batches for an interval; {runs}"
+    low, high = sorted(abs_end if metric.best == "highest" else -abs_end for abs_end in (lead.low, lead.high))
+    interval = f"95 % interval {_signed(low)} to {_signed(high)}"
+    if lead.excludes_zero:
+        return f"{sentence}, {points:.1f} points {side} {runner_up}, {interval}; {runs}"
+    return f"{sentence}, but not beyond noise: {points:.1f} points {side} {runner_up}, {interval}; {runs}"
+
+
+def describe_result(result: "Result") -> str:
+    """Return a result in three lines: what was evaluated, how well, and at what cost."""
+    head = f"{result.method} on {shorten_name(result.stream)}"
+    if not result.is_complete:
+        return f"{head}\nincomplete: {len(result.batches)} of {result.num_batches} batches\nstream {result.stream_hash}"
+    counts = [
+        f"{result.total.num_images:,} images",
+        f"{result.num_batches:,} batch{'es' if result.num_batches > 1 else ''}",
+        f"{len(result.domains)} segment{'s' if len(result.domains) > 1 else ''}",
+    ]
+    cost = [f"{1000 * result.seconds / result.total.num_images:.2f} ms per image"]
+    if result.peak_mib is not None:
+        cost.append(f"{result.peak_mib:,} MiB peak memory")
+    if result.num_skipped:
+        cost.append(f"{result.num_skipped} of {result.num_batches} updates skipped")
+    cost.append(f"stream {result.stream_hash}")
+    return f"{head} ({', '.join(counts)})\n{_describe_score(result)}\n{', '.join(cost)}"
+
+
+def _describe_score(result: "Result") -> str:
+    if not result.is_labeled:
+        most = max(range(len(result.num_predicted)), key=lambda label: result.num_predicted[label])
+        share = result.num_predicted[most] / (sum(result.num_predicted) or 1)
+        name = result.class_names[most] if most < len(result.class_names) else f"class {most}"
+        confidence = f"mean confidence {format_percent(result.confidence)}"
+        return f"no labels: {confidence}, most frequent answer {name} ({format_percent(share)})"
+    metric, (domain, worst) = result.metric, result.worst
+    interval = f" (95 % interval {format_range(result.interval)})" if result.interval else ""
+    parts = [f"{metric.name} {format_percent(result.value)}{interval}"]
+    if len(result.domains) > 1:
+        parts.append(f"worst {domain} with {format_percent(worst)}")
+    parts.append(f"calibration error {format_percent(result.calibration_error)}")
+    return ", ".join(parts)
+
+
+def render_html_table(heading: str, records: Sequence[dict[str, Any]], note: str = "") -> str:
+    """Return a small table for a notebook; every text is escaped.
+
+    Args:
+        heading: Text above the table.
+        records: One mapping per row, with the same keys.
+        note: Text below the table.
+
+    Returns:
+        HTML.
+    """
+    head = "".join(f'<th style="{_CELL}">{escape(str(key))}</th>' for key in records[0]) if records else ""
+    rows = "".join(
+        "<tr>" + "".join(f'<td style="{_CELL}">{_format_cell(value)}</td>' for value in record.values()) + "</tr>"
+        for record in records[:MAX_ROWS]
+    )
+    hidden = f" {len(records) - MAX_ROWS} more rows are not shown." if len(records) > MAX_ROWS else ""
+    lines = "<br>".join(escape(line) for line in heading.splitlines())
+    return (
+        f"<div><p>{lines}</p><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        f"<p>{escape(note + hidden)}</p></div>"
+    )
+
+
+def render_text_table(records: Sequence[dict[str, Any]]) -> str:
+    """Return rows as aligned columns of text, the first to the left and the others to the right."""
+    lines = [[str(key) for key in records[0]], *([str(value) for value in record.values()] for record in records)]
+    first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
+    texts = []
+    for name, *cells in lines:
+        aligned = [text.rjust(width) for text, width in zip(cells, others, strict=True)]
+        texts.append("  ".join([name.ljust(first), *aligned]).rstrip())
+    return "\n".join(texts)
+
+
+def make_frame(records: Sequence[dict[str, Any]]) -> Any:
+    """Return rows as a pandas DataFrame.
+
+    Args:
+        records: One mapping per row.
+
+    Returns:
+        The data frame.
+
+    Raises:
+        ImportError: pandas is not installed; the message says what works without it.
+    """
+    import importlib
+
+    try:
+        pandas = importlib.import_module("pandas")
+    except ImportError as error:
+        raise ImportError("to_frame needs pandas: pip install pandas, or use to_records()") from error
+    return pandas.DataFrame(list(records))
+
+
+def shorten_name(name: str, length: int = 72) -> str:
+    """Return a name of at most ``length`` characters."""
+    return name if len(name) <= length else f"{name[: length - 1]}…"
+
+
+def _signed(fraction: float) -> str:
+    text = f"{100 * fraction:.1f}"
+    return text.replace("-", "\N{MINUS SIGN}") if float(text) else text.lstrip("-")
+
+
+def _format_cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else escape(str(value))

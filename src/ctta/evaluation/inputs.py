@@ -1,0 +1,278 @@
+"""What :func:`ctta.evaluate` accepts besides streams: loaders, datasets, arrays, lists and generators.
+
+They become :class:`PlainBatches`: batches in the order in which they come, read once. Nothing tells beforehand which
+batches these are, so their hash is computed while they are read.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from ctta.base import AdaptiveModel
+from ctta.errors import ConfigError, InputError
+from ctta.evaluation.conversion import to_image_batch, to_labels
+from ctta.methods import Source
+from ctta.streams import Batch, Stream, in_memory
+from ctta.surgery import infer_input_rank
+from ctta.validation import check_integer
+
+BATCH_SIZE = 32  # of single images
+DOMAIN = "all"  # of batches that name none
+
+#: Where dictionaries have images and labels, as in Hugging Face datasets.
+IMAGE_KEYS = ("pixel_values", "image", "images", "img", "x")
+LABEL_KEYS = ("labels", "label", "y")
+
+
+class PlainBatches:
+    """Batches of anything that can be iterated, read once.
+
+    Args:
+        items: Batches ``(x, y)`` or ``x``, single images, or :class:`ctta.streams.Batch`.
+        name: What to call the data.
+        rank: Number of axes of a batch that the network expects, if known; an item with one axis less is one image.
+        batch_size: Images per batch, for items that are single images.
+        class_names: Names of the classes, if known.
+    """
+
+    def __init__(
+        self,
+        items: Iterable[Any],
+        name: str,
+        *,
+        rank: int | None,
+        batch_size: int | None,
+        class_names: tuple[str, ...] = (),
+    ) -> None:
+        self.items, self.name, self.rank, self.class_names = items, name, rank, class_names
+        self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
+        self.domains: list[str] = []
+        self._digest = hashlib.sha256()
+
+    @property
+    def segment(self) -> int:
+        """Index of the segment of the last batch: domains follow one another, as batches name them."""
+        return len(self.domains) - 1
+
+    @property
+    def num_batches(self) -> int | None:
+        """Number of batches, if a loader knows it."""
+        try:
+            return len(self.items) if isinstance(self.items, DataLoader) else None
+        except TypeError:  # a loader of an iterable dataset
+            return None
+
+    @property
+    def hash(self) -> str:
+        """Hash of all batches read so far."""
+        return self._digest.hexdigest()[:16]
+
+    def __iter__(self) -> Iterator[Batch]:
+        num_images = 0
+        for x, y, domain in self._collate():
+            if len(x) == 0:
+                continue
+            if not self.domains or domain != self.domains[-1]:
+                self.domains.append(domain)
+            for tensor in (x, y):
+                if tensor is not None:
+                    self._digest.update(f"{domain} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+                    self._digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+            yield Batch(x, y, domain, torch.arange(num_images, num_images + len(x)))
+            num_images += len(x)
+
+    def _collate(self) -> Iterator[tuple[Tensor, Tensor | None, str]]:
+        """Yield batches, of single images as soon as there are enough."""
+        pending: list[tuple[Tensor, Tensor | None]] = []
+        for item in self.items:
+            if isinstance(item, Batch):
+                yield item.x, item.y, item.domain
+                continue
+            images, labels = _split(item)
+            x = to_image_batch(images)
+            is_single = _is_scalar(labels) or (labels is None and x.ndim + 1 == (self.rank or 4) and x.ndim == 3)
+            if not is_single:
+                if self.batch_size is not None:
+                    raise ConfigError(
+                        f"batch_size={self.batch_size} is for single images, and {self.name} yields batches: set the "
+                        "batch size there"
+                    )
+                yield x, to_labels(labels, len(x)), DOMAIN
+                continue
+            pending.append((x, None if labels is None else to_labels([int(labels)], 1)))
+            if len(pending) == (self.batch_size or BATCH_SIZE):
+                yield _stack(pending)
+                pending = []
+        if pending:
+            yield _stack(pending)
+
+
+def as_model(model: Any) -> AdaptiveModel:
+    """Return a model as it is, and a plain network as :class:`ctta.Source`, which only predicts.
+
+    Args:
+        model: What a caller wants to evaluate.
+
+    Returns:
+        A model.
+
+    Raises:
+        TypeError: It is neither; the message says what to pass.
+    """
+    if isinstance(model, AdaptiveModel):
+        return model
+    if isinstance(model, nn.Module):
+        return Source(model)
+    if isinstance(model, str) or (isinstance(model, type) and issubclass(model, AdaptiveModel)):
+        name = repr(model) if isinstance(model, str) else f"the class {model.__name__}"
+        raise TypeError(
+            f"expected a model or a network, got {name}: wrap your network, such as ctta.adapt(net, 'tent')"
+        )
+    raise TypeError(
+        f"expected a model, such as ctta.Tent(net), or a network (torch.nn.Module), got {type(model).__name__}: give "
+        "the model first and the data second"
+    )
+
+
+def as_batches(data: Any, model: AdaptiveModel, batch_size: int | None) -> Stream | PlainBatches:
+    """Return a stream as it is, and anything else that holds images as batches that are read once.
+
+    Args:
+        data: A stream, or what :func:`ctta.evaluate` accepts in its place.
+        model: The model that will see it.
+        batch_size: Images per batch, for data of single images.
+
+    Returns:
+        The stream or the batches.
+
+    Raises:
+        ConfigError: A batch size is given for data that has batches.
+        TypeError: This is no data; the message says what to pass.
+    """
+    if isinstance(data, Stream):
+        if batch_size is not None:
+            raise ConfigError(
+                f"the stream has batches of {data.batch_size}: set batch_size where you create the stream"
+            )
+        return data
+    rank = infer_input_rank(model.source)
+    if (arrays := _find_arrays(data)) is not None:
+        return _from_arrays(*arrays, rank, BATCH_SIZE if batch_size is None else batch_size)
+    _refuse_other_things(data)
+    dataset = data.dataset if isinstance(data, DataLoader) else data
+    classes = getattr(dataset, "classes", ())
+    class_names = tuple(classes) if all(isinstance(name, str) for name in classes) else ()
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        # A dataset has no order of its own, and many list class after class, which no method adapts to well.
+        sized: Any = data
+        order = np.random.default_rng(0).permutation(len(sized)).tolist()
+        size = BATCH_SIZE if batch_size is None else batch_size
+        name = f"{type(data).__name__} shuffled batch={size}"
+        items = (sized[place] for place in order)
+        return PlainBatches(items, name, rank=rank, batch_size=size, class_names=class_names)
+    given_name = getattr(data, "name", None)
+    name = given_name if isinstance(given_name, str) else type(data).__name__
+    if isinstance(data, DataLoader):
+        name = f"DataLoader({type(dataset).__name__}) batch={data.batch_size}"
+    return PlainBatches(data, name, rank=rank, batch_size=batch_size, class_names=class_names)
+
+
+def _find_arrays(data: Any) -> tuple[Any, Any] | None:
+    """Return images and labels, if the data is an array of images or a pair of arrays; else None."""
+    if _is_array(data):
+        return data, None
+    if isinstance(data, tuple | list) and len(data) == 2 and _is_array(data[0]) and data[0].ndim >= 2:
+        images, labels = data
+        if _is_array(labels) and labels.ndim < images.ndim and len(labels) == len(images):
+            return images, labels
+        if isinstance(labels, list) and len(labels) == len(images) and all(_is_scalar(label) for label in labels):
+            return images, np.asarray(labels)
+    return None
+
+
+def _from_arrays(images: Any, labels: Any, rank: int | None, batch_size: int) -> Stream | PlainBatches:
+    """Return byte images as a stream, which has a hash and resumes, and other arrays as batches."""
+    batch_size = check_integer("batch_size", batch_size, 1)
+    is_bytes = isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.ndim == 4 and images.shape[3] == 3
+    y = to_labels(labels, len(images))
+    if is_bytes and (y is None or y.ndim == 1):
+        return in_memory(images, None if y is None else y.cpu().numpy(), name="arrays", batch_size=batch_size)
+    if rank is not None and images.ndim + 1 == rank:
+        images = images[None]
+    parts = range(0, len(images), batch_size)
+    items = [
+        (images[start : start + batch_size], None if y is None else y[start : start + batch_size]) for start in parts
+    ]
+    return PlainBatches(items, f"arrays batch={batch_size}", rank=rank, batch_size=None)
+
+
+def _refuse_other_things(data: Any) -> None:
+    """Raise a TypeError that says what to do for what cannot be iterated as batches."""
+    if isinstance(data, nn.Module):
+        raise TypeError("got a network where data is expected: give the model first and the data second")
+    if isinstance(data, str | PathLike):
+        raise TypeError(
+            f"expected data, got the path {str(data)!r}: open it with ctta.streams.image_folder(path, size=(224, 224)) "
+            "for a tree <class>/<image>, or ctta.streams.folder(path) for images without labels"
+        )
+    if isinstance(data, Mapping):
+        keys = ", ".join(map(repr, list(data)[:5]))
+        raise TypeError(f"expected batches, got a dictionary with {keys}: give a pair (images, labels) of its arrays")
+    if not isinstance(data, Dataset) and hasattr(data, "domain") and not hasattr(data, "__iter__"):
+        raise TypeError(
+            f"expected a stream, got the dataset {type(data).__name__}: give it an order, such as "
+            "ctta.streams.continual(data)"
+        )
+    if not (isinstance(data, Dataset) or hasattr(data, "__iter__") or hasattr(data, "__getitem__")):
+        raise TypeError(
+            f"expected a stream of ctta.streams, a DataLoader, or an iterable of batches (x, y) or x, got "
+            f"{type(data).__name__}"
+        )
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset) and not hasattr(data, "__len__"):
+        raise TypeError(f"the dataset {type(data).__name__} has no length: wrap it in a DataLoader with a sampler")
+
+
+def _split(item: Any) -> tuple[Any, Any]:
+    """Return images and labels of one item of an iterable; None for labels that are not there."""
+    if isinstance(item, Mapping):
+        image_key = next((key for key in IMAGE_KEYS if key in item), None)
+        if image_key is None:
+            raise InputError(
+                f"expected batches (x, y) or x, got a dictionary with {', '.join(map(repr, item))}: yield tuples, or "
+                f"name the images {IMAGE_KEYS[0]!r} and the labels {LABEL_KEYS[0]!r}"
+            )
+        return item[image_key], next((item[key] for key in LABEL_KEYS if key in item), None)
+    if isinstance(item, tuple | list):
+        if not item:
+            raise InputError("expected batches (x, y) or x, got an empty tuple: yield images first, then labels")
+        return item[0], item[1] if len(item) > 1 else None
+    return item, None
+
+
+def _stack(pending: list[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None, str]:
+    """Return one batch of single images."""
+    images = [x for x, _y in pending]
+    labels = [y for _x, y in pending if y is not None]
+    if different := [tuple(x.shape) for x in images if x.shape != images[0].shape]:
+        raise InputError(
+            f"images in a batch must have the same size, got {tuple(images[0].shape)} and {different[0]}: "
+            "resize them in the dataset's transform"
+        )
+    if labels and len(labels) < len(images):
+        raise InputError(f"{len(labels)} of {len(images)} images of a batch have labels: label all of them, or none")
+    return torch.stack(images), torch.cat(labels) if labels else None, DOMAIN
+
+
+def _is_array(thing: Any) -> bool:
+    return isinstance(thing, Tensor | np.ndarray)
+
+
+def _is_scalar(label: Any) -> bool:
+    """Return whether a label is that of one image."""
+    return isinstance(label, int | np.integer) or (_is_array(label) and label.ndim == 0)
