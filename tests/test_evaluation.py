@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import ctta
 from ctta.datasets import Corrupted
-from ctta.errors import ConfigError, DataError
+from ctta.errors import ConfigError, InputError
 from ctta.evaluation import BatchRecord, read_result
 from ctta.streams import Stream, continual
 
@@ -250,12 +250,22 @@ def test_model_that_has_adapted_is_refused() -> None:
         ctta.evaluate(model, stream())
 
 
-def test_stream_without_labels_is_refused(tmp_path: Path) -> None:
+def test_stream_without_labels_has_confidences_and_counts(tmp_path: Path) -> None:
     from PIL import Image
 
-    Image.new("RGB", (32, 32)).save(tmp_path / "a.png")
-    with pytest.raises(DataError, match="has no labels"):
-        ctta.evaluate(ctta.Source(net()), ctta.streams.folder(tmp_path))
+    for number in range(3):
+        Image.new("RGB", (32, 32), (90 * number, 0, 0)).save(tmp_path / f"{number}.png")
+    result = ctta.evaluate(
+        ctta.Source(net()), ctta.streams.folder(tmp_path, batch_size=2), folder=tmp_path / "evaluation"
+    )
+    probabilities = ctta.Source(net())(next(iter(ctta.streams.folder(tmp_path))).x).softmax(1)
+    assert not result.is_labeled and result.total.num_images == sum(result.num_predicted) == 3
+    assert list(result.num_predicted) == probabilities.argmax(1).bincount(minlength=5).tolist()
+    assert result.confidence == pytest.approx(float(probabilities.max(1).values.mean()))
+    assert read_result(tmp_path / "evaluation") == result
+    for name in ("error", "errors", "value", "calibration_error", "worst", "interval"):
+        with pytest.raises(InputError, match="without labels: evaluate batches of"):
+            getattr(result, name)
 
 
 def test_non_finite_loss_is_recorded_as_missing(tmp_path: Path) -> None:

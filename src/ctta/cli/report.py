@@ -11,7 +11,8 @@ from ctta.report import write_report
 
 def report(
     folders: Annotated[
-        list[Path], typer.Argument(help="Run folders written by 'ctta bench'; several are compared in one report.")
+        list[Path],
+        typer.Argument(help="Folders that 'ctta bench', ctta.evaluate or ctta.compare wrote; one report compares all."),
     ],
     to: Annotated[
         Path | None, typer.Option("--out", help="Folder to write. Default: report/ in the first run.", metavar="DIR")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.utils.data import Dataset
 
 from ctta.base import AdaptiveModel
 from ctta.errors import ConfigError, InputError
@@ -192,7 +193,7 @@ class Comparison:
 
 def compare(
     models: Mapping[str, Method] | Iterable[Method],
-    stream: Stream | Iterable[Any],
+    stream: Stream | Iterable[Any] | Dataset[Any],
     *,
     net: nn.Module | None = None,
     batch_size: int | None = None,

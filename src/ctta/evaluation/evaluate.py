@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.fingerprint import source_fingerprint
@@ -27,7 +28,7 @@ OnBatch = Callable[[BatchRecord], None]
 
 def evaluate(
     model: AdaptiveModel | nn.Module,
-    stream: Stream | Iterable[Any],
+    stream: Stream | Iterable[Any] | Dataset[Any],
     *,
     batch_size: int | None = None,
     reset_at_domain: bool = False,

@@ -1,4 +1,4 @@
-"""Reports on benchmark runs: tables, plots, and one HTML page.
+"""Reports on benchmark runs and evaluations: tables, plots, and one HTML page.
 
 :func:`write_report` writes everything and needs the extra ``bench``. :func:`score_table` returns a table to render
 elsewhere and needs no extra.

@@ -15,6 +15,7 @@ from ctta.report.plots import plot_cost, plot_reliability, plot_scores_over_time
 from ctta.report.runs import MissingCell, RecordedRun
 from ctta.report.score_tables import build_class_table, build_score_table, build_summary_table
 from ctta.report.sections import Section, group_into_sections
+from ctta.report.significance import write_headline
 from ctta.report.tables import Table
 from ctta.report.theme import LineStyle, assign_styles, save_figure
 
@@ -55,6 +56,7 @@ class SectionReport:
     reliability: ReportFigure
     cost: ReportFigure
     streams: tuple[tuple[str, str], ...]  # name and hash
+    networks: tuple[tuple[str, str], ...]  # what starts from it, and its fingerprint
     environment: tuple[tuple[str, str], ...]
 
     @property
@@ -67,7 +69,8 @@ class SectionReport:
         """Caption of the table of scores."""
         has_deviation = any(row.num_results > 1 for row in self.scores.rows)
         spread = " ± is the sample standard deviation over the n results (orders and seeds) of a row."
-        return f"{self.scores.caption}. {self.metric.best.title()} in bold.{spread if has_deviation else ''}"
+        bold = f"{self.metric.best.title()} in bold, where the lead over every other row is more than noise."
+        return f"{self.scores.caption}. {bold}{spread if has_deviation else ''}"
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ def _build_section(
         number=number,
         section=section,
         metric=metric,
-        headline=_write_headline(scores, metric),
+        headline=write_headline(section.entries, metric),
         scores=scores,
         scores_over_time=_save_figure(
             plot_scores_over_time(timeline, styles),
@@ -123,6 +126,7 @@ def _build_section(
             plot_cost(summary, metric, styles), folder / f"cost{suffix}", "Cost", _COST_CAPTIONS[metric.best]
         ),
         streams=tuple(dict.fromkeys((result.stream, result.stream_hash) for result in section.results)),
+        networks=tuple(_list_networks(section)),
         environment=tuple(_merge_environments(result.environment for result in section.results)),
     )
 
@@ -149,18 +153,14 @@ def _build_overlays(section: Section, runs: Sequence[RecordedRun], path: Path) -
     return _save_figure(figure, path, "Best and worst changes", _OVERLAYS_CAPTION)
 
 
-def _write_headline(table: Table, metric: Metric) -> str:
-    """Return the outcome in a sentence."""
-    if len(table.rows) == 1:
-        return f"{table.rows[0].label} has a mean {metric.name} of {table.rows[0].cells[-1].text}%."
-    best = [row for row in table.rows if row.cells[-1].is_best]
-    if not best:
-        return f"All rows have the same mean {metric.name}, {table.rows[0].cells[-1].text}%."
-    names = " and ".join(f"{row.label} ({row.run})" if len(table.runs) > 1 else row.label for row in best)
-    verb = "has" if len(best) == 1 else "have"
-    sentence = f"{names} {verb} the {metric.best} mean {metric.name}, {best[0].cells[-1].text}%"
-    sources = [row for row in table.rows if row.label == "Source" and row not in best]
-    return f"{sentence}; the source network has {sources[0].cells[-1].text}%." if sources else f"{sentence}."
+def _list_networks(section: Section) -> list[tuple[str, str]]:
+    """Return the fingerprint of each network, with the rows that start from it if there are several."""
+    rows: dict[str, list[str]] = {}
+    for entry in section.entries:
+        rows.setdefault(entry.results[0].source, []).append(entry.label)
+    if len(rows) == 1:
+        return [("source network", fingerprint) for fingerprint in rows]
+    return [(f"source network of {', '.join(labels)}", fingerprint) for fingerprint, labels in rows.items()]
 
 
 def _describe_timeline(section: Section, timeline: Timeline) -> str:

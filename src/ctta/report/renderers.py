@@ -110,8 +110,11 @@ def render_markdown_report(document: ReportDocument) -> str:
         parts.append("No cell is complete yet.")
     for section in document.sections:
         parts += _render_markdown_section(section)
-    parts.append("## Commands")
+    if any(run.commands for run in document.runs):
+        parts.append("## Commands")
     for run in document.runs:
+        if not run.commands:
+            continue
         commands = "\n".join(f"    {to_one_line(command)}" for command in run.commands)
         parts.append(f"{escape_markdown(run.name)}:\n\n{commands}")
     if document.missing:
@@ -152,7 +155,7 @@ def _render_latex_number(cell: TableCell) -> str:
 
 def _render_markdown_section(report: SectionReport) -> list[str]:
     section = report.section
-    parts = [f"## {report.number}. {escape_markdown(report.title)}", escape_markdown(section.protocol)]
+    parts = [f"## {report.number}. {escape_markdown(report.title)}", escape_markdown(section.title)]
     parts += [f"> **{escape_markdown(warning)}**" for warning in section.warnings]
     parts += [escape_markdown(report.headline), render_markdown(report.scores), report.caption]
     parts += [escape_markdown(note) for note in report.scores.notes]
@@ -167,9 +170,10 @@ def _render_markdown_section(report: SectionReport) -> list[str]:
     parts += [_render_markdown_figure(figure) for figure in (report.reliability, report.cost)]
     parts += ["### Settings", "\n".join(_render_markdown_settings(report))]
     facts = [
-        f"- {escape_markdown(name)}: {escape_markdown(value)}" for name, value in (*report.streams, *report.environment)
+        f"- {escape_markdown(name)}: {escape_markdown(value)}"
+        for name, value in (*report.environment, *report.streams, *report.networks)
     ]
-    return [*parts, "### Stream and environment", "\n".join(facts)]
+    return [*parts, "### Environment, stream and network", "\n".join(facts)]
 
 
 def _render_published(table: Table) -> str:
@@ -192,8 +196,7 @@ def _render_markdown_settings(report: SectionReport) -> list[str]:
     for entry in report.section.entries:
         name = f"{entry.run}: {entry.label}" if len(report.section.runs) > 1 else entry.label
         settings = ", ".join(f"{key}={value}" for key, value in entry.settings.items()) or "none"
-        network = f"network {escape_markdown(entry.results[0].source)}"
-        lines.append(f"- **{escape_markdown(name)}** ({entry.averaged_over}; {network}): {escape_markdown(settings)}")
+        lines.append(f"- **{escape_markdown(name)}** ({entry.averaged_over}): {escape_markdown(settings)}")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Read the folders that a benchmark wrote; cells that cannot be used are listed with the reason."""
+"""Read the folders that benchmarks and evaluations wrote; cells that cannot be used are listed with the reason."""
 
 import json
 from collections.abc import Sequence
@@ -24,12 +24,12 @@ class MissingCell:
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A benchmark run read from disk.
+    """A benchmark run, or evaluations, read from disk.
 
     Attributes:
         name: Name of the run; unique among the runs of a report.
-        recipe: Name of the benchmark's recipe.
-        commands: All commands that wrote to the folder.
+        recipe: Name of the benchmark's recipe; of evaluations, the name of the folder.
+        commands: All commands that wrote to the folder; none are known of evaluations.
         options: Options of the benchmark.
         results: Complete results.
         missing: Cells without a complete result.
@@ -46,10 +46,11 @@ class RecordedRun:
 
 
 def read_runs(folders: Sequence[Path]) -> list[RecordedRun]:
-    """Read benchmark runs, each once, under names that distinguish them.
+    """Read runs, each once, under names that distinguish them.
 
     Args:
-        folders: Folders that a benchmark wrote; repeated ones are ignored.
+        folders: Folders that a benchmark, :func:`ctta.evaluate` or :func:`ctta.compare` wrote, or that hold several
+            evaluations; repeated ones are ignored.
 
     Returns:
         The runs, in the order of the folders.
@@ -67,11 +68,16 @@ def read_runs(folders: Sequence[Path]) -> list[RecordedRun]:
 
 
 def read_run(folder: Path, name: str | None = None) -> RecordedRun:
-    """Read one benchmark run; its name defaults to that of the folder."""
-    name, about = name or folder.resolve().name, read_run_file(folder)
+    """Read one run; its name defaults to that of the folder."""
+    name = name or folder.resolve().name
+    if (folder / "run.json").exists() or not (cells := find_evaluations(folder)):
+        about = read_run_file(folder)
+        cells = sorted(path for path in (folder / "cells").glob("*") if path.is_dir())
+    else:
+        about = {"recipe": name, "commands": [], "options": {}}
     results: list[Result] = []
     missing: list[MissingCell] = []
-    for cell in sorted(path for path in (folder / "cells").glob("*") if path.is_dir()):
+    for cell in cells:
         outcome = _read_cell(cell)
         if isinstance(outcome, Result):
             results.append(outcome)
@@ -88,6 +94,13 @@ def read_run(folder: Path, name: str | None = None) -> RecordedRun:
     )
 
 
+def find_evaluations(folder: Path) -> list[Path]:
+    """Return the folder of an evaluation itself, or those of the evaluations in it, sorted by name."""
+    if (folder / "about.json").is_file():
+        return [folder]
+    return sorted(path.parent for path in folder.glob("*/about.json"))
+
+
 _FIELDS = {"recipe": str, "options": dict, "commands": list}
 
 
@@ -97,7 +110,10 @@ def read_run_file(folder: Path) -> dict[str, Any]:
     try:
         about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise DataError(f"{folder} has no run.json: expected a folder that a benchmark wrote") from None
+        raise DataError(
+            f"{folder} has no run.json, and no about.json of an evaluation: expected a folder that 'ctta bench', "
+            "ctta.evaluate(folder=...) or ctta.compare(folder=...) wrote"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged ({error}): delete it and run the benchmark again") from error
     if not isinstance(about, dict) or about.get("format") != FORMAT:
@@ -115,7 +131,9 @@ def _read_cell(cell: Path) -> Result | str:
         result = read_result(cell)
     except DataError as error:
         return f"cannot be read: {error}"
-    return result if result.is_complete else f"{len(result.batches)} of {result.num_batches} batches done"
+    if not result.is_complete:
+        return f"{len(result.batches)} of {result.num_batches} batches done"
+    return result if result.is_labeled else "has no labels, and so no error to report"
 
 
 def _make_unique_names(paths: Sequence[Path]) -> list[str]:

@@ -6,19 +6,31 @@ from math import isnan, nan
 from statistics import fmean
 
 from ctta.errors import InputError
+from ctta.evaluation.display import format_range
+from ctta.evaluation.intervals import average_value, estimate_difference, estimate_interval
 from ctta.evaluation.metrics import MIOU
 from ctta.evaluation.results import Result
 from ctta.report.layout import ColumnLayout, infer_layout, replace_underscores
 from ctta.report.published import PublishedTable, find_published_table
 from ctta.report.sections import MethodEntry, group_by_method, saw_same_batches
-from ctta.report.tables import NO_NUMBER, Table, TableCell, TableColumn, TableRow, average, mark_best
+from ctta.report.significance import (
+    average_results,
+    class_statistics,
+    column_statistic,
+    compute_accuracy,
+    compute_calibration,
+    mark_best,
+    rank_entries,
+)
+from ctta.report.tables import NO_NUMBER, Table, TableCell, TableColumn, TableRow, average
 
 
 def score_table(results: Sequence[Result]) -> Table:
     """Return the table of the CoTTA paper: one row per method, one column per domain, and the mean last.
 
     Streams with many domains have one column per round or per corruption instead. The numbers are errors for image
-    classification and mIoU for segmentation. Incomplete results are left out, with a note.
+    classification and mIoU for segmentation. Incomplete results are left out, with a note. The best number of a column
+    is marked where its lead over every other row is more than noise (:mod:`ctta.evaluation.intervals`).
 
     Args:
         results: Results on the same stream; their orders may differ.
@@ -51,7 +63,8 @@ def build_score_table(entries: Sequence[MethodEntry]) -> Table:
     published, notes = find_published_table(entries, layout)
     rows = [_build_score_row(entry, layout, published) for entry in entries]
     caption = f"{metric.title} in percent; {layout.describe()}"
-    return Table(tuple(columns), mark_best(rows, columns), caption, notes)
+    statistics = {column: column_statistic(layout, column) for column in layout.columns} | {"mean": average_value}
+    return Table(tuple(columns), mark_best(rows, columns, entries, statistics), caption, notes)
 
 
 def build_class_table(entries: Sequence[MethodEntry]) -> Table | None:
@@ -73,7 +86,7 @@ def build_class_table(entries: Sequence[MethodEntry]) -> Table | None:
     caption = "IoU per class in percent, over all images"
     if any(isnan(cell.value) for row in rows for cell in row.cells):
         caption += f"; {NO_NUMBER} marks a class that is in neither labels nor predictions"
-    return Table(columns, mark_best(rows, columns), caption)
+    return Table(columns, mark_best(rows, columns, entries, class_statistics(names)), caption)
 
 
 def build_summary_table(entries: Sequence[MethodEntry]) -> Table:
@@ -83,7 +96,7 @@ def build_summary_table(entries: Sequence[MethodEntry]) -> Table:
         (TableColumn(metric.key, f"{metric.name} (%)", metric.best), lambda result: 100 * result.value, 1),
         (TableColumn("calibration_error", "ECE (%)"), lambda result: 100 * result.calibration_error, 1),
         (
-            TableColumn("ms_per_image", "ms per image"),
+            TableColumn("ms_per_image", "ms per image", None),
             lambda result: 1000 * result.seconds / result.total.num_images,
             2,
         ),
@@ -94,20 +107,33 @@ def build_summary_table(entries: Sequence[MethodEntry]) -> Table:
     rows = []
     for entry in entries:
         cells = [average([value(result) for result in entry.results], decimals) for _, value, decimals in averaged]
+        interval = estimate_interval(entry.results)
+        cells[0] = replace(cells[0], note=format_range(interval) if interval else "")
         memory = TableCell(_max_peak_mib(entry), decimals=0)
         num_skipped = sum(result.num_skipped for result in entry.results)
         num_batches = sum(result.num_batches for result in entry.results)
         updates = TableCell(num_skipped, decimals=0, note=f"of {num_batches}" if num_skipped else "")
         rows.append(
-            TableRow(entry.label, entry.run, len(entry.results), (*cells, memory, _find_worst_domain(entry), updates))
+            TableRow(
+                entry.label,
+                entry.run,
+                len(entry.results),
+                (*cells, memory, _find_worst_domain(entry), updates, _compare_with_best(entry, entries)),
+            )
         )
     columns = (
         *(column for column, _, _ in averaged),
-        TableColumn("peak_mib", "peak memory (MiB)"),
-        TableColumn("worst", f"worst domain, {metric.name} (%)", metric.best),
+        TableColumn("peak_mib", "peak memory (MiB)", None),
+        TableColumn("worst", f"worst domain, {metric.name} (%)", None),
         TableColumn("skipped", "skipped updates", None),
+        TableColumn("difference", "minus best (points)", None),
     )
-    return Table(columns, mark_best(rows, columns), "Calibration, cost and worst domain")
+    statistics = {
+        metric.key: average_value,
+        "calibration_error": compute_calibration,
+        "pixel_accuracy": compute_accuracy,
+    }
+    return Table(columns, mark_best(rows, columns, entries, statistics), "Calibration, cost and worst domain")
 
 
 def _build_score_row(entry: MethodEntry, layout: ColumnLayout, published: PublishedTable | None) -> TableRow:
@@ -130,6 +156,16 @@ def _average_columns(result: Result, layout: ColumnLayout) -> dict[str, float]:
         if column := layout.find_column(number, domain):
             grouped[column].append(100 * value)
     return {column: fmean(values) for column, values in grouped.items()}
+
+
+def _compare_with_best(entry: MethodEntry, entries: Sequence[MethodEntry]) -> TableCell:
+    """Return the difference of the mean to that of the best entry, with its interval; no number for the best one."""
+    best = rank_entries(entries)[0]
+    if entry is best:
+        return TableCell(nan)
+    value, lowest = (round(100 * average_results(each), 1) for each in (entry, best))
+    interval = estimate_difference(entry.results, best.results)
+    return TableCell(value - lowest, note=format_range(interval) if interval else "")
 
 
 def _max_peak_mib(entry: MethodEntry) -> float:

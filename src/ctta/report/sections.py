@@ -83,8 +83,14 @@ class Section:
 
     @property
     def recipes(self) -> tuple[str, ...]:
-        """Names of the recipes."""
-        return tuple(dict.fromkeys(str(result.labels.get("recipe")) for result in self.results))
+        """Names of the recipes, or of the runs of results that are of none."""
+        names = (str(result.labels.get("recipe") or entry.run) for entry in self.entries for result in entry.results)
+        return tuple(dict.fromkeys(names))
+
+    @property
+    def title(self) -> str:
+        """The protocol without the hashes of its data, which the foot of the section has."""
+        return re.sub(r"\[[0-9a-f ]{8,}\]", "", self.protocol)
 
 
 def get_order(result: Result) -> int | None:

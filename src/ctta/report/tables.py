@@ -6,7 +6,7 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isnan, nan
 from statistics import fmean, stdev
 from typing import Literal
@@ -24,7 +24,7 @@ class TableCell:
         deviation: Sample standard deviation; None for a single result.
         published: Published number, if there is one.
         published_deviation: Published standard deviation, if there is one.
-        is_best: Whether this is the best number of its column.
+        is_best: Whether this is the best number of its column, by more than noise.
         decimals: Number of decimals to print.
         note: Text to add, such as the name of the worst domain.
     """
@@ -137,17 +137,3 @@ def average(values: Sequence[float | None], decimals: int = 1) -> TableCell:
     if not known:
         return TableCell(nan, decimals=decimals)
     return TableCell(fmean(known), stdev(known) if len(known) > 1 else None, decimals=decimals)
-
-
-def mark_best(rows: Sequence[TableRow], columns: Sequence[TableColumn]) -> tuple[TableRow, ...]:
-    """Return the rows with the best printed number of each column marked, including ties, unless all are equal."""
-    marked = [list(row.cells) for row in rows]
-    for number, column in enumerate(columns):
-        printed = {float(row.cells[number].text) for row in rows if not isnan(row.cells[number].value)}
-        if column.best is None or len(printed) < 2:
-            continue
-        best = min(printed) if column.best == "lowest" else max(printed)
-        for cells in marked:
-            is_best = not isnan(cells[number].value) and float(cells[number].text) == best
-            cells[number] = replace(cells[number], is_best=is_best)
-    return tuple(replace(row, cells=tuple(cells)) for row, cells in zip(rows, marked, strict=True))

@@ -13,7 +13,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     a table. Incomplete cells are listed and left out of the tables. Needs the extra ``bench``.
 
     Args:
-        runs: Folders that a benchmark wrote.
+        runs: Folders that a benchmark, :func:`ctta.evaluate` or :func:`ctta.compare` wrote.
         out: Folder to write to; created if it does not exist.
 
     Returns:

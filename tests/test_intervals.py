@@ -1,0 +1,107 @@
+"""Intervals of results: against plain arithmetic, and their coverage where batches of a stream are correlated."""
+
+from math import sqrt
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ctta.evaluation import BatchRecord, Result
+from ctta.evaluation.intervals import T_QUANTILES, estimate_difference, estimate_interval
+from ctta.evaluation.metrics import ImageScore
+
+
+def make_result(wrong: Any, *, size: int = 100, order: int | None = None, seed: int | None = None) -> Result:
+    """Return a result whose segments have batches with these numbers of wrong images."""
+    records = tuple(
+        BatchRecord(segment, ImageScore(size, int(count), bins=()), 0.1, None)
+        for segment, counts in enumerate(wrong)
+        for count in counts
+    )
+    return Result(
+        method="mine",
+        settings={},
+        source="",
+        stream="",
+        stream_hash="",
+        domains=tuple(f"domain {number}" for number in range(len(wrong))),
+        num_batches=len(records),
+        reset_at_domain=False,
+        labels={"order": order, "seed": seed},
+        environment={},
+        batches=records,
+    )
+
+
+def test_one_segment_gives_students_interval_of_the_mean() -> None:
+    counts = [10, 30, 20, 25, 15, 22, 18]
+    interval = make_result([counts]).interval
+    assert interval is not None and interval.num_blocks == 7
+    half = T_QUANTILES[5] * stdev(counts) / 100 / sqrt(7)
+    assert interval.estimate == pytest.approx(fmean(counts) / 100)
+    assert (interval.low, interval.high) == pytest.approx((interval.estimate - half, interval.estimate + half))
+
+
+def test_blocks_of_all_segments_are_left_out_together() -> None:
+    """Where one batch of every segment shows the same images, they are one observation."""
+    counts = [10, 30, 20, 25, 15]
+    alone, repeated = make_result([counts]).interval, make_result([counts] * 8).interval
+    assert alone is not None and repeated is not None
+    assert (repeated.low, repeated.high) == pytest.approx((alone.low, alone.high))
+
+
+def test_long_segments_are_cut_into_ten_blocks() -> None:
+    interval = make_result([np.arange(40), np.arange(57)]).interval
+    assert interval is not None and interval.num_blocks == 10
+
+
+def test_short_segments_are_blocks_themselves() -> None:
+    interval = make_result([[place % 7, 10] for place in range(12)]).interval
+    assert interval is not None and interval.num_blocks == 10
+    assert make_result([[1, 2, 3, 4], [5, 6, 7, 8]]).interval is None  # too few of both
+
+
+def test_an_interval_of_errors_stays_between_zero_and_one() -> None:
+    interval = make_result([[0, 0, 60, 0, 0]]).interval
+    assert interval is not None and interval.low == 0 and interval.high < 1
+
+
+def test_a_difference_is_paired() -> None:
+    hard = np.array([5, 60, 20, 80, 40, 10])
+    one, other = make_result([hard]), make_result([hard + np.array([3, 2, 3, 4, 3, 3])])
+    difference = estimate_difference([other], [one])
+    assert difference is not None and difference.excludes_zero
+    assert difference.estimate == pytest.approx(0.03) and difference.high - difference.low < 0.015
+    alone = estimate_interval([one])
+    assert alone is not None and alone.high - alone.low > 0.3  # batches differ far more than methods
+
+
+def test_seeds_are_paired_and_their_spread_is_added() -> None:
+    source = make_result([[50] * 6])
+    seeds = [make_result([[30 + 2 * seed] * 6], seed=seed) for seed in range(3)]
+    interval = estimate_difference(seeds, [source])
+    assert interval is not None and interval.num_runs == 3
+    half = T_QUANTILES[1] * stdev([0.30, 0.32, 0.34]) / sqrt(3)  # batches of a run are all the same
+    assert (interval.estimate, interval.high) == pytest.approx((-0.18, -0.18 + half))
+    worse = [make_result([[31 + 2 * seed] * 6], seed=seed) for seed in range(3)]
+    paired = estimate_difference(worse, seeds)
+    assert paired is not None and (paired.low, paired.high) == pytest.approx((0.01, 0.01))
+    assert estimate_difference(seeds, [make_result([[50] * 6], order=4)]) is None  # nothing to pair
+
+
+@pytest.mark.parametrize(("correlation", "num_segments"), [(0.0, 1), (0.0, 3), (0.6, 1), (0.6, 3)])
+def test_coverage_of_a_difference_without_effect(correlation: float, num_segments: int) -> None:
+    """About 95 of 100 intervals contain zero, though neighboring batches err together and segments share images."""
+    rng = np.random.default_rng(0)
+    num_trials, num_batches, hits = 200, 60, 0
+    for _ in range(num_trials):
+        noise = rng.normal(size=(2, num_batches))
+        for place in range(1, num_batches):
+            noise[:, place] += correlation * noise[:, place - 1]
+        shared = 100 * 0.3 + 4 * noise[:, None, :]  # the same images, segment after segment
+        wrong = rng.binomial(100, np.clip(shared / 100, 0.01, 0.99).repeat(num_segments, 1))
+        difference = estimate_difference([make_result(wrong[0])], [make_result(wrong[1])])
+        assert difference is not None
+        hits += not difference.excludes_zero
+    assert 0.905 <= hits / num_trials <= 0.99
