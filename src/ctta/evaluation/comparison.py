@@ -27,7 +27,7 @@ from ctta.evaluation.intervals import Interval, estimate_difference
 from ctta.evaluation.metrics import Metric
 from ctta.evaluation.plots import plot_methods
 from ctta.evaluation.results import Result
-from ctta.methods import adapt
+from ctta.registry import adapt
 from ctta.streams import Stream
 
 if TYPE_CHECKING:

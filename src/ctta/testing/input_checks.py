@@ -116,7 +116,8 @@ def check_non_finite_step_is_skipped(case: ContractCase) -> None:
     assert_equal([tensor.nan_to_num() for tensor in collect_tensors(model)], before, "state after a skipped step")
     assert not steps, "the optimizer stepped with a loss that is not finite: call self.minimize(loss), which checks it"
     assert model.num_steps == 1, f"num_steps is {model.num_steps} after one batch whose loss is not finite, expected 1"
-    if model.last_step is None and model.num_skipped == 0:
+    step = model.last_step
+    if model.num_skipped == 0 and (step is None or (step.selected is not None and not step.selected > 0)):
         return  # it selected no sample, so there was no loss to minimize
     assert model.num_skipped == 1, (
         f"num_skipped is {model.num_skipped} after one batch whose loss is not finite, expected 1"
