@@ -15,7 +15,14 @@ from ctta.testing import CHECKS, NETWORKS, ContractCase
 from ctta.testing.case import count_learned_batches
 
 FEW_VIEWS = {"views": ctta.views.image_views(2)}
-HYPERPARAMETERS: dict[str, dict[str, Any]] = {"test_aug": FEW_VIEWS, "cotta": FEW_VIEWS}
+#: An update with every batch of the checks, from a memory that has to evict.
+SMALL_MEMORY = {"memory_size": 8, "update_every": 6}
+HYPERPARAMETERS: dict[str, dict[str, Any]] = {
+    "test_aug": FEW_VIEWS,
+    "cotta": FEW_VIEWS,
+    "rotta": SMALL_MEMORY,
+    "note": SMALL_MEMORY,
+}
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -14,11 +14,11 @@ PACKAGE = Path(ctta.__file__).parent
 
 #: A package imports only from rows above its own, and from packages to its left in the same row.
 ROWS = [
-    ["errors", "io", "parallel", "functional", "norms", "optim"],
+    ["errors", "io", "parallel", "state", "functional", "norms", "optim"],
     ["heads", "surgery"],
     ["views", "validation", "hyperparameters", "method_info", "steps"],
     ["base", "transaction"],
-    ["methods", "registry", "corruptions", "synthetic", "models"],
+    ["memory", "methods", "registry", "corruptions", "synthetic", "models"],
     ["checkpoint", "guard", "distributed", "datasets", "streams"],
     ["testing", "evaluation"],
     ["report", "benchmark", "advise", "inference", "serve"],
@@ -119,15 +119,19 @@ def test_public_names() -> None:
 
 
 def test_method_names() -> None:
-    assert list(ctta.METHODS) == ["source", "bn_stats", "pseudo_label", "tent", "test_aug", "cotta"]
-    assert [cls.__name__ for cls in ctta.METHODS.values()] == [
-        "Source",
-        "BNStats",
-        "PseudoLabel",
-        "Tent",
-        "TestAug",
-        "CoTTA",
-    ]
+    assert {name: cls.__name__ for name, cls in ctta.METHODS.items()} == {
+        "source": "Source",
+        "bn_stats": "BNStats",
+        "pseudo_label": "PseudoLabel",
+        "tent": "Tent",
+        "test_aug": "TestAug",
+        "cotta": "CoTTA",
+        "rotta": "RoTTA",
+        "note": "NOTE",
+        "bn_alpha": "BNAlpha",
+        "bn_ema": "BNEMA",
+    }
+    assert list(ctta.METHODS)[:6] == ["source", "bn_stats", "pseudo_label", "tent", "test_aug", "cotta"]
 
 
 def run_python(script: str, *arguments: object) -> str:

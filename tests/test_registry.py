@@ -82,7 +82,8 @@ def test_the_facts_about_a_method_are_true(name: str) -> None:
     info = resolve_method(name).info
     assert sum(set(child.state_dict()) == keys for child in model.children()) == info.num_networks
     trained = sum(len(group["params"]) for group in model.optimizer.param_groups) if model.optimizer else 0
-    assert trained == {"nothing": 0, "norm layers": 2, "all weights": len(list(model.source.parameters()))}[info.trains]
+    counts = {"nothing": 0, "norm statistics": 0, "norm layers": 2, "all weights": len(list(model.source.parameters()))}
+    assert trained == counts[info.trains]
     assert bool(trained) == bool(info.backward_passes)
     if isinstance(info.forward_passes, int):
         calls = []

@@ -19,7 +19,19 @@ from ctta.checkpoint.fingerprint import fingerprint
 from ctta.errors import CheckpointError, ConfigError, DataError, InputError
 from ctta.guard import Guarded
 from ctta.method_info import MethodInfo
-from ctta.methods import METHODS, BNStats, CoTTA, PseudoLabel, Source, Tent, TestAug
+from ctta.methods import (
+    BNEMA,
+    METHODS,
+    NOTE,
+    BNAlpha,
+    BNStats,
+    CoTTA,
+    PseudoLabel,
+    RoTTA,
+    Source,
+    Tent,
+    TestAug,
+)
 from ctta.optim import OptimizerFactory
 from ctta.registry import adapt
 from ctta.steps import Step
@@ -45,8 +57,11 @@ if TYPE_CHECKING:
 __version__ = version("ctta")
 
 __all__ = [
+    "BNEMA",
     "METHODS",
+    "NOTE",
     "AdaptiveModel",
+    "BNAlpha",
     "BNStats",
     "CheckpointError",
     "CoTTA",
@@ -59,6 +74,7 @@ __all__ = [
     "OptimizerFactory",
     "PseudoLabel",
     "Result",
+    "RoTTA",
     "Source",
     "Step",
     "Tent",

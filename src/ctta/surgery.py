@@ -26,6 +26,8 @@ from ctta.norms import (
     make_contiguous_if_constant,
     use_batch_statistics_,
 )
+from ctta.norms.balanced import BalancedStatistics
+from ctta.norms.running import RunningStatistics
 
 #: Where the logits are in the output of a network: a key, an index, or a function of the output.
 Output = str | int | Callable[[Any], Tensor] | None
@@ -77,8 +79,8 @@ def copy_sharing_tensors(net: nn.Module) -> nn.Module:
 
 def _is_own_hook(hook: Any) -> bool:
     """Return whether this library registered the hook."""
-    is_own = isinstance(hook, ExtractLogits | BatchStatistics | RecordFeatures)
-    return is_own or hook in (clone_input, make_contiguous_if_constant)
+    kinds = ExtractLogits | RecordFeatures | BatchStatistics | RunningStatistics | BalancedStatistics
+    return isinstance(hook, kinds) or hook in (clone_input, make_contiguous_if_constant)
 
 
 def clone_input(net: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

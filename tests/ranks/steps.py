@@ -28,6 +28,9 @@ from ctta.views import image_views, multiscale_flip
 from ranks import CASES, case
 from ranks.stream import VIEWS, Stream, assert_equals_single_process
 
+#: Fewer views; updates within a batch and across batches.
+MEMORY = {"memory_size": 6, "update_every": 5}
+SETTINGS: dict[str, dict[str, Any]] = {"cotta": VIEWS, "test_aug": VIEWS, "rotta": MEMORY, "note": MEMORY}
 ELEMENT = {"views": image_views(2), "gate": "element"}
 
 
@@ -48,7 +51,7 @@ def gated(network: str, settings: dict[str, Any], batch_stats: float = 1.0) -> S
 #: Every method on BatchNorm and LayerNorm, then everything else that is reduced over a batch.
 STREAMS: dict[str, Callable[[], Stream]] = {
     **{
-        f"{name}_{network}": partial(Stream, method, network, VIEWS if name in ("cotta", "test_aug") else {})
+        f"{name}_{network}": partial(Stream, method, network, SETTINGS.get(name, {}))
         for name, method in ctta.METHODS.items()
         for network in ("batch_norm", "vit")
     },

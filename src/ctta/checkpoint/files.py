@@ -31,6 +31,7 @@ from ctta.errors import CheckpointError, DamagedCheckpointError
 from ctta.io.atomic import atomic_write
 from ctta.io.tensors import read_tensors, write_tensors
 from ctta.registry import resolve_method
+from ctta.state import allocate_lazy_buffers_
 
 FORMAT = 2  # 1: ctta 0.1
 _METADATA_KEY = "ctta"
@@ -185,6 +186,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def _copy_tensors_(model: AdaptiveModel, tensors: dict[str, Tensor]) -> None:
     """Copy the tensors that are not an optimizer's into a new model."""
+    allocate_lazy_buffers_(model, tensors)
     targets, source = model.state_dict(keep_vars=True), _ids(model.source.state_dict(keep_vars=True))
     prefixes = [prefix for prefix, _ in nested_models(model)]
     for name, value in tensors.items():

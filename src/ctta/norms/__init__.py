@@ -130,14 +130,36 @@ class BatchStatistics:
         values = x.to(mean.dtype).unflatten(0, (num_parts, -1))
         axes = [axis for axis in range(values.ndim) if axis not in (0, 2)]
         batch_variance, batch_mean = current_reducer().var_mean(values, axes)
-        blended_mean = mean.lerp(batch_mean, fraction)
-        scale = ((variance + module.eps) / (variance.lerp(batch_variance, fraction) + module.eps)).sqrt()
-        rescaled: Tensor = torch.addcmul(mean - blended_mean * scale, values, scale).flatten(0, 1)
-        if len(rescaled) == 1:
-            # The batch stride of a single image is arbitrary, and with an odd one torch 2.13 takes a channels-last
-            # image for another layout: on the CPU the backward of the layer then gives wrong gradients.
-            rescaled = rescaled.as_strided(rescaled.shape, (rescaled.numel(), *rescaled.stride()[1:]))
-        return rescaled.to(x.dtype)
+        blended = mean.lerp(batch_mean, fraction), variance.lerp(batch_variance, fraction)
+        return fix_stride_of_one(renormalize(module, values, *blended, x.ndim - 2).flatten(0, 1)).to(x.dtype)
+
+
+def renormalize(module: _BatchNorm, values: Tensor, mean: Tensor, variance: Tensor, num_spatial: int) -> Tensor:
+    """Shift and scale values so that the layer, with its running statistics, normalizes them by other ones.
+
+    Exact, differentiable with respect to the statistics, and independent of how the layer computes its output.
+
+    Args:
+        module: The layer.
+        values: Its input (..., C, spatial axes), in the dtype of its statistics.
+        mean: The mean to normalize by; broadcasts with the values.
+        variance: The variance to normalize by.
+        num_spatial: The number of axes after the channels.
+    """
+    assert module.running_mean is not None and module.running_var is not None, "checked when the method is built"
+    along_channels = (-1,) + (1,) * num_spatial
+    running_mean, running_var = module.running_mean.view(along_channels), module.running_var.view(along_channels)
+    scale = ((running_var + module.eps) / (variance + module.eps)).sqrt()
+    return torch.addcmul(running_mean - mean * scale, values, scale)
+
+
+def fix_stride_of_one(x: Tensor) -> Tensor:
+    """Give a batch of one image the batch stride that its layout implies.
+
+    That stride is arbitrary, and with an odd one torch 2.13 takes a channels-last image for another layout: on the CPU
+    the backward of a BatchNorm then gives wrong gradients.
+    """
+    return x.as_strided(x.shape, (x.numel(), *x.stride()[1:])) if len(x) == 1 else x
 
 
 def use_batch_statistics_(net: nn.Module, fraction: BatchStats) -> None:

@@ -1,0 +1,293 @@
+"""Memories of past images, balanced over the predicted classes, and the methods that learn from one.
+
+A memory is a fixed number of slots. It decides which slot, if any, an arriving image takes; every image has the class
+and the uncertainty that the method predicted when it arrived. On several processes all of them hold the same memory
+and compute the same updates.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from ctta.base import AdaptiveModel
+from ctta.errors import InputError
+from ctta.functional import at_least_float32, confidence
+from ctta.parallel import current_reducer, replicated
+from ctta.state import LazyModule, remember_buffers
+from ctta.validation import check_fraction, check_integer
+
+EMPTY = -1  # the class of a slot without an image
+
+
+@dataclass
+class Slots:
+    """What a memory knows of its slots, as plain numbers.
+
+    Attributes:
+        labels: The predicted class of each slot's image; :data:`EMPTY` for none.
+        arrivals: The number of images before it.
+        uncertainties: The entropy of its prediction.
+        now: The number of images before the one that arrives.
+        num_classes: The number of classes.
+    """
+
+    labels: list[int]
+    arrivals: list[int]
+    uncertainties: list[float]
+    now: int
+    num_classes: int
+
+    @property
+    def first_empty(self) -> int | None:
+        """The first slot without an image; None if all are taken."""
+        return self.labels.index(EMPTY) if EMPTY in self.labels else None
+
+    @property
+    def largest_classes(self) -> list[int]:
+        """The classes with the most images, in ascending order; all slots are taken."""
+        sizes = Counter(self.labels)
+        return sorted(label for label, size in sizes.items() if size == max(sizes.values()))
+
+    def of_class(self, label: int) -> list[int]:
+        """Return the slots with images of a class, in the order of their arrival."""
+        return sorted((slot for slot, own in enumerate(self.labels) if own == label), key=self.arrivals.__getitem__)
+
+
+class Memory(LazyModule, ABC):
+    """A fixed number of slots for images.
+
+    Args:
+        capacity: The number of slots.
+    """
+
+    images: Tensor
+    uncertainties: Tensor
+    labels: Tensor
+    arrivals: Tensor
+    num_seen: Tensor
+
+    @torch.inference_mode(False)
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self.capacity = check_integer("memory_size", capacity, 1)
+        self.register_lazy_buffer("images", capacity, ...)
+        self.register_lazy_buffer("uncertainties", capacity)
+        self.register_buffer("labels", torch.full((capacity,), EMPTY))
+        self.register_buffer("arrivals", torch.zeros(capacity, dtype=torch.long))
+        self.register_buffer("num_seen", torch.zeros((), dtype=torch.long))
+
+    @abstractmethod
+    def choose_slot(self, slots: Slots, label: int, uncertainty: float, generator: torch.Generator) -> int | None:
+        """Return the slot that an arriving image takes; None if it is not kept."""
+
+    def accept(self, logits: Tensor) -> Tensor:
+        """Return which images of a batch may be kept at all (N)."""
+        return torch.ones(len(logits), dtype=torch.bool)
+
+    @torch.no_grad()
+    def add_(self, images: Tensor, logits: Tensor, generator: torch.Generator) -> None:
+        """Take in a batch, image by image."""
+        labels, uncertainties = predicted_classes(logits), prediction_uncertainty(logits)
+        if not self.is_allocated:
+            self.allocate_("images", images.new_zeros(self.capacity, *images.shape[1:]))
+            self.allocate_("uncertainties", uncertainties.new_zeros(self.capacity))
+        taken: dict[int, int] = {}
+        slots = Slots(
+            self.labels.tolist(),
+            self.arrivals.tolist(),
+            self.uncertainties.tolist(),
+            int(self.num_seen),
+            logits.shape[1],
+        )
+        rows = zip(labels.tolist(), uncertainties.tolist(), self.accept(logits).tolist(), strict=True)
+        for row, (label, uncertainty, is_accepted) in enumerate(rows):
+            slot = self.choose_slot(slots, label, uncertainty, generator) if is_accepted else None
+            if slot is not None:
+                taken[slot] = row
+                slots.labels[slot], slots.arrivals[slot], slots.uncertainties[slot] = label, slots.now, uncertainty
+            slots.now += 1
+        self.num_seen.fill_(slots.now)
+        if taken:
+            at, of = torch.tensor([[*taken], [*taken.values()]], device=images.device)
+            self.images[at] = images[of].to(self.images.dtype)
+            self.uncertainties[at] = uncertainties[of].to(self.uncertainties.dtype)
+            self.labels.copy_(torch.tensor(slots.labels))
+            self.arrivals.copy_(torch.tensor(slots.arrivals))
+
+    def recall(self) -> tuple[Tensor, Tensor]:
+        """Return the images, class by class and oldest first, and how many images have arrived since each (its age)."""
+        labels, arrivals = self.labels.tolist(), self.arrivals.tolist()
+        order = sorted(range(self.capacity), key=lambda slot: (labels[slot], arrivals[slot]))
+        found = torch.tensor(
+            [slot for slot in order if labels[slot] != EMPTY], dtype=torch.long, device=self.images.device
+        )
+        return self.images[found], self.num_seen - self.arrivals[found]
+
+    @override
+    def extra_repr(self) -> str:
+        return str(self.capacity)
+
+
+def predicted_classes(logits: Tensor) -> Tensor:
+    """Return the class of every image (N); for dense logits the one of the largest mean probability."""
+    return (logits if logits.ndim == 2 else at_least_float32(logits).softmax(1).flatten(2).mean(2)).argmax(1)
+
+
+def prediction_uncertainty(logits: Tensor) -> Tensor:
+    """Return the entropy of every image (N), as RoTTA computes it; for dense logits the mean over pixels."""
+    p = at_least_float32(logits).softmax(1)
+    return -(p * (p + 1e-6).log()).sum(1).reshape(len(p), -1).mean(1)
+
+
+def draw_below(bound: int, generator: torch.Generator) -> int:
+    """Return a random integer from 0 to ``bound`` - 1."""
+    return int(torch.randint(bound, (), generator=generator))
+
+
+class TimelyMemory(Memory):
+    """RoTTA's memory (CSTU): each class has an equal share, and old and uncertain images go first.
+
+    Args:
+        capacity: The number of slots.
+    """
+
+    @override
+    def choose_slot(self, slots: Slots, label: int, uncertainty: float, generator: torch.Generator) -> int | None:
+        own = slots.of_class(label)
+        if len(own) >= self.capacity / slots.num_classes:
+            candidates = own
+        elif (empty := slots.first_empty) is not None:
+            return empty
+        else:  # class by class, since the last of equals goes
+            candidates = [slot for each in slots.largest_classes for slot in slots.of_class(each)]
+        scores = [
+            self._score(slots.now - slots.arrivals[slot], slots.uncertainties[slot], slots.num_classes)
+            for slot in candidates
+        ]
+        worst = max(range(len(scores)), key=lambda index: (scores[index], index))
+        return candidates[worst] if scores[worst] > self._score(0, uncertainty, slots.num_classes) else None
+
+    def _score(self, age: int, uncertainty: float, num_classes: int) -> float:
+        timeliness = 1 / (1 + math.exp(-age / self.capacity))
+        return timeliness + uncertainty / math.log(max(num_classes, 2))
+
+
+class ReservoirMemory(Memory):
+    """NOTE's memory (PBRS): a reservoir per predicted class, so that every image of a class is kept equally often.
+
+    Args:
+        capacity: The number of slots.
+    """
+
+    num_seen_by_class: Tensor
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.register_lazy_buffer("num_seen_by_class", None, dtype=torch.long)
+
+    @override
+    def add_(self, images: Tensor, logits: Tensor, generator: torch.Generator) -> None:
+        if not self.is_allocated:
+            counts = torch.zeros(logits.shape[1], dtype=torch.long, device=logits.device)
+            self.allocate_("num_seen_by_class", counts)
+        super().add_(images, logits, generator)
+
+    @override
+    def choose_slot(self, slots: Slots, label: int, uncertainty: float, generator: torch.Generator) -> int | None:
+        self.num_seen_by_class[label] += 1
+        if (empty := slots.first_empty) is not None:
+            return empty
+        largest, own = slots.largest_classes, slots.of_class(label)
+        if label not in largest:
+            own = slots.of_class(largest[draw_below(len(largest), generator)])
+        elif torch.rand((), generator=generator, dtype=torch.float64) > len(own) / int(self.num_seen_by_class[label]):
+            return None
+        return own[draw_below(len(own), generator)]
+
+
+class ConfidentMemory(Memory):
+    """SoTTA's memory (HUS): only images of confident predictions, uniform over the predicted classes.
+
+    Args:
+        capacity: The number of slots.
+        min_confidence: The confidence from which on an image is kept.
+    """
+
+    def __init__(self, capacity: int, min_confidence: float) -> None:
+        super().__init__(capacity)
+        check_fraction("min_confidence", min_confidence)
+        self.min_confidence = min_confidence
+
+    @override
+    def accept(self, logits: Tensor) -> Tensor:
+        # Not >=, so that a prediction of NaN reaches the loss, which skips the step.
+        return ~(confidence(logits).reshape(len(logits), -1).mean(1) < self.min_confidence)
+
+    @override
+    def choose_slot(self, slots: Slots, label: int, uncertainty: float, generator: torch.Generator) -> int | None:
+        if (empty := slots.first_empty) is not None:
+            return empty
+        largest = slots.largest_classes
+        if label not in largest:
+            label = largest[draw_below(len(largest), generator)]
+        own = slots.of_class(label)
+        return own[draw_below(len(own), generator)]
+
+
+class MemoryModel(AdaptiveModel):
+    """A method that predicts, remembers the images, and learns from its memory at regular intervals.
+
+    A subclass sets ``memory`` and ``update_every``, and implements :meth:`predict_step` and :meth:`update`. The whole
+    batch is predicted before it is remembered. An update is due whenever another ``update_every`` images have arrived,
+    also within a batch; then only the images up to there are in the memory.
+    """
+
+    memory: Memory
+    #: The number of images between two updates; None for one update per batch.
+    update_every: int | None
+
+    @abstractmethod
+    def update(self, number: int) -> bool:
+        """Learn from the memory.
+
+        Args:
+            number: The number of updates before it in this step; distinguishes their random draws.
+
+        Returns:
+            Whether to keep what it did to buffers. If not, because the step was skipped, norm statistics return to what
+            they were, and the memory forgets the images since the last update.
+        """
+
+    @override
+    def adapt_step(self, x: Tensor) -> Tensor:
+        logits, batch, generator = self.predict_step(x), current_reducer(), self.generator("memory")
+        images, predictions = batch.gather(x), batch.gather(logits.detach())
+        state = [module for name, module in self.named_children() if name != "source"]
+        start = number = 0
+        with replicated():
+            while start < len(images):
+                every = self.update_every or len(images)
+                missing = every - int(self.memory.num_seen) % every if self.update_every else every
+                stop = min(start + missing, len(images))
+                is_due = stop - start == missing
+                restore_buffers = remember_buffers(*state) if is_due else None
+                self.memory.add_(images[start:stop], predictions[start:stop], generator)
+                if restore_buffers is not None and not self.update(number):
+                    restore_buffers()
+                start, number = stop, number + 1
+        return logits
+
+    @override
+    def check_input(self, x: Tensor) -> None:
+        super().check_input(x)
+        expected = self.memory.images.shape[1:]
+        if self.memory.is_allocated and x.shape[1:] != expected:
+            raise InputError(
+                f"the memory holds inputs of shape {tuple(expected)}, and this batch has {tuple(x.shape[1:])}: give "
+                "all images of a stream the same size"
+            )

@@ -1,0 +1,54 @@
+"""BN-EMA: BatchNorm statistics that follow the stream."""
+
+from torch import Tensor, nn
+from typing_extensions import override
+
+from ctta.base import AdaptiveModel
+from ctta.method_info import MethodInfo
+from ctta.norms.running import RunningStatistics, running_statistics, track_statistics, use_tracked_statistics_
+from ctta.optim import all_finite
+from ctta.parallel import current_reducer
+from ctta.state import remember_buffers
+from ctta.steps import Step
+from ctta.surgery import Output
+from ctta.validation import check_fraction
+
+
+class BNEMA(AdaptiveModel):
+    """BatchNorm's running statistics are a moving average over the stream; nothing else is learned.
+
+    Each batch goes through the network twice: first to update the statistics, then to predict with them.
+
+    Args:
+        net: Any network; without BatchNorm layers it predicts as it was trained.
+        momentum: The fraction of the batch in an update of the statistics.
+        output: Where the logits are in the network's output; by default the usual places.
+
+    >>> model = BNEMA(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))
+    >>> model(torch.randn(8, 4)).shape
+    torch.Size([8, 3])
+    """
+
+    info = MethodInfo("BN-EMA", trains="norm statistics", forward_passes=2, num_networks=2)
+
+    def __init__(self, net: nn.Module, *, momentum: float = 0.1, output: Output = None) -> None:
+        super().__init__(net, batch_stats=0.0, output=output)
+        check_fraction("momentum", momentum)
+        self.momentum = momentum
+        self.student = self.copy_of_source().requires_grad_(False)
+        use_tracked_statistics_(self.student, RunningStatistics(momentum, normalize_by="batch"))
+
+    @override
+    def adapt_step(self, x: Tensor) -> Tensor:
+        restore_statistics = remember_buffers(self.student)
+        with track_statistics():
+            self.student(x)
+        logits: Tensor = self.student(x)
+        is_finite = current_reducer().all(logits.isfinite().flatten(1).all(1))
+        is_finite = is_finite and all_finite(running_statistics(self.student))
+        if not is_finite:  # one overflow would stay in the average forever
+            restore_statistics()
+            self.num_skipped += 1
+            logits = self.student(x)
+        self.last_step = Step(logits.new_zeros(()), skipped=not is_finite)
+        return logits

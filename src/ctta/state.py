@@ -1,0 +1,113 @@
+"""State of a method beside its networks: buffers that the first batch sizes, and undoing a step that is skipped."""
+
+from collections.abc import Callable, Mapping
+from types import EllipsisType
+
+import torch
+from torch import Tensor, nn
+
+
+class LazyModule(nn.Module):
+    """A part of a method's state of which the first batch decides the size, such as a memory of images.
+
+    The buffers exist from the start, without elements, and have a fixed size once they are allocated. A checkpoint
+    restores the size that they had. Subclasses declare them with :meth:`register_lazy_buffer` and give them a value
+    with :meth:`allocate_`; everything else about them is as for any buffer.
+    """
+
+    _shapes: dict[str, tuple[int | EllipsisType | None, ...]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shapes = {}
+
+    def register_lazy_buffer(
+        self, name: str, *shape: int | EllipsisType | None, dtype: torch.dtype = torch.float32
+    ) -> None:
+        """Declare a buffer.
+
+        Args:
+            name: The attribute.
+            *shape: The sizes of its axes; None for one that the first batch decides, a final ``...`` for any further
+                axes.
+            dtype: Its dtype; for floating-point values that of the value allocated counts.
+        """
+        self._shapes[name] = shape
+        self.register_buffer(name, torch.empty(0, dtype=dtype))
+
+    @property
+    def is_allocated(self) -> bool:
+        """Whether every buffer has its size."""
+        return all(self.get_buffer(name).numel() > 0 for name in self._shapes)
+
+    def allocate_(self, name: str, value: Tensor) -> None:
+        """Give a declared buffer its size and its first value.
+
+        Args:
+            name: The attribute.
+            value: The buffer from now on.
+
+        Raises:
+            ValueError: The value does not have the declared shape.
+        """
+        if not _matches(tuple(value.shape), self._shapes[name]):
+            raise ValueError(f"'{name}' has shape {tuple(value.shape)}, which this state cannot have")
+        setattr(self, name, value)
+
+
+def allocate_lazy_buffers_(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Give every lazy buffer of a new model the size and dtype that it has among saved tensors.
+
+    Args:
+        model: The model.
+        tensors: Tensors by their names in the ``state_dict`` of the model.
+
+    Raises:
+        ValueError: A tensor does not have the shape, or the kind of numbers, that was declared.
+    """
+    for prefix, module in model.named_modules():
+        for name in module._shapes if isinstance(module, LazyModule) else ():
+            saved, buffer = tensors.get(f"{prefix}.{name}" if prefix else name), module.get_buffer(name)
+            if saved is None:
+                continue
+            if saved.is_floating_point() != buffer.is_floating_point():
+                raise ValueError(f"'{name}' is of type {saved.dtype}, which this state cannot have")
+            if saved.shape == (0,):
+                setattr(module, name, torch.empty_like(saved, device=buffer.device))
+            else:
+                module.allocate_(name, torch.zeros_like(saved, device=buffer.device))
+
+
+def _matches(shape: tuple[int, ...], declared: tuple[int | EllipsisType | None, ...]) -> bool:
+    if declared and declared[-1] is ...:
+        declared = declared[:-1]
+        shape = shape[: len(declared)] if len(shape) >= len(declared) else ()
+    return len(shape) == len(declared) and all(
+        size > 0 if expected is None else size == expected for size, expected in zip(shape, declared, strict=True)
+    )
+
+
+def remember_buffers(*modules: nn.Module) -> Callable[[], None]:
+    """Copy the buffers of modules: their running statistics, memories and the like.
+
+    Args:
+        *modules: The modules.
+
+    Returns:
+        A function that brings every buffer back, bit for bit; also one that has been replaced by another tensor.
+    """
+    found = [
+        (module, name, buffer, buffer.clone())
+        for root in modules
+        for module in root.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+
+    @torch.no_grad()
+    def restore() -> None:
+        for module, name, buffer, value in found:
+            buffer.copy_(value)
+            module._buffers[name] = buffer
+
+    return restore

@@ -1,0 +1,235 @@
+"""Twenty steps of the methods with a memory agree with naive implementations to 1e-10, and their edge cases."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from naive import NaiveAdam
+from naive_memory import (
+    NaiveBalancedReservoir,
+    NaiveTimelyMemory,
+    naive_bn_alpha,
+    naive_bn_ema,
+    naive_note,
+    naive_rotta,
+)
+from test_mathematics import CLOSE, EPS, assert_same_run, assert_same_weights, classifier, pixel_classifier, stream
+from torch import Tensor, nn
+
+import ctta
+from ctta.memory import MemoryModel
+from ctta.norms.running import running_statistics
+
+ADAM = partial(torch.optim.Adam, lr=0.01, eps=EPS)
+NAIVE_ADAM = partial(NaiveAdam, lr=0.01, eps=EPS)
+VIEWS = (lambda model, x: model(x.flip(-1) * 0.9),)
+
+
+def decided_classifier(scale: float = 8.0) -> nn.Sequential:
+    """Return a network whose predictions differ in class and in confidence."""
+    net = classifier()
+    head = net[-1]
+    assert isinstance(head, nn.Linear)
+    with torch.no_grad():
+        head.weight.mul_(scale)
+        head.bias.sub_(head.weight @ net[:-1](torch.cat(stream())).mean(0))
+    return net
+
+
+def augment(number: int, x: Tensor) -> Tensor:
+    return x.flip(-1) * 0.9
+
+
+def assert_same_statistics(actual: nn.Module, expected: nn.Module) -> None:
+    naive = [layer for layer in expected.modules() if hasattr(layer, "variance")]
+    values = [torch.as_tensor(value) for layer in naive for value in (layer.mean, layer.variance)]
+    CLOSE(running_statistics(actual), [torch.stack(list(value)) for value in values])
+
+
+def random_draws(seed: int) -> tuple[Callable[[int], int], Callable[[], float]]:
+    generator = torch.Generator().manual_seed(seed)
+    return (
+        lambda bound: int(torch.randint(bound, (), generator=generator)),
+        lambda: float(torch.rand((), generator=generator, dtype=torch.float64)),
+    )
+
+
+# Seven images per update cross the batches of five, and a memory of six has to evict.
+@pytest.mark.parametrize(("memory_size", "update_every"), [(6, 7), (4, 2)])
+def test_rotta(memory_size: int, update_every: int) -> None:
+    net = decided_classifier()
+    settings: dict[str, Any] = {"update_every": update_every, "decay": 0.9}
+    with mock.patch.object(NaiveTimelyMemory, "evict", autospec=True, side_effect=NaiveTimelyMemory.evict) as evict:
+        expected, student, teacher = naive_rotta(
+            net, stream(), optimizer=NAIVE_ADAM, augment=augment, capacity=memory_size, alpha=0.05, **settings
+        )
+    assert 10 < evict.call_count < 100
+    model = ctta.RoTTA(net, optimizer=ADAM, memory_size=memory_size, views=VIEWS, **settings)
+    assert_same_run(model, stream(), expected)
+    assert_same_weights(model.student, student)
+    assert_same_weights(model.teacher, teacher)
+    assert_same_statistics(model.student, student)
+    assert_same_statistics(model.teacher, teacher)
+    assert len(set(torch.cat(expected).argmax(1).tolist())) == 4
+    assert int(model.memory.num_seen) == 100
+
+
+@pytest.mark.parametrize("average", ["entries", "images"])
+def test_note(average: Any) -> None:
+    net = decided_classifier()
+    memory = NaiveBalancedReservoir(6, 4, *random_draws(1))
+    settings: dict[str, Any] = {"update_every": 7, "momentum": 0.1}
+    expected, student = naive_note(
+        net,
+        stream(),
+        optimizer=NAIVE_ADAM,
+        memory=memory,
+        use_running=False,
+        average_over_classes=average == "entries",
+        **settings,
+    )
+    model = ctta.NOTE(net, optimizer=ADAM, memory_size=6, average=average, **settings)
+    generator = torch.Generator().manual_seed(1)
+    with mock.patch.object(model, "generator", lambda purpose: generator):
+        assert_same_run(model, stream(), expected)
+    assert_same_weights(model.student, student)
+    assert_same_statistics(model.student, student)
+    assert sorted(memory.seen)[-1] > 2 * sorted(memory.seen)[1] and sum(memory.seen) == 100
+    CLOSE(model.memory.recall()[0], torch.stack(list(memory.images())))
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_bn_alpha(size: int) -> None:
+    net = classifier()
+    assert_same_run(ctta.BNAlpha(net, alpha=0.3), stream(size), naive_bn_alpha(net, stream(size), alpha=0.3))
+
+
+def test_bn_alpha_with_a_prior_and_a_median() -> None:
+    net = classifier()
+    expected = naive_bn_alpha(net, stream(), alpha=5 / 21)
+    assert_same_run(ctta.BNAlpha(net, prior=16), stream(), expected)
+    layer = nn.BatchNorm1d(2).double().eval()
+    x = torch.tensor([[1.0, 5.0], [2.0, 6.0], [99.0, 7.0]], dtype=torch.float64)
+    median = ctta.BNAlpha(layer, alpha=1.0, center="median")
+    variance = torch.tensor([(1 + 97**2) / 3, 2 / 3], dtype=torch.float64)
+    CLOSE(median(x), (x - torch.tensor([2.0, 6.0])) / (variance + layer.eps).sqrt())
+
+
+def test_bn_ema() -> None:
+    net = classifier()
+    assert_same_run(ctta.BNEMA(net, momentum=0.2), stream(), naive_bn_ema(net, stream(), momentum=0.2))
+
+
+def naive_iabn(layer: nn.BatchNorm2d, x: Tensor, k: float) -> Tensor:
+    """Normalize every channel of every image by statistics shrunk toward the running ones."""
+    assert layer.running_mean is not None and layer.running_var is not None
+    out, size = torch.empty_like(x), x[0, 0].numel()
+
+    def shrink(value: Tensor, bound: Tensor) -> Tensor:
+        return value.sign() * max(value.abs() - bound, torch.zeros(()).double())
+
+    for i in range(len(x)):
+        for c in range(x.shape[1]):
+            mean, variance = layer.running_mean[c], layer.running_var[c]
+            own_mean, own_variance = x[i, c].mean(), x[i, c].var(correction=1)
+            new_mean = mean + shrink(own_mean - mean, k * ((variance + layer.eps) / size).sqrt())
+            bound = k * (variance + layer.eps) * (2 / (size - 1)) ** 0.5
+            new_variance = (variance + shrink(own_variance - variance, bound)).clamp_min(0)
+            normal = (x[i, c] - new_mean) / (new_variance + layer.eps).sqrt()
+            out[i, c] = normal * layer.weight[c] + layer.bias[c]
+    return out
+
+
+def test_note_predicts_with_instance_aware_normalization() -> None:
+    net = nn.Sequential(*list(classifier())[:2]).eval()
+    layer = net[1]
+    assert isinstance(layer, nn.BatchNorm2d)
+    x = torch.randn(3, 3, 4, 4, dtype=torch.float64) * torch.tensor([0.2, 1.0, 5.0]).view(3, 1, 1, 1)
+    model, expected = ctta.NOTE(net, iabn=0.5), naive_iabn(layer, net[0](x).detach(), 0.5).detach()
+    assert not torch.allclose(expected, net(x))
+    CLOSE(model.predict(x), expected)
+    CLOSE(model.deploy()(x).detach(), expected)
+    CLOSE(torch.cat([model(row.unsqueeze(0)) for row in x]), expected)
+
+
+MEMORY_METHODS: list[type[MemoryModel]] = [ctta.RoTTA, ctta.NOTE]
+SMALL: dict[str, Any] = {"memory_size": 6, "update_every": 4}
+
+
+@pytest.mark.parametrize("method", MEMORY_METHODS)
+@pytest.mark.parametrize("build", [decided_classifier, pixel_classifier])
+@pytest.mark.parametrize("size", [1, 3, 9])
+def test_any_batch_size(method: type[MemoryModel], build: Callable[[], nn.Sequential], size: int) -> None:
+    model = method(build(), **SMALL)
+    batches = torch.cat(stream()).split(size)[: 24 // size + 1]
+    for x in batches:
+        assert model(x).isfinite().all()
+    assert int(model.memory.num_seen) == sum(map(len, batches)) and model.num_skipped == 0
+    # All pixels of the untrained network are of one class, which has a third of RoTTA's memory.
+    assert len(model.memory.recall()[0]) == (2 if method is ctta.RoTTA and build is pixel_classifier else 6)
+
+
+@pytest.mark.parametrize("method", MEMORY_METHODS)
+@pytest.mark.parametrize(("num_classes", "scale"), [(2, 1.0), (2, 1e4), (4, 1e4)])
+def test_extreme_logits(method: type[MemoryModel], num_classes: int, scale: float) -> None:
+    torch.manual_seed(0)
+    head = nn.Linear(16, num_classes)
+    nn.init.normal_(head.weight, std=scale)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), head)
+    model = method(net.double().eval(), **SMALL)
+    for x in stream()[:6]:
+        assert model(x).isfinite().all()
+    assert model.num_skipped == 0 and all(value.isfinite().all() for value in model.state_dict().values())
+
+
+@pytest.mark.parametrize("method", MEMORY_METHODS)
+def test_an_update_is_due_at_every_so_many_images_whatever_the_batches(method: type[MemoryModel]) -> None:
+    settings: dict[str, Any] = {"memory_size": 8, "update_every": 10}
+    model = method(classifier(), **settings)
+    sizes = {3: 0, 4: 0, 2: 0, 5: 1, 26: 3}  # images per batch, and the updates that they make due
+    with mock.patch.object(model, "update", return_value=True) as update:
+        for size, expected in sizes.items():
+            update.reset_mock()
+            model(torch.cat(stream())[:size])
+            assert [call.args[0] for call in update.call_args_list] == list(range(expected))
+
+
+@pytest.mark.parametrize("method", MEMORY_METHODS)
+def test_a_memory_is_of_one_image_size(method: type[MemoryModel], tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    model = method(net, **SMALL)
+    ctta.save(model, tmp_path / "new.safetensors")
+    assert not ctta.load(tmp_path / "new.safetensors", net).num_steps
+    x = torch.rand(5, 3, 8, 8)
+    logits = model(x)
+    for call in (model, model.predict):
+        with pytest.raises(ctta.InputError, match=r"the memory holds inputs of shape \(3, 8, 8\).*same size"):
+            call(torch.rand(5, 3, 9, 9))
+    ctta.save(model, tmp_path / "used.safetensors")
+    resumed = ctta.load(tmp_path / "used.safetensors", net)
+    assert logits.isfinite().all() and torch.equal(resumed(x), model(x))
+
+
+def test_a_file_with_a_memory_of_another_size_is_refused(tmp_path: Path) -> None:
+    net = decided_classifier()
+    model = ctta.RoTTA(net, **SMALL)
+    model(stream()[0])
+    model.memory.images = model.memory.images[:3]
+    ctta.save(model, tmp_path / "damaged.safetensors")
+    with pytest.raises(ctta.CheckpointError, match=r"'images' has shape \(3, 3, 4, 4\)"):
+        ctta.load(tmp_path / "damaged.safetensors", net)
+
+
+def test_a_skipped_update_forgets_its_images() -> None:
+    model = ctta.RoTTA(decided_classifier(), **SMALL)
+    before = [value.clone() for value in model.state_dict().values()]
+    x = torch.cat(stream())[:4]
+    with mock.patch("ctta.methods.rotta.cross_entropy", lambda logits, target: logits.sum(1) * torch.nan):
+        assert model(x).isfinite().all()
+    assert model.num_skipped == 1
+    for value, old in zip(model.state_dict().values(), before, strict=True):
+        assert torch.equal(value, old)
