@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from command_line import output, user_error, write_images, write_network
-from full_disk import fill, make_space, small_disk
+from small_disk import fill, make_space, mounted_disk
 from torch import nn
 
 import ctta
@@ -38,7 +38,7 @@ def images(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    with small_disk(tmp_path / "disk", 1 << 20) as path:
+    with mounted_disk(tmp_path / "disk", 1 << 20) as path:
         yield path
 
 
@@ -118,7 +118,7 @@ def test_the_command_reports_a_full_disk_in_one_sentence(images: Path, disk: Pat
 def test_a_full_disk_is_an_os_error_of_save_and_the_old_file_stays(tmp_path: Path) -> None:
     net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 40_000))
     model = ctta.CoTTA(net, views=())
-    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+    with mounted_disk(tmp_path / "disk", 1 << 20) as disk:
         path = disk / "stream.safetensors"
         ctta.save(model, path)
         before = path.read_bytes()

@@ -2,11 +2,14 @@
 
 import asyncio
 import io
+import json
 import socket
 import statistics
 import time
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,9 +22,11 @@ import ctta
 from ctta.serve import Service
 from ctta.serve.errors import ApiError
 from ctta.serve.limits import MemoryBudget
+from ctta.serve.protocol import estimate_memory, parse_input, split_body
 
 NUM_CLIENTS, NUM_STREAMS, INTERVAL = 48, 12, 0.5
-IMAGE_SIDES, NUM_IMAGES, IMAGE_MEMORY = (6200, 5000), 8, 512  # pixels, number, MB
+IMAGE_SIDES, NUM_IMAGES = (6200, 5000), 40
+MEMORY, REQUEST_MEMORY = 1024, 832  # MB
 
 
 class SlowNetwork(nn.Module):
@@ -70,7 +75,8 @@ def test_changes_are_saved_within_two_intervals_while_requests_queue(tmp_path: P
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    options = ("--method", "tent", "--no-guard", "--image-memory", IMAGE_MEMORY)
+    memory = ("--memory", MEMORY, "--request-memory", REQUEST_MEMORY)
+    options = ("--method", "tent", "--no-guard", *memory, "--queue", NUM_IMAGES, "--timeout", 300)
     process = ServerProcess(tmp_path_factory.mktemp("load") / "state", *options)
     with process:
         yield process
@@ -93,11 +99,11 @@ def peak_memory(process_id: int) -> int:
 
 
 def test_large_images_are_decoded_within_the_memory_limit(server: ServerProcess) -> None:
-    """Files of 31 megapixels take up to 360 MB each while they are decoded."""
+    """Forty files of 31 megapixels and 30 KB at once; each takes up to 360 MB while it is decoded."""
     file = io.BytesIO()
-    Image.new("RGB", IMAGE_SIDES, "gray").save(file, "PNG")
+    Image.new("L", IMAGE_SIDES, "gray").save(file, "PNG")
     body = file.getvalue()
-    assert len(body) < 200_000
+    assert 25_000 < len(body) < 40_000
     client = Client(server.client.address)
     assert client.call("POST", "/streams/large/image", data=make_png()).status_code == 200
     before = peak_memory(server.process.pid)
@@ -107,8 +113,65 @@ def test_large_images_are_decoded_within_the_memory_limit(server: ServerProcess)
 
     with ThreadPoolExecutor(NUM_IMAGES) as pool:
         assert set(pool.map(send, range(NUM_IMAGES))) == {200}
-    assert peak_memory(server.process.pid) - before < IMAGE_MEMORY
+    assert peak_memory(server.process.pid) - before < 512 < MEMORY
     assert client.call("POST", "/streams/large/image", data=make_png()).status_code == 200
+
+
+def make_raw_request(shape: list[int], datatype: str, data: bytes) -> tuple[bytes, dict[str, str]]:
+    tensor = {"name": "input", "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": len(data)}}
+    head = json.dumps({"inputs": [tensor]}).encode()
+    return head + data, {"Inference-Header-Content-Length": str(len(head))}
+
+
+def test_tensors_are_parsed_within_the_memory_limit(server: ServerProcess) -> None:
+    """Bodies of almost 16 MB, which take 64 MB to 2 GB once they are parsed; all of them are bad requests."""
+    size = 15_000_000
+    requests = {
+        "numbers": (b'{"inputs": [' + b"0.5," * (size // 4) + b"1]}", {}, 400),
+        "lists": (b'{"inputs": [' + b"[]," * (size // 3) + b"1]}", {}, 413),
+        "raw": (*make_raw_request([1, 3, 1, size // 3], "UINT8", bytes(size)), 400),
+    }
+    before = peak_memory(server.process.pid)
+
+    def send(name: str) -> None:
+        body, headers, status = requests[name]
+        response = Client(server.client.address).call("POST", "/v2/models/ctta/infer", data=body, headers=headers)
+        assert response.status_code == status, response.text
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(send, ["numbers", "raw", "lists"] * 2))
+    assert peak_memory(server.process.pid) - before < REQUEST_MEMORY
+
+
+def test_the_memory_of_a_request_is_not_underestimated() -> None:
+    count = 20_000
+    data = {
+        "floats": "0.5," * count,
+        "long floats": "0.12345678901234," * count,
+        "small integers": "0," * count,
+        "integers": "3000," * count,
+        "empty lists": "[]," * count,
+        "lists": "[0]," * count,
+        "empty objects": "{}," * count,
+        "objects": '{"a":0},' * count,
+        "keys": "{" + ",".join(f'"{number:x}":0' for number in range(count)) + "},",
+        "strings": '"a",' * count,
+        "long string": '"' + "a" * count + '",',
+        "wide string": '"' + "a" * count + '\U0001f600",',
+        "wide": '"\U0001f600",' * count,
+    }
+    raw = {name: make_raw_request([count], name, bytes(count * size)) for name, size in (("UINT8", 1), ("FP64", 8))}
+    start = f'{{"inputs": [{{"name": "input", "datatype": "FP32", "shape": [{count}], "data": ['
+    bodies = {name: (f"{start}{text[:-1]}]}}]}}".encode(), dict[str, str]()) for name, text in data.items()}
+    for name, (content, headers) in {**bodies, **raw}.items():
+        json_length = headers.get("Inference-Header-Content-Length")
+        tracemalloc.start()
+        with suppress(ApiError):
+            parse_input(split_body(content, json_length), "input")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        estimate = estimate_memory(content, json_length)
+        assert peak < estimate, (name, peak / len(content), estimate / len(content))
 
 
 def send_raw(server: ServerProcess, *parts: bytes, pause: float = 0.0) -> socket.socket:
@@ -160,10 +223,13 @@ def test_requests_wait_for_memory_in_their_order(tmp_path: Path) -> None:
             await asyncio.sleep(seconds / 2)
 
     async def run() -> list[BaseException | None]:
-        requests = (("a", 60, 0.1), ("b", 300, 0.04), ("c", 30, 0.02), ("d", 100, 0.5), ("late", 100, 0.01))
+        requests = (("a", 60, 0.1), ("b", 100, 0.04), ("c", 30, 0.02), ("d", 100, 0.5), ("late", 100, 0.01))
         jobs = [reserve(*request) for request in requests]
         return await asyncio.gather(*jobs, return_exceptions=True)
 
     *served, given_up = asyncio.run(run())
     assert served == [None] * 4 and order == ["a", "b", "c", "d"] and budget.num_reserved == 0
     assert isinstance(given_up, ApiError) and given_up.status == 503 and given_up.retry_after
+    with pytest.raises(ApiError, match="serve with a larger --request-memory") as refused:
+        asyncio.run(reserve("too large", 101, 0.0))
+    assert refused.value.status == 413 and refused.value.retry_after is None

@@ -1,7 +1,6 @@
 """A service that is stopped or killed resumes its streams bit-identically."""
 
 import errno
-import json
 import signal
 import threading
 from pathlib import Path
@@ -9,15 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from command_line import user_error, write_network
 from safetensors.torch import load
 from serving import Client, ServerProcess, make_images, make_tent
 from torch import Tensor
 
 import ctta
-from ctta.errors import CheckpointError
+from ctta.cli.serve import serve
+from ctta.errors import ConfigError
 from ctta.guard import Guarded
+from ctta.hyperparameters import format_hyperparameters
 from ctta.models import load as load_network
-from ctta.serve import Service, build_method
+from ctta.serve import Service, build_method, resume_method
 from ctta.serve.stream import ServedStream
 
 NAMES = ("left", "right", "Left.2")
@@ -146,23 +148,6 @@ def test_an_unfinished_deletion_is_completed(tmp_path: Path, monkeypatch: pytest
     again.release()
 
 
-def test_a_damaged_stream_is_moved_aside_and_the_others_are_served(tmp_path: Path) -> None:
-    service = Service(make_tent(tmp_path), tmp_path / "state")
-    for name in ("a", "b", "c"):
-        service.factory.snapshots.write(service.factory.create(name))
-    service.release()
-    streams = tmp_path / "state/streams"
-    (streams / "a/1/window.safetensors").write_bytes(b"not this")
-    (streams / "c/1/window.safetensors").unlink()
-    again = Service(make_tent(tmp_path), tmp_path / "state")
-    assert list(again.store.slots) == ["b"]
-    lines = [json.loads(line) for line in (tmp_path / "state/audit.jsonl").read_text().splitlines()]
-    assert [line["stream"] for line in lines if line["kind"] == "damaged"] == ["a", "c"]
-    kept = sorted(path.parents[1].name.rpartition("-")[2] for path in streams.glob(".damaged-*/1/state.safetensors"))
-    assert kept == ["a", "c"]
-    again.release()
-
-
 def test_a_disk_error_at_start_is_not_mistaken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     service = Service(make_tent(tmp_path), tmp_path / "state")
     service.factory.snapshots.write(service.factory.create("a"))
@@ -177,12 +162,37 @@ def test_a_disk_error_at_start_is_not_mistaken_for_damage(tmp_path: Path, monkey
     assert (tmp_path / "state/streams/a/1/state.safetensors").exists()
 
 
-def test_a_stream_with_nan_weights_is_refused(tmp_path: Path) -> None:
-    service = Service(make_tent(tmp_path), tmp_path / "state")
-    stream = service.factory.create("a")
-    with torch.no_grad():
-        next(stream.model.get_submodule("student").parameters()).fill_(torch.nan)
-    service.factory.snapshots.write(stream)
-    with pytest.raises(CheckpointError, match="values that are not finite"):
-        service.factory.read("a")
-    service.release()
+def test_the_command_says_what_it_saved_and_resumes_with_the_same_method(tmp_path: Path) -> None:
+    """Settings without a method are those of the saved streams' method."""
+    state, options = tmp_path / "state", ("--set", "lr=0.01", "--no-guard", "--window", 0)
+    for method, names in (("--method", "tent"), "ab"), ((), "a"):
+        server = ServerProcess(state, *method, *options)
+        with server as client:
+            for name in names:
+                answer = client.infer(name, make_images(4))
+            assert server.stop(signal.SIGTERM) == 0
+            assert server.process.stdout
+            assert server.process.stdout.read().splitlines()[-1] == f"Saved 2 streams in {state}."
+    assert answer["update"] == 2
+
+
+def test_the_method_of_saved_streams_is_found_by_its_settings(tmp_path: Path) -> None:
+    net = make_tent(tmp_path).copy_of_source()
+    for name in ("tent", "cotta", "cotta_fast", "cotta_paper", "bn_stats"):
+        settings = ["views=2"] if name.startswith("cotta") else []
+        model = build_method(net, name, settings)
+        Service(model, tmp_path / name).release()
+        found = resume_method(net, tmp_path / name, settings)
+        assert type(found) is type(model)
+        assert format_hyperparameters(found.hyperparameters) == format_hyperparameters(model.hyperparameters)
+    assert type(resume_method(net, None)) is type(resume_method(net, tmp_path / "empty")) is ctta.CoTTA
+    (tmp_path / "tent/service.json").write_text('{"format": 2, "method": "Mine"}')
+    with pytest.raises(ConfigError, match="were started with Mine: give --method"):
+        resume_method(net, tmp_path / "tent")
+
+
+def test_memory_that_leaves_nothing_for_streams_is_refused(tmp_path: Path) -> None:
+    options = ("--model", write_network(tmp_path), "--state", tmp_path / "state")
+    assert "leaves nothing for the streams, as requests may use 32 MB" in user_error(serve, *options, "--memory", 32)
+    message = user_error(serve, *options, "--memory", 64, "--request-memory", 20)
+    assert "max_request_bytes must be at least twice max_body_bytes" in message

@@ -222,7 +222,7 @@ def test_a_directory_belongs_to_one_process_and_one_method(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="another process serves"):
         Service(make_tent(tmp_path), tmp_path / "state")
     service.release()
-    with pytest.raises(ConfigError, match=r"other settings \(settings: .*batch_stats=1\.0.* → .*batch_stats=0\.5"):
+    with pytest.raises(ConfigError, match=r"other settings \(settings: .*batch_stats='auto'.* → .*batch_stats=0\.5"):
         Service(make_tent(tmp_path, batch_stats=0.5), tmp_path / "state")
 
 

@@ -78,7 +78,10 @@ def test_class_names(tmp_path: Path) -> None:
 
 
 def test_a_single_body_of_the_allowed_size_always_fits(tmp_path: Path) -> None:
-    limits = Limits(max_body_bytes=2**20, max_total_body_bytes=2**10)  # as with --body, which sets the first only
+    limits = Limits(max_body_bytes=2**20, max_request_bytes=2**21)
+    assert limits.max_total_body_bytes == limits.max_decoded_bytes == 2**20
+    with pytest.raises(ConfigError, match="max_request_bytes must be at least twice max_body_bytes, 2097152"):
+        Limits(max_body_bytes=2**20, max_request_bytes=2**20)
     with serve_in_thread(Service(make_tent(tmp_path), tmp_path / "state", image_size=SIZE, limits=limits)) as client:
         assert client.call("PUT", "/streams/a/state", data=bytes(2**12)).status_code == 400  # and not 429
 

@@ -40,6 +40,10 @@ _ERRORS_OF_CLASSES = (ValueError, TypeError, LookupError, AttributeError, Arithm
 _HEADER = {"format": int, "ctta": str, "torch": str, "source": str, "tensors": list}
 
 
+class _NotFiniteError(ValueError):
+    """Raised for a tensor with NaN or infinity, of which no stream can make use."""
+
+
 def save(model: AdaptiveModel, path: str | os.PathLike[str]) -> None:
     """Write a stream to a file, completely or not at all.
 
@@ -125,6 +129,8 @@ def load(
         raise
     except InvalidArgumentError as error:
         raise error.reason from None
+    except _NotFiniteError as error:
+        raise DamagedCheckpointError(f"{path} is damaged: {error}") from error
     except MissingArgumentError as error:
         raise CheckpointError(f"{path} {error}") from error
     except _ERRORS_OF_CLASSES as error:
@@ -192,7 +198,7 @@ def _copy_tensors_(model: AdaptiveModel, tensors: dict[str, Tensor]) -> None:
     for name, value in tensors.items():
         if split_name(name, prefixes)[0] == "optimizer":
             if not bool(value.isfinite().all()):
-                raise ValueError(f"its optimizer state '{name}' is not finite")
+                raise _NotFiniteError(f"its optimizer state '{name}' is not finite")
             continue
         target = targets.get(name)
         if not isinstance(target, Tensor) or id(target) in source:
@@ -204,6 +210,6 @@ def _copy_tensors_(model: AdaptiveModel, tensors: dict[str, Tensor]) -> None:
             )
         # Some buffers hold infinities from the start: attention masks, the open bounds of an input specification.
         if bool((~value.isfinite() & target.detach().cpu().isfinite()).any()):
-            raise ValueError(f"it holds '{name}' with values that are not finite")
+            raise _NotFiniteError(f"it holds '{name}' with values that are not finite")
         with torch.no_grad():
             target.copy_(value)

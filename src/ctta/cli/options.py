@@ -21,12 +21,12 @@ InsecureOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-_METHOD_HELP = (
+METHOD_HELP = (
     "Method or preset, such as tent or cotta_fast (see: ctta methods), or a class of your own: file:PATH.py:Class."
 )
-MethodOption = Annotated[str, typer.Option(help=_METHOD_HELP, metavar="NAME")]
+MethodOption = Annotated[str, typer.Option(help=METHOD_HELP, metavar="NAME")]
 OptionalMethodOption = Annotated[
-    str | None, typer.Option(help=f"{_METHOD_HELP} Default: that of the saved state, else cotta.", metavar="NAME")
+    str | None, typer.Option(help=f"{METHOD_HELP} Default: that of the saved state, else cotta.", metavar="NAME")
 ]
 ModelOption = Annotated[
     str,

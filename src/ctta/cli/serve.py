@@ -8,12 +8,11 @@ from typing import Annotated
 import torch
 import typer
 
-from ctta.base import AdaptiveModel
 from ctta.cli.console import print_text
 from ctta.cli.options import (
+    METHOD_HELP,
     ClassesOption,
     DeviceOption,
-    MethodOption,
     ModelOption,
     SeedOption,
     SettingsOption,
@@ -22,6 +21,7 @@ from ctta.cli.options import (
     read_class_names,
     with_seed,
 )
+from ctta.errors import ConfigError
 from ctta.guard import Guarded, InputSpec
 
 # Panels of ``ctta serve --help``.
@@ -30,7 +30,10 @@ SERVER, STREAMS, LIMITS = "Server", "Streams", "Limits"
 
 def serve(
     model: ModelOption,
-    method: MethodOption = "cotta_fast",
+    method: Annotated[
+        str | None,
+        typer.Option(help=f"{METHOD_HELP} Default: that of the saved streams, else cotta_fast.", metavar="NAME"),
+    ] = None,
     settings: SettingsOption = None,
     size: SizeOption = None,
     classes: ClassesOption = None,
@@ -128,14 +131,18 @@ def serve(
         int, typer.Option(min=1, help="Maximum streams in memory and on disk.", metavar="N", rich_help_panel=LIMITS)
     ] = 10_000,
     memory: Annotated[
-        int, typer.Option(min=1, help="Maximum memory for the streams.", metavar="MB", rich_help_panel=LIMITS)
-    ] = 4096,
-    image_memory: Annotated[
         int,
+        typer.Option(min=1, help="Maximum memory for streams and requests.", metavar="MB", rich_help_panel=LIMITS),
+    ] = 4096,
+    request_memory: Annotated[
+        int | None,
         typer.Option(
-            min=1, help="Maximum memory for decoding image files; more wait.", metavar="MB", rich_help_panel=LIMITS
+            min=1,
+            help="Part of --memory for bodies and what is decoded from them; more wait. Default: a quarter.",
+            metavar="MB",
+            rich_help_panel=LIMITS,
         ),
-    ] = 512,
+    ] = None,
     queue: Annotated[
         int, typer.Option(min=1, help="Maximum requests waiting for one stream.", metavar="N", rich_help_panel=LIMITS)
     ] = 16,
@@ -166,11 +173,18 @@ def serve(
     tokens = serving.read_tokens(token_file, admin_token_file)
     serving.check_host(host, tokens)
     class_names = read_class_names(classes)
+    if request_memory is None:
+        request_memory = max(memory // 4, 2 * body)
+    if request_memory >= memory:
+        raise ConfigError(
+            f"--memory {memory} leaves nothing for the streams, as requests may use {request_memory} MB: give a larger "
+            "--memory, or a smaller --request-memory or --body"
+        )
     limits = serving.Limits(
         max_live_streams=live_streams,
         max_streams=streams,
-        max_live_bytes=memory * 2**20,
-        max_image_bytes=image_memory * 2**20,
+        max_live_bytes=(memory - request_memory) * 2**20,
+        max_request_bytes=request_memory * 2**20,
         max_queue=queue,
         max_body_bytes=body * 2**20,
         max_batch=batch,
@@ -178,7 +192,8 @@ def serve(
     )
     torch.set_num_threads(threads)
     net = load_network(model, device)
-    adaptive: AdaptiveModel = serving.build_method(net, method, with_seed(settings, seed))
+    texts = with_seed(settings, seed)
+    adaptive = serving.build_method(net, method, texts) if method else serving.resume_method(net, state, texts)
     size = size or ((32, 32) if model == "embedded" else None)
     if guard:
         adaptive = Guarded(adaptive, input_spec=InputSpec(low=0, high=1, any_size=size is None))
@@ -208,3 +223,6 @@ def serve(
                 print_text("The streams are not saved; use --state DIR to keep them.")
 
         serving.serve(service, host=host, port=port, tokens=tokens, on_listening=on_listening)
+        if state:
+            num_streams = len(service.store.slots)
+            print_text(f"Saved {num_streams} {'stream' if num_streams == 1 else 'streams'} in {state}.")

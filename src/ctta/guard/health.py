@@ -100,6 +100,10 @@ class Monitored(Protocol):
         """Score of the last inspected batch; an alarm is raised at 1."""
 
     @property
+    def is_sorted(self) -> bool:
+        """Whether batches arrive sorted by class, so that the source answers as it was trained."""
+
+    @property
     def events(self) -> list[Event]:
         """The last events, oldest first."""
 

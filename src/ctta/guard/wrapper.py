@@ -362,6 +362,11 @@ class Guarded(AdaptiveModel):
         """Score of the last inspected batch; an alarm is raised at 1."""
         return self.health.collapse_score
 
+    @property
+    def is_sorted(self) -> bool:
+        """Whether batches arrive sorted by class, so that the source answers as it was trained."""
+        return bool(self.schedule.is_sorted) and self.on_collapse is not None
+
     # ---- contract of a model that delegates to another one ----
 
     @override

@@ -28,6 +28,16 @@ from ctta.serve.app import create_app
 from ctta.serve.auth import Tokens, check_host, read_tokens
 from ctta.serve.limits import Limits
 from ctta.serve.server import serve
-from ctta.serve.service import Service, build_method
+from ctta.serve.service import Service, build_method, resume_method
 
-__all__ = ["Limits", "Service", "Tokens", "build_method", "check_host", "create_app", "read_tokens", "serve"]
+__all__ = [
+    "Limits",
+    "Service",
+    "Tokens",
+    "build_method",
+    "check_host",
+    "create_app",
+    "read_tokens",
+    "resume_method",
+    "serve",
+]

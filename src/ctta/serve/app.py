@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import ctta
 from ctta.errors import InputError
 from ctta.serve.auth import Authenticator, Tokens
-from ctta.serve.errors import INTERNAL, ApiError
+from ctta.serve.errors import INTERNAL, OUT_OF_MEMORY, RETRY_AFTER_OUT_OF_MEMORY, ApiError, is_out_of_memory
 from ctta.serve.limits import BodyReader
 from ctta.serve.metrics import ServiceMetrics
 from ctta.serve.protocol import protocol_routes
@@ -57,6 +57,10 @@ def create_app(service: Service, tokens: Tokens = Tokens()) -> FastAPI:  # noqa:
 
     async def handle_unexpected_error(request: Request, error: Exception) -> Response:
         logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        if is_out_of_memory(error):
+            service.metrics.count_failure(OUT_OF_MEMORY)
+            headers = {"Retry-After": str(RETRY_AFTER_OUT_OF_MEMORY)}
+            return JSONResponse({"error": "the service ran out of memory: see its log"}, 503, headers)
         service.metrics.count_failure(INTERNAL)
         return JSONResponse({"error": "the service failed: see its log"}, 500)
 

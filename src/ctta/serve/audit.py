@@ -28,6 +28,7 @@ class StreamEvent(StrEnum):
     UNFREEZE = "unfreeze"
     ROLLBACK = "rollback"
     UPDATE_SKIPPED = "update skipped"
+    RESIZED = "resized"
 
 
 class AuditLog:

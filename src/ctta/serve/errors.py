@@ -11,7 +11,7 @@ from ctta.errors import InputError
 logger = logging.getLogger("ctta.serve")
 
 OUT_OF_MEMORY, DISK, INTERNAL = "out_of_memory", "disk", "internal"  # causes of a failure, as the metrics count them
-_RETRY_AFTER_OUT_OF_MEMORY, _RETRY_AFTER_DISK_ERROR = 10, 30  # seconds
+RETRY_AFTER_OUT_OF_MEMORY, _RETRY_AFTER_DISK_ERROR = 10, 30  # seconds
 
 
 class ApiError(Exception):
@@ -29,7 +29,7 @@ class ApiError(Exception):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether a device or the machine ran out of memory.
+    """Return whether a device or the machine ran out of memory, also if that is only the cause of an error.
 
     >>> is_out_of_memory(RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"))
     True
@@ -38,7 +38,9 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     # On the CPU, and on some accelerators, torch raises a plain RuntimeError.
     text = str(error)
-    return isinstance(error, RuntimeError) and ("out of memory" in text.lower() or "DefaultCPUAllocator" in text)
+    if isinstance(error, RuntimeError) and ("out of memory" in text.lower() or "DefaultCPUAllocator" in text):
+        return True
+    return error.__cause__ is not None and is_out_of_memory(error.__cause__)
 
 
 @contextmanager
@@ -61,7 +63,7 @@ def hide_internal_errors(task: str, on_failure: Callable[[str], None]) -> Iterat
         if is_out_of_memory(error):
             on_failure(OUT_OF_MEMORY)
             message = "the service ran out of memory; nothing was changed: send the request again later"
-            raise ApiError(503, message, retry_after=_RETRY_AFTER_OUT_OF_MEMORY) from error
+            raise ApiError(503, message, retry_after=RETRY_AFTER_OUT_OF_MEMORY) from error
         on_failure(INTERNAL)
         raise ApiError(500, "the network or the service failed; nothing was changed: see the service's log") from error
 

@@ -1,7 +1,9 @@
-"""Limits of a service, and request bodies that are read within them."""
+"""Limits of a service, and requests that are read and decoded within them."""
 
 import asyncio
+import ctypes
 import math
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
@@ -11,6 +13,8 @@ from starlette.requests import ClientDisconnect
 
 from ctta.errors import ConfigError
 from ctta.serve.errors import ApiError
+
+LARGE = 16 * 2**20  # bytes from which on it is worth a millisecond to return freed memory
 
 
 @dataclass(frozen=True)
@@ -24,26 +28,24 @@ class Limits:
         max_queue: Requests that wait for one stream.
         max_total_queue: Requests that wait for any stream.
         max_body_bytes: Size of a request body.
-        max_total_body_bytes: Size of all request bodies that are being handled.
         max_batch: Images in a request.
         max_side: Height and width of an image in pixels, for a service without an image size.
         max_image_pixels: Pixels of an image file before it is resized.
-        max_image_bytes: Memory for image files that are being decoded or wait for their stream; further ones wait.
+        max_request_bytes: Memory of all requests that are being handled: their bodies, and what is decoded from them.
         request_timeout: Seconds until a request is given up.
         max_connections: Open connections.
     """
 
     max_live_streams: int = 64
     max_streams: int = 10_000
-    max_live_bytes: int = 4 * 2**30
+    max_live_bytes: int = 3 * 2**30
     max_queue: int = 16
     max_total_queue: int = 256
     max_body_bytes: int = 16 * 2**20
-    max_total_body_bytes: int = 128 * 2**20
     max_batch: int = 256
     max_side: int = 2048
     max_image_pixels: int = 32_000_000
-    max_image_bytes: int = 512 * 2**20
+    max_request_bytes: int = 2**30
     request_timeout: float = 60.0
     max_connections: int = 512
 
@@ -56,6 +58,21 @@ class Limits:
             raise ConfigError(
                 f"max_live_streams must not exceed max_streams, got {self.max_live_streams} and {self.max_streams}"
             )
+        if 2 * self.max_body_bytes > self.max_request_bytes:
+            raise ConfigError(
+                f"max_request_bytes must be at least twice max_body_bytes, {2 * self.max_body_bytes}, for a body and "
+                f"what is decoded from it; got {self.max_request_bytes}"
+            )
+
+    @property
+    def max_total_body_bytes(self) -> int:
+        """Size of all request bodies that are being handled; a single one of the allowed size always fits."""
+        return max(self.max_request_bytes // 4, self.max_body_bytes)
+
+    @property
+    def max_decoded_bytes(self) -> int:
+        """Memory for what is decoded from bodies."""
+        return self.max_request_bytes - self.max_total_body_bytes
 
 
 class BodyReader:
@@ -81,14 +98,19 @@ class BodyReader:
         if request.headers.get("content-encoding", "identity") != "identity":
             raise ApiError(415, "compressed bodies are not supported: send the body without Content-Encoding")
         declared = request.headers.get("content-length", "")
-        if declared.isdecimal() and int(declared) > self.limits.max_body_bytes:
+        if declared.isdecimal() and int(declared[:20]) > self.limits.max_body_bytes:
             raise self._too_large()
         body = bytearray()
         try:
             await self._read_into(body, request)
-            yield bytes(body)
+            content, num_bytes = bytes(body), len(body)
+            body.clear()  # or there would be two copies until the answer
+            try:
+                yield content
+            finally:
+                self._num_bytes -= num_bytes
         finally:
-            self._num_bytes -= len(body)
+            self._num_bytes -= len(body)  # of a request that failed
 
     async def _read_into(self, body: bytearray, request: Request) -> None:
         try:
@@ -105,8 +127,7 @@ class BodyReader:
     def _check_size(self, num_bytes: int) -> None:
         if num_bytes > self.limits.max_body_bytes:
             raise self._too_large()
-        # A single body of the allowed size always fits.
-        if self._num_bytes > max(self.limits.max_total_body_bytes, self.limits.max_body_bytes):
+        if self._num_bytes > self.limits.max_total_body_bytes:
             raise ApiError(
                 429, "too many request bodies are being handled: send the request again later", retry_after=1
             )
@@ -145,7 +166,7 @@ class MemoryBudget:
     """Admit requests in the order of their arrival, while the memory that they reserve stays within a limit.
 
     Args:
-        max_bytes: The limit. A single request that needs more is admitted when there is no other.
+        max_bytes: The limit.
         timeout: Seconds after which a request that waits is given up.
     """
 
@@ -166,9 +187,15 @@ class MemoryBudget:
             The reservation, which the block may shrink.
 
         Raises:
-            ApiError: With status 503 if there was none in time.
+            ApiError: With status 413 if there is never so much, and 503 if there was not in time.
         """
-        num_bytes = min(num_bytes, self.max_bytes)
+        if num_bytes > self.max_bytes:
+            needed, allowed = math.ceil(num_bytes / 2**20), self.max_bytes // 2**20
+            raise ApiError(
+                413,
+                f"decoding the request may take {needed} MB of memory, and {allowed} MB are allowed: send a smaller "
+                "image or fewer numbers, or serve with a larger --request-memory",
+            )
         try:
             async with asyncio.timeout(self.timeout), self._head_of_queue:
                 while self.num_reserved + num_bytes > self.max_bytes:
@@ -176,7 +203,7 @@ class MemoryBudget:
                     await self._released.wait()
                 self.num_reserved += num_bytes
         except TimeoutError:
-            message = f"there was no memory for the image within {self.timeout:g} s; nothing was done"
+            message = f"there was no memory for the request within {self.timeout:g} s; nothing was done"
             raise ApiError(503, message, retry_after=1) from None
         reservation = Reservation(self, num_bytes)
         try:
@@ -192,3 +219,13 @@ class MemoryBudget:
         """
         self.num_reserved -= num_bytes
         self._released.set()
+
+
+def return_freed_memory(num_bytes: int) -> None:
+    """Return freed memory to the system: glibc keeps some for each thread that decoded a request.
+
+    Args:
+        num_bytes: Memory that decoding took; nothing is done for a small amount.
+    """
+    if num_bytes >= LARGE and sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
+        library.malloc_trim(0)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.encoding import encode, is_serializable
@@ -37,6 +37,18 @@ STATE_FILE, WINDOW_FILE = "state.safetensors", "window.safetensors"
 _FORMAT = 2  # of the window file
 _UNFINISHED = "unfinished-"
 _DELETED, _DAMAGED = ".deleted-", ".damaged-"  # no stream's directory starts with a dot
+#: What a summary must have; others came later, or only for the page.
+_SUMMARY: dict[str, type | tuple[type, ...]] = {
+    "name": str,
+    "updates": int,
+    "requests": int,
+    "images": int,
+    "skipped": dict,
+    "used_at": (int, float),
+    "confidences": list,
+    "collapse_scores": list,
+    "events": list,
+}
 _UNESCAPED = string.ascii_lowercase + string.digits + "-"
 
 
@@ -116,17 +128,18 @@ class Snapshots:
     def read_summary(self, name: str) -> dict[str, Any]:
         """Return the summary of a stream as of its snapshot; DamagedCheckpointError if it cannot be read."""
         with self._detect_damage(name):
-            summary: dict[str, Any] = self._read_header(name)["summary"]
-        return summary
+            return _check_summary(self._read_header(name)["summary"])
 
     def restore(self, stream: ServedStream) -> None:
         """Restore the window and the history of a stream whose model was loaded; DamagedCheckpointError on failure."""
         with self._detect_damage(stream.name):
             path = self._newest(stream.name) / WINDOW_FILE
             header, tensors = read_tensors(path, "stream", needs_checksum=_needs_checksum)
-            stream.restore(header["summary"])
+            stream.restore(_check_summary(header["summary"]))
             stream.window.num_since_update = int(header["since_update"])
-            stream.window.images = tensors.get("images")
+            stream.window.images = images = _check_images(tensors.get("images"))
+            if images is not None and stream.image_size is None:
+                stream.image_size = (images.shape[2], images.shape[3])
 
     def delete(self, name: str) -> None:
         """Delete the snapshot of a stream, if there is one."""
@@ -152,7 +165,7 @@ class Snapshots:
         try:
             yield
         # Errors of the disk pass: they may be temporary, and the file undamaged.
-        except (SafetensorError, FileNotFoundError, LookupError, TypeError, ValueError) as error:
+        except (SafetensorError, FileNotFoundError, LookupError, TypeError, ValueError, RecursionError) as error:
             path = self.directory / directory_name(name)
             raise DamagedCheckpointError(f"{path} cannot be read ({error})") from error
 
@@ -253,6 +266,23 @@ class StreamFactory:
             budget=TimeBudget(self.time_budget),
             log=self.log,
         )
+
+
+def _check_summary(summary: Any) -> dict[str, Any]:
+    """Return a summary, or raise ValueError if it lacks what the service shows and sorts by."""
+    if not isinstance(summary, dict):
+        raise ValueError("the summary is not an object")
+    for name, kind in _SUMMARY.items():
+        if not isinstance(summary.get(name), kind):
+            raise ValueError(f"the summary has no usable {name!r}")
+    return summary
+
+
+def _check_images(images: Tensor | None) -> Tensor | None:
+    """Return the images of a window, or raise ValueError if they are none."""
+    if images is not None and (images.ndim != 4 or not bool(((images >= 0) & (images <= 1)).all())):  # also if NaN
+        raise ValueError("the window does not hold images in [0, 1]")
+    return images
 
 
 def _check_same_settings(model: AdaptiveModel, own: AdaptiveModel, file_name: str) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 import ctta
 from ctta.serve.auth import Authenticator
 from ctta.serve.errors import ApiError
-from ctta.serve.limits import BodyReader
+from ctta.serve.limits import BodyReader, return_freed_memory
 from ctta.serve.schemas import INFER_REQUEST, STREAM_ERRORS, describe_body, error_responses, validate_stream_name
 from ctta.serve.service import Service
 
@@ -35,6 +35,10 @@ INPUT_TYPES: dict[str, np.dtype[Any]] = {
 }
 OUTPUT_TYPES: dict[np.dtype[Any], str] = {np.dtype("<f4"): "FP32", np.dtype("<i8"): "INT64"}
 _MAX_RANK = 8
+#: Memory of a value in JSON (a number is an object in a list that may just have been grown, an element of arrays of
+#: objects and of float64, and a float32), in addition of an array or object, and of any request.
+BYTES_PER_VALUE, BYTES_PER_CONTAINER, BYTES_PER_REQUEST = 64, 128, 2**16
+MAX_FLOATS_PER_BYTE = 1  # of raw tensors: UINT8
 
 
 # ---- routes ----
@@ -125,19 +129,33 @@ def _describe_model(service: Service) -> dict[str, Any]:
 
 
 async def _infer(service: Service, body: bytes, json_length: str | None) -> Response:
-    # In a thread: parsing a large body takes a while, in which other requests should not have to wait.
-    request, x = await asyncio.to_thread(_parse_request, body, json_length)
+    num_bytes = estimate_memory(body, json_length)
+    async with service.request_memory.reserve(num_bytes) as reservation:
+        # In a thread: parsing a large body takes a while, in which other requests should not have to wait.
+        request, x = await asyncio.to_thread(_parse_request, body, json_length)
+        await asyncio.to_thread(return_freed_memory, num_bytes)
+        reservation.shrink(x.nbytes)
+        return await _answer(service, request, x)
+
+
+async def _answer(service: Service, request: "InferRequest", x: Tensor) -> Response:
     stream, adapt = _parse_stream_name(request), request.parameters.get("adapt", True)
     request_id = request.fields.get("id", "")
     if not isinstance(adapt, bool) or not isinstance(request_id, str):
         raise ApiError(400, "the parameter 'adapt' must be true or false, and 'id' must be a string")
     encode_response({}, _make_outputs(torch.zeros(1, 1)), request)  # raises for bad 'outputs' before anything changes
-    result = await service.infer(stream, x, adapt=adapt)
+    # What cannot be an output is found before the update counts.
+    result = await service.infer(stream, x, adapt=adapt, check=lambda logits: _make_outputs(logits[:1]))
     head: dict[str, Any] = {
         "model_name": service.name,
         "model_version": MODEL_VERSION,
         **({"id": request_id} if request_id else {}),
-        "parameters": {"sequence_id": stream, "adapted": result.adapted, "update": result.num_updates},
+        "parameters": {
+            "sequence_id": stream,
+            "adapted": result.adapted,
+            "update": result.num_updates,
+            "batch_stats": result.batch_stats,
+        },
     }
     content, length = await asyncio.to_thread(encode_response, head, _make_outputs(result.logits), request)
     if length is None:
@@ -148,7 +166,9 @@ async def _infer(service: Service, body: bytes, json_length: str | None) -> Resp
 
 def _parse_request(body: bytes, json_length: str | None) -> tuple["InferRequest", Tensor]:
     request = split_body(body, json_length)
-    return request, torch.from_numpy(parse_input(request, INPUT_NAME))
+    x = torch.from_numpy(parse_input(request, INPUT_NAME))
+    del request.fields["inputs"]  # a list of numbers takes many times the memory of the tensor
+    return request, x
 
 
 def _parse_stream_name(request: "InferRequest") -> str:
@@ -178,7 +198,7 @@ class InferRequest:
     """
 
     fields: dict[str, Any]
-    data: bytes
+    data: bytes | memoryview
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -188,19 +208,38 @@ class InferRequest:
 
 def split_body(body: bytes, json_length: str | None) -> InferRequest:
     """Split a body by the header ``Inference-Header-Content-Length``, if there is one."""
-    length = len(body)
-    if json_length is not None:
-        is_number = json_length.isascii() and json_length.isdecimal() and len(json_length) < 20
-        if not is_number or int(json_length) > len(body):
-            raise ApiError(400, f"Inference-Header-Content-Length must be at most {len(body)}, the length of the body")
-        length = int(json_length)
+    length = _parse_json_length(body, json_length)
     try:
         fields = json.loads(body[:length], parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the request is not valid JSON: {error}") from error
     if not isinstance(fields, dict):
         raise ApiError(400, "the request must be a JSON object with 'inputs'")
-    return InferRequest(fields, body[length:])
+    return InferRequest(fields, memoryview(body)[length:])  # without copying it
+
+
+def _parse_json_length(body: bytes, json_length: str | None) -> int:
+    if json_length is None:
+        return len(body)
+    is_number = json_length.isascii() and json_length.isdecimal() and len(json_length) < 20
+    if not is_number or int(json_length) > len(body):
+        raise ApiError(400, f"Inference-Header-Content-Length must be at most {len(body)}, the length of the body")
+    return int(json_length)
+
+
+def estimate_memory(body: bytes, json_length: str | None) -> int:
+    """Return the memory that parsing a request takes at most, in addition to its body.
+
+    JSON is estimated by what separates its values, before any of them is created: a body of empty lists takes thirty
+    times its size, and one of long strings twice.
+    """
+    length = _parse_json_length(body, json_length)
+    num_containers = body.count(b"[", 0, length) + body.count(b"{", 0, length)
+    num_values = body.count(b",", 0, length) + body.count(b":", 0, length) + num_containers
+    text = length * (1 if body[:length].isascii() else 4)  # as a string, which has up to four bytes per character
+    tensor = (len(body) - length) * MAX_FLOATS_PER_BYTE * np.dtype(np.float32).itemsize
+    values = BYTES_PER_VALUE * num_values + BYTES_PER_CONTAINER * num_containers
+    return BYTES_PER_REQUEST + 2 * text + values + tensor
 
 
 def parse_input(request: InferRequest, name: str) -> NDArray[np.float32]:
@@ -224,7 +263,9 @@ def parse_input(request: InferRequest, name: str) -> NDArray[np.float32]:
         values = _parse_bytes(request.data, size, datatype, shape)
     with np.errstate(over="ignore"):  # what becomes infinite is rejected as such
         floats = values.astype(np.float32)
-    return floats / np.float32(255) if datatype == "UINT8" else floats
+    if datatype == "UINT8":
+        floats /= np.float32(255)
+    return floats
 
 
 def _parse_shape(shape: Any) -> tuple[int, ...]:
@@ -265,7 +306,7 @@ def _nesting_depth(data: Any) -> int:
     return depth
 
 
-def _parse_bytes(data: bytes, size: Any, datatype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+def _parse_bytes(data: bytes | memoryview, size: Any, datatype: str, shape: tuple[int, ...]) -> NDArray[Any]:
     expected = prod(shape) * INPUT_TYPES[datatype].itemsize
     if type(size) is not int or size != expected or len(data) != expected:
         raise ApiError(

@@ -1,10 +1,8 @@
 """Routes for streams (an image in, a label out, and what an operator needs) and for the live page."""
 
 import asyncio
-import ctypes
 import io
 import os
-import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -15,15 +13,15 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from fastapi import APIRouter, Depends, Query, Response
 from fastapi import Path as PathParameter
-from torch import Tensor
+from pydantic import AfterValidator
 
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.files import save
 from ctta.errors import CheckpointError
 from ctta.io.images import Resize, decoding_errors, import_pillow, to_unit_floats, to_upright_rgb
 from ctta.serve.auth import Authenticator
-from ctta.serve.errors import ApiError, hide_internal_errors, report_disk_errors
-from ctta.serve.limits import BodyReader, Limits, MemoryBudget
+from ctta.serve.errors import ApiError, hide_internal_errors, is_out_of_memory, report_disk_errors
+from ctta.serve.limits import BodyReader, Limits, return_freed_memory
 from ctta.serve.schemas import (
     STREAM_ERRORS,
     STREAM_NAME_PATTERN,
@@ -34,14 +32,14 @@ from ctta.serve.schemas import (
     validate_stream_name,
 )
 from ctta.serve.service import Service
-from ctta.serve.stream import ServedStream
+from ctta.serve.stream import ImageFile, ServedStream
 
 SAFETENSORS = "application/octet-stream"
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 #: Memory that decoding takes at most: Pillow has four bytes per pixel, copies them to rotate and to convert them, and
 #: some decoders have eight more. Without resizing there are copies for numpy and as floats.
 BYTES_PER_PIXEL = 20
-LARGE_IMAGE = 10**6  # pixels from which on it is worth a millisecond to return freed memory
+STREAM_NAME_PARAMETER = PathParameter(json_schema_extra={"pattern": STREAM_NAME_PATTERN})
 PAGE_FILES = {
     "/": ("page.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
@@ -59,8 +57,7 @@ def stream_routes(service: Service, auth: Authenticator, read_body: BodyReader) 
     router = APIRouter(prefix="/streams", tags=["streams"])
     infer, admin = [Depends(auth.require_infer)], [Depends(auth.require_admin)]
     store, limits = service.store, service.limits
-    image_memory = MemoryBudget(limits.max_image_bytes, limits.request_timeout)
-    Name = Annotated[str, PathParameter(pattern=STREAM_NAME_PATTERN)]
+    Name = Annotated[str, STREAM_NAME_PARAMETER, AfterValidator(validate_stream_name)]
     Body = Annotated[bytes, Depends(read_body)]
 
     @router.get("", dependencies=infer, responses=error_responses(400))
@@ -75,7 +72,7 @@ def stream_routes(service: Service, auth: Authenticator, read_body: BodyReader) 
     @router.get("/{name}", dependencies=infer, responses=error_responses(400, 404))
     async def show_stream(name: Name) -> dict[str, Any]:
         """Show a stream: its counts, health and history."""
-        slot = store.slot(validate_stream_name(name))
+        slot = store.slot(name)
         if slot.last_summary is None:
             raise ApiError(404, f"the stream {name!r} is being created")
         return slot.summary()
@@ -90,26 +87,30 @@ def stream_routes(service: Service, auth: Authenticator, read_body: BodyReader) 
     async def classify_image(name: Name, body: Body, adapt: bool = True, compare: bool = False) -> dict[str, Any]:
         """Classify an image file; ``adapt=false`` only predicts, ``compare=true`` also asks the source network."""
         num_pixels = await asyncio.to_thread(read_num_pixels, body, size=service.image_size, limits=limits)
-        async with image_memory.reserve(BYTES_PER_PIXEL * num_pixels) as reservation:
-            x = await asyncio.to_thread(decode_image, body, size=service.image_size)
-            if num_pixels >= LARGE_IMAGE:
-                await asyncio.to_thread(_return_freed_memory)
-            reservation.shrink(x.nbytes)
-            source = await asyncio.to_thread(service.predict_source, x) if compare else None  # first: it may fail
-            result = await service.infer(name, x, adapt=adapt, check=service.classify)
+        num_bytes = BYTES_PER_PIXEL * num_pixels
+        async with service.request_memory.reserve(num_bytes) as reservation:
+            size = service.image_size or store.image_size(name)
+            image = await asyncio.to_thread(_decode_and_trim, body, size, num_bytes)
+            if size is not None:  # or another request may set the size of the stream first, and this one decodes again
+                reservation.shrink(image.pixels.nbytes)
+            # The source first: it may fail.
+            source = await asyncio.to_thread(service.predict_source, image.pixels) if compare else None
+            result = await service.infer_file(name, image, adapt=adapt)
         return {
             "stream": name,
             **service.classify(result.logits),
             "update": result.num_updates,
             "adapted": result.adapted,
             "reason": result.reason,
+            "batch_stats": result.batch_stats,
+            "resized": result.resized_to,
             "source": None if source is None else service.classify(source),
         }
 
     @router.post("/{name}/{action}", dependencies=admin, responses=error_responses(400, 404, *STREAM_ERRORS))
     async def act(name: Name, action: Literal["reset", "freeze", "unfreeze", "rollback"]) -> dict[str, Any]:
         """Reset, freeze, unfreeze or roll back a stream."""
-        await store.run(validate_stream_name(name), lambda stream: stream.act(action))
+        await store.run(name, lambda stream: stream.act(action))
         return store.slot(name).summary()
 
     state_errors = error_responses(400, 404, *STREAM_ERRORS)
@@ -117,7 +118,7 @@ def stream_routes(service: Service, auth: Authenticator, read_body: BodyReader) 
     @router.get("/{name}/state", dependencies=admin, responses={**binary_response(SAFETENSORS), **state_errors})
     async def download_state(name: Name) -> Response:
         """Download the file that ``ctta.load`` reads."""
-        content = await store.run(validate_stream_name(name), lambda stream: _dump_state(service, stream))
+        content = await store.run(name, lambda stream: _dump_state(service, stream))
         headers = {"Content-Disposition": f'attachment; filename="{name}.safetensors"'}
         return Response(content, media_type=SAFETENSORS, headers=headers)
 
@@ -130,13 +131,13 @@ def stream_routes(service: Service, auth: Authenticator, read_body: BodyReader) 
     async def upload_state(name: Name, body: Body) -> dict[str, Any]:
         """Continue with a file that ``ctta.save`` wrote, for the same network and settings."""
         model = await asyncio.to_thread(_parse_state, service, body)
-        await store.run(validate_stream_name(name), lambda stream: stream.load(model), create=True)
+        await store.run(name, lambda stream: stream.load(model), create=True)
         return store.slot(name).summary()
 
     @router.delete("/{name}", dependencies=admin, responses=error_responses(400, 404, *STREAM_ERRORS))
     async def delete_stream(name: Name) -> dict[str, str]:
         """Delete a stream, in memory and on disk."""
-        await store.delete(validate_stream_name(name))
+        await store.delete(name)
         return {"deleted": name}
 
     return router
@@ -166,28 +167,30 @@ def read_num_pixels(body: bytes, *, size: tuple[int, int] | None, limits: Limits
     return int(width * height)
 
 
-def decode_image(body: bytes, *, size: tuple[int, int] | None) -> Tensor:
-    """Return an image file as a batch of one in [0, 1].
+def decode_image(body: bytes, *, size: tuple[int, int] | None) -> ImageFile:
+    """Decode an image file.
 
     Args:
         body: The file.
         size: (height, width) to resize to; None to keep its size.
 
     Returns:
-        A tensor (1, 3, height, width).
+        The image as a batch of one.
 
     Raises:
         ApiError: If the body is not an image.
     """
     with _reject_unreadable_images(), import_pillow().open(io.BytesIO(body), formats=IMAGE_FORMATS) as file:
         image = to_upright_rgb(file, "the image")
-    return to_unit_floats(np.array(Resize(size)(image) if size else image)[None])
+    width, height = image.size
+    pixels = to_unit_floats(np.array(Resize(size)(image) if size else image)[None])
+    return ImageFile(pixels, (height, width), lambda size: decode_image(body, size=size).pixels)
 
 
-def _return_freed_memory() -> None:
-    """Return freed memory to the system: glibc keeps that of a decoded image for each thread that decoded one."""
-    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
-        library.malloc_trim(0)
+def _decode_and_trim(body: bytes, size: tuple[int, int] | None, num_bytes: int) -> ImageFile:
+    image = decode_image(body, size=size)
+    return_freed_memory(num_bytes)
+    return image
 
 
 @contextmanager
@@ -211,14 +214,19 @@ def _dump_state(service: Service, stream: ServedStream) -> bytes:
 
 def _parse_state(service: Service, body: bytes) -> AdaptiveModel:
     on_failure = service.metrics.count_failure
-    with report_disk_errors("an upload", on_failure), tempfile.TemporaryDirectory() as directory:
+    with (
+        hide_internal_errors("an upload", on_failure),
+        report_disk_errors("an upload", on_failure),
+        tempfile.TemporaryDirectory() as directory,
+    ):
         path = Path(directory, "upload")
         path.write_bytes(body)
-        with hide_internal_errors("an upload", on_failure):
-            try:
-                return service.factory.load_upload(path)
-            except CheckpointError as error:
-                raise ApiError(400, str(error).replace(f"{directory}{os.sep}", "the ")) from error
+        try:
+            return service.factory.load_upload(path)
+        except CheckpointError as error:
+            if is_out_of_memory(error):
+                raise
+            raise ApiError(400, str(error).replace(f"{directory}{os.sep}", "the ")) from error
 
 
 def page_routes(auth: Authenticator) -> APIRouter:

@@ -44,6 +44,8 @@ class ImageResponse(Prediction):
     update: int
     adapted: bool
     reason: str | None
+    batch_stats: float
+    resized: tuple[int, int] | None
     source: Prediction | None
 
 

@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,10 @@ from ctta.hyperparameters import format_hyperparameters
 from ctta.io.atomic import atomic_write
 from ctta.io.provenance import check_same_settings, read_settings
 from ctta.norms import uses_batch_statistics
-from ctta.registry import resolve_method
+from ctta.registry import list_methods, resolve_method
 from ctta.serve.audit import AuditLog
 from ctta.serve.errors import ApiError, hide_internal_errors
-from ctta.serve.limits import Limits
+from ctta.serve.limits import Limits, MemoryBudget
 from ctta.serve.metrics import ServiceMetrics
 from ctta.serve.persistence import Snapshots, StreamFactory
 from ctta.serve.schemas import validate_stream_name
@@ -34,10 +35,13 @@ from ctta.serve.stream import (
     DEFAULT_UPDATE_EVERY,
     DEFAULT_WINDOW_SIZE,
     OVER_BUDGET,
+    ImageFile,
     InferenceResult,
+    ServedStream,
     TimeBudget,
 )
 
+DEFAULT_METHOD = "cotta_fast"
 _FORMAT = 2  # of service.json; files of version 0.1 have no format
 
 
@@ -62,6 +66,38 @@ def build_method(net: nn.Module, name: str, settings: Sequence[str] = ()) -> Ada
     return named.build(net, **named.parse(settings))
 
 
+def resume_method(
+    net: nn.Module, state_dir: str | os.PathLike[str] | None, settings: Sequence[str] = ()
+) -> AdaptiveModel:
+    """Build the method that the streams in a directory were started with; cotta_fast if there are none.
+
+    Args:
+        net: The source network.
+        state_dir: Directory of a service; None for none.
+        settings: Hyperparameters such as ``"lr=1e-4"``, as a user types them.
+
+    Returns:
+        The method on a copy of the network.
+
+    Raises:
+        ConfigError: If the directory has streams of a method that is not one of this library's.
+    """
+    path = Path(state_dir or ".", "service.json")
+    if state_dir is None or not path.exists():
+        return build_method(net, DEFAULT_METHOD, settings)
+    recorded = _read_description(path)
+    # The name is not recorded, and presets such as cotta_fast share the class of their method.
+    names = [name for name in list_methods() if resolve_method(name).method.__name__ == recorded.get("method")]
+    if not names:
+        raise ConfigError(f"the streams in {state_dir} were started with {recorded.get('method')}: give --method")
+    for name in names:
+        with suppress(ConfigError):  # a preset may not have such settings
+            model = build_method(net, name, settings)
+            if format_hyperparameters(model.hyperparameters) == recorded.get("settings"):
+                return model
+    return build_method(net, DEFAULT_METHOD if DEFAULT_METHOD in names else names[0], settings)
+
+
 class Service:
     """What the routes call: a model, its streams, and a directory that one process owns.
 
@@ -69,7 +105,8 @@ class Service:
         model: Model that every stream is a fork of. It takes images in [0, 1] and is not changed.
         state_dir: Directory of all streams; a service that was stopped or killed resumes from it.
         name: Name of the model for clients of the Open Inference Protocol.
-        image_size: (height, width) that image files are resized to and tensors must have; None for any.
+        image_size: (height, width) that image files are resized to and tensors must have. None for any: image files are
+            then resized to the size of their stream's first image.
         class_names: Names of the classes.
         window_size: Images that a stream keeps to normalize single ones with. By default 16, or 0 if no layer of the
             network uses batch statistics.
@@ -121,6 +158,7 @@ class Service:
             )
         self.name, self.image_size, self.limits = _validate_model_name(name), image_size, limits
         self.metrics = ServiceMetrics()
+        self.request_memory = MemoryBudget(limits.max_decoded_bytes, limits.request_timeout)
         model = model.fork()  # with a source of its own, and no images seen
         self.reference = source_as_trained(model.source)
         self._parameter = next(iter(model.source.parameters()), torch.empty(0))
@@ -167,14 +205,44 @@ class Service:
             The logits, and whether the stream adapted.
         """
         self.check_images(x)
+        x = self._prepare(x)
+        result = await self.store.run(stream, lambda served: served.infer(x, adapt=adapt, check=check), create=True)
+        self._count_images(result)
+        return result
+
+    async def infer_file(self, stream: str, image: ImageFile, *, adapt: bool) -> InferenceResult:
+        """Classify an image file of a stream, which the first of them creates.
+
+        Without an ``image_size``, it is resized to the size of the stream's first image.
+
+        Args:
+            stream: Name of the stream.
+            image: The image file.
+            adapt: Whether the image becomes part of the stream, and may cause an update.
+
+        Returns:
+            The logits, whether the stream adapted, and whether the image was resized.
+        """
+        if self.image_size is not None:
+            result = await self.infer(stream, image.pixels, adapt=adapt, check=self.classify)
+            return replace(result, resized_to=image.resized_to)
+        self.check_images(image.pixels)
+
+        def classify(served: ServedStream) -> InferenceResult:
+            return served.infer_file(image, adapt=adapt, check=self.classify, prepare=self._prepare)
+
+        result = await self.store.run(stream, classify, create=True)
+        self._count_images(result)
+        return result
+
+    def _prepare(self, x: Tensor) -> Tensor:
         # One memory layout, since rounding depends on it: the one in which a window comes back from disk.
-        x = x.to(self._parameter).contiguous()
-        name = validate_stream_name(stream)
-        result = await self.store.run(name, lambda served: served.infer(x, adapt=adapt, check=check), create=True)
-        self.metrics.images.labels("adapted" if result.adapted else "predicted").inc(len(x))
+        return x.to(self._parameter).contiguous()
+
+    def _count_images(self, result: InferenceResult) -> None:
+        self.metrics.images.labels("adapted" if result.adapted else "predicted").inc(len(result.logits))
         self.metrics.updates.inc(result.adapted)
         self.metrics.updates_over_budget.inc(result.reason == OVER_BUDGET)
-        return result
 
     def predict_source(self, x: Tensor) -> Tensor:
         """Return the logits of the source network as it was trained.
@@ -220,6 +288,10 @@ class Service:
 
         Returns:
             Class number, label and confidence, as the API names them.
+
+        Raises:
+            ApiError: If the network does not predict one class per image.
+            ConfigError: If there are more or fewer class names than classes, which is the operator's mistake.
         """
         if logits.ndim != 2:
             raise ApiError(
@@ -227,8 +299,9 @@ class Service:
                 f"the network predicts shape {list(logits.shape[1:])} per image and not one class: use the tensor API",
             )
         if self.class_names and len(self.class_names) != logits.shape[1]:
-            raise ApiError(
-                409, f"the service has {len(self.class_names)} class names for a network with {logits.shape[1]} classes"
+            raise ConfigError(
+                f"got {len(self.class_names)} class names for a network with {logits.shape[1]} classes: correct "
+                "--classes, and give --size to have it checked at the start"
             )
         probability, number = logits[0].double().softmax(0).nan_to_num(0.0).max(0)
         label = self.class_names[int(number)] if self.class_names else None
@@ -303,13 +376,18 @@ def _check_same_service(directory: Path, model: AdaptiveModel) -> None:
         with atomic_write(path) as temporary:
             temporary.write_text(json.dumps(requested, indent=1))
         return
-    # Each stream checks its own settings when it is loaded.
-    recorded = read_settings(path, hint="delete this file, and it is written again")
+    recorded = _read_description(path)
     if recorded.get("format") != _FORMAT:
         # Settings that version 0.1 recorded have other names; each stream checks its own when it is loaded.
         requested = {name: requested[name] for name in ("network", "method")}
     hint = "use another directory, or the network and settings that its streams were started with"
     check_same_settings(directory, recorded, requested, hint=hint)
+
+
+def _read_description(path: Path) -> dict[str, Any]:
+    """Read what a directory was made with."""
+    # Without the file nothing is lost: each stream checks its own settings when it is loaded.
+    return read_settings(path, hint="delete this file, and it is written again")
 
 
 def _describe_service(model: AdaptiveModel) -> dict[str, Any]:

@@ -190,8 +190,15 @@ class StreamStore:
             raise ApiError(503, f"the stream was busy for {seconds}; nothing was done", retry_after=1)
         return job.result()
 
+    def image_size(self, name: str) -> tuple[int, int] | None:
+        """Return the (height, width) of a stream's first image; None if there is none yet."""
+        slot = self.slots.get(name)
+        size = slot and slot.last_summary and slot.last_summary.get("image_size")
+        return (size[0], size[1]) if size else None
+
     async def delete(self, name: str) -> None:
         """Delete a stream, in memory and on disk."""
+        self._check_open()
         slot = self.slot(name)
         async with slot.turn, slot.in_use:
             if self.slots.get(name) is slot:
@@ -258,9 +265,12 @@ class StreamStore:
             )
         return StreamSlot(name, None)
 
-    def _check_queues(self, slot: StreamSlot) -> None:
+    def _check_open(self) -> None:
         if self.is_closed:
             raise ApiError(503, "the service is shutting down", retry_after=5)
+
+    def _check_queues(self, slot: StreamSlot) -> None:
+        self._check_open()
         if slot.num_waiting >= self.limits.max_queue or len(self._jobs) >= self.limits.max_total_queue:
             seconds = min(max(1, math.ceil(slot.num_waiting * self._mean_seconds)), 60)
             raise ApiError(429, "too many requests are waiting: send the request again later", retry_after=seconds)
@@ -327,9 +337,10 @@ class StreamStore:
                     return await self._run_in_thread(self._threads, self.factory.read, slot.name)
                 except DamagedCheckpointError as error:
                     await self._run_in_thread(self._threads, self.factory.quarantine, slot.name, error)
-                except CheckpointError as error:
-                    raise ApiError(
-                        409, f"the stored state of stream {slot.name!r} cannot be used ({error}): delete the stream"
+                except CheckpointError as error:  # the operator's mistake, for the log
+                    raise CheckpointError(
+                        f"the stored state of stream {slot.name} does not fit this service ({error}): serve it with "
+                        "the network and settings that it was saved with, or delete the stream"
                     ) from error
         slot.is_new = True
         return await self._run_in_thread(self._threads, self.factory.create, slot.name)

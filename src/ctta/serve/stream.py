@@ -1,11 +1,12 @@
 """One stream: a model that adapts, a window of its last images, a time budget and a history."""
 
 import copy
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from ctta.guard import Event, Monitored
 from ctta.serve.audit import AuditLog, StreamEvent
 from ctta.serve.errors import ApiError
 from ctta.transaction import restore_on_error
+
+logger = logging.getLogger("ctta.serve")
 
 # Chosen by benchmarks/choose_window.py; see docs/serve.md.
 DEFAULT_WINDOW_SIZE = 16
@@ -124,13 +127,42 @@ class InferenceResult:
         logits: One row per image of the request.
         num_updates: Updates of the stream so far.
         adapted: Whether the request caused an update.
-        reason: Why it did not, if adaptation was requested.
+        batch_stats: Fraction of the batch in the statistics that normalized the images; the rest is the source's.
+        reason: Why there was no update, if adaptation was requested.
+        resized_to: (height, width) that an image file was resized to; None if it had that size.
     """
 
     logits: Tensor
     num_updates: int
     adapted: bool
+    batch_stats: float
     reason: str | None = None
+    resized_to: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """An image file that was decoded.
+
+    Attributes:
+        pixels: A batch of one (1, 3, height, width) in [0, 1].
+        size: (height, width) of the file.
+        decode: Returns the pixels, resized to another (height, width).
+    """
+
+    pixels: Tensor
+    size: tuple[int, int]
+    decode: Callable[[tuple[int, int]], Tensor]
+
+    @property
+    def resized_to(self) -> tuple[int, int] | None:
+        """(height, width) of the pixels; None if it is that of the file."""
+        height, width = self.pixels.shape[2:]
+        return None if (height, width) == self.size else (height, width)
+
+    def resize(self, size: tuple[int, int]) -> "ImageFile":
+        """Return the same file with pixels of a size."""
+        return self if tuple(self.pixels.shape[2:]) == size else replace(self, pixels=self.decode(size))
 
 
 class ServedStream:
@@ -159,7 +191,8 @@ class ServedStream:
     ) -> None:
         self.name, self.model, self.reference = name, model, reference
         self.window, self.budget, self.log = window, budget, log
-        self.num_requests = self.num_images = self.num_over_budget = 0
+        self.num_requests = self.num_images = self.num_over_budget = self.num_resized = 0
+        self.image_size: tuple[int, int] | None = None  # of the first image
         self.used_at = time.time()
         self.confidences: deque[float | None] = deque(maxlen=NUM_POINTS)
         self.collapse_scores: deque[float | None] = deque(maxlen=NUM_POINTS)
@@ -169,13 +202,21 @@ class ServedStream:
 
     # ---- inference ----
 
-    def infer(self, x: Tensor, *, adapt: bool, check: Callable[[Tensor], object] | None = None) -> InferenceResult:
+    def infer(
+        self,
+        x: Tensor,
+        *,
+        adapt: bool,
+        check: Callable[[Tensor], object] | None = None,
+        resized_to: tuple[int, int] | None = None,
+    ) -> InferenceResult:
         """Return logits for images, which become part of the stream unless ``adapt`` is False.
 
         Args:
             x: The images.
             adapt: Whether to keep the images, and to update if an update is due.
             check: Called with the logits; nothing changes if it raises.
+            resized_to: Size of the stream's first image, if the images were resized to it.
 
         Returns:
             The logits, and whether there was an update.
@@ -197,7 +238,44 @@ class ServedStream:
                     self.num_over_budget += 1
                     self.record(StreamEvent.UPDATE_SKIPPED, OVER_BUDGET)
                 self._remember(x, logits, updated=reason in (None, PAUSED))
-        return InferenceResult(logits, self.num_updates, reason is None, reason if adapt else None)
+                if resized_to is not None:
+                    self._count_resized(resized_to)
+        fraction, why = self._batch_stats(batch), reason if adapt else None
+        return InferenceResult(logits, self.num_updates, reason is None, fraction, why, resized_to)
+
+    def infer_file(
+        self, image: ImageFile, *, adapt: bool, check: Callable[[Tensor], object], prepare: Callable[[Tensor], Tensor]
+    ) -> InferenceResult:
+        """Return logits for an image file, resized to the size of the stream's first image.
+
+        Images of several sizes have no common window, so that the stream would never have enough of them to adapt.
+
+        Args:
+            image: The image file.
+            adapt: Whether to keep the image, and to update if an update is due.
+            check: Called with the logits; nothing changes if it raises.
+            prepare: Converts pixels to what the model takes.
+
+        Returns:
+            The logits, and whether there was an update.
+        """
+        image = image.resize(self.image_size or image.size)
+        return self.infer(prepare(image.pixels), adapt=adapt, check=check, resized_to=image.resized_to)
+
+    def _count_resized(self, size: tuple[int, int]) -> None:
+        self.num_resized += 1
+        if self.num_resized == 1:
+            height, width = size
+            cause = f"images of several sizes are resized to that of the first, {height}x{width}"
+            self.record(StreamEvent.RESIZED, cause)
+            logger.warning("stream %s: %s; give --size to choose another", self.name, cause)
+
+    def _batch_stats(self, batch: Tensor) -> float:
+        """Return the fraction of the batch in the statistics that normalized a batch."""
+        is_sorted = isinstance(self.model, Monitored) and self.model.is_sorted
+        if is_sorted or not self.window.is_large_enough(batch):
+            return 0.0  # the source network answered
+        return self.model.batch_fraction(len(batch))
 
     def _update(self, batch: Tensor) -> Tensor:
         with self.budget.spend():
@@ -225,6 +303,8 @@ class ServedStream:
         self.confidences.append(round(mean, 4) if mean == mean else None)
         self.collapse_scores.append(_collapse_score(self.model))
         self.window.push(x, updated=updated)
+        if self.image_size is None:
+            self.image_size = (x.shape[2], x.shape[3])
         self.num_requests += 1
         self.num_images += len(x)
         self.num_changes += 1
@@ -237,8 +317,17 @@ class ServedStream:
         model. Predictions do not change it.
         """
         model = self.model
-        names = ("window", "num_requests", "num_images", "num_over_budget", "used_at", "num_changes")
-        before = {name: copy.copy(getattr(self, name)) for name in (*names, "confidences", "collapse_scores", "events")}
+        numbers = (
+            "num_requests",
+            "num_images",
+            "num_over_budget",
+            "num_resized",
+            "num_changes",
+            "used_at",
+            "image_size",
+        )
+        names = (*numbers, "window", "confidences", "collapse_scores", "events")
+        before = {name: copy.copy(getattr(self, name)) for name in names}
         try:
             with restore_on_error(model) if changes_model else nullcontext():
                 try:
@@ -265,19 +354,23 @@ class ServedStream:
         """Continue with another model; the window, which is not part of a saved state, starts empty."""
         with self._unchanged_on_failure(changes_model=False):
             self._replace_model(model)
-            self.window.clear()
+            self._forget_images()
             self.record(StreamEvent.LOAD, "a state was uploaded")
 
     def reset(self) -> None:
         """Start over, exactly as a new stream."""
         self.model.reset()
-        self.window.clear()
+        self._forget_images()
 
     def roll_back(self) -> None:
         """Return to the last known-good snapshot of the guard."""
         if not isinstance(self.model, Monitored):
             raise ApiError(409, "the stream has no guard, so there is no snapshot to return to: reset it instead")
         self.model.rollback()
+
+    def _forget_images(self) -> None:
+        self.window.clear()
+        self.image_size, self.num_resized = None, 0
 
     # ---- history ----
 
@@ -313,6 +406,8 @@ class ServedStream:
             "updates": self.num_updates,
             "requests": self.num_requests,
             "images": self.num_images,
+            "image_size": self.image_size,
+            "resized": self.num_resized,
             "skipped": {"not_finite": self.model.num_skipped, "budget": self.num_over_budget},
             "used_at": round(self.used_at, 3),
             "collapse_score": _collapse_score(self.model),
@@ -326,6 +421,10 @@ class ServedStream:
         """Take over the counts and the history of a :meth:`summary`."""
         self.num_requests, self.num_images = int(summary["requests"]), int(summary["images"])
         self.num_over_budget, self.used_at = int(summary["skipped"]["budget"]), float(summary["used_at"])
+        # Summaries of ctta 0.1 have neither.
+        if (size := summary.get("image_size")) is not None:
+            self.image_size = (int(size[0]), int(size[1]))
+        self.num_resized = int(summary.get("resized", 0))
         self.confidences.extend(summary["confidences"])
         self.collapse_scores.extend(summary["collapse_scores"])
         self.events.extend(summary["events"])
