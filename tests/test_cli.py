@@ -163,8 +163,11 @@ def test_user_errors_are_one_line(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["bench", "cifar11c"], "there is no recipe 'cifar11c'; choose one of demo, embedded"),
-        (["bench", "cifar10c"], "ctta data get cifar10-c"),
+        (
+            ["bench", "cifar11c"],
+            "there is no recipe 'cifar11c' (did you mean 'cifar10c'?); choose one of demo, embedded",
+        ),
+        (["bench", "cifar10c"], "cifar10-c (2.9 GB) is not in the cache"),
         (["bench", "cifar10c", "--data", "nowhere"], "labels.npy is missing"),
         (["report", "nowhere"], "has no run.json"),
     ],

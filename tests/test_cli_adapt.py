@@ -250,7 +250,7 @@ def test_user_errors_are_one_line(camera: CameraFolder) -> None:
     model, options = write_network(camera.root), camera.options
     wrong = partial(user_error, adapt, *options, "--out", camera.root / "other.csv")
     assert "no method 'cota' (did you mean 'cotta'?); expected one of source" in wrong("--method", "cota")
-    assert "CoTTA has no setting 'restor'; it has optimizer, decay, restore," in wrong("--set", "restor=0.1")
+    assert "'restor' (did you mean 'restore'?); it has optimizer, lr, decay, restore," in wrong("--set", "restor=0.1")
     assert "restore must be a number such as 0.01, got 'much'" in wrong("--set", "restore=much")
     assert "restore must lie between 0 and 1, got 7" in wrong("--set", "restore=7")
     assert "Tent has no setting 'views'" in wrong("--method", "tent")

@@ -68,19 +68,29 @@ def test_list_says_what_is_cached(cache: Path, tmp_path: Path) -> None:
     (cache / "cifar10").mkdir(parents=True)
     text = output(data, "list")
     lines = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line}
-    assert lines["cifar10-c"] == ["2.9", "GB", "sha256", "no"]
-    assert lines["cifar10"] == ["sha256", "yes"] and lines["imagenet-c/noise"] == ["md5", "no"]
-    assert lines["resnext29-augmix"] == ["nothing", "no"]
+    assert lines["cifar10-c"] == ["2.9", "GB", "CC", "BY", "4.0", "sha256", "no"]
+    assert lines["cifar10"] == ["170", "MB", "not", "stated", "sha256", "yes"]
+    assert lines["imagenet-c/noise"][:6] == ["about", "21", "GB", "CC", "BY", "4.0;"]
+    assert lines["resnext29-augmix"] == ["about", "28", "MB", "not", "stated", "nothing", "no"]
+    assert all(dataset.size_text for dataset in DATASETS.values())
     assert f"Cache folder: {cache}\nDownload with: ctta data get NAME\n" in text
     rows = {row["name"]: row for row in json.loads(output(data, "list", "--json"))}
     assert list(rows) == list(DATASETS)
-    assert rows["cifar10"] == {"name": "cifar10", "bytes": None, "checksum": "sha256", "path": str(cache / "cifar10")}
-    assert rows["cifar10-c"] == {"name": "cifar10-c", "bytes": 2_918_471_680, "checksum": "sha256", "path": None}
+    assert rows["cifar10"] == {
+        "name": "cifar10",
+        "bytes": 170_498_071,
+        "license": "not stated",
+        "checksum": "sha256",
+        "path": str(cache / "cifar10"),
+    }
+    assert (rows["cifar10-c"]["bytes"], rows["cifar10-c"]["path"]) == (2_918_471_680, None)
     assert not any(row["path"] for row in json.loads(output(data, "list", "--json", "--cache", tmp_path / "other")))
 
 
 def test_find_never_downloads_and_says_how_to(cache: Path, tmp_path: Path) -> None:
-    with pytest.raises(DownloadError, match=r"cifar10-c is missing\); run: ctta data get cifar10-c$"):
+    with pytest.raises(
+        DownloadError, match=r"^cifar10-c \(2.9 GB\) is not in .*cifar10-c is missing\); run: ctta data get cifar10-c$"
+    ):
         find("cifar10-c")
     with pytest.raises(DownloadError, match=r"wrn28-10-standard.pt is missing\); run: ctta data get wrn28"):
         find("wrn28-10-standard")
@@ -93,7 +103,9 @@ def test_find_never_downloads_and_says_how_to(cache: Path, tmp_path: Path) -> No
 
 
 def test_user_errors_are_one_line(cache: Path) -> None:
-    assert user_error(data, "get", "cifar-10").startswith("unknown dataset 'cifar-10'; expected one of cifar10-c, ")
+    assert user_error(data, "get", "cifar-10").startswith(
+        "unknown dataset 'cifar-10' (did you mean 'cifar10'?); expected one of cifar10-c, "
+    )
     assert invoke(data, "get").exit_code == 2
 
 

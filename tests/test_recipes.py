@@ -158,7 +158,7 @@ def test_imagenet_uses_five_images_per_class_or_the_list(imagenet_c: Path) -> No
 def test_unsupported_options_are_refused() -> None:
     with pytest.raises(ConfigError, match="ships with its images"):
         build_task("embedded", BenchmarkOptions(data="x")).make_stream(None)
-    with pytest.raises(ConfigError, match="no recipe 'cifar11c'; choose one of demo"):
+    with pytest.raises(ConfigError, match=r"no recipe 'cifar11c' \(did you mean 'cifar10c'\?\); choose one of demo"):
         build_task("cifar11c", BenchmarkOptions())
 
 

@@ -23,7 +23,7 @@ class BenchmarkCell:
     Attributes:
         recipe: Name of the recipe.
         options: What the user changed about the recipe.
-        method: Name of the method in the recipe.
+        method: Name of the method in the recipe, or in :mod:`ctta.registry`.
         order: Number of the order of domains, None for the standard order.
         seed: Seed of the method, None for a method without randomness.
         threads: CPU threads of torch.
@@ -53,7 +53,7 @@ class BenchmarkCell:
 
     def to_json(self) -> str:
         """Return the cell as JSON, for another process."""
-        return json.dumps(asdict(self))
+        return json.dumps(asdict(self) | {"options": self.options.to_dict()})
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -67,7 +67,7 @@ class BenchmarkCell:
         """
         fields = json.loads(text)
         options = fields.pop("options")
-        return cls(**fields, options=BenchmarkOptions(**options | {"settings": tuple(options["settings"])}))
+        return cls(**fields, options=BenchmarkOptions.from_dict(options))
 
     def run(self, on_batch: Callable[[BatchRecord], None] | None = None) -> None:
         """Evaluate the cell, or resume it, and write the result to the folder.
@@ -81,7 +81,7 @@ class BenchmarkCell:
             from filelock import FileLock
         except ImportError as error:
             raise ImportError("benchmarks need the extra 'bench': pip install 'ctta[bench]'") from error
-        task = build_task(self.recipe, self.options)
+        task = build_task(self.recipe, self.options, [self.method], ignore_other_settings=True)
         spec, folder = task.methods[self.method], Path(self.folder)
         init()
         with ExitStack() as stack:

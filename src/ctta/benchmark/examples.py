@@ -23,7 +23,7 @@ def write_run_examples(run: BenchmarkRun) -> None:
     examples = run.folder / FOLDER
     for earlier in examples.glob("*.npz"):  # perhaps of a seed that is not the first any more
         earlier.unlink()
-    task = build_task(run.cells[0].recipe, run.cells[0].options)
+    task = build_task(run.cells[0].recipe, run.cells[0].options, ignore_other_settings=True)
     results = _read_pixel_results(run.folder / "cells")
     sources = {_comparison_key(result): cell for cell, result in results if result.labels["row"] == "source"}
     shown = {"source"}

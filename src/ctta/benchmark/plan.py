@@ -1,8 +1,9 @@
 """Plan a benchmark: which cells to run, in a folder that a later call can continue."""
 
+import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ctta.errors import ConfigError
 from ctta.evaluation.results import Result, read_result
 from ctta.io.atomic import atomic_write
 from ctta.io.provenance import check_same_settings
+from ctta.io.python_files import absolute_file_spec
 from ctta.models import to_device
 from ctta.report.runs import FORMAT, read_run_file
 
@@ -74,14 +76,16 @@ def plan(
             other data.
         DataError: A file of the folder is damaged.
     """
-    task = build_task(recipe, options)
+    if methods is not None:
+        methods = [absolute_file_spec(name) for name in _choose("methods", methods, ())]
+    task = build_task(recipe, options, methods or ())
     methods = _choose("methods", methods, task.default_methods)
     orders = _choose("orders", orders, task.default_orders)
     seeds = _choose("seeds", seeds, task.default_seeds)
-    if unknown := [method for method in methods if method not in task.methods]:
-        raise ConfigError(f"{recipe} has no method {unknown[0]!r}; it has {', '.join(task.methods)}")
     streams = {order: task.make_stream(order) for order in orders}
     net = to_device(task.make_network(), options.device)
+    if task.check_network is not None:
+        task.check_network(net)
     for method in methods:
         task.methods[method].build_model(net, 0)
     cells = []
@@ -90,15 +94,17 @@ def plan(
             for seed in seeds if task.methods[method].is_random else (None,):
                 cell_folder = folder.absolute() / "cells" / _cell_name(method, order, seed)
                 cells.append(BenchmarkCell(recipe, options, method, order, seed, threads, str(cell_folder), save_every))
-    requested = {"format": FORMAT, "recipe": recipe, "options": asdict(options), "threads": threads}
-    commands = _earlier_commands(folder, requested)
+    requested = {"format": FORMAT, "recipe": recipe, "options": options.to_dict(), "threads": threads}
+    commands, hashes = _read_earlier(folder, requested)
     run = BenchmarkRun(folder, tuple(cells), sum(len(streams[cell.order]) for cell in cells))
     _check_results(run, fingerprint(net), {order: stream.hash for order, stream in streams.items()})
+    hashes |= _hash_method_files(run, hashes)
     if rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
         commands = list(dict.fromkeys([*commands, command]))
         with atomic_write(folder / "run.json") as path:
-            path.write_text(json.dumps({**requested, "commands": commands}, indent=1))
+            files = {"method_files": hashes} if hashes else {}
+            path.write_text(json.dumps({**requested, "commands": commands, **files}, indent=1))
     return run
 
 
@@ -113,17 +119,37 @@ def _choose(name: str, given: Sequence[Any] | None, default: Sequence[Any]) -> t
 
 def _cell_name(method: str, order: int | None, seed: int | None) -> str:
     order_name = "standard" if order is None else f"order{order}"
+    if method.startswith("file:"):  # two files may have classes of the same name
+        method = f"{method.rpartition(':')[2]}-{hashlib.sha256(method.encode()).hexdigest()[:6]}"
     return f"{method}-{order_name}" + ("" if seed is None else f"-seed{seed}")
 
 
-def _earlier_commands(folder: Path, requested: dict[str, Any]) -> list[str]:
-    """Return the commands that have filled the folder so far; raise if they asked for something else."""
+def _read_earlier(folder: Path, requested: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
+    """Return the commands that have filled the folder so far, and the hashes of the files of methods.
+
+    Raises:
+        ConfigError: They asked for something else.
+    """
     if not (folder / "run.json").exists():
-        return []
+        return [], {}
     recorded = read_run_file(folder)
     check_same_settings(folder, recorded, json.loads(json.dumps(requested)))
-    commands: list[str] = recorded["commands"]
-    return commands
+    return list(recorded["commands"]), dict(recorded.get("method_files", {}))
+
+
+def _hash_method_files(run: BenchmarkRun, recorded: dict[str, str]) -> dict[str, str]:
+    """Return the hash of each file that a method is defined in; raise if results are of an earlier version of it."""
+    hashes = {}
+    for cell in run.cells:
+        if cell.method.startswith("file:"):
+            file = Path(cell.method.removeprefix("file:").rpartition(":")[0])
+            hashes[str(file)] = hashlib.sha256(file.read_bytes()).hexdigest()
+            has_results = (Path(cell.folder) / "about.json").exists()
+            if has_results and recorded.get(str(file)) not in (None, hashes[str(file)]):
+                raise ConfigError(
+                    f"{file} has changed since {cell.folder} was written: use another run folder, or delete this one"
+                )
+    return hashes
 
 
 def _check_results(run: BenchmarkRun, network: str, stream_hashes: dict[int | None, str]) -> None:

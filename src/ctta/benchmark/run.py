@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from ctta.distributed import rank, world_size
 from ctta.distributed.collectives import run_on_rank_zero
 from ctta.errors import ConfigError
 from ctta.evaluation.results import Result
+from ctta.io.python_files import absolute_file_spec
 from ctta.report import write_report
 
 
@@ -54,6 +55,12 @@ def run(
     batch_size: int | None = None,
     rounds: int | None = None,
     settings: Sequence[str] | Mapping[str, object] = (),
+    corruptions: Sequence[str] | None = None,
+    severity: int | None = None,
+    size: tuple[int, int] | None = None,
+    classes: Sequence[str] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
     device: str = "cpu",
     folder: str | os.PathLike[str] | None = None,
     workers: int = 0,
@@ -75,7 +82,8 @@ def run(
 
     Args:
         recipe: A key of :data:`ctta.benchmark.RECIPES`, such as ``"demo"`` or ``"cifar10c"``.
-        methods: Names of methods of the recipe; its own choice by default.
+        methods: Names of methods, of the recipe or of :mod:`ctta.registry`, such as ``"file:mine.py:MyMethod"``; the
+            recipe's own choice by default.
         seeds: Seeds of methods with randomness; the recipe's own choice by default.
         orders: Orders of domains by number, None for the standard order; the recipe's own choice by default.
         data: Folder of the dataset; by default the copy in the cache of :mod:`ctta.datasets`.
@@ -85,6 +93,14 @@ def run(
         batch_size: Images per batch.
         rounds: How many times the stream is repeated.
         settings: Hyperparameters of single methods: ``{"cotta.restore": 0.005}`` or ``["cotta.restore=0.005"]``.
+        corruptions: Names of corruptions, in order; the recipe's own by default. Those of ``"folder"`` may include
+            ``"none"``, the images as they are.
+        severity: Severity of the corruptions, 1 to 5; the recipe's own by default.
+        size: (height, width) that the images of ``"folder"`` are resized to.
+        classes: Names of the classes in the order of the network's outputs, for the images of ``"folder"``; by default
+            its sorted class folders.
+        mean: Mean of each channel, if ``model`` expects normalized images; streams yield images in [0, 1].
+        std: Standard deviation of each channel.
         device: Device of the networks, such as ``"cuda:0"``.
         folder: The run folder; by default one below ``runs``, the same for the same recipe, options and threads.
         workers: Number of processes that run cells; 0 runs them in this process.
@@ -119,16 +135,22 @@ def run(
         raise ConfigError("insecure is about downloads: give download=True (--download) as well")
     options = BenchmarkOptions(
         data=None if data is None else str(Path(data).absolute()),
-        model=_with_absolute_path(model),
+        model=None if model is None else absolute_file_spec(model),
         preset=preset,
         limit=limit,
         batch_size=batch_size,
         rounds=rounds,
         settings=_format_settings(settings),
         device=device,
+        corruptions=None if corruptions is None else tuple(corruptions),
+        severity=severity,
+        size=size,
+        classes=None if classes is None else tuple(classes),
+        mean=None if mean is None else tuple(mean),
+        std=None if std is None else tuple(std),
     )
     if download:
-        for name in build_task(recipe, options).downloads:
+        for name in build_task(recipe, options, ignore_other_settings=True).downloads:
             datasets.download(name, insecure=insecure)
     threads = threads or max(1, torch.get_num_threads() // max(1, workers))
     planned = plan(
@@ -158,12 +180,6 @@ def run(
     return BenchmarkResult(planned, results, tuple(failures), page)
 
 
-def _with_absolute_path(model: str | None) -> str | None:
-    """Return a network that is named by a file so that workers find it from any folder."""
-    loader, colon, path = (model or "").partition(":")
-    return f"{loader}:{Path(path).expanduser().absolute()}" if colon and loader == "file" else model
-
-
 def _format_settings(settings: Sequence[str] | Mapping[str, object]) -> tuple[str, ...]:
     """Return settings as texts such as ``cotta.restore=0.005``."""
     if isinstance(settings, str):
@@ -175,7 +191,7 @@ def _format_settings(settings: Sequence[str] | Mapping[str, object]) -> tuple[st
 
 def _digest(options: BenchmarkOptions, threads: int) -> str:
     """Return a short hash of everything that results depend on."""
-    return hashlib.sha256(json.dumps([asdict(options), threads]).encode()).hexdigest()[:6]
+    return hashlib.sha256(json.dumps([options.to_dict(), threads]).encode()).hexdigest()[:6]
 
 
 def _format_call(recipe: str, options: BenchmarkOptions, **chosen: Any) -> str:

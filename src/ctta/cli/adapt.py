@@ -1,22 +1,26 @@
 """``ctta adapt``: adapt a network to a folder of images."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ctta import models
 from ctta.cli.console import exit_on_interrupt, interrupt_between_steps, print_text, progress_bar
 from ctta.cli.options import (
     ClassesOption,
     DeviceOption,
     JsonOption,
+    MeanOption,
     ModelOption,
     OptionalMethodOption,
     SeedOption,
     SettingsOption,
     SizeOption,
+    StdOption,
     load_network,
     read_class_names,
     with_seed,
@@ -27,12 +31,15 @@ from ctta.registry import resolve_method
 
 def adapt(
     model: ModelOption,
-    images: Annotated[Path, typer.Option(help="Folder of images, searched recursively.", metavar="DIR")],
-    predictions: Annotated[Path, typer.Option("--out", help="Table of predictions to write.", metavar="FILE.csv")],
+    images: Annotated[Path, typer.Option(help="Read the images in this folder and below.", metavar="DIR")],
+    predictions: Annotated[
+        Path, typer.Option("--out", help="Write the table of predictions to this file.", metavar="FILE.csv")
+    ],
     state: Annotated[
         Path | None,
         typer.Option(
-            help="Save the adapted model to this file, and resume from it if it exists.", metavar="FILE.safetensors"
+            help="Save the adapted model to this file, and resume from it if it exists. Default: not saved.",
+            metavar="FILE.safetensors",
         ),
     ] = None,
     method: OptionalMethodOption = None,
@@ -40,11 +47,15 @@ def adapt(
     batch_size: Annotated[
         int,
         typer.Option(
-            min=1, help="Images per step; not too few, as BatchNorm statistics are computed on each batch.", metavar="N"
+            min=1,
+            help="Adapt to N images at a time; not too few, as BatchNorm statistics are computed on each batch.",
+            metavar="N",
         ),
     ] = 32,
     size: SizeOption = None,
     classes: ClassesOption = None,
+    mean: MeanOption = None,
+    std: StdOption = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Also write the predictions of the network without adaptation.")
     ] = False,
@@ -77,8 +88,8 @@ def adapt(
     if texts and method is None:
         method = "cotta"  # settings belong to a method, and a saved state must be of the same one
     hyperparameters = resolve_method(method).parse(texts) if method else {}
-    class_names = read_class_names(classes)
-    net = load_network(model, device)
+    class_names = read_class_names(classes) or _default_class_names(model, predictions)
+    net = load_network(model, device, mean, std)
     with (
         exit_on_interrupt(_describe_state(state)),
         progress_bar("adapting") as update,
@@ -136,6 +147,15 @@ def _format_summary(summary: InferenceSummary, predictions: Path, state: Path | 
     if summary.num_skipped:
         lines.append(f"{summary.num_skipped} updates were skipped because they were not finite: try a lower lr.")
     return [*lines, _describe_state(state)]
+
+
+def _default_class_names(model: str, predictions: Path) -> Sequence[str] | None:
+    """Return the class names of a network of the library, unless an existing table has no column for them."""
+    names = models.class_names(model)
+    if names is None or not predictions.is_file():
+        return names
+    with predictions.open(encoding="utf-8", errors="surrogateescape") as file:
+        return names if "name" in file.readline().strip().split(",") else None
 
 
 def _audit_path(predictions: Path) -> Path:

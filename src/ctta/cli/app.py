@@ -1,23 +1,46 @@
 """The commands, in the order in which ``ctta --help`` lists them."""
 
+import platform
+from typing import Annotated
+
+import torch
 import typer
 
+from ctta import __version__
 from ctta.cli.adapt import adapt
 from ctta.cli.bench import bench
 from ctta.cli.calibrate import calibrate
 from ctta.cli.catalog import methods, recipes
+from ctta.cli.console import print_text
 from ctta.cli.corrupt import corrupt
 from ctta.cli.data import data
 from ctta.cli.demo import demo
 from ctta.cli.report import report
 from ctta.cli.serve import serve
+from ctta.cli.suggestions import SuggestingCommand
 
 app = typer.Typer(
-    help="Continual test-time adaptation: vision models that keep adapting to their inputs, online and without labels.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    suggest_commands=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (demo, adapt, serve, calibrate, bench, report, recipes, methods, corrupt):
-    app.command()(command)
+    app.command(cls=SuggestingCommand)(command)
 app.add_typer(data, name="data")
+
+
+def _print_version(is_given: bool) -> None:
+    if is_given:
+        print_text(f"ctta {__version__} (Python {platform.python_version()}, torch {torch.__version__})")
+        raise typer.Exit
+
+
+@app.callback()
+def start(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Adapt vision models to their inputs, online and without labels: continual test-time adaptation."""

@@ -11,7 +11,18 @@ import typer
 from ctta import benchmark
 from ctta.benchmark.recipes import Preset
 from ctta.cli.console import exit_on_interrupt, interrupt_between_steps, progress_bar
-from ctta.cli.options import InsecureOption, parse_names, parse_orders, parse_seeds
+from ctta.cli.options import (
+    ClassesOption,
+    InsecureOption,
+    MeanOption,
+    SizeOption,
+    StdOption,
+    parse_channels,
+    parse_names,
+    parse_orders,
+    parse_seeds,
+    read_class_names,
+)
 from ctta.cli.results import exit_on_failures, print_failure, print_results
 
 # Panel of ``ctta bench --help``.
@@ -19,53 +30,97 @@ EXECUTION = "Execution"
 
 
 def bench(
-    recipe: Annotated[str, typer.Argument(help="Benchmark to run; for a list see: ctta recipes", metavar="RECIPE")],
+    recipe: Annotated[
+        str,
+        typer.Argument(help="Run this benchmark, such as embedded; for a list see: ctta recipes.", metavar="RECIPE"),
+    ],
     methods: Annotated[
-        str | None, typer.Option(help="Methods to run, such as source,tent,cotta.", metavar="NAMES")
+        str | None,
+        typer.Option(
+            help="Run these methods, such as source,tent,cotta_fast or file:PATH.py:Class (see: ctta methods). "
+            "Default: those of the recipe.",
+            metavar="NAMES",
+        ),
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="Random seeds, such as 1,2,3 or 1-5.", metavar="LIST")] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            help="Repeat stochastic methods with these seeds, such as 1,2,3 or 1-5. Default: those of the recipe.",
+            metavar="LIST",
+        ),
+    ] = None,
     orders: Annotated[
         str | None,
-        typer.Option(help="Orders of the corruptions: standard, all, or numbers such as 0-3.", metavar="LIST"),
+        typer.Option(
+            help="Run these orders of the corruptions: standard, all, or numbers such as 0-3. Default: those of the "
+            "recipe.",
+            metavar="LIST",
+        ),
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Images per batch.", metavar="N")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Adapt to N images at a time. Default: that of the recipe.", metavar="N")
+    ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Use only the first N images of each segment.", metavar="N")
+        int | None, typer.Option(min=1, help="Use only the first N images of each segment. Default: all.", metavar="N")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Repeat the stream N times.", metavar="N")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Repeat the stream N times. Default: that of the recipe.", metavar="N")
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
-            help="Hyperparameter of a method, such as cotta.restore=0.005; repeatable.",
+            help="Set a hyperparameter of a method, such as cotta.restore=0.005 or MyMethod.lr=1e-4; repeatable.",
             metavar="METHOD.NAME=VALUE",
         ),
     ] = None,
     preset: Annotated[
-        Preset, typer.Option(help="CoTTA as in the reference implementation, or as in the text of the paper.")
+        Preset, typer.Option(help="Run CoTTA as in its reference implementation, or as in the text of the paper.")
     ] = "official",
     model: Annotated[
         str | None,
         typer.Option(
-            help="Network to use instead of the recipe's: timm:NAME, hf:NAME, torchvision:NAME or "
-            "file:PATH.py:function.",
+            help="Load this network: timm:NAME, hf:NAME, torchvision:NAME or file:PATH.py:function. Default: that of "
+            "the recipe.",
             metavar="SPEC",
         ),
     ] = None,
+    mean: MeanOption = None,
+    std: StdOption = None,
     folder: Annotated[
         Path | None,
-        typer.Option("--data", help="Folder of the dataset. Default: the cache of 'ctta data get'.", metavar="DIR"),
+        typer.Option(
+            "--data", help="Read the dataset from this folder. Default: the cache of 'ctta data get'.", metavar="DIR"
+        ),
     ] = None,
+    corruptions: Annotated[
+        str | None,
+        typer.Option(
+            help="Use these corruptions, in this order, such as fog,snow; none stands for the images as they are "
+            "(recipe folder). Default: the 15 of the benchmarks.",
+            metavar="NAMES",
+        ),
+    ] = None,
+    severity: Annotated[
+        int | None,
+        typer.Option(min=1, max=5, help="Use this severity of the corruptions. Default: 5.", metavar="N"),
+    ] = None,
+    size: SizeOption = None,
+    classes: ClassesOption = None,
     download: Annotated[bool, typer.Option("--download", help="Download missing data and weights.")] = False,
     insecure: InsecureOption = False,
     out: Annotated[
         Path | None,
-        typer.Option(help="Run folder. Default: one below runs/, the same for the same options.", metavar="DIR"),
+        typer.Option(
+            help="Write the run to this folder. Default: one below runs/, the same for the same options.", metavar="DIR"
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per cell instead of tables.")] = False,
     device: Annotated[
         str,
-        typer.Option(help="Torch device, such as cpu or cuda:0.", metavar="DEVICE", rich_help_panel=EXECUTION),
+        typer.Option(
+            help="Run the networks on this torch device, such as cuda:0.", metavar="DEVICE", rich_help_panel=EXECUTION
+        ),
     ] = "cpu",
     workers: Annotated[
         int,
@@ -79,7 +134,7 @@ def bench(
     ray: Annotated[
         str | None,
         typer.Option(
-            help="Run cells on a Ray cluster: its address, auto, or local.",
+            help="Run cells on the Ray cluster at this address; auto finds one, local starts one. Default: no cluster.",
             metavar="ADDRESS",
             rich_help_panel=EXECUTION,
         ),
@@ -88,7 +143,8 @@ def bench(
         int | None,
         typer.Option(
             min=1,
-            help="CPU threads per cell; results are reproducible for the same number only.",
+            help="Use N CPU threads per cell; results are reproducible for the same number only. Default: torch's, "
+            "divided by --workers.",
             metavar="N",
             rich_help_panel=EXECUTION,
         ),
@@ -97,7 +153,7 @@ def bench(
         float,
         typer.Option(
             min=0,
-            help="Seconds between two checkpoints of a cell.",
+            help="Save the state of a cell at most this often.",
             metavar="SECONDS",
             rich_help_panel=EXECUTION,
         ),
@@ -127,6 +183,12 @@ def bench(
             batch_size=batch_size,
             rounds=rounds,
             settings=settings or (),
+            corruptions=None if corruptions is None else parse_names(corruptions),
+            severity=severity,
+            size=size,
+            classes=read_class_names(classes),
+            mean=parse_channels("mean", mean),
+            std=parse_channels("std", std),
             device=device,
             folder=out,
             workers=workers,

@@ -9,7 +9,15 @@ from rich.table import Table
 
 from ctta.advise import Trial, Tuner
 from ctta.cli.console import print_notice, print_text, progress_bar, stdout
-from ctta.cli.options import DeviceOption, JsonOption, ModelOption, check_size, load_network
+from ctta.cli.options import (
+    DeviceOption,
+    JsonOption,
+    MeanOption,
+    ModelOption,
+    StdOption,
+    check_size,
+    load_network,
+)
 from ctta.corruptions import HOLD_OUT
 from ctta.datasets.clean_images import read_clean_images
 
@@ -19,7 +27,7 @@ def calibrate(
     images: Annotated[
         Path,
         typer.Option(
-            help="Source images: a folder with or without one subfolder per class, or an .npz file.",
+            help="Read source images from a folder, with or without one subfolder per class, or from an .npz file.",
             metavar="DIR|FILE.npz",
         ),
     ],
@@ -32,10 +40,12 @@ def calibrate(
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Use at most N randomly chosen images.", metavar="N")] = 500,
     budget: Annotated[
-        float | None, typer.Option(min=0, help="Stop the search after this many minutes.", metavar="MINUTES")
+        float | None,
+        typer.Option(min=0, help="Stop the search after this many minutes. Default: no limit.", metavar="MINUTES"),
     ] = None,
     views: Annotated[
-        int, typer.Option(min=1, help="Augmented views in CoTTA; the cost grows with their number.", metavar="N")
+        int,
+        typer.Option(min=1, help="Average N augmented views in CoTTA; the cost grows with their number.", metavar="N"),
     ] = 8,
     rounds: Annotated[
         int,
@@ -46,19 +56,21 @@ def calibrate(
         ),
     ] = 1,
     batch_size: Annotated[
-        int, typer.Option(min=1, help="Images per step; use that of your application.", metavar="N")
+        int, typer.Option(min=1, help="Adapt to N images at a time; use the number of your application.", metavar="N")
     ] = 50,
     size: Annotated[
         tuple[int, int] | None,
         typer.Option(
-            help="Resize image files; the arrays of an .npz file keep their size.",
+            help="Resize image files; the arrays of an .npz file keep their size. Default: their own size.",
             metavar="HEIGHT WIDTH",
             callback=check_size,
         ),
     ] = None,
+    mean: MeanOption = None,
+    std: StdOption = None,
     device: DeviceOption = "cpu",
     seed: Annotated[
-        int, typer.Option(min=0, help="Random seed of the images, the corruptions and the views.", metavar="N")
+        int, typer.Option(min=0, help="Seed the choice of images, the corruptions and the views.", metavar="N")
     ] = 0,
     as_json: JsonOption = False,
 ) -> None:
@@ -71,7 +83,7 @@ def calibrate(
     line of Python to paste, and says so if adaptation does not help.
     """
     clean = read_clean_images(images, size=size, limit=limit, seed=seed)
-    net = load_network(model, device)
+    net = load_network(model, device, mean, std)
     tuner = Tuner(net, clean, use_labels=labels, batch_size=batch_size, num_views=views, num_rounds=rounds, seed=seed)
     is_interrupted = False
     try:

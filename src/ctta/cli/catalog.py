@@ -18,7 +18,7 @@ from ctta.registry import NamedMethod, list_methods, resolve_method
 def methods(
     name: Annotated[
         str | None,
-        typer.Argument(help="Describe this method and its hyperparameters. Default: list all.", metavar="[NAME]"),
+        typer.Argument(help="Describe this method and its hyperparameters. Default: list all.", metavar="NAME"),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

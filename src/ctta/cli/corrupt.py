@@ -29,29 +29,33 @@ def corrupt(
         Path,
         typer.Argument(
             metavar="SRC",
-            help="CIFAR's python batches, an .npz or .npy file, or a folder with one subfolder of images per class.",
+            help="Read CIFAR's python batches, an .npz or .npy file, or a folder with a subfolder of images per class.",
         ),
     ],
-    folder: Annotated[Path, typer.Argument(metavar="DST", help="Folder to write.")],
+    folder: Annotated[Path, typer.Argument(metavar="DST", help="Write to this folder.")],
     corruptions: Annotated[
         str,
         typer.Option(
-            help="Names such as fog,snow; all (the 15 of the benchmarks) or hold-out (the 4 others).", metavar="NAMES"
+            help="Apply these, such as fog,snow; all (the 15 of the benchmarks) or hold-out (the 4 others).",
+            metavar="NAMES",
         ),
     ] = "all",
     severities: Annotated[
         str | None,
         typer.Option(
-            help="Severities such as 3,5. imagenet-c only: the files of cifar-c contain all five.", metavar="LIST"
+            help="Write these severities, such as 3,5; imagenet-c only, the files of cifar-c contain all five. "
+            "Default: all five.",
+            metavar="LIST",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed of the corruptions.", metavar="N")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed the random draws of the corruptions.", metavar="N")] = 0,
     kind: Annotated[
         BenchmarkLayout | None,
-        typer.Option(help="Layout to write. Default: imagenet-c for a folder of images, else cifar-c."),
+        typer.Option(help="Write this layout. Default: imagenet-c for a folder of images, else cifar-c."),
     ] = None,
     frost_photos: Annotated[
-        Path | None, typer.Option(help="Folder of photos for 'frost', instead of those included.", metavar="DIR")
+        Path | None,
+        typer.Option(help="Take the photos of 'frost' from this folder. Default: those included.", metavar="DIR"),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

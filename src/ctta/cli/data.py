@@ -7,8 +7,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from ctta.cli.console import exit_on_interrupt, print_text, stdout
+from ctta.cli.console import exit_on_interrupt, print_table_in_full, print_text
 from ctta.cli.options import InsecureOption, JsonOption
+from ctta.cli.suggestions import SuggestingCommand
 from ctta.datasets import DATASETS, DownloadError, cache_dir, download, find
 
 data = typer.Typer(
@@ -18,13 +19,13 @@ data = typer.Typer(
 )
 
 CacheOption = Annotated[
-    Path | None, typer.Option(help="Cache folder. Default: $CTTA_CACHE or ~/.cache/ctta.", metavar="DIR")
+    Path | None, typer.Option(help="Use this cache folder. Default: $CTTA_CACHE or ~/.cache/ctta.", metavar="DIR")
 ]
 
 
-@data.command()
+@data.command(cls=SuggestingCommand)
 def get(
-    name: Annotated[str, typer.Argument(help="Name such as cifar10-c; for a list see: ctta data list")],
+    name: Annotated[str, typer.Argument(help="Download this one, such as cifar10-c; for a list see: ctta data list.")],
     cache: CacheOption = None,
     insecure: InsecureOption = False,
 ) -> None:
@@ -37,19 +38,19 @@ def get(
     typer.echo(path)
 
 
-@data.command("list")
+@data.command("list", cls=SuggestingCommand)
 def list_datasets(cache: CacheOption = None, as_json: JsonOption = False) -> None:
-    """List the available downloads, their sizes where known, what verifies them, and whether they are cached."""
+    """List the available downloads: size, license, what verifies them, and whether they are cached."""
     rows = [_row(name, cache) for name in DATASETS]
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    table = Table("name", "size", "verified by", "cached", box=None, padding=(0, 2, 0, 0))
+    table = Table("name", "size", "license", "verified by", "cached", box=None, padding=(0, 2, 0, 0))
     table.columns[1].justify = "right"
     for row in rows:
-        size = "" if row["bytes"] is None else f"{row['bytes'] / 1e9:.1f} GB"
-        table.add_row(row["name"], size, row["checksum"] or "nothing", "yes" if row["path"] else "no")
-    stdout.print(table)
+        size, cached = DATASETS[row["name"]].size_text, "yes" if row["path"] else "no"
+        table.add_row(row["name"], size, row["license"], row["checksum"] or "nothing", cached)
+    print_table_in_full(table)
     print_text(f"\nCache folder: {cache or cache_dir()}\nDownload with: ctta data get NAME")
 
 
@@ -60,4 +61,5 @@ def _row(name: str, cache: Path | None) -> dict[str, Any]:
         path = None
     dataset = DATASETS[name]
     checksum = "sha256" if dataset.sha256 else "md5" if dataset.md5 else None
-    return {"name": name, "bytes": dataset.size, "checksum": checksum, "path": path}
+    size = dataset.size or dataset.approximate_size
+    return {"name": name, "bytes": size, "license": dataset.license, "checksum": checksum, "path": path}

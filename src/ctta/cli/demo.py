@@ -26,11 +26,13 @@ FULL = {
 def demo(
     full: Annotated[
         bool,
-        typer.Option("--full", help="2,000 images per corruption with the paper's settings, and ten rounds (hours)."),
+        typer.Option(
+            "--full", help="Run 2,000 images per corruption with the paper's settings, and ten rounds (hours)."
+        ),
     ] = False,
-    folder: Annotated[Path, typer.Option("--out", help="Folder for the runs and the report.", metavar="DIR")] = Path(
-        "runs/demo"
-    ),
+    folder: Annotated[
+        Path, typer.Option("--out", help="Write the runs and the report to this folder.", metavar="DIR")
+    ] = Path("runs/demo"),
 ) -> None:
     """Compare seven methods on fifteen corruptions, with a small network that comes with the library.
 

@@ -12,8 +12,16 @@ from ctta.errors import ConfigError, DataError
 from ctta.models import to_device
 from ctta.streams.orders import RANDOM_ORDERS
 
-ClassesOption = Annotated[Path | None, typer.Option(help="Text file with one class name per line.", metavar="FILE")]
-DeviceOption = Annotated[str, typer.Option(help="Torch device, such as cpu or cuda:0.", metavar="DEVICE")]
+ClassesOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Read the class names from this text file, one per line, in the order of the network's outputs.",
+        metavar="FILE",
+    ),
+]
+DeviceOption = Annotated[
+    str, typer.Option(help="Run the network on this torch device, such as cuda:0.", metavar="DEVICE")
+]
 InsecureOption = Annotated[
     bool,
     typer.Option(
@@ -22,7 +30,8 @@ InsecureOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 METHOD_HELP = (
-    "Method or preset, such as tent or cotta_fast (see: ctta methods), or a class of your own: file:PATH.py:Class."
+    "Use this method or preset, such as tent or cotta_fast (see: ctta methods), or a class of your own: "
+    "file:PATH.py:Class."
 )
 MethodOption = Annotated[str, typer.Option(help=METHOD_HELP, metavar="NAME")]
 OptionalMethodOption = Annotated[
@@ -31,15 +40,28 @@ OptionalMethodOption = Annotated[
 ModelOption = Annotated[
     str,
     typer.Option(
-        help="Network: embedded, timm:NAME, hf:NAME, torchvision:NAME or file:PATH.py:function.", metavar="SPEC"
+        help="Load this network: embedded, timm:NAME, hf:NAME, torchvision:NAME or file:PATH.py:function.",
+        metavar="SPEC",
     ),
 ]
-SeedOption = Annotated[int | None, typer.Option(help="Random seed, for stochastic methods.", metavar="N")]
+MeanOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Normalize images by this mean per channel, such as 0.485,0.456,0.406, for a network that expects it. "
+        "Default: the network gets images in [0, 1].",
+        metavar="R,G,B",
+    ),
+]
+StdOption = Annotated[
+    str | None,
+    typer.Option(help="Divide by this standard deviation per channel; give it with --mean.", metavar="R,G,B"),
+]
+SeedOption = Annotated[int | None, typer.Option(help="Seed the random draws of the method. Default: 0.", metavar="N")]
 SettingsOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="Hyperparameter of the method, such as restore=0.005, lr=1e-4 or views=8; repeatable.",
+        help="Set a hyperparameter of the method, such as restore=0.005, lr=1e-4 or views=8; repeatable.",
         metavar="NAME=VALUE",
     ),
 ]
@@ -54,13 +76,36 @@ def check_size(size: tuple[int, int] | None) -> tuple[int, int] | None:
 
 SizeOption = Annotated[
     tuple[int, int] | None,
-    typer.Option(help="Resize the images.", metavar="HEIGHT WIDTH", callback=check_size),
+    typer.Option(
+        help="Resize the images. Default: keep their size.",
+        metavar="HEIGHT WIDTH",
+        callback=check_size,
+    ),
 ]
 
 
-def load_network(spec: str, device: str) -> nn.Module:
-    """Load a network by its name and move it to a device."""
-    return to_device(models.load(spec), device)
+def load_network(spec: str, device: str, mean: str | None = None, std: str | None = None) -> nn.Module:
+    """Load a network by its name, with the values of ``--mean`` and ``--std``, and move it to a device."""
+    channels = parse_channels("mean", mean), parse_channels("std", std)
+    net = models.normalize_input(models.load(spec), spec, *channels)
+    return to_device(net, device)
+
+
+def parse_channels(what: str, text: str | None) -> tuple[float, ...] | None:
+    """Parse one number per channel, or one for all of them.
+
+    >>> parse_channels("mean", "0.5, 0.4, 0.3")
+    (0.5, 0.4, 0.3)
+    """
+    if text is None:
+        return None
+    try:
+        values = tuple(float(part) for part in parse_names(text))
+    except ValueError:
+        values = ()
+    if len(values) not in (1, 3):
+        raise ConfigError(f"expected --{what} as three numbers such as 0.5,0.5,0.5, or one for all; got {text!r}")
+    return values
 
 
 def read_class_names(path: Path | None) -> list[str] | None:

@@ -12,10 +12,13 @@ from ctta.report import write_report
 def report(
     folders: Annotated[
         list[Path],
-        typer.Argument(help="Folders that 'ctta bench', ctta.evaluate or ctta.compare wrote; one report compares all."),
+        typer.Argument(
+            help="Read these folders, written by 'ctta bench', ctta.evaluate or ctta.compare; one report compares all."
+        ),
     ],
     to: Annotated[
-        Path | None, typer.Option("--out", help="Folder to write. Default: report/ in the first run.", metavar="DIR")
+        Path | None,
+        typer.Option("--out", help="Write to this folder. Default: report/ in the first run.", metavar="DIR"),
     ] = None,
 ) -> None:
     """Write the tables and plots of runs as one HTML page, Markdown, LaTeX, CSV, PNG and SVG."""

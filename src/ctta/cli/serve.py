@@ -8,15 +8,18 @@ from typing import Annotated
 import torch
 import typer
 
+from ctta import models
 from ctta.cli.console import print_text
 from ctta.cli.options import (
     METHOD_HELP,
     ClassesOption,
     DeviceOption,
+    MeanOption,
     ModelOption,
     SeedOption,
     SettingsOption,
     SizeOption,
+    StdOption,
     load_network,
     read_class_names,
     with_seed,
@@ -37,50 +40,61 @@ def serve(
     settings: SettingsOption = None,
     size: SizeOption = None,
     classes: ClassesOption = None,
+    mean: MeanOption = None,
+    std: StdOption = None,
     guard: Annotated[bool, typer.Option(help="Monitor each stream, and roll it back when it collapses.")] = True,
     device: DeviceOption = "cpu",
     seed: SeedOption = None,
     host: Annotated[
         str,
         typer.Option(
-            help="Address to listen on; any but loopback requires a token.", metavar="ADDRESS", rich_help_panel=SERVER
+            help="Listen on this address; any but loopback requires a token.", metavar="ADDRESS", rich_help_panel=SERVER
         ),
     ] = "127.0.0.1",
     port: Annotated[
         int,
         typer.Option(
-            min=0, max=65535, help="Port to listen on; 0 picks a free one.", metavar="N", rich_help_panel=SERVER
+            min=0, max=65535, help="Listen on this port; 0 picks a free one.", metavar="N", rich_help_panel=SERVER
         ),
     ] = 8000,
     token_file: Annotated[
         Path | None,
         typer.Option(
-            help="File with the clients' token. Default: $CTTA_SERVE_TOKEN.", metavar="FILE", rich_help_panel=SERVER
+            help="Read the clients' token from this file. Default: $CTTA_SERVE_TOKEN.",
+            metavar="FILE",
+            rich_help_panel=SERVER,
         ),
     ] = None,
     admin_token_file: Annotated[
         Path | None,
         typer.Option(
-            help="File with the operators' token. Default: $CTTA_SERVE_ADMIN_TOKEN.",
+            help="Read the operators' token from this file. Default: $CTTA_SERVE_ADMIN_TOKEN.",
             metavar="FILE",
             rich_help_panel=SERVER,
         ),
     ] = None,
     name: Annotated[
         str,
-        typer.Option(help="Name of the model in the Open Inference Protocol.", metavar="NAME", rich_help_panel=SERVER),
+        typer.Option(
+            help="Call the model by this name in the Open Inference Protocol.", metavar="NAME", rich_help_panel=SERVER
+        ),
     ] = "ctta",
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of streams processed in parallel.", metavar="N", rich_help_panel=SERVER),
+        typer.Option(
+            min=1,
+            help="Process N streams in parallel. Default: one for every two cores.",
+            metavar="N",
+            rich_help_panel=SERVER,
+        ),
     ] = None,
     threads: Annotated[
-        int, typer.Option(min=1, help="Torch threads per worker.", metavar="N", rich_help_panel=SERVER)
+        int, typer.Option(min=1, help="Use N torch threads per worker.", metavar="N", rich_help_panel=SERVER)
     ] = 1,
     state: Annotated[
         Path | None,
         typer.Option(
-            help="Save the streams in this folder, and resume those found there.",
+            help="Save the streams in this folder, and resume those found there. Default: not saved.",
             metavar="DIR",
             rich_help_panel=STREAMS,
         ),
@@ -88,7 +102,7 @@ def serve(
     snapshot_every: Annotated[
         float,
         typer.Option(
-            min=0.01, help="Seconds between two saves of a stream.", metavar="SECONDS", rich_help_panel=STREAMS
+            min=0.01, help="Save a stream that changes at most this often.", metavar="SECONDS", rich_help_panel=STREAMS
         ),
     ] = 30.0,
     unready_after: Annotated[
@@ -104,19 +118,21 @@ def serve(
         int | None,
         typer.Option(
             min=0,
-            help="Recent images per stream that a single image is normalized with.",
+            help="Normalize a single image together with the stream's last N. Default: 16, or 0 without BatchNorm.",
             metavar="N",
             rich_help_panel=STREAMS,
         ),
     ] = None,
     update_every: Annotated[
         int | None,
-        typer.Option(min=1, help="Images between two updates of a stream.", metavar="N", rich_help_panel=STREAMS),
+        typer.Option(
+            min=1, help="Update a stream after every N images. Default: 4.", metavar="N", rich_help_panel=STREAMS
+        ),
     ] = None,
     budget: Annotated[
         float | None,
         typer.Option(
-            help="Fraction of time for the updates of a stream, such as 0.2; further updates are skipped.",
+            help="Spend at most this fraction of time on the updates of a stream, such as 0.2. Default: no limit.",
             metavar="FRACTION",
             rich_help_panel=STREAMS,
         ),
@@ -124,37 +140,43 @@ def serve(
     live_streams: Annotated[
         int,
         typer.Option(
-            min=1, help="Maximum streams in memory; others wait on disk.", metavar="N", rich_help_panel=LIMITS
+            min=1, help="Keep at most N streams in memory; others wait on disk.", metavar="N", rich_help_panel=LIMITS
         ),
     ] = 64,
     streams: Annotated[
-        int, typer.Option(min=1, help="Maximum streams in memory and on disk.", metavar="N", rich_help_panel=LIMITS)
+        int,
+        typer.Option(
+            min=1, help="Accept at most N streams in memory and on disk.", metavar="N", rich_help_panel=LIMITS
+        ),
     ] = 10_000,
     memory: Annotated[
         int,
-        typer.Option(min=1, help="Maximum memory for streams and requests.", metavar="MB", rich_help_panel=LIMITS),
+        typer.Option(
+            min=1, help="Use at most this much memory for streams and requests.", metavar="MB", rich_help_panel=LIMITS
+        ),
     ] = 4096,
     request_memory: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Part of --memory for bodies and what is decoded from them; more wait. Default: a quarter.",
+            help="Use this part of --memory for bodies and what is decoded from them; more wait. Default: a quarter.",
             metavar="MB",
             rich_help_panel=LIMITS,
         ),
     ] = None,
     queue: Annotated[
-        int, typer.Option(min=1, help="Maximum requests waiting for one stream.", metavar="N", rich_help_panel=LIMITS)
+        int,
+        typer.Option(min=1, help="Let at most N requests wait for one stream.", metavar="N", rich_help_panel=LIMITS),
     ] = 16,
     body: Annotated[
-        int, typer.Option(min=1, help="Maximum size of a request.", metavar="MB", rich_help_panel=LIMITS)
+        int, typer.Option(min=1, help="Reject larger requests.", metavar="MB", rich_help_panel=LIMITS)
     ] = 16,
     batch: Annotated[
-        int, typer.Option(min=1, help="Maximum images per request.", metavar="N", rich_help_panel=LIMITS)
+        int, typer.Option(min=1, help="Accept at most N images per request.", metavar="N", rich_help_panel=LIMITS)
     ] = 256,
     timeout: Annotated[
         float,
-        typer.Option(min=0.01, help="Time limit of a request.", metavar="SECONDS", rich_help_panel=LIMITS),
+        typer.Option(min=0.01, help="Give up on a request after this time.", metavar="SECONDS", rich_help_panel=LIMITS),
     ] = 60.0,
 ) -> None:
     """Serve an adaptive model over HTTP: images in, labels out, for many cameras at once.
@@ -172,7 +194,7 @@ def serve(
         raise ImportError(f"serving needs {error.name}, which is not installed: pip install 'ctta[serve]'") from error
     tokens = serving.read_tokens(token_file, admin_token_file)
     serving.check_host(host, tokens)
-    class_names = read_class_names(classes)
+    class_names = read_class_names(classes) or models.class_names(model)
     if request_memory is None:
         request_memory = max(memory // 4, 2 * body)
     if request_memory >= memory:
@@ -191,7 +213,7 @@ def serve(
         request_timeout=timeout,
     )
     torch.set_num_threads(threads)
-    net = load_network(model, device)
+    net = load_network(model, device, mean, std)
     texts = with_seed(settings, seed)
     adaptive = serving.build_method(net, method, texts) if method else serving.resume_method(net, state, texts)
     size = size or ((32, 32) if model == "embedded" else None)

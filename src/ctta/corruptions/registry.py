@@ -21,7 +21,7 @@ from ctta.corruptions.noise import gaussian_noise, impulse_noise, shot_noise, sp
 from ctta.corruptions.rng import PerImageRNG
 from ctta.corruptions.spatter import spatter
 from ctta.corruptions.weather import brightness, fog, snow
-from ctta.errors import ConfigError
+from ctta.errors import ConfigError, did_you_mean
 from ctta.validation import check_integer
 
 Corruption = Callable[[UInt8Array, int, PerImageRNG], UInt8Array]
@@ -112,5 +112,5 @@ def check_corruption(name: str, severity: int) -> int:
     """Check the name of a corruption and its severity, and return the severity as a Python ``int``."""
     known = CORRUPTIONS | HOLD_OUT
     if name not in known:
-        raise ConfigError(f"unknown corruption {name!r}; expected one of {', '.join(known)}")
+        raise ConfigError(f"unknown corruption {name!r}{did_you_mean(name, known)}; expected one of {', '.join(known)}")
     return check_integer("severity", severity, 1, 5)

@@ -13,6 +13,7 @@ from ctta.datasets.catalog import DATASETS, Dataset
 from ctta.datasets.cifar import CifarC, clean_cifar
 from ctta.datasets.clean_images import CleanImages, read_clean_images
 from ctta.datasets.corrupted import Corrupted, sample
+from ctta.datasets.corrupted_folder import CorruptedFolder
 from ctta.datasets.image_files import ImageFiles
 from ctta.datasets.imagenet_c import ImageNetC
 from ctta.datasets.segmentation import LabeledScenes
@@ -25,6 +26,7 @@ __all__ = [
     "CifarC",
     "CleanImages",
     "Corrupted",
+    "CorruptedFolder",
     "CorruptionDataset",
     "Dataset",
     "DownloadError",

@@ -6,7 +6,7 @@ from pathlib import Path
 from ctta.datasets.archive import unpack
 from ctta.datasets.catalog import DATASETS, Dataset
 from ctta.datasets.transfer import MISSING_EXTRA, fetch_file, find_defect
-from ctta.errors import ConfigError, DownloadError
+from ctta.errors import ConfigError, DownloadError, did_you_mean
 
 
 def cache_dir() -> Path:
@@ -65,20 +65,28 @@ def find(name: str, *, cache: str | os.PathLike[str] | None = None) -> Path:
     if path := _find_existing(dataset, file, folder):
         return path
     missing = folder if dataset.is_archive else file
-    raise DownloadError(f"{name} is not in the cache ({missing} is missing); run: ctta data get {name}")
+    raise DownloadError(f"{_with_size(name)} is not in the cache ({missing} is missing); run: ctta data get {name}")
 
 
 def suggest_download(folder: Path, name: str) -> str:
     """Return the advice for a folder of a public dataset that is missing or incomplete."""
     # What exists is not downloaded again; but a typo in a path must not suggest to delete an unrelated folder.
     delete = f"; if it is correct, delete {folder}" if folder.is_dir() else ""
-    return f"check the path{delete} and run: ctta data get {name}"
+    return f"check the path{delete} and run: ctta data get {_with_size(name)}"
+
+
+def _with_size(name: str) -> str:
+    """Return the name of a dataset with the size of its download, where known."""
+    size = DATASETS[name].size_text
+    return f"{name} ({size})" if size else name
 
 
 def _locate(name: str, cache: str | os.PathLike[str] | None) -> tuple[Dataset, Path, Path]:
     """Return the catalog entry of a name, the path of its file and the path of its unpacked folder."""
     if name not in DATASETS:
-        raise ConfigError(f"unknown dataset '{name}'; expected one of {', '.join(DATASETS)}")
+        raise ConfigError(
+            f"unknown dataset '{name}'{did_you_mean(name, DATASETS)}; expected one of {', '.join(DATASETS)}"
+        )
     root = (Path(cache) if cache is not None else cache_dir()).expanduser().absolute()
     return DATASETS[name], root / DATASETS[name].file, root / name
 

@@ -1,7 +1,7 @@
 """Networks of the published benchmarks, their weights files, and pretrained networks of other libraries by name."""
 
-from ctta.models.normalized import Normalized
-from ctta.models.registry import LOADERS, list_models, load, to_device
+from ctta.models.normalized import Normalized, normalize_input
+from ctta.models.registry import CIFAR10_CLASSES, LOADERS, class_names, list_models, load, to_device
 from ctta.models.resnet20 import ResNet20, embedded
 from ctta.models.resnext import ResNeXt29
 from ctta.models.segformer import segformer, streets, tiny_segformer
@@ -10,16 +10,19 @@ from ctta.models.weights import load_weights_
 from ctta.models.wide_resnet import WideResNet
 
 __all__ = [
+    "CIFAR10_CLASSES",
     "LOADERS",
     "Normalized",
     "ResNeXt29",
     "ResNet20",
     "SlidingWindow",
     "WideResNet",
+    "class_names",
     "embedded",
     "list_models",
     "load",
     "load_weights_",
+    "normalize_input",
     "segformer",
     "streets",
     "tiny_segformer",

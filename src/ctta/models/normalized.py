@@ -12,6 +12,31 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
+def normalize_input(net: nn.Module, spec: str, mean: Sequence[float] | None, std: Sequence[float] | None) -> nn.Module:
+    """Return a network for images in [0, 1] from one that expects normalized ones.
+
+    Args:
+        net: The network.
+        spec: Its name, as :func:`ctta.models.load` takes it.
+        mean: Mean of each channel, or one number for all three; None to return the network as it is.
+        std: Standard deviation of each channel, in the same way.
+
+    Returns:
+        The network inside :class:`Normalized`.
+
+    Raises:
+        ConfigError: Only one of mean and std is given, or the network normalizes its input already.
+    """
+    if mean is None and std is None:
+        return net
+    if mean is None or std is None:
+        raise ConfigError(f"give mean and std together, got mean {mean} and std {std}")
+    if isinstance(net, Normalized) or not spec.removeprefix("sliding:").startswith("file:"):
+        raise ConfigError(f"the network {spec!r} normalizes its input itself: leave out mean and std")
+    channels = (tuple(values) * (3 if len(values) == 1 else 1) for values in (mean, std))
+    return Normalized(net, *channels)
+
+
 class Normalized(nn.Module):
     """A network that normalizes its input: ``net((x - mean) / std)``.
 

@@ -70,6 +70,21 @@ def load(spec: str) -> nn.Module:
     return LOADERS[forms[prefix]](argument).eval()
 
 
+def class_names(spec: str) -> tuple[str, ...] | None:
+    """Return the names of a network's classes, in the order of its outputs, or None where they are not known.
+
+    Args:
+        spec: Name of the network, as :func:`load` takes it.
+
+    Returns:
+        The names.
+
+    >>> class_names("embedded")[:2]
+    ('airplane', 'automobile')
+    """
+    return CIFAR10_CLASSES if spec == "embedded" else None
+
+
 def list_models() -> list[str]:
     """Return the forms of names that :func:`load` accepts, such as ``"embedded"`` and ``"timm:NAME"``."""
     return list(LOADERS)
@@ -109,6 +124,9 @@ def _load_resnext(path: str) -> nn.Module:
     copy_weights_(net, weights, origin=path)
     return net
 
+
+#: The classes of CIFAR-10, in the order of its labels.
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 #: Form of a name to its loader. The prefix before the first colon selects the loader, the rest is its argument.
 LOADERS: dict[str, Callable[[str], nn.Module]] = {

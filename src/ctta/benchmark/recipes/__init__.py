@@ -1,14 +1,25 @@
 """Recipes of benchmarks by name; each is a function from options to a task."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import get_args
 
-from ctta.benchmark.recipes.base import BenchmarkOptions, BenchmarkTask, MethodSpec, Preset, apply_settings
+from torch import nn
+
+from ctta.benchmark.recipes.base import (
+    BenchmarkOptions,
+    BenchmarkTask,
+    MethodSpec,
+    Preset,
+    add_methods,
+    apply_settings,
+)
 from ctta.benchmark.recipes.embedded import ablation, demo, embedded, embedded_gradual
+from ctta.benchmark.recipes.folder import folder
 from ctta.benchmark.recipes.paper import cifar10c, cifar10c_gradual, cifar100c, imagenetc
 from ctta.benchmark.recipes.segmentation import acdc, streets
-from ctta.errors import ConfigError
+from ctta.errors import ConfigError, did_you_mean
+from ctta.models import normalize_input
 from ctta.streams import Stream, rounds
 from ctta.validation import check_choice, check_integer
 
@@ -25,15 +36,20 @@ RECIPES: dict[str, Callable[[BenchmarkOptions], BenchmarkTask]] = {
     "cifar100c": cifar100c,
     "imagenetc": imagenetc,
     "acdc": acdc,
+    "folder": folder,
 }
 
 
-def build_task(recipe: str, options: BenchmarkOptions) -> BenchmarkTask:
+def build_task(
+    recipe: str, options: BenchmarkOptions, methods: Sequence[str] = (), *, ignore_other_settings: bool = False
+) -> BenchmarkTask:
     """Build the task of a recipe with the user's options applied.
 
     Args:
         recipe: A key of :data:`RECIPES`.
         options: What the user changes about the recipe.
+        methods: Further methods that are not of the recipe, by their names in :mod:`ctta.registry`.
+        ignore_other_settings: Whether ``options.settings`` may name methods that the task does not have.
 
     Returns:
         The task; its network and streams are built on demand.
@@ -42,16 +58,27 @@ def build_task(recipe: str, options: BenchmarkOptions) -> BenchmarkTask:
         ConfigError: There is no such recipe, or an option does not fit it.
     """
     if recipe not in RECIPES:
-        raise ConfigError(f"there is no recipe {recipe!r}; choose one of {', '.join(RECIPES)}")
+        raise ConfigError(
+            f"there is no recipe {recipe!r}{did_you_mean(recipe, RECIPES)}; choose one of {', '.join(RECIPES)}"
+        )
     check_choice("preset", options.preset, get_args(Preset))
     for name in ("limit", "batch_size", "rounds"):
         if (value := getattr(options, name)) is not None:
             check_integer(name, value, 1)
+    if options.severity is not None:
+        check_integer("severity", options.severity, 1, 5)
     task = RECIPES[recipe](options)
+    for name in ("corruptions", "severity", "size", "classes"):
+        if getattr(options, name) is not None and name not in task.accepts:
+            raise ConfigError(f"the recipe {recipe!r} does not take the option {name!r}: leave it out")
     num_rounds = options.rounds or task.rounds
 
     def make_stream(order: int | None) -> Stream:
         stream = task.make_stream(order)
         return rounds(stream, num_rounds) if num_rounds > 1 else stream
 
-    return replace(task, methods=apply_settings(task.methods, options.settings), make_stream=make_stream)
+    def make_network() -> nn.Module:
+        return normalize_input(task.make_network(), options.model or recipe, options.mean, options.std)
+
+    specs = apply_settings(add_methods(task.methods, methods), options.settings, ignore_others=ignore_other_settings)
+    return replace(task, methods=specs, make_stream=make_stream, make_network=make_network)

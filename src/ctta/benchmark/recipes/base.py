@@ -1,15 +1,16 @@
 """The parts of a recipe: what a user may change, the methods it compares, and the task that ties them together."""
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, Self
 
 from torch import nn
 
 from ctta.base import AdaptiveModel
-from ctta.errors import ConfigError
+from ctta.errors import ConfigError, did_you_mean
 from ctta.hyperparameters import parse_hyperparameters
+from ctta.registry import list_methods, name_of, resolve_method
 from ctta.streams import Stream
 from ctta.views import DrawnViews
 
@@ -31,6 +32,12 @@ class BenchmarkOptions:
         rounds: How many times the stream is repeated.
         settings: Hyperparameters of single methods, such as ``"cotta.restore=0.005"``.
         device: Device of the network, such as ``"cuda:0"``.
+        corruptions: Names of corruptions, in order, for recipes that corrupt images.
+        severity: Severity of the corruptions, 1 to 5.
+        size: (height, width) that image files are resized to.
+        classes: Names of the classes in the order of the network's outputs, for a tree of images.
+        mean: Mean of each channel, for a network that expects normalized images.
+        std: Standard deviation of each channel.
     """
 
     data: str | None = None
@@ -41,12 +48,50 @@ class BenchmarkOptions:
     rounds: int | None = None
     settings: tuple[str, ...] = ()
     device: str = "cpu"
+    corruptions: tuple[str, ...] | None = None
+    severity: int | None = None
+    size: tuple[int, int] | None = None
+    classes: tuple[str, ...] | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the options for ``run.json``; later additions only where they are set, so that old runs continue."""
+        values = {name: list(value) if type(value) is tuple else value for name, value in asdict(self).items()}
+        return {name: value for name, value in values.items() if name not in _LATER or value is not None}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Return the options that :meth:`to_dict` has described.
+
+        Args:
+            values: The description.
+
+        Returns:
+            Equal options.
+        """
+        fields: dict[str, Any] = {
+            name: tuple(each) if isinstance(each, list) else each for name, each in values.items()
+        }
+        return cls(**fields)
 
     @property
     def changes(self) -> list[str]:
         """The options that make results differ from the recipe's own, as typed on the command line."""
-        typed = [("--model", self.model), ("--preset", self.preset if self.preset != "official" else None)]
+        typed = [
+            ("--model", self.model),
+            ("--preset", self.preset if self.preset != "official" else None),
+            ("--corruptions", self.corruptions and ",".join(self.corruptions)),
+            ("--severity", self.severity),
+            ("--size", self.size and " ".join(map(str, self.size))),
+            ("--mean", self.mean and ",".join(f"{value:g}" for value in self.mean)),
+            ("--std", self.std and ",".join(f"{value:g}" for value in self.std)),
+        ]
         return [f"{name} {value}" for name, value in typed if value] + [f"--set {text}" for text in self.settings]
+
+
+#: Options that ``run.json`` of version 0.2 does not have.
+_LATER = ("corruptions", "severity", "size", "classes", "mean", "std")
 
 
 @dataclass(frozen=True)
@@ -74,9 +119,11 @@ class MethodSpec:
 
     @property
     def is_random(self) -> bool:
-        """Whether the method draws views or restored weights, so that results depend on the seed."""
+        """Whether the method draws random numbers, such as views or restored weights: results depend on the seed."""
         parameters = inspect.signature(self.method_class).parameters
         settings = {name: parameter.default for name, parameter in parameters.items()} | dict(self.settings)
+        if not {"views", "restore"} & parameters.keys():
+            return "seed" in parameters
         return isinstance(settings.get("views"), DrawnViews) or settings.get("restore", 0) > 0
 
     def build_model(self, net: nn.Module, seed: int) -> AdaptiveModel:
@@ -105,6 +152,8 @@ class BenchmarkTask:
         default_seeds: Seeds that run unless the user chooses, for methods that draw random numbers.
         rounds: How many times the stream is repeated unless the user chooses.
         downloads: Names in :mod:`ctta.datasets` that the task reads unless the user provides data and model.
+        accepts: The options that only some recipes take and this one does, such as ``"corruptions"``.
+        check_network: Raises if a network does not fit the images; called before any cell runs.
     """
 
     make_network: Callable[[], nn.Module]
@@ -115,14 +164,51 @@ class BenchmarkTask:
     default_seeds: tuple[int, ...] = (0,)
     rounds: int = 1
     downloads: tuple[str, ...] = ()
+    accepts: frozenset[str] = frozenset()
+    check_network: Callable[[nn.Module], None] | None = None
 
 
-def apply_settings(methods: Mapping[str, MethodSpec], settings: tuple[str, ...]) -> dict[str, MethodSpec]:
-    """Return the methods with some hyperparameters replaced.
+def add_methods(methods: Mapping[str, MethodSpec], names: Iterable[str]) -> dict[str, MethodSpec]:
+    """Return the methods of a recipe together with others of :mod:`ctta.registry`.
+
+    A preset of a method that the recipe has keeps the recipe's settings, except those of the preset.
 
     Args:
         methods: Methods of a recipe by name.
+        names: Names of methods; those of the recipe need no addition.
+
+    Returns:
+        The methods by name, those of the recipe first.
+
+    Raises:
+        ConfigError: There is no such method, neither in the recipe nor in the registry.
+    """
+    found = dict(methods)
+    for name in names:
+        if name in found:
+            continue
+        if name not in list_methods() and not name.startswith("file:"):
+            known = [*methods, *(each for each in list_methods() if each not in methods)]
+            raise ConfigError(
+                f"there is no method {name!r}{did_you_mean(name, known)}; expected one of {', '.join(known)}, or "
+                "file:PATH.py:Class"
+            )
+        named = resolve_method(name)
+        row = methods.get(name_of(named.method))
+        inherited = row.settings if row is not None and row.method_class is named.method else {}
+        found[name] = MethodSpec(named.label, named.method, {**inherited, **named.settings})
+    return found
+
+
+def apply_settings(
+    methods: Mapping[str, MethodSpec], settings: tuple[str, ...], *, ignore_others: bool = False
+) -> dict[str, MethodSpec]:
+    """Return the methods with some hyperparameters replaced.
+
+    Args:
+        methods: Methods of a recipe by name; one of a file is also known by the name of its class.
         settings: Texts such as ``cotta.restore=0.005``; values are parsed as in :mod:`ctta.hyperparameters`.
+        ignore_others: Whether to ignore settings of other methods, which :func:`plan` has checked.
 
     Returns:
         The methods by name, in the same order.
@@ -131,13 +217,20 @@ def apply_settings(methods: Mapping[str, MethodSpec], settings: tuple[str, ...])
         ConfigError: A text is malformed, or names a method that the recipe does not have.
     """
     changed = dict(methods)
+    names = {name.rpartition(":")[2] if name.startswith("file:") else name: name for name in methods}
     for setting in settings:
         target, equals, text = setting.partition("=")
-        name, dot, key = target.partition(".")
+        typed, dot, key = target.partition(".")
         if not (equals and dot and key):
             raise ConfigError(f"expected a setting METHOD.NAME=VALUE, such as cotta.restore=0.005; got {setting!r}")
-        if name not in changed:
-            raise ConfigError(f"{setting!r} names a method that this recipe does not have; it has {', '.join(changed)}")
+        if typed not in names:
+            if ignore_others:
+                continue
+            raise ConfigError(
+                f"{setting!r} names a method that this recipe does not have{did_you_mean(typed, names)}; "
+                f"it has {', '.join(names)}"
+            )
+        name = names[typed]
         if key == "seed":
             raise ConfigError(f"{setting!r} sets a seed: choose seeds with the option 'seeds' instead")
         spec = changed[name]

@@ -2,10 +2,18 @@
 
 from ctta import models
 from ctta.benchmark.recipes.base import BenchmarkOptions, BenchmarkTask
-from ctta.benchmark.recipes.paper import ABLATION, GRADUAL, METHODS, paper_methods, stream_sizes
+from ctta.benchmark.recipes.paper import (
+    ABLATION,
+    CORRUPTION_OPTIONS,
+    GRADUAL,
+    METHODS,
+    corrupted_stream,
+    paper_methods,
+    stream_sizes,
+)
 from ctta.datasets import Corrupted, sample
 from ctta.errors import ConfigError
-from ctta.streams import continual, gradual
+from ctta.streams import gradual
 from ctta.views import image_views
 
 #: The reference implementation's setting for CIFAR10-C.
@@ -19,7 +27,8 @@ def demo(options: BenchmarkOptions) -> BenchmarkTask:
     """Demo of a few minutes: ResNet-20, 15 corruptions at severity 5 in a row, 500 images each."""
     return BenchmarkTask(
         make_network=lambda: models.load(options.model or "embedded"),
-        make_stream=lambda order: continual(_sample(options), order=order, **stream_sizes(options, 50, limit=500)),
+        make_stream=lambda order: corrupted_stream(_sample(options), options, order, batch_size=50, limit=500),
+        accepts=CORRUPTION_OPTIONS,
         methods=paper_methods(options.preset, views=image_views(8), cotta=SHORT_STREAM),
         default_methods=METHODS,
         default_seeds=(1,),
@@ -30,7 +39,8 @@ def embedded(options: BenchmarkOptions) -> BenchmarkTask:
     """Corrupted CIFAR-10 images: ResNet-20, 15 corruptions at severity 5 in a row, 2,000 images each."""
     return BenchmarkTask(
         make_network=lambda: models.load(options.model or "embedded"),
-        make_stream=lambda order: continual(_sample(options), order=order, **stream_sizes(options)),
+        make_stream=lambda order: corrupted_stream(_sample(options), options, order),
+        accepts=CORRUPTION_OPTIONS,
         methods=paper_methods(options.preset, cotta=CIFAR10),
         default_methods=METHODS,
         default_seeds=(1, 2, 3),
@@ -54,7 +64,8 @@ def ablation(options: BenchmarkOptions) -> BenchmarkTask:
     """Ablation of CoTTA on the stream of embedded, five seeds."""
     return BenchmarkTask(
         make_network=lambda: models.load(options.model or "embedded"),
-        make_stream=lambda order: continual(_sample(options), order=order, **stream_sizes(options)),
+        make_stream=lambda order: corrupted_stream(_sample(options), options, order),
+        accepts=CORRUPTION_OPTIONS,
         methods=paper_methods(options.preset, cotta=CIFAR10),
         default_methods=ABLATION,
         default_seeds=(1, 2, 3, 4, 5),

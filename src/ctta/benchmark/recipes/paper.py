@@ -1,6 +1,7 @@
 """The image classification tasks of the CoTTA paper, with the settings of its reference implementation."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -10,10 +11,12 @@ from torch import nn
 
 from ctta import datasets, models
 from ctta.benchmark.recipes.base import BenchmarkOptions, BenchmarkTask, MethodSpec, Preset
-from ctta.datasets import CifarC, ImageNetC
+from ctta.datasets import CifarC, CorruptionDataset, ImageNetC
+from ctta.datasets.corrupted_folder import CLEAN
 from ctta.methods import BNStats, CoTTA, PseudoLabel, Source, Tent, TestAug
 from ctta.optim import OptimizerFactory
-from ctta.streams import continual, gradual
+from ctta.streams import Stream, continual, gradual
+from ctta.streams.orders import corruption_order
 from ctta.views import Views, fast_image_views, image_views
 
 #: The rows of the paper's tables, and those of its ablation of CoTTA.
@@ -30,6 +33,9 @@ PRESETS = {"official": CoTTA.official, "paper": CoTTA.paper}
 #: The gradual stream of each preset: the reference implementation starts its first corruption at full severity.
 GRADUAL: dict[Preset, Literal["authors", "paper"]] = {"official": "authors", "paper": "paper"}
 
+#: The options of :func:`corrupted_stream` that recipes without corruptions do not take.
+CORRUPTION_OPTIONS = frozenset({"corruptions", "severity"})
+
 IMAGENET_GROUPS = ("noise", "blur", "weather", "digital")
 #: RobustBench's list of 5,000 images; used if it is in the data folder, else the first five images of each class.
 IMAGENET_LIST = "imagenet_test_image_ids.txt"
@@ -41,6 +47,7 @@ def paper_methods(
     tent: OptimizerFactory = ADAM,
     views: Views = image_views(32),
     cotta: Mapping[str, Any],
+    official: Mapping[str, Any] | None = None,
 ) -> dict[str, MethodSpec]:
     """Return every method of the paper's tables, by name.
 
@@ -49,12 +56,14 @@ def paper_methods(
         tent: Optimizer of TENT and Pseudo-label.
         views: Augmented views of Test Aug and CoTTA.
         cotta: Other hyperparameters of CoTTA.
+        official: Those that only its reference implementation has.
 
     Returns:
         The methods, in the order of the paper's tables.
     """
-    teacher = PRESETS[preset]
-    settings = {"views": views, **BATCH_ONLY, **cotta}
+    teacher, both = PRESETS[preset], {"views": views, **BATCH_ONLY, **cotta}
+    by_preset: dict[Preset, dict[str, Any]] = {"official": {**both, **(official or {})}, "paper": both}
+    settings = by_preset[preset]
     norm_settings = {"optimizer": tent, **BATCH_ONLY}
     return {
         "source": MethodSpec("Source", Source),
@@ -67,6 +76,8 @@ def paper_methods(
         "cotta_view_average": MethodSpec("CoTTA: + aug-avg", teacher, {**settings, "restore": 0.0}),
         "cotta": MethodSpec("CoTTA", teacher, settings),
         "cotta_fast": MethodSpec("CoTTA fast", teacher, {**settings, "views": fast_image_views()}),
+        "cotta_official": MethodSpec("CoTTA official", CoTTA.official, by_preset["official"]),
+        "cotta_paper": MethodSpec("CoTTA paper", CoTTA.paper, by_preset["paper"]),
     }
 
 
@@ -75,7 +86,8 @@ def cifar10c(options: BenchmarkOptions) -> BenchmarkTask:
     return BenchmarkTask(
         make_network=_cifar_network(options, "wrn28-10", "wrn28-10-standard"),
         downloads=_downloads(options, ("cifar10-c",), "wrn28-10-standard"),
-        make_stream=lambda order: continual(_cifar(options, "cifar10-c"), order=order, **stream_sizes(options)),
+        make_stream=lambda order: corrupted_stream(_cifar(options, "cifar10-c"), options, order),
+        accepts=CORRUPTION_OPTIONS,
         methods=paper_methods(options.preset, cotta={"threshold": 0.92}),
         default_methods=METHODS,
         default_seeds=FIVE_SEEDS,
@@ -101,7 +113,8 @@ def cifar100c(options: BenchmarkOptions) -> BenchmarkTask:
     return BenchmarkTask(
         make_network=_cifar_network(options, "resnext29", "resnext29-augmix"),
         downloads=_downloads(options, ("cifar100-c",), "resnext29-augmix"),
-        make_stream=lambda order: continual(_cifar(options, "cifar100-c"), order=order, **stream_sizes(options)),
+        make_stream=lambda order: corrupted_stream(_cifar(options, "cifar100-c"), options, order),
+        accepts=CORRUPTION_OPTIONS,
         methods=paper_methods(options.preset, cotta={"threshold": 0.72}),
         default_methods=METHODS,
         default_seeds=FIVE_SEEDS,
@@ -111,15 +124,51 @@ def cifar100c(options: BenchmarkOptions) -> BenchmarkTask:
 def imagenetc(options: BenchmarkOptions) -> BenchmarkTask:
     """ImageNet-C: ResNet-50, 15 corruptions at severity 5 in a row, 5,000 images each, mean over ten orders."""
     official = {"restore": 0.001, "loss": "symmetric"}
-    cotta = {"threshold": 0.1, "optimizer": partial(SGD, lr=0.01), **(official if options.preset == "official" else {})}
+    cotta = {"threshold": 0.1, "optimizer": partial(SGD, lr=0.01)}
     return BenchmarkTask(
         make_network=lambda: models.load(options.model or "timm:resnet50.tv_in1k"),
         downloads=_downloads(options, tuple(f"imagenet-c/{group}" for group in IMAGENET_GROUPS)),
-        make_stream=lambda order: continual(_imagenet(options), order=order, **stream_sizes(options, 64)),
-        methods=paper_methods(options.preset, tent=partial(SGD, lr=2.5e-4), cotta=cotta),
+        make_stream=lambda order: corrupted_stream(_imagenet(options), options, order, batch_size=64),
+        accepts=CORRUPTION_OPTIONS,
+        methods=paper_methods(options.preset, tent=partial(SGD, lr=2.5e-4), cotta=cotta, official=official),
         default_methods=METHODS,
         default_orders=TEN_ORDERS,
     )
+
+
+def corrupted_stream(
+    data: CorruptionDataset,
+    options: BenchmarkOptions,
+    order: int | None,
+    batch_size: int = 200,
+    limit: int | None = None,
+) -> Stream:
+    """Return a stream of one corruption after the other, as the user's options choose them.
+
+    Args:
+        data: The dataset.
+        options: The user's options; corruptions and severity are among :data:`CORRUPTION_OPTIONS`.
+        order: Number of a random order, None for the order that the user has given, or the standard one.
+        batch_size: Default number of images per batch.
+        limit: Default maximum number of images per segment.
+
+    Returns:
+        The stream; the images as they are (the corruption "none") are the domain "clean".
+    """
+    sizes, severity = stream_sizes(options, batch_size, limit), options.severity or 5
+    if options.corruptions is None:
+        return continual(data, order=order, severity=severity, **sizes)
+    names = list(options.corruptions)
+    if order is not None:  # those of the published order first, in its order, and then others
+        published = corruption_order(order)
+        names.sort(key=lambda name: published.index(name) if name in published else len(published))
+    stream = continual(data, names=names, severity=severity, **sizes)
+    is_clean = [segment.domain.split()[0] == CLEAN for segment in stream.segments]
+    segments = [
+        replace(segment, domain="clean") if clean else segment
+        for segment, clean in zip(stream.segments, is_clean, strict=True)
+    ]
+    return stream.with_segments("with clean", segments) if any(is_clean) else stream
 
 
 def stream_sizes(options: BenchmarkOptions, batch_size: int = 200, limit: int | None = None) -> dict[str, Any]:

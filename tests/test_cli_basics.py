@@ -1,0 +1,134 @@
+"""What every command line has: a version, -h, corrections of typing errors, progress in logs."""
+
+import inspect
+import re
+
+import pytest
+from typer.models import CommandInfo
+from typer.testing import CliRunner
+
+import ctta
+from ctta.cli import console
+from ctta.cli.app import app
+from ctta.errors import did_you_mean
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    """Return the exit code and everything that the command prints, without frames and line breaks."""
+    result = CliRunner().invoke(app, arguments)
+    return result.exit_code, " ".join(re.sub("[─│╭╮╰╯]", " ", result.output).split())
+
+
+def commands() -> list[tuple[str, ...]]:
+    names = [(command.callback.__name__,) for command in app.registered_commands if command.callback]
+    return [(), *names, ("data",), ("data", "get"), ("data", "list")]
+
+
+def test_version() -> None:
+    code, text = run("--version")
+    assert code == 0 and text.startswith(f"ctta {ctta.__version__} (Python 3.") and "torch" in text
+
+
+@pytest.mark.parametrize("command", commands(), ids=" ".join)
+def test_short_help_equals_long_help(command: tuple[str, ...]) -> None:
+    assert run(*command, "-h") == run(*command, "--help")
+    assert run(*command, "-h")[1].startswith("Usage: ")
+
+
+@pytest.mark.parametrize("command", app.registered_commands, ids=lambda command: command.callback.__name__)
+def test_help_texts_are_phrases_in_the_imperative(command: CommandInfo) -> None:
+    assert command.callback is not None
+    annotations = {name: each for name, each in command.callback.__annotations__.items() if name != "return"}
+    for name, annotation in annotations.items():
+        (option,) = annotation.__metadata__
+        assert option.help and option.help.endswith("."), f"{name}: {option.help}"
+        assert option.help.split()[0] in VERBS, f"{name}: {option.help!r} does not start with a verb"
+
+
+@pytest.mark.parametrize("command", app.registered_commands, ids=lambda command: command.callback.__name__)
+def test_help_says_the_default_of_every_option(command: CommandInfo) -> None:
+    """Typer prints it, unless it is None; then the text says what that means."""
+    assert command.callback is not None
+    for name, parameter in inspect.signature(command.callback).parameters.items():
+        (option,) = parameter.annotation.__metadata__
+        if parameter.default is None and name not in NOTHING_BY_DEFAULT:
+            assert "Default: " in option.help, f"{name}: {option.help}"
+
+
+#: Options that do nothing unless they are given.
+NOTHING_BY_DEFAULT = {"settings", "classes", "std"}
+VERBS = set(
+    [
+        "Accept",
+        "Adapt",
+        "Also",
+        "Apply",
+        "Average",
+        "Call",
+        "Describe",
+        "Detect",
+        "Divide",
+        "Download",
+        "Fail",
+        "Give",
+        "Keep",
+        "Let",
+        "Listen",
+        "Load",
+        "Monitor",
+        "Normalize",
+        "Print",
+        "Process",
+        "Read",
+        "Reject",
+        "Repeat",
+        "Report",
+        "Resize",
+        "Run",
+        "Save",
+        "Score",
+        "Seed",
+        "Set",
+        "Shuffle",
+        "Skip",
+        "Spend",
+        "Stop",
+        "Take",
+        "Update",
+        "Use",
+        "Write",
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "correction"),
+    [
+        (("bnch",), "Did you mean 'bench'?"),
+        (("data", "lst"), "Did you mean 'list'?"),
+        (("adapt", "--metod", "tent"), "No such option: --metod. Did you mean --method?"),
+        (("data", "list", "--jsn"), "No such option: --jsn. Did you mean --json?"),
+    ],
+)
+def test_typing_errors_are_corrected(arguments: tuple[str, ...], correction: str) -> None:
+    code, text = run(*arguments)
+    assert code == 2 and correction in text
+
+
+def test_names_that_resemble_nothing_get_no_correction() -> None:
+    assert did_you_mean("xyz", ["tent", "cotta"]) == ""
+    assert did_you_mean("CoTTA", ["tent", "cotta"]) == " (did you mean 'cotta'?)"
+
+
+def test_progress_is_printed_in_lines_without_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 1.0, 12.0, 13.0, 75.0])
+    monkeypatch.setattr("ctta.cli.console.time.monotonic", lambda: next(clock))
+    with console.progress_bar("adapting") as update:
+        for done in (400, 1000, 1001, 4000):
+            update(done, 4000)
+    assert capsys.readouterr().err.splitlines() == [
+        "adapting: 1,000 of 4,000 (25 %) after 0:00:12, about 0:01:00 left",
+        "adapting: 4,000 of 4,000 (100 %) after 0:01:15",
+    ]
