@@ -13,12 +13,14 @@ import pytest
 import torch
 from command_line import invoke, network_error, output, user_error, write_images, write_network
 from filelock import FileLock
+from torch import nn
 
 import ctta
 from ctta import models
 from ctta.cli.adapt import adapt
 from ctta.datasets.image_files import read_images
 from ctta.errors import ConfigError
+from ctta.guard import Guarded
 from ctta.inference import adapt_folder
 from ctta.inference.run import InferenceRun
 
@@ -35,14 +37,17 @@ class CameraFolder:
         self.options = ["--model", write_network(root), "--images", self.images, "--batch-size", 4, *FEW_VIEWS]
         self.resumable = [*self.options, "--out", self.table, "--state", self.state]
 
+    def network(self) -> nn.Module:
+        return models.load(write_network(self.root))
+
     def rows(self, table: Path | None = None) -> list[dict[str, str]]:
         with (table or self.table).open(newline="") as file:
             return list(csv.DictReader(file))
 
-    def uninterrupted(self) -> bytes:
+    def uninterrupted(self, *options: str) -> bytes:
         """Return the table of a run without a state and without interruption."""
         table = self.root / "uninterrupted.csv"
-        output(adapt, *self.options, "--out", table)
+        output(adapt, *self.options, "--out", table, *options)
         return table.read_bytes()
 
 
@@ -68,6 +73,7 @@ def test_every_image_is_predicted_while_adapting(camera: CameraFolder) -> None:
                 "batch": str(number),
                 "class": str(int(label)),
                 "confidence": f"{float(probability):.6f}",
+                "error": "",
             }
     assert len(camera.rows()) == 22
 
@@ -201,7 +207,7 @@ def test_new_images_are_processed_later(camera: CameraFolder) -> None:
     assert camera.table.read_text().startswith(first)
     assert [(row["image"], row["batch"]) for row in camera.rows()[20:]] == [("000/000.png", "5"), ("000/001.png", "5")]
     model = ctta.load(camera.state, models.load(write_network(camera.root)))
-    assert model.num_steps == 6 and model.hyperparameters["threshold"] == 1.1
+    assert model.num_steps == 6 and model.unwrapped.hyperparameters["threshold"] == 1.1
     early.unlink()
     late.unlink()
     assert "No new images: all 22 are" in output(adapt, *camera.resumable)
@@ -216,11 +222,11 @@ def test_another_folder_continues_the_stream_with_its_settings(camera: CameraFol
     assert [row["batch"] for row in camera.rows(table)] == ["5"] * 4
 
 
-def test_a_broken_image_can_be_replaced(camera: CameraFolder) -> None:
+def test_a_broken_image_ends_a_strict_run_and_can_be_replaced(camera: CameraFolder) -> None:
     expected = camera.uninterrupted()
     content = camera.paths[13].read_bytes()
     camera.paths[13].write_bytes(content[:50])
-    assert "013.png is missing, truncated or not an image" in user_error(adapt, *camera.resumable)
+    assert "013.png is missing, truncated or not an image" in user_error(adapt, *camera.resumable, "--strict")
     assert len(camera.rows()) == 12
     camera.paths[13].write_bytes(content)
     assert "8 of them new" in output(adapt, *camera.resumable)
@@ -254,7 +260,10 @@ def test_user_errors_are_one_line(camera: CameraFolder) -> None:
     assert "restore must be a number such as 0.01, got 'much'" in wrong("--set", "restore=much")
     assert "restore must lie between 0 and 1, got 7" in wrong("--set", "restore=7")
     assert "Tent has no setting 'views'" in wrong("--method", "tent")
-    assert "contains no images" in wrong("--images", camera.root / "nowhere")
+    assert "nowhere does not exist: check the path" in wrong("--images", camera.root / "nowhere")
+    assert "network.py is a file; expected a folder of images" in wrong("--images", camera.root / "network.py")
+    (camera.root / "empty").mkdir()
+    assert "empty contains no images (.bmp, .jpeg, " in wrong("--images", camera.root / "empty")
     assert "unknown network" in wrong("--model", "resnet50")
     assert "cannot use device 'cuda:99'" in wrong("--device", "cuda:99")
     names = camera.root / "names.txt"
@@ -263,8 +272,8 @@ def test_user_errors_are_one_line(camera: CameraFolder) -> None:
     assert "is not UTF-8 text" in wrong("--classes", camera.paths[0])
     names.write_text("")
     assert "names.txt is empty" in wrong("--classes", names)
-    (camera.root / "other.csv").unlink()
     assert "expected logits of shape (N, classes)" in wrong("--model", write_network(camera.root, "dense"))
+    assert not (camera.root / "other.csv").exists()
     output(adapt, *camera.resumable)
     assert "table.csv exists but no state was given" in user_error(adapt, *options, "--out", camera.table)
     assert "was made with other settings (restore: 0.01 → 0.5)" in user_error(
@@ -284,7 +293,7 @@ def test_user_errors_are_one_line(camera: CameraFolder) -> None:
         "tent",
     )
     assert "fingerprint" in user_error(adapt, *camera.resumable, "--model", write_network(camera.root, "other_weights"))
-    assert "has the columns image,batch,class,confidence" in user_error(adapt, *camera.resumable, "--compare")
+    assert "has the columns image,batch,class,confidence,error" in user_error(adapt, *camera.resumable, "--compare")
     (camera.root / "long.csv").write_text("x" * 200_000)
     assert "is not a table of predictions" in user_error(adapt, *camera.resumable, "--out", camera.root / "long.csv")
     with FileLock(camera.state.with_name("state.safetensors.lock")):
@@ -318,8 +327,8 @@ def test_an_error_of_the_network_keeps_its_type_and_gets_a_note(camera: CameraFo
 
 def test_a_guard_is_kept_by_the_state(camera: CameraFolder) -> None:
     """Without events the table is the same as without a guard; loading is logged."""
-    text = output(adapt, *camera.options, "--out", camera.table, "--state", camera.state, "--guard")
-    assert camera.table.read_bytes() == camera.uninterrupted()
+    text = output(adapt, *camera.options, "--out", camera.table, "--state", camera.state)
+    assert camera.table.read_bytes() == camera.uninterrupted("--no-guard")
     assert "Guard: no events." in text
     write_images(camera.images / "later", range(20, 24))
     outcome = json.loads(output(adapt, *camera.resumable, "--json"))
@@ -328,7 +337,15 @@ def test_a_guard_is_kept_by_the_state(camera: CameraFolder) -> None:
     assert [json.loads(line)["kind"] for line in lines] == ["load"]
 
 
-def test_a_state_without_a_guard_does_not_get_one(camera: CameraFolder) -> None:
-    output(adapt, *camera.resumable)
+def test_a_state_goes_on_as_it_was_made(camera: CameraFolder) -> None:
+    text = output(adapt, *camera.resumable, "--no-guard")
+    assert "Guard: off.\n" in text and not isinstance(ctta.load(camera.state, camera.network()), Guarded)
     write_images(camera.images / "later", range(20, 24))
-    assert "was saved without a guard" in user_error(adapt, *camera.resumable, "--guard")
+    assert "was saved without a guard and goes on so: do not ask for guard" in user_error(
+        adapt, *camera.resumable, "--guard"
+    )
+    assert "Guard: off, because the state was made without one" in output(adapt, *camera.resumable)
+    other = [*camera.options, "--out", camera.root / "other.csv", "--state", camera.root / "other.safetensors"]
+    output(adapt, *other)
+    assert isinstance(ctta.load(camera.root / "other.safetensors", camera.network()), Guarded)
+    assert "was saved with a guard and goes on so" in user_error(adapt, *other, "--no-guard")

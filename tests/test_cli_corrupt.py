@@ -63,7 +63,11 @@ def test_a_tree_of_images_becomes_one_like_imagenet_c(tmp_path: Path) -> None:
     }
     assert len(list(folder.glob("contrast/*/*/*.JPEG"))) == 8
     batch = next(iter(continual(ImageNetC(folder), names=["contrast"], severity=3, batch_size=4)))
-    assert batch.x.shape == (4, 3, 224, 224) and batch.y is not None and batch.y.tolist() == [0, 0, 1, 1]
+    assert batch.x.shape == (4, 3, 32, 32) and batch.y is not None and batch.y.tolist() == [0, 0, 1, 1]
+    output(corrupt, tmp_path / "clean", tmp_path / "cropped", *options, "--crop")
+    batch = next(iter(continual(ImageNetC(tmp_path / "cropped"), names=["contrast"], severity=3, batch_size=4)))
+    assert batch.x.shape == (4, 3, 224, 224)
+    assert "size: nothing → original" in user_error(corrupt, tmp_path / "clean", tmp_path / "cropped", *options)
 
 
 def test_every_kind_of_clean_images(tmp_path: Path) -> None:
@@ -90,6 +94,7 @@ def test_user_errors_are_one_line(sample: Path, tmp_path: Path) -> None:
     assert "expected a list of gaussian_noise" in user_error(corrupt, sample, folder, "--corruptions", "fogg")
     assert "does not exist" in user_error(corrupt, tmp_path / "nothing", folder)
     assert "is not a file of arrays" in user_error(corrupt, Path(__file__), folder)
+    assert "--crop requires --kind imagenet-c" in user_error(corrupt, sample, folder, "--crop")
     assert "--severities requires --kind imagenet-c" in user_error(corrupt, sample, folder, "--severities", "5")
     tree = tmp_path / "tree"
     write_images(tree / "cat", range(1))

@@ -118,7 +118,9 @@ def clean(tmp_path: Path) -> Path:
 def test_imagenet_c_folder_has_the_published_layout(clean: Path, tmp_path: Path) -> None:
     folder = tmp_path / "made"
     seen: list[tuple[int, int]] = []
-    write_imagenet_c(clean, folder, names=["contrast", "fog"], severities=(1, 5), progress=lambda *s: seen.append(s))
+    write_imagenet_c(
+        clean, folder, names=["contrast", "fog"], severities=(1, 5), crop=True, progress=lambda *s: seen.append(s)
+    )
     stored = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.JPEG"))
     assert stored == sorted(
         f"{name}/{severity}/{stem}.JPEG"
@@ -133,6 +135,21 @@ def test_imagenet_c_folder_has_the_published_layout(clean: Path, tmp_path: Path)
     resized = Image.open(clean / "cat/b.png").resize((384, 256), Image.Resampling.BILINEAR)
     cropped = np.asarray(resized.crop((80, 16, 304, 240)))
     assert np.abs(result - corrupt(cropped[None], "contrast", 1)[0]).mean() < 3  # the loss of JPEG
+
+
+def test_images_keep_their_size_unless_they_are_cropped(clean: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    write_imagenet_c(clean, folder, names=["contrast"], severities=(1,))
+    for stem, name in {"cat/a": "cat/a.JPEG", "cat/b": "cat/b.png", "dog/a": "dog/a.jpg"}.items():
+        with Image.open(folder / f"contrast/1/{stem}.JPEG") as made, Image.open(clean / name) as original:
+            assert made.size == original.size
+            expected = corrupt(np.asarray(original)[None], "contrast", 1)[0]
+            assert np.abs(np.asarray(made).astype(int) - expected).mean() < 4  # the loss of JPEG
+    with pytest.raises(ConfigError, match=r"other settings \(size: original → nothing\)"):
+        write_imagenet_c(clean, folder, names=["contrast"], severities=(1,), crop=True)
+    write_imagenet_c(clean, tmp_path / "cropped", names=["contrast"], severities=(1,), crop=True)
+    with pytest.raises(ConfigError, match=r"other settings \(size: nothing → original\)"):
+        write_imagenet_c(clean, tmp_path / "cropped", names=["contrast"], severities=(1,))
 
 
 def test_imagenet_c_run_is_resumed_and_extended(clean: Path, tmp_path: Path) -> None:

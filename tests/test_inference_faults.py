@@ -88,6 +88,7 @@ def test_a_disk_that_fills_up(
     assert {path.name for path in disk.iterdir()} == {
         "table.csv",
         "state.safetensors",
+        "state.safetensors.json",
         "state.safetensors.lock",
         "filler",
     }
@@ -102,7 +103,9 @@ def test_a_disk_that_fills_up(
 def test_the_command_reports_a_full_disk_in_one_sentence(images: Path, disk: Path) -> None:
     expected = uninterrupted(images)
     table, state = disk / "table.csv", disk / "state.safetensors"
-    fill(disk, num_free_pages=3)  # for the state of a new stream and the table, not for another state beside it
+    fill(
+        disk, num_free_pages=4
+    )  # for the state of a new stream, its size and the table, not for another state beside it
     options = ["--images", images, "--out", table, "--state", state, "--method", "tent", "--batch-size", BATCH_SIZE]
     command = [sys.executable, "-m", "ctta", "adapt", "--model", write_network(images.parent), *options]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
@@ -185,12 +188,12 @@ def test_vanished_images_are_in_the_summary(images: Path, tmp_path: Path, monkey
     assert "18 of them new.\n2 images were skipped because they were deleted before they were read." in text
 
 
-def test_a_broken_image_still_ends_the_run(images: Path, tmp_path: Path) -> None:
+def test_a_broken_image_ends_a_strict_run(images: Path, tmp_path: Path) -> None:
     paths = sorted(images.iterdir())
     paths[17].write_bytes(b"no image")
 
     with pytest.raises(DataError, match=r"017-x+\.png is missing, truncated or not an image"):
-        run(images, tmp_path / "table.csv", on_progress=after(4, paths[18].unlink))
+        run(images, tmp_path / "table.csv", on_progress=after(4, paths[18].unlink), strict=True)
 
 
 # Names that must be quoted or escaped

@@ -3,13 +3,14 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ctta import models
-from ctta.cli.console import exit_on_interrupt, interrupt_between_steps, print_text, progress_bar
+from ctta.cli.console import exit_on_interrupt, interrupt_between_steps, print_notice, print_text, progress_bar
 from ctta.cli.options import (
     ClassesOption,
     DeviceOption,
@@ -27,6 +28,20 @@ from ctta.cli.options import (
 )
 from ctta.inference import InferenceSummary, adapt_folder
 from ctta.registry import resolve_method
+
+ORDER_LINES = {
+    "shuffle": "Order: shuffled, always the same for the same names; --order name takes the images by path.",
+    "name": "Order: by path.",
+    "time": "Order: by time of modification.",
+}
+
+
+class ImageOrder(StrEnum):
+    """Order in which images are read."""
+
+    SHUFFLE = "shuffle"
+    NAME = "name"
+    TIME = "time"
 
 
 def adapt(
@@ -52,7 +67,17 @@ def adapt(
             metavar="N",
         ),
     ] = 32,
+    order: Annotated[
+        ImageOrder | None,
+        typer.Option(
+            help="Take the images in this order: shuffled, by path (name), or by time of modification. "
+            "Default: shuffle for a folder per class, else name."
+        ),
+    ] = None,
     size: SizeOption = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Stop at an image that cannot be read, instead of skipping it.")
+    ] = False,
     classes: ClassesOption = None,
     mean: MeanOption = None,
     std: StdOption = None,
@@ -60,11 +85,15 @@ def adapt(
         bool, typer.Option("--compare", help="Also write the predictions of the network without adaptation.")
     ] = False,
     guard: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--guard", help="Detect and undo a collapse of the method; log events to FILE.audit.jsonl next to --out."
+            "--guard/--no-guard",
+            help="Detect and undo a collapse of the method, and let the network without adaptation answer batches that "
+            "are sorted by class; log events to FILE.audit.jsonl next to --out. Default: --guard; a saved state goes "
+            "on as it was.",
+            show_default=False,
         ),
-    ] = False,
+    ] = None,
     escape_formulas: Annotated[
         bool,
         typer.Option(
@@ -78,7 +107,9 @@ def adapt(
 ) -> None:
     """Adapt to your own unlabeled images and write a prediction for each.
 
-    The table has one row per image: path, batch number, class and confidence.
+    The table has one row per image: path, batch number, class, confidence and,
+    for an image that cannot be read, the error. Images in a folder per class
+    are shuffled; see --order.
     With --state the command can be stopped or killed at any time: run it
     again to resume, and the table ends up the same as without interruption.
     Run it later to process images that were added since. The state file can
@@ -109,6 +140,8 @@ def adapt(
             state=state,
             size=size,
             batch_size=batch_size,
+            order=order.value if order else None,
+            strict=strict,
             classes=class_names,
             compare=compare,
             guard=guard,
@@ -119,18 +152,28 @@ def adapt(
     if as_json:
         typer.echo(json.dumps(asdict(summary) | {"out": str(predictions), "state": state and str(state)}))
     else:
-        for line in _format_summary(summary, predictions, state):
+        for line in _format_summary(summary, predictions, state, asked_for_guard=guard):
             print_text(line)
+    if summary.warning:
+        print_notice(f"WARNING: {summary.warning}")
 
 
-def _format_summary(summary: InferenceSummary, predictions: Path, state: Path | None) -> list[str]:
+def _format_summary(
+    summary: InferenceSummary, predictions: Path, state: Path | None, *, asked_for_guard: bool | None
+) -> list[str]:
     num_images = summary.num_images
-    vanished = [f"{summary.num_vanished} images were skipped because they were deleted before they were read."] * bool(
-        summary.num_vanished
-    )
+    skipped = []
+    if summary.num_vanished:
+        skipped.append(f"{summary.num_vanished} images were skipped because they were deleted before they were read.")
+    if summary.num_unreadable:
+        skipped.append(
+            f"{summary.num_unreadable} images could not be read; the column 'error' of {predictions} says why. "
+            "Replace or remove them; the next run tries them again."
+        )
     if num_images == 0:
-        return [f"No new images: all {summary.num_before} are in {predictions}.", *vanished]
-    lines = [f"{predictions} has {summary.num_before + num_images} rows, {num_images} of them new.", *vanished]
+        return [f"No new images: all {summary.num_before} are in {predictions}.", *skipped]
+    num_rows = summary.num_before + num_images + summary.num_unreadable
+    lines = [f"{predictions} has {num_rows} rows, {num_images} of them new.", *skipped]
     if summary.num_dropped:
         lines.append(
             f"{summary.num_dropped} images were processed again, because the state had been saved before them; "
@@ -141,9 +184,18 @@ def _format_summary(summary: InferenceSummary, predictions: Path, state: Path | 
     if summary.num_changed is not None:
         percentage = 100 * summary.num_changed / num_images
         lines.append(f"{summary.num_changed} predictions ({percentage:.1f} %) differ from those without adaptation.")
-    if summary.events is not None:
+    lines.append(ORDER_LINES[summary.order])
+    if summary.events is None:
+        reason = "" if asked_for_guard is False else ", because the state was made without one, or processes share it"
+        lines.append(f"Guard: off{reason}.")
+    else:
         events = ", ".join(f"{kind} {count}" for kind, count in summary.events.items() if kind != "load")
         lines.append(f"Guard: {events}; see {_audit_path(predictions)}." if events else "Guard: no events.")
+        if summary.num_by_source:
+            lines.append(
+                f"Guard: {summary.num_by_source} images ({100 * summary.num_by_source / num_images:.1f} %) were "
+                "answered by the network without adaptation."
+            )
     if summary.num_skipped:
         lines.append(f"{summary.num_skipped} updates were skipped because they were not finite: try a lower lr.")
     return [*lines, _describe_state(state)]

@@ -53,6 +53,14 @@ def corrupt(
         BenchmarkLayout | None,
         typer.Option(help="Write this layout. Default: imagenet-c for a folder of images, else cifar-c."),
     ] = None,
+    crop: Annotated[
+        bool,
+        typer.Option(
+            "--crop",
+            help="Resize the shorter side of each image to 256 and crop the central 224x224, as was done for "
+            "ImageNet-C. imagenet-c only. Default: keep the size.",
+        ),
+    ] = False,
     frost_photos: Annotated[
         Path | None,
         typer.Option(help="Take the photos of 'frost' from this folder. Default: those included.", metavar="DIR"),
@@ -70,6 +78,8 @@ def corrupt(
     layout = kind or BenchmarkLayout(infer_benchmark_layout(source))
     if layout is BenchmarkLayout.CIFAR and severities is not None:
         raise ConfigError("--severities requires --kind imagenet-c: a file of CIFAR-C contains all five severities")
+    if layout is BenchmarkLayout.CIFAR and crop:
+        raise ConfigError("--crop requires --kind imagenet-c: files of CIFAR-C keep the size of the images")
     levels = [1, 2, 3, 4, 5] if severities is None else parse_severities(severities)
     if (folder / SETTINGS_FILE).exists() and not as_json:
         print_notice(f"Resuming {folder}: complete files are kept.")
@@ -88,6 +98,7 @@ def corrupt(
                 names=names,
                 severities=levels,
                 seed=seed,
+                crop=crop,
                 frost_photos=frost_photos,
                 progress=update,
             )

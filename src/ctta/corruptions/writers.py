@@ -103,14 +103,15 @@ def write_imagenet_c(
     names: Sequence[str] = tuple(CORRUPTIONS),
     severities: Sequence[int] = SEVERITIES,
     seed: int = 0,
+    crop: bool = False,
     frost_photos: PhotoPaths | None = None,
     progress: ProgressCallback | None = None,
 ) -> None:
     """Write a folder in the layout of ImageNet-C: <corruption>/<severity>/<class>/<name>.JPEG.
 
-    Every image is resized to 256 on its shorter side, cropped to the central 224x224, corrupted, and saved as JPEG of
-    quality 85. Its draws depend on seed, corruption, severity and <class>/<name>, not on the other images, so images
-    may be added later. Files are written atomically; those that exist are skipped.
+    Every image is corrupted at its own size, or at that of ImageNet-C, and saved as JPEG of quality 85. Its draws
+    depend on seed, corruption, severity and <class>/<name>, not on the other images, so images may be added later.
+    Files are written atomically; those that exist are skipped.
 
     Args:
         source: Folder of clean images, <class>/<name>.<suffix>.
@@ -118,6 +119,8 @@ def write_imagenet_c(
         names: Names of the corruptions.
         severities: Severities from 1 to 5.
         seed: Seed of the draws.
+        crop: Whether to resize the shorter side of each image to 256 and crop the central 224x224, as was done for
+            ImageNet-C.
         frost_photos: Photographs for "frost", as for :func:`corrupt`.
         progress: Called with (done, total) corrupted images, including those that were complete before.
 
@@ -138,7 +141,9 @@ def write_imagenet_c(
     if count > 1:
         raise DataError(f"{source} holds {stem} with two suffixes, which would be written to one file; rename one")
     root = Path(folder)
-    record_settings(root / SETTINGS_FILE, {"generator": VERSION, "seed": seed, "frost_photos": str(frost_photos)})
+    settings = {"generator": VERSION, "seed": seed, "frost_photos": str(frost_photos)}
+    # Folders that were made before images kept their size have no such entry, and all of them were cropped.
+    record_settings(root / SETTINGS_FILE, settings if crop else {**settings, "size": "original"})
     domains = [(name, severity) for name in names for severity in severities]
 
     for start in range(0, len(image_paths), BATCH_SIZE):
@@ -148,10 +153,14 @@ def write_imagenet_c(
             for name, severity in domains
         }
         if not all(path.exists() for paths in targets.values() for path in paths):
-            clean = np.stack([load_center_crop(path) for path in image_paths[batch]])
+            clean = [load_image(path, crop=crop) for path in image_paths[batch]]
             index = np.array([hash_stem(stem) for stem in stems[batch]])
-            for (name, severity), paths in targets.items():
-                write_missing(paths, clean, index, name, severity, seed, frost_photos)
+            for size in dict.fromkeys(image.shape for image in clean):
+                rows = [row for row, image in enumerate(clean) if image.shape == size]
+                same_size = np.stack([clean[row] for row in rows])
+                for (name, severity), paths in targets.items():
+                    chosen = [paths[row] for row in rows]
+                    write_missing(chosen, same_size, index[rows], name, severity, seed, frost_photos)
         if progress:
             done = min(start + BATCH_SIZE, len(image_paths))
             progress(done * len(domains), len(image_paths) * len(domains))
@@ -177,8 +186,8 @@ def write_missing(
             import_pillow().fromarray(result).save(partial, "JPEG", quality=JPEG_QUALITY, optimize=True)
 
 
-def load_center_crop(path: Path) -> UInt8Array:
-    """Read an image in RGB, its shorter side resized to 256, and return its central 224x224 pixels."""
+def load_image(path: Path, *, crop: bool) -> UInt8Array:
+    """Read an image in RGB; with ``crop``, resize its shorter side to 256 and return its central 224x224 pixels."""
     try:
         with import_pillow().open(path) as file:
             image = file.convert("RGB")
@@ -187,7 +196,7 @@ def load_center_crop(path: Path) -> UInt8Array:
             f"{path} is truncated or not an image ({error}): replace or remove it and start again; "
             "files that are complete are kept"
         ) from error
-    return np.asarray(resize_and_center_crop(image))
+    return np.asarray(resize_and_center_crop(image) if crop else image)
 
 
 def hash_stem(stem: str) -> int:

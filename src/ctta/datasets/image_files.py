@@ -27,6 +27,7 @@ from ctta.validation import check_integer
 
 NUM_DECODERS = 4  # threads; Pillow releases the interpreter lock while it decodes
 READ_AHEAD = 2  # batches that a stream of image files decodes in the background
+SIZE_HINT = "give size=(height, width), or use batch_size=1"
 
 #: Takes a PIL image and returns one, or a uint8 array of shape (H, W, 3).
 Transform = Callable[[Any], Any]
@@ -70,7 +71,7 @@ class ImageFiles:
 
 def read_images(paths: Sequence[Path], transform: Transform | None) -> Tensor:
     """Decode files into one batch of floats in [0, 1]; raise a DataError that names files of different sizes."""
-    arrays = decode_files(paths, transform, hint="give size=(height, width), or use batch_size=1")
+    arrays = decode_files(paths, transform, hint=SIZE_HINT)
     return to_unit_floats(np.stack(arrays))
 
 
@@ -90,13 +91,18 @@ def decode_files(paths: Sequence[Path], transform: Transform | None, *, hint: st
     """
     with ThreadPoolExecutor(NUM_DECODERS) as pool:
         arrays = list(pool.map(lambda path: decode_file(path, transform), paths))
+    check_same_size(paths, arrays, hint=hint)
+    return arrays
+
+
+def check_same_size(paths: Sequence[Path], arrays: Sequence[NDArray[np.uint8]], *, hint: str = SIZE_HINT) -> None:
+    """Raise a DataError that names two decoded files of different sizes, if there are any."""
     for path, array in zip(paths, arrays, strict=True):
         if array.shape != arrays[0].shape:
             raise DataError(
                 f"images must have the same size, but {path} has {array.shape[:2]} pixels and {paths[0]} "
                 f"{arrays[0].shape[:2]}: {hint}"
             )
-    return arrays
 
 
 def decode_file(path: Path, transform: Transform | None) -> NDArray[np.uint8]:

@@ -14,7 +14,6 @@ NUM_BATCHES = 12  # in the history of the class-sorting test
 MIN_BATCHES = 4  # that the class-sorting test needs
 MIN_BATCH_SIZE = 8  # that the class-sorting tests need
 MAX_CHANCE = 1e-3  # probability that a batch of a shuffled stream has so few classes
-MAX_USUAL_AGREEMENT = 0.5  # that the history of a stream can explain: a run of one class is not usual
 MIN_ELEMENTS = 100  # of the recent past that an alarm needs, since few disagreements may be chance
 MIN_ELEMENTS_OF_BATCH = 32  # with which a single batch may raise an alarm, at twice the limits
 MAX_ELEMENTS_PER_IMAGE = 64  # neighboring pixels are alike, so that an image of them counts for no more
@@ -55,7 +54,7 @@ class CollapseThresholds:
     shift: float = 0.15
     class_sorting: float = 0.15
     trust: float = 0.02
-    few_classes: float = 0.05
+    few_classes: float = 0.075
     memory: float = 250.0
 
     def __post_init__(self) -> None:
@@ -178,16 +177,17 @@ class CollapseDetector(nn.Module):
         """Return how concentrated a batch is on few classes, and the probability of that by chance.
 
         The first number is the source's agreement within the batch beyond that of a usual batch, as a fraction of the
-        largest possible difference. Usual is what uniform classes or the last batches give, whichever is more. The
-        second is the p-value of Pearson's chi-squared test for uniform classes; it holds for any number of classes
-        and any batch size.
+        largest possible difference. Usual is what uniform classes give, or those of the last batches on which the
+        source was not more confident than the anchor, whichever is more. The second is the p-value of Pearson's
+        chi-squared test for uniform classes; it holds for any number of classes and any batch size.
         """
         num_elements, within = source.classes.numel(), source.agreement_within
         if not source.is_finite or within is None or num_elements < MIN_BATCH_SIZE or source.num_bins < 2:
             return 0.0, 1.0
-        means = self.window[self.window[:, -2] >= 0][:, :-2]
+        is_usual = (self.window[:, -2] >= 0) & (self.window[:, -1] < self.thresholds.trust)
+        means = self.window[is_usual][:, :-2]
         earlier = float((means @ source.mean_prediction.to(means)).mean()) if len(means) else 0.0
-        usual = max(1 / source.num_bins, min(earlier, MAX_USUAL_AGREEMENT))
+        usual = max(1 / source.num_bins, min(earlier, 0.999))
         chi_squared = source.num_bins * (within * (num_elements - 1) + 1) - num_elements
         half = torch.tensor([(source.num_bins - 1) / 2, max(chi_squared, 0.0) / 2], dtype=torch.float64)
         return (within - usual) / (1 - usual), float(torch.special.gammaincc(half[0], half[1]))

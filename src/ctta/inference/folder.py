@@ -6,19 +6,22 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from ctta.datasets.image_files import find_images
+from ctta.datasets.image_files import decode_file, find_images
+from ctta.datasets.image_order import Order, check_order, is_class_tree, sort_images
 from ctta.distributed import data_parallel, init
 from ctta.distributed.collectives import run_on_rank_zero
+from ctta.errors import DataError
 from ctta.guard import Monitored
 from ctta.hyperparameters import format_hyperparameters
-from ctta.inference.predictions import PredictionFile
-from ctta.inference.resume import lock_state, open_model, open_predictions
+from ctta.inference.predictions import ERROR, PredictionFile
+from ctta.inference.resume import check_image_size, lock_state, open_model, open_predictions
 from ctta.inference.run import FolderImages, InferenceRun
 from ctta.io.images import Resize
 from ctta.methods import Source
@@ -35,29 +38,38 @@ class InferenceSummary:
     Attributes:
         num_images: Images processed by this call.
         num_before: Images processed by earlier calls.
+        num_unreadable: Images in the table that could not be read, by this call or earlier ones; the column ``error``
+            says why. They are tried again by the next call.
         num_dropped: Images that an earlier call had processed without saving the state, processed again by this one.
         num_changed: Predictions that differ from those of the source network; None if not compared.
         num_vanished: Images that were deleted before they could be read; if they come back, the next call processes
             them.
         num_skipped: Updates skipped because they were not finite.
+        num_by_source: Images of this call for which the guard returned the source's prediction; None without a guard.
         confidence: Mean confidence of the predictions; None if there was no image.
         seconds: Duration of the processing.
         method: Name of the method: a key of ``ctta.METHODS``, or the name of another class.
         settings: Hyperparameters of the method.
+        order: "shuffle", "name" or "time".
         events: Number of guard events of each kind, among the last hundred; None without a guard.
+        warning: What makes the predictions look worse than the source's; None if nothing does.
     """
 
     num_images: int
     num_before: int
+    num_unreadable: int
     num_dropped: int
     num_changed: int | None
     num_vanished: int
     num_skipped: int
+    num_by_source: int | None
     confidence: float | None
     seconds: float
     method: str
     settings: str
+    order: Order
     events: dict[str, int] | None
+    warning: str | None
 
 
 def adapt_folder(
@@ -70,14 +82,16 @@ def adapt_folder(
     state: str | os.PathLike[str] | None = None,
     size: tuple[int, int] | None = None,
     batch_size: int = 32,
+    order: Order | None = None,
+    strict: bool = False,
     classes: Sequence[str] | None = None,
     compare: bool = False,
-    guard: bool = False,
+    guard: bool | None = None,
     audit: str | os.PathLike[str] | None = None,
     escape_formulas: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> InferenceSummary:
-    """Predict every image of a folder while adapting, in the order of their paths, and write a CSV file.
+    """Predict every image of a folder while adapting, and write a CSV file.
 
     With ``state`` the adapted model is saved regularly. Called again after an interruption, the function resumes with
     the remaining images, and the file ends up identical to that of an uninterrupted call; called again later, it
@@ -87,16 +101,23 @@ def adapt_folder(
     Args:
         net: Source network; takes images in [0, 1] and returns logits of shape (N, classes).
         images: Folder of images, searched recursively.
-        out: CSV file to write, with the columns image, batch, class and confidence.
+        out: CSV file to write, with the columns image, batch, class, confidence and error.
         method: Name as :func:`ctta.adapt` takes it; by default that of the saved state, and ``"cotta"`` without one.
             The state of a method that is not part of the library needs its name again.
         settings: Hyperparameters of the method; those of a saved state need not be repeated and cannot be changed.
         state: File to save the adapted model to, also readable by :func:`ctta.load`.
-        size: (height, width) to resize the images to; without it, the images of a batch must have the same size.
+        size: (height, width) to resize the images to; without it, the images of a batch must have the same size. It
+            cannot be changed once there is a state.
         batch_size: Images per step.
+        order: "shuffle" (by a hash of the names, so that images can be added later), "name" (by path) or "time" (of the
+            last modification). By default "shuffle" for a folder per class, where names would put one class after the
+            other, and "name" for other folders, such as those of a camera.
+        strict: Whether an image that cannot be read ends the run. By default it is skipped, and its row in the table
+            says why.
         classes: Class names, for an additional column.
         compare: Whether to also predict with the unadapted source network, for additional columns.
-        guard: Whether to wrap the method in :class:`ctta.Guarded`; a state saved with a guard keeps it.
+        guard: Whether to wrap the method in :class:`ctta.guard.Guarded`. By default a new state is guarded, unless
+            several processes share the stream, and a saved state goes on as it was.
         audit: File for the events of the guard, one line of JSON each.
         escape_formulas: Whether to write an apostrophe before a name that a spreadsheet would run as a formula, such as
             ``=1+1.png``.
@@ -109,10 +130,11 @@ def adapt_folder(
         ConfigError: If an argument is not valid, or contradicts the saved state or an existing ``out``.
         OSError: If a file cannot be written, for instance because the disk is full. The table then ends with a whole
             batch, and the next call resumes from the last saved state.
-        DataError: If there are no images, or one cannot be read.
+        DataError: If there are no images or, with ``strict``, one cannot be read.
     """
     if method is not None:
         resolve_method(method)  # raises before anything is read
+    check_order(order)
     root, state_path = Path(images), None if state is None else Path(state)
     resize = Resize(size) if size else None
     file = PredictionFile(
@@ -120,25 +142,30 @@ def adapt_folder(
     )
     init()
     # Rank zero lists the files: while images are being added, each rank would find different ones.
-    names = run_on_rank_zero(lambda: [path.relative_to(root).as_posix() for path in find_images(root)])
+    names, order = run_on_rank_zero(lambda: _list_images(root, order))
+    files = FolderImages(root.name, tuple(root / name for name in names), None, resize, strict=strict)
     with ExitStack() as stack:
         run_on_rank_zero(lambda: stack.enter_context(lock_state(state_path)))
         model, is_new = open_model(net, state_path, method, dict(settings or {}), guard=guard)
         model = data_parallel(model)
-        processed, num_dropped = model.coordinator.run_on_rank_zero(
-            lambda: open_predictions(file, model, state_path, names, is_new=is_new)
-        )
+        source = data_parallel(Source(net, output=model.output)) if compare else None
+        run = InferenceRun(model, source, file, state_path, classes)
+
+        def open_files() -> tuple[list[str], int, int]:
+            if not file.path.exists():
+                _check_first_batch(run, files, batch_size)  # before anything is written
+            with run.advise_on_full_disk(state_path or file.path):
+                check_image_size(state_path, size)
+                return open_predictions(file, model, state_path, names, partial(_is_readable, root), is_new=is_new)
+
+        processed, num_dropped, num_unreadable = model.coordinator.run_on_rank_zero(open_files)
         if isinstance(model, Monitored):
             model.audit = None if audit is None else os.fspath(audit)
             if model.num_steps and state_path is not None:
                 model.on_load(state_path)
         done = set(processed)
         remaining = np.array([row for row, name in enumerate(names) if name not in done], np.int64)
-        source = data_parallel(Source(net, output=model.output)) if compare else None
-        run = InferenceRun(model, source, file, state_path, classes)
         num_skipped_before, started = model.num_skipped, time.perf_counter()
-        paths = tuple(root / name for name in names)
-        files = FolderImages(root.name, paths, None, resize)
         if len(remaining):
             stream = Stream(
                 root.name, [Segment(root.name, files, remaining)], batch_size=batch_size, read_ahead=READ_AHEAD
@@ -150,22 +177,50 @@ def adapt_folder(
 
             run.process(stream, files, names, on_batch)
         seconds = time.perf_counter() - started
-    num_images = len(remaining) - run.num_vanished
+    is_guarded = isinstance(model, Monitored)
     return InferenceSummary(
-        num_images=num_images,
-        num_before=len(processed),
+        num_images=run.num_images,
+        num_before=len(processed) - num_unreadable,
+        num_unreadable=num_unreadable + run.num_failed,
         num_dropped=num_dropped,
         num_changed=run.num_changed if compare else None,
         num_vanished=run.num_vanished,
         num_skipped=model.num_skipped - num_skipped_before,
-        confidence=run.confidence_sum / num_images if num_images else None,
+        num_by_source=run.num_by_source if is_guarded else None,
+        confidence=run.confidence_sum / run.num_images if run.num_images else None,
         seconds=seconds,
         method=name_of(type(model.unwrapped)),
         settings=format_hyperparameters(model.unwrapped.hyperparameters),
+        order=order,
         events=dict(Counter(event.kind for event in model.events)) if isinstance(model, Monitored) else None,
+        warning=run.comparison.describe_harm(),
     )
+
+
+def _list_images(root: Path, order: Order | None) -> tuple[list[str], Order]:
+    """Return the names of the images of a folder in their order, and which order that is."""
+    names = [path.relative_to(root).as_posix() for path in find_images(root)]
+    chosen = order or ("shuffle" if is_class_tree(names) else "name")
+    return [names[position] for position in sort_images(root, names, chosen)], chosen
+
+
+def _check_first_batch(run: InferenceRun, files: FolderImages, batch_size: int) -> None:
+    """Raise if the network cannot process the first batch, so that a mistake leaves no files behind."""
+    rows = np.arange(min(batch_size, len(files)))
+    images, _ = files.read(rows)
+    present = [row for row in rows.tolist() if row not in files.problems]
+    if present:
+        run.check_network(images[present])
+
+
+def _is_readable(root: Path, name: str) -> bool:
+    try:
+        decode_file(root / name, None)
+    except DataError:
+        return False
+    return True
 
 
 def _columns(*, with_names: bool, compare: bool) -> list[str]:
     columns = ["class", *(["name"] if with_names else []), "confidence"]
-    return [*columns, *(f"source_{column}" for column in columns)] if compare else columns
+    return [*columns, *(f"source_{column}" for column in columns if compare), ERROR]

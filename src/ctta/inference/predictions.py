@@ -8,13 +8,13 @@ import csv
 import io
 import re
 import shutil
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from ctta.errors import ConfigError, DataError
 from ctta.io.atomic import atomic_write, fsync_file
 
-IMAGE, STEP = "image", "batch"
+IMAGE, STEP, ERROR = "image", "batch", "error"
 
 #: A spreadsheet runs a cell that starts with one of these as a formula.
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
@@ -25,9 +25,12 @@ _STEP_PATTERN = re.compile("[0-9]{1,18}")
 class PredictionFile:
     """A CSV file whose first two columns are the image and the step that predicted it.
 
+    An image that could not be read has a row as well, with the step of its batch and, in a last column ``error``, the
+    reason. Tables that were written before there was such a column get it when they are opened.
+
     Args:
         path: Path of the file.
-        columns: Names of the columns after the first two.
+        columns: Names of the columns after the first two; ``error`` is the last one, if at all.
         escape_formulas: Whether to write an apostrophe before text that a spreadsheet would run as a formula.
     """
 
@@ -39,6 +42,11 @@ class PredictionFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._replace([self.columns])
 
+    def is_without_rows(self) -> bool:
+        """Return whether the file has a header of this library and nothing else, as after a failed start."""
+        lines = self.path.read_bytes().splitlines()
+        return len(lines) == 1 and lines[0].startswith(f"{IMAGE},{STEP},".encode())
+
     def truncate(self, step: int, images: Collection[str] = ()) -> tuple[set[str], int]:
         """Drop the rows of this step and later ones, after copying the file to :attr:`backup_path`.
 
@@ -47,16 +55,34 @@ class PredictionFile:
             images: Names of the images that exist, to notice that the file was written with another way of escaping.
 
         Returns:
-            The images of the remaining rows, and the number of dropped rows.
+            The images of the remaining rows, and the number of dropped predictions.
         """
         rows, is_torn = self._read()
         self._check_escaping([row[0] for row in rows], images)
         kept = [row for row in rows if int(row[1]) < step]
-        if is_torn or len(kept) < len(rows):
+        num_dropped = sum(not self._get_error(row) for row in rows) - sum(not self._get_error(row) for row in kept)
+        if is_torn or num_dropped:
             # A copy, because if the wrong state was given these rows are finished work.
             shutil.copyfile(self.path, self.backup_path)
+        if is_torn or len(kept) < len(rows) or self._read_header() != self.columns:
             self._replace([self.columns, *kept])
-        return {unescape_formula(row[0]) if self.escape_formulas else row[0] for row in kept}, len(rows) - len(kept)
+        return {self._get_image(row) for row in kept}, num_dropped
+
+    def drop_errors(self, is_readable: Callable[[str], bool]) -> tuple[set[str], int]:
+        """Drop the rows of images that could not be read when they were processed and can be read now.
+
+        Args:
+            is_readable: Tells whether the image of a name can be read.
+
+        Returns:
+            The images of the dropped rows, and the number of images that still cannot be read.
+        """
+        rows, _ = self._read()
+        failed = {self._get_image(row) for row in rows if self._get_error(row)}
+        readable = {name for name in failed if is_readable(name)}
+        if readable:
+            self._replace([self.columns, *(row for row in rows if self._get_image(row) not in readable)])
+        return readable, len(failed) - len(readable)
 
     @property
     def backup_path(self) -> Path:
@@ -86,8 +112,11 @@ class PredictionFile:
             rows = list(csv.reader(io.StringIO(text, newline="")))
         except csv.Error as error:
             raise DataError(f"{self.path} is not a table of predictions ({error}): choose another file") from error
-        is_torn = not text.endswith("\n") or len(rows[-1]) != len(self.columns)
+        num_columns = len(rows[0]) if rows and rows[0] == self._legacy_columns else len(self.columns)
+        is_torn = not text.endswith("\n") or len(rows[-1]) != num_columns
         header, *others = rows[: max(len(rows) - is_torn, 0)] or [[]]
+        if header == self._legacy_columns:
+            header, others = self.columns, [[*row, ""] for row in others]
         if header != self.columns:
             raise ConfigError(
                 f"{self.path} has the columns {','.join(header)}, expected {','.join(self.columns)}: use the same "
@@ -97,6 +126,21 @@ class PredictionFile:
             if len(row) != len(self.columns) or not _STEP_PATTERN.fullmatch(row[1]):
                 raise DataError(f"row {number} of {self.path} is not a prediction of this library: choose another file")
         return others, is_torn
+
+    @property
+    def _legacy_columns(self) -> list[str] | None:
+        """Columns of a table that was written before there were errors in it."""
+        return self.columns[:-1] if self.columns[-1] == ERROR else None
+
+    def _read_header(self) -> list[str]:
+        with self.path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+            return next(csv.reader(file), [])
+
+    def _get_image(self, row: Sequence[str]) -> str:
+        return unescape_formula(row[0]) if self.escape_formulas else row[0]
+
+    def _get_error(self, row: Sequence[str]) -> str:
+        return row[-1] if self.columns[-1] == ERROR else ""
 
     def _check_escaping(self, written: Iterable[str], images: Collection[str]) -> None:
         """Raise if the images of a file were written with another setting of ``escape_formulas``."""

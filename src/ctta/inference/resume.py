@@ -1,6 +1,7 @@
 """Start or resume: the lock on the state file, the model, and the rows that are already written."""
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from glob import escape
 from pathlib import Path
@@ -11,12 +12,16 @@ from torch import nn
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.encoding import encode
 from ctta.checkpoint.files import load, save
+from ctta.distributed import world_size
 from ctta.errors import ConfigError
-from ctta.guard import Guarded, Monitored
+from ctta.guard import Guarded, InputSpec, Monitored
 from ctta.inference.predictions import PredictionFile
+from ctta.io.atomic import atomic_write
 from ctta.io.provenance import check_same_settings
 from ctta.optim import with_lr
 from ctta.registry import adapt, resolve_method
+
+_ANY_IMAGE = InputSpec(low=0, high=1, any_size=True)
 
 
 @contextmanager
@@ -44,13 +49,20 @@ def lock_state(state: Path | None) -> Iterator[None]:
 
 
 def open_model(
-    net: nn.Module, state: Path | None, method: str | None, settings: dict[str, Any], *, guard: bool
+    net: nn.Module, state: Path | None, method: str | None, settings: dict[str, Any], *, guard: bool | None
 ) -> tuple[AdaptiveModel, bool]:
     """Load the model from the state file, or build a new one; return it and whether it is new."""
     if state is None or not state.exists():
         model = adapt(net, method or "cotta", **settings)
+<<<<<<< HEAD
         return Guarded(model) if guard else model, True
     model = load(state, net, method=method)
+=======
+        # Ranks that share a stream cannot be guarded; those who ask for it nevertheless are told so.
+        is_guarded = world_size() == 1 if guard is None else guard
+        return Guarded(model, input_spec=_ANY_IMAGE) if is_guarded else model, True
+    model = load(state, net, method=METHODS[method] if method else None)
+>>>>>>> 1eaf00b (Shuffle class folders in ctta adapt, guard it by default, skip unreadable images)
     if model.frozen:
         raise ConfigError(f"{state} was saved frozen and would not adapt: load it, call unfreeze() and save it again")
     saved = model.unwrapped.hyperparameters
@@ -63,14 +75,38 @@ def open_model(
         {name: encode(value) for name, value in settings.items()},
         hint="use the same settings, or another state",
     )
-    if guard and not isinstance(model, Monitored):
-        raise ConfigError(f"{state} was saved without a guard: leave the guard out, or use another state")
+    if guard is not None and guard != isinstance(model, Monitored):
+        was, option = ("without a guard", "guard") if guard else ("with a guard", "no guard")
+        raise ConfigError(f"{state} was saved {was} and goes on so: do not ask for {option}, or use another state")
     return model, False
 
 
+def check_image_size(state: Path | None, size: tuple[int, int] | None) -> None:
+    """Raise if the images of a saved state were resized to another size, and otherwise record the size beside it.
+
+    The network would see all objects at another scale in the middle of a stream.
+    """
+    if state is None:
+        return
+    path, settings = state.with_name(f"{state.name}.json"), {"size": size and list(size)}
+    if state.exists() and path.exists():
+        hint = "use the same --size (size=), or another state"
+        check_same_settings(state, json.loads(path.read_text(encoding="utf-8")), settings, hint=hint)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as temporary:
+        temporary.write_text(json.dumps(settings) + "\n", encoding="utf-8")
+
+
 def open_predictions(
-    file: PredictionFile, model: AdaptiveModel, state: Path | None, images: Sequence[str], *, is_new: bool
-) -> tuple[list[str], int]:
+    file: PredictionFile,
+    model: AdaptiveModel,
+    state: Path | None,
+    images: Sequence[str],
+    is_readable: Callable[[str], bool],
+    *,
+    is_new: bool,
+) -> tuple[list[str], int, int]:
     """Create the table, or cut it back to the saved state.
 
     Args:
@@ -78,19 +114,22 @@ def open_predictions(
         model: Its number of steps says which rows belong to the state.
         state: File of the state, if there is one.
         images: Names of the images in the folder.
+        is_readable: Tells whether an image can be read; those that could not be before are then processed.
         is_new: Whether the model was not loaded from the state.
 
     Returns:
-        The images that are processed, and how many rows were dropped because the state does not include them.
+        The images that are processed, how many predictions were dropped because the state does not include them, and
+        how many of the processed images could not be read.
     """
-    if file.path.exists():
+    if file.path.exists() and not (is_new and file.is_without_rows()):
         if is_new:
             missing = f"there is no state at {state}" if state else "no state was given"
             raise ConfigError(f"{file.path} exists but {missing} to resume from: choose another file, or delete it")
         processed, num_dropped = file.truncate(model.num_steps, images)
-        return sorted(processed), num_dropped
+        readable, num_unreadable = file.drop_errors(is_readable)
+        return sorted(processed - readable), num_dropped, num_unreadable
     if state is not None:
         state.parent.mkdir(parents=True, exist_ok=True)
         save(model, state)  # first, so that a table without a state is recognized as foreign
     file.create()
-    return [], 0
+    return [], 0, 0

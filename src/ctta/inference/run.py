@@ -1,63 +1,77 @@
 """Predict and adapt batch by batch, append the predictions to a table, and save the state from time to time."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.files import save
 from ctta.datasets.archive import NO_SPACE_ERRNOS
 from ctta.datasets.base import Rows
-from ctta.datasets.image_files import ImageFiles
-from ctta.errors import ConfigError, DataError
+from ctta.datasets.image_files import NUM_DECODERS, ImageFiles, check_same_size, decode_file
+from ctta.errors import ConfigError, DataError, annotate_network_errors
 from ctta.evaluation.journal import SaveSchedule
+from ctta.guard import Monitored
+from ctta.guard.diagnostics import source_as_trained
+from ctta.inference.comparison import AnswerComparison, Predictions
 from ctta.inference.predictions import PredictionFile
+from ctta.io.images import to_unit_floats
 from ctta.methods import Source
 from ctta.streams import Stream
 
 SECONDS_BETWEEN_SAVES = 20.0
 
-Predictions = tuple[list[int], list[float]]  # class and confidence of each image
-
 
 @dataclass(frozen=True)
 class FolderImages(ImageFiles):
-    """Images of a folder in which other programs may delete files.
+    """Images of a folder in which other programs write and delete files, so that some cannot be read.
 
     Attributes:
-        vanished: Indices of the images that were no longer there when they were read. :meth:`read` returns zeros for
-            them, so that a batch keeps its length.
+        strict: Whether an image that cannot be read is an error.
+        problems: Why images could not be read, by their index; empty for those that were no longer there. :meth:`read`
+            returns zeros for them, so that a batch keeps its length.
     """
 
-    vanished: set[int] = field(default_factory=set)
+    strict: bool = False
+    problems: dict[int, str] = field(default_factory=dict)
 
     @override
     def read(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
-        while True:
-            present = [position for position, row in enumerate(rows.tolist()) if row not in self.vanished]
-            if not present:
-                return torch.zeros(len(rows), 3, 1, 1), None
-            try:
-                images, labels = super().read(rows[present])
-            except DataError:
-                missing = [row for row in rows[present].tolist() if not self.paths[row].exists()]
-                if not missing:
-                    raise
-                self.vanished.update(missing)
-            else:
-                break
+        with ThreadPoolExecutor(NUM_DECODERS) as pool:
+            decoded = list(pool.map(self._decode, rows.tolist()))
+        present = [position for position, pixels in enumerate(decoded) if pixels is not None]
+        arrays = [pixels for pixels in decoded if pixels is not None]
+        if not arrays:
+            return torch.zeros(len(rows), 3, 1, 1), None
+        check_same_size([self.paths[row] for row in rows[present]], arrays)
+        images = to_unit_floats(np.stack(arrays))
         if len(present) == len(rows):
-            return images, labels
+            return images, None
         padded = images.new_zeros(len(rows), *images.shape[1:])
         padded[present] = images
-        return padded, labels
+        return padded, None
+
+    def _decode(self, row: int) -> NDArray[np.uint8] | None:
+        path = self.paths[row]
+        try:
+            return decode_file(path, self.transform)
+        except DataError as error:
+            is_there = path.exists()
+            if is_there and self.strict:
+                raise
+            reason = str(error.__cause__ or error).replace(str(path), path.name)
+            self.problems[row] = " ".join(reason.split()) or type(error.__cause__).__name__ if is_there else ""
+            return None
 
 
 class InferenceRun:
@@ -82,7 +96,9 @@ class InferenceRun:
         self.model, self.source, self.file, self.state, self.classes = model, source, file, state, classes
         # Images are moved to the device and dtype of this tensor.
         self.reference = next(iter(model.source.parameters()), torch.empty(0))
-        self.num_changed, self.num_vanished, self.confidence_sum = 0, 0, 0.0
+        self.num_images, self.num_changed, self.num_vanished, self.num_failed = 0, 0, 0, 0
+        self.num_by_source, self.confidence_sum = 0, 0.0
+        self.comparison = AnswerComparison()
         self.schedule = SaveSchedule(SECONDS_BETWEEN_SAVES)
 
     def process(
@@ -101,13 +117,17 @@ class InferenceRun:
             for batch in stream:
                 num_done += len(batch.x)
                 rows = batch.index.tolist()
-                present = self._find_present(rows, images)
-                self.num_vanished += len(rows) - len(present)
+                problems = self._gather_problems(rows, images)
+                present = [position for position, row in enumerate(rows) if row not in problems]
+                failed = {names[row]: problems[row] for row in rows if problems.get(row)}
+                self.num_vanished += len(problems) - len(failed)
+                step, is_consistent = self.model.num_steps, False  # half a step must not be saved
                 if present:
-                    is_consistent = False  # an interruption in here leaves half a step, which must not be saved
                     x = batch.x if len(present) == len(rows) else batch.x[present]
                     self.process_batch(x, [names[rows[position]] for position in present])
-                    is_consistent = True
+                if failed:
+                    self.append_errors(step, failed)
+                is_consistent = True
                 if self.schedule.is_due:
                     self.save()
                 on_batch(num_done)
@@ -115,29 +135,66 @@ class InferenceRun:
             if is_consistent:
                 self.save()
 
-    def _find_present(self, rows: list[int], images: FolderImages) -> list[int]:
-        """Return the positions in a batch of the images that no rank is missing."""
-        by_rank = self.model.coordinator.all_gather_object(lambda: sorted(images.vanished.intersection(rows)))
-        vanished = set(chain(*by_rank))
-        return [position for position, row in enumerate(rows) if row not in vanished]
+    def _gather_problems(self, rows: list[int], images: FolderImages) -> dict[int, str]:
+        """Return why images of a batch could not be read, on whichever rank."""
+
+        def find_problems() -> list[tuple[int, str]]:
+            return [(row, images.problems[row]) for row in rows if row in images.problems]
+
+        by_rank = self.model.coordinator.all_gather_object(find_problems)
+        return {row: problem for row, problem in chain(*by_rank)}
 
     def process_batch(self, x: Tensor, names: Sequence[str]) -> None:
         """Predict and adapt to a batch, of which each rank takes its part, and append the rows of all ranks."""
         step, coordinator = self.model.num_steps, self.model.coordinator
         local = x[coordinator.local_rows(len(x))].to(self.reference)
-        models = [self.model, *([self.source] if self.source else [])]
-        by_rank = coordinator.all_gather_object(lambda: [self.predict(model, local) for model in models])
+        compares = self.source is not None or self.comparison.should_compare(step)
+
+        def predict() -> list[Predictions]:
+            adapted = self.predict(self.model, local)
+            if not compares:
+                return [adapted]
+            return [adapted, self.predict(self.source or source_as_trained(self.model.source), local)]
+
+        by_rank = coordinator.all_gather_object(predict)
         adapted, *unadapted = (_concatenate(parts) for parts in zip(*by_rank, strict=True))
+        for predictions in unadapted:
+            self.comparison.add(adapted, predictions)
+        if self.source is None:
+            unadapted = []
         predicted, confidence = adapted
         for source_predicted, _ in unadapted:
             self.num_changed += sum(ours != other for ours, other in zip(predicted, source_predicted, strict=True))
+        self.num_images += len(names)
+        if isinstance(self.model, Monitored) and self.model.health.answered_by_source:
+            self.num_by_source += len(names)
         self.confidence_sum += float(torch.tensor(confidence, dtype=torch.float64).sum())
         columns = [column for predictions in (adapted, *unadapted) for column in self._columns(*predictions)]
-        if coordinator.is_rank_zero:
-            with self._advise_on_full_disk(self.file.path):
-                self.file.append(zip(names, [step] * len(names), *columns, strict=True))
+        self._append(zip(names, [step] * len(names), *columns, [""] * len(names), strict=True))
 
-    def predict(self, model: AdaptiveModel, x: Tensor) -> Predictions:
+    def append_errors(self, step: int, failed: Mapping[str, str]) -> None:
+        """Append the rows of images that could not be read.
+
+        Args:
+            step: Step of their batch.
+            failed: The reasons by name.
+        """
+        self.num_failed += len(failed)
+        num_empty = len(self.file.columns) - 3
+        self._append([[name, step, *[""] * num_empty, reason] for name, reason in failed.items()])
+
+    def _append(self, rows: Iterable[Sequence[object]]) -> None:
+        if self.model.coordinator.is_rank_zero:
+            with self.advise_on_full_disk(self.file.path):
+                self.file.append(rows)
+
+    def check_network(self, x: Tensor) -> None:
+        """Raise if the network cannot predict a batch, or has another number of classes than there are names."""
+        with annotate_network_errors(x):
+            self.predict(source_as_trained(self.model.source), x.to(self.reference))
+
+    @torch.no_grad()
+    def predict(self, model: nn.Module, x: Tensor) -> Predictions:
         """Return the most probable class of each image and its probability, 0 where the logits are not finite."""
         logits = model(x)
         if logits.ndim != 2:
@@ -154,12 +211,12 @@ class InferenceRun:
         """Save the model, if there is a state file."""
         if self.state is None or not self.model.coordinator.is_rank_zero:
             return
-        with self.schedule.saving(), self._advise_on_full_disk(self.state):
+        with self.schedule.saving(), self.advise_on_full_disk(self.state):
             self.file.flush_to_disk()  # first: a power cut must not leave a state that is ahead of the rows
             save(self.model, self.state)
 
     @contextmanager
-    def _advise_on_full_disk(self, path: Path) -> Iterator[None]:
+    def advise_on_full_disk(self, path: Path) -> Iterator[None]:
         """Say in the error of a disk without space what to do."""
         try:
             yield
