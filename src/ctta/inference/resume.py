@@ -13,7 +13,7 @@ from ctta.base import AdaptiveModel
 from ctta.checkpoint.encoding import encode
 from ctta.checkpoint.files import load, save
 from ctta.distributed import world_size
-from ctta.errors import ConfigError
+from ctta.errors import ConfigError, DataError
 from ctta.guard import Guarded, InputSpec, Monitored
 from ctta.inference.predictions import PredictionFile
 from ctta.io.atomic import atomic_write
@@ -54,15 +54,10 @@ def open_model(
     """Load the model from the state file, or build a new one; return it and whether it is new."""
     if state is None or not state.exists():
         model = adapt(net, method or "cotta", **settings)
-<<<<<<< HEAD
-        return Guarded(model) if guard else model, True
-    model = load(state, net, method=method)
-=======
         # Ranks that share a stream cannot be guarded; those who ask for it nevertheless are told so.
         is_guarded = world_size() == 1 if guard is None else guard
         return Guarded(model, input_spec=_ANY_IMAGE) if is_guarded else model, True
-    model = load(state, net, method=METHODS[method] if method else None)
->>>>>>> 1eaf00b (Shuffle class folders in ctta adapt, guard it by default, skip unreadable images)
+    model = load(state, net, method=method)
     if model.frozen:
         raise ConfigError(f"{state} was saved frozen and would not adapt: load it, call unfreeze() and save it again")
     saved = model.unwrapped.hyperparameters
@@ -90,8 +85,11 @@ def check_image_size(state: Path | None, size: tuple[int, int] | None) -> None:
         return
     path, settings = state.with_name(f"{state.name}.json"), {"size": size and list(size)}
     if state.exists() and path.exists():
-        hint = "use the same --size (size=), or another state"
-        check_same_settings(state, json.loads(path.read_text(encoding="utf-8")), settings, hint=hint)
+        try:
+            recorded = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise DataError(f"{path} does not hold the size of the images ({error}): delete it") from error
+        check_same_settings(state, recorded, settings, hint="use the same --size (size=), or another state")
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temporary:

@@ -64,7 +64,7 @@ class FolderImages(ImageFiles):
     def _decode(self, row: int) -> NDArray[np.uint8] | None:
         path = self.paths[row]
         try:
-            return decode_file(path, self.transform)
+            pixels = decode_file(path, self.transform)
         except DataError as error:
             is_there = path.exists()
             if is_there and self.strict:
@@ -72,6 +72,8 @@ class FolderImages(ImageFiles):
             reason = str(error.__cause__ or error).replace(str(path), path.name)
             self.problems[row] = " ".join(reason.split()) or type(error.__cause__).__name__ if is_there else ""
             return None
+        self.problems.pop(row, None)  # it may have been read too early
+        return pixels
 
 
 class InferenceRun:
