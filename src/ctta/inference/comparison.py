@@ -25,10 +25,10 @@ class HarmLimits:
         class_loss: How much lower the entropy of the answered classes may be than the source's, relative to it.
     """
 
-    margin: float = 0.1
-    doubt: float = 3.5
+    margin: float = 0.05
+    doubt: float = 4.0
     confidence_loss: float = 0.1
-    class_loss: float = 0.2
+    class_loss: float = 0.5
 
 
 DEFAULT_LIMITS = HarmLimits()
