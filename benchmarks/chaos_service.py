@@ -87,10 +87,15 @@ class ChaosService:
         self.process: subprocess.Popen[str] | None = None
         self.ended_at = 0.0  # when the process was last told to end
 
-    def start(self) -> None:
-        """Start, and wait until it listens."""
+    def start(self, max_live: int = 64) -> None:
+        """Start, and wait until it listens.
+
+        Args:
+            max_live: Streams in memory; the others are moved to disk and back with each request.
+        """
         options = ["--model", self.spec, "--method", "tent", "--no-guard", "--window", "0", "--size", "16", "16"]
         options += ["--state", str(self.disk.path / "state"), "--port", "0", "--snapshot-every", str(INTERVAL)]
+        options += ["--live-streams", str(max_live)]
         command = [sys.executable, "-c", "from ctta.cli import main; main()", "serve", *options]
         environment = {**os.environ, "CHAOS_FAIL_FILE": str(self.folder / "fail"), "OMP_NUM_THREADS": "1"}
         with (self.folder / "log").open("a") as log:

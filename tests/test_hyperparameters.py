@@ -1,5 +1,6 @@
 """Hyperparameters as text, such as ``restore=0.005``."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -31,3 +32,12 @@ def test_hyperparameters_are_parsed_from_text() -> None:
             parse_hyperparameters(ctta.CoTTA, texts)
     with pytest.raises(ConfigError, match="Source has no setting 'lr'; it has output"):
         parse_hyperparameters(ctta.Source, ["lr=1"])
+
+
+def test_a_word_that_starts_with_a_digit_is_text_without_a_warning() -> None:
+    """The compiler has something to say about it, which a user did not ask for."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(ConfigError, match="decay must be a number"):
+            parse_hyperparameters(ctta.CoTTA, ["decay=1or"])
+    assert not caught

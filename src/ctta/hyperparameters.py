@@ -6,6 +6,7 @@ The names are those of the constructor's keyword arguments; there is no other co
 import ast
 import inspect
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -115,7 +116,9 @@ def parse_hyperparameters(
 def _parse_literal(text: str) -> Any:
     """Return the value of a Python literal, or the text itself if it is a plain word, as in gate=element."""
     try:
-        return ast.literal_eval(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # of the compiler, for words such as 8x: here they are text
+            return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two for deep nesting
         return text
 
