@@ -148,7 +148,7 @@ def main() -> None:
     torch.set_num_threads(1)
     problems, counts, oldest = run(arguments.seconds, arguments.streams, arguments.seed, arguments.round)
     print(f"ctta {ctta.__version__}, {arguments.streams} + 1 streams, {arguments.seconds:g} s, seed {arguments.seed}")
-    first = ("kill -9", "SIGTERM", *FAULTS, "requests", "updates acknowledged", "updates lost")
+    first = ("kill -9", "SIGTERM", *FAULTS, "requests", "slow requests", "updates acknowledged", "updates lost")
     for name in (*first, *sorted(counts.keys() - set(first))):
         print(f"{name:34}{counts[name]:8}")
     print(f"oldest update dropped by a kill: {oldest:.2f} s after its acknowledgment, of {2 * INTERVAL:g} s allowed")

@@ -20,6 +20,7 @@ from ctta.models import load as load_network
 from ctta.serve import build_method
 
 TIMEOUT = 30.0  # seconds; a request that takes longer hangs
+CHUNK = 512  # bytes
 PAUSE = 0.02  # seconds between two requests of a client
 COPY_EVERY, NUM_COPIES = 10, 60  # batches between two copies of the replayed model, and how many are kept
 BAD_BODIES = (
@@ -36,6 +37,26 @@ BAD_BODIES = (
 def make_batch(stream: int, number: int) -> Tensor:
     """Return the batch that is number ``number`` of a stream."""
     return torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(1_000_000 * stream + number))
+
+
+class TrickledBody:
+    """A body of known length that is sent in small parts, with pauses.
+
+    Args:
+        body: The body.
+        pause: Returns the seconds to wait before the next part.
+    """
+
+    def __init__(self, body: bytes, pause: Callable[[], float]) -> None:
+        self.body, self.pause = body, pause
+
+    def __len__(self) -> int:
+        return len(self.body)
+
+    def __iter__(self) -> Iterator[bytes]:
+        for start in range(0, len(self.body), CHUNK):
+            time.sleep(self.pause())
+            yield self.body[start : start + CHUNK]
 
 
 class ChaosClient:
@@ -92,12 +113,12 @@ class ChaosClient:
             }
         ).encode()
         body = text + x.numpy().tobytes()
-        headers = {"Inference-Header-Content-Length": str(len(text)), "Content-Length": str(len(body))}
+        headers = {"Inference-Header-Content-Length": str(len(text))}
         sent = time.monotonic()
         try:
             response = requests.post(
                 f"{self.service.address}/v2/models/ctta/infer",
-                data=body if self.chunk_pause is None else self._trickle(body),
+                data=body if self.chunk_pause is None else TrickledBody(body, self.chunk_pause),
                 headers=headers,
                 timeout=TIMEOUT,
             )
@@ -110,6 +131,8 @@ class ChaosClient:
         answered = time.monotonic()
         self.counts["requests"] += 1
         self.counts[f"status {response.status_code}"] += 1
+        if self.chunk_pause is not None:
+            self.counts["slow requests"] += 1
         if response.status_code != 200:
             self._check_failure(response, sent, answered)
             return
@@ -120,12 +143,6 @@ class ChaosClient:
             self.problems.append(f"stream {self.stream}: the answer to batch {number} differs from the replay")
         if len(self.accepted) % COPY_EVERY == 0:
             self._keep_copy()
-
-    def _trickle(self, body: bytes) -> Iterator[bytes]:
-        assert self.chunk_pause
-        for start in range(0, len(body), 256):
-            time.sleep(self.chunk_pause())
-            yield body[start : start + 256]
 
     def _check_failure(self, response: requests.Response, sent: float, answered: float) -> None:
         """Report a status that blames the wrong side: a good request fails only while there is a fault."""

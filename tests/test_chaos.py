@@ -18,4 +18,5 @@ def test_a_service_keeps_its_promises_under_random_faults() -> None:
     counts = {line[:34].strip(): int(line[34:]) for line in result.stdout.splitlines()[1:-1]}
     assert counts["updates lost"] == 0 and counts["updates acknowledged"] > 0
     faults = ("full disk", "failing network", "bad requests", "clients that leave", "clients that do not read")
+    assert counts["slow requests"] >= 1
     assert counts["kill -9"] >= 1 and all(counts[fault] >= 1 for fault in faults)
