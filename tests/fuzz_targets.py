@@ -20,8 +20,8 @@ from fastapi import FastAPI
 from saved_streams import STREAM, Tensors, make_network, read_file
 
 import ctta
-from ctta.checkpoint.fingerprint import fingerprint
 from ctta.errors import ConfigError, DataError, InputError
+from ctta.fingerprints import fingerprint
 from ctta.hyperparameters import parse_hyperparameters
 from ctta.inference.predictions import PredictionFile
 from ctta.io.tensors import write_tensors

@@ -20,9 +20,16 @@ def make_conv_net() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(144, 3))
 
 
+def build(net: nn.Module, method: str, **settings: Any) -> ctta.AdaptiveModel:
+    """Build any method, also one that needs source images."""
+    if (info := ctta.METHODS[method].info) and info.needs_source_data:
+        settings["source_stats"] = ctta.source_stats(net, [torch.rand(4, 3, 6, 6)])
+    return ctta.adapt(net, method, **settings)
+
+
 @pytest.mark.parametrize("method", ctta.METHODS)
 def test_one_image_without_a_batch_dimension(method: str) -> None:
-    model = ctta.adapt(make_conv_net(), method)
+    model = build(make_conv_net(), method)
     with pytest.raises(ctta.InputError, match="unsqueeze"):
         model(torch.rand(3, 6, 6))
 
@@ -205,7 +212,7 @@ def test_too_many_axes(method: str) -> None:
     takes_views = "views" in inspect.signature(ctta.METHODS[method]).parameters
     settings: dict[str, Any] = {"views": (lambda m, x: m(x),)} if takes_views else {}
     with pytest.raises(ctta.InputError, match="4 axes"):
-        ctta.adapt(make_conv_net(), method, **settings)(torch.rand(2, 1, 3, 6, 6))
+        build(make_conv_net(), method, **settings)(torch.rand(2, 1, 3, 6, 6))
 
 
 def test_networks_may_add_the_channel_axis_themselves() -> None:

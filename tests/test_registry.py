@@ -74,12 +74,14 @@ def test_every_preset_has_a_classmethod_and_every_method_its_facts() -> None:
 @pytest.mark.parametrize("name", ctta.METHODS)
 def test_the_facts_about_a_method_are_true(name: str) -> None:
     """Copies of the network and backward passes are counted, and what is trained is compared."""
-    settings = (
+    settings: dict[str, Any] = (
         {"views": ctta.views.image_views(2)} if "views" in resolve_method(name).method.__init__.__annotations__ else {}
     )
+    info = resolve_method(name).info
+    if info.needs_source_data:
+        settings["source_stats"] = ctta.source_stats(make_network(), [torch.rand(8, 3, 16, 16)])
     model = ctta.adapt(make_network(), name, **settings)
     keys = set(model.source.state_dict())
-    info = resolve_method(name).info
     assert sum(set(child.state_dict()) == keys for child in model.children()) == info.num_networks
     trained = sum(len(group["params"]) for group in model.optimizer.param_groups) if model.optimizer else 0
     counts = {"nothing": 0, "norm statistics": 0, "norm layers": 2, "all weights": len(list(model.source.parameters()))}

@@ -12,15 +12,17 @@ import importlib
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from ctta import errors, functional, guard, models, registry, views
+from ctta import errors, functional, guard, models, policies, registry, views
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.files import load, save
-from ctta.checkpoint.fingerprint import fingerprint
 from ctta.errors import CheckpointError, ConfigError, DataError, InputError
+from ctta.fingerprints import fingerprint
 from ctta.guard import Guarded
 from ctta.method_info import MethodInfo
 from ctta.methods import (
     BNEMA,
+    EATA,
+    ETA,
     METHODS,
     NOTE,
     BNAlpha,
@@ -34,6 +36,7 @@ from ctta.methods import (
 )
 from ctta.optim import OptimizerFactory
 from ctta.registry import adapt
+from ctta.source_stats import SourceStats, source_stats
 from ctta.steps import Step
 
 if TYPE_CHECKING:
@@ -58,6 +61,8 @@ __version__ = version("ctta")
 
 __all__ = [
     "BNEMA",
+    "EATA",
+    "ETA",
     "METHODS",
     "NOTE",
     "AdaptiveModel",
@@ -76,6 +81,7 @@ __all__ = [
     "Result",
     "RoTTA",
     "Source",
+    "SourceStats",
     "Step",
     "Tent",
     "TestAug",
@@ -96,10 +102,12 @@ __all__ = [
     "inference",
     "load",
     "models",
+    "policies",
     "registry",
     "report",
     "save",
     "serve",
+    "source_stats",
     "streams",
     "synthetic",
     "testing",

@@ -10,7 +10,7 @@ import copy
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -43,7 +43,8 @@ from ctta.optim import (
     with_lr,
 )
 from ctta.parallel import SINGLE_PROCESS, Coordinator, current_reducer
-from ctta.steps import Step
+from ctta.source_stats import SourceStats
+from ctta.steps import Policy, Step
 from ctta.surgery import (
     Output,
     copy_for_adaptation,
@@ -74,6 +75,7 @@ class AdaptiveModel(nn.Module, ABC):
 
     Args:
         net: Any network; ``torch.compile`` and data-parallel wrappers are removed.
+        policies: What happens around the updates, of :mod:`ctta.policies`; for methods that learn.
         batch_stats: The fraction m of the batch in BatchNorm's statistics, (1-m) * running + m * batch. The default
             ``"auto"`` is 1 for batches of at least 16 images. Fewer images are blended with the source's statistics,
             see :meth:`batch_fraction`, and take smaller steps.
@@ -96,16 +98,28 @@ class AdaptiveModel(nn.Module, ABC):
     skipped_layers: tuple[str, ...] = ()
     num_steps: int
     num_skipped: int
+    _active_policies: tuple[Policy, ...] = ()
+    _batch: Tensor | None = None
     _counter_names: tuple[str, ...] = ()
 
     def __init__(
-        self, net: nn.Module, *, batch_stats: BatchStats = "auto", seed: int = 0, output: Output = None
+        self,
+        net: nn.Module,
+        *,
+        policies: Sequence[Policy] = (),
+        batch_stats: BatchStats = "auto",
+        seed: int = 0,
+        output: Output = None,
     ) -> None:
         if not isinstance(net, nn.Module) or isinstance(net, AdaptiveModel):
             raise TypeError(f"expected a network (torch.nn.Module) that does not adapt yet, got {type(net).__name__}")
         check_batch_stats(batch_stats)
         check_output(output)
+        for policy in policies:
+            if not isinstance(policy, Policy):
+                raise TypeError(f"policies must come from ctta.policies, such as reset_every(1000), got {policy!r}")
         super().__init__()
+        self.policies: tuple[Policy, ...] = tuple(policies)
         self._batch_stats, self._output, self.seed = batch_stats, output, check_integer("seed", seed)
         self.source = copy_for_adaptation(net, batch_stats=batch_stats, output=output)
         self._trainable = {name for name, parameter in self.source.named_parameters() if parameter.requires_grad}
@@ -139,7 +153,11 @@ class AdaptiveModel(nn.Module, ABC):
 
         def adapt_and_count(rows: Tensor) -> Tensor:
             self.last_step = None  # a step without an update leaves no record
+            self._batch = rows if self._active_policies else None
             logits = self.adapt_step(rows)
+            for policy in self._active_policies:
+                policy.after_step(self, self._policy_state(policy), rows, logits.detach())
+            self._batch = None
             torch.clear_autocast_cache()  # or a surrounding autocast would keep using the weights before the update
             self.num_steps += 1
             return logits
@@ -200,8 +218,11 @@ class AdaptiveModel(nn.Module, ABC):
         for name, buffer in self.named_buffers(recurse=False):
             setattr(fresh, name, getattr(fresh, name).to(buffer))
         for name, module in self.named_children():
-            if name not in ("source", "student", "teacher") and (tensors := list(module.state_dict().values())):
-                fresh.get_submodule(name).to(tensors[0])
+            tensors = [value for value in module.state_dict().values() if isinstance(value, Tensor)]
+            if name not in ("source", "student", "teacher") and tensors:
+                tensors.sort(key=Tensor.is_floating_point)  # modules can be moved to a floating-point dtype only
+                is_float = tensors[-1].is_floating_point()
+                fresh.get_submodule(name).to(tensors[-1] if is_float else tensors[-1].device)
         return fresh
 
     def deploy(self, batches: Iterable[Any] | None = None) -> nn.Module:
@@ -371,6 +392,81 @@ class AdaptiveModel(nn.Module, ABC):
         """
         self.optimizer_factory = with_lr(factory, lr)
         self.optimizer = build_optimizer(self.optimizer_factory, net)
+        self._start_policies(self.policies)
+
+    def use_policies(self, *own: Policy) -> None:
+        """Build on policies: these run before the user's. Call it in the constructor after :meth:`optimize`.
+
+        Args:
+            *own: The policies that are part of the method, from its hyperparameters.
+
+        Raises:
+            ConfigError: The user has given one of the same kind.
+        """
+        self._start_policies((*own, *self.policies))
+
+    def _start_policies(self, policies: tuple[Policy, ...]) -> None:
+        for number, policy in enumerate(policies):
+            if policy.name in (other.name for other in policies[:number]):
+                raise ConfigError(
+                    f"{type(self).__name__} would have two policies {policy.name!r}: give one, or change the setting "
+                    "of the method that stands for it"
+                )
+        self._active_policies = policies
+        if policies:
+            self.policy_states = nn.ModuleDict({policy.name: policy.start(self) for policy in policies})
+
+    def _policy_state(self, policy: Policy) -> nn.Module:
+        return self.policy_states[policy.name]
+
+    def _before_update(self) -> None:
+        assert self._batch is not None, "a step is in progress"
+        for policy in self._active_policies:
+            policy.before_update(self, self._policy_state(policy), self._batch)
+
+    @torch.no_grad()
+    def restart_(self) -> None:
+        """Return networks, optimizer and buffers to their first values, in place; ``num_steps`` goes on.
+
+        This is what policies reset with: unlike :meth:`reset` it may be called within a step.
+        """
+        fresh = self.fork()
+        initial = fresh.state_dict()
+        for name, tensor in self.state_dict(keep_vars=True).items():
+            if not name.startswith("source."):
+                tensor.copy_(initial[name])
+        if self.optimizer is not None and fresh.optimizer is not None:
+            load_state_(self.optimizer, fresh.optimizer.state_dict())
+        for name, value in fresh.counters.items():
+            if name not in ("num_steps", "num_skipped"):
+                setattr(self, name, value)
+
+    def use_source_stats(self, stats: SourceStats | None, *names: str) -> SourceStats:
+        """Keep a copy of statistics of source images as ``self.source_stats``: part of the model and its checkpoints.
+
+        A method takes them as its hyperparameter ``source_stats``. Loading a checkpoint does not need them again.
+
+        Args:
+            stats: The hyperparameter; computed by :func:`ctta.source_stats`.
+            *names: What the method needs, such as ``"fisher"``.
+
+        Returns:
+            The copy.
+
+        Raises:
+            ConfigError: They were not given, or are of another network.
+        """
+        title = type(self).__name__
+        if stats is None:
+            raise ConfigError(
+                f"{title} needs statistics of source images: ctta.{title}(net, source_stats=ctta.source_stats(net, "
+                "batches)), or 'ctta source-stats' on the command line"
+            )
+        if not isinstance(stats, SourceStats):
+            raise TypeError(f"source_stats must come from ctta.source_stats, got {type(stats).__name__}")
+        stats.verify(self.source)
+        self.source_stats = stats.select(names, title)
+        return self.source_stats
 
     def minimize(
         self,
@@ -399,8 +495,9 @@ class AdaptiveModel(nn.Module, ABC):
         assert self.optimizer is not None, "a method that learns calls optimize() in its constructor"
         means = self._reduce(loss=loss, confidence=confidence, augmented=augmented, selected=selected, entropy=entropy)
         is_empty = selected is not None and not means["selected"] > 0 and bool(means["loss"].isfinite())
+        hook = self._before_update if self._active_policies else None
         with scale_steps(self.optimizer, self.step_scale):
-            taken = not is_empty and step_if_finite_(self.optimizer, loss)
+            taken = not is_empty and step_if_finite_(self.optimizer, loss, hook)
         return self._record_step(taken, not taken and not is_empty, means)
 
     def minimize_sharpness(
@@ -436,8 +533,9 @@ class AdaptiveModel(nn.Module, ABC):
             return None if is_empty else second_loss
 
         is_empty = not means["selected"] > 0 and bool(means["loss"].isfinite())
+        hook = self._before_update if self._active_policies else None
         with scale_steps(self.optimizer, self.step_scale):
-            taken = not is_empty and sharpness_aware_step_(self.optimizer, loss, compute_reduced_loss, radius)
+            taken = not is_empty and sharpness_aware_step_(self.optimizer, loss, compute_reduced_loss, radius, hook)
         is_empty = is_empty or (not means["selected"] > 0 and bool(means["loss"].isfinite()))
         return self._record_step(taken, not taken and not is_empty, means)
 

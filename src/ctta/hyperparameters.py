@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ctta.errors import ConfigError, did_you_mean
+from ctta.errors import CheckpointError, ConfigError, did_you_mean
 from ctta.optim import OptimizerFactory
+from ctta.source_stats import SourceStats
 from ctta.views import ImageViews, image_views
 
 
@@ -68,7 +69,8 @@ def parse_hyperparameters(
     """Return keyword arguments of a method from texts such as ``restore=0.005``.
 
     Beside the names of the method, ``lr=1e-4`` and ``optimizer.momentum=0.9`` set arguments of the optimizer,
-    ``optimizer=SGD`` chooses one of ``torch.optim``, and ``views=8`` sets the number of random views.
+    ``optimizer=SGD`` chooses one of ``torch.optim``, ``views=8`` sets the number of random views, and
+    ``source_stats=FILE`` reads what ``ctta source-stats`` wrote.
 
     Args:
         method: The class that the arguments are for.
@@ -132,6 +134,13 @@ def _convert(name: str, value: Any, default: Any) -> Any:
         return partial(optimizer)
     if name == "views":
         return _convert_views(value, default)
+    if name == "source_stats":
+        try:
+            return SourceStats.load(str(value))
+        except (OSError, CheckpointError) as error:
+            raise ConfigError(f"source_stats must name a file of 'ctta source-stats': {error}") from error
+    if name == "policies":
+        raise ConfigError("policies are given in Python: ctta.adapt(net, ..., policies=[ctta.policies.restore(0.01)])")
     if isinstance(default, int | float) and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise ConfigError(f"{name} must be a number such as {default}, got {value!r}")
     if isinstance(default, int) and not isinstance(value, int):

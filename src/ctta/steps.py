@@ -1,8 +1,11 @@
 """What an update did, and what may happen around it."""
 
+from abc import ABC
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
+from typing_extensions import override
 
 
 @dataclass(frozen=True)
@@ -37,3 +40,51 @@ class Step:
     def updated(self) -> bool:
         """Whether the weights were updated."""
         return not self.skipped and (self.selected is None or bool(self.selected > 0))
+
+
+class Policy(ABC):
+    """Something that happens around the updates of any method, such as a reset; see :mod:`ctta.policies`.
+
+    A policy holds settings only (make it a frozen dataclass). Its state is the module that :meth:`start` returns, which
+    becomes part of the model: saved, reset, forked, moved and undone with it.
+    """
+
+    #: Name in files and in ``repr``; a model has one policy of each name.
+    name: ClassVar[str]
+
+    def start(self, model: Any) -> nn.Module:
+        """Return the initial state: a module with buffers of fixed size.
+
+        Args:
+            model: The model, with its networks and its optimizer.
+
+        Raises:
+            ConfigError: The policy cannot be used with this model.
+        """
+        return nn.Module()
+
+    def before_update(self, model: Any, state: Any, x: Tensor) -> None:
+        """Act between the backward pass and the optimizer's step; gradients are finite, and may be changed.
+
+        Args:
+            model: The model.
+            state: The state of this policy.
+            x: The batch.
+        """
+        return
+
+    def after_step(self, model: Any, state: Any, x: Tensor, logits: Tensor) -> None:
+        """Act after a batch was predicted and learned from; ``model.last_step`` tells what happened.
+
+        Args:
+            model: The model.
+            state: The state of this policy.
+            x: The batch.
+            logits: The predictions.
+        """
+        return
+
+    @override
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{self.name}({values})"

@@ -31,7 +31,10 @@ class Stream:
         return ContractCase(self.method, NETWORKS[self.network], {}).make_network().double()
 
     def make_model(self) -> ctta.AdaptiveModel:
-        return self.method(self.make_network(), **self.settings)
+        case = ContractCase(self.method, NETWORKS[self.network], self.settings)
+        net = self.make_network()
+        stats = case.make_source_stats(net, dtype=torch.float64)
+        return self.method(net, **stats, **self.settings)
 
     def make_batch(self, step: int) -> Tensor:
         """Return the whole batch of a step."""

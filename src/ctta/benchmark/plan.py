@@ -9,10 +9,10 @@ from typing import Any
 
 from ctta.benchmark.cells import BenchmarkCell
 from ctta.benchmark.recipes import BenchmarkOptions, build_task
-from ctta.checkpoint.fingerprint import fingerprint
 from ctta.distributed import rank
 from ctta.errors import ConfigError
 from ctta.evaluation.results import Result, read_result
+from ctta.fingerprints import fingerprint
 from ctta.io.atomic import atomic_write
 from ctta.io.provenance import check_same_settings
 from ctta.io.python_files import absolute_file_spec

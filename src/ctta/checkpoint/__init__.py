@@ -10,7 +10,7 @@
 """
 
 from ctta.checkpoint.files import load, save
-from ctta.checkpoint.fingerprint import fingerprint
 from ctta.errors import CheckpointError
+from ctta.fingerprints import fingerprint
 
 __all__ = ["CheckpointError", "fingerprint", "load", "save"]

@@ -1,4 +1,4 @@
-"""Hyperparameters as JSON: numbers, strings, sequences, optimizers of torch, views, and registered settings classes.
+"""Hyperparameters as JSON: numbers, strings, sequences, optimizers of torch, views, policies, registered settings.
 
 Anything else (a lambda, a class of the user's) has no such form and must be given again when a file is loaded.
 """
@@ -9,12 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from ctta.policies import POLICIES
+from ctta.source_stats import SourceStats
 from ctta.views import ImageViews, ScaledView
 
 #: Classes that a file holds as their attributes, by tag and stored name; :func:`register_settings_class` adds to it.
 _SETTINGS_CLASSES: dict[tuple[str, str], type] = {
     ("view", "image_views"): ImageViews,
     ("view", "scaled_view"): ScaledView,
+    ("statistics", "source_stats"): SourceStats,
+    **{("policy", name): cls for name, cls in POLICIES.items()},
 }
 
 
@@ -53,7 +57,8 @@ def encode(value: Any) -> Any:
         return {"sequence": [encode(item) for item in value]}
     for (tag, name), cls in _SETTINGS_CLASSES.items():
         if type(value) is cls:
-            return {tag: name, "arguments": _encode_arguments(vars(value))}
+            settings = value.to_settings() if isinstance(value, SourceStats) else vars(value)
+            return {tag: name, "arguments": _encode_arguments(settings)}
     factory = value if isinstance(value, partial) else partial(value) if isinstance(value, type) else None
     if factory is not None and isinstance(factory.func, type) and not factory.args:
         name = factory.func.__name__
@@ -96,7 +101,8 @@ def decode(code: Any) -> Any:
         return partial(factory, **arguments)
     if (tag, name) not in _SETTINGS_CLASSES:
         raise ValueError(f"unknown {tag} {name!r}")
-    return _SETTINGS_CLASSES[tag, name](**arguments)
+    cls = _SETTINGS_CLASSES[tag, name]
+    return cls.from_settings(**arguments) if issubclass(cls, SourceStats) else cls(**arguments)
 
 
 def _encode_arguments(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
-from ctta.checkpoint.fingerprint import fingerprint, source_fingerprint
 from ctta.checkpoint.legacy import upgrade
 from ctta.checkpoint.manifest import (
     InvalidArgumentError,
@@ -28,6 +27,7 @@ from ctta.checkpoint.manifest import (
     split_name,
 )
 from ctta.errors import CheckpointError, DamagedCheckpointError
+from ctta.fingerprints import fingerprint, source_fingerprint
 from ctta.io.atomic import atomic_write
 from ctta.io.tensors import read_tensors, write_tensors
 from ctta.registry import resolve_method

@@ -17,6 +17,7 @@ from ctta.cli.data import data
 from ctta.cli.demo import demo
 from ctta.cli.report import report
 from ctta.cli.serve import serve
+from ctta.cli.source_stats import compute_source_stats
 from ctta.cli.suggestions import SuggestingCommand
 
 app = typer.Typer(
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 for command in (demo, adapt, serve, calibrate, bench, report, recipes, methods, corrupt):
     app.command(cls=SuggestingCommand)(command)
+app.command("source-stats", cls=SuggestingCommand)(compute_source_stats)
 app.add_typer(data, name="data")
 
 

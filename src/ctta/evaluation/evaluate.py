@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from ctta.base import AdaptiveModel
-from ctta.checkpoint.fingerprint import source_fingerprint
 from ctta.errors import ConfigError, DataError, InputError
 from ctta.evaluation.environment import PeakMemory, describe_environment
 from ctta.evaluation.inputs import PlainBatches, as_batches, as_model
@@ -20,6 +19,7 @@ from ctta.evaluation.label_maps import save_label_maps
 from ctta.evaluation.metrics import BatchScore, PixelScore, Score, score_batch, score_from_json
 from ctta.evaluation.progress import ProgressLine
 from ctta.evaluation.results import BatchRecord, Result
+from ctta.fingerprints import source_fingerprint
 from ctta.hyperparameters import format_hyperparameters, format_value
 from ctta.streams import Batch, Stream
 

@@ -5,6 +5,8 @@ from ctta.methods.bn_alpha import BNAlpha
 from ctta.methods.bn_ema import BNEMA
 from ctta.methods.bn_stats import BNStats
 from ctta.methods.cotta import CoTTA
+from ctta.methods.eata import EATA
+from ctta.methods.eta import ETA
 from ctta.methods.note import NOTE
 from ctta.methods.pseudo_label import PseudoLabel
 from ctta.methods.rotta import RoTTA
@@ -25,8 +27,9 @@ __all__ = [
     "Tent",
     "TestAug",
 ]
+__all__ = ["EATA", "ETA", "METHODS", "BNStats", "CoTTA", "PseudoLabel", "Source", "Tent", "TestAug"]
 
-#: Every method of the library by its name, in the order of the CoTTA paper's tables.
+#: Every method of the library by its name, those of the CoTTA paper's tables first.
 METHODS: dict[str, type[AdaptiveModel]] = {
     "source": Source,
     "bn_stats": BNStats,
@@ -38,4 +41,6 @@ METHODS: dict[str, type[AdaptiveModel]] = {
     "note": NOTE,
     "bn_alpha": BNAlpha,
     "bn_ema": BNEMA,
+    "eta": ETA,
+    "eata": EATA,
 }

@@ -1,6 +1,6 @@
 """CoTTA: continual test-time adaptation by a weight-averaged teacher, augmented views and stochastic restore."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -22,6 +22,7 @@ from ctta.method_info import MethodInfo
 from ctta.norms import BatchStats, uses_batch_statistics
 from ctta.optim import OptimizerFactory
 from ctta.parallel import current_reducer
+from ctta.steps import Policy
 from ctta.surgery import Output
 from ctta.validation import check_choice, check_fraction, check_number, check_views_at_once
 from ctta.views import (
@@ -92,6 +93,7 @@ class CoTTA(AdaptiveModel):
             ImageNet) or ``"hard"`` (against the target's argmax, the authors' code for segmentation).
         views_at_once: How many views go through the teacher together, each with its own batch statistics. The default
             of 1 needs the least memory; more are faster where one view leaves the device idle.
+        policies: What happens around the updates, see :mod:`ctta.policies`.
         batch_stats: The fraction of the batch in BatchNorm's statistics, in student, teacher and source. The default
             ``"auto"`` uses only the batch from 16 images on, and blends fewer with the source's statistics; 1 for only
             the batch, as in the authors' code for classification.
@@ -130,11 +132,12 @@ class CoTTA(AdaptiveModel):
         predict_with: Literal["refined", "teacher"] = "refined",
         loss: Literal["cross_entropy", "symmetric", "hard"] = "cross_entropy",
         views_at_once: int = 1,
+        policies: Sequence[Policy] = (),
         batch_stats: BatchStats = "auto",
         seed: int = 0,
         output: Output = None,
     ) -> None:
-        super().__init__(net, batch_stats=batch_stats, seed=seed, output=output)
+        super().__init__(net, policies=policies, batch_stats=batch_stats, seed=seed, output=output)
         check_fraction("decay", decay)
         check_fraction("restore", restore)
         check_choice("gate", gate, ("batch", "element"))

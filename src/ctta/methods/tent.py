@@ -1,5 +1,6 @@
 """TENT: minimize the entropy of the predictions over the scale and shift of normalization layers."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -11,6 +12,7 @@ from ctta.functional import confidence, entropy
 from ctta.method_info import MethodInfo
 from ctta.norms import BatchStats, find_norm_parameters
 from ctta.optim import OptimizerFactory
+from ctta.steps import Policy
 from ctta.surgery import Output, train_only_
 
 
@@ -24,6 +26,7 @@ class Tent(AdaptiveModel):
         optimizer: A factory of the optimizer. The default is TENT's setting for CIFAR; that for ImageNet is
             ``partial(torch.optim.SGD, lr=2.5e-4, momentum=0.9, nesterov=True)``.
         lr: The learning rate, if it should differ from that of ``optimizer``.
+        policies: What happens around the updates, see :mod:`ctta.policies`.
         batch_stats: The fraction of the batch in BatchNorm's statistics. The default ``"auto"`` uses only the batch
             from 16 images on, and blends fewer with the source's statistics; 1 for only the batch, as in TENT.
         output: Where the logits are in the network's output; by default the usual places.
@@ -43,10 +46,11 @@ class Tent(AdaptiveModel):
         *,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
         lr: float | None = None,
+        policies: Sequence[Policy] = (),
         batch_stats: BatchStats = "auto",
         output: Output = None,
     ) -> None:
-        super().__init__(net, batch_stats=batch_stats, output=output)
+        super().__init__(net, policies=policies, batch_stats=batch_stats, output=output)
         self.student = self.copy_of_source()
         train_only_(self.student, find_norm_parameters(self.student))
         self.optimize(self.student, optimizer, lr)

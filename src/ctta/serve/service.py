@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ctta.base import AdaptiveModel
-from ctta.checkpoint.fingerprint import source_fingerprint
 from ctta.errors import ConfigError, annotate_network_errors
+from ctta.fingerprints import source_fingerprint
 from ctta.guard.diagnostics import source_as_trained
 from ctta.hyperparameters import format_hyperparameters
 from ctta.io.atomic import atomic_write

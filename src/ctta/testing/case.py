@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.encoding import is_serializable
+from ctta.fingerprints import fingerprint
+from ctta.source_stats import SourceStats, source_stats
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,25 @@ class ContractCase:
         Returns:
             The method with the hyperparameters of the case.
         """
-        return self.method(self.make_network() if net is None else net, **self.hyperparameters)
+        net = self.make_network() if net is None else net
+        return self.method(net, **self.make_source_stats(net), **self.hyperparameters)
+
+    def make_source_stats(self, net: nn.Module, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+        """Return the hyperparameter ``source_stats`` for a method that needs it.
+
+        Args:
+            net: The network.
+            dtype: That of the network's inputs.
+
+        Returns:
+            Statistics of random images, or nothing for other methods.
+        """
+        if not (self.method.info and self.method.info.needs_source_data) or "source_stats" in self.hyperparameters:
+            return {}
+        key = fingerprint(net) + str([parameter.requires_grad for parameter in net.parameters()])
+        if key not in _source_stats:
+            _source_stats[key] = source_stats(net, [self.make_batch(number).to(dtype) for number in (-1, -2)])
+        return {"source_stats": _source_stats[key]}
 
     def make_batch(self, number: int, size: int = 6) -> Tensor:
         """Return a batch of random images in [0, 1].
@@ -74,6 +94,9 @@ class ContractCase:
         """Return the hyperparameters that a checkpoint cannot hold and ``ctta.load`` must be given again."""
         return {name: value for name, value in self.hyperparameters.items() if not is_serializable(value)}
 
+
+#: Statistics by network, since most checks use the same ones.
+_source_stats: dict[str, SourceStats] = {}
 
 #: Every check of the contract by its name.
 CHECKS: dict[str, Callable[[ContractCase], None]] = {}

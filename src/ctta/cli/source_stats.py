@@ -1,0 +1,58 @@
+"""``ctta source-stats``: compute what some methods need of source images."""
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from ctta.cli.console import print_text
+from ctta.cli.options import DeviceOption, ModelOption, SizeOption, load_network
+from ctta.datasets.clean_images import read_clean_images
+from ctta.errors import ConfigError
+from ctta.source_stats import source_stats
+
+
+def compute_source_stats(
+    model: ModelOption,
+    images: Annotated[
+        Path,
+        typer.Option(
+            help="Source images: a folder with or without one subfolder per class, or an .npz file.",
+            metavar="DIR|FILE.npz",
+        ),
+    ],
+    output: Annotated[Path, typer.Option(help="File to write.", metavar="FILE.safetensors")],
+    labels: Annotated[
+        bool,
+        typer.Option(
+            "--labels", help="Take classes from the labels of the images, not from the network's predictions."
+        ),
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Use at most N randomly chosen images.", metavar="N")] = 2000,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Images per batch; use that of your application.", metavar="N")
+    ] = 200,
+    head: Annotated[
+        str | None, typer.Option(help="Name of the classifier, if it is not found, such as fc.", metavar="NAME")
+    ] = None,
+    size: SizeOption = None,
+    device: DeviceOption = "cpu",
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the choice of images.", metavar="N")] = 0,
+) -> None:
+    """Compute statistics of source images for the methods that need them.
+
+    Fisher information, class prototypes and statistics of layers are written
+    to one file, which belongs to this network. Give it to a method with
+    --set source_stats=FILE, or in Python with ctta.SourceStats.load(FILE).
+    """
+    clean = read_clean_images(images, size=size, limit=limit, seed=seed)
+    if labels and clean.labels is None:
+        raise ConfigError(f"{images} has no labels: leave out --labels, or give one subfolder per class")
+    net = load_network(model, device)
+    pixels = torch.from_numpy(clean.images).permute(0, 3, 1, 2)
+    batches = (part.float().div(255).to(device) for part in pixels.split(batch_size))
+    given = torch.from_numpy(clean.labels) if labels and clean.labels is not None else None
+    stats = source_stats(net, batches, given, head=head)
+    stats.save(output)
+    print_text(f"Wrote {', '.join(stats.names)} of {stats.num_images} images to {output}.")

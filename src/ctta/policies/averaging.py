@@ -1,0 +1,127 @@
+"""Policies that keep the weights near the source's by averaging."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from ctta.base import AdaptiveModel
+from ctta.errors import ConfigError
+from ctta.functional import lerp_, pair_trained
+from ctta.policies.restoring import student_of, was_updated
+from ctta.steps import Policy
+from ctta.validation import check_choice, check_fraction
+
+
+@dataclass(frozen=True, repr=False)
+class AverageWithSource(Policy):
+    """Move the trained weights toward the source's after each update, as ROID does.
+
+    Attributes:
+        keep: The fraction of the adapted weights, theta <- keep * theta + (1 - keep) * source; the default is ROID's.
+    """
+
+    name = "average_with_source"
+    keep: float = 0.99
+
+    def __post_init__(self) -> None:
+        check_fraction("keep", self.keep)
+
+    @override
+    def after_step(self, model: AdaptiveModel, state: nn.Module, x: Tensor, logits: Tensor) -> None:
+        if was_updated(model):
+            pairs = pair_trained(student_of(model), model.source)
+            lerp_(
+                [adapted for adapted, _ in pairs], [original for _, original in pairs], 1 - self.keep**model.step_scale
+            )
+
+
+class _KalmanState(nn.Module):
+    """Hidden weights and their variance."""
+
+    variance: Tensor
+
+    def __init__(self, sources: list[Tensor]) -> None:
+        super().__init__()
+        self.register_buffer("variance", torch.zeros((), dtype=sources[0].dtype, device=sources[0].device))
+        for number, source in enumerate(sources):
+            self.register_buffer(f"hidden{number}", source.detach().clone())
+
+    @property
+    def hidden(self) -> list[Tensor]:
+        return [buffer for name, buffer in self.named_buffers() if name.startswith("hidden")]
+
+
+@dataclass(frozen=True, repr=False)
+class Kalman(Policy):
+    """Filter the trained weights over time after each update, as CMF does: three copies of the network in memory.
+
+    Hidden weights h drift to the source, are corrected by the adapted weights, and pull these back.
+
+    Attributes:
+        alpha: How much of h stays when it drifts to the source.
+        gamma: How much of the adapted weights stays when they are pulled to h.
+        noise: Process noise of a network with 38,400 trained weights; others have proportionally more or less.
+        pull_to: The ``"filtered"`` h (CMF's default, "lp") or the ``"predicted"`` one ("op").
+    """
+
+    name = "kalman"
+    alpha: float = 0.99
+    gamma: float = 0.99
+    noise: float = 0.005
+    pull_to: Literal["filtered", "predicted"] = "filtered"
+
+    def __post_init__(self) -> None:
+        check_fraction("alpha", self.alpha)
+        check_fraction("gamma", self.gamma)
+        check_fraction("noise", self.noise)
+        check_choice("pull_to", self.pull_to, ("filtered", "predicted"))
+
+    @override
+    def start(self, model: AdaptiveModel) -> nn.Module:
+        return _KalmanState([original for _, original in pair_trained(student_of(model), model.source)])
+
+    @override
+    @torch.no_grad()
+    def after_step(self, model: AdaptiveModel, state: _KalmanState, x: Tensor, logits: Tensor) -> None:
+        if not was_updated(model):
+            return
+        pairs = pair_trained(student_of(model), model.source)
+        adapted, originals = [one for one, _ in pairs], [other for _, other in pairs]
+        # In a large network the noise may exceed 1, and one minus it, the noise of a measurement, must not be negative.
+        q = min(1.0, self.noise * sum(each.numel() for each in adapted) / 38_400)
+        lerp_(state.hidden, originals, 1 - self.alpha**model.step_scale)
+        predicted = [hidden.clone() for hidden in state.hidden] if self.pull_to == "predicted" else state.hidden
+        variance = self.alpha**2 * float(state.variance) + q
+        beta = max(0.89, (1 - q) / (variance + 1 - q))
+        beta = 1.0 if beta >= 0.9999 else beta
+        state.variance.fill_(beta * variance)
+        lerp_(state.hidden, adapted, 1 - beta)
+        lerp_(adapted, predicted, 1 - self.gamma**model.step_scale)
+
+
+@dataclass(frozen=True, repr=False)
+class FrozenTeacher(Policy):
+    """Keep the teacher of a method equal to the source, as with a momentum of 1 ("intransigent teacher").
+
+    It does not collapse on long streams, but follows changes less.
+    """
+
+    name = "frozen_teacher"
+
+    @override
+    def start(self, model: AdaptiveModel) -> nn.Module:
+        if not isinstance(getattr(model, "teacher", None), nn.Module):
+            raise ConfigError(f"frozen_teacher needs a method with a teacher, and {type(model).__name__} has none")
+        return nn.Module()
+
+    @override
+    @torch.no_grad()
+    def after_step(self, model: AdaptiveModel, state: nn.Module, x: Tensor, logits: Tensor) -> None:
+        originals = dict(model.source.named_parameters())
+        assert isinstance(model.teacher, nn.Module)
+        for name, parameter in model.teacher.named_parameters():
+            if name in originals:
+                parameter.copy_(originals[name])

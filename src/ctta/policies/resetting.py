@@ -1,0 +1,212 @@
+"""Policies that return a method to its start, wholly or in part."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from ctta.base import AdaptiveModel
+from ctta.errors import ConfigError
+from ctta.functional import at_least_float32, entropy, lerp_, pair_trained
+from ctta.parallel import current_reducer
+from ctta.policies.restoring import student_of, was_updated
+from ctta.steps import Policy
+from ctta.validation import check_choice, check_fraction, check_integer
+
+
+class _Buffers(nn.Module):
+    """State of single numbers and of lists of tensors."""
+
+    def __init__(
+        self, like: Tensor, numbers: dict[str, float], lists: Sequence[str] = (), shapes: Sequence[Tensor] = ()
+    ) -> None:
+        super().__init__()
+        for name, value in numbers.items():
+            dtype = torch.long if isinstance(value, int) else like.dtype
+            self.register_buffer(name, torch.tensor(value, dtype=dtype, device=like.device))
+        for name in lists:
+            for number, tensor in enumerate(shapes):
+                self.register_buffer(f"{name}{number}", torch.zeros_like(tensor))
+
+    def number(self, name: str) -> Tensor:
+        return self.get_buffer(name)
+
+    def list(self, name: str) -> list[Tensor]:
+        return [buffer for key, buffer in self.named_buffers() if key.rstrip("0123456789") == name]
+
+
+@dataclass(frozen=True, repr=False)
+class ResetEvery(Policy):
+    """Reset the method after a fixed number of batches or images, as RDumb does.
+
+    Weights, optimizer and everything else that the method has learned go back to the start; ``num_steps``, on which
+    random draws depend, goes on.
+
+    Attributes:
+        num: How many; RDumb has 1000 batches.
+        unit: ``"batches"`` or ``"images"``. With images, the reset follows the batch that completes the number.
+    """
+
+    name = "reset_every"
+    num: int = 1000
+    unit: Literal["batches", "images"] = "batches"
+
+    def __post_init__(self) -> None:
+        check_integer("num", self.num, 1)
+        check_choice("unit", self.unit, ("batches", "images"))
+
+    @override
+    def start(self, model: AdaptiveModel) -> nn.Module:
+        return _Buffers(next(model.source.parameters()), {"count": 0})
+
+    @override
+    def after_step(self, model: AdaptiveModel, state: _Buffers, x: Tensor, logits: Tensor) -> None:
+        state.number("count").add_(1 if self.unit == "batches" else current_reducer().total_count(len(x)))
+        if state.number("count") >= self.num:
+            model.restart_()
+
+
+@dataclass(frozen=True, repr=False)
+class ResetOnLowEntropy(Policy):
+    """Reset the method when the moving average of its entropy falls too low, which is a sign of collapse, as SAR does.
+
+    The entropy is that of the samples that a method selects, if it tells (``Step.entropy``), and else that of the
+    batch.
+
+    Attributes:
+        below: The limit.
+        unit: ``"nats"`` as in SAR, whose 0.2 was chosen for 1000 classes, or ``"share"`` of the largest entropy, ln C.
+        momentum: The fraction that the average keeps.
+    """
+
+    name = "reset_on_low_entropy"
+    below: float = 0.2
+    unit: Literal["nats", "share"] = "nats"
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        check_choice("unit", self.unit, ("nats", "share"))
+        check_fraction("momentum", self.momentum)
+        if not self.below >= 0:
+            raise ConfigError(f"below must be at least 0, got {self.below!r}")
+
+    @override
+    def start(self, model: AdaptiveModel) -> nn.Module:
+        return _Buffers(next(model.source.parameters()), {"average": math.inf})  # infinite until the first update
+
+    @override
+    def after_step(self, model: AdaptiveModel, state: _Buffers, x: Tensor, logits: Tensor) -> None:
+        if model.last_step is None or not was_updated(model):
+            return
+        value = model.last_step.entropy
+        if value is None:
+            value = current_reducer().mean(entropy(logits).mean())
+        if not value.isfinite():
+            return
+        average = state.number("average")
+        average.copy_(self.momentum * average + (1 - self.momentum) * value if average.isfinite() else value)
+        limit = self.below * (math.log(logits.shape[1]) if self.unit == "share" else 1)
+        if average < limit:
+            model.restart_()
+
+
+@dataclass(frozen=True, repr=False)
+class AdaptiveReset(Policy):
+    """Reset a part of the weights when predictions concentrate, and pull later ones to what was learned before (ASR).
+
+    The concentration is the entropy of the batch's mean logits. The threshold follows it, more slowly the more the
+    predictions differ from the source's. A reset leaves the first layers alone, fewer the lower the entropy. After the
+    first one, updates are pulled to the average weights before the resets, by their average squared gradients. Costs a
+    pass through the source per batch, and after the first reset one through the student; four copies of the trained
+    weights.
+
+    Attributes:
+        share: The threshold starts at ln(share * C).
+        keep: Largest fraction of trained tensors, from the input on, that a reset keeps.
+        depth: How much of that fraction is lost per nat below the threshold.
+        pull: Weight of the pull.
+    """
+
+    name = "adaptive_reset"
+    share: float = 0.5
+    keep: float = 0.5
+    depth: float = 20.0
+    pull: float = 5.0
+
+    def __post_init__(self) -> None:
+        check_fraction("keep", self.keep)
+        if not self.share > 0:
+            raise ConfigError(f"share must be above 0, got {self.share!r}")
+
+    @override
+    def start(self, model: AdaptiveModel) -> nn.Module:
+        trained = [adapted for adapted, _ in pair_trained(student_of(model), model.source)]
+        numbers = {"threshold": math.inf, "num_updates": 0, "num_resets": 0}
+        return _Buffers(trained[0], numbers, ("square_sum", "weight_sum", "square_mean", "weight_mean"), trained)
+
+    @override
+    @torch.no_grad()
+    def before_update(self, model: AdaptiveModel, state: _Buffers, x: Tensor) -> None:
+        trained = [adapted for adapted, _ in pair_trained(student_of(model), model.source)]
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
+        state.number("num_updates").add_(1)
+        for gradient, parameter, square, weight in zip(
+            gradients, trained, state.list("square_sum"), state.list("weight_sum"), strict=True
+        ):
+            square.add_(gradient.square())
+            weight.add_(parameter)
+        if not state.number("num_resets"):
+            return
+        strength = 2 * self.pull * self._compute_drift(model, x, student_of(model)(x)) ** 2
+        for gradient, parameter, square, weight in zip(
+            gradients, trained, state.list("square_mean"), state.list("weight_mean"), strict=True
+        ):
+            parameter.grad = gradient + strength.to(square) * square * (parameter - weight)
+
+    @override
+    @torch.no_grad()
+    def after_step(self, model: AdaptiveModel, state: _Buffers, x: Tensor, logits: Tensor) -> None:
+        logits, threshold = at_least_float32(logits), state.number("threshold")
+        first = math.log(self.share * logits.shape[1])
+        mean = current_reducer().mean(logits.movedim(1, -1).reshape(-1, logits.shape[1]).mean(0))
+        concentration = entropy(mean.unsqueeze(0))[0]
+        if not concentration.isfinite():
+            return
+        if not threshold.isfinite():
+            threshold.fill_(first)
+        if concentration < threshold:
+            fraction = max(self.keep - self.depth * float(threshold - concentration), 0.0)
+            self._reset_(model, state, fraction)
+            threshold.fill_(first)
+        else:
+            momentum = 0.15 * self._compute_drift(model, x, logits) + 0.85
+            threshold.copy_(momentum * threshold + (1 - momentum) * concentration)
+
+    @staticmethod
+    def _compute_drift(model: AdaptiveModel, x: Tensor, logits: Tensor) -> Tensor:
+        """Return the share of predictions that differ from the source's."""
+        differs = logits.argmax(1) != model.source(x).argmax(1)
+        return current_reducer().mean(differs.double().mean())
+
+    @staticmethod
+    def _reset_(model: AdaptiveModel, state: _Buffers, fraction: float) -> None:
+        pairs = pair_trained(student_of(model), model.source)
+        for adapted, original in pairs[int(fraction * len(pairs)) :]:
+            adapted.copy_(original)
+        assert model.optimizer is not None
+        model.optimizer.state.clear()
+        num_updates = int(state.number("num_updates"))
+        for kind in ("square", "weight"):
+            sums, means = state.list(f"{kind}_sum"), state.list(f"{kind}_mean")
+            if num_updates:
+                latest = [total / num_updates for total in sums]
+                lerp_(means, latest, 0.1 if state.number("num_resets") else 1.0)
+            for total in sums:
+                total.zero_()
+        if num_updates:
+            state.number("num_resets").add_(1)
+        state.number("num_updates").zero_()

@@ -1,0 +1,253 @@
+"""Policies agree with plain loops over twenty steps, keep the contract with any method, and combine."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from naive import NaiveAdam, add_up, cross, elements, naive_copy, probabilities, step_generator
+from naive_entropy import NaiveKalman, norm_parameters
+from test_mathematics import CLOSE, EPS, assert_same_weights, classifier, stream
+from torch import Tensor, nn
+
+import ctta
+from ctta.functional import bernoulli_positions
+from ctta.policies import POLICIES
+from ctta.testing import CHECKS, NETWORKS, ContractCase
+
+LR = 0.05
+#: Called after every step with the weights, those of the source, the gradients, the logits and the step.
+After = Callable[[Sequence[nn.Parameter], Sequence[Tensor], Sequence[Tensor], Tensor, int], bool]
+
+
+def naive_tent(after: After, change: Callable[[list[Tensor]], list[Tensor]] | None = None) -> tuple[Any, Any]:
+    """Run TENT, and ``after`` each step; a new optimizer if it returns True."""
+    student = naive_copy(classifier(), 1.0)
+    trained = norm_parameters(student)
+    source = [p.detach().clone() for p in trained]
+    descent, predictions = NaiveAdam(trained, lr=LR, eps=EPS), []
+    for step, x in enumerate(stream()):
+        logits = student(x)
+        entropies = [cross(probabilities(vector), probabilities(vector)) for vector in elements(logits)]
+        gradients = list(torch.autograd.grad(add_up(entropies) / len(entropies), trained))
+        descent.step(gradients if change is None else change(gradients))
+        with torch.no_grad():
+            if after(trained, source, gradients, logits.detach(), step):
+                descent = NaiveAdam(trained, lr=LR, eps=EPS)
+        predictions.append(logits.detach())
+    return predictions, student
+
+
+def assert_same_run(policy: ctta.policies.Policy, after: After) -> ctta.Tent:
+    optimizer = partial(torch.optim.Adam, lr=LR, eps=EPS)
+    model = ctta.Tent(classifier(), optimizer=optimizer, policies=[policy], batch_stats=1.0)
+    expected, student = naive_tent(after)
+    CLOSE([model(x) for x in stream()], expected)
+    assert_same_weights(model.student, student)
+    return model
+
+
+def restore_all(trained: Sequence[nn.Parameter], source: Sequence[Tensor]) -> None:
+    for p, original in zip(trained, source, strict=True):
+        p.copy_(original)
+
+
+def test_restore() -> None:
+    def after(trained: Any, source: Any, gradients: Any, logits: Tensor, step: int) -> bool:
+        flat, count = [], sum(p.numel() for p in trained)
+        chosen = set(bernoulli_positions(count, 0.2, step_generator(0, step, "restore")).tolist())
+        for p, original in zip(trained, source, strict=True):
+            flat += [(p, original, i) for i in range(p.numel())]
+        for position in chosen:
+            p, original, i = flat[position]
+            p[i] = original[i]
+        return False
+
+    assert_same_run(ctta.policies.restore(0.2), after)
+
+
+def test_restore_as_a_policy_is_cottas_own() -> None:
+    settings: dict[str, Any] = {"views": (), "seed": 4, "batch_stats": 1.0}
+    own = ctta.CoTTA(classifier(), restore=0.1, **settings)
+    by_policy = ctta.CoTTA(classifier(), restore=0.0, policies=[ctta.policies.restore(0.1)], **settings)
+    for x in stream():
+        assert torch.equal(own(x), by_policy(x))
+    assert all(map(torch.equal, own.student.parameters(), by_policy.student.parameters()))
+
+
+def test_restore_by_fisher() -> None:
+    def after(trained: Any, source: Any, gradients: Any, logits: Tensor, step: int) -> bool:
+        ordered = sorted(float(value) ** 2 for gradient in gradients for value in gradient.flatten())
+        position = 0.3 * (len(ordered) - 1)
+        low, high = ordered[math.floor(position)], ordered[math.ceil(position)]
+        limit = low + (position - math.floor(position)) * (high - low)
+        for p, original, gradient in zip(trained, source, gradients, strict=True):
+            for i in range(len(p)):
+                if float(gradient[i]) ** 2 < limit:
+                    p[i] = original[i]
+        return False
+
+    assert_same_run(ctta.policies.restore_by_fisher(0.3), after)
+
+
+def test_average_with_source() -> None:
+    def after(trained: Any, source: Any, gradients: Any, logits: Tensor, step: int) -> bool:
+        for p, original in zip(trained, source, strict=True):
+            p.copy_(0.9 * p + 0.1 * original)
+        return False
+
+    assert_same_run(ctta.policies.average_with_source(0.9), after)
+
+
+def test_kalman() -> None:
+    num_trained = sum(p.numel() for p in norm_parameters(naive_copy(classifier(), 1.0)))
+    naive = NaiveKalman(num_trained, q=1.0)
+
+    def after(trained: Any, source: Any, gradients: Any, logits: Tensor, step: int) -> bool:
+        naive.step(trained, source)
+        return False
+
+    assert_same_run(ctta.policies.kalman(noise=1.0), after)
+
+
+def test_reset_every() -> None:
+    def after(trained: Any, source: Any, gradients: Any, logits: Tensor, step: int) -> bool:
+        if (step + 1) % 6 == 0:
+            restore_all(trained, source)
+        return (step + 1) % 6 == 0
+
+    model = assert_same_run(ctta.policies.reset_every(6), after)
+    assert model.num_steps == 20
+    assert_same_run(ctta.policies.reset_every(30, "images"), after)  # six batches of five
+
+
+def test_reset_on_low_entropy() -> None:
+    averages: list[float] = []
+    resets: list[int] = []
+
+    def after(trained: Any, source: Any, gradients: Any, logits: Tensor, step: int) -> bool:
+        value = float(ctta.functional.entropy(logits).mean())
+        averages.append(0.9 * averages[-1] + 0.1 * value if averages else value)
+        if averages[-1] < 0.9 * math.log(4):
+            restore_all(trained, source)
+            averages.clear()
+            resets.append(step)
+            return True
+        return False
+
+    assert_same_run(ctta.policies.reset_on_low_entropy(0.9, "share"), after)
+    assert 1 <= len(resets) < 20, resets
+
+
+def test_adaptive_reset() -> None:
+    """ASR from its formulas, with a pull that is strong enough to show."""
+    source_net, pull, start = naive_copy(classifier(), 1.0), 50.0, math.log(0.9 * 4)
+    student = naive_copy(classifier(), 1.0)
+    trained = norm_parameters(student)
+    source = [p.detach().clone() for p in trained]
+    descent, predictions = NaiveAdam(trained, lr=LR, eps=EPS), []
+    resets: list[tuple[int, int]] = []
+    sums: list[tuple[list[Tensor], list[Tensor]]] = []
+    mean: tuple[list[Tensor], list[Tensor]] | None = None
+    threshold = start
+    for step, x in enumerate(stream()):
+        logits = student(x)
+        entropies = [cross(probabilities(vector), probabilities(vector)) for vector in elements(logits)]
+        gradients = list(torch.autograd.grad(add_up(entropies) / len(entropies), trained))
+        sums.append(([g**2 for g in gradients], [p.detach().clone() for p in trained]))
+        differs = [int(one.argmax() != other.argmax()) for one, other in zip(logits, source_net(x), strict=True)]
+        drift = sum(differs) / len(differs)
+        if mean is not None:
+            squares, weights = mean
+            terms = zip(gradients, squares, weights, trained, strict=True)
+            gradients = [g + 2 * pull * drift**2 * f * (p.detach() - w) for g, f, w, p in terms]
+        descent.step(gradients)
+        average = probabilities(torch.stack(list(logits.detach())).mean(0))
+        concentration = float(cross(average, average))
+        if concentration < threshold:
+            keep = int(max(0.5 - 20 * (threshold - concentration), 0) * len(trained))
+            with torch.no_grad():
+                restore_all(trained[keep:], source[keep:])
+            descent, resets = NaiveAdam(trained, lr=LR, eps=EPS), [*resets, (step, keep)]
+            parts = zip(*sums, strict=True)  # squares and weights, each a list per step
+            latest = tuple([add_up(column) / len(sums) for column in zip(*part, strict=True)] for part in parts)
+            old = mean or latest
+            pairs = [[0.9 * o + 0.1 * n for o, n in zip(*both, strict=True)] for both in zip(old, latest, strict=True)]
+            mean, sums, threshold = (pairs[0], pairs[1]), [], start
+        else:
+            momentum = 0.15 * drift + 0.85
+            threshold = momentum * threshold + (1 - momentum) * concentration
+        predictions.append(logits.detach())
+    assert len(resets) > 1 and any(keep for _, keep in resets), resets
+    policy = ctta.policies.adaptive_reset(share=0.9, pull=pull)
+    optimizer = partial(torch.optim.Adam, lr=LR, eps=EPS)
+    model = ctta.Tent(classifier(), optimizer=optimizer, policies=[policy], batch_stats=1.0)
+    CLOSE([model(x) for x in stream()], predictions)
+    assert_same_weights(model.student, student)
+
+
+def test_frozen_teacher() -> None:
+    policies = [ctta.policies.frozen_teacher()]
+    model = ctta.CoTTA(classifier(), decay=0.5, views=(), policies=policies, batch_stats=1.0)
+    expected = ctta.CoTTA(classifier(), decay=1.0, views=(), batch_stats=1.0)
+    for x in stream():
+        assert torch.equal(model(x), expected(x))
+    with pytest.raises(ctta.ConfigError, match="Tent has none"):
+        ctta.Tent(classifier(), policies=policies)
+
+
+def make_policy(name: str) -> ctta.policies.Policy:
+    """Return a policy that acts within the few steps of a check."""
+    settings: dict[str, dict[str, Any]] = {
+        "restore": {"probability": 0.3},
+        "reset_every": {"num": 2},
+        "reset_on_low_entropy": {"below": 0.99, "unit": "share"},
+        "adaptive_reset": {"share": 0.99},
+    }
+    return POLICIES[name](**settings.get(name, {}))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_policies_keep_the_contract(name: str) -> None:
+    method = ctta.CoTTA if name == "frozen_teacher" else ctta.Tent
+    settings: dict[str, Any] = {"policies": [make_policy(name)], "lr": 0.01}
+    settings |= {"views": ctta.views.image_views(2)} if method is ctta.CoTTA else {}
+    checks = ["reset_equals_new", "resume_is_bit_identical", "forks_share_only_the_source", "copies_are_independent"]
+    checks += ["predict_equals_next_adapt", "moves_mid_stream"]
+    checks += ["non_finite_step_is_skipped"] if name != "reset_every" else []  # which counts every batch
+    for check in checks:
+        CHECKS[f"check_{check}"](ContractCase(method, NETWORKS["batch_norm"], settings))
+
+
+def test_all_policies_together_keep_the_contract() -> None:
+    policies = [make_policy(name) for name in POLICIES if name != "frozen_teacher"]
+    settings = {"policies": policies, "lr": 0.01}
+    for check in ("check_resume_is_bit_identical", "check_reset_equals_new", "check_memory_is_bounded"):
+        CHECKS[check](ContractCase(ctta.Tent, NETWORKS["vit"], settings))
+
+
+def test_a_guarded_step_with_a_policy_is_undone() -> None:
+    net = NETWORKS["batch_norm"]()
+    model = ctta.Tent(net, policies=[ctta.policies.reset_every(2)], lr=0.01)
+    model(torch.rand(16, 3, 16, 16))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(OSError), ctta.transaction.restore_on_error(model):
+        model(torch.rand(16, 3, 16, 16))  # resets
+        raise OSError
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model.optimizer is not None and len(model.optimizer.state) > 0
+
+
+def test_policies_are_shown_checked_and_unique() -> None:
+    net = classifier()
+    model = ctta.adapt(net, "tent", policies=[ctta.policies.reset_every(1000), ctta.policies.restore()])
+    assert "policies=(reset_every(num=1000, unit='batches'), restore(probability=0.01))" in repr(model)
+    with pytest.raises(ctta.ConfigError, match="two policies 'restore'"):
+        ctta.Tent(net, policies=[ctta.policies.restore(), ctta.policies.restore(0.5)])
+    with pytest.raises(TypeError, match=r"ctta\.policies"):
+        bad: Any = ["reset_every"]
+        ctta.Tent(net, policies=bad)
+    with pytest.raises(ctta.ConfigError, match="num must be"):
+        ctta.policies.reset_every(0)
