@@ -229,6 +229,8 @@ def _talk(service: ChaosService, parts: list[bytes], pause: Callable[[], float])
             connection.settimeout(TIMEOUT)
             connection.connect((url.hostname or "", url.port or 0))
             for part in parts:
+                if service.ended_at < float("inf"):
+                    return
                 connection.sendall(part)
                 time.sleep(pause())
     except OSError:
