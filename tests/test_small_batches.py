@@ -78,7 +78,7 @@ def test_small_batches_are_predicted_with_blended_statistics(name: str) -> None:
 @pytest.mark.parametrize(("method", "loss"), [(ctta.Tent, "entropy"), (ctta.PseudoLabel, "argmax")])
 def test_self_training_equals_a_naive_implementation(method: Any, loss: str, build: Any) -> None:
     net, batches = build(), stream(5)[:8]
-    scale = 5 / FULL
+    scale = (5 / FULL) ** 2
     model = method(net, optimizer=partial(torch.optim.Adam, lr=0.01, eps=EPS))
     expected, student = naive_self_training(
         net,
@@ -93,7 +93,7 @@ def test_self_training_equals_a_naive_implementation(method: Any, loss: str, bui
 
 
 def test_cotta_equals_a_naive_implementation() -> None:
-    net, batches, scale = classifier(), stream(5), 5 / FULL
+    net, batches, scale = classifier(), stream(5), (5 / FULL) ** 2
     model = ctta.CoTTA(net, optimizer=partial(torch.optim.Adam, lr=0.02, eps=EPS), views=VIEWS, seed=7, **DEFAULTS)
     scaled = DEFAULTS | {"decay": DEFAULTS["decay"] ** scale, "restore": DEFAULTS["restore"] * scale}
     expected, student, teacher = naive_cotta(
@@ -120,7 +120,7 @@ def test_methods_that_learn_nothing_equal_naive_implementations() -> None:
 
 def test_a_step_says_how_it_was_normalized_and_how_far_it_went() -> None:
     model = ctta.Tent(make_net())
-    for num_images, fraction, scale in ((4, automatic_fraction(4), 4 / FULL), (FULL, 1.0, 1.0)):
+    for num_images, fraction, scale in ((4, automatic_fraction(4), (4 / FULL) ** 2), (FULL, 1.0, 1.0)):
         model(make_images(num_images))
         assert model.last_step is not None
         assert (model.last_step.batch_stats, model.last_step.scale) == (fraction, scale)

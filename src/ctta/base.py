@@ -555,12 +555,12 @@ class AdaptiveModel(nn.Module, ABC):
     def step_scale(self) -> float:
         """How far the step in progress may go, relative to a step on a full batch.
 
-        Under ``batch_stats="auto"`` a batch of n < 16 images counts for n/16 of a step, so that a stream changes the
-        model as much per image as in full batches. It is 1 otherwise, and for networks without BatchNorm.
-        :meth:`minimize` applies it; a method that updates more than the optimizer does can use it too.
+        Under ``batch_stats="auto"`` a batch of n < 16 images counts for (n/16)² of a step: n/16 because it has that
+        share of the images, and again because so few say less about the stream. It is 1 otherwise, and for networks
+        without BatchNorm. :meth:`minimize` applies it; a method that updates more than the optimizer does should too.
         """
         num_images = images_in_batch() or FULL_BATCH_SIZE
-        return min(1.0, num_images / FULL_BATCH_SIZE) if blends_automatically(self.source) else 1.0
+        return min(1.0, num_images / FULL_BATCH_SIZE) ** 2 if blends_automatically(self.source) else 1.0
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return the random generator of this step for one purpose.

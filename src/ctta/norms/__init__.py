@@ -17,7 +17,7 @@ from ctta.parallel import current_reducer
 #: Batches of at least this many images are normalized by their own statistics under "auto".
 FULL_BATCH_SIZE = 16
 #: How many images the source's statistics count for under "auto", if there are fewer.
-PRIOR_SIZE = 16
+PRIOR_SIZE = 32
 
 BatchStats = float | Literal["auto"]
 
@@ -72,7 +72,7 @@ def automatic_fraction(num_images: int) -> float:
     Statistics of few images are noisy, so the source's count as if they came from further images. Both sizes were
     chosen by ``benchmarks/choose_small_batch.py``.
 
-    >>> automatic_fraction(16), automatic_fraction(4)
+    >>> automatic_fraction(16), automatic_fraction(8)
     (1.0, 0.2)
     """
     return 1.0 if num_images >= FULL_BATCH_SIZE else num_images / (num_images + PRIOR_SIZE)
