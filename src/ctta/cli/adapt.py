@@ -26,7 +26,7 @@ from ctta.cli.options import (
     read_class_names,
     with_seed,
 )
-from ctta.inference import InferenceSummary, adapt_folder
+from ctta.inference import InferenceSummary, NormalizedBatches, adapt_folder
 from ctta.registry import resolve_method
 
 ORDER_LINES = {
@@ -63,7 +63,7 @@ def adapt(
         int,
         typer.Option(
             min=1,
-            help="Adapt to N images at a time; not too few, as BatchNorm statistics are computed on each batch.",
+            help="Adapt to N images at a time; the fewer, the more BatchNorm relies on the source's statistics.",
             metavar="N",
         ),
     ] = 32,
@@ -181,6 +181,7 @@ def _format_summary(
         )
     speed = num_images / summary.seconds
     lines.append(f"{summary.method}: mean confidence {summary.confidence:.3f}, {speed:.1f} images/s.")
+    lines += [_describe_normalization(batches) for batches in summary.normalization]
     if summary.num_changed is not None:
         percentage = 100 * summary.num_changed / num_images
         lines.append(f"{summary.num_changed} predictions ({percentage:.1f} %) differ from those without adaptation.")
@@ -208,6 +209,15 @@ def _default_class_names(model: str, predictions: Path) -> Sequence[str] | None:
         return names
     with predictions.open(encoding="utf-8", errors="surrogateescape") as file:
         return names if "name" in file.readline().strip().split(",") else None
+
+
+def _describe_normalization(batches: NormalizedBatches) -> str:
+    """Return how batches of one size were normalized, as a sentence."""
+    images = f"{batches.batch_size} image{'s' * (batches.batch_size > 1)}"
+    if batches.batch_stats == 1:
+        return f"Batches of {images}: normalized with batch statistics."
+    share = 100 * batches.batch_stats
+    return f"Batches of {images}: normalized with {share:.0f} % batch and {100 - share:.0f} % source statistics."
 
 
 def _audit_path(predictions: Path) -> Path:

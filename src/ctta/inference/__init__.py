@@ -1,5 +1,6 @@
 """Adapt to a folder of images, resumably."""
 
 from ctta.inference.folder import InferenceSummary, adapt_folder
+from ctta.inference.run import NormalizedBatches
 
-__all__ = ["InferenceSummary", "adapt_folder"]
+__all__ = ["InferenceSummary", "NormalizedBatches", "adapt_folder"]

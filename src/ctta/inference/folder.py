@@ -22,7 +22,7 @@ from ctta.guard import Monitored
 from ctta.hyperparameters import format_hyperparameters
 from ctta.inference.predictions import ERROR, PredictionFile
 from ctta.inference.resume import check_image_size, lock_state, open_model, open_predictions
-from ctta.inference.run import FolderImages, InferenceRun
+from ctta.inference.run import FolderImages, InferenceRun, NormalizedBatches
 from ctta.io.images import Resize
 from ctta.methods import Source
 from ctta.registry import name_of, resolve_method
@@ -47,6 +47,7 @@ class InferenceSummary:
         num_skipped: Updates skipped because they were not finite.
         num_by_source: Images of this call for which the guard returned the source's prediction; None without a guard.
         confidence: Mean confidence of the predictions; None if there was no image.
+        normalization: How the batches of each size were normalized; empty without batch statistics.
         seconds: Duration of the processing.
         method: Name of the method: a key of ``ctta.METHODS``, or the name of another class.
         settings: Hyperparameters of the method.
@@ -64,6 +65,7 @@ class InferenceSummary:
     num_skipped: int
     num_by_source: int | None
     confidence: float | None
+    normalization: list[NormalizedBatches]
     seconds: float
     method: str
     settings: str
@@ -188,6 +190,7 @@ def adapt_folder(
         num_skipped=model.num_skipped - num_skipped_before,
         num_by_source=run.num_by_source if is_guarded else None,
         confidence=run.confidence_sum / run.num_images if run.num_images else None,
+        normalization=run.normalized_batches(),
         seconds=seconds,
         method=name_of(type(model.unwrapped)),
         settings=format_hyperparameters(model.unwrapped.hyperparameters),

@@ -1,5 +1,6 @@
 """Predict and adapt batch by batch, append the predictions to a table, and save the state from time to time."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -30,6 +31,21 @@ from ctta.methods import Source
 from ctta.streams import Stream
 
 SECONDS_BETWEEN_SAVES = 20.0
+
+
+@dataclass(frozen=True)
+class NormalizedBatches:
+    """How batches of one size were normalized.
+
+    Attributes:
+        batch_size: Images per batch.
+        num_batches: Number of such batches.
+        batch_stats: Fraction of the batch in BatchNorm's statistics; the rest are the source's.
+    """
+
+    batch_size: int
+    num_batches: int
+    batch_stats: float
 
 
 @dataclass(frozen=True)
@@ -101,6 +117,7 @@ class InferenceRun:
         self.num_images, self.num_changed, self.num_vanished, self.num_failed = 0, 0, 0, 0
         self.num_by_source, self.confidence_sum = 0, 0.0
         self.comparison = AnswerComparison()
+        self.batch_sizes: Counter[int] = Counter()
         self.schedule = SaveSchedule(SECONDS_BETWEEN_SAVES)
 
     def process(
@@ -165,6 +182,7 @@ class InferenceRun:
         if self.source is None:
             unadapted = []
         predicted, confidence = adapted
+        self.batch_sizes[len(x)] += 1
         for source_predicted, _ in unadapted:
             self.num_changed += sum(ours != other for ours, other in zip(predicted, source_predicted, strict=True))
         self.num_images += len(names)
@@ -208,6 +226,13 @@ class InferenceRun:
         probabilities = logits.double().softmax(1).nan_to_num(0.0).cpu()
         confidence, predicted = probabilities.max(1)
         return predicted.tolist(), confidence.tolist()
+
+    def normalized_batches(self) -> list[NormalizedBatches]:
+        """Return how the batches were normalized, the largest first; none if no layer uses batch statistics."""
+        found = [
+            NormalizedBatches(size, count, self.model.batch_fraction(size)) for size, count in self.batch_sizes.items()
+        ]
+        return sorted((each for each in found if each.batch_stats > 0), key=lambda each: -each.batch_size)
 
     def save(self) -> None:
         """Save the model, if there is a state file."""
