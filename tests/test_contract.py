@@ -32,6 +32,12 @@ def test_contract(method: str, network: str, check: str) -> None:
     CHECKS[check](ContractCase(ctta.METHODS[method], NETWORKS[network], HYPERPARAMETERS.get(method, {})))
 
 
+@pytest.mark.parametrize("check", CHECKS)
+def test_contract_with_batch_statistics_alone(check: str) -> None:
+    """The batches of the checks are small, so that the methods above blend their statistics."""
+    CHECKS[check](ContractCase(ctta.Tent, NETWORKS["batch_norm"], {"batch_stats": 1.0}))
+
+
 def test_the_paper_preset_keeps_the_contract_on_pixels() -> None:
     views = ctta.views.multiscale_flip((0.5, 1))
     settings: dict[str, Any] = {

@@ -45,7 +45,7 @@ def median_confidence(network: str, batch_stats: float) -> float:
 def gated(network: str, settings: dict[str, Any], batch_stats: float = 1.0) -> Stream:
     """Return CoTTA with a gate that opens for about half of the elements."""
     threshold = {"threshold": median_confidence(network, batch_stats)}
-    return Stream(ctta.CoTTA, network, settings | threshold)
+    return Stream(ctta.CoTTA, network, settings | threshold | {"batch_stats": batch_stats})
 
 
 #: Every method on BatchNorm and LayerNorm, then everything else that is reduced over a batch.
@@ -56,10 +56,11 @@ STREAMS: dict[str, Callable[[], Stream]] = {
         for network in ("batch_norm", "vit")
     },
     **{f"views_{network}": partial(Stream, ctta.CoTTA, network, VIEWS, "views") for network in ("batch_norm", "vit")},
+    "batch_statistics": lambda: Stream(ctta.Tent, settings={"batch_stats": 1.0}),
     "blended_statistics": lambda: Stream(ctta.Tent, settings={"batch_stats": 0.3}),
     "views_at_once": lambda: Stream(ctta.TestAug, settings={"views": image_views(3), "views_at_once": 2}),
     "pixels": lambda: gated("segmentation", {"views": multiscale_flip((0.5, 1)), "gate": "element", "loss": "hard"}),
-    "gated_rows": lambda: gated("batch_norm", ELEMENT | {"batch_stats": 0.0}, batch_stats=0.0),
+    "gated_rows": lambda: gated("batch_norm", ELEMENT, batch_stats=0.0),
     "gated_rows_paper": lambda: gated("vit", ELEMENT | {"predict_with": "teacher", "average": "probabilities"}),
     "fewer_views_than_ranks": lambda: Stream(ctta.TestAug, settings={"views": image_views(1)}, shard="views"),
 }
