@@ -31,7 +31,9 @@ def comparison() -> ctta.Comparison:
 def test_a_result_has_three_lines(comparison: ctta.Comparison) -> None:
     result = comparison.results["tent"]
     first, second, third = repr(result).splitlines()
-    assert first.startswith("tent on in_memory mine[") and first.endswith("(80 images, 10 batches, 2 segments)")
+    assert first.startswith("tent on in_memory mine corruptions=") and first.endswith(
+        "(80 images, 10 batches, 2 segments)"
+    )
     interval = result.interval
     assert interval is not None
     ends = f"(95 % interval {100 * interval.low:.1f} to {100 * interval.high:.1f})"
@@ -100,7 +102,7 @@ def test_notebooks_show_tables(comparison: ctta.Comparison) -> None:
 
 def test_a_comparison_is_a_table_with_intervals(comparison: ctta.Comparison) -> None:
     head, columns, *rows, sentence = repr(comparison).splitlines()
-    assert head.startswith("Comparison on in_memory mine[") and head.endswith("(80 images)")
+    assert head.startswith("Comparison on in_memory mine corruptions=") and head.endswith("(80 images)")
     assert columns.split("  ")[0] == "" and columns.count("95 % interval") == 2
     for line, (name, result) in zip(rows, comparison.results.items(), strict=True):
         assert line.startswith(name) and f"{100 * result.error:.1f}" in line and " to " in line
@@ -209,7 +211,10 @@ def test_folders_resume_and_make_a_report(tmp_path: Path) -> None:
     assert output(report, folder).startswith("Report: ")
     page = (folder / "report" / "report.html").read_text()
     assert "<title>Results: camera</title>" in page and "TENT / fast" in page and "Commands" not in page
-    assert first.headline.split(";")[0] in page
+    assert first.headline.removesuffix(".") in page
+    rows = (folder / "report" / "report.md").read_text().splitlines()
+    names = [row.split(" | ")[0] for row in rows if row.startswith(("| source", "| TENT"))]
+    assert names == ["| source", "| TENT / fast"] * 2  # the source network first, whatever its folder is called
     output(report, folder / "source", "--out", tmp_path / "one")
     text = (tmp_path / "one" / "report.md").read_text()
     error = f"{100 * first.results['source'].error:.1f}"

@@ -276,6 +276,14 @@ class StepsUnguarded(ctta.Tent):
 ONE_NETWORK = {"group_norm": NETWORKS["group_norm"]}
 
 
+@pytest.fixture
+def one_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ``check_method`` run one check only, where a test is about what it does besides."""
+    name = "check_reset_equals_new"
+    monkeypatch.setattr(ctta.testing, "CHECKS", {name: CHECKS[name]})
+
+
+@pytest.mark.usefixtures("one_check")
 def test_a_method_that_never_steps_is_found() -> None:
     with pytest.raises(
         AssertionError, match=r"NeverSteps has an optimizer, but its weights stayed the same .*minimize"
@@ -286,6 +294,10 @@ def test_a_method_that_never_steps_is_found() -> None:
 def test_a_method_that_selects_samples_keeps_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
     ctta.testing.check_method(ConfidentOnly, networks=ONE_NETWORK)
     assert capsys.readouterr().out == f"ConfidentOnly: {len(CHECKS)} checks on 1 network passed; 3 steps taken\n"
+
+
+@pytest.mark.usefixtures("one_check")
+def test_a_method_that_selects_nothing_is_declared(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(AssertionError, match="allow_no_steps=True"):
         ctta.testing.check_method(ConfidentOnly, networks=ONE_NETWORK, margin=-1.0)
     ctta.testing.check_method(ConfidentOnly, networks=ONE_NETWORK, margin=-1.0, allow_no_steps=True)

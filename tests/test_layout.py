@@ -161,6 +161,16 @@ print(sorted(new))
     assert loaded <= {"ctta", "numpy", "safetensors", "torch", "typing_extensions"}
 
 
+def test_every_package_is_reachable_after_import() -> None:
+    """In a new interpreter, where no test has imported them yet."""
+    packages = sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists())
+    hidden = {"checkpoint", "cli", "io", "methods"}  # their public names are in ctta itself, or none are
+    script = "import ctta, sys\nprint([getattr(ctta, name).__name__ for name in sys.argv[1:]])"
+    names = [name for name in packages if name not in hidden]
+    assert {"report", "serve", "evaluation"} <= set(names)
+    assert ast.literal_eval(run_python(script, *names)) == [f"ctta.{name}" for name in names]
+
+
 def test_imports_and_checkpoints_work_without_unix_features(tmp_path: Path) -> None:
     """Windows has no ``resource`` and ``fcntl``, and cannot open directories, so it cannot sync them either."""
     script = """

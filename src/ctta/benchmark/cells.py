@@ -12,7 +12,8 @@ import torch
 from ctta.benchmark.recipes import BenchmarkOptions, build_task
 from ctta.distributed import data_parallel, init, rank
 from ctta.evaluation.evaluate import evaluate
-from ctta.evaluation.results import BatchRecord, read_result
+from ctta.evaluation.reading import read_result
+from ctta.evaluation.results import BatchRecord
 from ctta.models import to_device
 
 

@@ -7,7 +7,8 @@ from ctta.benchmark.recipes import build_task
 from ctta.errors import DataError
 from ctta.evaluation.examples import FOLDER, save_examples
 from ctta.evaluation.metrics import MIOU
-from ctta.evaluation.results import Result, read_result
+from ctta.evaluation.reading import read_result
+from ctta.evaluation.results import Result
 
 
 def write_run_examples(run: BenchmarkRun) -> None:

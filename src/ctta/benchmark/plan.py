@@ -11,7 +11,8 @@ from ctta.benchmark.cells import BenchmarkCell
 from ctta.benchmark.recipes import BenchmarkOptions, build_task
 from ctta.distributed import rank
 from ctta.errors import ConfigError
-from ctta.evaluation.results import Result, read_result
+from ctta.evaluation.reading import read_result
+from ctta.evaluation.results import Result
 from ctta.fingerprints import fingerprint
 from ctta.io.atomic import atomic_write
 from ctta.io.provenance import check_same_settings

@@ -3,6 +3,7 @@
 from ctta.evaluation.comparison import Comparison, compare
 from ctta.evaluation.evaluate import evaluate
 from ctta.evaluation.intervals import Interval
-from ctta.evaluation.results import BatchRecord, Result, read_result
+from ctta.evaluation.reading import read_result
+from ctta.evaluation.results import BatchRecord, Result
 
 __all__ = ["BatchRecord", "Comparison", "Interval", "Result", "compare", "evaluate", "read_result"]

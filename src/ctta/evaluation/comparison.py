@@ -20,6 +20,7 @@ from ctta.evaluation.display import (
     render_html_table,
     render_text_table,
     shorten_name,
+    strip_hashes,
 )
 from ctta.evaluation.evaluate import evaluate, evaluate_together
 from ctta.evaluation.inputs import PlainBatches, as_batches, as_model
@@ -171,7 +172,7 @@ class Comparison:
 
     def _describe_data(self) -> str:
         first = next(iter(self.results.values()))
-        return f"Comparison on {shorten_name(first.stream)} ({first.total.num_images:,} images)"
+        return f"Comparison on {shorten_name(strip_hashes(first.stream))} ({first.total.num_images:,} images)"
 
     def _format_rows(self) -> list[dict[str, Any]]:
         rows = []

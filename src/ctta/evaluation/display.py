@@ -1,5 +1,6 @@
 """Results as text and HTML for people: a few lines, and a small table for notebooks."""
 
+import re
 from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -65,7 +66,7 @@ def describe_best(
 
 def describe_result(result: "Result") -> str:
     """Return a result in three lines: what was evaluated, how well, and at what cost."""
-    head = f"{result.method} on {shorten_name(result.stream)}"
+    head = f"{result.method} on {shorten_name(strip_hashes(result.stream))}"
     if not result.is_complete:
         return f"{head}\nincomplete: {len(result.batches)} of {result.num_batches} batches\nstream {result.stream_hash}"
     counts = [
@@ -154,7 +155,12 @@ def make_frame(records: Sequence[dict[str, Any]]) -> Any:
     return pandas.DataFrame(list(records))
 
 
-def shorten_name(name: str, length: int = 72) -> str:
+def strip_hashes(name: str) -> str:
+    """Return the name of a stream without the hashes of its images, such as 'mine' for 'mine[1095f631 6aff0335]'."""
+    return re.sub(r"\[[0-9a-f ]{8,}\]", "", name)
+
+
+def shorten_name(name: str, length: int = 90) -> str:
     """Return a name of at most ``length`` characters."""
     return name if len(name) <= length else f"{name[: length - 1]}…"
 

@@ -1,7 +1,6 @@
 """Evaluate one method on one stream: predict, adapt, score; resumable after being killed."""
 
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,17 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from ctta.base import AdaptiveModel
-from ctta.errors import ConfigError, DataError, InputError
+from ctta.errors import ConfigError, InputError
+from ctta.evaluation.batch import check_classes, check_labeled, check_same_kind, evaluate_batch
 from ctta.evaluation.environment import PeakMemory, describe_environment
 from ctta.evaluation.inputs import PlainBatches, as_batches, as_model
 from ctta.evaluation.journal import Journal, write_evaluation
 from ctta.evaluation.label_maps import save_label_maps
-from ctta.evaluation.metrics import BatchScore, PixelScore, Score, score_batch, score_from_json
 from ctta.evaluation.progress import ProgressLine
 from ctta.evaluation.results import BatchRecord, Result
 from ctta.fingerprints import source_fingerprint
 from ctta.hyperparameters import format_hyperparameters, format_value
-from ctta.streams import Batch, Stream
+from ctta.streams import Stream
 
 OnBatch = Callable[[BatchRecord], None]
 
@@ -155,12 +154,12 @@ def _evaluate_stream(
         segment = stream.segment_index(index)
         if reset_at_domain and records and records[-1].segment != segment:
             model.reset()
-        record, logits = _evaluate_batch(model, batch, reference, segment, memory)
-        _check_classes(record.score, stream.class_names)
-        _check_same_kind(record.score, records, batch.domain)
+        record, logits = evaluate_batch(model, batch, reference, segment, memory)
+        check_classes(record.score, stream.class_names)
+        check_same_kind(record.score, records, batch.domain)
         records.append(record)
         if index + 1 == len(stream) or stream.segment_index(index + 1) != segment:
-            _check_labeled([record.score for record in records if record.segment == segment], batch.domain)
+            check_labeled([record.score for record in records if record.segment == segment], batch.domain)
         has_maps = batch.y is not None and batch.y.ndim == 3
         if folder is not None and has_maps and segment == last_segments[batch.domain]:
             logits = coordinator.all_gather(logits)
@@ -223,9 +222,9 @@ def evaluate_together(
             done = records[name]
             if reset_at_domain and done and done[-1].segment != batches.segment:
                 model.reset()
-            record, _logits = _evaluate_batch(model, batch, references[name], batches.segment, memory)
-            _check_classes(record.score, batches.class_names)
-            _check_same_kind(record.score, done, batch.domain)
+            record, _logits = evaluate_batch(model, batch, references[name], batches.segment, memory)
+            check_classes(record.score, batches.class_names)
+            check_same_kind(record.score, done, batch.domain)
             done.append(record)
             if name in lines:
                 lines[name](record)
@@ -238,7 +237,7 @@ def evaluate_together(
         if not records[name]:
             raise InputError(f"{batches.name} yields no batch: check the data; a generator can be read only once")
         for segment, domain in enumerate(batches.domains):
-            _check_labeled([record.score for record in records[name] if record.segment == segment], domain)
+            check_labeled([record.score for record in records[name] if record.segment == segment], domain)
         about = _describe(model, name, batches.name, batches.class_names, reset_at_domain, labels) | {
             "stream_hash": batches.hash,
             "domains": batches.domains,
@@ -290,64 +289,3 @@ def _format_settings(model: AdaptiveModel) -> dict[str, str]:
         inside = format_hyperparameters(model.unwrapped.hyperparameters)
         settings["model"] = f"{type(model.unwrapped).__name__}({inside})"
     return settings
-
-
-def _evaluate_batch(
-    model: AdaptiveModel, batch: Batch, reference: Tensor, segment: int, memory: PeakMemory | None
-) -> tuple[BatchRecord, Tensor]:
-    """Return the record of a batch, and the logits of this rank's rows."""
-    rows = model.coordinator.local_rows(len(batch.x))
-    x, labels = batch.x[rows].to(reference), None if batch.y is None else batch.y[rows]
-    num_steps_before, started = model.num_steps, time.perf_counter()
-    logits = model(x)
-    if reference.is_cuda:
-        torch.cuda.synchronize(reference.device)
-    seconds = time.perf_counter() - started
-    scores = model.coordinator.all_gather_object(lambda: score_batch(logits, labels).to_json() if len(x) else None)
-    step = model.last_step if model.num_steps > num_steps_before else None
-    record = BatchRecord(
-        segment=segment,
-        score=Score.sum(score_from_json(part) for part in scores if part is not None),
-        seconds=seconds,
-        peak_mib=memory.read_mib() if memory else None,
-        loss=_to_float(step.loss) if step else None,
-        confidence=_to_float(step.confidence) if step else None,
-        augmented=_to_float(step.augmented) if step else None,
-        skipped=step.skipped if step else False,
-    )
-    return record, logits
-
-
-def _check_classes(score: BatchScore, names: tuple[str, ...]) -> None:
-    """Raise if the model predicts another number of classes than the dataset has."""
-    # The range of labels cannot tell: labels of 19 classes are also valid for a network with 150.
-    if names and isinstance(score, PixelScore) and len(score.num_labeled) != len(names):
-        raise ConfigError(
-            f"the model has {len(score.num_labeled)} classes, but the dataset has {len(names)} "
-            f"({', '.join(names[:3])}, ...): use the model for this dataset"
-        )
-
-
-def _check_same_kind(score: BatchScore, records: Sequence[BatchRecord], domain: str) -> None:
-    """Raise if a batch has labels of another kind than those before it, whose scores cannot be added up."""
-    if records and type(records[-1].score) is not type(score):
-        raise DataError(
-            f"batch {len(records)}, of {domain}, has no labels or others than those before it: label all batches in "
-            "the same way, or none"
-        )
-
-
-def _check_labeled(segment: Sequence[BatchScore], domain: str) -> None:
-    """Raise if a whole segment has no labeled pixel, and so no mIoU; a single scene may have none."""
-    if not any(not isinstance(score, PixelScore) or score.num_pixels for score in segment):
-        num_images = sum(score.num_images for score in segment)
-        raise DataError(
-            f"{domain} has no labeled pixel in {num_images} images, so it cannot be scored: the labels of test splits "
-            "are often withheld; use a split that has them"
-        )
-
-
-def _to_float(value: Tensor | None) -> float | None:
-    """Return a finite value as a float; None for one that is missing or not finite, which JSON cannot hold."""
-    number = None if value is None else float(value)
-    return number if number is not None and abs(number) < float("inf") else None

@@ -14,7 +14,8 @@ from typing import Any
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.files import load, save
 from ctta.checkpoint.manifest import unserializable_arguments
-from ctta.evaluation.results import FORMAT, BatchRecord, read_about, read_batches
+from ctta.evaluation.reading import FORMAT, read_about, read_batches
+from ctta.evaluation.results import BatchRecord
 from ctta.io.atomic import atomic_write, fsync_file
 from ctta.io.provenance import check_same_settings
 

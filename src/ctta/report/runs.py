@@ -8,7 +8,8 @@ from typing import Any
 
 from ctta.errors import ConfigError, DataError
 from ctta.evaluation.examples import SceneExample, load_examples
-from ctta.evaluation.results import Result, read_result
+from ctta.evaluation.reading import read_result
+from ctta.evaluation.results import Result
 
 FORMAT = 1
 

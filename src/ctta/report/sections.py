@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ctta.evaluation.display import strip_hashes
 from ctta.evaluation.results import Result
 from ctta.report.runs import RecordedRun
 
@@ -35,6 +36,11 @@ class MethodEntry:
         return self.results[0].method
 
     @property
+    def is_source(self) -> bool:
+        """Whether this is the source network, by its name."""
+        return self.method.casefold() == "source"
+
+    @property
     def settings(self) -> dict[str, str]:
         """Hyperparameters without the seed, which varies between results."""
         return _get_settings(self.results[0])
@@ -52,7 +58,9 @@ class MethodEntry:
 
     @property
     def averaged_over(self) -> str:
-        """Orders and seeds that the row is a mean over, in words."""
+        """Orders and seeds that the row is a mean over, in words; 'one run' for an evaluation that names none."""
+        if not any("order" in result.labels for result in self.results):
+            return "one run" if len(self.results) == 1 else f"{len(self.results)} runs"
         orders = ", ".join("standard" if order is None else str(order) for order in self.orders)
         if len(self.orders) > 1:
             text = f"orders {orders}"
@@ -90,7 +98,7 @@ class Section:
     @property
     def title(self) -> str:
         """The protocol without the hashes of its data, which the foot of the section has."""
-        return re.sub(r"\[[0-9a-f ]{8,}\]", "", self.protocol)
+        return strip_hashes(self.protocol)
 
 
 def get_order(result: Result) -> int | None:
@@ -122,7 +130,7 @@ def group_by_method(results: Sequence[Result], run: str = "") -> list[MethodEntr
         grouped.setdefault(key, []).append(result)
     entries = [MethodEntry(group[0].method, run, tuple(group)) for group in grouped.values()]
     ranks = {method: rank for rank, method in enumerate(METHOD_ORDER)}
-    entries.sort(key=lambda entry: ranks.get(entry.method, len(METHOD_ORDER)))
+    entries.sort(key=lambda entry: 0 if entry.is_source else ranks.get(entry.method, len(METHOD_ORDER)))
     return [replace(entry, label=_make_label(entry, entries)) for entry in entries]
 
 

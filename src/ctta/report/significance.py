@@ -137,7 +137,7 @@ def write_headline(entries: Sequence[MethodEntry], metric: Metric) -> str:
         lead=estimate_difference(first.results, second.results),
         runs=_describe_runs([first, second]),
     )
-    sources = [entry for entry in others[1:] if entry.label == "Source"]
+    sources = [entry for entry in others[1:] if entry.is_source]
     if sources:
         sentence += f". The source network has {format_percent(average_results(sources[0]))}"
     return f"{sentence}."
@@ -145,6 +145,8 @@ def write_headline(entries: Sequence[MethodEntry], metric: Metric) -> str:
 
 def _describe_runs(entries: Sequence[MethodEntry]) -> str:
     """Return what the numbers are means over, in words: 'one seed', or '3 seeds' and '10 orders'."""
+    if not any("order" in result.labels for entry in entries for result in entry.results):
+        return "one run" if len(entries) == 1 else "one run each"
     num_seeds = min((len(entry.seeds) for entry in entries if entry.seeds), default=0)
     num_orders = min(len(entry.orders) for entry in entries)
     parts = []
