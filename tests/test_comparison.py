@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import output
-from test_evaluation_inputs import BYTES, X, Y, in_batches, make_net
+from random_pictures import BYTES, X, Y, in_batches, make_net
 from torch.utils.data import DataLoader, TensorDataset
 
 import ctta

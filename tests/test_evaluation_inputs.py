@@ -8,26 +8,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from random_pictures import BYTES, X, Y, in_batches, make_net
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import ctta
 from ctta.errors import ConfigError, DataError, InputError
 from ctta.evaluation import read_result
-
-BYTES = np.random.default_rng(0).integers(0, 256, (40, 16, 16, 3), dtype=np.uint8)
-X = torch.from_numpy(BYTES).permute(0, 3, 1, 2).div(255)
-Y = torch.arange(40) % 5
-
-
-def make_net() -> nn.Sequential:
-    torch.manual_seed(0)
-    layers = nn.Conv2d(3, 6, 3, 2), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 49, 5)
-    return nn.Sequential(*layers).eval()
-
-
-def in_batches(size: int = 8) -> list[tuple[Tensor, Tensor]]:
-    return list(zip(X.split(size), Y.split(size), strict=True))
 
 
 def expected_error() -> float:
