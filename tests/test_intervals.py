@@ -35,10 +35,10 @@ def make_result(wrong: Any, *, size: int = 100, order: int | None = None, seed: 
 
 
 def test_one_segment_gives_students_interval_of_the_mean() -> None:
-    counts = [10, 30, 20, 25, 15, 22, 18]
+    counts = [10, 30, 20, 25, 15]
     interval = make_result([counts]).interval
-    assert interval is not None and interval.num_blocks == 7
-    half = T_QUANTILES[5] * stdev(counts) / 100 / sqrt(7)
+    assert interval is not None and interval.num_blocks == 5
+    half = T_QUANTILES[3] * stdev(counts) / 100 / sqrt(5)
     assert interval.estimate == pytest.approx(fmean(counts) / 100)
     assert (interval.low, interval.high) == pytest.approx((interval.estimate - half, interval.estimate + half))
 
@@ -51,9 +51,10 @@ def test_blocks_of_all_segments_are_left_out_together() -> None:
     assert (repeated.low, repeated.high) == pytest.approx((alone.low, alone.high))
 
 
-def test_long_segments_are_cut_into_ten_blocks() -> None:
-    interval = make_result([np.arange(40), np.arange(57)]).interval
-    assert interval is not None and interval.num_blocks == 10
+@pytest.mark.parametrize(("lengths", "num_blocks"), [((39, 57), 5), ((57, 57), 7), ((80, 90), 10), ((300, 81), 10)])
+def test_blocks_have_at_least_eight_batches_where_there_are_enough(lengths: tuple[int, int], num_blocks: int) -> None:
+    interval = make_result([np.arange(length) % 90 for length in lengths]).interval
+    assert interval is not None and interval.num_blocks == num_blocks
 
 
 def test_short_segments_are_blocks_themselves() -> None:
@@ -92,16 +93,24 @@ def test_seeds_are_paired_and_their_spread_is_added() -> None:
 
 @pytest.mark.parametrize(("correlation", "num_segments"), [(0.0, 1), (0.0, 3), (0.6, 1), (0.6, 3)])
 def test_coverage_of_a_difference_without_effect(correlation: float, num_segments: int) -> None:
-    """About 95 of 100 intervals contain zero, though neighboring batches err together and segments share images."""
+    """Most intervals hold zero, though neighboring batches err together and segments share images.
+
+    In 20,000 simulations it was 95 % without correlation and 93 % with it; three standard deviations less or more are
+    accepted. Intervals that take images as independent hold zero far too seldom.
+    """
+    expected, num_trials = 0.93 if correlation else 0.95, 900 // num_segments
     rng = np.random.default_rng(0)
-    num_trials, num_batches, hits = 200, 60, 0
+    num_batches, hits, naive_hits = 60, 0, 0
     for _ in range(num_trials):
         noise = rng.normal(size=(2, num_batches))
         for place in range(1, num_batches):
             noise[:, place] += correlation * noise[:, place - 1]
-        shared = 100 * 0.3 + 4 * noise[:, None, :]  # the same images, segment after segment
-        wrong = rng.binomial(100, np.clip(shared / 100, 0.01, 0.99).repeat(num_segments, 1))
+        shared = 0.3 + 0.06 * noise[:, None, :]  # the same images, segment after segment
+        wrong = rng.binomial(100, np.clip(shared, 0.01, 0.99).repeat(num_segments, 1))
         difference = estimate_difference([make_result(wrong[0])], [make_result(wrong[1])])
         assert difference is not None
         hits += not difference.excludes_zero
-    assert 0.905 <= hits / num_trials <= 0.99
+        fraction = wrong.mean() / 100
+        naive_hits += abs(difference.estimate) < 1.96 * sqrt(2 * fraction * (1 - fraction) / (wrong.size / 2 * 100))
+    assert abs(hits / num_trials - expected) <= 3 * sqrt(expected * (1 - expected) / num_trials)
+    assert naive_hits / num_trials < 0.85
