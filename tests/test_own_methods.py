@@ -40,9 +40,9 @@ def test_bench_runs_a_method_of_a_file_beside_others(folder: Path) -> None:
     (cell,) = Path("run/cells").glob("Mine-*-standard")
     about = json.loads((cell / "about.json").read_text())
     assert (about["method"], about["labels"]["seed"]) == ("Mine", None)
-    assert "optimizer=SGD(lr=0.01)" in about["settings"]
+    assert about["settings"]["optimizer"] == "SGD(lr=0.01)"
     paper = json.loads(Path("run/cells/cotta_paper-standard-seed1/about.json").read_text())
-    assert "gate='element'" in paper["settings"] and paper["method"] == "CoTTA paper"
+    assert paper["settings"]["gate"] == "'element'" and paper["method"] == "CoTTA paper"
 
 
 def test_workers_find_the_class_and_an_edited_file_is_not_mixed_with_old_results(folder: Path) -> None:

@@ -55,7 +55,7 @@ OFFICIAL_SEGMENTATION: Mapping[str, Any] = {
 
 #: Settings by the name of the classmethod that builds them: :meth:`CoTTA.fast` is the name ``cotta_fast``.
 PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "official": {},
+    "official": {"batch_stats": 1.0},
     "official_segmentation": OFFICIAL_SEGMENTATION,
     "paper": {"gate": "element", "average": "probabilities", "predict_with": "teacher"},
     "fast": {"views": fast_image_views()},
@@ -167,7 +167,7 @@ class CoTTA(AdaptiveModel):
         Returns:
             The model.
         """
-        return cls(net, **{"batch_stats": 1.0} | overrides)
+        return cls(net, **{**PRESETS["official"], **overrides})
 
     @classmethod
     def official_segmentation(cls, net: nn.Module, **overrides: Any) -> Self:
