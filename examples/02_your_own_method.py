@@ -15,17 +15,20 @@ from ctta.functional import entropy
 class InformationMaximization(ctta.AdaptiveModel):
     """Minimize the entropy of each prediction and maximize that of the mean prediction."""
 
+    info = ctta.MethodInfo("InfoMax", trains="all weights", backward_passes=1, num_networks=2)
+
     def __init__(
         self,
         net: nn.Module,
         *,
         optimizer: ctta.OptimizerFactory = partial(torch.optim.SGD, lr=1e-2),
+        lr: float | None = None,
         diversity: float = 1.0,
     ) -> None:
         super().__init__(net)
         self.diversity = diversity
         self.student = self.copy_of_source()
-        self.optimize(self.student, optimizer)
+        self.optimize(self.student, optimizer, lr)
 
     def adapt_step(self, x: Tensor) -> Tensor:
         logits: Tensor = self.student(x)

@@ -46,7 +46,9 @@ def test_entries() -> None:
         assert dataset.url.startswith("https://")
         assert (dataset.md5 is None) == (not dataset.is_archive) == (name in checkpoints)
         assert dataset.md5 is None or re.fullmatch("[0-9a-f]{32}", dataset.md5)
-    with pytest.raises(ConfigError, match=r"unknown dataset 'cifar-10' \(did you mean 'cifar10'\?\); expected one of cifar10-c, "):
+    with pytest.raises(
+        ConfigError, match=r"unknown dataset 'cifar-10' \(did you mean 'cifar10'\?\); expected one of cifar10-c, "
+    ):
         download("cifar-10")
 
 

@@ -173,6 +173,8 @@ def test_methods_that_draw_random_numbers_have_seeds() -> None:
         "cotta_view_average",
         "cotta",
         "cotta_fast",
+        "cotta_official",
+        "cotta_paper",
     }
     assert (
         build_task("embedded", BenchmarkOptions(settings=("cotta_weight_average.restore=0.1",)))
