@@ -205,7 +205,7 @@ def naive_sar(
         if loss is None or climbed is None:
             continue
         descent.step(climbed)
-        average = float(loss) if average is None else 0.9 * average + 0.1 * float(loss)
+        average = loss.item() if average is None else 0.9 * average + 0.1 * loss.item()
         if average < recover_below:
             num_recoveries += 1
             average, descent = None, optimizer(trained)
@@ -244,9 +244,9 @@ def naive_deyo(
         terms = []
         for i, other in zip(first, shuffled, strict=True):
             label = int(vectors[i].argmax())
-            difference = float(probabilities(vectors[i])[label]) - float(probabilities(other)[label])
+            difference = probabilities(vectors[i])[label].item() - probabilities(other)[label].item()
             if difference > min_difference:
-                weight = math.exp(weight_below * scale - float(entropies[i])) + math.exp(difference)
+                weight = math.exp(weight_below * scale - entropies[i].item()) + math.exp(difference)
                 terms.append(weight * entropies[i])
         if terms:
             descent.step(torch.autograd.grad(add_up(terms) / len(terms), trained))

@@ -34,6 +34,7 @@ from ctta.methods import (
     Tent,
     TestAug,
 )
+from ctta.methods import LAME, METHODS, RPL, SHOTIM, SLR, T3A, BNStats, CoTTA, DeYO, PseudoLabel, Source, Tent, TestAug
 from ctta.optim import OptimizerFactory
 from ctta.registry import adapt
 from ctta.source_stats import SourceStats, source_stats
@@ -65,6 +66,12 @@ __all__ = [
     "ETA",
     "METHODS",
     "NOTE",
+    "LAME",
+    "METHODS",
+    "RPL",
+    "SHOTIM",
+    "SLR",
+    "T3A",
     "AdaptiveModel",
     "BNAlpha",
     "BNStats",
@@ -73,6 +80,7 @@ __all__ = [
     "Comparison",
     "ConfigError",
     "DataError",
+    "DeYO",
     "Guarded",
     "InputError",
     "MethodInfo",

@@ -21,6 +21,7 @@ from ctta.functional.losses import (
 from ctta.functional.parameters import bernoulli_positions, ema_update_, lerp_, pair_trained, stochastic_restore_
 from ctta.functional.selection import (
     batch_sum,
+    call_on_selected,
     correct_prior,
     cosine_to_average,
     masked_mean,
@@ -36,6 +37,7 @@ __all__ = [
     "at_least_float32",
     "batch_sum",
     "bernoulli_positions",
+    "call_on_selected",
     "confidence",
     "contrastive_loss",
     "correct_prior",

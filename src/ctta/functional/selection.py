@@ -5,6 +5,7 @@ For a mean over *selected* elements that would be wrong, since a process may hav
 :func:`masked_mean`.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -36,6 +37,27 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     """
     selected = mask.to(values.dtype)
     return (values * selected).mean() / _positive_or_one(current_reducer().mean(selected.mean()))
+
+
+def call_on_selected(net: Callable[[Tensor], Tensor], x: Tensor, mask: Tensor) -> Tensor:
+    """Return the logits of the selected inputs of a batch, computed as a batch of their own; differentiable.
+
+    Args:
+        net: The network.
+        x: The batch (N, ...).
+        mask: Whether an input is selected (N); at least one of the whole batch must be.
+
+    Returns:
+        Logits (N, C, ...), zeros where nothing was selected.
+
+    >>> call_on_selected(lambda x: x + 1, torch.ones(3, 2), torch.tensor([True, False, True])).sum(1)
+    tensor([4., 0., 4.])
+    """
+    rows = mask.nonzero().squeeze(1)
+    with current_reducer().subset(mask):
+        # A process without selected inputs takes part with one that has no weight.
+        logits = net(x[rows] if len(rows) else x[:1])[: len(rows)]
+    return logits.new_zeros(len(x), *logits.shape[1:]).index_copy(0, rows, logits)
 
 
 def batch_sum(values: Tensor) -> Tensor:

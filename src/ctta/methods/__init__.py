@@ -10,7 +10,14 @@ from ctta.methods.eta import ETA
 from ctta.methods.note import NOTE
 from ctta.methods.pseudo_label import PseudoLabel
 from ctta.methods.rotta import RoTTA
+from ctta.methods.deyo import DeYO
+from ctta.methods.lame import LAME
+from ctta.methods.pseudo_label import PseudoLabel
+from ctta.methods.rpl import RPL
+from ctta.methods.shot_im import SHOTIM
+from ctta.methods.slr import SLR
 from ctta.methods.source import Source
+from ctta.methods.t3a import T3A
 from ctta.methods.tent import Tent
 from ctta.methods.test_aug import TestAug
 
@@ -23,6 +30,16 @@ __all__ = [
     "CoTTA",
     "PseudoLabel",
     "RoTTA",
+    "LAME",
+    "METHODS",
+    "RPL",
+    "SHOTIM",
+    "SLR",
+    "T3A",
+    "BNStats",
+    "CoTTA",
+    "DeYO",
+    "PseudoLabel",
     "Source",
     "Tent",
     "TestAug",
@@ -43,4 +60,10 @@ METHODS: dict[str, type[AdaptiveModel]] = {
     "bn_ema": BNEMA,
     "eta": ETA,
     "eata": EATA,
+    "rpl": RPL,
+    "slr": SLR,
+    "deyo": DeYO,
+    "lame": LAME,
+    "t3a": T3A,
+    "shot_im": SHOTIM,
 }

@@ -1,0 +1,118 @@
+"""DeYO: entropy minimization over samples whose prediction depends on the shape of the object."""
+
+import math
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from ctta.base import AdaptiveModel
+from ctta.errors import InputError
+from ctta.functional import EntropyKind, call_on_selected, confidence, entropy, masked_mean, reliability_weights
+from ctta.method_info import MethodInfo
+from ctta.norms import BatchStats
+from ctta.optim import OptimizerFactory
+from ctta.parallel import current_reducer
+from ctta.surgery import Output
+from ctta.validation import check_choice, check_fraction, check_non_negative
+from ctta.views.destruction import DESTRUCTIONS, Destruction, destroy_shape
+
+
+class DeYO(AdaptiveModel):
+    """One gradient step per batch on the weighted entropy of samples that are sure, and unsure once destroyed.
+
+    A sample counts if its entropy is low and the probability of its class drops when the object's shape is destroyed.
+
+    Args:
+        net: A network for images with normalization layers of any kind.
+        select_below: The entropy below which a sample counts, as a fraction of ln C.
+        weight_below: The entropy at which the weight exp(margin - H) is 1, as a fraction of ln C.
+        min_drop: The drop in probability that a sample needs. The authors use 0.3 for i.i.d. streams and 0.2 for wild
+            ones, public benchmarks 0.2.
+        destroy: How to destroy the shape: shuffle ``"patches"`` of a 4 x 4 grid, differently in each image; shuffle
+            ``"pixels"``, in all images alike; or an ``"occlusion"`` of half the sides by the image's mean.
+        entropy: Which entropy to minimize; ``"come"`` is COME's.
+        skip_top: Whether to leave out the layers nearest to the output, as the authors do.
+        optimizer: A factory of the optimizer. The default is the setting for CIFAR; that for ImageNet is
+            ``partial(torch.optim.SGD, lr=2.5e-4, momentum=0.9)``.
+        lr: The learning rate, if it should differ from that of ``optimizer``.
+        batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch, from 16 images on.
+        seed: The seed of the shuffles.
+        output: Where the logits are in the network's output; by default the usual places.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
+    >>> logits = DeYO(net)(torch.rand(16, 3, 8, 8))
+
+    Reference: Lee et al., "Entropy is not enough for test-time adaptation: from the perspective of disentangled
+    factors", ICLR 2024.
+    """
+
+    info = MethodInfo(
+        "DeYO",
+        paper="Lee et al., ICLR 2024",
+        trains="norm layers but the top",
+        forward_passes=2,
+        backward_passes=1,
+        num_networks=2,
+    )
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        select_below: float = 0.5,
+        weight_below: float = 0.4,
+        min_drop: float = 0.2,
+        destroy: Destruction = "patches",
+        entropy: EntropyKind = "softmax",
+        skip_top: bool = True,
+        optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
+        lr: float | None = None,
+        batch_stats: BatchStats = "auto",
+        seed: int = 0,
+        output: Output = None,
+    ) -> None:
+        super().__init__(net, batch_stats=batch_stats, seed=seed, output=output)
+        check_non_negative("select_below", select_below)
+        check_non_negative("weight_below", weight_below)
+        check_fraction("min_drop", min_drop)
+        check_choice("destroy", destroy, DESTRUCTIONS)
+        check_choice("entropy", entropy, ("softmax", "come"))
+        self.select_below, self.weight_below, self.min_drop = select_below, weight_below, min_drop
+        self.destroy, self.entropy, self.skip_top = destroy, entropy, skip_top
+        self.student = self.copy_of_source()
+        self.train_norms_(self.student, skip_top=skip_top)
+        self.optimize(self.student, optimizer, lr)
+
+    @override
+    def check_input(self, x: Tensor) -> None:
+        super().check_input(x)
+        if x.ndim != 4:
+            raise InputError(f"DeYO needs images (N, C, H, W), got a batch of shape {tuple(x.shape)}")
+
+    @override
+    def adapt_step(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.student(x)
+        entropies, scale = entropy(logits, self.entropy), math.log(logits.shape[1])
+        reliable = entropies.detach() < self.select_below * scale
+        drop = self._measure_drop(x, logits.detach(), reliable)
+        selected = reliable & (drop > self.min_drop)
+        weights = reliability_weights(entropies, self.weight_below * scale) + drop.exp()
+        loss = masked_mean(entropies * weights, selected)
+        self.minimize(loss, selected=selected, confidence=confidence(logits.detach()).mean())
+        return logits
+
+    @override
+    def predict_step(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.student(x)
+        return logits
+
+    @torch.no_grad()
+    def _measure_drop(self, x: Tensor, logits: Tensor, reliable: Tensor) -> Tensor:
+        """Return how much less probable the predicted class of each reliable image is in the destroyed image."""
+        if not current_reducer().any(reliable):
+            return torch.zeros_like(reliable, dtype=logits.dtype)
+        destroyed = call_on_selected(self.student, destroy_shape(x, self.destroy, self.generator("shuffle")), reliable)
+        labels = logits.argmax(1, keepdim=True)
+        return (logits.softmax(1) - destroyed.softmax(1)).gather(1, labels).squeeze(1)

@@ -1,0 +1,65 @@
+"""RPL: robust pseudo-labeling, a generalized cross-entropy against the network's own labels."""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from ctta.base import AdaptiveModel
+from ctta.functional import confidence, generalized_cross_entropy
+from ctta.method_info import MethodInfo
+from ctta.norms import BatchStats
+from ctta.optim import OptimizerFactory
+from ctta.surgery import Output
+from ctta.validation import check_number
+
+
+class RPL(AdaptiveModel):
+    """One gradient step per batch on a loss that wrong pseudo-labels affect less, over the norm layers only.
+
+    Args:
+        net: A network with normalization layers of any kind.
+        q: The exponent of the generalized cross-entropy (1 - p^q) / q of the most probable class.
+        optimizer: A factory of the optimizer. The default is the setting for CIFAR; that for ImageNet is
+            ``partial(torch.optim.SGD, lr=5e-4, momentum=0.9)``.
+        lr: The learning rate, if it should differ from that of ``optimizer``.
+        batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch, from 16 images on.
+        output: Where the logits are in the network's output; by default the usual places.
+
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+    >>> logits = RPL(net)(torch.randn(16, 4))
+
+    Reference: Rusak et al., "If your data distribution shifts, use self-learning", TMLR 2022.
+    """
+
+    info = MethodInfo("RPL", paper="Rusak et al., TMLR 2022", trains="norm layers", backward_passes=1, num_networks=2)
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        q: float = 0.8,
+        optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
+        lr: float | None = None,
+        batch_stats: BatchStats = "auto",
+        output: Output = None,
+    ) -> None:
+        super().__init__(net, batch_stats=batch_stats, output=output)
+        check_number("q", q)
+        self.q = q
+        self.student = self.copy_of_source()
+        self.train_norms_(self.student)
+        self.optimize(self.student, optimizer, lr)
+
+    @override
+    def adapt_step(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.student(x)
+        loss = generalized_cross_entropy(logits, logits.detach(), self.q).mean()
+        self.minimize(loss, confidence=confidence(logits.detach()).mean())
+        return logits
+
+    @override
+    def predict_step(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.student(x)
+        return logits

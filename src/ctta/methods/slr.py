@@ -1,0 +1,80 @@
+"""SLR: minimize the soft likelihood ratio, and keep the predictions of the stream diverse."""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from ctta.base import AdaptiveModel
+from ctta.functional import confidence, mean_probabilities, soft_likelihood_ratio
+from ctta.method_info import MethodInfo
+from ctta.norms import BatchStats
+from ctta.optim import OptimizerFactory
+from ctta.surgery import Output
+from ctta.validation import check_fraction, check_non_negative
+
+
+class SLR(AdaptiveModel):
+    """One gradient step per batch on a confidence loss whose gradient does not vanish, over the norm layers only.
+
+    The loss is the negative entropy of a moving average of the predictions plus ``weight`` times the soft likelihood
+    ratio. The input transformation module of the paper is not part of it.
+
+    Args:
+        net: A network with normalization layers of any kind.
+        weight: The weight of the likelihood ratio.
+        momentum: The fraction that the average prediction keeps at each batch; it starts uniform.
+        num_classes: The number of classes; by default that of the network's head.
+        optimizer: A factory of the optimizer.
+        lr: The learning rate, if it should differ from that of ``optimizer``.
+        batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch, from 16 images on.
+        output: Where the logits are in the network's output; by default the usual places.
+
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+    >>> logits = SLR(net)(torch.randn(16, 4))
+
+    Reference: Mummadi et al., "Test-time adaptation to distribution shift by confidence maximization and input
+    transformation", 2021.
+    """
+
+    info = MethodInfo("SLR", paper="Mummadi et al., 2021", trains="norm layers", backward_passes=1, num_networks=2)
+    average: Tensor
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        weight: float = 0.025,
+        momentum: float = 0.9,
+        num_classes: int | None = None,
+        optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
+        lr: float | None = None,
+        batch_stats: BatchStats = "auto",
+        output: Output = None,
+    ) -> None:
+        super().__init__(net, batch_stats=batch_stats, output=output)
+        check_non_negative("weight", weight)
+        check_fraction("momentum", momentum)
+        self.weight, self.momentum = weight, momentum
+        self.num_classes = self.count_classes(num_classes)
+        self.register_buffer("average", torch.full((self.num_classes,), 1 / self.num_classes, dtype=torch.float64))
+        self.student = self.copy_of_source()
+        self.train_norms_(self.student)
+        self.optimize(self.student, optimizer, lr)
+
+    @override
+    def adapt_step(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.student(x)
+        p = mean_probabilities(logits)
+        average = self.momentum * self.average.to(p) + (1 - self.momentum) * p
+        diversity = torch.special.xlogy(average, average).sum()
+        ratio = soft_likelihood_ratio(logits).mean()
+        if self.minimize(diversity + self.weight * ratio, confidence=confidence(logits.detach()).mean()):
+            self.average.copy_(average.detach())
+        return logits
+
+    @override
+    def predict_step(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.student(x)
+        return logits

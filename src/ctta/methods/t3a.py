@@ -1,0 +1,97 @@
+"""T3A: replace the classifier by the mean features of confident predictions."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from typing_extensions import override
+
+from ctta.base import AdaptiveModel
+from ctta.errors import InputError
+from ctta.functional import at_least_float32, entropy
+from ctta.heads import features_and_logits, get_head, head_weight
+from ctta.method_info import MethodInfo
+from ctta.parallel import current_reducer
+from ctta.surgery import Output
+from ctta.validation import check_integer
+
+
+class T3A(AdaptiveModel):
+    """Classify by prototypes, the means of the features with the lowest entropy of each class; nothing is trained.
+
+    Each batch joins the supports before it is predicted. The supports start with the rows of the classifier, whose bias
+    is not used. Returns the inner products of features with prototypes.
+
+    Args:
+        net: A network for images, whose classifier can be found or is named by ``head``.
+        num_supports: The supports kept for each class, those of the lowest entropy. T3A chooses from 1, 5, 20, 50 and
+            100; FOA compares with 20, TTAB with 100.
+        head: The name of the classifier; by default it is found.
+        batch_stats: The fraction of the batch in BatchNorm's statistics; by default 0, as in T3A.
+        output: Where the logits are in the network's output; by default the usual places.
+
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> logits = T3A(net)(torch.randn(16, 4))
+
+    Reference: Iwasawa and Matsuo, "Test-time classifier adjustment module for model-agnostic domain generalization",
+    NeurIPS 2021.
+    """
+
+    info = MethodInfo("T3A", paper="Iwasawa and Matsuo, NeurIPS 2021", trains="prototypes")
+    features: Tensor
+    entropies: Tensor
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        num_supports: int = 20,
+        head: str | None = None,
+        batch_stats: float = 0.0,
+        output: Output = None,
+    ) -> None:
+        super().__init__(net, batch_stats=batch_stats, output=output)
+        self.num_supports = check_integer("num_supports", num_supports, 1)
+        self.head = self.use_head(head)
+        weight = head_weight(self.source)
+        num_classes, num_features = weight.shape
+        # Sorted by entropy within each class; an infinite entropy marks a place that is free.
+        self.register_buffer("features", weight.new_zeros(num_classes, num_supports, num_features))
+        self.register_buffer("entropies", weight.new_full((num_classes, num_supports), torch.inf))
+        classifier = get_head(self.source)
+        self.features, self.entropies = self._add(weight, classifier(classifier.weight.detach()).flatten(1))
+
+    @override
+    def adapt_step(self, x: Tensor) -> Tensor:
+        features, (self.features, self.entropies) = self._extend(x)
+        return self._classify(features, self.features, self.entropies)
+
+    @override
+    def predict_step(self, x: Tensor) -> Tensor:
+        features, supports = self._extend(x)
+        return self._classify(features, *supports)
+
+    @torch.no_grad()
+    def _extend(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return the features of a batch, and the supports with the batch among them."""
+        features, logits = features_and_logits(self.source, x)
+        if logits.ndim != 2:
+            raise InputError(f"T3A labels images, and the network returned logits of shape {tuple(logits.shape)}")
+        batch = current_reducer()
+        return features, self._add(batch.gather(features).to(self.features), batch.gather(logits))
+
+    def _add(self, features: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the supports of the lowest entropy, of those that exist and of these."""
+        labels, entropies = logits.argmax(1), entropy(logits).to(self.entropies)
+        # One column per candidate: those of other classes are pushed out by an infinite entropy.
+        is_own = F.one_hot(labels, len(self.entropies)).T.bool()
+        entropies = torch.where(is_own, entropies, torch.inf)
+        candidates = torch.cat([self.entropies, entropies], 1)
+        kept = candidates.sort(dim=1, stable=True).indices[:, : self.num_supports]
+        pool = torch.cat([self.features, features.expand(len(self.features), -1, -1)], 1)
+        chosen = pool.gather(1, kept.unsqueeze(2).expand(-1, -1, pool.shape[2]))
+        return chosen, candidates.gather(1, kept)
+
+    def _classify(self, features: Tensor, supports: Tensor, entropies: Tensor) -> Tensor:
+        is_used = entropies.isfinite().unsqueeze(2)
+        prototypes = F.normalize((F.normalize(supports, dim=2) * is_used).sum(1))
+        return at_least_float32(features) @ prototypes.T.to(at_least_float32(features))
