@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import ctta
-from ctta.testing import CHECKS, NETWORKS, ContractCase
+from ctta.testing import CHECKS, NETWORKS, ContractCase, select_networks
 from ctta.testing.case import count_learned_batches
 
 FEW_VIEWS = {"views": ctta.views.image_views(2)}
@@ -25,9 +25,11 @@ HYPERPARAMETERS: dict[str, dict[str, Any]] = {
 }
 
 
+CASES = [(name, network) for name, method in ctta.METHODS.items() for network in select_networks(method)]
+
+
 @pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("method", ctta.METHODS)
+@pytest.mark.parametrize(("method", "network"), CASES)
 def test_contract(method: str, network: str, check: str) -> None:
     CHECKS[check](ContractCase(ctta.METHODS[method], NETWORKS[network], HYPERPARAMETERS.get(method, {})))
 

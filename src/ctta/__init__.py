@@ -23,18 +23,23 @@ from ctta.methods import (
     BNEMA,
     EATA,
     ETA,
+    LAME,
     METHODS,
     NOTE,
+    RPL,
+    SHOTIM,
+    SLR,
+    T3A,
     BNAlpha,
     BNStats,
     CoTTA,
+    DeYO,
     PseudoLabel,
     RoTTA,
     Source,
     Tent,
     TestAug,
 )
-from ctta.methods import LAME, METHODS, RPL, SHOTIM, SLR, T3A, BNStats, CoTTA, DeYO, PseudoLabel, Source, Tent, TestAug
 from ctta.optim import OptimizerFactory
 from ctta.registry import adapt
 from ctta.source_stats import SourceStats, source_stats
@@ -64,10 +69,9 @@ __all__ = [
     "BNEMA",
     "EATA",
     "ETA",
-    "METHODS",
-    "NOTE",
     "LAME",
     "METHODS",
+    "NOTE",
     "RPL",
     "SHOTIM",
     "SLR",

@@ -351,6 +351,21 @@ class AdaptiveModel(nn.Module, ABC):
         record_features_(self.source, name)
         return name
 
+    def require_image_logits(self, logits: Tensor) -> None:
+        """Raise if a network labels pixels, for a method that is defined for images only (``info.labels_pixels``).
+
+        Args:
+            logits: What the network returned.
+
+        Raises:
+            ConfigError: The logits are not (N, C).
+        """
+        if logits.ndim != 2:
+            raise ConfigError(
+                f"{type(self).__name__} labels whole images, and the network returned logits of shape "
+                f"{tuple(logits.shape)}: expected (N, classes); choose another method for networks that label pixels"
+            )
+
     def count_classes(self, num_classes: int | None = None) -> int:
         """Return the number of classes, for buffers that need it before the first batch.
 
@@ -594,6 +609,14 @@ class AdaptiveModel(nn.Module, ABC):
         setattr(self, name, 0)
 
     # ---- nn.Module ----
+
+    @override
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        """Register a buffer that a step may change in place, also if the model is built under inference mode."""
+        if tensor is not None and tensor.is_inference():
+            with torch.inference_mode(False):
+                tensor = tensor.clone()
+        super().register_buffer(name, tensor, persistent)
 
     @override
     def train(self, mode: bool = True) -> Self:

@@ -21,6 +21,7 @@ class MethodInfo:
         backward_passes: Backward passes per step.
         num_networks: Copies of the network in memory, the source included.
         needs_source_data: Whether the method needs statistics of source images.
+        labels_pixels: Whether the method also adapts networks that label pixels.
     """
 
     title: str
@@ -30,3 +31,4 @@ class MethodInfo:
     backward_passes: int = 0
     num_networks: int = 1
     needs_source_data: bool = False
+    labels_pixels: bool = True

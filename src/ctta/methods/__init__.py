@@ -5,14 +5,13 @@ from ctta.methods.bn_alpha import BNAlpha
 from ctta.methods.bn_ema import BNEMA
 from ctta.methods.bn_stats import BNStats
 from ctta.methods.cotta import CoTTA
+from ctta.methods.deyo import DeYO
 from ctta.methods.eata import EATA
 from ctta.methods.eta import ETA
+from ctta.methods.lame import LAME
 from ctta.methods.note import NOTE
 from ctta.methods.pseudo_label import PseudoLabel
 from ctta.methods.rotta import RoTTA
-from ctta.methods.deyo import DeYO
-from ctta.methods.lame import LAME
-from ctta.methods.pseudo_label import PseudoLabel
 from ctta.methods.rpl import RPL
 from ctta.methods.shot_im import SHOTIM
 from ctta.methods.slr import SLR
@@ -23,23 +22,19 @@ from ctta.methods.test_aug import TestAug
 
 __all__ = [
     "BNEMA",
-    "METHODS",
-    "NOTE",
-    "BNAlpha",
-    "BNStats",
-    "CoTTA",
-    "PseudoLabel",
-    "RoTTA",
     "LAME",
     "METHODS",
+    "NOTE",
     "RPL",
     "SHOTIM",
     "SLR",
     "T3A",
+    "BNAlpha",
     "BNStats",
     "CoTTA",
     "DeYO",
     "PseudoLabel",
+    "RoTTA",
     "Source",
     "Tent",
     "TestAug",

@@ -55,6 +55,7 @@ class DeYO(AdaptiveModel):
         forward_passes=2,
         backward_passes=1,
         num_networks=2,
+        labels_pixels=False,
     )
 
     def __init__(
@@ -94,6 +95,7 @@ class DeYO(AdaptiveModel):
     @override
     def adapt_step(self, x: Tensor) -> Tensor:
         logits: Tensor = self.student(x)
+        self.require_image_logits(logits)
         entropies, scale = entropy(logits, self.entropy), math.log(logits.shape[1])
         reliable = entropies.detach() < self.select_below * scale
         drop = self._measure_drop(x, logits.detach(), reliable)

@@ -8,7 +8,6 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from ctta.base import AdaptiveModel
-from ctta.errors import InputError
 from ctta.functional import at_least_float32
 from ctta.heads import features_and_logits
 from ctta.method_info import MethodInfo
@@ -42,7 +41,7 @@ class LAME(AdaptiveModel):
     Reference: Boudiaf et al., "Parameter-free online test-time adaptation", CVPR 2022.
     """
 
-    info = MethodInfo("LAME", paper="Boudiaf et al., CVPR 2022")
+    info = MethodInfo("LAME", paper="Boudiaf et al., CVPR 2022", labels_pixels=False)
 
     def __init__(
         self,
@@ -69,8 +68,7 @@ class LAME(AdaptiveModel):
     @torch.no_grad()
     def predict_step(self, x: Tensor) -> Tensor:
         features, logits = features_and_logits(self.source, x)
-        if logits.ndim != 2:
-            raise InputError(f"LAME labels images, and the network returned logits of shape {tuple(logits.shape)}")
+        self.require_image_logits(logits)
         batch = current_reducer()
         features, logits = batch.gather(at_least_float32(features)), batch.gather(at_least_float32(logits))
         return batch.local(self._smooth(self._compare(F.normalize(features)), logits.softmax(1)))

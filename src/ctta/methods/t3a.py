@@ -6,7 +6,6 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from ctta.base import AdaptiveModel
-from ctta.errors import InputError
 from ctta.functional import at_least_float32, entropy
 from ctta.heads import features_and_logits, get_head, head_weight
 from ctta.method_info import MethodInfo
@@ -36,7 +35,7 @@ class T3A(AdaptiveModel):
     NeurIPS 2021.
     """
 
-    info = MethodInfo("T3A", paper="Iwasawa and Matsuo, NeurIPS 2021", trains="prototypes")
+    info = MethodInfo("T3A", paper="Iwasawa and Matsuo, NeurIPS 2021", trains="prototypes", labels_pixels=False)
     features: Tensor
     entropies: Tensor
 
@@ -74,8 +73,7 @@ class T3A(AdaptiveModel):
     def _extend(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the features of a batch, and the supports with the batch among them."""
         features, logits = features_and_logits(self.source, x)
-        if logits.ndim != 2:
-            raise InputError(f"T3A labels images, and the network returned logits of shape {tuple(logits.shape)}")
+        self.require_image_logits(logits)
         batch = current_reducer()
         return features, self._add(batch.gather(features).to(self.features), batch.gather(logits))
 

@@ -25,7 +25,30 @@ from ctta.testing import input_checks, network_checks, stream_checks
 from ctta.testing.case import CHECKS, ContractCase, count_learned_batches
 from ctta.testing.networks import NETWORKS
 
-__all__ = ["CHECKS", "NETWORKS", "ContractCase", "check_method", "input_checks", "network_checks", "stream_checks"]
+__all__ = [
+    "CHECKS",
+    "NETWORKS",
+    "ContractCase",
+    "check_method",
+    "input_checks",
+    "network_checks",
+    "select_networks",
+    "stream_checks",
+]
+
+
+def select_networks(method: type[AdaptiveModel]) -> dict[str, Callable[[], nn.Module]]:
+    """Return the networks that the contract of a method is checked on.
+
+    Args:
+        method: The class.
+
+    Returns:
+        From :data:`NETWORKS` a convolutional network with BatchNorm and one with GroupNorm, a vision transformer and,
+        if the method adapts such networks (``info.labels_pixels``), a segmentation network.
+    """
+    labels_pixels = method.info is None or method.info.labels_pixels
+    return {name: make for name, make in NETWORKS.items() if name != "segmentation" or labels_pixels}
 
 
 def check_method(
@@ -42,9 +65,8 @@ def check_method(
 
     Args:
         method: The class to check.
-        networks: Factories of small networks for images (N, 3, 16, 16), by name; by default :data:`NETWORKS`: a
-            convolutional network with BatchNorm and one with GroupNorm, a vision transformer and a segmentation
-            network.
+        networks: Factories of small networks for images (N, 3, 16, 16), by name; by default those of
+            :func:`select_networks`.
         allow_no_steps: Whether a method with an optimizer may leave its weights as they are on all networks, such as
             one that selects samples and finds none among random images.
         **hyperparameters: Passed to the method; fewer views make the checks of CoTTA faster.
@@ -52,7 +74,7 @@ def check_method(
     Raises:
         AssertionError: A promise of the contract is broken. A note names the check and the network.
     """
-    networks, num_learned = networks or NETWORKS, {}
+    networks, num_learned = networks or select_networks(method), {}
     for network, make_network in networks.items():
         case = ContractCase(method, make_network, hyperparameters)
         for name, check in CHECKS.items():
