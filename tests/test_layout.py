@@ -136,6 +136,12 @@ def test_method_names() -> None:
         "note": "NOTE",
         "bn_alpha": "BNAlpha",
         "bn_ema": "BNEMA",
+        "rpl": "RPL",
+        "slr": "SLR",
+        "deyo": "DeYO",
+        "lame": "LAME",
+        "t3a": "T3A",
+        "shot_im": "SHOTIM",
     }
     assert list(ctta.METHODS)[:6] == ["source", "bn_stats", "pseudo_label", "tent", "test_aug", "cotta"]
 

@@ -5,11 +5,24 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from naive import NaiveAdam
-from naive_entropy import come, naive_eata, naive_fisher, shannon
-from test_mathematics import EPS, assert_same_run, assert_same_weights, classifier, stream
+from naive import NaiveAdam, step_generator
+from naive_entropy import (
+    Run,
+    come,
+    naive_deyo,
+    naive_eata,
+    naive_fisher,
+    naive_rpl,
+    naive_shot_im,
+    naive_slr,
+    norm_parameters,
+    shannon,
+)
+from test_mathematics import EPS, STEPS, assert_same_run, assert_same_weights, classifier, stream
+from torch import Tensor, nn
 
 import ctta
+from ctta.views.destruction import DESTRUCTIONS, destroy_shape
 
 OPTIMIZER, NAIVE_OPTIMIZER = partial(torch.optim.Adam, lr=0.02, eps=EPS), partial(NaiveAdam, lr=0.02, eps=EPS)
 
@@ -57,3 +70,108 @@ def test_nothing_selected_is_no_step() -> None:
     assert set(selected_fractions(model)) == {0.0}
     assert all(map(torch.equal, before, model.student.parameters()))
     assert model.num_skipped == 0 and model.optimizer is not None and not model.optimizer.state
+
+
+def decided_classifier(scale: float = 8.0) -> nn.Sequential:
+    """Return a network whose predictions differ in class and in confidence."""
+    net = classifier()
+    head = net[-1]
+    assert isinstance(head, nn.Linear)
+    with torch.no_grad():
+        head.weight.mul_(scale)
+        head.bias.sub_(head.weight @ net[:-1](torch.cat(stream())).mean(0))
+    return net
+
+
+def assert_same(model: ctta.AdaptiveModel, expected: Run) -> None:
+    assert_same_run(model, stream(), expected[0])
+    student = model.student
+    assert isinstance(student, nn.Module)
+    assert_same_weights(student, expected[1])
+
+
+def parameter(net: nn.Module, name: str) -> Tensor:
+    return net.get_parameter(name).detach()
+
+
+@pytest.mark.parametrize("q", [0.8, 0.5])
+def test_rpl(q: float) -> None:
+    net = decided_classifier()
+    assert_same(
+        ctta.RPL(net, q=q, optimizer=OPTIMIZER, batch_stats=1.0),
+        naive_rpl(net, stream(), optimizer=NAIVE_OPTIMIZER, q=q),
+    )
+
+
+@pytest.mark.parametrize(("weight", "momentum"), [(0.025, 0.9), (1.0, 0.5)])
+def test_slr(weight: float, momentum: float) -> None:
+    net = decided_classifier()
+    expected = naive_slr(net, stream(), optimizer=NAIVE_OPTIMIZER, weight=weight, momentum=momentum)
+    assert_same(ctta.SLR(net, weight=weight, momentum=momentum, optimizer=OPTIMIZER, batch_stats=1.0), expected)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3])
+def test_shot_im(weight: float) -> None:
+    net = decided_classifier(2.0)
+    settings: dict[str, Any] = {"pseudo_label_weight": weight, "min_confidence": 0.6}
+    expected = naive_shot_im(net, stream(), optimizer=NAIVE_OPTIMIZER, **settings)
+    model = ctta.SHOTIM(net, optimizer=OPTIMIZER, batch_stats=1.0, **settings)
+    assert_same(model, expected)
+    assert torch.equal(parameter(model.student, "6.weight"), parameter(net, "6.weight"))
+
+
+@pytest.mark.parametrize("destroy", DESTRUCTIONS)
+def test_deyo(destroy: Any) -> None:
+    net = decided_classifier()
+    settings: dict[str, Any] = {"select_below": 0.9, "weight_below": 0.7}
+
+    def shuffle(step: int, x: Tensor) -> Tensor:
+        return destroy_shape(x, destroy, step_generator(0, step, "shuffle"))
+
+    selected = []
+    model = ctta.DeYO(
+        net, destroy=destroy, min_drop=0.02, skip_top=False, optimizer=OPTIMIZER, batch_stats=1.0, **settings
+    )
+    expected = naive_deyo(
+        net,
+        stream(),
+        parameters=norm_parameters,
+        optimizer=NAIVE_OPTIMIZER,
+        shuffle=shuffle,
+        min_difference=0.02,
+        **settings,
+    )
+    for x, logits in zip(stream(), expected[0], strict=True):
+        torch.testing.assert_close(model(x), logits, rtol=0, atol=1e-10)
+        assert model.last_step is not None and model.last_step.selected is not None
+        selected.append(float(model.last_step.selected))
+    assert_same_weights(model.student, expected[1])
+    assert 0.1 < sum(selected) / STEPS < 0.9
+
+
+def test_deyo_leaves_the_top_layers_alone() -> None:
+    net = decided_classifier()
+    model = ctta.DeYO(net, min_drop=0.0, select_below=1.0)
+    for x in stream(16):
+        model(x)
+    assert not torch.equal(parameter(model.student, "1.weight"), parameter(net, "1.weight"))
+    assert torch.equal(parameter(model.student, "4.weight"), parameter(net, "4.weight"))
+    assert "skipped_layers" in repr(model)
+
+
+def test_shuffled_patches_are_the_patches_of_the_same_image_in_another_order() -> None:
+    x = torch.arange(2 * 16 * 16.0).reshape(2, 1, 16, 16)
+    shuffled = destroy_shape(x, "patches", torch.Generator().manual_seed(0))
+
+    def patches(image: Tensor) -> list[list[float]]:
+        return sorted(
+            image[0, 4 * r : 4 * r + 4, 4 * c : 4 * c + 4].flatten().tolist() for r in range(4) for c in range(4)
+        )
+
+    assert [patches(image) for image in shuffled] == [patches(image) for image in x]
+    assert not torch.equal(shuffled, x)
+
+
+def test_sides_that_the_grid_does_not_divide_are_kept() -> None:
+    x = torch.rand(2, 3, 9, 10)
+    assert destroy_shape(x, "patches", torch.Generator().manual_seed(0)).shape == x.shape

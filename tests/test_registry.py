@@ -84,7 +84,16 @@ def test_the_facts_about_a_method_are_true(name: str) -> None:
     keys = set(model.source.state_dict())
     assert sum(set(child.state_dict()) == keys for child in model.children()) == info.num_networks
     trained = sum(len(group["params"]) for group in model.optimizer.param_groups) if model.optimizer else 0
-    counts = {"nothing": 0, "norm statistics": 0, "norm layers": 2, "all weights": len(list(model.source.parameters()))}
+    total = len(list(model.source.parameters()))
+    counts = {
+        "nothing": 0,
+        "norm statistics": 0,
+        "prototypes": 0,
+        "norm layers": 2,
+        "norm layers but the top": 2,  # the only norm layer is not at the top
+        "all but the head": total - 2,
+        "all weights": total,
+    }
     assert trained == counts[info.trains]
     assert bool(trained) == bool(info.backward_passes)
     if isinstance(info.forward_passes, int):

@@ -1,6 +1,7 @@
 """DeYO: entropy minimization over samples whose prediction depends on the shape of the object."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -14,6 +15,7 @@ from ctta.method_info import MethodInfo
 from ctta.norms import BatchStats
 from ctta.optim import OptimizerFactory
 from ctta.parallel import current_reducer
+from ctta.steps import Policy
 from ctta.surgery import Output
 from ctta.validation import check_choice, check_fraction, check_non_negative
 from ctta.views.destruction import DESTRUCTIONS, Destruction, destroy_shape
@@ -37,6 +39,7 @@ class DeYO(AdaptiveModel):
         optimizer: A factory of the optimizer. The default is the setting for CIFAR; that for ImageNet is
             ``partial(torch.optim.SGD, lr=2.5e-4, momentum=0.9)``.
         lr: The learning rate, if it should differ from that of ``optimizer``.
+        policies: What happens around the updates, see :mod:`ctta.policies`.
         batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch, from 16 images on.
         seed: The seed of the shuffles.
         output: Where the logits are in the network's output; by default the usual places.
@@ -52,7 +55,7 @@ class DeYO(AdaptiveModel):
         "DeYO",
         paper="Lee et al., ICLR 2024",
         trains="norm layers but the top",
-        forward_passes=2,
+        forward_passes="up to 2",
         backward_passes=1,
         num_networks=2,
         labels_pixels=False,
@@ -70,11 +73,12 @@ class DeYO(AdaptiveModel):
         skip_top: bool = True,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
         lr: float | None = None,
+        policies: Sequence[Policy] = (),
         batch_stats: BatchStats = "auto",
         seed: int = 0,
         output: Output = None,
     ) -> None:
-        super().__init__(net, batch_stats=batch_stats, seed=seed, output=output)
+        super().__init__(net, policies=policies, batch_stats=batch_stats, seed=seed, output=output)
         check_non_negative("select_below", select_below)
         check_non_negative("weight_below", weight_below)
         check_fraction("min_drop", min_drop)

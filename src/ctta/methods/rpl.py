@@ -1,5 +1,6 @@
 """RPL: robust pseudo-labeling, a generalized cross-entropy against the network's own labels."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -11,6 +12,7 @@ from ctta.functional import confidence, generalized_cross_entropy
 from ctta.method_info import MethodInfo
 from ctta.norms import BatchStats
 from ctta.optim import OptimizerFactory
+from ctta.steps import Policy
 from ctta.surgery import Output
 from ctta.validation import check_number
 
@@ -24,6 +26,7 @@ class RPL(AdaptiveModel):
         optimizer: A factory of the optimizer. The default is the setting for CIFAR; that for ImageNet is
             ``partial(torch.optim.SGD, lr=5e-4, momentum=0.9)``.
         lr: The learning rate, if it should differ from that of ``optimizer``.
+        policies: What happens around the updates, see :mod:`ctta.policies`.
         batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch, from 16 images on.
         output: Where the logits are in the network's output; by default the usual places.
 
@@ -42,10 +45,11 @@ class RPL(AdaptiveModel):
         q: float = 0.8,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
         lr: float | None = None,
+        policies: Sequence[Policy] = (),
         batch_stats: BatchStats = "auto",
         output: Output = None,
     ) -> None:
-        super().__init__(net, batch_stats=batch_stats, output=output)
+        super().__init__(net, policies=policies, batch_stats=batch_stats, output=output)
         check_number("q", q)
         self.q = q
         self.student = self.copy_of_source()

@@ -1,5 +1,6 @@
 """SHOT-IM: information maximization over the feature extractor, with the classifier fixed."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
@@ -12,6 +13,7 @@ from ctta.functional import confidence, hard_cross_entropy, information_maximiza
 from ctta.method_info import MethodInfo
 from ctta.norms import BatchStats
 from ctta.optim import OptimizerFactory
+from ctta.steps import Policy
 from ctta.surgery import Output, names_outside, train_only_
 from ctta.validation import check_choice, check_fraction, check_non_negative
 
@@ -28,6 +30,7 @@ class SHOTIM(AdaptiveModel):
         head: The name of the classifier; by default it is found.
         optimizer: A factory of the optimizer. Public online versions differ widely here.
         lr: The learning rate, if it should differ from that of ``optimizer``.
+        policies: What happens around the updates, see :mod:`ctta.policies`.
         batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch, from 16 images on.
         output: Where the logits are in the network's output; by default the usual places.
 
@@ -52,10 +55,11 @@ class SHOTIM(AdaptiveModel):
         head: str | None = None,
         optimizer: OptimizerFactory = partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
         lr: float | None = None,
+        policies: Sequence[Policy] = (),
         batch_stats: BatchStats = "auto",
         output: Output = None,
     ) -> None:
-        super().__init__(net, batch_stats=batch_stats, output=output)
+        super().__init__(net, policies=policies, batch_stats=batch_stats, output=output)
         check_choice("trains", trains, ("extractor", "norms"))
         check_non_negative("pseudo_label_weight", pseudo_label_weight)
         check_fraction("min_confidence", min_confidence)

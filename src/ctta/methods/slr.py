@@ -1,5 +1,6 @@
 """SLR: minimize the soft likelihood ratio, and keep the predictions of the stream diverse."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -11,6 +12,7 @@ from ctta.functional import confidence, mean_probabilities, soft_likelihood_rati
 from ctta.method_info import MethodInfo
 from ctta.norms import BatchStats
 from ctta.optim import OptimizerFactory
+from ctta.steps import Policy
 from ctta.surgery import Output
 from ctta.validation import check_fraction, check_non_negative
 
@@ -28,6 +30,7 @@ class SLR(AdaptiveModel):
         num_classes: The number of classes; by default that of the network's head.
         optimizer: A factory of the optimizer.
         lr: The learning rate, if it should differ from that of ``optimizer``.
+        policies: What happens around the updates, see :mod:`ctta.policies`.
         batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch, from 16 images on.
         output: Where the logits are in the network's output; by default the usual places.
 
@@ -50,10 +53,11 @@ class SLR(AdaptiveModel):
         num_classes: int | None = None,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
         lr: float | None = None,
+        policies: Sequence[Policy] = (),
         batch_stats: BatchStats = "auto",
         output: Output = None,
     ) -> None:
-        super().__init__(net, batch_stats=batch_stats, output=output)
+        super().__init__(net, policies=policies, batch_stats=batch_stats, output=output)
         check_non_negative("weight", weight)
         check_fraction("momentum", momentum)
         self.weight, self.momentum = weight, momentum

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from naive_features import naive_lame, naive_t3a
-from test_entropy_methods import decided_classifier
 from test_mathematics import CLOSE, assert_same_run, stream
+from test_methods_entropy import decided_classifier
 
 import ctta
 
