@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from naive import MakeOptimizer, NaiveBatchNorm, add_up, cross, elements, mean_over_views, naive_copy, probabilities
 from naive_entropy import Augment, Run, norm_parameters, shannon
-from naive_memory import Item, NaiveRunningNorm, running_copy
+from naive_memory import Item, running_copy
 from torch import Tensor, nn
 
 from ctta.views import View
@@ -183,11 +183,14 @@ def naive_sotta(
     momentum: float = 0.2,
     radius: float = 0.05,
 ) -> Run:
-    """Run SoTTA: every ``update_every`` images a sharpness-aware step on the memory, with running statistics."""
-    student = running_copy(net, momentum, use_running=True)
+    """Run SoTTA: every ``update_every`` images a sharpness-aware step on the memory.
+
+    As in the authors' code, both passes of a step are in training mode: the memory normalizes, and the statistics that
+    predictions use follow it twice.
+    """
+    student = running_copy(net, momentum, use_running=False)
     trained = parameters(student)
     descent, predictions, seen = optimizer(trained), list[Tensor](), 0
-    layers = [layer for layer in student if isinstance(layer, NaiveRunningNorm)]
     for x in batches:
         with torch.no_grad():
             logits = student.eval()(x)
@@ -209,12 +212,9 @@ def naive_sotta(
             first = gradient()
             length = math.sqrt(sum(float(g.square().sum()) for g in first))
             before = [p.detach().clone() for p in trained]
-            statistics = [(layer.mean, layer.variance) for layer in layers]
             with torch.no_grad():
                 for p, g in zip(trained, first, strict=True):
                     p.add_(radius * g / (length + 1e-12))
-            for layer, (mean, variance) in zip(layers, statistics, strict=True):
-                layer.mean, layer.variance = mean, variance
             second = gradient()
             with torch.no_grad():
                 for p, b in zip(trained, before, strict=True):

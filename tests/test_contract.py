@@ -22,6 +22,8 @@ HYPERPARAMETERS: dict[str, dict[str, Any]] = {
     "cotta": FEW_VIEWS,
     "rotta": SMALL_MEMORY,
     "note": SMALL_MEMORY,
+    "sotta": SMALL_MEMORY | {"min_confidence": 0.3},
+    "tribe": {"max_entropy": 0.99},
 }
 
 

@@ -134,6 +134,8 @@ def test_method_names() -> None:
         "eata": "EATA",
         "rotta": "RoTTA",
         "note": "NOTE",
+        "sotta": "SoTTA",
+        "tribe": "TRIBE",
         "bn_alpha": "BNAlpha",
         "bn_ema": "BNEMA",
         "rpl": "RPL",

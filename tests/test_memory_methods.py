@@ -17,6 +17,8 @@ from naive_memory import (
     naive_note,
     naive_rotta,
 )
+from naive_teachers import NaiveUniformMemory, naive_sotta
+from naive_tribe import naive_tribe
 from test_mathematics import CLOSE, EPS, assert_same_run, assert_same_weights, classifier, pixel_classifier, stream
 from torch import Tensor, nn
 
@@ -102,6 +104,73 @@ def test_note(average: Any) -> None:
     CLOSE(model.memory.recall()[0], torch.stack(list(memory.images())))
 
 
+def lower_norm(net: nn.Sequential) -> list[nn.Parameter]:
+    """Return the parameters of the first of two norm layers; the second one is the top."""
+    return [*net[1].parameters()]
+
+
+@pytest.mark.parametrize("freeze_top", [True, False])
+def test_sotta(freeze_top: bool) -> None:
+    net = decided_classifier(30.0)
+    memory = NaiveUniformMemory(6, 4, random_draws(1)[0])
+    settings: dict[str, Any] = {"update_every": 7, "min_confidence": 0.7}
+    with mock.patch.object(memory, "add", side_effect=memory.add) as add:
+        expected, student = naive_sotta(
+            net,
+            stream(),
+            parameters=lower_norm if freeze_top else lambda net: [*net[1].parameters(), *net[4].parameters()],
+            optimizer=NAIVE_ADAM,
+            memory=memory,
+            **settings,
+        )
+    assert 20 < add.call_count < 90
+    model = ctta.SoTTA(net, optimizer=ADAM, memory_size=6, freeze_top=freeze_top, **settings)
+    generator = torch.Generator().manual_seed(1)
+    with mock.patch.object(model, "generator", lambda purpose: generator):
+        assert_same_run(model, stream(), expected)
+    assert_same_weights(model.student, student)
+    assert_same_statistics(model.student, student)
+    CLOSE(model.memory.recall()[0], torch.stack([item.image for item in memory.items()]))
+    assert ("frozen=('4')" in repr(model)) is freeze_top
+
+
+def test_sotta_without_a_confident_image_learns_nothing() -> None:
+    model = ctta.SoTTA(decided_classifier(), min_confidence=1.0, **SMALL)
+    assert model(stream()[0]).isfinite().all()
+    assert model.last_step is None and int(model.memory.num_seen) == 5 and not len(model.memory.recall()[0])
+    for new, old in zip(model.student.state_dict().values(), model.source.state_dict().values(), strict=True):
+        assert torch.equal(new, old)
+
+
+@pytest.mark.parametrize(
+    ("scale", "settings"),
+    [
+        (15.0, {"momentum": 0.05, "spread": 0.0, "max_entropy": 0.5}),
+        (8.0, {"momentum": 0.4, "spread": 0.3, "max_entropy": 0.3, "anchor": 2.0}),
+    ],
+)
+def test_tribe(scale: float, settings: dict[str, Any]) -> None:
+    net = decided_classifier(scale)
+    expected, student, teacher, learned = naive_tribe(
+        net, stream(), optimizer=NAIVE_ADAM, augment=augment, num_classes=4, **settings
+    )
+    assert 20 < sum(learned) < 80
+    model = ctta.TRIBE(net, optimizer=ADAM, views=VIEWS, **settings)
+    assert_same_run(model, stream(), expected)
+    assert_same_weights(model.student, student)
+    assert_same_weights(model.teacher, teacher)
+    assert_same_statistics(model.student, student)
+    assert_same_statistics(model.teacher, teacher)
+
+
+def test_tribe_follows_the_stream_where_it_learns_nothing() -> None:
+    model = ctta.TRIBE(decided_classifier(), max_entropy=0.0, momentum=None)
+    model(stream()[0])
+    assert model.last_step is not None and not model.last_step.updated and model.num_skipped == 0
+    CLOSE([*model.student.parameters()], [*model.source.parameters()])
+    assert not torch.equal(running_statistics(model.teacher)[0], running_statistics(model.source)[0])
+
+
 @pytest.mark.parametrize("size", [1, 5])
 def test_bn_alpha(size: int) -> None:
     net = classifier()
@@ -156,14 +225,14 @@ def test_note_predicts_with_instance_aware_normalization() -> None:
     CLOSE(torch.cat([model(row.unsqueeze(0)) for row in x]), expected)
 
 
-MEMORY_METHODS: list[type[MemoryModel]] = [ctta.RoTTA, ctta.NOTE]
 SMALL: dict[str, Any] = {"memory_size": 6, "update_every": 4}
+MEMORY_METHODS: list[Callable[..., MemoryModel]] = [ctta.RoTTA, ctta.NOTE, partial(ctta.SoTTA, min_confidence=0.0)]
 
 
 @pytest.mark.parametrize("method", MEMORY_METHODS)
 @pytest.mark.parametrize("build", [decided_classifier, pixel_classifier])
 @pytest.mark.parametrize("size", [1, 3, 9])
-def test_any_batch_size(method: type[MemoryModel], build: Callable[[], nn.Sequential], size: int) -> None:
+def test_any_batch_size(method: Callable[..., MemoryModel], build: Callable[[], nn.Sequential], size: int) -> None:
     model = method(build(), **SMALL)
     batches = torch.cat(stream()).split(size)[: 24 // size + 1]
     for x in batches:
@@ -175,7 +244,7 @@ def test_any_batch_size(method: type[MemoryModel], build: Callable[[], nn.Sequen
 
 @pytest.mark.parametrize("method", MEMORY_METHODS)
 @pytest.mark.parametrize(("num_classes", "scale"), [(2, 1.0), (2, 1e4), (4, 1e4)])
-def test_extreme_logits(method: type[MemoryModel], num_classes: int, scale: float) -> None:
+def test_extreme_logits(method: Callable[..., MemoryModel], num_classes: int, scale: float) -> None:
     torch.manual_seed(0)
     head = nn.Linear(16, num_classes)
     nn.init.normal_(head.weight, std=scale)
@@ -187,9 +256,8 @@ def test_extreme_logits(method: type[MemoryModel], num_classes: int, scale: floa
 
 
 @pytest.mark.parametrize("method", MEMORY_METHODS)
-def test_an_update_is_due_at_every_so_many_images_whatever_the_batches(method: type[MemoryModel]) -> None:
-    settings: dict[str, Any] = {"memory_size": 8, "update_every": 10}
-    model = method(classifier(), **settings)
+def test_an_update_is_due_at_every_so_many_images_whatever_the_batches(method: Callable[..., MemoryModel]) -> None:
+    model = method(classifier(), memory_size=8, update_every=10)
     sizes = {3: 0, 4: 0, 2: 0, 5: 1, 26: 3}  # images per batch, and the updates that they make due
     with mock.patch.object(model, "update", return_value=True) as update:
         for size, expected in sizes.items():
@@ -199,7 +267,7 @@ def test_an_update_is_due_at_every_so_many_images_whatever_the_batches(method: t
 
 
 @pytest.mark.parametrize("method", MEMORY_METHODS)
-def test_a_memory_is_of_one_image_size(method: type[MemoryModel], tmp_path: Path) -> None:
+def test_a_memory_is_of_one_image_size(method: Callable[..., MemoryModel], tmp_path: Path) -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
     model = method(net, **SMALL)
     ctta.save(model, tmp_path / "new.safetensors")

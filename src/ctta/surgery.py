@@ -240,6 +240,12 @@ def _join(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
 
 
+def share_parameters_(net: nn.Module, other: nn.Module) -> None:
+    """Let a network use the parameters of another one with the same modules; it keeps its own buffers."""
+    for name, module in net.named_modules():
+        module._parameters.update(other.get_submodule(name)._parameters)
+
+
 def infer_input_rank(net: nn.Module) -> int | None:
     """Return the number of axes of the first convolution's input, batch included; None without convolutions."""
     first = next((module for module in net.modules() if isinstance(module, _ConvNd)), None)

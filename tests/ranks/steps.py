@@ -30,7 +30,14 @@ from ranks.stream import VIEWS, Stream, assert_equals_single_process
 
 #: Fewer views; updates within a batch and across batches.
 MEMORY = {"memory_size": 6, "update_every": 5}
-SETTINGS: dict[str, dict[str, Any]] = {"cotta": VIEWS, "test_aug": VIEWS, "rotta": MEMORY, "note": MEMORY}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "cotta": VIEWS,
+    "test_aug": VIEWS,
+    "rotta": MEMORY,
+    "note": MEMORY,
+    "sotta": MEMORY | {"min_confidence": 0.25},
+    "tribe": {"max_entropy": 0.99},
+}
 ELEMENT = {"views": image_views(2), "gate": "element"}
 
 

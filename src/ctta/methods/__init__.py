@@ -15,10 +15,12 @@ from ctta.methods.rotta import RoTTA
 from ctta.methods.rpl import RPL
 from ctta.methods.shot_im import SHOTIM
 from ctta.methods.slr import SLR
+from ctta.methods.sotta import SoTTA
 from ctta.methods.source import Source
 from ctta.methods.t3a import T3A
 from ctta.methods.tent import Tent
 from ctta.methods.test_aug import TestAug
+from ctta.methods.tribe import TRIBE
 
 __all__ = [
     "BNEMA",
@@ -29,12 +31,14 @@ __all__ = [
     "SHOTIM",
     "SLR",
     "T3A",
+    "TRIBE",
     "BNAlpha",
     "BNStats",
     "CoTTA",
     "DeYO",
     "PseudoLabel",
     "RoTTA",
+    "SoTTA",
     "Source",
     "Tent",
     "TestAug",
@@ -51,6 +55,8 @@ METHODS: dict[str, type[AdaptiveModel]] = {
     "cotta": CoTTA,
     "rotta": RoTTA,
     "note": NOTE,
+    "sotta": SoTTA,
+    "tribe": TRIBE,
     "bn_alpha": BNAlpha,
     "bn_ema": BNEMA,
     "eta": ETA,

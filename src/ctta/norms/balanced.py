@@ -36,15 +36,15 @@ class BalancedStatistics(LazyModule):
     ``running_var``.
 
     Args:
-        momentum: What one image adds to the statistics of its class. For more than 1 / momentum images of a class it
-            is one over their number.
+        momentum: What one image adds to the statistics of its class; None for 0.0005 per class, but at least 0.01. For
+            more than 1 / momentum images of a class it is one over their number.
         spread: The fraction of a change that goes to all classes alike.
     """
 
     means: Tensor
     variances: Tensor
 
-    def __init__(self, momentum: float, spread: float) -> None:
+    def __init__(self, momentum: float | None, spread: float) -> None:
         super().__init__()
         self.momentum, self.spread = momentum, spread
         self.register_lazy_buffer("means", None, None)
@@ -74,7 +74,8 @@ class BalancedStatistics(LazyModule):
         """Return the statistics of the classes after a batch (C, channels)."""
         one_hot = F.one_hot(labels, len(self.means)).to(values)
         counts = one_hot.sum(0).unsqueeze(1)
-        rate = torch.where(counts > 1 / self.momentum, 1 / counts.clamp_min(1), self.momentum)
+        momentum = max(0.0005 * len(self.means), 0.01) if self.momentum is None else self.momentum
+        rate = torch.where(counts * momentum > 1, 1 / counts.clamp_min(1), momentum)
         centers = self.means[labels].view(*values.shape[:2], *[1] * (values.ndim - 2))
         distances = (values - centers).reshape(*values.shape[:2], -1)
         moved = rate * (one_hot.T @ distances.mean(2))  # zero for classes without images
@@ -88,7 +89,7 @@ class BalancedStatistics(LazyModule):
         return means, variances + self.spread * (common - weight * variances)
 
 
-def use_balanced_statistics_(net: nn.Module, momentum: float, spread: float) -> nn.ModuleList:
+def use_balanced_statistics_(net: nn.Module, momentum: float | None, spread: float) -> nn.ModuleList:
     """Let every BatchNorm of a network balance its statistics; return the state, which the method must hold."""
     if not has_running_statistics(net):
         raise ConfigError(
