@@ -131,7 +131,7 @@ def test_sotta(freeze_top: bool) -> None:
     assert_same_weights(model.student, student)
     assert_same_statistics(model.student, student)
     CLOSE(model.memory.recall()[0], torch.stack([item.image for item in memory.items()]))
-    assert ("frozen=('4')" in repr(model)) is freeze_top
+    assert ("skipped_layers=(4)" in repr(model)) is freeze_top
 
 
 def test_sotta_without_a_confident_image_learns_nothing() -> None:

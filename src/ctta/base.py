@@ -44,6 +44,7 @@ from ctta.optim import (
 )
 from ctta.parallel import SINGLE_PROCESS, Coordinator, current_reducer
 from ctta.source_stats import SourceStats
+from ctta.state import release_lazy_buffers_
 from ctta.steps import Policy, Step
 from ctta.surgery import (
     Output,
@@ -447,6 +448,7 @@ class AdaptiveModel(nn.Module, ABC):
         """
         fresh = self.fork()
         initial = fresh.state_dict()
+        release_lazy_buffers_(self)
         for name, tensor in self.state_dict(keep_vars=True).items():
             if not name.startswith("source."):
                 tensor.copy_(initial[name])

@@ -8,6 +8,7 @@ and compute the same updates.
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -265,7 +266,19 @@ class MemoryModel(AdaptiveModel):
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:
-        logits, batch, generator = self.predict_step(x), current_reducer(), self.generator("memory")
+        logits = self.predict_step(x)
+        self.remember_(x, logits, self.update)
+        return logits
+
+    def remember_(self, x: Tensor, logits: Tensor, update: Callable[[int], bool]) -> None:
+        """Take a predicted batch into the memory, and call ``update`` whenever one is due.
+
+        Args:
+            x: The local rows of the batch.
+            logits: Their predictions.
+            update: As :meth:`update`.
+        """
+        batch, generator = current_reducer(), self.generator("memory")
         images, predictions = batch.gather(x), batch.gather(logits.detach())
         state = [module for name, module in self.named_children() if name != "source"]
         start = number = 0
@@ -274,13 +287,11 @@ class MemoryModel(AdaptiveModel):
                 every = self.update_every or len(images)
                 missing = every - int(self.memory.num_seen) % every if self.update_every else every
                 stop = min(start + missing, len(images))
-                is_due = stop - start == missing
-                restore_buffers = remember_buffers(*state) if is_due else None
+                restore_buffers = remember_buffers(*state) if stop - start == missing else None
                 self.memory.add_(images[start:stop], predictions[start:stop], generator)
-                if restore_buffers is not None and not self.update(number):
+                if restore_buffers is not None and not update(number):
                     restore_buffers()
                 start, number = stop, number + 1
-        return logits
 
     @override
     def check_input(self, x: Tensor) -> None:

@@ -78,6 +78,17 @@ def allocate_lazy_buffers_(model: nn.Module, tensors: Mapping[str, Tensor]) -> N
                 module.allocate_(name, torch.zeros_like(saved, device=buffer.device))
 
 
+def release_lazy_buffers_(model: nn.Module) -> None:
+    """Let the next batch decide the size of every lazy buffer anew.
+
+    Args:
+        model: The model.
+    """
+    for module in model.modules():
+        for name in module._shapes if isinstance(module, LazyModule) else ():
+            setattr(module, name, module.get_buffer(name).new_empty(0))
+
+
 def _matches(shape: tuple[int, ...], declared: tuple[int | EllipsisType | None, ...]) -> bool:
     if declared and declared[-1] is ...:
         declared = declared[:-1]

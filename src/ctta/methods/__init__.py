@@ -24,6 +24,8 @@ from ctta.methods.tribe import TRIBE
 
 __all__ = [
     "BNEMA",
+    "EATA",
+    "ETA",
     "LAME",
     "METHODS",
     "NOTE",
@@ -43,7 +45,6 @@ __all__ = [
     "Tent",
     "TestAug",
 ]
-__all__ = ["EATA", "ETA", "METHODS", "BNStats", "CoTTA", "PseudoLabel", "Source", "Tent", "TestAug"]
 
 #: Every method of the library by its name, those of the CoTTA paper's tables first.
 METHODS: dict[str, type[AdaptiveModel]] = {

@@ -1,6 +1,6 @@
 """NOTE: entropy minimization on a class-balanced reservoir, with predictions for single images."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -11,10 +11,10 @@ from typing_extensions import override
 from ctta.functional import at_least_float32, confidence
 from ctta.memory import MemoryModel, ReservoirMemory
 from ctta.method_info import MethodInfo
-from ctta.norms import find_norm_parameters
 from ctta.norms.running import RunningStatistics, track_statistics, use_tracked_statistics_
 from ctta.optim import OptimizerFactory
-from ctta.surgery import Output, train_only_
+from ctta.steps import Policy
+from ctta.surgery import Output
 from ctta.validation import check_choice, check_fraction, check_integer
 
 
@@ -35,6 +35,7 @@ class NOTE(MemoryModel):
             code, or ``"images"``, which makes the loss larger by the number of classes.
         iabn: The k of instance-aware batch normalization, 4 in the authors' code, for a network whose BatchNorm layers
             were trained with it; None for any other network.
+        policies: What happens around the updates, see :mod:`ctta.policies`.
         seed: The seed of the reservoir.
         output: Where the logits are in the network's output; by default the usual places.
 
@@ -59,17 +60,18 @@ class NOTE(MemoryModel):
         momentum: float = 0.01,
         average: Literal["entries", "images"] = "entries",
         iabn: float | None = None,
+        policies: Sequence[Policy] = (),
         seed: int = 0,
         output: Output = None,
     ) -> None:
-        super().__init__(net, batch_stats=0.0, seed=seed, output=output)
+        super().__init__(net, policies=policies, batch_stats=0.0, seed=seed, output=output)
         check_fraction("momentum", momentum)
         check_choice("average", average, ("entries", "images"))
         self.memory, self.update_every = ReservoirMemory(memory_size), check_integer("update_every", update_every, 1)
         self.memory_size, self.momentum, self.average, self.iabn = memory_size, momentum, average, iabn
         self.student = self.copy_of_source()
         self._track_statistics_(self.student)
-        train_only_(self.student, find_norm_parameters(self.student))
+        self.train_norms_(self.student)
         self.optimize(self.student, optimizer, lr)
 
     @override

@@ -1,5 +1,6 @@
 """RoTTA: a student and a teacher learn from a balanced memory of past images, for streams with correlated classes."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -9,10 +10,10 @@ from typing_extensions import override
 from ctta.functional import confidence, cross_entropy, ema_update_
 from ctta.memory import MemoryModel, TimelyMemory
 from ctta.method_info import MethodInfo
-from ctta.norms import find_norm_parameters
 from ctta.norms.running import RunningStatistics, track_statistics, use_tracked_statistics_
 from ctta.optim import OptimizerFactory
-from ctta.surgery import Output, train_only_
+from ctta.steps import Policy
+from ctta.surgery import Output
 from ctta.validation import check_fraction, check_integer
 from ctta.views import Views, check_images, check_views, draw_views, image_views
 
@@ -34,6 +35,7 @@ class RoTTA(MemoryModel):
         momentum: The fraction of the memory in an update of BatchNorm's statistics.
         views: The view of the memory that the student sees; the loss is averaged over several, and none shows the
             memory itself. The default expects images in [0, 1]; see :func:`ctta.views.image_views`.
+        policies: What happens around the updates, see :mod:`ctta.policies`.
         seed: The seed of the random views.
         output: Where the logits are in the network's output; by default the usual places.
 
@@ -61,10 +63,11 @@ class RoTTA(MemoryModel):
         decay: float = 0.999,
         momentum: float = 0.05,
         views: Views = image_views(1),
+        policies: Sequence[Policy] = (),
         seed: int = 0,
         output: Output = None,
     ) -> None:
-        super().__init__(net, batch_stats=0.0, seed=seed, output=output)
+        super().__init__(net, policies=policies, batch_stats=0.0, seed=seed, output=output)
         check_fraction("decay", decay)
         check_fraction("momentum", momentum)
         check_views(views)
@@ -73,7 +76,7 @@ class RoTTA(MemoryModel):
         self.student, self.teacher = self.copy_of_source(), self.copy_of_source().requires_grad_(False)
         for network in (self.student, self.teacher):  # each has its own statistics
             use_tracked_statistics_(network, RunningStatistics(momentum))
-        train_only_(self.student, find_norm_parameters(self.student))
+        self.train_norms_(self.student)
         self.optimize(self.student, optimizer, lr)
 
     @override

@@ -1,5 +1,6 @@
 """SoTTA: sharpness-aware entropy minimization on confident images, for streams with images that do not belong there."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -7,13 +8,12 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.functional import confidence, entropy
-from ctta.hyperparameters import format_hyperparameters
 from ctta.memory import ConfidentMemory, MemoryModel
 from ctta.method_info import MethodInfo
-from ctta.norms import find_norm_parameters
 from ctta.norms.running import RunningStatistics, track_statistics, use_tracked_statistics_
 from ctta.optim import OptimizerFactory
-from ctta.surgery import Output, find_top_layers, names_outside, train_only_
+from ctta.steps import Policy
+from ctta.surgery import Output
 from ctta.validation import check_fraction, check_integer
 
 
@@ -35,6 +35,7 @@ class SoTTA(MemoryModel):
         momentum: The fraction of the memory in an update of BatchNorm's statistics, of which there are two per step.
         radius: How far the weights climb to find the sharpest loss nearby.
         freeze_top: Whether the top layers (the last stage, or the last quarter of the blocks) stay as they are.
+        policies: What happens around the updates, see :mod:`ctta.policies`.
         seed: The seed of the memory's choices.
         output: Where the logits are in the network's output; by default the usual places.
 
@@ -63,18 +64,18 @@ class SoTTA(MemoryModel):
         momentum: float = 0.2,
         radius: float = 0.05,
         freeze_top: bool = True,
+        policies: Sequence[Policy] = (),
         seed: int = 0,
         output: Output = None,
     ) -> None:
-        super().__init__(net, batch_stats=0.0, seed=seed, output=output)
+        super().__init__(net, policies=policies, batch_stats=0.0, seed=seed, output=output)
         check_fraction("momentum", momentum)
         self.memory = ConfidentMemory(memory_size, min_confidence)
         self.memory_size, self.update_every = memory_size, check_integer("update_every", update_every, 1)
         self.min_confidence, self.momentum, self.radius, self.freeze_top = min_confidence, momentum, radius, freeze_top
         self.student = self.copy_of_source()
         use_tracked_statistics_(self.student, RunningStatistics(momentum, normalize_by="batch"))
-        self.top_layers = find_top_layers(self.student) if freeze_top else ()
-        train_only_(self.student, names_outside(find_norm_parameters(self.student), self.top_layers))
+        self.train_norms_(self.student, skip_top=freeze_top)
         self.optimize(self.student, optimizer, lr)
 
     @override
@@ -99,8 +100,3 @@ class SoTTA(MemoryModel):
         return self.minimize_sharpness(
             loss, lambda: measure()[:2], radius=self.radius, selected=selected, confidence=sureness
         )
-
-    @override
-    def extra_repr(self) -> str:
-        frozen = {"frozen": self.top_layers} if self.top_layers else {}
-        return format_hyperparameters(self.hyperparameters | frozen)

@@ -1,6 +1,7 @@
 """TRIBE: BatchNorm statistics balanced over classes, and a teacher tied to the source."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -11,12 +12,12 @@ from ctta.base import AdaptiveModel
 from ctta.functional import at_least_float32, confidence, entropy, hard_cross_entropy, masked_mean
 from ctta.memory import predicted_classes
 from ctta.method_info import MethodInfo
-from ctta.norms import find_norm_parameters
 from ctta.norms.balanced import balance_statistics, use_balanced_statistics_
 from ctta.optim import OptimizerFactory
 from ctta.parallel import current_reducer, replicated
 from ctta.state import remember_buffers
-from ctta.surgery import Output, share_parameters_, train_only_
+from ctta.steps import Policy
+from ctta.surgery import Output, share_parameters_
 from ctta.validation import check_fraction
 from ctta.views import Views, check_images, check_views, draw_views, image_views
 
@@ -26,11 +27,10 @@ class TRIBE(AdaptiveModel):
 
     A teacher with the student's weights and statistics of its own predicts. The student learns the teacher's classes
     from a view, where the teacher is confident, and the teacher stays close to the source, whose statistics follow the
-    stream as well. Made for streams in which classes are correlated and some are rare.
+    stream as well. Made for correlated streams with rare classes.
 
     Args:
-        net: A network with normalization layers of any kind, whose scales and shifts are trained. What is balanced are
-            the statistics of BatchNorm.
+        net: A network with normalization layers of any kind, whose scales and shifts are trained.
         optimizer: A factory of the optimizer. The default is that for CIFAR; that for ImageNet is Adam with 5e-4.
         lr: The learning rate, if it should differ from that of ``optimizer``.
         momentum: What one image adds to the statistics of its class: 0.01, 0.05 and 0.5 for 10, 100 and 1000 classes.
@@ -41,6 +41,7 @@ class TRIBE(AdaptiveModel):
         anchor: The weight of the squared distance between the logits of teacher and source.
         views: The view that the student sees; the loss is averaged over several, and none shows the batch itself. The
             default expects images in [0, 1]; see :func:`ctta.views.image_views`.
+        policies: What happens around the updates, see :mod:`ctta.policies`.
         seed: The seed of the random views.
         output: Where the logits are in the network's output; by default the usual places.
 
@@ -48,11 +49,10 @@ class TRIBE(AdaptiveModel):
     >>> model(torch.rand(4, 3, 8, 8)).shape
     torch.Size([4, 10])
 
-    Reference: Su, Xu and Jia, "Towards real-world test-time adaptation: tri-net self-training with balanced
-    normalization", AAAI 2024.
+    Reference: Su et al., "Towards real-world test-time adaptation: tri-net self-training with balanced normalization".
     """
 
-    info = MethodInfo("TRIBE", "Su et al., AAAI 2024", "norm layers", 4, backward_passes=1, num_networks=4)
+    info = MethodInfo("TRIBE", "Su et al., AAAI 2024", "norm layers", "3 + views", backward_passes=1, num_networks=4)
 
     def __init__(
         self,
@@ -65,18 +65,19 @@ class TRIBE(AdaptiveModel):
         max_entropy: float = 0.05,
         anchor: float = 0.5,
         views: Views = image_views(1),
+        policies: Sequence[Policy] = (),
         seed: int = 0,
         output: Output = None,
     ) -> None:
-        super().__init__(net, batch_stats=0.0, seed=seed, output=output)
+        super().__init__(net, policies=policies, batch_stats=0.0, seed=seed, output=output)
         check_fraction("momentum", 0.0 if momentum is None else momentum)
         check_fraction("spread", spread)
         check_views(views)
-        self.momentum, self.spread, self.max_entropy, self.anchor = momentum, spread, max_entropy, anchor
-        self.views = views
+        self.momentum, self.spread, self.max_entropy = momentum, spread, max_entropy
+        self.anchor, self.views = anchor, views
         self.student, self.teacher, self.reference = (self.copy_of_source() for _ in range(3))
         self.reference.requires_grad_(False)
-        train_only_(self.student, find_norm_parameters(self.student))
+        self.train_norms_(self.student)
         share_parameters_(self.teacher, self.student)
         networks = (self.student, self.teacher, self.reference)
         self.statistics = nn.ModuleList(use_balanced_statistics_(each, momentum, spread) for each in networks)
@@ -109,8 +110,8 @@ class TRIBE(AdaptiveModel):
             logits = [view(self.student, images) for view in views] or [self.student(images)]
             reference = at_least_float32(self.reference(images))
         is_sure = entropy(target.detach()) < self.max_entropy * math.log(target.shape[1])
-        distance = (target - reference).square().mean(1)
-        losses = torch.stack([hard_cross_entropy(each, target) for each in logits]).mean(0) + self.anchor * distance
+        losses = torch.stack([hard_cross_entropy(each, target) for each in logits]).mean(0)
+        losses = losses + self.anchor * (target - reference).square().mean(1)
         means = {"confidence": confidence(target.detach()).mean(), "selected": is_sure}
         self.minimize(masked_mean(losses, is_sure), **means)
         # Without a confident prediction there is no step, and the statistics follow the stream all the same.
