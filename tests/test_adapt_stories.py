@@ -58,7 +58,7 @@ def test_a_guard_answers_class_by_class_as_well_as_the_source(
 ) -> None:
     table = tmp_path / "table.csv"
     ended = run(tree, table, "--order", "name", "--compare", "--batch-size", "16", "--method", *options)
-    assert "Order: by path." in ended.stdout and "sorted_stream" in ended.stdout and ended.stderr == ""
+    assert "Order: by path." in ended.stdout and "sorted_stream" in ended.stdout and "WARNING" not in ended.stderr
     assert "were answered by the network without adaptation" in ended.stdout
     source = share_right(table, "source_class")
     assert source > 0.8 and share_right(table) >= source - MAX_LOSS
@@ -68,14 +68,14 @@ def test_without_a_guard_harm_is_announced(tree: Path, tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     ended = run(tree, table, "--order", "name", "--no-guard", "--compare", "--batch-size", "16", "--method", "tent")
     assert share_right(table) < share_right(table, "source_class") - 0.3
-    (line,) = ended.stderr.splitlines()
-    assert line.startswith("WARNING: the predictions look worse than those without adaptation.")
+    assert "WARNING: the predictions look worse than those without adaptation." in ended.stderr.splitlines()[-1]
 
 
 def test_by_default_the_images_are_shuffled(tree: Path, tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     ended = run(tree, table, "--compare", "--method", "tent")
-    assert "Order: shuffled" in ended.stdout and "Guard: no events." in ended.stdout and ended.stderr == ""
+    assert "Order: shuffled" in ended.stdout and "Guard: no events." in ended.stdout
+    assert "WARNING" not in ended.stderr
     assert share_right(table) > share_right(table, "source_class") - 0.08
 
 

@@ -16,7 +16,7 @@ from ctta.guard.health import PredictionSummary, disagreement, relative_norm, su
 from ctta.norms import use_running_statistics_, uses_batch_statistics
 from ctta.surgery import copy_sharing_tensors
 
-SCREEN_SIZE = 24  # inputs of a batch, at least, that the source predicts to find out whether it has few classes
+SCREEN_SIZE = 16  # inputs of a batch, at least, that the source predicts to find out whether it has few classes
 MAX_SCREEN_CHANCE = 0.01  # probability that a part of a shuffled batch has so few classes
 
 _as_trained: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
