@@ -15,11 +15,9 @@ from torch import Tensor
 
 import ctta
 from ctta.cli.serve import serve
-from ctta.errors import ConfigError
 from ctta.guard import Guarded
-from ctta.hyperparameters import format_hyperparameters
 from ctta.models import load as load_network
-from ctta.serve import Service, build_method, resume_method
+from ctta.serve import Service, build_method
 from ctta.serve.stream import ServedStream
 
 NAMES = ("left", "right", "Left.2")
@@ -160,35 +158,6 @@ def test_a_disk_error_at_start_is_not_mistaken_for_damage(tmp_path: Path, monkey
         patched.setattr("ctta.serve.persistence.safe_open", failing)
         Service(make_tent(tmp_path), tmp_path / "state")
     assert (tmp_path / "state/streams/a/1/state.safetensors").exists()
-
-
-def test_the_command_says_what_it_saved_and_resumes_with_the_same_method(tmp_path: Path) -> None:
-    """Settings without a method are those of the saved streams' method."""
-    state, options = tmp_path / "state", ("--set", "lr=0.01", "--no-guard", "--window", 0)
-    for method, names in (("--method", "tent"), "ab"), ((), "a"):
-        server = ServerProcess(state, *method, *options)
-        with server as client:
-            for name in names:
-                answer = client.infer(name, make_images(4))
-            assert server.stop(signal.SIGTERM) == 0
-            assert server.process.stdout
-            assert server.process.stdout.read().splitlines()[-1] == f"Saved 2 streams in {state}."
-    assert answer["update"] == 2
-
-
-def test_the_method_of_saved_streams_is_found_by_its_settings(tmp_path: Path) -> None:
-    net = make_tent(tmp_path).copy_of_source()
-    for name in ("tent", "cotta", "cotta_fast", "cotta_paper", "bn_stats"):
-        settings = ["views=2"] if name.startswith("cotta") else []
-        model = build_method(net, name, settings)
-        Service(model, tmp_path / name).release()
-        found = resume_method(net, tmp_path / name, settings)
-        assert type(found) is type(model)
-        assert format_hyperparameters(found.hyperparameters) == format_hyperparameters(model.hyperparameters)
-    assert type(resume_method(net, None)) is type(resume_method(net, tmp_path / "empty")) is ctta.CoTTA
-    (tmp_path / "tent/service.json").write_text('{"format": 2, "method": "Mine"}')
-    with pytest.raises(ConfigError, match="were started with Mine: give --method"):
-        resume_method(net, tmp_path / "tent")
 
 
 def test_memory_that_leaves_nothing_for_streams_is_refused(tmp_path: Path) -> None:

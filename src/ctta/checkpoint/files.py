@@ -139,6 +139,23 @@ def load(
     return model
 
 
+def saved_method(path: str | os.PathLike[str]) -> str:
+    """Return the name of the method that a file was saved from, without its wrappers.
+
+    Args:
+        path: The file.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        CheckpointError: If the file is damaged or not a checkpoint.
+    """
+    description, _ = _read(Path(path))
+    while (inside := description.get("inside", {}).get("wrapped")) is not None:
+        description = inside
+    name: str = description["method"]
+    return name
+
+
 def _changed_tensors(model: AdaptiveModel) -> dict[str, Tensor]:
     """Return every tensor of the stream that differs from its counterpart in the source; tied ones once."""
     source, prefixes = model.source.state_dict(keep_vars=True), [prefix for prefix, _ in nested_models(model)]

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from ctta import models
+from ctta.checkpoint.files import saved_method
 from ctta.cli.console import exit_on_interrupt, interrupt_between_steps, print_notice, print_text, progress_bar
 from ctta.cli.options import (
     ClassesOption,
@@ -117,7 +118,7 @@ def adapt(
     """
     texts = with_seed(settings, seed)
     if texts and method is None:
-        method = "cotta"  # settings belong to a method, and a saved state must be of the same one
+        method = saved_method(state) if state and state.exists() else "cotta"  # settings belong to a method
     hyperparameters = resolve_method(method).parse(texts) if method else {}
     class_names = read_class_names(classes) or _default_class_names(model, predictions)
     net = load_network(model, device, mean, std)
