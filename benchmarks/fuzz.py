@@ -1,6 +1,6 @@
 """Fuzz a reader of foreign bytes, guided by coverage.
 
-    pip install --group fuzz                          # atheris: Linux, CPython 3.11 to 3.13
+    pip install 'atheris>=3.0'                        # the group fuzz: Linux, CPython 3.11 to 3.13
     python benchmarks/fuzz.py protocol --seconds 60   # or checkpoint, csv, settings, run
 
 The targets are those of ``tests/fuzz_targets.py``. It starts from ``tests/corpus/TARGET/`` and from what it found
@@ -28,7 +28,7 @@ def main() -> None:
     try:
         import atheris
     except ImportError:
-        sys.exit("coverage-guided fuzzing needs atheris (Linux, CPython 3.11 to 3.13): pip install --group fuzz")
+        sys.exit("coverage-guided fuzzing needs atheris (Linux, CPython 3.11 to 3.13): pip install 'atheris>=3.0'")
     sys.path.insert(0, str(ROOT / "tests"))
     with atheris.instrument_imports(include=["ctta"]):
         from fuzz_targets import CORPUS, TARGETS
