@@ -152,6 +152,8 @@ class Comparison:
         if len(names) == 1:
             interval = f", 95 % interval {format_range(first.interval)}" if first.interval else ""
             return f"{names[0]} has a mean {self.metric.name} of {format_percent(first.value)}{interval}; one run."
+        if len({format_percent(result.value) for result in self.results.values()}) == 1:
+            return f"All rows have the same mean {self.metric.name}, {format_percent(first.value)}; one run each."
         lead, second = self.difference(names[0], names[1]), self.results[names[1]]
         sentence = describe_best(
             self.metric,
