@@ -7,7 +7,7 @@ import torch
 import typer
 
 from ctta.cli.console import print_text
-from ctta.cli.options import DeviceOption, ModelOption, SizeOption, load_network
+from ctta.cli.options import DeviceOption, MeanOption, ModelOption, SizeOption, StdOption, load_network
 from ctta.datasets.clean_images import read_clean_images
 from ctta.errors import ConfigError
 from ctta.source_stats import source_stats
@@ -18,11 +18,11 @@ def compute_source_stats(
     images: Annotated[
         Path,
         typer.Option(
-            help="Source images: a folder with or without one subfolder per class, or an .npz file.",
+            help="Read source images from a folder, with or without one subfolder per class, or from an .npz file.",
             metavar="DIR|FILE.npz",
         ),
     ],
-    output: Annotated[Path, typer.Option(help="File to write.", metavar="FILE.safetensors")],
+    output: Annotated[Path, typer.Option(help="Write the statistics to this file.", metavar="FILE.safetensors")],
     labels: Annotated[
         bool,
         typer.Option(
@@ -31,14 +31,16 @@ def compute_source_stats(
     ] = False,
     limit: Annotated[int, typer.Option(min=1, help="Use at most N randomly chosen images.", metavar="N")] = 2000,
     batch_size: Annotated[
-        int, typer.Option(min=1, help="Images per batch; use that of your application.", metavar="N")
+        int, typer.Option(min=1, help="Read N images at a time; use the number of your application.", metavar="N")
     ] = 200,
     head: Annotated[
-        str | None, typer.Option(help="Name of the classifier, if it is not found, such as fc.", metavar="NAME")
+        str | None, typer.Option(help="Use this module as the classifier, such as fc. Default: found.", metavar="NAME")
     ] = None,
     size: SizeOption = None,
+    mean: MeanOption = None,
+    std: StdOption = None,
     device: DeviceOption = "cpu",
-    seed: Annotated[int, typer.Option(min=0, help="Random seed of the choice of images.", metavar="N")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed the choice of images.", metavar="N")] = 0,
 ) -> None:
     """Compute statistics of source images for the methods that need them.
 
@@ -49,7 +51,7 @@ def compute_source_stats(
     clean = read_clean_images(images, size=size, limit=limit, seed=seed)
     if labels and clean.labels is None:
         raise ConfigError(f"{images} has no labels: leave out --labels, or give one subfolder per class")
-    net = load_network(model, device)
+    net = load_network(model, device, mean, std)
     pixels = torch.from_numpy(clean.images).permute(0, 3, 1, 2)
     batches = (part.float().div(255).to(device) for part in pixels.split(batch_size))
     given = torch.from_numpy(clean.labels) if labels and clean.labels is not None else None
