@@ -58,6 +58,9 @@ class Policy(ABC):
         Args:
             model: The model, with its networks and its optimizer.
 
+        Returns:
+            The state, :class:`torch.nn.Module` without buffers if there is none.
+
         Raises:
             ConfigError: The policy cannot be used with this model.
         """

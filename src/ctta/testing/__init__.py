@@ -21,7 +21,7 @@ from typing import Any
 from torch import nn
 
 from ctta.base import AdaptiveModel
-from ctta.testing import input_checks, network_checks, stream_checks
+from ctta.testing import input_checks, network_checks, numeric_checks, stream_checks
 from ctta.testing.case import CHECKS, ContractCase, count_learned_batches
 from ctta.testing.networks import NETWORKS
 
@@ -32,6 +32,7 @@ __all__ = [
     "check_method",
     "input_checks",
     "network_checks",
+    "numeric_checks",
     "select_networks",
     "stream_checks",
 ]
