@@ -15,11 +15,15 @@ from ctta.testing import CHECKS, NETWORKS, ContractCase, select_networks
 from ctta.testing.case import count_learned_batches
 
 FEW_VIEWS = {"views": ctta.views.image_views(2)}
+#: A selection that is neither empty nor whole, of the nearly uniform predictions of the small networks.
+NEARLY_ALL = {"margin": 0.99, "redundancy": 0.999}
 #: An update with every batch of the checks, from a memory that has to evict.
 SMALL_MEMORY = {"memory_size": 8, "update_every": 6}
 HYPERPARAMETERS: dict[str, dict[str, Any]] = {
     "test_aug": FEW_VIEWS,
     "cotta": FEW_VIEWS,
+    "eta": NEARLY_ALL,
+    "eata": NEARLY_ALL,
     "rotta": SMALL_MEMORY,
     "note": SMALL_MEMORY,
     "sotta": SMALL_MEMORY | {"min_confidence": 0.3},

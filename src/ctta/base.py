@@ -103,6 +103,12 @@ class AdaptiveModel(nn.Module, ABC):
     _batch: Tensor | None = None
     _counter_names: tuple[str, ...] = ()
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let the constructors of methods create tensors that can be trained and changed, wherever they are called."""
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            type.__setattr__(cls, "__init__", torch.inference_mode(False)(vars(cls)["__init__"]))
+
     def __init__(
         self,
         net: nn.Module,

@@ -33,6 +33,8 @@ MEMORY = {"memory_size": 6, "update_every": 5}
 SETTINGS: dict[str, dict[str, Any]] = {
     "cotta": VIEWS,
     "test_aug": VIEWS,
+    "eta": {"margin": 0.99, "redundancy": 0.999},
+    "eata": {"margin": 0.99, "redundancy": 0.999},
     "rotta": MEMORY,
     "note": MEMORY,
     "sotta": MEMORY | {"min_confidence": 0.25},
