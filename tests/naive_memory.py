@@ -155,17 +155,23 @@ def naive_petta(
     alpha: float = 0.05,
     regularization: float = 10.0,
     teacher_rate: float = 1e-3,
-    loss: str = "cifar",
-) -> tuple[list[Tensor], nn.Sequential, nn.Sequential]:
-    """Run PeTTA with one update per batch. ``means`` and ``variances`` of source features are (classes, features)."""
+    loss: str = "symmetric",
+    divergence: str = "official",
+) -> tuple[list[Tensor], nn.Sequential, nn.Sequential, list[float]]:
+    """Run PeTTA with one update per batch; returns the divergences as well.
+
+    ``means`` and ``variances`` of source features are (classes, features).
+    """
     student, teacher, source = (robust_copy(net, alpha) for _ in range(3))
     trained = robust_parameters(student)
     original = [p.detach().clone() for p in trained]
     running = [mean.clone() for mean in means]
-    descent, predictions, memory = optimizer(trained), list[Tensor](), None
+    descent, predictions, gammas, memory = optimizer(trained), list[Tensor](), list[float](), None
     for step, x in enumerate(batches):
         with torch.no_grad():
-            logits = teacher.eval()(x)
+            body, head = split(teacher.eval())
+            features = body(x)
+            logits = head(features)
         predictions.append(logits)
         memory = memory or NaiveTimelyMemory(capacity, logits.shape[1])
         for image, vector in zip(x, logits, strict=True):
@@ -175,22 +181,21 @@ def naive_petta(
         images = torch.stack([item.image for item in memory.items()])
         views = augment(step, images)
         with torch.no_grad():
-            body, head = split(teacher.train())
-            features = body(images)
-            t_logits, anchor = head(features), source.train()(images)
-        labels = [int(vector.argmax()) for vector in t_logits]
+            t_logits, anchor = teacher.train()(images), source.train()(images)
+        labels = [int(vector.argmax()) for vector in logits]
         present = sorted(set(labels))
-        distances = []
-        for c in present:
-            mean = torch.stack([f for f, label in zip(features, labels, strict=True) if label == c]).mean(0)
-            running[c] = 0.95 * running[c] + 0.05 * mean
-            distances += list((running[c] - means[c]) ** 2 / (variances[c] + 1e-6))
-        gamma = 1 - math.exp(-float(add_up(distances)) / len(distances))
+        # Of the means before this batch, as in the authors' code; all classes have as many features.
+        distances = [float(((running[c] - means[c]) ** 2 / (variances[c] + 1e-6)).mean()) for c in present]
+        if divergence == "official":
+            gamma = 1 - math.exp(-sum(distances) / len(distances))
+        else:
+            gamma = sum(1 - math.exp(-distance) for distance in distances) / len(distances)
+        gammas.append(gamma)
         s_logits, a_logits = student.train()(images), student(views)
         terms = []
         for t, s, a, o in zip(t_logits, s_logits, a_logits, anchor, strict=True):
             pt, ps, pa, po = (probabilities(each) for each in (t, s, a, o))
-            if loss == "cifar":
+            if loss == "symmetric":
                 terms.append((cross(pt, ps) + cross(ps, pt) + cross(pt, pa) + cross(pa, pt)) / 4 + cross(po, pa))
             else:
                 terms.append(cross(pt, pa) + cross(po, pa))
@@ -203,7 +208,10 @@ def naive_petta(
         with torch.no_grad():
             for t, s in zip(teacher.parameters(), student.parameters(), strict=True):
                 t.copy_((1 - rate) * t + rate * s)
-    return predictions, student, teacher
+        for c in present:
+            mean = torch.stack([f for f, label in zip(features, labels, strict=True) if label == c]).mean(0)
+            running[c] = 0.95 * running[c] + 0.05 * mean
+    return predictions, student, teacher, gammas
 
 
 class NaiveRunningNorm(nn.Module):

@@ -25,6 +25,7 @@ HYPERPARAMETERS: dict[str, dict[str, Any]] = {
     "eta": NEARLY_ALL,
     "eata": NEARLY_ALL,
     "rotta": SMALL_MEMORY,
+    "petta": {"memory_size": 8},
     "note": SMALL_MEMORY,
     "sotta": SMALL_MEMORY | {"min_confidence": 0.3},
     "tribe": {"max_entropy": 0.99},

@@ -133,6 +133,7 @@ def test_method_names() -> None:
         "eta": "ETA",
         "eata": "EATA",
         "rotta": "RoTTA",
+        "petta": "PeTTA",
         "note": "NOTE",
         "sotta": "SoTTA",
         "tribe": "TRIBE",

@@ -15,6 +15,7 @@ from naive_memory import (
     naive_bn_alpha,
     naive_bn_ema,
     naive_note,
+    naive_petta,
     naive_rotta,
 )
 from naive_teachers import NaiveUniformMemory, naive_sotta
@@ -78,6 +79,35 @@ def test_rotta(memory_size: int, update_every: int) -> None:
     assert_same_statistics(model.teacher, teacher)
     assert len(set(torch.cat(expected).argmax(1).tolist())) == 4
     assert int(model.memory.num_seen) == 100
+
+
+@pytest.mark.parametrize("loss", ["symmetric", "cross_entropy"])
+@pytest.mark.parametrize("divergence", ["official", "paper"])
+def test_petta(loss: Any, divergence: Any) -> None:
+    net = decided_classifier()
+    x = torch.cat(stream(19))[100:]  # other images than the stream's
+    stats = ctta.source_stats(net, [x], batch_stats=0.0)
+    features, labels = nn.Sequential(*list(net)[:-1])(x).detach(), net(x).argmax(1)
+    own = [features[labels == c] for c in range(4)]
+    assert min(map(len, own)) > 1
+    settings: dict[str, Any] = {"teacher_rate": 0.1, "regularization": 5.0, "loss": loss, "divergence": divergence}
+    expected, student, teacher, divergences = naive_petta(
+        net,
+        stream(),
+        optimizer=NAIVE_ADAM,
+        augment=augment,
+        means=torch.stack([each.mean(0) for each in own]),
+        variances=torch.stack([each.var(0, correction=1) for each in own]),
+        capacity=6,
+        **settings,
+    )
+    assert divergences[0] == 0 and 0.01 < max(divergences) < 0.99
+    model = ctta.PeTTA(net, source_stats=stats, optimizer=ADAM, memory_size=6, views=VIEWS, **settings)
+    assert_same_run(model, stream(), expected)
+    assert_same_weights(model.student, student)
+    assert_same_weights(model.teacher, teacher)
+    assert_same_statistics(model.student, student)
+    assert_same_statistics(model.teacher, teacher)
 
 
 @pytest.mark.parametrize("average", ["entries", "images"])

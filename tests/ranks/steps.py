@@ -36,6 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "eta": {"margin": 0.99, "redundancy": 0.999},
     "eata": {"margin": 0.99, "redundancy": 0.999},
     "rotta": MEMORY,
+    "petta": {"memory_size": 6},
     "note": MEMORY,
     "sotta": MEMORY | {"min_confidence": 0.25},
     "tribe": {"max_entropy": 0.99},

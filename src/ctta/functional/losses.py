@@ -193,3 +193,26 @@ def contrastive_loss(features: Tensor, temperature: float = 0.1) -> Tensor:
     is_positive = (sample.unsqueeze(0) == sample.unsqueeze(1)) & ~is_self
     log_likelihood = similarities.log_softmax(1).masked_fill(~is_positive, 0)
     return -log_likelihood.sum() / is_positive.sum()
+
+
+@torch.no_grad()
+def feature_divergence(
+    means: Tensor, source_means: Tensor, source_variances: Tensor, average: Literal["official", "paper"] = "official"
+) -> float:
+    """Return how far the mean features of classes have moved from the source's, as PeTTA measures it.
+
+    Args:
+        means: One row per class (K, d).
+        source_means: Of the same classes on source images (K, d).
+        source_variances: The variances there (K, d).
+        average: ``"official"`` averages the squared distances over classes before the exponential, as PeTTA's code;
+            ``"paper"`` averages the divergences of the classes.
+
+    Returns:
+        A number from 0, for equal means, to 1.
+
+    >>> feature_divergence(torch.zeros(2, 3), torch.zeros(2, 3), torch.ones(2, 3))
+    0.0
+    """
+    distances = ((means - source_means).square() / (source_variances + 1e-6)).mean(1)
+    return float((1 - (-(distances.mean() if average == "official" else distances)).exp()).mean())

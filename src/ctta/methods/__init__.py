@@ -10,6 +10,7 @@ from ctta.methods.eata import EATA
 from ctta.methods.eta import ETA
 from ctta.methods.lame import LAME
 from ctta.methods.note import NOTE
+from ctta.methods.petta import PeTTA
 from ctta.methods.pseudo_label import PseudoLabel
 from ctta.methods.rotta import RoTTA
 from ctta.methods.rpl import RPL
@@ -38,6 +39,7 @@ __all__ = [
     "BNStats",
     "CoTTA",
     "DeYO",
+    "PeTTA",
     "PseudoLabel",
     "RoTTA",
     "SoTTA",
@@ -55,6 +57,7 @@ METHODS: dict[str, type[AdaptiveModel]] = {
     "test_aug": TestAug,
     "cotta": CoTTA,
     "rotta": RoTTA,
+    "petta": PeTTA,
     "note": NOTE,
     "sotta": SoTTA,
     "tribe": TRIBE,

@@ -15,7 +15,7 @@ from ctta.optim import OptimizerFactory
 from ctta.steps import Policy
 from ctta.surgery import Output
 from ctta.validation import check_fraction, check_integer
-from ctta.views import Views, check_images, check_views, draw_views, image_views
+from ctta.views import Views, check_views, draw_views, image_views
 
 
 class RoTTA(MemoryModel):
@@ -78,11 +78,6 @@ class RoTTA(MemoryModel):
             use_tracked_statistics_(network, RunningStatistics(momentum))
         self.train_norms_(self.student)
         self.optimize(self.student, optimizer, lr)
-
-    @override
-    def check_input(self, x: Tensor) -> None:
-        super().check_input(x)
-        check_images(x, self.views)
 
     @override
     def predict_step(self, x: Tensor) -> Tensor:

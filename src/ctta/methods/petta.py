@@ -1,0 +1,119 @@
+"""PeTTA: RoTTA that learns more slowly the further its features are from the source's, for streams without end."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from typing_extensions import override
+
+from ctta.functional import cross_entropy, ema_update_, feature_divergence, pair_trained, symmetric_cross_entropy
+from ctta.heads import features_and_logits
+from ctta.memory import MemoryModel, TimelyMemory, predicted_classes
+from ctta.method_info import MethodInfo
+from ctta.norms.running import RunningStatistics, track_statistics, use_tracked_statistics_
+from ctta.optim import OptimizerFactory
+from ctta.parallel import current_reducer
+from ctta.source_stats import SourceStats
+from ctta.steps import Policy
+from ctta.surgery import Output
+from ctta.validation import check_choice
+from ctta.views import Views, check_views, draw_views, image_views
+
+
+class PeTTA(MemoryModel):
+    """RoTTA's memory and statistics, with an update per batch, held near the source by how far the teacher is from it.
+
+    Args:
+        net: A network with normalization layers of any kind, whose scales and shifts are trained.
+        source_stats: ``ctta.source_stats(net, batches, batch_stats=0)`` of held-out source images.
+        optimizer: A factory of the optimizer.
+        lr: The learning rate, if it should differ from that of ``optimizer``.
+        memory_size: The number of images in the memory.
+        momentum: The fraction of the memory in an update of BatchNorm's statistics.
+        teacher_rate: The fraction of the student in an update of the teacher, at no divergence.
+        regularization: The weight of the cosine to the source's weights, at full divergence; 1 for DomainNet.
+        loss: ``"symmetric"`` for CIFAR; ``"cross_entropy"`` for ImageNet-C and DomainNet.
+        divergence: ``"official"`` averages over classes before the exponential, as the code; ``"paper"`` after it.
+        head: The name of the classifier; by default it is found.
+        views: The views of the memory that the student sees. The default expects images in [0, 1].
+        policies: What happens around the updates, see :mod:`ctta.policies`.
+        seed: The seed of the random views.
+        output: Where the logits are in the network's output; by default the usual places.
+
+    Reference: Hoang et al., "Persistent test-time adaptation in recurring testing scenarios", NeurIPS 2024.
+    """
+
+    info = MethodInfo("PeTTA", "Hoang et al., NeurIPS 2024", "norm layers", "1 + 4", 1, 4, needs_source_data=True)
+    class_means: Tensor
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        source_stats: SourceStats | None = None,
+        optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
+        lr: float | None = None,
+        memory_size: int = 64,
+        momentum: float = 0.05,
+        teacher_rate: float = 1e-3,
+        regularization: float = 10.0,
+        loss: Literal["symmetric", "cross_entropy"] = "symmetric",
+        divergence: Literal["official", "paper"] = "official",
+        head: str | None = None,
+        views: Views = image_views(1),
+        policies: Sequence[Policy] = (),
+        seed: int = 0,
+        output: Output = None,
+    ) -> None:
+        super().__init__(net, policies=policies, batch_stats=0.0, seed=seed, output=output)
+        check_choice("loss", loss, ("symmetric", "cross_entropy"))
+        check_choice("divergence", divergence, ("official", "paper"))
+        check_views(views)
+        stats = self.use_source_stats(source_stats, "class_counts", "class_means", "class_variances")
+        self.register_buffer("class_means", stats["class_means"].clone())
+        self.memory, self.memory_size, self.momentum = TimelyMemory(memory_size), memory_size, momentum
+        self.teacher_rate, self.regularization = teacher_rate, regularization
+        self.loss, self.divergence, self.head, self.views = loss, divergence, self.use_head(head), views
+        self.student, self.teacher, self.anchor = (self.copy_of_source() for _ in range(3))
+        networks = nn.ModuleList([self.teacher, self.anchor]).requires_grad_(False).append(self.student)
+        use_tracked_statistics_(networks, RunningStatistics(momentum))
+        self.train_norms_(self.student)
+        self.optimize(self.student, optimizer, lr)
+
+    @override
+    def predict_step(self, x: Tensor) -> Tensor:
+        return features_and_logits(self.teacher, x)[1]
+
+    @override
+    def adapt_step(self, x: Tensor) -> Tensor:
+        features, logits = features_and_logits(self.teacher, x)
+        features = current_reducer().gather(features.detach().flatten(2).mean(2) if features.ndim > 2 else features)
+        classes = (labels := predicted_classes(current_reducer().gather(logits.detach()))).unique()
+        means = torch.stack([features[labels == each].mean(0) for each in classes]).to(self.class_means)
+        self.remember_(x, logits, partial(self._update, classes, means))
+        return logits
+
+    def _update(self, classes: Tensor, means: Tensor, number: int) -> bool:
+        stats, counts = self.source_stats, self.source_stats["class_counts"][classes].unsqueeze(1)
+        unbiased = stats["class_variances"][classes] * counts / (counts - 1).clamp_min(1)  # as in the authors' code
+        expected, found = stats["class_means"][classes], self.class_means[classes]
+        divergence = feature_divergence(found, expected, unbiased, self.divergence)
+        images, views = self.memory.recall()[0], draw_views(self.views, self.generator("views"))
+        with track_statistics():
+            target, clean, anchor = self.teacher(images), self.student(images), self.anchor(images)
+            seen = [view(self.student, images) for view in views] or [clean]
+        if self.loss == "symmetric":
+            loss = torch.stack([symmetric_cross_entropy(each, target) for each in (clean, *seen)]).mean()
+        else:
+            loss = torch.stack([cross_entropy(each, target) for each in seen]).mean()
+        loss = loss + torch.stack([cross_entropy(each, anchor) for each in seen]).mean()
+        pairs = pair_trained(self.student, self.source)
+        cosine = torch.stack([F.cosine_similarity(new.flatten(), old.flatten(), dim=0) for new, old in pairs]).mean()
+        is_updated = self.minimize(loss - divergence * self.regularization * cosine)
+        if is_updated:
+            ema_update_(self.teacher, self.student, 1 - (1 - divergence) * self.teacher_rate)
+            self.class_means[classes] = found.lerp(means, 0.05)
+        return is_updated
