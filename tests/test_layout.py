@@ -18,7 +18,7 @@ ROWS = [
     ["heads", "surgery", "fingerprints"],
     ["views", "validation", "source_stats", "hyperparameters", "method_info", "steps"],
     ["base", "transaction"],
-    ["policies", "memory", "methods", "registry", "corruptions", "synthetic", "models"],
+    ["policies", "memory", "contrast", "methods", "registry", "corruptions", "synthetic", "models"],
     ["checkpoint", "guard", "distributed", "datasets", "streams"],
     ["testing", "evaluation"],
     ["report", "benchmark", "advise", "inference", "serve"],
@@ -145,6 +145,8 @@ def test_method_names() -> None:
         "lame": "LAME",
         "t3a": "T3A",
         "shot_im": "SHOTIM",
+        "santa": "SANTA",
+        "rmt": "RMT",
     }
     assert list(ctta.METHODS)[:6] == ["source", "bn_stats", "pseudo_label", "tent", "test_aug", "cotta"]
 

@@ -1,12 +1,18 @@
 """Twenty steps of the methods that use features agree with naive implementations to 1e-10, and their edge cases."""
 
+import copy
+from typing import Any
+
 import pytest
 import torch
-from naive_features import naive_lame, naive_t3a
-from test_mathematics import CLOSE, assert_same_run, stream
-from test_methods_entropy import decided_classifier
+from naive import naive_copy
+from naive_features import naive_lame, naive_rmt, naive_santa, naive_t3a
+from test_mathematics import CLOSE, assert_same_run, assert_same_weights, pixel_classifier, stream
+from test_methods_entropy import NAIVE_OPTIMIZER, OPTIMIZER, decided_classifier
+from torch import Tensor, nn
 
 import ctta
+from ctta.contrast import Projector, nearest_prototypes
 
 
 @pytest.mark.parametrize("max_iterations", [1, 100])
@@ -39,3 +45,92 @@ def test_t3a(num_supports: int) -> None:
     model = ctta.T3A(net, num_supports=num_supports)
     assert_same_run(model, stream(), expected)
     assert model.features.shape == (4, num_supports, 12)
+
+
+def labeled_stats(net: nn.Sequential) -> ctta.SourceStats:
+    """Return statistics of labeled images, of which the last class has none."""
+    labels = torch.arange(sum(map(len, stream()))) % 3
+    return ctta.source_stats(net, stream(), labels)
+
+
+def prototypes(net: nn.Sequential) -> Tensor:
+    """Return the mean feature of every class that has images."""
+    features = torch.cat([naive_copy(net, 1.0)[:-1](x) for x in stream()]).detach()
+    return torch.stack([torch.stack(list(features[label::3])).mean(0) for label in range(3)])
+
+
+def shift_colors(step: int, x: Tensor) -> Tensor:
+    return (x * 0.6 + 0.3).flip(-1)
+
+
+CONTRAST: dict[str, Any] = {
+    "views": [lambda model, x: model(shift_colors(0, x))],
+    "temperature": 0.3,
+    "contrast_weight": 0.7,
+    "projection": 6,
+    "optimizer": OPTIMIZER,
+    "batch_stats": 1.0,
+}
+NAIVE_CONTRAST: dict[str, Any] = {
+    "augment": shift_colors,
+    "temperature": 0.3,
+    "contrast_weight": 0.7,
+    "optimizer": NAIVE_OPTIMIZER,
+}
+
+
+def naive_projector(projector: Projector) -> nn.Module:
+    return copy.deepcopy(nn.Sequential(projector.hidden, nn.ReLU(), projector.outputs))
+
+
+def test_santa() -> None:
+    net = decided_classifier(2.0)
+    model = ctta.SANTA(net, source_stats=labeled_stats(net), **CONTRAST)
+    projector = naive_projector(model.projector)
+    expected, student = naive_santa(net, stream(), projector=projector, prototypes=prototypes(net), **NAIVE_CONTRAST)
+    assert_same_run(model, stream(), expected)
+    assert_same_weights(model.student, student)
+    assert not torch.equal(model.projector.hidden.weight, projector.get_parameter("0.weight"))
+
+
+def test_rmt() -> None:
+    net = decided_classifier(2.0)
+    model = ctta.RMT(net, source_stats=labeled_stats(net), decay=0.9, **CONTRAST)
+    projector = naive_projector(model.projector)
+    expected, student, teacher = naive_rmt(
+        net, stream(), projector=projector, prototypes=prototypes(net), decay=0.9, **NAIVE_CONTRAST
+    )
+    assert_same_run(model, stream(), expected)
+    assert_same_weights(model.student, student)
+    assert_same_weights(model.teacher, teacher)
+
+
+def test_a_class_without_source_images_is_never_the_nearest() -> None:
+    net = decided_classifier()
+    stats = labeled_stats(net)
+    assert stats["class_counts"].tolist()[3] == 0
+    features = -stats["class_means"][:3].sum(0, keepdim=True)  # a negative cosine to most classes, 0 to the last
+    assert any(torch.equal(nearest_prototypes(features, stats)[0], mean) for mean in stats["class_means"][:3])
+
+
+def test_projectors_depend_on_the_seed_alone() -> None:
+    one, same, other = Projector(5, 4, 0), Projector(5, 4, 0), Projector(5, 4, 1)
+    assert torch.equal(one.hidden.weight, same.hidden.weight)
+    assert not torch.equal(one.hidden.weight, other.hidden.weight)
+    assert one.hidden.weight.abs().max() < 5**-0.5 and one.outputs.bias.abs().max() < 0.5
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"contrast_weight": -1.0}, {"projection": 0}])
+def test_settings_of_the_contrast_are_checked(settings: dict[str, Any]) -> None:
+    net = decided_classifier()
+    with pytest.raises(ctta.ConfigError, match=next(iter(settings))):
+        ctta.SANTA(net, source_stats=labeled_stats(net), **settings)
+    with pytest.raises(ctta.ConfigError, match="source_stats"):
+        ctta.RMT(net)
+
+
+def test_methods_of_images_refuse_pixels() -> None:
+    net = pixel_classifier()
+    stats = ctta.source_stats(net, stream(2))
+    with pytest.raises(ctta.ConfigError, match="SANTA labels whole images"):
+        ctta.SANTA(net, source_stats=stats)(stream()[0])

@@ -93,6 +93,8 @@ def test_the_facts_about_a_method_are_true(name: str) -> None:
         "norm layers but the top": 2,  # the only norm layer is not at the top
         "all but the head": total - 2,
         "all weights": total,
+        "norm layers and projector": 2 + 4,
+        "all weights and projector": total + 4,
     }
     assert trained == counts[info.trains]
     assert bool(trained) == bool(info.backward_passes)

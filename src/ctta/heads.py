@@ -13,7 +13,7 @@ its classifier, so that one pass gives features and logits:
 (torch.Size([5, 8]), True)
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -158,11 +158,11 @@ def get_head(net: nn.Module) -> Any:
     raise ConfigError("the network does not record features: call use_head() before copying the source")
 
 
-def features_and_logits(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+def features_and_logits(net: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the input of the classifier and the logits, in one pass.
 
     Args:
-        net: A network after :func:`record_features_`, or a copy of one.
+        net: A network after :func:`record_features_`, a copy of one, or a function that calls one, such as a view.
         x: A batch.
 
     Returns:
@@ -174,7 +174,7 @@ def features_and_logits(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     recorded: list[Tensor] = []
     token = _recorded.set(recorded)
     try:
-        logits: Tensor = net(x)
+        logits = net(x)
     finally:
         _recorded.reset(token)
     if len(recorded) != 1:

@@ -38,6 +38,13 @@ def check_non_negative(name: str, value: float) -> None:
         raise ConfigError(f"{name} must be at least 0, got {value!r}")
 
 
+def check_positive(name: str, value: float) -> None:
+    """Raise unless a value is a number above 0."""
+    check_number(name, value)
+    if value <= 0:
+        raise ConfigError(f"{name} must be above 0, got {value!r}")
+
+
 def check_output(output: Output) -> None:
     """Raise a TypeError unless a value can say where the logits are in the output of a network."""
     if isinstance(output, bool) or not (output is None or isinstance(output, str | int) or callable(output)):

@@ -12,8 +12,10 @@ from ctta.methods.lame import LAME
 from ctta.methods.note import NOTE
 from ctta.methods.petta import PeTTA
 from ctta.methods.pseudo_label import PseudoLabel
+from ctta.methods.rmt import RMT
 from ctta.methods.rotta import RoTTA
 from ctta.methods.rpl import RPL
+from ctta.methods.santa import SANTA
 from ctta.methods.shot_im import SHOTIM
 from ctta.methods.slr import SLR
 from ctta.methods.sotta import SoTTA
@@ -30,7 +32,9 @@ __all__ = [
     "LAME",
     "METHODS",
     "NOTE",
+    "RMT",
     "RPL",
+    "SANTA",
     "SHOTIM",
     "SLR",
     "T3A",
@@ -71,4 +75,6 @@ METHODS: dict[str, type[AdaptiveModel]] = {
     "lame": LAME,
     "t3a": T3A,
     "shot_im": SHOTIM,
+    "santa": SANTA,
+    "rmt": RMT,
 }

@@ -1,0 +1,107 @@
+"""SANTA: the source as an anchor of the predictions, and contrast with prototypes of its classes."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from ctta.contrast import ContrastModel, average_with_views
+from ctta.functional import confidence, cross_entropy
+from ctta.method_info import MethodInfo
+from ctta.norms import BatchStats
+from ctta.optim import OptimizerFactory
+from ctta.source_stats import SourceStats
+from ctta.steps import Policy
+from ctta.surgery import Output
+from ctta.views import Views, image_views
+
+
+class SANTA(ContrastModel):
+    """One gradient step per batch toward what the source also predicts, and toward the nearest class of the source.
+
+    The cross-entropy has the student's prediction, of the image and of its view, as the target, and the frozen
+    source's inside the logarithm. The contrast pulls each image, its view and its nearest prototype together.
+
+    Args:
+        net: A network for images with normalization layers of any kind, whose scales and shifts are trained.
+        source_stats: Statistics of source images, ``ctta.source_stats(net, batches, labels)``; the reference has the
+            labels of all training images.
+        optimizer: A factory of the optimizer. The default is the setting for CIFAR; that for ImageNet is
+            ``partial(torch.optim.SGD, lr=0.01, momentum=0.9, nesterov=True)``.
+        lr: The learning rate, if it should differ from that of ``optimizer``.
+        contrast_weight: The weight of the contrast.
+        temperature: Divides the cosine similarities of the contrast.
+        projection: The number of outputs of the projector, which is trained as well.
+        views: The view of each batch; losses are averaged over several, and none shows the batch itself. The default
+            expects images in [0, 1]; see :func:`ctta.views.image_views`.
+        head: The name of the classifier; by default it is found.
+        policies: What happens around the updates, see :mod:`ctta.policies`.
+        batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch, from 16 images on.
+        seed: The seed of the random views and of the projector's first weights.
+        output: Where the logits are in the network's output; by default the usual places.
+
+    >>> import ctta
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
+    >>> stats = ctta.source_stats(net, [torch.rand(32, 3, 8, 8)], labels=torch.arange(32) % 10)
+    >>> logits = SANTA(net, source_stats=stats)(torch.rand(16, 3, 8, 8))
+
+    Reference: Chakrabarty, Sreenivas and Biswas, "SANTA: source anchoring network and target alignment for continual
+    test time adaptation", TMLR 2023.
+    """
+
+    info = MethodInfo(
+        "SANTA",
+        paper="Chakrabarty et al., TMLR 2023",
+        trains="norm layers and projector",
+        forward_passes="2 + views",
+        backward_passes=1,
+        num_networks=2,
+        needs_source_data=True,
+        labels_pixels=False,
+    )
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        source_stats: SourceStats | None = None,
+        optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
+        lr: float | None = None,
+        contrast_weight: float = 1.0,
+        temperature: float = 0.1,
+        projection: int = 128,
+        views: Views = image_views(1),
+        head: str | None = None,
+        policies: Sequence[Policy] = (),
+        batch_stats: BatchStats = "auto",
+        seed: int = 0,
+        output: Output = None,
+    ) -> None:
+        super().__init__(net, policies=policies, batch_stats=batch_stats, seed=seed, output=output)
+        self.use_contrast(
+            source_stats,
+            weight=contrast_weight,
+            temperature=temperature,
+            projection=projection,
+            views=views,
+            head=head,
+        )
+        self.student = self.copy_of_source()
+        self.train_norms_(self.student)
+        self.optimize(nn.ModuleList([self.student, self.projector]), optimizer, lr)
+
+    @override
+    def adapt_step(self, x: Tensor) -> Tensor:
+        features, logits = self.compute_views(self.student, x)
+        with torch.no_grad():
+            anchor = self.source(x)
+        loss = average_with_views([cross_entropy(anchor, each) for each in logits]) + self.contrast(features)
+        self.minimize(loss, confidence=confidence(logits[0].detach()).mean())
+        return logits[0]
+
+    @override
+    def predict_step(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.student(x)
+        return logits
