@@ -264,6 +264,12 @@ TOPS: dict[str, tuple[Callable[[], nn.Module], list[str] | None]] = {
     "resnet20": (lambda: ctta.models.load("embedded"), None),
     "batch_norm": (NETWORKS["batch_norm"], ["4"]),
     "vit": (NETWORKS["vit"], ["mlp.0"]),
+    "unused_norm_after_the_head": (
+        lambda: nested(
+            norm1=nn.LayerNorm(4), norm2=nn.LayerNorm(4), fc=nn.Linear(4, 5), unused=nn.Sequential(nn.LayerNorm(4))
+        ),
+        ["norm2"],
+    ),
     "one_norm": (lambda: nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)), []),
 }
 

@@ -17,7 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ctta.errors import ConfigError, InputError
-from ctta.heads import RecordFeatures
+from ctta.heads import RecordFeatures, find_head
 from ctta.norms import (
     BatchStatistics,
     BatchStats,
@@ -163,8 +163,8 @@ def find_top_layers(net: nn.Module) -> tuple[str, ...]:
     """Return the names of the layers nearest to the output that SAR and its successors do not train.
 
     These are, by structure and not by name, the last quarter of the network's stages (ResNet: the last of four) or
-    blocks (ViT: the last three of twelve), rounded down but at least one, and every norm layer after them. A network
-    without repeated parts has its last norm layer there, if it has more than one.
+    blocks (ViT: the last three of twelve), rounded down but at least one, and the norm layers from there to the head. A
+    network without repeated parts has its last norm layer there, if it has more than one.
 
     Args:
         net: Any network.
@@ -176,7 +176,7 @@ def find_top_layers(net: nn.Module) -> tuple[str, ...]:
     >>> find_top_layers(net)
     ('3',)
     """
-    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in _norm_parameter_names(net)))
+    layers = _norm_layers_before_head(net)
     parent, parts = _find_repeated_parts(net)
     if not parts:
         return tuple(layers[-1:] if len(layers) > 1 else ())
@@ -193,6 +193,17 @@ def find_top_layers(net: nn.Module) -> tuple[str, ...]:
             if not is_per_stage or int(index) >= len(parts) - num_top:
                 top.append(name)
     return tuple(top)
+
+
+def _norm_layers_before_head(net: nn.Module) -> list[str]:
+    """Return the names of the norm layers in order, without those after the classifier, which do not lead to it."""
+    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in _norm_parameter_names(net)))
+    order = [name for name, _ in net.named_modules()]
+    try:
+        head = order.index(find_head(net))
+    except ConfigError:
+        return layers
+    return [name for name in layers if order.index(name) < head] or layers
 
 
 def _find_repeated_parts(net: nn.Module, prefix: str = "") -> tuple[str, list[str]]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.checkpoint.files import load, save
+from ctta.heads import find_head
 from ctta.testing.case import ContractCase, assert_equal, collect_state, register_check, run_stream
 
 
@@ -58,9 +59,11 @@ class _Halves(_NetworkWrapper):
 class _WithUnused(_NetworkWrapper):
     def __init__(self, net: nn.Module) -> None:
         super().__init__(net)
-        del self.net
         self.unused = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
-        self.net = net  # last, so that the classifier is found where no name tells it
+
+    def get_classifier(self) -> nn.Module:
+        """Return the head, as timm's networks do: it is not the last layer here."""
+        return self.net.get_submodule(find_head(self.net))
 
 
 class _WithTied(_NetworkWrapper):
