@@ -75,6 +75,7 @@ class NOTE(MemoryModel):
         self.optimize(self.student, optimizer, lr)
 
     @override
+    @torch.no_grad()
     def predict_step(self, x: Tensor) -> Tensor:
         logits: Tensor = self.student(x)
         return logits

@@ -79,6 +79,7 @@ class SoTTA(MemoryModel):
         self.optimize(self.student, optimizer, lr)
 
     @override
+    @torch.no_grad()
     def predict_step(self, x: Tensor) -> Tensor:
         logits: Tensor = self.student(x)
         return logits

@@ -89,6 +89,7 @@ class TRIBE(AdaptiveModel):
         check_images(x, self.views)
 
     @override
+    @torch.no_grad()
     def predict_step(self, x: Tensor) -> Tensor:
         logits: Tensor = self.teacher(x)
         return logits
