@@ -16,9 +16,9 @@ PACKAGE = Path(ctta.__file__).parent
 ROWS = [
     ["errors", "io", "parallel", "state", "functional", "norms", "optim"],
     ["heads", "surgery", "fingerprints"],
-    ["views", "validation", "source_stats", "hyperparameters", "method_info", "steps"],
+    ["views", "validation", "source_stats", "posterior", "hyperparameters", "method_info", "steps"],
     ["base", "transaction"],
-    ["policies", "memory", "contrast", "methods", "registry", "corruptions", "synthetic", "models"],
+    ["policies", "memory", "contrast", "replay", "methods", "registry", "corruptions", "synthetic", "models"],
     ["checkpoint", "guard", "distributed", "datasets", "streams"],
     ["testing", "evaluation"],
     ["report", "benchmark", "advise", "inference", "serve"],
@@ -147,6 +147,9 @@ def test_method_names() -> None:
         "shot_im": "SHOTIM",
         "santa": "SANTA",
         "rmt": "RMT",
+        "petal": "PETAL",
+        "palm": "PALM",
+        "tea": "TEA",
     }
     assert list(ctta.METHODS)[:6] == ["source", "bn_stats", "pseudo_label", "tent", "test_aug", "cotta"]
 

@@ -90,6 +90,7 @@ def test_the_facts_about_a_method_are_true(name: str) -> None:
         "norm statistics": 0,
         "prototypes": 0,
         "norm layers": 2,
+        "norm layers and kernels": 3,
         "norm layers but the top": 2,  # the only norm layer is not at the top
         "all but the head": total - 2,
         "all weights": total,

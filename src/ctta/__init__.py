@@ -27,11 +27,14 @@ from ctta.methods import (
     METHODS,
     NOTE,
     RMT,
+    PALM,
+    PETAL,
     RPL,
     SANTA,
     SHOTIM,
     SLR,
     T3A,
+    TEA,
     TRIBE,
     BNAlpha,
     BNStats,
@@ -46,6 +49,7 @@ from ctta.methods import (
     TestAug,
 )
 from ctta.optim import OptimizerFactory
+from ctta.posterior import weight_posterior
 from ctta.registry import adapt
 from ctta.source_stats import SourceStats, source_stats
 from ctta.steps import Step
@@ -78,11 +82,14 @@ __all__ = [
     "METHODS",
     "NOTE",
     "RMT",
+    "PALM",
+    "PETAL",
     "RPL",
     "SANTA",
     "SHOTIM",
     "SLR",
     "T3A",
+    "TEA",
     "TRIBE",
     "AdaptiveModel",
     "BNAlpha",
@@ -134,6 +141,7 @@ __all__ = [
     "synthetic",
     "testing",
     "views",
+    "weight_posterior",
 ]
 
 

@@ -134,11 +134,12 @@ def _convert(name: str, value: Any, default: Any) -> Any:
         return partial(optimizer)
     if name == "views":
         return _convert_views(value, default)
-    if name == "source_stats":
+    if name in ("source_stats", "posterior"):
+        origin = "'ctta source-stats'" if name == "source_stats" else "ctta.weight_posterior(...).save"
         try:
             return SourceStats.load(str(value))
         except (OSError, CheckpointError) as error:
-            raise ConfigError(f"source_stats must name a file of 'ctta source-stats': {error}") from error
+            raise ConfigError(f"{name} must name a file of {origin}: {error}") from error
     if name == "policies":
         raise ConfigError("policies are given in Python: ctta.adapt(net, ..., policies=[ctta.policies.restore(0.01)])")
     if isinstance(default, int | float) and (isinstance(value, bool) or not isinstance(value, int | float)):

@@ -3,7 +3,7 @@
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from numbers import Real
@@ -95,6 +95,26 @@ def scale_steps(optimizer: Optimizer, scale: float) -> Iterator[None]:
             handle.remove()
 
 
+def split_groups_(optimizer: Optimizer) -> None:
+    """Give every parameter of an optimizer a group, and so a learning rate, of its own."""
+    optimizer.param_groups[:] = [
+        {**group, "params": [parameter]} for group in optimizer.param_groups for parameter in group["params"]
+    ]
+
+
+@contextmanager
+def scale_rates(optimizer: Optimizer, factors: Sequence[float]) -> Iterator[None]:
+    """Multiply the learning rate of each group within the context."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    try:
+        for group, rate, factor in zip(optimizer.param_groups, rates, factors, strict=True):
+            group["lr"] = rate * factor
+        yield
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
 def step_if_finite_(optimizer: Optimizer, loss: Tensor, before_step: Callable[[], None] | None = None) -> bool:
     """Take one optimizer step; return False, and change nothing, if the loss or a gradient is not finite.
 
@@ -176,6 +196,25 @@ def compute_gradients_(optimizer: Optimizer, loss: Tensor) -> bool:
     batch.scale_loss(loss).backward()
     batch.all_reduce_gradients_(parameters)
     return all_finite([batch.mean(loss.detach()), *_gradients(optimizer)])
+
+
+def batch_gradients(optimizer: Optimizer, loss: Tensor) -> list[Tensor | None]:
+    """Return the gradients of the batch's mean loss, and keep the graph for a further loss.
+
+    Args:
+        optimizer: The optimizer of the parameters; it takes no step.
+        loss: The mean loss over the local rows.
+
+    Returns:
+        One gradient for each parameter in the order of the groups; None for one that the loss does not depend on.
+    """
+    batch, parameters = current_reducer(), _parameters(optimizer)
+    try:
+        batch.scale_loss(loss).backward(retain_graph=True)
+        batch.all_reduce_gradients_(parameters)
+        return [parameter.grad for parameter in parameters]
+    finally:
+        optimizer.zero_grad()
 
 
 def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:

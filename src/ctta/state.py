@@ -1,6 +1,6 @@
 """State of a method beside its networks: buffers that the first batch sizes, and undoing a step that is skipped."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import EllipsisType
 
 import torch
@@ -53,6 +53,29 @@ class LazyModule(nn.Module):
         if not _matches(tuple(value.shape), self._shapes[name]):
             raise ValueError(f"'{name}' has shape {tuple(value.shape)}, which this state cannot have")
         setattr(self, name, value)
+
+
+class BufferList(nn.Module):
+    """Buffers by their number, such as one for each trained tensor.
+
+    Args:
+        tensors: Their first values.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        super().__init__()
+        with torch.inference_mode(False):
+            for number, tensor in enumerate(tensors):
+                self.register_buffer(str(number), tensor.detach().clone())
+
+    def copy_(self, values: Iterable[Tensor]) -> None:
+        """Set every buffer to the value of its number."""
+        for buffer, value in zip(self, values, strict=True):
+            buffer.copy_(value)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Iterate over the buffers."""
+        return iter(buffer for _, buffer in self.named_buffers())
 
 
 def allocate_lazy_buffers_(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -159,6 +159,12 @@ def train_only_(net: nn.Module, names: Collection[str]) -> None:
         parameter.requires_grad_(name in names)
 
 
+def find_kernels(net: nn.Module) -> set[str]:
+    """Return the names of the trainable kernels of convolutions."""
+    layers = {id(module.weight) for module in net.modules() if isinstance(module, _ConvNd)}
+    return {name for name, value in net.named_parameters() if value.requires_grad and id(value) in layers}
+
+
 def find_top_layers(net: nn.Module) -> tuple[str, ...]:
     """Return the names of the layers nearest to the output that SAR and its successors do not train.
 

@@ -40,6 +40,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "note": MEMORY,
     "sotta": MEMORY | {"min_confidence": 0.25},
     "tribe": {"max_entropy": 0.99},
+    "petal": VIEWS,
+    "palm": {"views": image_views(1)},
+    "tea": {"buffer_size": 16, "num_steps_langevin": 2},
 }
 ELEMENT = {"views": image_views(2), "gate": "element"}
 

@@ -11,6 +11,8 @@ from ctta.methods.eta import ETA
 from ctta.methods.lame import LAME
 from ctta.methods.note import NOTE
 from ctta.methods.petta import PeTTA
+from ctta.methods.palm import PALM
+from ctta.methods.petal import PETAL
 from ctta.methods.pseudo_label import PseudoLabel
 from ctta.methods.rmt import RMT
 from ctta.methods.rotta import RoTTA
@@ -21,6 +23,7 @@ from ctta.methods.slr import SLR
 from ctta.methods.sotta import SoTTA
 from ctta.methods.source import Source
 from ctta.methods.t3a import T3A
+from ctta.methods.tea import TEA
 from ctta.methods.tent import Tent
 from ctta.methods.test_aug import TestAug
 from ctta.methods.tribe import TRIBE
@@ -33,11 +36,14 @@ __all__ = [
     "METHODS",
     "NOTE",
     "RMT",
+    "PALM",
+    "PETAL",
     "RPL",
     "SANTA",
     "SHOTIM",
     "SLR",
     "T3A",
+    "TEA",
     "TRIBE",
     "BNAlpha",
     "BNStats",
@@ -77,4 +83,7 @@ METHODS: dict[str, type[AdaptiveModel]] = {
     "shot_im": SHOTIM,
     "santa": SANTA,
     "rmt": RMT,
+    "petal": PETAL,
+    "palm": PALM,
+    "tea": TEA,
 }

@@ -48,7 +48,7 @@ class Restore(Policy):
 class _Squares(nn.Module):
     """The squared gradients of the step in progress; not a state, since they are gone when it ends."""
 
-    squares: list[Tensor] | None = None
+    squares: list[Tensor | None] | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,7 +72,8 @@ class RestoreByFisher(Policy):
     @override
     def before_update(self, model: AdaptiveModel, state: _Squares, x: Tensor) -> None:
         pairs = pair_trained(student_of(model), model.source)
-        state.squares = [torch.zeros_like(p) if p.grad is None else p.grad.square() for p, _ in pairs]
+        # Weights that the loss does not depend on have not moved, and must not shift the quantile of the others.
+        state.squares = [None if p.grad is None else p.grad.square() for p, _ in pairs]
 
     @override
     @torch.no_grad()
@@ -80,9 +81,11 @@ class RestoreByFisher(Policy):
         squares, state.squares = state.squares, None
         if squares is None or not was_updated(model):
             return
-        limit = compute_quantile(torch.cat([square.flatten() for square in squares]), self.fraction)
+        found = [square.flatten() for square in squares if square is not None]
+        limit = compute_quantile(torch.cat(found), self.fraction) if found else None
         for (adapted, original), square in zip(pair_trained(student_of(model), model.source), squares, strict=True):
-            adapted.copy_(torch.where(square < limit, original, adapted))
+            if square is not None:
+                adapted.copy_(torch.where(square < limit, original, adapted))
 
 
 def compute_quantile(values: Tensor, fraction: float) -> Tensor:

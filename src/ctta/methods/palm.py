@@ -1,0 +1,128 @@
+"""PALM: entropy and consistency, with a learning rate for each tensor from its sensitivity."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from ctta.base import AdaptiveModel
+from ctta.functional import at_least_float32, confidence, cross_entropy, entropy, masked_mean
+from ctta.method_info import MethodInfo
+from ctta.norms import BatchStats, find_norm_parameters
+from ctta.optim import OptimizerFactory, batch_gradients, scale_rates, split_groups_
+from ctta.state import BufferList
+from ctta.steps import Policy
+from ctta.surgery import Output, find_kernels, train_only_
+from ctta.validation import check_fraction
+from ctta.views import Views, check_images, check_views, draw_views, image_views
+
+
+class PALM(AdaptiveModel):
+    """One gradient step per batch on entropy and consistency; tensors that changed their sensitivity learn faster.
+
+    Tensors learn where the gradient of the divergence from uniform predictions is small, at a rate that depends on how
+    much the sensitivity of their weights differs from its average.
+
+    Args:
+        net: A network with convolutions or normalization layers; kernels, scales and shifts are trained.
+        optimizer: A factory of the optimizer. The default is that for CIFAR10-C; for CIFAR100-C it has
+            ``weight_decay=5e-4``, for ImageNet-C ``lr=5e-5``.
+        lr: The learning rate, if it should differ from that of ``optimizer``.
+        temperature: Divides the logits where sensitivity is measured: 50 (CIFAR10-C), 100 (CIFAR100-C), 1000
+            (ImageNet-C).
+        max_gradient: Tensors whose gradient has an L1 norm of at most this learn: 1, 0.5 and 0.3 there.
+        momentum: What the average of the sensitivity keeps: 0.5, 0.1 and 0.5 there.
+        max_entropy: The entropy in nats below which a prediction counts.
+        consistency: The weight of the cross-entropy between prediction and view, per class.
+        persistent_optimizer: Whether the optimizer keeps its state. The authors' code builds a new Adam in each step,
+            and so follows the gradient's sign (default); their text says Adam.
+        views: The view to agree with; the loss is averaged over several, and () switches it off.
+        policies: What happens around the updates, see :mod:`ctta.policies`.
+        batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch, from 16 images on.
+        seed: The seed of the random views.
+        output: Where the logits are in the network's output; by default the usual places.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
+    >>> logits = PALM(net)(torch.rand(16, 3, 8, 8))
+
+    Reference: Maharana, Zhang and Guo, "PALM: pushing adaptive learning rate mechanisms for continual test-time
+    adaptation", AAAI 2025.
+    """
+
+    info = MethodInfo("PALM", "Maharana et al., AAAI 2025", "norm layers and kernels", "1 + views", 2, num_networks=2)
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=5e-4),
+        lr: float | None = None,
+        temperature: float = 50.0,
+        max_gradient: float = 1.0,
+        momentum: float = 0.5,
+        max_entropy: float = 0.4,
+        consistency: float = 0.01,
+        persistent_optimizer: bool = False,
+        views: Views = image_views(1),
+        policies: Sequence[Policy] = (),
+        batch_stats: BatchStats = "auto",
+        seed: int = 0,
+        output: Output = None,
+    ) -> None:
+        super().__init__(net, policies=policies, batch_stats=batch_stats, seed=seed, output=output)
+        check_fraction("momentum", momentum)
+        check_views(views)
+        self.temperature, self.max_gradient, self.momentum = temperature, max_gradient, momentum
+        self.max_entropy, self.consistency, self.views = max_entropy, consistency, views
+        self.persistent_optimizer = persistent_optimizer
+        self.student = self.copy_of_source()
+        train_only_(self.student, find_norm_parameters(self.student) | find_kernels(self.student))
+        self.optimize(self.student, optimizer, lr)
+        assert self.optimizer is not None
+        split_groups_(self.optimizer)
+        self.sensitivity = BufferList(torch.zeros_like(group["params"][0]) for group in self.optimizer.param_groups)
+
+    @override
+    def check_input(self, x: Tensor) -> None:
+        super().check_input(x)
+        check_images(x, self.views)
+
+    @override
+    def predict_step(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.student(x)
+        return logits
+
+    @override
+    def adapt_step(self, x: Tensor) -> Tensor:
+        assert self.optimizer is not None
+        logits = self.predict_step(x)
+        averages, factors = self._measure(logits)
+        entropies = entropy(logits)
+        is_sure = entropies < self.max_entropy
+        loss = masked_mean(entropies, is_sure)
+        views = draw_views(self.views, self.generator("views"))
+        agreement = [cross_entropy(view(self.student, x), logits).mean() for view in views]
+        if agreement:
+            loss = loss + self.consistency * logits.shape[1] * torch.stack(agreement).mean()
+        sure = None if agreement else is_sure  # with views there is always something to learn from
+        with scale_rates(self.optimizer, factors):
+            if self.minimize(loss, confidence=confidence(logits.detach()).mean(), selected=sure):
+                self.sensitivity.copy_(averages)
+        if not self.persistent_optimizer:
+            self.optimizer.state.clear()
+        return logits
+
+    def _measure(self, logits: Tensor) -> tuple[list[Tensor], list[float]]:
+        """Return the next average of each tensor's sensitivity, and the factor of its learning rate."""
+        assert self.optimizer is not None
+        flat = -(at_least_float32(logits) / self.temperature).log_softmax(1).sum(1).mean()
+        averages, factors = list(self.sensitivity), [0.0] * len(self.optimizer.param_groups)
+        for i, gradient in enumerate(batch_gradients(self.optimizer, flat)):
+            if gradient is None or not gradient.abs().sum() <= self.max_gradient:
+                continue
+            latest = (self.optimizer.param_groups[i]["params"][0].detach() * gradient).abs()
+            averages[i] = self.momentum * averages[i] + (1 - self.momentum) * latest
+            factors[i] = float((((latest - averages[i]).abs() + 1e-8) / (averages[i] + 1e-8)).mean())
+        return averages, factors
