@@ -3,6 +3,7 @@
 import copy
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ def make_snapshots(net: nn.Sequential) -> list[nn.Sequential]:
     generator, found = torch.Generator().manual_seed(8), [copy.deepcopy(net) for _ in range(4)]
     for parameter in (p for each in found for p in each.parameters()):
         with torch.no_grad():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
     return found
 
 
@@ -74,7 +75,7 @@ def test_a_posterior_is_of_one_network_and_survives_files(tmp_path: Path) -> Non
     other = decided_classifier()
     with pytest.raises(ConfigError, match="of a network with fingerprint"):
         ctta.PETAL(other, posterior=ctta.SourceStats.load(path))
-    with pytest.raises(ConfigError, match="compute it with ctta.weight_posterior"):
+    with pytest.raises(ConfigError, match=r"compute it with ctta.weight_posterior"):
         ctta.PETAL(net, posterior=ctta.source_stats(net, [x]))
     with pytest.raises(InputError, match="no snapshots"):
         weight_posterior(net, [])
@@ -85,7 +86,13 @@ def test_a_posterior_is_of_one_network_and_survives_files(tmp_path: Path) -> Non
 def test_palm() -> None:
     net, view = decided_classifier(3.0), VIEWS[1]
     # At 0.4 nats and an L1 norm of 1 of these nearly linear networks, some predictions and some tensors count.
-    settings = {"temperature": 5.0, "max_gradient": 0.5, "momentum": 0.3, "max_entropy": 0.4, "consistency": 0.02}
+    settings: dict[str, Any] = {
+        "temperature": 5.0,
+        "max_gradient": 0.5,
+        "momentum": 0.3,
+        "max_entropy": 0.4,
+        "consistency": 0.02,
+    }
     expected, student = naive_palm(net, stream(), lr=5e-3, augment=lambda step, x: x * 0.7, **settings)
     model = ctta.PALM(net, lr=5e-3, views=(view,), batch_stats=1.0, **settings)
     assert_same_run(model, stream(), expected)

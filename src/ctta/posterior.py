@@ -15,7 +15,7 @@ from ctta.surgery import unwrap
 def weight_posterior(net: nn.Module, snapshots: Iterable[nn.Module | Mapping[str, Tensor]]) -> SourceStats:
     """Compute mean and variance of every weight over snapshots of a training that continued on source images.
 
-    PETAL's authors train for a few more epochs with a constant learning rate, and take a snapshot after each.
+    Its variance is the diagonal of SWAG's covariance.
 
     Args:
         net: The network to adapt.
@@ -54,8 +54,8 @@ def weight_posterior(net: nn.Module, snapshots: Iterable[nn.Module | Mapping[str
         raise InputError("no snapshots to compute a posterior from: give the state_dict of each epoch, say")
     found = {f"posterior.mean/{name}": value.to(parameters[name]) for name, value in means.items()}
     found |= {f"posterior.variance/{name}": (value / count).to(parameters[name]) for name, value in squares.items()}
-    facts = {"fingerprint": fingerprint(net), "num_images": 0, "is_labeled": False}
-    return SourceStats({name: value.cpu() for name, value in found.items()}, **facts)
+    tensors = {name: value.cpu() for name, value in found.items()}
+    return SourceStats(tensors, fingerprint=fingerprint(net), num_images=0, is_labeled=False)
 
 
 def negative_log_density(net: nn.Module, posterior: SourceStats, eps: float = 1e-6) -> Tensor:

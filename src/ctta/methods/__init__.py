@@ -10,9 +10,9 @@ from ctta.methods.eata import EATA
 from ctta.methods.eta import ETA
 from ctta.methods.lame import LAME
 from ctta.methods.note import NOTE
-from ctta.methods.petta import PeTTA
 from ctta.methods.palm import PALM
 from ctta.methods.petal import PETAL
+from ctta.methods.petta import PeTTA
 from ctta.methods.pseudo_label import PseudoLabel
 from ctta.methods.rmt import RMT
 from ctta.methods.rotta import RoTTA
@@ -35,9 +35,9 @@ __all__ = [
     "LAME",
     "METHODS",
     "NOTE",
-    "RMT",
     "PALM",
     "PETAL",
+    "RMT",
     "RPL",
     "SANTA",
     "SHOTIM",

@@ -30,10 +30,9 @@ class PALM(AdaptiveModel):
         optimizer: A factory of the optimizer. The default is that for CIFAR10-C; for CIFAR100-C it has
             ``weight_decay=5e-4``, for ImageNet-C ``lr=5e-5``.
         lr: The learning rate, if it should differ from that of ``optimizer``.
-        temperature: Divides the logits where sensitivity is measured: 50 (CIFAR10-C), 100 (CIFAR100-C), 1000
-            (ImageNet-C).
-        max_gradient: Tensors whose gradient has an L1 norm of at most this learn: 1, 0.5 and 0.3 there.
-        momentum: What the average of the sensitivity keeps: 0.5, 0.1 and 0.5 there.
+        temperature: Divides the logits for the sensitivity: 50, 100, 1000 for CIFAR10-C, CIFAR100-C, ImageNet-C.
+        max_gradient: Tensors whose gradient has an L1 norm of at most this learn: 1, 0.5, 0.3 there.
+        momentum: What the average of the sensitivity keeps: 0.5, 0.1, 0.5 there.
         max_entropy: The entropy in nats below which a prediction counts.
         consistency: The weight of the cross-entropy between prediction and view, per class.
         persistent_optimizer: Whether the optimizer keeps its state. The authors' code builds a new Adam in each step,
@@ -100,10 +99,9 @@ class PALM(AdaptiveModel):
         logits = self.predict_step(x)
         averages, factors = self._measure(logits)
         entropies = entropy(logits)
-        is_sure = entropies < self.max_entropy
-        loss = masked_mean(entropies, is_sure)
+        loss = masked_mean(entropies, is_sure := entropies < self.max_entropy)
         views = draw_views(self.views, self.generator("views"))
-        agreement = [cross_entropy(view(self.student, x), logits).mean() for view in views]
+        agreement = [cross_entropy(view(self.student, x), logits).mean() for view in views]  # gradients on both sides
         if agreement:
             loss = loss + self.consistency * logits.shape[1] * torch.stack(agreement).mean()
         sure = None if agreement else is_sure  # with views there is always something to learn from

@@ -48,7 +48,7 @@ class TEA(AdaptiveModel):
     """
 
     info = MethodInfo(
-        "TEA", "Yuan et al., CVPR 2024", "norm layers", "3 + Langevin steps", 1, num_networks=2, labels_pixels=False
+        "TEA", "Yuan et al., CVPR 2024", "norm layers", "3 + Langevin steps", 21, num_networks=2, labels_pixels=False
     )
 
     def __init__(

@@ -82,7 +82,9 @@ class RestoreByFisher(Policy):
         if squares is None or not was_updated(model):
             return
         found = [square.flatten() for square in squares if square is not None]
-        limit = compute_quantile(torch.cat(found), self.fraction) if found else None
+        if not found:
+            return
+        limit = compute_quantile(torch.cat(found), self.fraction)
         for (adapted, original), square in zip(pair_trained(student_of(model), model.source), squares, strict=True):
             if square is not None:
                 adapted.copy_(torch.where(square < limit, original, adapted))
