@@ -150,6 +150,7 @@ def test_method_names() -> None:
         "petal": "PETAL",
         "palm": "PALM",
         "tea": "TEA",
+        "memo": "MEMO",
     }
     assert list(ctta.METHODS)[:6] == ["source", "bn_stats", "pseudo_label", "tent", "test_aug", "cotta"]
 

@@ -1,18 +1,20 @@
 """Twenty steps of the methods that use features agree with naive implementations to 1e-10, and their edge cases."""
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from naive import naive_copy
-from naive_features import naive_lame, naive_rmt, naive_santa, naive_t3a
+from naive_features import naive_lame, naive_memo, naive_rmt, naive_santa, naive_t3a
 from test_mathematics import CLOSE, assert_same_run, assert_same_weights, pixel_classifier, stream
 from test_methods_entropy import NAIVE_OPTIMIZER, OPTIMIZER, decided_classifier
 from torch import Tensor, nn
 
 import ctta
 from ctta.contrast import Projector, nearest_prototypes
+from ctta.views import SplitView
 
 
 @pytest.mark.parametrize("max_iterations", [1, 100])
@@ -134,3 +136,57 @@ def test_methods_of_images_refuse_pixels() -> None:
     stats = ctta.source_stats(net, stream(2))
     with pytest.raises(ctta.ConfigError, match="SANTA labels whole images"):
         ctta.SANTA(net, source_stats=stats)(stream()[0])
+
+
+class Darker(SplitView):
+    """Scale the values of all images."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def augment(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+    def align(self, logits: Tensor, x: Tensor) -> Tensor:
+        return logits
+
+
+FACTORS = (1.0, 0.3, 0.6)
+
+
+def darken(step: int, x: Tensor) -> Tensor:
+    factors = torch.tensor(FACTORS, dtype=x.dtype).repeat(len(x) // len(FACTORS))
+    return x * factors.view(-1, 1, 1, 1)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, partial(torch.optim.SGD, momentum=0.9)])
+def test_memo(optimizer: Any) -> None:
+    net = decided_classifier(2.0)
+    model = ctta.MEMO(net, views=[Darker(factor) for factor in FACTORS], optimizer=optimizer, lr=0.5)
+    expected = naive_memo(net, stream(), lr=0.5, make_views=darken, num_views=3)
+    assert_same_run(model, stream(), expected)
+    CLOSE(model(torch.cat(stream())), torch.cat(expected))  # batches do not matter
+    unadapted = ctta.BNStats(net, batch_stats=1 / 17)
+    assert (unadapted(stream(1)[0]) - expected[0][:1]).abs().max() > 0.01
+    assert_same_weights(model.adapted, net)
+    assert model.optimizer is not None and not model.optimizer.state
+
+
+def test_memo_draws_the_views_of_each_image_anew() -> None:
+    net, x = decided_classifier(2.0), stream(1)[0].expand(2, -1, -1, -1)
+    logits = ctta.MEMO(net, lr=0.5, views=ctta.views.image_views(2))(x)
+    assert not torch.equal(logits[0], logits[1])
+
+
+def test_memo_needs_views_that_it_can_stack() -> None:
+    with pytest.raises(TypeError, match=r"MEMO needs views with augment\(x\)"):
+        ctta.MEMO(decided_classifier(), views=[lambda model, x: model(x)])
+    with pytest.raises(ctta.ConfigError, match="at least one view"):
+        ctta.MEMO(decided_classifier(), views=())
+
+
+def test_an_image_without_a_finite_loss_is_predicted_by_the_source() -> None:
+    net = decided_classifier()
+    model = ctta.MEMO(net, views=[Darker(1.0), Darker(float("nan"))])
+    CLOSE(model(stream(1)[0]), ctta.BNStats(net, batch_stats=1 / 17)(stream(1)[0]))
+    assert model.num_skipped == 1 and model.last_step is not None and model.last_step.skipped

@@ -32,6 +32,7 @@ from ranks.stream import VIEWS, Stream, assert_equals_single_process
 MEMORY = {"memory_size": 6, "update_every": 5}
 SETTINGS: dict[str, dict[str, Any]] = {
     "cotta": VIEWS,
+    "memo": VIEWS,
     "test_aug": VIEWS,
     "eta": {"margin": 0.99, "redundancy": 0.999},
     "eata": {"margin": 0.99, "redundancy": 0.999},

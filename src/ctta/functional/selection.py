@@ -101,6 +101,22 @@ def mean_probabilities(logits: Tensor, mask: Tensor | None = None) -> Tensor:
     return current_reducer().var_mean(p * selected.unsqueeze(1), [0])[1][0] / _positive_or_one(fraction)
 
 
+def marginal_entropy(logits: Tensor) -> Tensor:
+    """Return the entropy of the mean prediction over the batch; differentiable.
+
+    Args:
+        logits: (N, C, ...).
+
+    Returns:
+        A scalar; with several processes that of the whole batch, on each of them.
+
+    >>> marginal_entropy(torch.tensor([[99.0, 0.0], [0.0, 99.0]])).exp()    # each is sure, and they disagree
+    tensor(2.)
+    """
+    mean = mean_probabilities(logits)
+    return -(mean * mean.clamp_min(torch.finfo(mean.dtype).tiny).log()).sum()
+
+
 def _positive_or_one(fraction: Tensor) -> Tensor:
     """Return a divisor that leaves the sum over nothing at zero."""
     return fraction.where(fraction > 0, 1)

@@ -9,6 +9,7 @@ from ctta.methods.deyo import DeYO
 from ctta.methods.eata import EATA
 from ctta.methods.eta import ETA
 from ctta.methods.lame import LAME
+from ctta.methods.memo import MEMO
 from ctta.methods.note import NOTE
 from ctta.methods.palm import PALM
 from ctta.methods.petal import PETAL
@@ -33,6 +34,7 @@ __all__ = [
     "EATA",
     "ETA",
     "LAME",
+    "MEMO",
     "METHODS",
     "NOTE",
     "PALM",
@@ -86,4 +88,5 @@ METHODS: dict[str, type[AdaptiveModel]] = {
     "petal": PETAL,
     "palm": PALM,
     "tea": TEA,
+    "memo": MEMO,
 }

@@ -93,10 +93,10 @@ def check_images(x: Tensor, views: Views) -> None:
         check(x)
 
 
-def require_split_view(view: View) -> SplitView:
+def require_split_view(view: View, owner: str = "views_at_once above 1") -> SplitView:
     """Return the view, or raise a TypeError unless several like it can go through a model at once."""
     if not isinstance(view, SplitView):
-        raise TypeError(f"views_at_once above 1 needs views with augment(x) and align(logits, x), got {view!r}")
+        raise TypeError(f"{owner} needs views with augment(x) and align(logits, x), got {view!r}")
     return view
 
 

@@ -1,0 +1,120 @@
+"""MEMO: each image alone adapts the source to agree on its augmented views, and is then predicted."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from ctta.base import AdaptiveModel
+from ctta.errors import ConfigError
+from ctta.functional import confidence, marginal_entropy
+from ctta.method_info import MethodInfo
+from ctta.norms import BatchStats, count_images
+from ctta.optim import OptimizerFactory, build_optimizer, step_if_finite_
+from ctta.parallel import current_reducer, replicated
+from ctta.steps import Step
+from ctta.surgery import Output
+from ctta.views import Views, check_images, check_views, draw_views, image_views
+from ctta.views.average import View, require_split_view
+
+
+class MEMO(AdaptiveModel):
+    """For each image one step from the source on the entropy of the mean prediction over its views, then a prediction.
+
+    Nothing is carried over from one image to the next, so there is nothing for policies to do, and the order and the
+    batches of a stream do not matter. Every image costs a pass of all views, a backward pass and a further pass.
+
+    Args:
+        net: A network for images, of which every parameter is trained.
+        optimizer: A factory of the optimizer, which is made anew for each image. The default is that for CIFAR;
+            ImageNet has SGD with 2.5e-4, or ``partial(torch.optim.AdamW, lr=1e-5, weight_decay=0.01)`` for large nets.
+        lr: The learning rate, if it should differ from that of ``optimizer``.
+        views: The views of an image, each with ``augment(x)``. They go through the network as one batch. The default
+            expects images in [0, 1]; see :func:`ctta.views.image_views`. The reference has AugMix's instead, 32 for
+            CIFAR and 64 for ImageNet.
+        batch_stats: The fraction of the views, or of the image, in BatchNorm's statistics. The default is the
+            reference's: the source's count as 16 images and the batch as one.
+        seed: The seed of the random views.
+        output: Where the logits are in the network's output; by default the usual places.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
+    >>> MEMO(net, views=image_views(4))(torch.rand(2, 3, 8, 8)).shape
+    torch.Size([2, 10])
+
+    Reference: Zhang, Levine and Finn, "MEMO: test time robustness via adaptation and augmentation", NeurIPS 2022.
+    """
+
+    info = MethodInfo(
+        "MEMO",
+        paper="Zhang et al., NeurIPS 2022",
+        trains="all weights",
+        forward_passes="1 + views",
+        backward_passes=1,
+        num_networks=2,
+        labels_pixels=False,
+    )
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        optimizer: OptimizerFactory = partial(torch.optim.SGD, lr=0.005),
+        lr: float | None = None,
+        views: Views = image_views(32),
+        batch_stats: BatchStats = 1 / 17,
+        seed: int = 0,
+        output: Output = None,
+    ) -> None:
+        super().__init__(net, batch_stats=batch_stats, seed=seed, output=output)
+        check_views(views)
+        if not views:
+            raise ConfigError("MEMO needs at least one view of each image to learn from")
+        for view in views if isinstance(views, Sequence) else ():  # drawn views are checked once they are drawn
+            require_split_view(view, "MEMO")
+        self.views = views
+        self.adapted = self.copy_of_source()  # no student, since it equals the source but within a step
+        self.optimize(self.adapted, optimizer, lr)
+
+    @override
+    def check_input(self, x: Tensor) -> None:
+        super().check_input(x)
+        check_images(x, self.views)
+
+    @override
+    def adapt_step(self, x: Tensor) -> Tensor:
+        batch = current_reducer()
+        rows = batch.local(torch.arange(batch.total_count(len(x)))).tolist()
+        with replicated(), count_images(1):  # no image affects another one
+            episodes = [
+                self._adapt_to(image, draw_views(self.views, self.generator(f"views {row}")))
+                for row, image in zip(rows, x.split(1), strict=True)
+            ]
+        logits, losses = (torch.cat(parts) for parts in zip(*episodes, strict=True))
+        is_skipped = not batch.all(losses.isfinite())
+        self.num_skipped += is_skipped
+        means = batch.mean(losses.mean()), batch.mean(confidence(logits).mean())
+        self.last_step = Step(means[0], is_skipped, confidence=means[1], batch_stats=self.batch_fraction(1))
+        return logits
+
+    def _adapt_to(self, image: Tensor, views: Sequence[View]) -> tuple[Tensor, Tensor]:
+        """Return the logits of one image (1, C) and the loss (1); the loss is NaN if there was no step."""
+        assert self.optimizer is not None, "built by the constructor"
+        logits = self.adapted(torch.cat([require_split_view(view, "MEMO").augment(image) for view in views]))
+        self.require_image_logits(logits)
+        loss = marginal_entropy(logits)
+        try:
+            is_taken = step_if_finite_(self.optimizer, loss)
+            torch.clear_autocast_cache()  # or a surrounding autocast would predict with the weights before the step
+            prediction = self.adapted(image).detach()
+        finally:
+            self._return_to_source_()
+        return prediction, loss.detach().view(1) if is_taken else prediction.new_full((1,), torch.nan)
+
+    @torch.no_grad()
+    def _return_to_source_(self) -> None:
+        for adapted, original in zip(self.adapted.parameters(), self.source.parameters(), strict=True):
+            adapted.copy_(original)
+        self.optimizer = build_optimizer(self.optimizer_factory, self.adapted)
+        torch.clear_autocast_cache()
