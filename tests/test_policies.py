@@ -101,15 +101,22 @@ def test_average_with_source() -> None:
     assert_same_run(ctta.policies.average_with_source(0.9), after)
 
 
-def test_kalman() -> None:
+@pytest.mark.parametrize("noise", [0.005, 20.0, 300.0])  # a gain of 0, one in between, and the largest
+def test_kalman(noise: float) -> None:
     num_trained = sum(p.numel() for p in norm_parameters(naive_copy(classifier(), 1.0)))
-    naive = NaiveKalman(num_trained, q=1.0)
+    naive = NaiveKalman(num_trained, q=noise)
 
     def after(trained: Any, source: Any, gradients: Any, logits: Tensor, step: int) -> bool:
         naive.step(trained, source)
         return False
 
-    assert_same_run(ctta.policies.kalman(noise=1.0), after)
+    assert_same_run(ctta.policies.kalman(noise=noise), after)
+
+
+def test_kalman_stays_finite_in_large_networks() -> None:
+    model = ctta.Tent(classifier(), policies=[ctta.policies.kalman(noise=1e6)])
+    for x in stream():
+        assert model(x).isfinite().all()
 
 
 def test_reset_every() -> None:
@@ -141,13 +148,16 @@ def test_reset_on_low_entropy() -> None:
     assert 1 <= len(resets) < 20, resets
 
 
-def test_adaptive_reset() -> None:
-    """ASR from its formulas, with a pull that is strong enough to show."""
-    source_net, pull, start = naive_copy(classifier(), 1.0), 50.0, math.log(0.9 * 4)
+@pytest.mark.parametrize("share", [0.85, 0.95])
+def test_adaptive_reset(share: float) -> None:
+    """ASR from its formulas, with steps and a pull that are strong enough to show."""
+    source_net, pull, start, lr = naive_copy(classifier(), 1.0), 50.0, math.log(share * 4), 0.5
+    drifts: list[list[float]] = [[]]  # between resets
+    thresholds: list[float] = []
     student = naive_copy(classifier(), 1.0)
     trained = norm_parameters(student)
     source = [p.detach().clone() for p in trained]
-    descent, predictions = NaiveAdam(trained, lr=LR, eps=EPS), []
+    descent, predictions = NaiveAdam(trained, lr=lr, eps=EPS), []
     resets: list[tuple[int, int]] = []
     sums: list[tuple[list[Tensor], list[Tensor]]] = []
     mean: tuple[list[Tensor], list[Tensor]] | None = None
@@ -159,6 +169,7 @@ def test_adaptive_reset() -> None:
         sums.append(([g**2 for g in gradients], [p.detach().clone() for p in trained]))
         differs = [int(one.argmax() != other.argmax()) for one, other in zip(logits, source_net(x), strict=True)]
         drift = sum(differs) / len(differs)
+        drifts[-1].append(drift)
         if mean is not None:
             squares, weights = mean
             terms = zip(gradients, squares, weights, trained, strict=True)
@@ -170,21 +181,26 @@ def test_adaptive_reset() -> None:
             keep = int(max(0.5 - 20 * (threshold - concentration), 0) * len(trained))
             with torch.no_grad():
                 restore_all(trained[keep:], source[keep:])
-            descent, resets = NaiveAdam(trained, lr=LR, eps=EPS), [*resets, (step, keep)]
+            descent, resets = NaiveAdam(trained, lr=lr, eps=EPS), [*resets, (step, keep)]
             parts = zip(*sums, strict=True)  # squares and weights, each a list per step
             latest = tuple([add_up(column) / len(sums) for column in zip(*part, strict=True)] for part in parts)
             old = mean or latest
             pairs = [[0.9 * o + 0.1 * n for o, n in zip(*both, strict=True)] for both in zip(old, latest, strict=True)]
             mean, sums, threshold = (pairs[0], pairs[1]), [], start
+            drifts.append([])
         else:
             momentum = 0.15 * drift + 0.85
             threshold = momentum * threshold + (1 - momentum) * concentration
         predictions.append(logits.detach())
+        thresholds.append(threshold)
     assert len(resets) > 1 and any(keep for _, keep in resets), resets
-    policy = ctta.policies.adaptive_reset(share=0.9, pull=pull)
-    optimizer = partial(torch.optim.Adam, lr=LR, eps=EPS)
+    assert any(map(any, drifts[2:])), "the averages over two resets do not matter"
+    policy = ctta.policies.adaptive_reset(share=share, pull=pull)
+    optimizer = partial(torch.optim.Adam, lr=lr, eps=EPS)
     model = ctta.Tent(classifier(), optimizer=optimizer, policies=[policy], batch_stats=1.0)
-    CLOSE([model(x) for x in stream()], predictions)
+    for x, expected, limit in zip(stream(), predictions, thresholds, strict=True):
+        CLOSE(model(x), expected)
+        CLOSE(model.get_buffer("policy_states.adaptive_reset.threshold"), torch.tensor(limit, dtype=torch.float64))
     assert_same_weights(model.student, student)
 
 

@@ -76,7 +76,8 @@ class Kalman(Policy):
     def __post_init__(self) -> None:
         check_fraction("alpha", self.alpha)
         check_fraction("gamma", self.gamma)
-        check_fraction("noise", self.noise)
+        if not self.noise >= 0:
+            raise ConfigError(f"noise must be at least 0, got {self.noise!r}")
         check_choice("pull_to", self.pull_to, ("filtered", "predicted"))
 
     @override
@@ -90,11 +91,11 @@ class Kalman(Policy):
             return
         pairs = pair_trained(student_of(model), model.source)
         adapted, originals = [one for one, _ in pairs], [other for _, other in pairs]
-        # In a large network the noise may exceed 1, and one minus it, the noise of a measurement, must not be negative.
-        q = min(1.0, self.noise * sum(each.numel() for each in adapted) / 38_400)
+        q = self.noise * sum(each.numel() for each in adapted) / 38_400
         lerp_(state.hidden, originals, 1 - self.alpha**model.step_scale)
         predicted = [hidden.clone() for hidden in state.hidden] if self.pull_to == "predicted" else state.hidden
         variance = self.alpha**2 * float(state.variance) + q
+        # In a large network q may exceed 1, and the quotient is then negative.
         beta = max(0.89, (1 - q) / (variance + 1 - q))
         beta = 1.0 if beta >= 0.9999 else beta
         state.variance.fill_(beta * variance)
