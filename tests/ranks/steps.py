@@ -45,6 +45,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "palm": {"views": image_views(1)},
     "tea": {"buffer_size": 16, "num_steps_langevin": 2},
 }
+POLICIES = [
+    ctta.policies.restore(0.3),
+    ctta.policies.restore_by_fisher(0.2),
+    ctta.policies.average_with_source(0.9),
+    ctta.policies.kalman(noise=20.0),
+    ctta.policies.reset_every(25, "images"),
+    ctta.policies.reset_on_low_entropy(0.99, "share"),
+    ctta.policies.adaptive_reset(share=0.99),
+]
 ELEMENT = {"views": image_views(2), "gate": "element"}
 
 
@@ -76,6 +85,8 @@ STREAMS: dict[str, Callable[[], Stream]] = {
     "pixels": lambda: gated("segmentation", {"views": multiscale_flip((0.5, 1)), "gate": "element", "loss": "hard"}),
     "gated_rows": lambda: gated("batch_norm", ELEMENT, batch_stats=0.0),
     "gated_rows_paper": lambda: gated("vit", ELEMENT | {"predict_with": "teacher", "average": "probabilities"}),
+    "policies": lambda: Stream(ctta.Tent, settings={"policies": POLICIES, "lr": 0.01}),
+    "policies_vit": lambda: Stream(ctta.Tent, "vit", {"policies": POLICIES, "lr": 0.01}),
     "fewer_views_than_ranks": lambda: Stream(ctta.TestAug, settings={"views": image_views(1)}, shard="views"),
 }
 
