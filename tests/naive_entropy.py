@@ -347,8 +347,9 @@ def naive_delta(
     optimizer: MakeOptimizer,
     norm_momentum: float = 0.95,
     class_momentum: float = 0.95,
+    kind: str = "entropy",
 ) -> Run:
-    """Run DELTA around TENT: batch renormalization and class weights."""
+    """Run DELTA around TENT, the entropy of the surer half, or pseudo-labels."""
     student = naive_copy(net, 1.0)
     for number, layer in enumerate(student):
         if isinstance(layer, NaiveBatchNorm):
@@ -364,8 +365,18 @@ def naive_delta(
         inverse = [one / sum(inverse) for one in inverse]
         weights = [inverse[int(vector.argmax())] for vector in vectors]
         weights = [weight * len(weights) / sum(weights) for weight in weights]
-        loss = add_up(w * shannon(vector) for w, vector in zip(weights, vectors, strict=True)) / len(vectors)
-        descent.step(torch.autograd.grad(loss, trained))
+        terms = []
+        for weight, vector in zip(weights, vectors, strict=True):
+            value, surest = shannon(vector), max(probabilities(vector))
+            reliability = math.exp(0.5 * math.log(len(vector)) - value.item())
+            if kind == "entropy":
+                terms.append(weight * value)
+            elif kind == "weighted_entropy" and reliability > 1:
+                terms.append(weight * reliability * value)
+            elif kind == "pseudo_label" and surest > 0.4:
+                terms.append(-weight * surest.log())
+        if terms:
+            descent.step(torch.autograd.grad(add_up(terms) / len(terms), trained))
         latest = mean_probabilities([vector.detach() for vector in vectors])
         frequency = class_momentum * frequency + (1 - class_momentum) * latest
         predictions.append(logits.detach())

@@ -147,6 +147,7 @@ def test_method_names() -> None:
         "shot_im": "SHOTIM",
         "santa": "SANTA",
         "rmt": "RMT",
+        "delta": "DELTA",
         "petal": "PETAL",
         "palm": "PALM",
         "tea": "TEA",

@@ -9,6 +9,7 @@ from naive import NaiveAdam, step_generator
 from naive_entropy import (
     Run,
     come,
+    naive_delta,
     naive_deyo,
     naive_eata,
     naive_fisher,
@@ -175,3 +176,29 @@ def test_shuffled_patches_are_the_patches_of_the_same_image_in_another_order() -
 def test_sides_that_the_grid_does_not_divide_are_kept() -> None:
     x = torch.rand(2, 3, 9, 10)
     assert destroy_shape(x, "patches", torch.Generator().manual_seed(0)).shape == x.shape
+
+
+@pytest.mark.parametrize("kind", ["entropy", "weighted_entropy", "pseudo_label"])
+def test_delta(kind: Any) -> None:
+    net = decided_classifier(3.0)
+    settings: dict[str, Any] = {"norm_momentum": 0.8, "class_momentum": 0.7}
+    model = ctta.DELTA(net, optimizer=OPTIMIZER, loss=kind, **settings)
+    assert_same(model, naive_delta(net, stream(), optimizer=NAIVE_OPTIMIZER, kind=kind, **settings))
+    selected = selected_fractions(model.reset())
+    assert any(0 < fraction < 1 for fraction in selected) or kind == "entropy"
+
+
+def test_delta_deploys_its_averages() -> None:
+    """The deployed network normalizes by the averages of the stream, and so predicts what the next step would."""
+    model = ctta.DELTA(decided_classifier())
+    for x in stream():
+        model(x)
+    plain = model.deploy()
+    torch.testing.assert_close(plain(stream()[0]).detach(), model.predict(stream()[0]), rtol=0, atol=1e-10)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in plain.modules())
+
+
+def test_delta_survives_classes_that_are_never_predicted() -> None:
+    model = ctta.DELTA(decided_classifier(0.0))
+    model.average.copy_(torch.tensor([0.0, 1.0, 0.0, 0.0]))
+    assert model(stream()[0]).isfinite().all() and model.num_skipped == 0

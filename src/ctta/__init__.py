@@ -21,6 +21,7 @@ from ctta.guard import Guarded
 from ctta.method_info import MethodInfo
 from ctta.methods import (
     BNEMA,
+    DELTA,
     EATA,
     ETA,
     LAME,
@@ -77,6 +78,7 @@ __version__ = version("ctta")
 
 __all__ = [
     "BNEMA",
+    "DELTA",
     "EATA",
     "ETA",
     "LAME",

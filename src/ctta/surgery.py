@@ -27,6 +27,7 @@ from ctta.norms import (
     use_batch_statistics_,
 )
 from ctta.norms.balanced import BalancedStatistics
+from ctta.norms.renorm import FollowAfterUse, Renormalization
 from ctta.norms.running import RunningStatistics
 
 #: Where the logits are in the output of a network: a key, an index, or a function of the output.
@@ -79,7 +80,8 @@ def copy_sharing_tensors(net: nn.Module) -> nn.Module:
 
 def _is_own_hook(hook: Any) -> bool:
     """Return whether this library registered the hook."""
-    kinds = ExtractLogits | RecordFeatures | BatchStatistics | RunningStatistics | BalancedStatistics
+    of_networks, of_norms = ExtractLogits | RecordFeatures, BatchStatistics | RunningStatistics | BalancedStatistics
+    kinds = of_networks | of_norms | Renormalization | FollowAfterUse
     return isinstance(hook, kinds) or hook in (clone_input, make_contiguous_if_constant)
 
 

@@ -5,6 +5,7 @@ from ctta.methods.bn_alpha import BNAlpha
 from ctta.methods.bn_ema import BNEMA
 from ctta.methods.bn_stats import BNStats
 from ctta.methods.cotta import CoTTA
+from ctta.methods.delta import DELTA
 from ctta.methods.deyo import DeYO
 from ctta.methods.eata import EATA
 from ctta.methods.eta import ETA
@@ -31,6 +32,7 @@ from ctta.methods.tribe import TRIBE
 
 __all__ = [
     "BNEMA",
+    "DELTA",
     "EATA",
     "ETA",
     "LAME",
@@ -89,4 +91,5 @@ METHODS: dict[str, type[AdaptiveModel]] = {
     "palm": PALM,
     "tea": TEA,
     "memo": MEMO,
+    "delta": DELTA,
 }

@@ -32,6 +32,11 @@ def track_statistics() -> Iterator[None]:
         _is_tracking.reset(token)
 
 
+def is_tracking() -> bool:
+    """Return whether running statistics follow the batch in progress."""
+    return _is_tracking.get()
+
+
 @dataclass(frozen=True)
 class RunningStatistics:
     """A forward pre-hook of a BatchNorm whose running statistics follow the batches of :func:`track_statistics`.
@@ -58,7 +63,7 @@ class RunningStatistics:
         BatchStatistics.set_mode_(module, by_layer=False)
         assert module.running_mean is not None and module.running_var is not None, "checked when the method is built"
         values = x.to(module.running_mean.dtype)
-        if _is_tracking.get():
+        if is_tracking():
             mean, variance = self.follow_(module, values)
             if self.shrink is None and self.can_normalize_by_layer_(module, x):
                 return None
