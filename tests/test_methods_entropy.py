@@ -7,13 +7,17 @@ import pytest
 import torch
 from naive import NaiveAdam, step_generator
 from naive_entropy import (
+    NaiveKalman,
+    NaiveSGD,
     Run,
     come,
     naive_delta,
     naive_deyo,
     naive_eata,
     naive_fisher,
+    naive_roid,
     naive_rpl,
+    naive_sar,
     naive_shot_im,
     naive_slr,
     norm_parameters,
@@ -202,3 +206,68 @@ def test_delta_survives_classes_that_are_never_predicted() -> None:
     model = ctta.DELTA(decided_classifier(0.0))
     model.average.copy_(torch.tensor([0.0, 1.0, 0.0, 0.0]))
     assert model(stream()[0]).isfinite().all() and model.num_skipped == 0
+
+
+@pytest.mark.parametrize(("kind", "recover_below"), [("softmax", 0.0), ("softmax", 0.75), ("come", 0.0)])
+def test_sar(kind: Literal["softmax", "come"], recover_below: float) -> None:
+    net = decided_classifier(2.0)
+    settings: dict[str, Any] = {"margin": 0.8 if kind == "softmax" else 1.0, "radius": 0.2}
+    settings["recover_below"] = recover_below
+    logits, student, num_recoveries = naive_sar(
+        net,
+        stream(),
+        parameters=norm_parameters,
+        optimizer=partial(NaiveSGD, lr=0.5),
+        entropy=shannon if kind == "softmax" else come,
+        **settings,
+    )
+    model = ctta.SAR(net, lr=0.5, entropy=kind, skip_top=False, batch_stats=1.0, **settings)
+    assert_same(model, (logits, student))
+    assert any(0 < fraction < 1 for fraction in selected_fractions(model.reset()))
+    assert 0 < num_recoveries < STEPS if recover_below else num_recoveries == 0
+
+
+def test_rdumb() -> None:
+    model = ctta.RDumb(classifier(), period=7, optimizer=OPTIMIZER, batch_stats=1.0, **SELECTIVE)
+    expected = naive_eata(classifier(), stream(), optimizer=NAIVE_OPTIMIZER, reset_every=7, **SELECTIVE)
+    assert_same(model, expected)
+
+
+def flip(step: int, x: Tensor) -> Tensor:
+    return x.flip(-1) * 0.9
+
+
+FLIPPED_VIEWS = (lambda model, x: model(x.flip(-1) * 0.9),)
+
+
+@pytest.mark.parametrize("prior", ["official", "bayes", None])
+def test_roid(prior: Literal["official", "bayes"] | None) -> None:
+    net = decided_classifier(2.0)
+    expected = naive_roid(
+        net, stream(), optimizer=NAIVE_OPTIMIZER, augment=flip, source_fraction=0.1, correct_prior=prior
+    )
+    model = ctta.ROID(net, optimizer=OPTIMIZER, views=FLIPPED_VIEWS, keep=0.9, prior=prior, batch_stats=1.0)
+    assert_same(model, expected)
+    assert any(0 < fraction < 1 for fraction in selected_fractions(model.reset()))
+
+
+def test_cmf() -> None:
+    net = decided_classifier(2.0)
+    num_trained = sum(parameter.numel() for layer in (net[1], net[4]) for parameter in layer.parameters())
+    kalman = NaiveKalman(num_trained, alpha=0.9, gamma=0.8, q=1.0)
+    expected = naive_roid(net, stream(), optimizer=NAIVE_OPTIMIZER, augment=flip, kalman=kalman)
+    model = ctta.CMF(net, optimizer=OPTIMIZER, views=FLIPPED_VIEWS, alpha=0.9, gamma=0.8, noise=1.0, batch_stats=1.0)
+    assert_same(model, expected)
+
+
+def test_roid_divides_by_the_configured_batch_size() -> None:
+    net, x = decided_classifier(2.0), stream()[0]
+    models = [
+        ctta.ROID(net, optimizer=partial(torch.optim.SGD, lr=0.1), views=FLIPPED_VIEWS, keep=1.0, batch_size=size)
+        for size in (None, 10)
+    ]
+    moved = []
+    for model in models:
+        model(x)
+        moved.append(parameter(model.student, "1.weight") - parameter(net, "1.weight"))
+    torch.testing.assert_close(moved[0], 2 * moved[1])

@@ -13,6 +13,7 @@ import ctta
 from ctta.testing import NETWORKS
 from ctta.views import Average, ImageView, ImageViews, View, Views, average_views, image_views, multiscale_flip
 from ctta.views.sampling import balance
+from ctta.views.transforms import Motion
 
 IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
@@ -346,3 +347,17 @@ def test_image_views_align_dense_logits() -> None:
 def test_mean_and_std_may_be_lists_tensors_and_arrays(convert: Callable[[list[float]], Any]) -> None:
     views = image_views(1, mean=convert([0.5, 0.25, 0.5]), std=convert([0.5, 0.5, 0.5]))
     assert views == image_views(1, mean=(0.5, 0.25, 0.5), std=(0.5, 0.5, 0.5))
+
+
+def test_reflected_padding_equals_padding_and_moving() -> None:
+    image = torch.rand(2, 3, 9, 8, dtype=torch.float64)
+    padded = nn.functional.pad(image, (4, 4, 4, 4), mode="reflect")
+    moved = Motion(10.0, 1.1, 1, -2).apply(padded, margin=0)[..., 4:-4, 4:-4]
+    torch.testing.assert_close(Motion(10.0, 1.1, 1, -2, "reflect").apply(image, margin=0), moved)
+
+
+def test_views_without_blur_and_noise_keep_a_constant_image() -> None:
+    (view,) = image_views(1, color=0, motion=0, blur_and_noise=False).draw(torch.Generator().manual_seed(0))
+    x = torch.rand(2, 3, 8, 8)
+    expected = x.flip(-1) if view.flip else x
+    torch.testing.assert_close(view.augment(x), expected, rtol=0, atol=1e-5)

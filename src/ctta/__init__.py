@@ -21,6 +21,7 @@ from ctta.guard import Guarded
 from ctta.method_info import MethodInfo
 from ctta.methods import (
     BNEMA,
+    CMF,
     DELTA,
     EATA,
     ETA,
@@ -31,8 +32,10 @@ from ctta.methods import (
     PALM,
     PETAL,
     RMT,
+    ROID,
     RPL,
     SANTA,
+    SAR,
     SHOTIM,
     SLR,
     T3A,
@@ -44,6 +47,7 @@ from ctta.methods import (
     DeYO,
     PeTTA,
     PseudoLabel,
+    RDumb,
     RoTTA,
     SoTTA,
     Source,
@@ -78,6 +82,7 @@ __version__ = version("ctta")
 
 __all__ = [
     "BNEMA",
+    "CMF",
     "DELTA",
     "EATA",
     "ETA",
@@ -88,8 +93,10 @@ __all__ = [
     "PALM",
     "PETAL",
     "RMT",
+    "ROID",
     "RPL",
     "SANTA",
+    "SAR",
     "SHOTIM",
     "SLR",
     "T3A",
@@ -110,6 +117,7 @@ __all__ = [
     "OptimizerFactory",
     "PeTTA",
     "PseudoLabel",
+    "RDumb",
     "Result",
     "RoTTA",
     "SoTTA",

@@ -4,6 +4,7 @@ from ctta.base import AdaptiveModel
 from ctta.methods.bn_alpha import BNAlpha
 from ctta.methods.bn_ema import BNEMA
 from ctta.methods.bn_stats import BNStats
+from ctta.methods.cmf import CMF
 from ctta.methods.cotta import CoTTA
 from ctta.methods.delta import DELTA
 from ctta.methods.deyo import DeYO
@@ -16,10 +17,13 @@ from ctta.methods.palm import PALM
 from ctta.methods.petal import PETAL
 from ctta.methods.petta import PeTTA
 from ctta.methods.pseudo_label import PseudoLabel
+from ctta.methods.rdumb import RDumb
 from ctta.methods.rmt import RMT
+from ctta.methods.roid import ROID
 from ctta.methods.rotta import RoTTA
 from ctta.methods.rpl import RPL
 from ctta.methods.santa import SANTA
+from ctta.methods.sar import SAR
 from ctta.methods.shot_im import SHOTIM
 from ctta.methods.slr import SLR
 from ctta.methods.sotta import SoTTA
@@ -32,6 +36,7 @@ from ctta.methods.tribe import TRIBE
 
 __all__ = [
     "BNEMA",
+    "CMF",
     "DELTA",
     "EATA",
     "ETA",
@@ -42,8 +47,10 @@ __all__ = [
     "PALM",
     "PETAL",
     "RMT",
+    "ROID",
     "RPL",
     "SANTA",
+    "SAR",
     "SHOTIM",
     "SLR",
     "T3A",
@@ -55,6 +62,7 @@ __all__ = [
     "DeYO",
     "PeTTA",
     "PseudoLabel",
+    "RDumb",
     "RoTTA",
     "SoTTA",
     "Source",
@@ -81,6 +89,10 @@ METHODS: dict[str, type[AdaptiveModel]] = {
     "eata": EATA,
     "rpl": RPL,
     "slr": SLR,
+    "sar": SAR,
+    "rdumb": RDumb,
+    "roid": ROID,
+    "cmf": CMF,
     "deyo": DeYO,
     "lame": LAME,
     "t3a": T3A,

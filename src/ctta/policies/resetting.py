@@ -44,7 +44,7 @@ class ResetEvery(Policy):
     """Reset the method after a fixed number of batches or images, as RDumb does.
 
     Weights, optimizer and everything else that the method has learned go back to the start; ``num_steps``, on which
-    random draws depend, goes on.
+    random draws depend, goes on. Batches whose step was skipped, because something was not finite, do not count.
 
     Attributes:
         num: How many; RDumb has 1000 batches.
@@ -65,6 +65,8 @@ class ResetEvery(Policy):
 
     @override
     def after_step(self, model: AdaptiveModel, state: _Buffers, x: Tensor, logits: Tensor) -> None:
+        if model.last_step is not None and model.last_step.skipped:
+            return  # a step that failed leaves no trace
         state.number("count").add_(1 if self.unit == "batches" else current_reducer().total_count(len(x)))
         if state.number("count") >= self.num:
             model.restart_()

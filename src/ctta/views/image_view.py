@@ -14,6 +14,7 @@ from ctta.parallel import current_reducer
 from ctta.views.average import SplitView
 from ctta.views.transforms import (
     Motion,
+    Padding,
     adjust_brightness_,
     adjust_contrast_,
     adjust_gamma_,
@@ -97,6 +98,8 @@ class ImageView(SplitView):
         sigma: Standard deviation of the Gaussian blur, in pixels.
         flip: Whether to flip the image horizontally.
         noise_seed: Seed of the Gaussian noise.
+        blur_and_noise: Whether to blur and to add noise.
+        padding: How the image goes on beyond its edges, ``"edge"`` or ``"reflect"``.
     """
 
     normalization: ImageNormalization
@@ -114,6 +117,8 @@ class ImageView(SplitView):
     sigma: float
     flip: bool
     noise_seed: int
+    blur_and_noise: bool = True
+    padding: Padding = "edge"
 
     #: Standard deviation of the noise.
     NOISE: ClassVar[float] = 0.005
@@ -129,10 +134,11 @@ class ImageView(SplitView):
         image = self._blur(image)
         if self.flip:
             image = image.flip(-1)
-        # A separate generator on the batch's device keeps the view deterministic without a copy from the CPU.
-        generator = torch.Generator(x.device).manual_seed(self.noise_seed)
-        noise = current_reducer().randn_like(image, generator)
-        image.add_(noise, alpha=self.NOISE).clamp_(0, 1)
+        if self.blur_and_noise:
+            # A separate generator on the batch's device keeps the view deterministic without a copy from the CPU.
+            generator = torch.Generator(x.device).manual_seed(self.noise_seed)
+            image.add_(current_reducer().randn_like(image, generator), alpha=self.NOISE)
+        image.clamp_(0, 1)
         self.normalization.apply_(image)
         return image.to(x.dtype)
 
@@ -159,7 +165,7 @@ class ImageView(SplitView):
         height, width = image.shape[2:]
         padded_width, padded_height = width + 2 * (width // 2), height + 2 * (height // 2)
         right, down = round(self.translate_x * padded_width), round(self.translate_y * padded_height)
-        return Motion(self.degrees, self.scale, right, down)
+        return Motion(self.degrees, self.scale, right, down, self.padding)
 
     @property
     def _blur_taps(self) -> list[float]:
@@ -169,7 +175,7 @@ class ImageView(SplitView):
 
     def _blur_radius(self, dtype: torch.dtype) -> int:
         """Return how many taps beside the center are above rounding error: for most draws none or one."""
-        return sum(tap > torch.finfo(dtype).eps / 4 for tap in self._blur_taps[1:])
+        return self.blur_and_noise * sum(tap > torch.finfo(dtype).eps / 4 for tap in self._blur_taps[1:])
 
     def _blur(self, image: Tensor) -> Tensor:
         """Blur by shifted sums along one axis and then the other, which consumes the margin."""

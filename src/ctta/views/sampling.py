@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, get_args
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from typing_extensions import override
 from ctta.errors import ConfigError
 from ctta.views.average import DrawnViews
 from ctta.views.image_view import ImageNormalization, ImageView
+from ctta.views.transforms import Padding
 
 #: The uniform ranges of the reference implementation. A translation is a fraction of the padded size, which is twice
 #: the image's.
@@ -41,6 +42,8 @@ def image_views(
     color: float = 1.0,
     motion: float = 1.0,
     balanced: bool = False,
+    blur_and_noise: bool = True,
+    padding: Padding = "edge",
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> "ImageViews":
@@ -55,6 +58,9 @@ def image_views(
             about the middle of each range.
         motion: Likewise for rotation, translation and scale.
         balanced: Draw the views of a step together so that they cover the ranges evenly, instead of independently.
+        blur_and_noise: Whether views are blurred and noisy; ROID's are not.
+        padding: How an image goes on beyond its edges: by the values of its ``"edge"``, or by a ``"reflect"`` as in
+            ROID.
         mean: The mean of a normalization outside the model, one value per channel.
         std: The standard deviation of that normalization.
 
@@ -69,7 +75,16 @@ def image_views(
     [torch.Size([1, 3]), torch.Size([1, 3])]
     """
     means, stds = (None if values is None else tuple(float(value) for value in values) for values in (mean, std))
-    return ImageViews(num_views, mean=means, std=stds, color=color, motion=motion, balanced=balanced)
+    return ImageViews(
+        num_views,
+        mean=means,
+        std=stds,
+        color=color,
+        motion=motion,
+        balanced=balanced,
+        blur_and_noise=blur_and_noise,
+        padding=padding,
+    )
 
 
 def fast_image_views(
@@ -102,6 +117,8 @@ class ImageViews(DrawnViews):
         color: The fraction of the color ranges.
         motion: The fraction of the motion ranges.
         balanced: Whether the views of a step cover the ranges evenly.
+        blur_and_noise: Whether the views are blurred and noisy.
+        padding: How an image goes on beyond its edges.
     """
 
     num_views: int
@@ -110,8 +127,12 @@ class ImageViews(DrawnViews):
     color: float = 1.0
     motion: float = 1.0
     balanced: bool = False
+    blur_and_noise: bool = True
+    padding: Padding = "edge"
 
     def __post_init__(self) -> None:
+        if self.padding not in get_args(Padding):
+            raise ConfigError(f"padding must be 'edge' or 'reflect', got {self.padding!r}")
         if not hasattr(self.num_views, "__index__") or not 1 <= operator.index(self.num_views) <= MAX_VIEWS:
             raise ConfigError(
                 f"image_views takes 1 to {MAX_VIEWS} views, got {self.num_views!r}; for none at all give views=()"
@@ -174,6 +195,8 @@ class ImageViews(DrawnViews):
                     color_order=tuple(orders[number]),
                     flip=row[-1] < 0.5,
                     noise_seed=noise_seeds[number],
+                    blur_and_noise=self.blur_and_noise,
+                    padding=self.padding,
                     **parameters,
                 )
             )

@@ -6,6 +6,7 @@ change of color, which costs more than the arithmetic. These work in place where
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -68,6 +69,10 @@ def adjust_hue_(image: Tensor, turns: float) -> None:
         torch.addcmul(low, spread, fullness, out=channel)
 
 
+#: How an image goes on beyond its edges.
+Padding = Literal["edge", "reflect"]
+
+
 @dataclass(frozen=True)
 class Motion:
     """A rotation and scaling about the center of an image, then a translation by whole pixels.
@@ -77,24 +82,28 @@ class Motion:
         scale: The factor of the scaling.
         right: Pixels to the right.
         down: Pixels downwards.
+        padding: How the image goes on beyond its edges: by the values of the ``"edge"``, or by a ``"reflect"`` about
+            the outermost pixels.
     """
 
     degrees: float
     scale: float
     right: int
     down: int
+    padding: Padding = "edge"
 
     def apply(self, image: Tensor, margin: int) -> Tensor:
-        """Return the moved image with a margin on every side; its edge values extend beyond the edge.
+        """Return the moved image with a margin on every side.
 
-        The reference implementation pads by half an image with edge values, moves, blurs and crops back. Sampling only
-        what the crop keeps, with border values beyond the edge, gives the same pixels for a quarter of the work.
+        The reference implementation pads by half an image, moves, blurs and crops back. Sampling only what the crop
+        keeps, with these values beyond the edge, gives the same pixels for a quarter of the work.
         """
         height, width = image.shape[2:]
         x = _pixel_offsets(width, margin, image)[None, :] - self.right
         y = _pixel_offsets(height, margin, image)[:, None] - self.down
         cos, sin = self._cos_sin
-        return _sample_bilinear(image, (x * cos + y * sin) / self.scale, (y * cos - x * sin) / self.scale)
+        moved_x, moved_y = (x * cos + y * sin) / self.scale, (y * cos - x * sin) / self.scale
+        return _sample_bilinear(image, moved_x, moved_y, self.padding)
 
     def undo(self, logits: Tensor) -> Tensor:
         """Return dense logits of the moved image, moved back; pixels out of sight take the nearest logits."""
@@ -115,8 +124,14 @@ def _pixel_offsets(size: int, margin: int, like: Tensor) -> Tensor:
     return torch.arange(-margin, size + margin, device=like.device, dtype=like.dtype) - (size - 1) / 2
 
 
-def _sample_bilinear(image: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def _sample_bilinear(image: Tensor, x: Tensor, y: Tensor, padding: Padding = "edge") -> Tensor:
     """Return the image at offsets from its center."""
     height, width = image.shape[2:]
+    if padding == "reflect":
+        # With aligned corners the centers of the outermost pixels are at -1 and 1, and reflect.
+        grid = torch.stack([x * (2 / max(width - 1, 1)), y * (2 / max(height - 1, 1))], -1).expand(
+            len(image), -1, -1, -1
+        )
+        return F.grid_sample(image, grid, mode="bilinear", padding_mode="reflection", align_corners=True)
     grid = torch.stack([x * (2 / width), y * (2 / height)], -1).expand(len(image), -1, -1, -1)
     return F.grid_sample(image, grid, mode="bilinear", padding_mode="border", align_corners=False)

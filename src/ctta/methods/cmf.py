@@ -1,0 +1,97 @@
+"""CMF: ROID with a Kalman filter of the weights."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import nn
+from typing_extensions import override
+
+from ctta.method_info import MethodInfo
+from ctta.methods.roid import ROID
+from ctta.norms import BatchStats
+from ctta.optim import OptimizerFactory
+from ctta.policies import kalman
+from ctta.steps import Policy
+from ctta.surgery import Output
+from ctta.views import Views, image_views
+
+
+class CMF(ROID):
+    """ROID whose weights are filtered over time, instead of averaged with the source's.
+
+    Args:
+        net: A network for images with normalization layers of any kind.
+        optimizer: A factory of the optimizer. The default is the setting for CIFAR; that for ImageNet is
+            ``partial(torch.optim.SGD, lr=2.5e-4, momentum=0.9, nesterov=True)``.
+        lr: Learning rate of the optimizer; None keeps the factory's.
+        alpha: How much of the hidden weights stays when they drift to the source's.
+        gamma: How much of the adapted weights stays when they are pulled to the hidden ones.
+        noise: Process noise of a network with 38,400 trained weights.
+        temperature: Temperature of the sample weights.
+        prior: As for :class:`ROID`.
+        views: As for :class:`ROID`.
+        batch_size: As for :class:`ROID`.
+        num_classes: By default the outputs of the classifier, if it is found.
+        policies: What happens around the updates, see :mod:`ctta.policies`.
+        batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch, from 16 images on.
+        seed: The seed of the views.
+        output: Where the logits are in the network's output; by default the usual places.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
+    >>> logits = CMF(net)(torch.rand(16, 3, 8, 8))
+
+    Reference: Lee and Chang, "Continual momentum filtering on parameter space for online test-time adaptation",
+    ICLR 2024.
+    """
+
+    info = MethodInfo(
+        "CMF",
+        paper="Lee and Chang, ICLR 2024",
+        trains="norm layers",
+        forward_passes=2,
+        backward_passes=1,
+        num_networks=2,
+        labels_pixels=False,
+    )
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
+        lr: float | None = None,
+        alpha: float = 0.99,
+        gamma: float = 0.99,
+        noise: float = 0.005,
+        temperature: float = 1 / 3,
+        prior: Literal["official", "bayes"] | None = "official",
+        views: Views = image_views(1, blur_and_noise=False, padding="reflect"),
+        batch_size: int | None = None,
+        num_classes: int | None = None,
+        policies: Sequence[Policy] = (),
+        batch_stats: BatchStats = "auto",
+        seed: int = 0,
+        output: Output = None,
+    ) -> None:
+        self._filter = kalman(alpha, gamma, noise)
+        super().__init__(
+            net,
+            optimizer=optimizer,
+            lr=lr,
+            temperature=temperature,
+            prior=prior,
+            views=views,
+            batch_size=batch_size,
+            num_classes=num_classes,
+            policies=policies,
+            batch_stats=batch_stats,
+            seed=seed,
+            output=output,
+        )
+        self.alpha, self.gamma, self.noise = alpha, gamma, noise
+
+    @override
+    def stabilize(self) -> None:
+        self.use_policies(self._filter)

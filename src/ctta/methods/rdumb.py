@@ -1,0 +1,78 @@
+"""RDumb: ETA that is reset at fixed intervals."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import nn
+
+from ctta.functional import EntropyKind
+from ctta.method_info import MethodInfo
+from ctta.methods.eta import ETA
+from ctta.norms import BatchStats
+from ctta.optim import OptimizerFactory
+from ctta.policies import reset_every
+from ctta.steps import Policy
+from ctta.surgery import Output
+
+
+class RDumb(ETA):
+    """ETA with a full reset every ``period`` batches: a simple method that does not collapse on long streams.
+
+    Args:
+        net: A network with normalization layers of any kind.
+        optimizer: A factory of the optimizer. The default is the setting for CIFAR; that for ImageNet is
+            ``partial(torch.optim.SGD, lr=2.5e-4, momentum=0.9)``.
+        lr: Learning rate of the optimizer; None keeps the factory's.
+        period: Batches between two resets; the authors' batches have 64 images.
+        margin: Learn from entropies below this fraction of ln C, which is also where a weight is 1.
+        redundancy: Learn from predictions whose cosine to the average is smaller: 0.05 for ImageNet-C, 0.4 for CIFAR-C.
+        momentum: The fraction that the average of selected predictions keeps.
+        entropy: ``"softmax"``, or ``"come"`` for COME's.
+        num_classes: By default the outputs of the classifier, if it is found.
+        policies: What happens around the updates, see :mod:`ctta.policies`.
+        batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch, from 16 images on.
+        output: Where the logits are in the network's output; by default the usual places.
+
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+    >>> logits = RDumb(net)(torch.randn(16, 4))
+
+    Reference: Press et al., "RDumb: a simple approach that questions our progress in continual test-time adaptation",
+    NeurIPS 2023.
+    """
+
+    info = MethodInfo(
+        "RDumb", paper="Press et al., NeurIPS 2023", trains="norm layers", backward_passes=1, num_networks=2
+    )
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
+        lr: float | None = None,
+        period: int = 1000,
+        margin: float = 0.4,
+        redundancy: float = 0.4,
+        momentum: float = 0.9,
+        entropy: EntropyKind = "softmax",
+        num_classes: int | None = None,
+        policies: Sequence[Policy] = (),
+        batch_stats: BatchStats = "auto",
+        output: Output = None,
+    ) -> None:
+        super().__init__(
+            net,
+            optimizer=optimizer,
+            lr=lr,
+            margin=margin,
+            redundancy=redundancy,
+            momentum=momentum,
+            entropy=entropy,
+            num_classes=num_classes,
+            policies=policies,
+            batch_stats=batch_stats,
+            output=output,
+        )
+        self.period = period
+        self.use_policies(reset_every(period))

@@ -1,0 +1,132 @@
+"""ROID: certain and diverse samples, consistency with a view, weights averaged with the source's, corrected priors."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from ctta.base import AdaptiveModel
+from ctta.functional import (
+    batch_sum,
+    call_on_selected,
+    confidence,
+    correct_prior,
+    mean_probabilities,
+    roid_weights,
+    soft_likelihood_ratio,
+    symmetric_cross_entropy,
+    update_average_,
+)
+from ctta.method_info import MethodInfo
+from ctta.norms import BatchStats
+from ctta.optim import OptimizerFactory
+from ctta.parallel import current_reducer
+from ctta.policies import average_with_source
+from ctta.steps import Policy
+from ctta.surgery import Output
+from ctta.validation import check_choice, check_integer, check_non_negative
+from ctta.views import Views, check_images, check_views, draw_views, image_views
+
+
+class ROID(AdaptiveModel):
+    """A weighted soft likelihood ratio and a consistency loss over the norm layers, kept near the source's weights.
+
+    Args:
+        net: A network for images with normalization layers of any kind.
+        optimizer: A factory of the optimizer. The default is the setting for CIFAR; that for ImageNet is
+            ``partial(torch.optim.SGD, lr=2.5e-4, momentum=0.9, nesterov=True)``.
+        lr: Learning rate of the optimizer; None keeps the factory's.
+        temperature: Temperature of the sample weights.
+        keep: The fraction of the adapted weights when they are averaged with the source's, after each step.
+        prior: How predictions are corrected by the class frequencies of their batch: as in the ``"official"`` code,
+            which multiplies logits, by ``"bayes"``, or None.
+        views: The view that predictions must agree with, the first of those drawn; () for no consistency loss.
+        batch_size: What the sum of the losses is divided by; the authors use the configured batch size also for a
+            shorter last batch. By default the size of each batch.
+        num_classes: By default the outputs of the classifier, if it is found.
+        policies: What happens around the updates, see :mod:`ctta.policies`.
+        batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch, from 16 images on.
+        seed: The seed of the views.
+        output: Where the logits are in the network's output; by default the usual places.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
+    >>> logits = ROID(net)(torch.rand(16, 3, 8, 8))
+
+    Reference: Marsden et al., "Universal test-time adaptation through weight ensembling, diversity weighting, and prior
+    correction", WACV 2024.
+    """
+
+    info = MethodInfo(
+        "ROID",
+        paper="Marsden et al., WACV 2024",
+        trains="norm layers",
+        forward_passes=2,
+        backward_passes=1,
+        num_networks=2,
+        labels_pixels=False,
+    )
+    average: Tensor
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
+        lr: float | None = None,
+        temperature: float = 1 / 3,
+        keep: float = 0.99,
+        prior: Literal["official", "bayes"] | None = "official",
+        views: Views = image_views(1, blur_and_noise=False, padding="reflect"),
+        batch_size: int | None = None,
+        num_classes: int | None = None,
+        policies: Sequence[Policy] = (),
+        batch_stats: BatchStats = "auto",
+        seed: int = 0,
+        output: Output = None,
+    ) -> None:
+        super().__init__(net, policies=policies, batch_stats=batch_stats, seed=seed, output=output)
+        check_non_negative("temperature", temperature)
+        check_views(views)
+        if prior is not None:
+            check_choice("prior", prior, ("official", "bayes"))
+        self.temperature, self.keep, self.prior, self.views = temperature, keep, prior, views
+        self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
+        self.num_classes = self.count_classes(num_classes)
+        self.register_buffer("average", torch.full((self.num_classes,), 1 / self.num_classes, dtype=torch.float64))
+        self.student = self.copy_of_source()
+        self.train_norms_(self.student)
+        self.optimize(self.student, optimizer, lr)
+        self.stabilize()
+
+    def stabilize(self) -> None:
+        """Choose what keeps the weights near the source's."""
+        self.use_policies(average_with_source(self.keep))
+
+    @override
+    def check_input(self, x: Tensor) -> None:
+        super().check_input(x)
+        check_images(x, self.views)
+
+    @override
+    def adapt_step(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.student(x)
+        self.require_image_logits(logits)
+        weights = roid_weights(logits, self.average, self.temperature)
+        losses = soft_likelihood_ratio(logits)
+        for view in draw_views(self.views, self.generator("views"))[:1]:
+            augmented = call_on_selected(partial(view, self.student), x, weights > 0)
+            losses = losses + symmetric_cross_entropy(augmented, logits)
+        loss = batch_sum(weights * losses) / (self.batch_size or current_reducer().total_count(len(x)))
+        if self.minimize(loss, confidence=confidence(logits.detach()).mean(), selected=weights > 0):
+            update_average_(self.average, mean_probabilities(logits.detach()))
+        return self._correct(logits)
+
+    @override
+    def predict_step(self, x: Tensor) -> Tensor:
+        return self._correct(self.student(x))
+
+    def _correct(self, logits: Tensor) -> Tensor:
+        return logits if self.prior is None else correct_prior(logits, self.prior)
