@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import ctta
 from ctta.optim import step_if_finite_
+from ctta.testing.networks import BlockViT
 
 
 def make_mlp() -> nn.Module:
@@ -21,8 +22,11 @@ def make_conv_net() -> nn.Module:
 
 
 def build(net: nn.Module, method: str, **settings: Any) -> ctta.AdaptiveModel:
-    """Build any method, also one that needs source images."""
-    if (info := ctta.METHODS[method].info) and info.needs_source_data:
+    """Build any method, also one that needs source images or a vision transformer."""
+    info = ctta.METHODS[method].info
+    if info and info.needs_vit:
+        net = BlockViT(patch=2, size=6)
+    if info and info.needs_source_data:
         settings["source_stats"] = ctta.source_stats(net, [torch.rand(4, 3, 6, 6)])
     return ctta.adapt(net, method, **settings)
 

@@ -91,6 +91,7 @@ def test_methods_and_recipes_list_everything(capsys: pytest.CaptureFixture[str])
             "backward_passes": 1,
             "networks": 2,
             "needs_source_data": False,
+            "needs_vit": False,
             "settings": rows[3]["settings"] | {"optimizer": "Adam(lr=0.001)"},
         }
     ]

@@ -41,7 +41,8 @@ CASES = [(name, network) for name, method in ctta.METHODS.items() for network in
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize(("method", "network"), CASES)
 def test_contract(method: str, network: str, check: str) -> None:
-    CHECKS[check](ContractCase(ctta.METHODS[method], NETWORKS[network], HYPERPARAMETERS.get(method, {})))
+    cls = ctta.METHODS[method]
+    CHECKS[check](ContractCase(cls, select_networks(cls)[network], HYPERPARAMETERS.get(method, {})))
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -241,7 +242,9 @@ def test_distributed_wrappers_are_removed() -> None:
 
 @pytest.mark.parametrize("method", ctta.METHODS)
 def test_models_built_under_inference_mode_adapt(method: str) -> None:
-    case = ContractCase(ctta.METHODS[method], NETWORKS["batch_norm"], HYPERPARAMETERS.get(method, {}))
+    cls = ctta.METHODS[method]
+    make_network = next(iter(select_networks(cls).values()))
+    case = ContractCase(cls, make_network, HYPERPARAMETERS.get(method, {}))
     expected = case.make_model()
     with torch.inference_mode():
         model = case.make_model()

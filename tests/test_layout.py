@@ -15,7 +15,7 @@ PACKAGE = Path(ctta.__file__).parent
 #: A package imports only from rows above its own, and from packages to its left in the same row.
 ROWS = [
     ["errors", "io", "parallel", "state", "functional", "norms", "optim"],
-    ["heads", "surgery", "fingerprints"],
+    ["heads", "vit", "surgery", "fingerprints"],
     ["views", "validation", "source_stats", "posterior", "hyperparameters", "method_info", "steps"],
     ["base", "transaction"],
     ["policies", "memory", "contrast", "replay", "methods", "registry", "corruptions", "synthetic", "models"],
@@ -156,6 +156,7 @@ def test_method_names() -> None:
         "palm": "PALM",
         "tea": "TEA",
         "memo": "MEMO",
+        "rem": "REM",
     }
     assert list(ctta.METHODS)[:6] == ["source", "bn_stats", "pseudo_label", "tent", "test_aug", "cotta"]
 

@@ -22,6 +22,7 @@ class MethodInfo:
         num_networks: Copies of the network in memory, the source included.
         needs_source_data: Whether the method needs statistics of source images.
         labels_pixels: Whether the method also adapts networks that label pixels.
+        needs_vit: Whether the method adapts vision transformers with a class token only, see :mod:`ctta.vit`.
     """
 
     title: str
@@ -32,3 +33,4 @@ class MethodInfo:
     num_networks: int = 1
     needs_source_data: bool = False
     labels_pixels: bool = True
+    needs_vit: bool = False

@@ -23,6 +23,7 @@ from ctta.functional import (
     update_average_,
 )
 from ctta.parallel import current_reducer, replicated
+from ctta.testing import select_networks
 from ctta.testing.case import collect_state
 from ctta.views import image_views, multiscale_flip
 from ranks import CASES, case
@@ -77,6 +78,7 @@ STREAMS: dict[str, Callable[[], Stream]] = {
         f"{name}_{network}": partial(Stream, method, network, SETTINGS.get(name, {}))
         for name, method in ctta.METHODS.items()
         for network in ("batch_norm", "vit")
+        if network in select_networks(method)
     },
     **{f"views_{network}": partial(Stream, ctta.CoTTA, network, VIEWS, "views") for network in ("batch_norm", "vit")},
     "batch_statistics": lambda: Stream(ctta.Tent, settings={"batch_stats": 1.0}),

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import ctta
 from ctta.distributed import check_consistent, rank, world_size
-from ctta.testing import NETWORKS, ContractCase
+from ctta.testing import NETWORKS, ContractCase, select_networks
 from ctta.testing.case import collect_state
 from ctta.views import image_views
 
@@ -28,11 +28,14 @@ class Stream:
     shard: Literal["batch", "views"] = "batch"
 
     def make_network(self) -> nn.Module:
-        return ContractCase(self.method, NETWORKS[self.network], {}).make_network().double()
+        return self.make_case().make_network().double()
+
+    def make_case(self) -> ContractCase:
+        factories = NETWORKS | select_networks(self.method)
+        return ContractCase(self.method, factories[self.network], self.settings)
 
     def make_model(self) -> ctta.AdaptiveModel:
-        case = ContractCase(self.method, NETWORKS[self.network], self.settings)
-        net = self.make_network()
+        case, net = self.make_case(), self.make_network()
         stats = case.make_source_stats(net, dtype=torch.float64)
         return self.method(net, **stats, **self.settings)
 

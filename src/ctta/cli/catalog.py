@@ -82,7 +82,8 @@ def _print_method(found: NamedMethod) -> None:
     print_text(_first_line(found.method))
     print_text(
         f"Trains: {info.trains}. Passes per step: forward {info.forward_passes}, backward {info.backward_passes}. "
-        f"Copies of the network: {info.num_networks}. Source data: {'yes' if info.needs_source_data else 'no'}.\n"
+        f"Copies of the network: {info.num_networks}. Source data: {'yes' if info.needs_source_data else 'no'}."
+        f"{' Networks: vision transformers with a class token.' if info.needs_vit else ''}\n"
     )
     table = Table("hyperparameter", "default", box=None, padding=(0, 2, 0, 0))
     for name, text in _format_defaults(found).items():
@@ -103,6 +104,7 @@ def _as_json(found: NamedMethod) -> dict[str, Any]:
         "backward_passes": info.backward_passes,
         "networks": info.num_networks,
         "needs_source_data": info.needs_source_data,
+        "needs_vit": info.needs_vit,
         "settings": _format_defaults(found),
     }
 

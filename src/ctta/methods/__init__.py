@@ -18,6 +18,7 @@ from ctta.methods.petal import PETAL
 from ctta.methods.petta import PeTTA
 from ctta.methods.pseudo_label import PseudoLabel
 from ctta.methods.rdumb import RDumb
+from ctta.methods.rem import REM
 from ctta.methods.rmt import RMT
 from ctta.methods.roid import ROID
 from ctta.methods.rotta import RoTTA
@@ -46,6 +47,7 @@ __all__ = [
     "NOTE",
     "PALM",
     "PETAL",
+    "REM",
     "RMT",
     "ROID",
     "RPL",
@@ -104,4 +106,5 @@ METHODS: dict[str, type[AdaptiveModel]] = {
     "tea": TEA,
     "memo": MEMO,
     "delta": DELTA,
+    "rem": REM,
 }

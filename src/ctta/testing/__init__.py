@@ -23,7 +23,7 @@ from torch import nn
 from ctta.base import AdaptiveModel
 from ctta.testing import input_checks, network_checks, numeric_checks, stream_checks
 from ctta.testing.case import CHECKS, ContractCase, count_learned_batches
-from ctta.testing.networks import NETWORKS
+from ctta.testing.networks import NETWORKS, VISION_TRANSFORMERS
 
 __all__ = [
     "CHECKS",
@@ -46,8 +46,11 @@ def select_networks(method: type[AdaptiveModel]) -> dict[str, Callable[[], nn.Mo
 
     Returns:
         From :data:`NETWORKS` a convolutional network with BatchNorm and one with GroupNorm, a vision transformer and,
-        if the method adapts such networks (``info.labels_pixels``), a segmentation network.
+        if the method adapts such networks (``info.labels_pixels``), a segmentation network. For a method that adapts
+        vision transformers only (``info.needs_vit``), one that is made of blocks with a class token.
     """
+    if method.info is not None and method.info.needs_vit:
+        return VISION_TRANSFORMERS
     labels_pixels = method.info is None or method.info.labels_pixels
     return {name: make for name, make in NETWORKS.items() if name != "segmentation" or labels_pixels}
 
