@@ -92,6 +92,26 @@ def test_restore_by_fisher() -> None:
     assert_same_run(ctta.policies.restore_by_fisher(0.3), after)
 
 
+def test_weights_without_a_gradient_do_not_shift_the_quantile() -> None:
+    class WithUnused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.unused = classifier(), nn.Linear(20, 20).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.net(x)
+            return logits
+
+    settings: dict[str, Any] = {"views": (), "restore": 0.0, "batch_stats": 1.0, "lr": LR}
+    plain, wrapped = (
+        ctta.CoTTA(net, policies=[ctta.policies.restore_by_fisher(0.3)], **settings)
+        for net in (classifier(), WithUnused())
+    )
+    for x in stream():
+        plain(x), wrapped(x)
+    assert_same_weights(wrapped.student.get_submodule("net"), plain.student)
+
+
 def test_average_with_source() -> None:
     def after(trained: Any, source: Any, gradients: Any, logits: Tensor, step: int) -> bool:
         for p, original in zip(trained, source, strict=True):
