@@ -222,3 +222,107 @@ def naive_memo(
                 rows.append(student(image.unsqueeze(0))[0])
         predictions.append(torch.stack(rows))
     return predictions
+
+
+class NaiveTrainedNorm(nn.Module):
+    """Normalizes by the batch and follows it with running statistics while tracking; otherwise by the latter."""
+
+    def __init__(self, layer: nn.BatchNorm2d, momentum: float) -> None:
+        super().__init__()
+        assert layer.running_mean is not None and layer.running_var is not None
+        self.weight, self.bias, self.eps, self.momentum = layer.weight, layer.bias, layer.eps, momentum
+        self.mean, self.variance = list(layer.running_mean), list(layer.running_var)
+        self.is_tracking = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        channels = []
+        for c in range(x.shape[1]):
+            values, mean, variance = x[:, c], self.mean[c], self.variance[c]
+            if self.is_tracking:
+                count = values.numel()
+                mean = values.sum() / count
+                squares = ((values - mean) ** 2).sum()
+                variance = squares / count
+                kept, new = 1 - self.momentum, self.momentum
+                self.mean[c] = kept * self.mean[c] + new * mean.detach()
+                self.variance[c] = kept * self.variance[c] + new * squares.detach() / (count - 1)
+            channels.append((values - mean) / (variance + self.eps).sqrt() * self.weight[c] + self.bias[c])
+        return torch.stack(channels, 1)
+
+
+def naive_adacontrast(
+    net: nn.Sequential,
+    batches: list[Tensor],
+    *,
+    optimizer: MakeOptimizer,
+    weak: Augment,
+    query: Augment,
+    key: Augment,
+    queue: list[tuple[Tensor, int]],
+    bank_size: int,
+    num_neighbors: int,
+    start_after: int,
+    temperature: float,
+    decay: float,
+    momentum: float,
+    labels_first: bool,
+) -> tuple[list[Tensor], nn.Sequential, nn.Sequential]:
+    """Run AdaContrast; ``queue`` has the first features and labels. Returns predictions after each update."""
+    student, averaged = copy.deepcopy(net).eval(), copy.deepcopy(net).eval()
+    for network in (student, averaged):
+        for number, layer in enumerate(network):
+            if isinstance(layer, nn.BatchNorm2d):
+                network[number] = NaiveTrainedNorm(layer, momentum)
+
+    def track(is_tracking: bool) -> None:
+        for network in (student, averaged):
+            for layer in network:
+                if isinstance(layer, NaiveTrainedNorm):
+                    layer.is_tracking = is_tracking
+
+    (body, head), (averaged_body, averaged_head) = split(student), split(averaged)
+    trained = list(student.parameters())
+    descent, predictions = optimizer(trained), []
+    queue, bank, place, num_seen = list(queue), list[tuple[Tensor, Tensor]](), 0, 0
+    for step, x in enumerate(batches):
+        with torch.no_grad():
+            for a, s in zip(averaged.parameters(), trained, strict=True):
+                a.copy_(decay * a + (1 - decay) * s)
+        track(True)
+        with torch.no_grad():
+            features = body(weak(step, x))
+            votes = [torch.stack(probabilities(vector)) for vector in head(features)]
+            if num_seen >= start_after:
+                for i, feature in enumerate(features):
+                    near = sorted(bank, key=lambda entry: -float(cosine(feature, entry[0])))[:num_neighbors]
+                    votes[i] = torch.stack([vote for _, vote in near]).mean(0)
+            labels = [int(vote.argmax()) for vote in votes]
+        queries = body(query(step, x))
+        with torch.no_grad():
+            keys = [unit(each) for each in averaged_body(key(step, x))]
+        before = list(queue)
+        for each, label in zip(keys, labels, strict=True):
+            queue[place] = (each, label)
+            place = (place + 1) % len(queue)
+        known = [label for _, label in (queue if labels_first else before)]
+        losses, vectors = [], list(head(queries))
+        for feature, vector, own, label in zip(queries, vectors, keys, labels, strict=True):
+            positive = (unit(feature) * own).sum() / temperature
+            others = [
+                (unit(feature) * other).sum() / temperature
+                for (other, _), other_label in zip(before, known, strict=True)
+                if other_label != label
+            ]
+            losses.append(torch.stack([positive, *others]).logsumexp(0) - positive)
+            losses[-1] = losses[-1] - probabilities(vector)[label].log()
+        mean = torch.stack([torch.stack(probabilities(vector)) for vector in vectors]).mean(0)
+        loss = add_up(losses) / len(losses) + add_up(m * m.log() for m in mean)
+        descent.step(torch.autograd.grad(loss, trained))
+        with torch.no_grad():
+            features = averaged_body(weak(step, x))
+            for feature, vector in zip(features, averaged_head(features), strict=True):
+                bank.append((feature, torch.stack(probabilities(vector))))
+            bank, num_seen = bank[-bank_size:], num_seen + len(x)
+            track(False)
+            predictions.append(student(x))
+    return predictions, student, averaged

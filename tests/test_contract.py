@@ -22,6 +22,7 @@ SMALL_MEMORY = {"memory_size": 8, "update_every": 6}
 HYPERPARAMETERS: dict[str, dict[str, Any]] = {
     "test_aug": FEW_VIEWS,
     "cotta": FEW_VIEWS,
+    "adacontrast": {"start_after": 6, "bank_size": 16, "queue_size": 16},
     "memo": {"views": ctta.views.image_views(1)},
     "eta": NEARLY_ALL,
     "eata": NEARLY_ALL,

@@ -151,6 +151,7 @@ def test_method_names() -> None:
         "shot_im": "SHOTIM",
         "santa": "SANTA",
         "rmt": "RMT",
+        "adacontrast": "AdaContrast",
         "delta": "DELTA",
         "petal": "PETAL",
         "palm": "PALM",

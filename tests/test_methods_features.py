@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 from naive import naive_copy
-from naive_features import naive_lame, naive_memo, naive_rmt, naive_santa, naive_t3a
+from naive_features import naive_adacontrast, naive_lame, naive_memo, naive_rmt, naive_santa, naive_t3a
 from test_mathematics import CLOSE, assert_same_run, assert_same_weights, pixel_classifier, stream
 from test_methods_entropy import NAIVE_OPTIMIZER, OPTIMIZER, decided_classifier
 from torch import Tensor, nn
 
 import ctta
-from ctta.contrast import Projector, nearest_prototypes
+from ctta.contrast import Projector, Ring, nearest_prototypes
 from ctta.views import SplitView
 
 
@@ -190,3 +190,56 @@ def test_an_image_without_a_finite_loss_is_predicted_by_the_source() -> None:
     model = ctta.MEMO(net, views=[Darker(1.0), Darker(float("nan"))])
     CLOSE(model(stream(1)[0]), ctta.BNStats(net, batch_stats=1 / 17)(stream(1)[0]))
     assert model.num_skipped == 1 and model.last_step is not None and model.last_step.skipped
+
+
+@pytest.mark.parametrize("labels_first", [True, False])
+def test_adacontrast(labels_first: bool) -> None:
+    """The bank and the queue wrap around, and neighbors vote from the third batch on."""
+    net = decided_classifier(2.0)
+    settings: dict[str, Any] = {
+        "num_neighbors": 3,
+        "start_after": 10,
+        "bank_size": 23,
+        "temperature": 0.3,
+        "decay": 0.9,
+        "momentum": 0.2,
+        "labels_first": labels_first,
+    }
+    model = ctta.AdaContrast(
+        net,
+        weak=[lambda model, x: model(x.flip(-1))],
+        strong=[lambda model, x: model(x * 0.7), lambda model, x: model((x + 0.2).clamp(0, 1))],
+        queue_size=13,
+        optimizer=OPTIMIZER,
+        **settings,
+    )
+    queue = model.past.queue
+    features, labels = queue["features"].clone(), queue["labels"].tolist()
+    expected, student, averaged = naive_adacontrast(
+        net,
+        stream(),
+        optimizer=NAIVE_OPTIMIZER,
+        weak=lambda step, x: x.flip(-1),
+        query=lambda step, x: x * 0.7,
+        key=lambda step, x: (x + 0.2).clamp(0, 1),
+        queue=list(zip(features, labels, strict=True)),
+        **settings,
+    )
+    assert_same_run(model, stream(), expected)
+    assert_same_weights(model.student, student)
+    for adapted, s, a in zip(model.averaged.parameters(), student.parameters(), averaged.parameters(), strict=True):
+        CLOSE(adapted.detach(), (0.9 * a + 0.1 * s).detach())  # here the average already has the last step
+
+
+def test_a_ring_keeps_the_latest_rows() -> None:
+    ring = Ring({"features": torch.zeros(3, 1)})
+    for rows in ([[1.0], [2.0]], [[3.0], [4.0]], [[5.0], [6.0], [7.0], [8.0]]):
+        ring.add_({"features": torch.tensor(rows)})
+    assert sorted(ring["features"].flatten().tolist()) == [6.0, 7.0, 8.0] and ring.num_added == 8
+    ring.add_({"features": torch.tensor([[9.0]])})
+    assert sorted(ring["features"].flatten().tolist()) == [7.0, 8.0, 9.0]
+
+
+def test_adacontrast_needs_one_weak_and_two_strong_views() -> None:
+    with pytest.raises(ctta.ConfigError, match="expected 2 views here, got 1"):
+        ctta.AdaContrast(decided_classifier(), strong=ctta.views.image_views(1))(stream()[0])

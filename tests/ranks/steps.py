@@ -33,6 +33,7 @@ from ranks.stream import VIEWS, Stream, assert_equals_single_process
 MEMORY = {"memory_size": 6, "update_every": 5}
 SETTINGS: dict[str, dict[str, Any]] = {
     "cotta": VIEWS,
+    "adacontrast": {"start_after": 6, "bank_size": 16, "queue_size": 16},
     "memo": VIEWS,
     "test_aug": VIEWS,
     "eta": {"margin": 0.99, "redundancy": 0.999},

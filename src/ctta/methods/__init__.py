@@ -1,6 +1,7 @@
 """The methods, one per file. :mod:`ctta.registry` finds them, and others, by name."""
 
 from ctta.base import AdaptiveModel
+from ctta.methods.adacontrast import AdaContrast
 from ctta.methods.bn_alpha import BNAlpha
 from ctta.methods.bn_ema import BNEMA
 from ctta.methods.bn_stats import BNStats
@@ -58,6 +59,7 @@ __all__ = [
     "T3A",
     "TEA",
     "TRIBE",
+    "AdaContrast",
     "BNAlpha",
     "BNStats",
     "CoTTA",
@@ -105,6 +107,7 @@ METHODS: dict[str, type[AdaptiveModel]] = {
     "palm": PALM,
     "tea": TEA,
     "memo": MEMO,
+    "adacontrast": AdaContrast,
     "delta": DELTA,
     "rem": REM,
 }

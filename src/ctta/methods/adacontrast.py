@@ -1,0 +1,127 @@
+"""AdaContrast: labels refined by nearest neighbors, and contrast with a queue of past images."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD
+from typing_extensions import override
+
+from ctta.base import AdaptiveModel
+from ctta.contrast import PastImages, draw_exactly
+from ctta.functional import at_least_float32, confidence, ema_update_, marginal_entropy
+from ctta.heads import features_and_logits, head_weight
+from ctta.method_info import MethodInfo
+from ctta.norms.running import RunningStatistics, track_statistics, use_tracked_statistics_
+from ctta.optim import OptimizerFactory
+from ctta.state import remember_buffers
+from ctta.steps import Policy
+from ctta.surgery import Output
+from ctta.validation import check_fraction, check_integer, check_positive
+from ctta.views import Views, check_images, check_views, image_views
+
+
+class AdaContrast(AdaptiveModel):
+    """One gradient step per batch toward the classes that its nearest neighbors in the stream have; then predict.
+
+    Predictions come after it, with running statistics of BatchNorm that follow the views.
+
+    Args:
+        net: A network for images, of which every parameter is trained.
+        optimizer: A factory of the optimizer.
+        lr: The learning rate, if it should differ from that of ``optimizer``.
+        decay: The fraction of itself that the moving average of the student keeps.
+        momentum: The fraction of a view in an update of BatchNorm's statistics.
+        num_neighbors: How many of the nearest images in the bank vote for the class of an image.
+        start_after: The number of images from which on neighbors vote; before, the network's own class counts.
+        bank_size: The number of past images whose features and predictions are kept for the votes.
+        queue_size: The number of past images that the contrast pushes away; at first random ones.
+        temperature: Divides the cosine similarities of the contrast.
+        labels_first: Whether the labels of a batch replace those of the oldest features before the contrast, as in
+            public code, where the features are replaced after it.
+        weak: The view that is labeled. The reference flips and crops.
+        strong: Two views: one learns the label, the other is its positive. The reference has MoCo v2's, and draws each
+            image's own. The defaults expect images in [0, 1]; see :func:`ctta.views.image_views`.
+        head: The name of the classifier; by default it is found.
+        policies: What happens around the updates, see :mod:`ctta.policies`.
+        seed: The seed of the views and of the queue's first entries.
+        output: Where the logits are in the network's output; by default the usual places.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
+    >>> logits = AdaContrast(net)(torch.rand(16, 3, 8, 8))
+
+    Reference: Chen et al., "Contrastive test-time adaptation", CVPR 2022.
+    """
+
+    info = MethodInfo("AdaContrast", "Chen et al., CVPR 2022", "all weights", 5, 1, num_networks=3, labels_pixels=False)
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        optimizer: OptimizerFactory = partial(SGD, lr=2e-4, momentum=0.9, nesterov=True, weight_decay=1e-4),
+        lr: float | None = None,
+        decay: float = 0.999,
+        momentum: float = 0.1,
+        num_neighbors: int = 10,
+        start_after: int = 1024,
+        bank_size: int = 16_384,
+        queue_size: int = 16_384,
+        temperature: float = 0.07,
+        labels_first: bool = True,
+        weak: Views = image_views(1, color=0.0, motion=0.25),
+        strong: Views = image_views(2),
+        head: str | None = None,
+        policies: Sequence[Policy] = (),
+        seed: int = 0,
+        output: Output = None,
+    ) -> None:
+        super().__init__(net, policies=policies, batch_stats=0.0, seed=seed, output=output)
+        check_fraction("decay", decay)
+        check_fraction("momentum", momentum)
+        check_positive("temperature", temperature)
+        check_views(weak)
+        check_views(strong)
+        self.decay, self.momentum, self.temperature = decay, momentum, temperature
+        self.num_neighbors = check_integer("num_neighbors", num_neighbors, 1)
+        self.start_after, self.bank_size, self.queue_size = start_after, bank_size, queue_size
+        self.labels_first, self.weak, self.strong, self.head = labels_first, weak, strong, self.use_head(head)
+        # The average is no teacher: it never predicts, and is not deployed.
+        self.student, self.averaged = self.copy_of_source(), self.copy_of_source().requires_grad_(False)
+        for network in (self.student, self.averaged):
+            use_tracked_statistics_(network, RunningStatistics(momentum, normalize_by="batch"))
+        self.optimize(self.student, optimizer, lr)
+        self.past = PastImages(head_weight(self.source), bank_size, queue_size, self.generator("queue"))
+
+    @override
+    def check_input(self, x: Tensor) -> None:
+        super().check_input(x)
+        check_images(x, self.weak)
+        check_images(x, self.strong)
+
+    @override
+    def adapt_step(self, x: Tensor) -> Tensor:
+        restore_statistics = remember_buffers(self.student, self.averaged)
+        (weak,) = draw_exactly(1, self.weak, self.generator("weak"))
+        strong, other = draw_exactly(2, self.strong, self.generator("strong"))
+        with track_statistics():
+            with torch.no_grad():
+                features, logits = features_and_logits(partial(weak, self.student), x)
+            query, logits_of_query = features_and_logits(partial(strong, self.student), x)
+            key, _ = features_and_logits(partial(other, self.averaged), x)
+        self.require_image_logits(logits)
+        labels = self.past.label(features, logits, self.num_neighbors, self.start_after)
+        loss = F.cross_entropy(at_least_float32(logits_of_query), labels) - marginal_entropy(logits_of_query)
+        loss = loss + self.past.contrast(query, key, labels, self.temperature, labels_first=self.labels_first)
+        if self.minimize(loss, confidence=confidence(logits_of_query.detach()).mean()):
+            with track_statistics():
+                features, logits = features_and_logits(partial(weak, self.averaged), x)
+            self.past.add_(key, labels, features, logits)
+            ema_update_(self.averaged, self.student, self.decay)  # before the keys of the next step
+        else:
+            restore_statistics()
+        torch.clear_autocast_cache()  # or a surrounding autocast would predict with the weights before the update
+        prediction: Tensor = self.student(x)
+        return prediction
