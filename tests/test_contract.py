@@ -31,7 +31,7 @@ HYPERPARAMETERS: dict[str, dict[str, Any]] = {
     "note": SMALL_MEMORY,
     "sotta": SMALL_MEMORY | {"min_confidence": 0.3},
     "tribe": {"max_entropy": 0.99},
-    "petal": FEW_VIEWS,
+    "petal": {"views": ctta.views.image_views(1)},
     "tea": {"buffer_size": 16, "num_steps_langevin": 2},
 }
 
