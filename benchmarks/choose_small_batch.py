@@ -33,7 +33,7 @@ FRACTIONS = {
     32: (0.5, 0.7, 1.0),
 }
 #: Batch size, prior and power of the step; a power of 0 takes whole steps.
-STEPS = [(n, prior, power) for prior in (16, 32) for power in (0, 1, 2) for n in (1, 2, 4, 8)]
+STEPS = [(n, prior, power) for prior in (16, 32, 48) for power in (0, 1, 2) for n in (1, 2, 4, 8)]
 NUM_WITHOUT_LEARNING, NUM_WITH_LEARNING = 288, 480  # images per domain, and per stream
 NUM_VIEWS = 4
 

@@ -66,7 +66,8 @@ def test_a_guard_answers_class_by_class_as_well_as_the_source(
 
 def test_without_a_guard_harm_is_announced(tree: Path, tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
-    ended = run(tree, table, "--order", "name", "--no-guard", "--compare", "--batch-size", "16", "--method", "tent")
+    harmful = ("--order", "name", "--no-guard", "--set", "batch_stats=1", "--batch-size", "16", "--method", "tent")
+    ended = run(tree, table, "--compare", *harmful)
     assert share_right(table) < share_right(table, "source_class") - 0.3
     assert "WARNING: the predictions look worse than those without adaptation." in ended.stderr.splitlines()[-1]
 
@@ -76,7 +77,7 @@ def test_by_default_the_images_are_shuffled(tree: Path, tmp_path: Path) -> None:
     ended = run(tree, table, "--compare", "--method", "tent")
     assert "Order: shuffled" in ended.stdout and "Guard: no events." in ended.stdout
     assert "WARNING" not in ended.stderr
-    assert share_right(table) > share_right(table, "source_class") - 0.08
+    assert share_right(table) > share_right(table, "source_class") - MAX_LOSS
 
 
 def test_image_folder_in_python(tree: Path) -> None:

@@ -53,12 +53,12 @@ def camera(tmp_path: Path) -> SampleFolder:
 def test_one_new_image_per_run(camera: SampleFolder, tmp_path: Path, method: str) -> None:
     options = [*camera.options, "--state", tmp_path / "state.safetensors", *METHODS[method]]
     camera.add(range(32))
-    assert "Batches of 32 images: normalized with batch statistics.\n" in output(adapt, *options)
+    assert "Batches of 32 images: normalized with 40 % batch and 60 % source statistics.\n" in output(adapt, *options)
     new = range(32, 44)
     for number in new:
         camera.add(range(number, number + 1))
         text = output(adapt, *options)
-        assert "Batches of 1 image: normalized with 3 % batch and 97 % source statistics.\n" in text
+        assert "Batches of 1 image: normalized with 2 % batch and 98 % source statistics.\n" in text
     camera.check(new)
 
 
@@ -67,7 +67,7 @@ def test_batches_of_one_image(camera: SampleFolder, method: str) -> None:
     camera.add(images := range(60, 100))
     command = [sys.executable, "-m", "ctta", "adapt", *camera.options, *METHODS[method], "--batch-size", 1]
     run = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=True)
-    assert "Batches of 1 image: normalized with 3 % batch and 97 % source statistics.\n" in run.stdout
+    assert "Batches of 1 image: normalized with 2 % batch and 98 % source statistics.\n" in run.stdout
     camera.check(images)
 
 
@@ -76,9 +76,24 @@ def test_the_short_last_batch_counts(camera: SampleFolder) -> None:
     text = output(adapt, *camera.options, "--method", "bn_stats", "--batch-size", 16, "--json")
     found = json.loads(text)["normalization"]
     assert [(each["batch_size"], each["num_batches"]) for each in found] == [(16, 1), (4, 1)]
-    assert found[0]["batch_stats"] == 1 and found[1]["batch_stats"] == pytest.approx(4 / 36)
+    assert [each["batch_stats"] for each in found] == pytest.approx([16 / 64, 4 / 52])
 
 
 def test_a_method_without_batch_statistics_says_nothing(camera: SampleFolder) -> None:
     camera.add(range(2))
     assert "normalized" not in output(adapt, *camera.options, "--method", "source")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--method", "tent"], "40 % batch and 60 % source statistics"),
+        (["--method", "tent", "--set", "batch_stats=auto"], "with batch statistics"),
+        (["--method", "tent", "--set", "batch_stats=0.5"], "50 % batch and 50 % source statistics"),
+    ],
+)
+def test_statistics_are_blended_unless_the_user_decides(
+    camera: SampleFolder, options: list[str], expected: str
+) -> None:
+    camera.add(range(32))
+    assert expected in output(adapt, *camera.options, *options)

@@ -66,6 +66,16 @@ def test_full_batches_are_as_with_batch_statistics_alone(name: str) -> None:
         assert torch.equal(one, other)
 
 
+def test_blend_blends_batches_of_any_size_and_takes_whole_steps_from_a_full_batch_on() -> None:
+    x = make_images(FULL + 4)
+    blended = ctta.Tent(make_net(), batch_stats="blend")
+    pinned = ctta.Tent(make_net(), batch_stats=automatic_fraction(FULL + 4, "blend"))
+    assert torch.equal(blended(x), pinned(x)) and torch.equal(blended.predict(x), pinned.predict(x))
+    assert blended.last_step is not None
+    assert (blended.last_step.batch_stats, blended.last_step.scale) == (blended.batch_fraction(FULL + 4), 1.0)
+    assert blended.step_scale == 1.0 and blended.batch_fraction(4) == automatic_fraction(4)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_small_batches_are_predicted_with_blended_statistics(name: str) -> None:
     x = make_images(3)

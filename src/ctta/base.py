@@ -78,8 +78,9 @@ class AdaptiveModel(nn.Module, ABC):
         net: Any network; ``torch.compile`` and data-parallel wrappers are removed.
         policies: What happens around the updates, of :mod:`ctta.policies`; for methods that learn.
         batch_stats: The fraction m of the batch in BatchNorm's statistics, (1-m) * running + m * batch. The default
-            ``"auto"`` is 1 for batches of at least 16 images. Fewer images are blended with the source's statistics,
-            see :meth:`batch_fraction`, and take smaller steps.
+            ``"auto"`` is 1 for batches of at least 16 images, as methods are published. Fewer images are blended with
+            the source's statistics, see :meth:`batch_fraction`, and take smaller steps. ``"blend"`` does so for
+            batches of any size.
         seed: The seed of all random draws, which depend on nothing else but the number of steps.
         output: Where the logits are in the network's output: a key, an index or a function. By default tensors,
             outputs with ``.logits`` and dictionaries with ``out`` or ``logits`` are recognized.
@@ -269,7 +270,7 @@ class AdaptiveModel(nn.Module, ABC):
             num_images: The number of images, over all processes that share the batch.
 
         Returns:
-            ``batch_stats``, or what ``"auto"`` means for this batch; 0 for a network without BatchNorm.
+            ``batch_stats``, or what ``"auto"`` or ``"blend"`` means for this batch; 0 for a network without BatchNorm.
         """
         return batch_fraction(self.source, check_integer("num_images", num_images, 1))
 
@@ -578,9 +579,10 @@ class AdaptiveModel(nn.Module, ABC):
     def step_scale(self) -> float:
         """How far the step in progress may go, relative to a step on a full batch.
 
-        Under ``batch_stats="auto"`` a batch of n < 16 images counts for (n/16)² of a step: n/16 because it has that
-        share of the images, and again because so few say less about the stream. It is 1 otherwise, and for networks
-        without BatchNorm. :meth:`minimize` applies it; a method that updates more than the optimizer does should too.
+        Under ``batch_stats="auto"`` or ``"blend"`` a batch of n < 16 images counts for (n/16)² of a step: n/16 because
+        it has that share of the images, and again because so few say less about the stream. It is 1 otherwise, and for
+        networks without BatchNorm. :meth:`minimize` applies it; a method that updates more than the optimizer does
+        should too.
         """
         num_images = images_in_batch() or FULL_BATCH_SIZE
         return min(1.0, num_images / FULL_BATCH_SIZE) ** 2 if blends_automatically(self.source) else 1.0

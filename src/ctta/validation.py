@@ -52,11 +52,11 @@ def check_output(output: Output) -> None:
 
 
 def check_batch_stats(value: BatchStats) -> None:
-    """Raise unless a value is ``"auto"`` or lies between 0 and 1."""
-    if isinstance(value, str) and value != "auto":
-        raise ConfigError(f"batch_stats must be 'auto' or lie between 0 and 1, got {value!r}")
-    if value != "auto":
+    """Raise unless a value is ``"auto"``, ``"blend"`` or lies between 0 and 1."""
+    if not isinstance(value, str):
         check_fraction("batch_stats", value)
+    elif value not in ("auto", "blend"):
+        raise ConfigError(f"batch_stats must be 'auto', 'blend' or lie between 0 and 1, got {value!r}")
 
 
 def check_integer(name: str, value: int, low: int | None = None, high: int | None = None) -> int:

@@ -16,10 +16,11 @@ from ctta.parallel import current_reducer
 
 #: Batches of at least this many images are normalized by their own statistics under "auto".
 FULL_BATCH_SIZE = 16
-#: How many images the source's statistics count for under "auto", if there are fewer.
-PRIOR_SIZE = 32
+#: How many images the source's statistics count for where they are blended by the size of the batch.
+PRIOR_SIZE = 48
 
-BatchStats = float | Literal["auto"]
+#: A fraction of the batch in the statistics, or how the size of the batch decides it, see :func:`automatic_fraction`.
+BatchStats = float | Literal["auto", "blend"]
 
 # Properties of the call, not of a layer: a layer serves calls of any size, on any number of views. None outside of the
 # contexts below.
@@ -40,7 +41,7 @@ def separate_statistics(num_parts: int) -> Iterator[None]:
 
 @contextmanager
 def count_images(num_images: int) -> Iterator[None]:
-    """Let layers with ``"auto"`` blend for a batch of this many images, however many rows reach a layer."""
+    """Let layers that blend by the size of a batch do so for this many images, however many rows reach a layer."""
     token = _num_images.set(num_images)
     try:
         yield
@@ -66,16 +67,19 @@ def blend_statistics(fraction: float) -> Iterator[None]:
         _fraction.reset(token)
 
 
-def automatic_fraction(num_images: int) -> float:
-    """Return the fraction of the batch in the statistics under ``"auto"``, 1 from 16 images on.
+def automatic_fraction(num_images: int, rule: Literal["auto", "blend"] = "auto") -> float:
+    """Return the fraction of the batch in the statistics for a batch of this size.
 
-    Statistics of few images are noisy, so the source's count as if they came from further images. Both sizes were
-    chosen by ``benchmarks/choose_small_batch.py``.
+    Statistics of few images are noisy, so the source's count as if they came from further images. Under ``"blend"``
+    this holds for every size; under ``"auto"`` from 16 images on the batch's are used alone, as methods are published.
+    Both sizes were chosen by ``benchmarks/choose_small_batch.py``.
 
-    >>> automatic_fraction(16), automatic_fraction(8)
-    (1.0, 0.2)
+    >>> automatic_fraction(16), automatic_fraction(12), automatic_fraction(32, "blend")
+    (1.0, 0.2, 0.4)
     """
-    return 1.0 if num_images >= FULL_BATCH_SIZE else num_images / (num_images + PRIOR_SIZE)
+    if rule == "auto" and num_images >= FULL_BATCH_SIZE:
+        return 1.0
+    return num_images / (num_images + PRIOR_SIZE)
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ class BatchStatistics:
     each call, so a later ``eval()`` cannot silently bring the running statistics back.
 
     Attributes:
-        fraction: M, the fraction of the batch statistics; ``"auto"`` for :func:`automatic_fraction`.
+        fraction: M, the fraction of the batch statistics, or the rule of :func:`automatic_fraction`.
     """
 
     fraction: BatchStats
@@ -113,7 +117,7 @@ class BatchStatistics:
             return 1.0
         if (fraction := _fraction.get()) is not None:
             return fraction
-        return automatic_fraction(num_images) if self.fraction == "auto" else self.fraction
+        return automatic_fraction(num_images, self.fraction) if isinstance(self.fraction, str) else self.fraction
 
     @staticmethod
     def set_mode_(module: _BatchNorm, by_layer: bool) -> None:
@@ -165,13 +169,13 @@ def fix_stride_of_one(x: Tensor) -> Tensor:
 def use_batch_statistics_(net: nn.Module, fraction: BatchStats) -> None:
     """Let every BatchNorm normalize by (1-fraction) * running + fraction * batch statistics.
 
-    With ``"auto"``, a network of which a layer keeps no running statistics uses the batch's only.
+    With ``"auto"`` and ``"blend"``, a network of which a layer keeps no running statistics uses the batch's only.
     """
-    if fraction == "auto" and not has_running_statistics(net):
+    if isinstance(fraction, str) and not has_running_statistics(net):
         fraction = 1.0
     for name, module in net.named_modules():
         if isinstance(module, _BatchNorm):
-            if fraction != "auto" and fraction < 1 and module.running_mean is None:
+            if not isinstance(fraction, str) and fraction < 1 and module.running_mean is None:
                 raise ConfigError(
                     f"batch_stats={fraction} blends running with batch statistics, and layer '{name}' keeps no running "
                     "statistics; use batch_stats=1"
@@ -236,7 +240,7 @@ def blends_automatically(net: nn.Module) -> bool:
     """Return whether the number of images decides how the network's BatchNorms blend their statistics."""
     first = next((module for module in net.modules() if isinstance(module, _BatchNorm)), None)
     hook = None if first is None else _find_hook(first)
-    return hook is not None and hook.fraction == "auto"
+    return hook is not None and isinstance(hook.fraction, str)
 
 
 def _find_hook(module: _BatchNorm) -> BatchStatistics | None:
