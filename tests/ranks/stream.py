@@ -66,7 +66,9 @@ def assert_equals_single_process(
         ours, theirs = (astuple(model.last_step) if model.last_step else () for model in (parallel, alone))
         for value, expected in zip(ours, theirs, strict=True):
             is_double = isinstance(expected, Tensor) and expected.dtype == torch.float64  # `augmented` is not
-            assert value == expected or abs(value - expected) < (1e-12 if is_double else 1e-6)
+            # Relative to a loss above 1: ROID's sample weights reach exp(3).
+            tolerance = (1e-12 if is_double else 1e-6) * max(1.0, abs(float(expected or 0)))
+            assert value == expected or abs(value - expected) < tolerance
     # Adam divides by the size of a gradient, so where that is nothing but rounding, it grows by up to its eps of 1e-8.
     for value, expected in zip(collect_state(parallel), collect_state(alone), strict=True):
         torch.testing.assert_close(value, expected, rtol=0, atol=1e-10)
