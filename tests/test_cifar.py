@@ -111,7 +111,7 @@ def test_damaged_cifar_c(cifar: Path, damage: Callable[[Path], object], words: s
     damage(cifar)
     with pytest.raises(DataError, match=words) as caught:
         continual(CifarC(cifar), names=NAMES)
-    assert f"delete {cifar} and run: ctta data get cifar10-c (or cifar100-c)" in str(caught.value)
+    assert f"delete {cifar} and run: ctta data get cifar10-c (2.9 GB) (or cifar100-c)" in str(caught.value)
     assert "ctta corrupt SRC DST" in str(caught.value)
 
 

@@ -179,8 +179,8 @@ class WithExtraState(ctta.Tent):
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__(net)
-        self.head = nn.LayerNorm(5)
-        self.register_buffer("memory", torch.zeros(5))
+        self.head = nn.LayerNorm(self.count_classes())
+        self.register_buffer("memory", torch.zeros(self.count_classes()))
         self.register_counter("num_seen")
 
     def adapt_step(self, x: Tensor) -> Tensor:

@@ -40,6 +40,7 @@ def test_the_code_in_the_readme_runs(tmp_path: Path) -> None:
         "net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(),\n"
         "    torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(8, 10)).eval()\n"
         "stream = source_batches = recent_batches = [torch.rand(8, 3, 16, 16) for _ in range(2)]\n"
+        "loader = [(x, torch.arange(8)) for x in stream]\n"
     )
     script = tmp_path / "readme.py"
     script.write_text(before + "\n".join(blocks))

@@ -26,7 +26,9 @@ def test_best_and_worst_change_are_found(tmp_path: Path) -> None:
     folders = {name: tmp_path / name for name in ("source", "tent")}
     ctta.evaluate(ctta.Source(make_net()), scenes, folder=folders["source"])
     ctta.evaluate(
-        ctta.Tent(make_net(), optimizer=lambda p: torch.optim.SGD(p, lr=10.0)), scenes, folder=folders["tent"]
+        ctta.Tent(make_net(), batch_stats=1.0, optimizer=lambda p: torch.optim.SGD(p, lr=10.0)),
+        scenes,
+        folder=folders["tent"],
     )
     save_examples("TENT", folders["tent"], folders["source"], scenes, tmp_path / "examples")
     changes: dict[tuple[int, int], float] = {}
@@ -66,7 +68,7 @@ class LargeScenes(RandomScenes):
 def test_examples_of_large_scenes_are_shrunk(tmp_path: Path) -> None:
     scenes = Stream("large", [Segment("fog", LargeScenes("fog"), np.arange(2))], batch_size=1)
     ctta.evaluate(ctta.Source(make_net()), scenes, folder=tmp_path / "source")
-    ctta.evaluate(ctta.BNStats(make_net()), scenes, folder=tmp_path / "adapted")
+    ctta.evaluate(ctta.BNStats(make_net(), batch_stats=1.0), scenes, folder=tmp_path / "adapted")
     save_examples("BN", tmp_path / "adapted", tmp_path / "source", scenes, tmp_path / "examples")
     examples = load_examples(tmp_path)
     assert examples

@@ -1,10 +1,11 @@
 """Hashes that identify the weights of a network."""
 
 import hashlib
-from weakref import WeakKeyDictionary
+from collections.abc import MutableMapping
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ctta.surgery import unwrap
 
@@ -31,7 +32,8 @@ def fingerprint(net: nn.Module) -> str:
     return digest.hexdigest()[:32]
 
 
-_cache: WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], str]] = WeakKeyDictionary()
+# By the first tensor of a network, since forks have modules of their own over the same tensors.
+_cache: MutableMapping[Tensor, tuple[tuple[tuple[int, int], ...], str]] = WeakIdKeyDictionary()
 
 
 def source_fingerprint(source: nn.Module) -> str:
@@ -39,7 +41,10 @@ def source_fingerprint(source: nn.Module) -> str:
 
     In-place writes by the user (``load_state_dict``) are noticed by the version numbers of the tensors.
     """
-    versions = tuple(value._version for value in source.state_dict().values() if isinstance(value, Tensor))
-    if source not in _cache or _cache[source][0] != versions:
-        _cache[source] = versions, fingerprint(source)
-    return _cache[source][1]
+    tensors = [value for value in source.state_dict(keep_vars=True).values() if isinstance(value, Tensor)]
+    if not tensors:
+        return fingerprint(source)
+    versions = tuple((id(value), value._version) for value in tensors)
+    if tensors[0] not in _cache or _cache[tensors[0]][0] != versions:
+        _cache[tensors[0]] = versions, fingerprint(source)
+    return _cache[tensors[0]][1]

@@ -1,6 +1,5 @@
 """Checks of arguments and batches; every error says what was given, what was expected and what to do."""
 
-import math
 import operator
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,7 +26,7 @@ def check_number(name: str, value: float) -> None:
     """Raise unless a value is a number; infinities are allowed, NaN is not."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    if value != value or sys.float_info.max < abs(value) < math.inf:
+    if value != value or (isinstance(value, int) and sys.float_info.max < abs(value)):
         raise ConfigError(f"{name} must be a number that a float can hold, got {value!r}")
 
 

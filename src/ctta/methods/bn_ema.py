@@ -24,6 +24,7 @@ class BNEMA(AdaptiveModel):
         momentum: The fraction of the batch in an update of the statistics.
         output: Where the logits are in the network's output; by default the usual places.
 
+    >>> import torch
     >>> model = BNEMA(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))
     >>> model(torch.randn(8, 4)).shape
     torch.Size([8, 3])

@@ -91,15 +91,11 @@ class DeYO(AdaptiveModel):
         self.optimize(self.student, optimizer, lr)
 
     @override
-    def check_input(self, x: Tensor) -> None:
-        super().check_input(x)
-        if x.ndim != 4:
-            raise InputError(f"DeYO needs images (N, C, H, W), got a batch of shape {tuple(x.shape)}")
-
-    @override
     def adapt_step(self, x: Tensor) -> Tensor:
         logits: Tensor = self.student(x)
         self.require_image_logits(logits)
+        if x.ndim != 4:
+            raise InputError(f"DeYO needs images (N, C, H, W), got a batch of shape {tuple(x.shape)}")
         entropies, scale = entropy(logits, self.entropy), math.log(logits.shape[1])
         reliable = entropies.detach() < self.select_below * scale
         drop = self._measure_drop(x, logits.detach(), reliable)

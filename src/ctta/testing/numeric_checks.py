@@ -41,7 +41,7 @@ def _change_head_(net: nn.Module, scale: float, num_classes: int | None) -> bool
         head = net.get_submodule(find_head(net))
     except ConfigError:
         return False
-    assert isinstance(head, nn.Linear | nn.Conv2d)
+    assert isinstance(head, nn.Linear | nn.Conv2d), f"the head is a {type(head).__name__}"
     head.weight = nn.Parameter(head.weight[:num_classes] * scale)
     if head.bias is not None:
         head.bias = nn.Parameter(head.bias[:num_classes] * scale)

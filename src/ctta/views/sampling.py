@@ -3,7 +3,7 @@
 import operator
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any, TypeGuard, get_args
 
@@ -131,6 +131,8 @@ class ImageViews(DrawnViews):
     padding: Padding = "edge"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.blur_and_noise, bool):
+            raise TypeError(f"blur_and_noise must be True or False, got {self.blur_and_noise!r}")
         if self.padding not in get_args(Padding):
             raise ConfigError(f"padding must be 'edge' or 'reflect', got {self.padding!r}")
         if not hasattr(self.num_views, "__index__") or not 1 <= operator.index(self.num_views) <= MAX_VIEWS:
@@ -148,6 +150,14 @@ class ImageViews(DrawnViews):
             )
         if min(self.std) <= 0:
             raise ConfigError(f"std must be above 0, got {self.std!r}")
+
+    @override
+    def __repr__(self) -> str:
+        # Folders of 0.1 compare this text, so later settings are shown only where they are not the defaults.
+        later = {"blur_and_noise": True, "padding": "edge"}
+        shown = {each.name: getattr(self, each.name) for each in fields(self)}
+        shown = {name: value for name, value in shown.items() if name not in later or value != later[name]}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:
