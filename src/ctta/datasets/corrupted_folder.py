@@ -40,6 +40,7 @@ class CorruptedFolder:
     Raises:
         DataError: There are no class folders, one has no images, or one is not among the classes.
 
+    >>> import ctta
     >>> data = CorruptedFolder("photos/val", size=(64, 64))                       # doctest: +SKIP
     >>> stream = ctta.streams.continual(data, names=("fog", "snow"), severity=3)  # doctest: +SKIP
     """
