@@ -46,7 +46,7 @@ def print_table_in_full(table: Table) -> None:
 
 
 class ProgressLines:
-    """Prints a line on standard error now and then, for logs and for other places without a terminal.
+    """Prints a line on standard error at intervals, for logs and for other places without a terminal.
 
     Args:
         title: Start of each line.
@@ -83,7 +83,7 @@ def _format_duration(seconds: float) -> str:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar if standard error is a terminal, and a line now and then if it is not.
+    """Show a progress bar if standard error is a terminal, and a line at intervals if it is not.
 
     Args:
         title: Shown in front of the bar.

@@ -1,4 +1,4 @@
-"""Progress of an evaluation on standard error: one line that changes on a terminal, a line now and then elsewhere."""
+"""Progress of an evaluation on standard error: one line that changes on a terminal, a line at intervals elsewhere."""
 
 import sys
 import time
