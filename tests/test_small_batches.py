@@ -22,7 +22,7 @@ from test_mathematics import (
 from torch import Tensor, nn
 
 import ctta
-from ctta.norms import FULL_BATCH_SIZE, automatic_fraction
+from ctta.norms import FULL_BATCH_SIZE, PRIOR_SIZE, automatic_fraction
 from ctta.testing import NETWORKS
 
 FULL = FULL_BATCH_SIZE
@@ -69,10 +69,11 @@ def test_full_batches_are_as_with_batch_statistics_alone(name: str) -> None:
 def test_blend_blends_batches_of_any_size_and_takes_whole_steps_from_a_full_batch_on() -> None:
     x = make_images(FULL + 4)
     blended = ctta.Tent(make_net(), batch_stats="blend")
-    pinned = ctta.Tent(make_net(), batch_stats=automatic_fraction(FULL + 4, "blend"))
+    fraction = (FULL + 4) / (FULL + 4 + PRIOR_SIZE)
+    pinned = ctta.Tent(make_net(), batch_stats=fraction)
     assert torch.equal(blended(x), pinned(x)) and torch.equal(blended.predict(x), pinned.predict(x))
     assert blended.last_step is not None
-    assert (blended.last_step.batch_stats, blended.last_step.scale) == (blended.batch_fraction(FULL + 4), 1.0)
+    assert (blended.last_step.batch_stats, blended.last_step.scale) == (fraction, 1.0)
     assert blended.step_scale == 1.0 and blended.batch_fraction(4) == automatic_fraction(4)
 
 
