@@ -3,7 +3,6 @@
 See naive_entropy.py.
 """
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 
@@ -128,19 +127,18 @@ def naive_tea(
     noise_scale: float = 0.01,
     fraction: float = 1.0,
 ) -> Run:
-    """Run TEA, which predicts after the step; ``start(step, count)`` returns samples and their places in the buffer."""
-    student, source = naive_copy(net, fraction), copy.deepcopy(net).eval()
+    """Run TEA, which predicts after the step; ``start(step, count)`` returns samples and their places in the buffer.
+
+    The authors remove the running statistics, so that samples are normalized by their own batch, also in eval mode.
+    """
+    student = naive_copy(net, fraction)
     trained = norm_parameters(student)
     descent, predictions = optimizer(trained), []
     for step, x in enumerate(batches):
-        with torch.no_grad():  # sampling uses the running statistics with the present weights
-            for layer, other in zip(source, student, strict=True):
-                for p, q in zip(layer.parameters(), other.parameters(), strict=True):
-                    p.copy_(q)
         samples, places = start(step, len(x))
         for k in range(num_steps):
             samples = samples.detach().requires_grad_()
-            energy = add_up(vector.logsumexp(0) for vector in source(samples))
+            energy = add_up(vector.logsumexp(0) for vector in student(samples))
             (gradient,) = torch.autograd.grad(energy, samples)
             samples = samples.detach() + step_size * gradient + noise_scale * noise(step, k, samples)
         write_back(places, samples.detach())

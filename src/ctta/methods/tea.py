@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.base import AdaptiveModel
-from ctta.functional import at_least_float32, confidence
+from ctta.functional import at_least_float32, batch_sum, confidence
 from ctta.method_info import MethodInfo
-from ctta.norms import BatchStats, blend_statistics
+from ctta.norms import BatchStats
 from ctta.optim import OptimizerFactory
 from ctta.parallel import current_reducer
 from ctta.replay import ReplayBuffer
@@ -37,7 +37,7 @@ class TEA(AdaptiveModel):
         renew: The fraction of generated images that start from noise instead of the buffer.
         policies: What happens around the updates, see :mod:`ctta.policies`.
         batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch, from 16 images on.
-            Images are generated with the source's statistics.
+            Generated images are a batch of their own, also while they are generated.
         seed: The seed of the generated images.
         output: Where the logits are in the network's output; by default the usual places.
 
@@ -104,10 +104,12 @@ class TEA(AdaptiveModel):
     def _generate(self, images: Tensor) -> Tensor:
         """Move images along the gradient of their log density, with noise."""
         generator = torch.Generator(images.device).manual_seed(self.generator("noise").initial_seed())
+        batch = current_reducer()
         for _ in range(self.num_steps_langevin):
             images = images.detach().requires_grad_()
-            with blend_statistics(0.0):
-                (gradient,) = torch.autograd.grad(self._log_density(images).sum(), images)
-            noise = current_reducer().randn_like(images, generator)
+            # A process without images takes part with one that has no weight.
+            total = batch.scale_loss(batch_sum(self._log_density(images)))
+            (gradient,) = torch.autograd.grad(total, images)
+            noise = batch.randn_like(images, generator)
             images = images.detach() + self.step_size * gradient + self.noise * noise
         return images.detach()
