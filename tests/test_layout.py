@@ -29,6 +29,8 @@ ROWS = [
 INDEPENDENT_MODULES = {"methods"}
 #: The exceptions: methods that extend another one, which is all that they import.
 EXTENSIONS = {"methods.eata": "methods.eta", "methods.rdumb": "methods.eta", "methods.cmf": "methods.roid"}
+#: Packages whose modules are layers: each imports only those to its left.
+LAYERS = {"base": ["networks", "updates", "model"]}
 
 
 def modules() -> list[Path]:
@@ -92,6 +94,16 @@ def test_imports_go_in_one_direction() -> None:
                 assert is_free or EXTENSIONS.get(importer) == name, f"{path} imports {name}"
             else:
                 assert is_allowed(package, imported), f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_layers_import_only_those_below(package: str) -> None:
+    layers = LAYERS[package]
+    assert {path.stem for path in (PACKAGE / package).glob("*.py")} == {*layers, "__init__"}
+    for number, layer in enumerate(layers):
+        imported = imported_modules(ast.parse((PACKAGE / package / f"{layer}.py").read_text()))
+        own = {name.removeprefix(f"{package}.") for name in imported if name.split(".")[0] == package}
+        assert own <= set(layers[:number]), f"{package}.{layer} imports {sorted(own)}"
 
 
 def test_every_form_of_import_is_seen() -> None:

@@ -1,0 +1,277 @@
+"""What users call, and what a method implements."""
+
+import copy
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from ctta.base.updates import MethodUpdates
+from ctta.errors import annotate_network_errors
+from ctta.hyperparameters import format_hyperparameters, read_hyperparameters
+from ctta.method_info import MethodInfo
+from ctta.norms import BatchStats, count_images, estimate_running_statistics_, use_batch_statistics_
+from ctta.optim import load_state_
+from ctta.parallel import SINGLE_PROCESS, Coordinator, current_reducer
+from ctta.state import release_lazy_buffers_
+from ctta.steps import Policy
+from ctta.surgery import Output, copy_sharing_tensors, copy_without_hooks, iter_inputs, train_only_
+from ctta.validation import check_batch, translate_rank_errors, validate_batches
+
+
+class AdaptiveModel(MethodUpdates, ABC):
+    """A network that predicts and adapts when it is called.
+
+    The caller's network is copied and never changed. ``source`` is that copy, frozen: the confidence anchor, the
+    restore target and the state that :meth:`reset` returns to. A method that learns adds a ``student`` and an
+    ``optimizer`` (:meth:`copy_of_source`, :meth:`optimize`), and CoTTA a ``teacher``. Calling any of them returns
+    logits.
+
+    Args:
+        net: Any network; ``torch.compile`` and data-parallel wrappers are removed.
+        policies: What happens around the updates, of :mod:`ctta.policies`; for methods that learn.
+        batch_stats: The fraction m of the batch in BatchNorm's statistics, (1-m) * running + m * batch. The default
+            ``"auto"`` is 1 for batches of at least 16 images, as methods are published. Fewer images are blended with
+            the source's statistics, see :meth:`batch_fraction`, and take smaller steps. ``"blend"`` does so for
+            batches of any size.
+        seed: The seed of all random draws, which depend on nothing else but the number of steps.
+        output: Where the logits are in the network's output: a key, an index or a function. By default tensors,
+            outputs with ``.logits`` and dictionaries with ``out`` or ``logits`` are recognized.
+    """
+
+    #: What tables say about the method; None for a method that does not declare it.
+    info: ClassVar[MethodInfo | None] = None
+    #: Named settings of the method: ``"fast"`` of the method ``"cotta"`` is the name ``"cotta_fast"``.
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    #: The processes that compute the stream together; set by :func:`ctta.distributed.data_parallel`.
+    coordinator: Coordinator = SINGLE_PROCESS
+    #: Whether several processes can compute a stream of this class together.
+    supports_data_parallel = True
+    #: The model that this one wraps and delegates to; None unless this is a wrapper, such as a guard.
+    wrapped: "AdaptiveModel | None"
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let the constructors of methods create tensors that can be trained and changed, wherever they are called."""
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            type.__setattr__(cls, "__init__", torch.inference_mode(False)(vars(cls)["__init__"]))
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        policies: Sequence[Policy] = (),
+        batch_stats: BatchStats = "auto",
+        seed: int = 0,
+        output: Output = None,
+    ) -> None:
+        super().__init__(net, policies=policies, batch_stats=batch_stats, seed=seed, output=output)
+        self.wrapped = None
+        self.frozen = False
+
+    # ---- for users: a batch ----
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``adapt(x)``, or ``predict(x)`` while frozen."""
+        return self.predict(x) if self.frozen else self.adapt(x)
+
+    def adapt(self, x: Tensor) -> Tensor:
+        """Predict a batch and learn from it.
+
+        Args:
+            x: A batch of inputs (N, ...). An empty batch is returned as it is.
+
+        Returns:
+            Detached logits (N, C, ...).
+
+        Raises:
+            InputError: The batch cannot be processed; nothing has changed.
+        """
+
+        def adapt_and_count(rows: Tensor) -> Tensor:
+            self._begin_step(rows)
+            logits = self.adapt_step(rows)
+            self._finish_step(rows, logits.detach())
+            return logits
+
+        return self._run(adapt_and_count, x)
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Return what ``adapt(x)`` would return, without changing anything.
+
+        Args:
+            x: A batch of inputs (N, ...). An empty batch is returned as it is.
+
+        Returns:
+            Detached logits (N, C, ...).
+        """
+        return self._run(self.predict_step, x)
+
+    def _run(self, step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Check a batch and return the logits of a step on it."""
+        with self.coordinator.fail_together():
+            self.check_input(x)
+        with self.coordinator.step(self, x) as rows:
+            if len(rows) == 0:
+                return x
+            with (
+                count_images(current_reducer().total_count(len(rows))),
+                annotate_network_errors(x),
+                translate_rank_errors(self.source, x),
+                # Callers may loop under no_grad or inference_mode, and learning works under neither. Predictions have
+                # gradients on as well, because otherwise torch picks attention kernels that round differently.
+                torch.inference_mode(False),
+                torch.enable_grad(),
+            ):
+                logits = step(rows.clone() if rows.is_inference() else rows.detach())
+            return logits.detach()[: len(x)]
+
+    def freeze(self) -> Self:
+        """Stop adapting: calls only predict until :meth:`unfreeze`. The mode survives :meth:`reset` and saving."""
+        self.frozen = True
+        return self
+
+    def unfreeze(self) -> Self:
+        """Adapt again on every call."""
+        self.frozen = False
+        return self
+
+    # ---- for users: a stream ----
+
+    def reset(self) -> Self:
+        """Return to the state of a new model, including the random draws; networks and optimizer are new objects."""
+        kept = {name for name in vars(self) if name in ("training", "frozen") or "hooks" in name}
+        self.__dict__.update({name: value for name, value in vars(self.fork()).items() if name not in kept})
+        return self
+
+    def fork(self) -> Self:
+        """Return a new stream with the same hyperparameters that shares the source weights of this one."""
+        fresh = type(self)(self.copy_of_source(), **self.hyperparameters)
+        fresh.source, fresh.coordinator = copy_sharing_tensors(self.source), self.coordinator
+        # Buffers and further submodules were built on the default device and dtype: move them to this model's.
+        for name, buffer in self.named_buffers(recurse=False):
+            setattr(fresh, name, getattr(fresh, name).to(buffer))
+        for name, module in self.named_children():
+            tensors = [value for value in module.state_dict().values() if isinstance(value, Tensor)]
+            if name not in ("source", "student", "teacher") and tensors:
+                tensors.sort(key=Tensor.is_floating_point)  # modules can be moved to a floating-point dtype only
+                is_float = tensors[-1].is_floating_point()
+                fresh.get_submodule(name).to(tensors[-1] if is_float else tensors[-1].device)
+        return fresh
+
+    @torch.no_grad()
+    def restart_(self) -> None:
+        """Return networks, optimizer and buffers to their first values, in place; ``num_steps`` goes on.
+
+        This is what policies reset with: unlike :meth:`reset` it may be called within a step.
+        """
+        fresh = self.fork()
+        initial = fresh.state_dict()
+        release_lazy_buffers_(self)
+        for name, tensor in self.state_dict(keep_vars=True).items():
+            if not name.startswith("source."):
+                tensor.copy_(initial[name])
+        if self.optimizer is not None and fresh.optimizer is not None:
+            load_state_(self.optimizer, fresh.optimizer.state_dict())
+        for name, value in fresh.counters.items():
+            if name not in ("num_steps", "num_skipped"):
+                setattr(self, name, value)
+
+    def deploy(self, batches: Iterable[Any] | None = None) -> nn.Module:
+        """Return the adapted network as a plain network of the caller's class that no longer adapts.
+
+        Args:
+            batches: Inputs, or tuples that start with them, to estimate BatchNorm's running statistics from; the
+                network then predicts each image independently. Without them its BatchNorms keep using batch
+                statistics as the method did, also after ``eval()``: a prediction depends on the other images of its
+                batch, and the ``state_dict`` alone, loaded elsewhere, has the source's statistics.
+
+        Returns:
+            A copy with the weights of the teacher, else the student, else the source.
+        """
+        net = copy_without_hooks(getattr(self, "teacher", getattr(self, "student", self.source)))
+        train_only_(net, self._trainable)
+        if batches is not None:
+            estimate_running_statistics_(net, validate_batches(iter_inputs(batches)))
+        elif self.batch_stats != 0:
+            use_batch_statistics_(net, self.batch_stats)
+        return net
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """The constructor's keyword arguments, from the attributes of the same name; ``lr`` is within ``optimizer``."""
+        return read_hyperparameters(self)
+
+    @property
+    def unwrapped(self) -> "AdaptiveModel":
+        """The method inside all wrappers; the model itself if it is not a wrapper."""
+        return self if self.wrapped is None else self.wrapped.unwrapped
+
+    # ---- for a method to implement ----
+
+    @abstractmethod
+    def adapt_step(self, x: Tensor) -> Tensor:
+        """Predict a batch and update the model.
+
+        Args:
+            x: A checked, non-empty batch; gradients are enabled.
+
+        Returns:
+            Logits (N, C, ...).
+        """
+
+    def predict_step(self, x: Tensor) -> Tensor:
+        """Return what :meth:`adapt_step` would return. Correct for every method; override it to avoid the copy.
+
+        Args:
+            x: A checked, non-empty batch.
+
+        Returns:
+            Logits (N, C, ...).
+        """
+        return copy.deepcopy(self, {id(self.source): self.source}).adapt(x)
+
+    def check_input(self, x: Tensor) -> None:
+        """Raise for a batch that cannot be processed, before anything changes; extend it for further conditions.
+
+        Args:
+            x: The batch as the caller gave it.
+
+        Raises:
+            InputError: The batch has the wrong shape or values.
+            TypeError: It is not a floating-point tensor.
+        """
+        check_batch(x)
+
+    def on_load(self, path: str | os.PathLike[str]) -> None:
+        """React to having been loaded from a file; does nothing unless overridden.
+
+        Args:
+            path: The file.
+        """
+
+    # ---- nn.Module ----
+
+    @override
+    def train(self, mode: bool = True) -> Self:
+        """Set the flag of this module only: the modes of its networks are up to the method."""
+        self.training = mode
+        return self
+
+    @override
+    def extra_repr(self) -> str:
+        shown = format_hyperparameters(self.hyperparameters)
+        return f"{shown}, skipped_layers=({', '.join(self.skipped_layers)})" if self.skipped_layers else shown
+
+    @torch.inference_mode(False)
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self.source = copy.deepcopy(self.source)  # a fork may share it, and must not move with this stream
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.optimizer is not None:
+            load_state_(self.optimizer, self.optimizer.state_dict())  # on the device and dtype of the parameters now
+        return self
