@@ -33,6 +33,7 @@ HYPERPARAMETERS: dict[str, dict[str, Any]] = {
     "tribe": {"max_entropy": 0.99},
     "petal": {"views": ctta.views.image_views(1)},
     "tea": {"buffer_size": 16, "num_steps_langevin": 2},
+    "foa": {"num_prompts": 1, "population": 3},
 }
 
 

@@ -16,7 +16,8 @@ PACKAGE = Path(ctta.__file__).parent
 ROWS = [
     ["errors", "io", "parallel", "state", "functional", "norms", "optim"],
     ["heads", "vit", "surgery", "fingerprints"],
-    ["views", "validation", "source_stats", "posterior", "hyperparameters", "method_info", "steps"],
+    ["views", "validation", "evolution", "source_stats", "prompts"],
+    ["posterior", "hyperparameters", "method_info", "steps"],
     ["base", "transaction"],
     ["policies", "memory", "contrast", "replay", "methods", "registry", "corruptions", "synthetic", "models"],
     ["checkpoint", "guard", "distributed", "datasets", "streams"],
@@ -170,6 +171,7 @@ def test_method_names() -> None:
         "tea": "TEA",
         "memo": "MEMO",
         "rem": "REM",
+        "foa": "FOA",
     }
     assert list(ctta.METHODS)[:6] == ["source", "bn_stats", "pseudo_label", "tent", "test_aug", "cotta"]
 

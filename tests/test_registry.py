@@ -79,9 +79,10 @@ def test_the_facts_about_a_method_are_true(name: str) -> None:
         {"views": ctta.views.image_views(2)} if "views" in resolve_method(name).method.__init__.__annotations__ else {}
     )
     info = resolve_method(name).info
+    net = BlockViT() if info.needs_vit else make_network()
     if info.needs_source_data:
-        settings["source_stats"] = ctta.source_stats(make_network(), [torch.rand(8, 3, 16, 16)])
-    model = ctta.adapt(BlockViT() if info.needs_vit else make_network(), name, **settings)
+        settings["source_stats"] = ctta.source_stats(net, [torch.rand(8, 3, 16, 16)])
+    model = ctta.adapt(net, name, **settings)
     keys = set(model.source.state_dict())
     assert sum(set(child.state_dict()) == keys for child in model.children()) == info.num_networks
     trained = sum(len(group["params"]) for group in model.optimizer.param_groups) if model.optimizer else 0
@@ -90,6 +91,7 @@ def test_the_facts_about_a_method_are_true(name: str) -> None:
         "nothing": 0,
         "norm statistics": 0,
         "prototypes": 0,
+        "prompts": 0,
         "norm layers": 2,
         "norm layers and kernels": 3,
         # The only norm layer is not at the top; of the two blocks of a vision transformer one is not.

@@ -155,9 +155,9 @@ def bottom_norms(net: BlockViT) -> list[nn.Parameter]:
     return [net.get_parameter(f"{layer}.{kind}") for layer in layers for kind in ("weight", "bias")]
 
 
-def make_small_vit() -> BlockViT:
+def make_small_vit(depth: int = 4) -> BlockViT:
     torch.manual_seed(6)
-    net = BlockViT(width=4, patch=2, size=4, depth=4)
+    net = BlockViT(width=4, patch=2, size=4, depth=depth)
     for parameter in net.parameters():
         nn.init.normal_(parameter, 0, 0.6)
     return net.double().eval()

@@ -23,7 +23,7 @@ from ctta.functional import at_least_float32, hard_cross_entropy
 from ctta.heads import features_and_logits, find_head, record_features_
 from ctta.io.atomic import atomic_write
 from ctta.io.tensors import read_tensors, write_tensors
-from ctta.norms import BatchStats, find_norm_parameters
+from ctta.norms import BatchStats, find_norm_layers, find_norm_parameters
 from ctta.surgery import Output, copy_for_adaptation, train_only_
 from ctta.validation import check_batch
 
@@ -311,8 +311,7 @@ class _Collector:
         self.squares = {name: torch.zeros_like(value) for name, value in self.parameters.items()}
         self.classes, self.features = _Moments(), _Moments()
         self.layers: dict[str, _Moments] = {}
-        norms = {name.rpartition(".")[0] for name in find_norm_parameters(net)}
-        for name in norms:
+        for name in find_norm_layers(net):
             net.get_submodule(name).register_forward_hook(self._make_hook(name))
 
     def _make_hook(self, name: str) -> Any:

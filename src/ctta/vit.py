@@ -1,4 +1,4 @@
-"""The parts of a vision transformer, found by structure: its blocks, and how its class token attends to the others.
+"""The parts of a vision transformer, found by structure: its blocks, its class token, and how that attends to others.
 
 Supported are networks with one class token in front, whose blocks lie in one list, such as those of timm, torchvision
 and transformers.
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from ctta.errors import ConfigError
 from ctta.functional import at_least_float32
+from ctta.norms import find_norm_layers
 
 #: Names of the projections to queries and keys, where they are two layers.
 _PROJECTIONS = (("q_proj", "k_proj"), ("query", "key"), ("q", "k"), ("to_q", "to_k"))
@@ -31,12 +32,7 @@ def find_blocks(net: nn.Module) -> tuple[str, ...]:
     Raises:
         ConfigError: It is another kind of network.
     """
-    tokens = {name: value for name, value in net.named_parameters() if name.endswith(("token", "tokens"))}
-    found = [name for name, value in tokens.items() if _is_class_token(name, value)]
-    others = [name for name in tokens if name not in found and "mask" not in name]
-    if len(found) != 1 or others:
-        extra = f"; it has also {', '.join(others)}" if others else ""
-        raise _refuse(f"{len(found) or 'no'} class token{extra}")
+    find_class_token(net)
     blocks = [_find_block(net, name) for name, module in net.named_modules() if _is_attention(module)]
     if not blocks or None in blocks:
         raise _refuse("no list of blocks with attention")
@@ -44,6 +40,48 @@ def find_blocks(net: nn.Module) -> tuple[str, ...]:
     if len({name.rpartition(".")[0] for name in names}) > 1 or len({*names}) < len(names):
         raise _refuse("several lists of blocks, or several attentions in a block")
     return tuple(names)
+
+
+def find_class_token(net: nn.Module) -> str:
+    """Return the name of the class token of a vision transformer, a parameter (1, 1, d).
+
+    Args:
+        net: The network.
+
+    Returns:
+        The name for ``net.get_parameter``.
+
+    Raises:
+        ConfigError: There is none, or there are further tokens.
+    """
+    tokens = {name: value for name, value in net.named_parameters() if name.endswith(("token", "tokens"))}
+    found = [name for name, value in tokens.items() if _is_class_token(name, value)]
+    others = [name for name in tokens if name not in found and "mask" not in name]
+    if len(found) != 1 or others:
+        extra = f"; it has also {', '.join(others)}" if others else ""
+        raise _refuse(f"{len(found) or 'no'} class token{extra}")
+    return found[0]
+
+
+def find_block_norms(net: nn.Module) -> tuple[str, ...]:
+    """Return the names of the norm layers that the tokens between two blocks pass next.
+
+    Args:
+        net: A vision transformer.
+
+    Returns:
+        The first norm layer of each block but the first.
+
+    Raises:
+        ConfigError: A block has no norm layer of its own.
+    """
+    layers, found = find_norm_layers(net), []
+    for block in find_blocks(net)[1:]:
+        own = [name for child, _ in net.get_submodule(block).named_children() if (name := f"{block}.{child}") in layers]
+        if not own:
+            raise _refuse(f"no norm layer in {block}")
+        found.append(own[0])
+    return tuple(found)
 
 
 def _refuse(found: str) -> ConfigError:

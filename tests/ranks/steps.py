@@ -46,6 +46,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "petal": VIEWS,
     "palm": {"views": image_views(1)},
     "tea": {"buffer_size": 16, "num_steps_langevin": 2},
+    "foa": {"num_prompts": 1, "population": 4},
 }
 POLICIES = [
     ctta.policies.restore(0.3),

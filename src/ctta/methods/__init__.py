@@ -11,6 +11,7 @@ from ctta.methods.delta import DELTA
 from ctta.methods.deyo import DeYO
 from ctta.methods.eata import EATA
 from ctta.methods.eta import ETA
+from ctta.methods.foa import FOA
 from ctta.methods.lame import LAME
 from ctta.methods.memo import MEMO
 from ctta.methods.note import NOTE
@@ -42,6 +43,7 @@ __all__ = [
     "DELTA",
     "EATA",
     "ETA",
+    "FOA",
     "LAME",
     "MEMO",
     "METHODS",
@@ -110,4 +112,5 @@ METHODS: dict[str, type[AdaptiveModel]] = {
     "adacontrast": AdaContrast,
     "delta": DELTA,
     "rem": REM,
+    "foa": FOA,
 }

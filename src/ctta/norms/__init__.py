@@ -274,11 +274,17 @@ def find_norm_parameters(net: nn.Module) -> set[str]:
     These are torch's layers, and modules whose class name contains "Norm" (timm, transformers and users write their
     own): of the latter only vectors, since a block with such a name may hold matrices.
     """
+    return {name for name in _iter_norm_parameters(net) if net.get_parameter(name).requires_grad}
+
+
+def find_norm_layers(net: nn.Module) -> set[str]:
+    """Return the names of the normalization layers with scales or shifts, trainable or not."""
+    return {name.rpartition(".")[0] for name in _iter_norm_parameters(net)}
+
+
+def _iter_norm_parameters(net: nn.Module) -> Iterator[str]:
     known = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-    return {
-        f"{prefix}.{name}" if prefix else name
-        for prefix, module in net.named_modules()
-        for name, parameter in module.named_parameters(recurse=False)
-        if parameter.requires_grad
-        and (isinstance(module, known) or ("Norm" in type(module).__name__ and parameter.ndim <= 1))
-    }
+    for prefix, module in net.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if isinstance(module, known) or ("Norm" in type(module).__name__ and parameter.ndim <= 1):
+                yield f"{prefix}.{name}" if prefix else name
