@@ -135,11 +135,7 @@ def _convert(name: str, value: Any, default: Any) -> Any:
     if name == "views":
         return _convert_views(value, default)
     if name in ("source_stats", "posterior"):
-        origin = "'ctta source-stats'" if name == "source_stats" else "ctta.weight_posterior(...).save"
-        try:
-            return SourceStats.load(str(value))
-        except (OSError, CheckpointError) as error:
-            raise ConfigError(f"{name} must name a file of {origin}: {error}") from error
+        return load_stats_setting(name, str(value))
     if name == "policies":
         raise ConfigError("policies are given in Python: ctta.adapt(net, ..., policies=[ctta.policies.restore(0.01)])")
     if isinstance(default, int | float) and (isinstance(value, bool) or not isinstance(value, int | float)):
@@ -147,6 +143,26 @@ def _convert(name: str, value: Any, default: Any) -> Any:
     if isinstance(default, int) and not isinstance(value, int):
         raise ConfigError(f"{name} must be an integer such as {default}, got {value!r}")
     return value
+
+
+def load_stats_setting(name: str, path: str) -> SourceStats:
+    """Return the statistics in a file that a user has named.
+
+    Args:
+        name: The setting: ``"source_stats"`` or ``"posterior"``.
+        path: The file.
+
+    Returns:
+        The statistics.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    origin = "'ctta source-stats'" if name == "source_stats" else "ctta.weight_posterior(...).save"
+    try:
+        return SourceStats.load(path)
+    except (OSError, CheckpointError) as error:
+        raise ConfigError(f"{name} must name a file of {origin}: {error}") from error
 
 
 def _convert_views(value: Any, default: Any) -> Any:

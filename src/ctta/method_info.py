@@ -23,6 +23,8 @@ class MethodInfo:
         needs_source_data: Whether the method needs statistics of source images.
         labels_pixels: Whether the method also adapts networks that label pixels.
         needs_vit: Whether the method adapts vision transformers with a class token only, see :mod:`ctta.vit`.
+        starts_random: Whether a new model depends on ``seed``, such as by the first weights of a projector, so that
+            results vary with it even without random views.
     """
 
     title: str
@@ -34,3 +36,4 @@ class MethodInfo:
     needs_source_data: bool = False
     labels_pixels: bool = True
     needs_vit: bool = False
+    starts_random: bool = False

@@ -2,12 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ctta.benchmark.cells import BenchmarkCell
+from ctta.benchmark.choice import ALL, choose_methods
 from ctta.benchmark.recipes import BenchmarkOptions, build_task
 from ctta.distributed import rank
 from ctta.errors import ConfigError
@@ -29,11 +30,13 @@ class BenchmarkRun:
         folder: The run folder, with ``run.json`` and a folder per cell below ``cells``.
         cells: The cells, complete or not.
         num_batches: Number of batches of all cells together.
+        left_out: The methods that ``"all"`` does not include here, each with the reason.
     """
 
     folder: Path
     cells: tuple[BenchmarkCell, ...]
     num_batches: int
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def results(self) -> list[Result]:
         """Return the results on disk, complete or not, in the order of the cells."""
@@ -62,7 +65,8 @@ def plan(
         folder: The run folder; created if needed.
         recipe: A key of :data:`ctta.benchmark.RECIPES`.
         options: What the user changes about the recipe.
-        methods: Names of methods; the recipe's own choice by default.
+        methods: Names of methods; the recipe's own choice by default. ``"all"`` stands for every method of the library
+            that the network can be adapted by.
         orders: Orders of domains, None for the standard order; the recipe's own choice by default.
         seeds: Seeds of methods with randomness; the recipe's own choice by default.
         threads: CPU threads per cell; results are reproducible only with the same number.
@@ -79,7 +83,7 @@ def plan(
     """
     if methods is not None:
         methods = [absolute_file_spec(name) for name in _choose("methods", methods, ())]
-    task = build_task(recipe, options, methods or ())
+    task = build_task(recipe, options, [name for name in methods or () if name != ALL])
     methods = _choose("methods", methods, task.default_methods)
     orders = _choose("orders", orders, task.default_orders)
     seeds = _choose("seeds", seeds, task.default_seeds)
@@ -87,8 +91,7 @@ def plan(
     net = to_device(task.make_network(), options.device)
     if task.check_network is not None:
         task.check_network(net)
-    for method in methods:
-        task.methods[method].build_model(net, 0)
+    methods, left_out = choose_methods(methods, task, options, net)
     cells = []
     for method in methods:
         for order in orders:
@@ -96,8 +99,10 @@ def plan(
                 cell_folder = folder.absolute() / "cells" / _cell_name(method, order, seed)
                 cells.append(BenchmarkCell(recipe, options, method, order, seed, threads, str(cell_folder), save_every))
     requested = {"format": FORMAT, "recipe": recipe, "options": options.to_dict(), "threads": threads}
+    if stats_files := _hash_stats_files(options):
+        requested["stats_files"] = stats_files
     commands, hashes = _read_earlier(folder, requested)
-    run = BenchmarkRun(folder, tuple(cells), sum(len(streams[cell.order]) for cell in cells))
+    run = BenchmarkRun(folder, tuple(cells), sum(len(streams[cell.order]) for cell in cells), left_out)
     _check_results(run, fingerprint(net), {order: stream.hash for order, stream in streams.items()})
     hashes |= _hash_method_files(run, hashes)
     if rank() == 0:
@@ -151,6 +156,14 @@ def _hash_method_files(run: BenchmarkRun, recorded: dict[str, str]) -> dict[str,
                     f"{file} has changed since {cell.folder} was written: use another run folder, or delete this one"
                 )
     return hashes
+
+
+def _hash_stats_files(options: BenchmarkOptions) -> dict[str, str]:
+    """Return the hash of each file of statistics that the options name, so that results of two files never mix."""
+    settings = (text.partition("=") for text in options.settings)
+    files = [path.strip() for name, _, path in settings if name.strip().endswith((".source_stats", ".posterior"))]
+    files += [options.source_stats] if options.source_stats else []
+    return {file: hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files}
 
 
 def _check_results(run: BenchmarkRun, network: str, stream_hashes: dict[int | None, str]) -> None:

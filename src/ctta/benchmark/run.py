@@ -61,6 +61,7 @@ def run(
     classes: Sequence[str] | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
+    source_stats: str | os.PathLike[str] | None = None,
     device: str = "cpu",
     folder: str | os.PathLike[str] | None = None,
     workers: int = 0,
@@ -72,6 +73,7 @@ def run(
     insecure: bool = False,
     report: bool | str | os.PathLike[str] = True,
     command: str | None = None,
+    on_plan: Callable[[BenchmarkRun], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     on_outcome: Callable[[JobOutcome], None] | None = None,
 ) -> BenchmarkResult:
@@ -83,7 +85,8 @@ def run(
     Args:
         recipe: A key of :data:`ctta.benchmark.RECIPES`, such as ``"demo"`` or ``"cifar10c"``.
         methods: Names of methods, of the recipe or of :mod:`ctta.registry`, such as ``"file:mine.py:MyMethod"``; the
-            recipe's own choice by default.
+            recipe's own choice by default. ``"all"`` stands for every method of the library that the network can be
+            adapted by, see ``BenchmarkRun.left_out``.
         seeds: Seeds of methods with randomness; the recipe's own choice by default.
         orders: Orders of domains by number, None for the standard order; the recipe's own choice by default.
         data: Folder of the dataset; by default the copy in the cache of :mod:`ctta.datasets`.
@@ -101,6 +104,8 @@ def run(
             its sorted class folders.
         mean: Mean of each channel, if ``model`` expects normalized images; streams yield images in [0, 1].
         std: Standard deviation of each channel.
+        source_stats: File of ``ctta source-stats`` or of ``ctta.source_stats(...).save``, for methods that need
+            statistics of source images; the embedded network has its own.
         device: Device of the networks, such as ``"cuda:0"``.
         folder: The run folder; by default one below ``runs``, the same for the same recipe, options and threads.
         workers: Number of processes that run cells; 0 runs them in this process.
@@ -113,6 +118,7 @@ def run(
         insecure: Whether to download also files of which no SHA-256 is known, as :func:`ctta.datasets.download` does.
         report: Whether to write a report into the run folder, or the folder to write it to.
         command: How the run was started, for the report; by default this call.
+        on_plan: Called with the run before the first of its cells starts.
         on_progress: Called from another thread, several times a second, with the number of batches done and in total.
         on_outcome: Called after every attempt to run a cell.
 
@@ -148,6 +154,7 @@ def run(
         classes=None if classes is None else tuple(classes),
         mean=None if mean is None else tuple(mean),
         std=None if std is None else tuple(std),
+        source_stats=None if source_stats is None else str(Path(source_stats).absolute()),
     )
     if download:
         for name in build_task(recipe, options, ignore_other_settings=True).downloads:
@@ -164,6 +171,8 @@ def run(
         save_every=save_every,
         command=command or _format_call(recipe, options, methods=methods, orders=orders, seeds=seeds),
     )
+    if on_plan is not None:
+        on_plan(planned)
     if ray is not None:
         executor = RayExecutor(None if ray == "local" else ray, threads, device)
     elif executor is None:

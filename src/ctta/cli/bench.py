@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from ctta import benchmark
+from ctta.benchmark.choice import describe_left_out
 from ctta.benchmark.recipes import Preset
-from ctta.cli.console import exit_on_interrupt, interrupt_between_steps, progress_bar
+from ctta.cli.console import exit_on_interrupt, interrupt_between_steps, print_notice, progress_bar
 from ctta.cli.options import (
     ClassesOption,
     InsecureOption,
@@ -37,8 +38,8 @@ def bench(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Run these methods, such as source,tent,cotta_fast or file:PATH.py:Class (see: ctta methods). "
-            "Default: those of the recipe.",
+            help="Run these methods, such as source,tent,cotta_fast or file:PATH.py:Class (see: ctta methods); all "
+            "runs every method that fits the network. Default: those of the recipe.",
             metavar="NAMES",
         ),
     ] = None,
@@ -87,6 +88,14 @@ def bench(
     ] = None,
     mean: MeanOption = None,
     std: StdOption = None,
+    source_stats: Annotated[
+        Path | None,
+        typer.Option(
+            help="Give this file of 'ctta source-stats' to the methods that need statistics of source images. Default: "
+            "that of the embedded network, none for others.",
+            metavar="FILE",
+        ),
+    ] = None,
     folder: Annotated[
         Path | None,
         typer.Option(
@@ -189,6 +198,7 @@ def bench(
             classes=read_class_names(classes),
             mean=parse_channels("mean", mean),
             std=parse_channels("std", std),
+            source_stats=source_stats,
             device=device,
             folder=out,
             workers=workers,
@@ -199,8 +209,14 @@ def bench(
             download=download,
             insecure=insecure,
             command=shlex.join(["ctta", *sys.argv[1:]]),
+            on_plan=_print_left_out,
             on_progress=update,
             on_outcome=print_failure,
         )
     print_results(result, as_json=as_json)
     exit_on_failures([result])
+
+
+def _print_left_out(run: benchmark.BenchmarkRun) -> None:
+    if line := describe_left_out(run.left_out):
+        print_notice(line)

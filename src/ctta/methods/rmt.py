@@ -62,6 +62,7 @@ class RMT(ContrastModel):
         num_networks=3,
         needs_source_data=True,
         labels_pixels=False,
+        starts_random=True,
     )
 
     def __init__(

@@ -60,6 +60,7 @@ class SANTA(ContrastModel):
         num_networks=2,
         needs_source_data=True,
         labels_pixels=False,
+        starts_random=True,
     )
 
     def __init__(

@@ -2,7 +2,7 @@
 
 from ctta.models.normalized import Normalized, normalize_input
 from ctta.models.registry import CIFAR10_CLASSES, LOADERS, class_names, list_models, load, to_device
-from ctta.models.resnet20 import ResNet20, embedded
+from ctta.models.resnet20 import ResNet20, embedded, embedded_stats
 from ctta.models.resnext import ResNeXt29
 from ctta.models.segformer import segformer, streets, tiny_segformer
 from ctta.models.sliding_window import SlidingWindow
@@ -19,6 +19,7 @@ __all__ = [
     "WideResNet",
     "class_names",
     "embedded",
+    "embedded_stats",
     "list_models",
     "load",
     "load_weights_",

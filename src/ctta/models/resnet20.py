@@ -7,6 +7,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ctta.source_stats import SourceStats
+
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR10_STD = (0.2470, 0.2435, 0.2616)
 
@@ -91,3 +93,23 @@ def embedded() -> ResNet20:
         net.load_state_dict(load_file(path))
     net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # about 1.5 times as fast on a CPU
     return net.eval()
+
+
+def embedded_stats(*, frozen: bool = False) -> SourceStats:
+    """Return statistics of the images that :func:`embedded` was trained on, for methods that need them.
+
+    They are of 10,000 training images of CIFAR-10 with their labels, in batches of 200; ``PROVENANCE.md`` documents how
+    they were computed.
+
+    Args:
+        frozen: Whether the network normalized by its own statistics, as PeTTA expects, and not by those of each batch.
+
+    Returns:
+        The statistics.
+
+    >>> embedded_stats()
+    SourceStats(10000 images, given labels: class_counts, class_means, ..., layer_outputs.variance)
+    """
+    name = "embedded_stats_frozen.safetensors" if frozen else "embedded_stats.safetensors"
+    with as_file(files("ctta.models") / name) as path:
+        return SourceStats.load(path)

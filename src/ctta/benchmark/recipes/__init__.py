@@ -12,6 +12,7 @@ from ctta.benchmark.recipes.base import (
     MethodSpec,
     Preset,
     add_methods,
+    add_source_stats,
     apply_settings,
 )
 from ctta.benchmark.recipes.embedded import ablation, demo, embedded, embedded_gradual
@@ -19,7 +20,9 @@ from ctta.benchmark.recipes.folder import folder
 from ctta.benchmark.recipes.paper import cifar10c, cifar10c_gradual, cifar100c, imagenetc
 from ctta.benchmark.recipes.segmentation import acdc, streets
 from ctta.errors import ConfigError, did_you_mean
+from ctta.hyperparameters import load_stats_setting
 from ctta.models import normalize_input
+from ctta.source_stats import SourceStats
 from ctta.streams import Stream, rounds
 from ctta.validation import check_choice, check_integer
 
@@ -80,5 +83,14 @@ def build_task(
     def make_network() -> nn.Module:
         return normalize_input(task.make_network(), options.model or recipe, options.mean, options.std)
 
-    specs = apply_settings(add_methods(task.methods, methods), options.settings, ignore_others=ignore_other_settings)
+    specs = add_source_stats(add_methods(task.methods, methods), _choose_stats(task, options))
+    specs = apply_settings(specs, options.settings, ignore_others=ignore_other_settings)
     return replace(task, methods=specs, make_stream=make_stream, make_network=make_network)
+
+
+def _choose_stats(task: BenchmarkTask, options: BenchmarkOptions) -> Callable[[str], SourceStats] | None:
+    """Return where statistics of source images come from: the user's file, or those of the task."""
+    if options.source_stats is None:
+        return task.load_stats
+    stats = load_stats_setting("source_stats", options.source_stats)
+    return lambda _method: stats

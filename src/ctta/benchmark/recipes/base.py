@@ -11,6 +11,7 @@ from ctta.base import AdaptiveModel
 from ctta.errors import ConfigError, did_you_mean
 from ctta.hyperparameters import parse_hyperparameters
 from ctta.registry import list_methods, name_of, resolve_method
+from ctta.source_stats import SourceStats
 from ctta.streams import Stream
 from ctta.views import DrawnViews
 
@@ -38,6 +39,7 @@ class BenchmarkOptions:
         classes: Names of the classes in the order of the network's outputs, for a tree of images.
         mean: Mean of each channel, for a network that expects normalized images.
         std: Standard deviation of each channel.
+        source_stats: File of ``ctta source-stats``, for methods that need statistics of source images.
     """
 
     data: str | None = None
@@ -54,6 +56,7 @@ class BenchmarkOptions:
     classes: tuple[str, ...] | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    source_stats: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options for ``run.json``; later additions only where they are set, so that old runs continue."""
@@ -86,12 +89,13 @@ class BenchmarkOptions:
             ("--size", self.size and " ".join(map(str, self.size))),
             ("--mean", self.mean and ",".join(f"{value:g}" for value in self.mean)),
             ("--std", self.std and ",".join(f"{value:g}" for value in self.std)),
+            ("--source-stats", self.source_stats),
         ]
         return [f"{name} {value}" for name, value in typed if value] + [f"--set {text}" for text in self.settings]
 
 
 #: Options that ``run.json`` of version 0.2 does not have.
-_LATER = ("corruptions", "severity", "size", "classes", "mean", "std")
+_LATER = ("corruptions", "severity", "size", "classes", "mean", "std", "source_stats")
 
 
 @dataclass(frozen=True)
@@ -122,9 +126,24 @@ class MethodSpec:
         """Whether the method draws random numbers, such as views or restored weights: results depend on the seed."""
         parameters = inspect.signature(self.method_class).parameters
         settings = {name: parameter.default for name, parameter in parameters.items()} | dict(self.settings)
+        if "seed" not in parameters:
+            return False
         if not {"views", "restore"} & parameters.keys():
-            return "seed" in parameters
-        return isinstance(settings.get("views"), DrawnViews) or settings.get("restore", 0) > 0
+            return True
+        starts_random = self.method_class.info is not None and self.method_class.info.starts_random
+        return starts_random or isinstance(settings.get("views"), DrawnViews) or settings.get("restore", 0) > 0
+
+    @property
+    def needs_source_stats(self) -> bool:
+        """Whether the method takes statistics of source images, given or not."""
+        info = self.method_class.info
+        takes_them = "source_stats" in inspect.signature(self.method_class).parameters
+        return takes_them and info is not None and info.needs_source_data
+
+    @property
+    def lacks_source_stats(self) -> bool:
+        """Whether the method needs statistics of source images and has none."""
+        return self.needs_source_stats and self.settings.get("source_stats") is None
 
     def build_model(self, net: nn.Module, seed: int) -> AdaptiveModel:
         """Wrap a network in the method.
@@ -154,6 +173,7 @@ class BenchmarkTask:
         downloads: Names in :mod:`ctta.datasets` that the task reads unless the user provides data and model.
         accepts: The options that only some recipes take and this one does, such as ``"corruptions"``.
         check_network: Raises if a network does not fit the images; called before any cell runs.
+        load_stats: Returns the statistics of source images that ship with the network, for the method of a name.
     """
 
     make_network: Callable[[], nn.Module]
@@ -166,6 +186,7 @@ class BenchmarkTask:
     downloads: tuple[str, ...] = ()
     accepts: frozenset[str] = frozenset()
     check_network: Callable[[nn.Module], None] | None = None
+    load_stats: Callable[[str], SourceStats] | None = None
 
 
 def add_methods(methods: Mapping[str, MethodSpec], names: Iterable[str]) -> dict[str, MethodSpec]:
@@ -198,6 +219,28 @@ def add_methods(methods: Mapping[str, MethodSpec], names: Iterable[str]) -> dict
         inherited = row.settings if row is not None and row.method_class is named.method else {}
         found[name] = MethodSpec(named.label, named.method, {**inherited, **named.settings})
     return found
+
+
+def add_source_stats(
+    methods: Mapping[str, MethodSpec], load_stats: Callable[[str], SourceStats] | None
+) -> dict[str, MethodSpec]:
+    """Return the methods with statistics of source images where they need them.
+
+    Args:
+        methods: Methods by name.
+        load_stats: Returns the statistics for the method of a name; None if there are none.
+
+    Returns:
+        The methods by name, in the same order.
+    """
+    if load_stats is None:
+        return dict(methods)
+    return {
+        name: replace(spec, settings={**spec.settings, "source_stats": load_stats(name)})
+        if spec.lacks_source_stats
+        else spec
+        for name, spec in methods.items()
+    }
 
 
 def apply_settings(

@@ -8,11 +8,13 @@ from ctta.benchmark.recipes.paper import (
     GRADUAL,
     METHODS,
     corrupted_stream,
-    paper_methods,
+    every_method,
     stream_sizes,
 )
 from ctta.datasets import Corrupted, sample
 from ctta.errors import ConfigError
+from ctta.models.resnet20 import embedded_stats
+from ctta.source_stats import SourceStats
 from ctta.streams import gradual
 from ctta.views import image_views
 
@@ -27,9 +29,10 @@ def demo(options: BenchmarkOptions) -> BenchmarkTask:
     """Demo of a few minutes: ResNet-20, 15 corruptions at severity 5 in a row, 500 images each."""
     return BenchmarkTask(
         make_network=lambda: models.load(options.model or "embedded"),
+        load_stats=None if options.model else load_embedded_stats,
         make_stream=lambda order: corrupted_stream(_sample(options), options, order, batch_size=50, limit=500),
         accepts=CORRUPTION_OPTIONS,
-        methods=paper_methods(options.preset, views=image_views(8), cotta=SHORT_STREAM),
+        methods=every_method(options, "cifar10", batch_size=50, views=image_views(8), cotta=SHORT_STREAM),
         default_methods=METHODS,
         default_seeds=(1,),
     )
@@ -39,9 +42,10 @@ def embedded(options: BenchmarkOptions) -> BenchmarkTask:
     """Corrupted CIFAR-10 images: ResNet-20, 15 corruptions at severity 5 in a row, 2,000 images each."""
     return BenchmarkTask(
         make_network=lambda: models.load(options.model or "embedded"),
+        load_stats=None if options.model else load_embedded_stats,
         make_stream=lambda order: corrupted_stream(_sample(options), options, order),
         accepts=CORRUPTION_OPTIONS,
-        methods=paper_methods(options.preset, cotta=CIFAR10),
+        methods=every_method(options, "cifar10", cotta=CIFAR10),
         default_methods=METHODS,
         default_seeds=(1, 2, 3),
     )
@@ -51,10 +55,11 @@ def embedded_gradual(options: BenchmarkOptions) -> BenchmarkTask:
     """Gradual stream of the images of embedded: severity rises and falls, three orders (official: 131 segments)."""
     return BenchmarkTask(
         make_network=lambda: models.load(options.model or "embedded"),
+        load_stats=None if options.model else load_embedded_stats,
         make_stream=lambda order: gradual(
             _sample(options), variant=GRADUAL[options.preset], order=order, **stream_sizes(options)
         ),
-        methods=paper_methods(options.preset, cotta=CIFAR10),
+        methods=every_method(options, "cifar10", cotta=CIFAR10),
         default_methods=METHODS,
         default_orders=(0, 1, 2),
     )
@@ -64,12 +69,25 @@ def ablation(options: BenchmarkOptions) -> BenchmarkTask:
     """Ablation of CoTTA on the stream of embedded, five seeds."""
     return BenchmarkTask(
         make_network=lambda: models.load(options.model or "embedded"),
+        load_stats=None if options.model else load_embedded_stats,
         make_stream=lambda order: corrupted_stream(_sample(options), options, order),
         accepts=CORRUPTION_OPTIONS,
-        methods=paper_methods(options.preset, cotta=CIFAR10),
+        methods=every_method(options, "cifar10", cotta=CIFAR10),
         default_methods=ABLATION,
         default_seeds=(1, 2, 3, 4, 5),
     )
+
+
+def load_embedded_stats(method: str) -> SourceStats:
+    """Return the statistics of the embedded network's training images that a method expects.
+
+    Args:
+        method: Name of the method.
+
+    Returns:
+        The statistics; PeTTA's are those of the network as it was trained, others those of adapted networks.
+    """
+    return embedded_stats(frozen=method == "petta")
 
 
 def _sample(options: BenchmarkOptions) -> Corrupted:

@@ -5,7 +5,7 @@ from torch import nn
 
 from ctta import models
 from ctta.benchmark.recipes.base import BenchmarkOptions, BenchmarkTask
-from ctta.benchmark.recipes.paper import CORRUPTION_OPTIONS, corrupted_stream, paper_methods
+from ctta.benchmark.recipes.paper import CORRUPTION_OPTIONS, corrupted_stream, every_method
 from ctta.datasets.corrupted_folder import CLEAN, CorruptedFolder
 from ctta.errors import ConfigError
 from ctta.methods import Source
@@ -30,7 +30,7 @@ def folder(options: BenchmarkOptions) -> BenchmarkTask:
     return BenchmarkTask(
         make_network=lambda: models.load(model),
         make_stream=lambda order: corrupted_stream(open_folder(), options, order, batch_size=64),
-        methods=paper_methods(options.preset, cotta={}),
+        methods=every_method(options, None, batch_size=64, cotta={}),
         default_methods=METHODS,
         default_seeds=(1,),
         accepts=CORRUPTION_OPTIONS | {"size", "classes"},

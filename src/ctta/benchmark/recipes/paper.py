@@ -6,11 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from ctta import datasets, models
 from ctta.benchmark.recipes.base import BenchmarkOptions, BenchmarkTask, MethodSpec, Preset
+from ctta.benchmark.recipes.settings import ADAM, BATCH_ONLY, SGD, DataSet, add_published
 from ctta.datasets import CifarC, CorruptionDataset, ImageNetC
 from ctta.datasets.corrupted_folder import CLEAN
 from ctta.methods import BNStats, CoTTA, PseudoLabel, Source, Tent, TestAug
@@ -25,10 +25,6 @@ ABLATION = ("cotta_weight_average", "cotta_view_average", "cotta")
 TEN_ORDERS = tuple(range(10))
 FIVE_SEEDS = (1, 2, 3, 4, 5)
 
-ADAM = partial(torch.optim.Adam, lr=1e-3)
-SGD = partial(torch.optim.SGD, momentum=0.9, nesterov=True)
-#: The published protocols normalize every batch by its own statistics, also a short last one.
-BATCH_ONLY: Mapping[str, Any] = {"batch_stats": 1.0}
 PRESETS = {"official": CoTTA.official, "paper": CoTTA.paper}
 #: The gradual stream of each preset: the reference implementation starts its first corruption at full severity.
 GRADUAL: dict[Preset, Literal["authors", "paper"]] = {"official": "authors", "paper": "paper"}
@@ -81,6 +77,34 @@ def paper_methods(
     }
 
 
+def every_method(
+    options: BenchmarkOptions,
+    data_set: DataSet | None,
+    *,
+    batch_size: int = 200,
+    views: Views = image_views(32),
+    tent: OptimizerFactory = ADAM,
+    cotta: Mapping[str, Any],
+    official: Mapping[str, Any] | None = None,
+) -> dict[str, MethodSpec]:
+    """Return the methods of the paper's tables and all others of the library, with the settings for a data set.
+
+    Args:
+        options: The user's options, of which the preset and the batch size matter.
+        data_set: Whose published settings to take; None for the defaults of the classes.
+        batch_size: Images per batch unless the user chooses.
+        views: Augmented views of Test Aug, CoTTA and PETAL.
+        tent: As for :func:`paper_methods`.
+        cotta: As for :func:`paper_methods`.
+        official: As for :func:`paper_methods`.
+
+    Returns:
+        The methods by name, those of the paper first.
+    """
+    rows = paper_methods(options.preset, tent=tent, views=views, cotta=cotta, official=official)
+    return add_published(rows, data_set, batch_size=options.batch_size or batch_size, views=views)
+
+
 def cifar10c(options: BenchmarkOptions) -> BenchmarkTask:
     """CIFAR10-C: WideResNet-28-10, 15 corruptions at severity 5 in a row, 10,000 images each."""
     return BenchmarkTask(
@@ -88,7 +112,7 @@ def cifar10c(options: BenchmarkOptions) -> BenchmarkTask:
         downloads=_downloads(options, ("cifar10-c",), "wrn28-10-standard"),
         make_stream=lambda order: corrupted_stream(_cifar(options, "cifar10-c"), options, order),
         accepts=CORRUPTION_OPTIONS,
-        methods=paper_methods(options.preset, cotta={"threshold": 0.92}),
+        methods=every_method(options, "cifar10", cotta={"threshold": 0.92}),
         default_methods=METHODS,
         default_seeds=FIVE_SEEDS,
     )
@@ -102,7 +126,7 @@ def cifar10c_gradual(options: BenchmarkOptions) -> BenchmarkTask:
         make_stream=lambda order: gradual(
             _cifar(options, "cifar10-c"), variant=GRADUAL[options.preset], order=order, **stream_sizes(options)
         ),
-        methods=paper_methods(options.preset, cotta={"threshold": 0.92}),
+        methods=every_method(options, "cifar10", cotta={"threshold": 0.92}),
         default_methods=METHODS,
         default_orders=TEN_ORDERS,
     )
@@ -115,7 +139,7 @@ def cifar100c(options: BenchmarkOptions) -> BenchmarkTask:
         downloads=_downloads(options, ("cifar100-c",), "resnext29-augmix"),
         make_stream=lambda order: corrupted_stream(_cifar(options, "cifar100-c"), options, order),
         accepts=CORRUPTION_OPTIONS,
-        methods=paper_methods(options.preset, cotta={"threshold": 0.72}),
+        methods=every_method(options, "cifar100", cotta={"threshold": 0.72}),
         default_methods=METHODS,
         default_seeds=FIVE_SEEDS,
     )
@@ -130,7 +154,9 @@ def imagenetc(options: BenchmarkOptions) -> BenchmarkTask:
         downloads=_downloads(options, tuple(f"imagenet-c/{group}" for group in IMAGENET_GROUPS)),
         make_stream=lambda order: corrupted_stream(_imagenet(options), options, order, batch_size=64),
         accepts=CORRUPTION_OPTIONS,
-        methods=paper_methods(options.preset, tent=partial(SGD, lr=2.5e-4), cotta=cotta, official=official),
+        methods=every_method(
+            options, "imagenet", batch_size=64, tent=partial(SGD, lr=2.5e-4), cotta=cotta, official=official
+        ),
         default_methods=METHODS,
         default_orders=TEN_ORDERS,
     )

@@ -9,7 +9,7 @@ import torch
 
 from ctta import models, streams
 from ctta.benchmark.recipes.base import BenchmarkOptions, BenchmarkTask, MethodSpec, Preset
-from ctta.benchmark.recipes.paper import BATCH_ONLY
+from ctta.benchmark.recipes.settings import BATCH_ONLY, add_pixel_methods
 from ctta.errors import ConfigError
 from ctta.methods import BNStats, CoTTA, PseudoLabel, Source
 from ctta.methods.cotta import OFFICIAL_SEGMENTATION
@@ -32,7 +32,7 @@ def acdc(options: BenchmarkOptions) -> BenchmarkTask:
     return BenchmarkTask(
         make_network=lambda: models.load(options.model or NETWORK),
         make_stream=lambda order: _acdc_stream(options, order),
-        methods=methods,
+        methods=add_pixel_methods(methods),
         default_methods=tuple(methods),
         rounds=10,
     )
@@ -48,7 +48,7 @@ def streets(options: BenchmarkOptions) -> BenchmarkTask:
     return BenchmarkTask(
         make_network=lambda: models.load(options.model or "streets"),
         make_stream=lambda order: _streets_stream(options, order),
-        methods=methods,
+        methods=add_pixel_methods(methods),
         default_methods=tuple(methods),
         rounds=10,
     )
