@@ -121,16 +121,17 @@ class AdaptiveReset(Policy):
     """Reset a part of the weights when predictions concentrate, and pull later ones to what was learned before (ASR).
 
     The concentration is the entropy of the batch's mean logits. The threshold follows it, more slowly the more the
-    predictions differ from the source's. A reset leaves the first layers alone, fewer the lower the entropy. After the
-    first one, updates are pulled to the average weights before the resets, by their average squared gradients. Costs a
-    pass through the source per batch, and after the first reset one through the student; four copies of the trained
+    predictions differ from the source's. A reset leaves the first layers alone, fewer the lower the entropy, and returns
+    the averages of the method to their start. After the first one, updates are pulled to the average weights before the
+    resets, by their average squared gradients. Costs a pass through the source per batch, and four copies of the trained
     weights.
 
     Attributes:
         share: The threshold starts at ln(share * C).
         keep: Largest fraction of trained tensors, from the input on, that a reset keeps.
         depth: How much of that fraction is lost per nat below the threshold.
-        pull: Weight of the pull.
+        pull: Weight of the pull; times the squared share of predictions that differed from the source's in the batch
+            before, as in the authors' code.
     """
 
     name = "adaptive_reset"
@@ -147,7 +148,7 @@ class AdaptiveReset(Policy):
     @override
     def start(self, model: AdaptiveModel) -> nn.Module:
         trained = [adapted for adapted, _ in pair_trained(student_of(model), model.source)]
-        numbers = {"threshold": math.inf, "num_updates": 0, "num_resets": 0}
+        numbers = {"threshold": math.inf, "drift": 0.0, "num_updates": 0, "num_resets": 0}
         return _Buffers(trained[0], numbers, ("square_sum", "weight_sum", "square_mean", "weight_mean"), trained)
 
     @override
@@ -163,7 +164,7 @@ class AdaptiveReset(Policy):
             weight.add_(parameter)
         if not state.number("num_resets"):
             return
-        strength = 2 * self.pull * self._compute_drift(model, x, student_of(model)(x)) ** 2
+        strength = 2 * self.pull * state.number("drift") ** 2
         for gradient, parameter, square, weight in zip(
             gradients, trained, state.list("square_mean"), state.list("weight_mean"), strict=True
         ):
@@ -180,27 +181,27 @@ class AdaptiveReset(Policy):
             return
         if not threshold.isfinite():
             threshold.fill_(first)
+        differs = logits.argmax(1) != model.source(x).argmax(1)
+        drift = current_reducer().mean(differs.double().mean())
+        state.number("drift").copy_(drift)
         if concentration < threshold:
             fraction = max(self.keep - self.depth * float(threshold - concentration), 0.0)
             self._reset_(model, state, fraction)
             threshold.fill_(first)
         else:
-            momentum = 0.15 * self._compute_drift(model, x, logits) + 0.85
+            momentum = 0.15 * drift + 0.85
             threshold.copy_(momentum * threshold + (1 - momentum) * concentration)
-
-    @staticmethod
-    def _compute_drift(model: AdaptiveModel, x: Tensor, logits: Tensor) -> Tensor:
-        """Return the share of predictions that differ from the source's."""
-        differs = logits.argmax(1) != model.source(x).argmax(1)
-        return current_reducer().mean(differs.double().mean())
 
     @staticmethod
     def _reset_(model: AdaptiveModel, state: _Buffers, fraction: float) -> None:
         pairs = pair_trained(student_of(model), model.source)
-        for adapted, original in pairs[int(fraction * len(pairs)) :]:
+        for adapted, original in pairs[math.ceil(fraction * len(pairs)) :]:
             adapted.copy_(original)
         assert model.optimizer is not None
         model.optimizer.state.clear()
+        initial = dict(model.fork().named_buffers(recurse=False))  # such as ETA's average prediction
+        for name, buffer in model.named_buffers(recurse=False):
+            buffer.copy_(initial[name])
         num_updates = int(state.number("num_updates"))
         for kind in ("square", "weight"):
             sums, means = state.list(f"{kind}_sum"), state.list(f"{kind}_mean")
