@@ -331,3 +331,22 @@ def test_a_skipped_update_forgets_its_images() -> None:
     assert model.num_skipped == 1
     for value, old in zip(model.state_dict().values(), before, strict=True):
         assert torch.equal(value, old)
+
+
+@pytest.mark.parametrize("method", MEMORY_METHODS)
+def test_one_image_that_overflows_delays_learning_by_one_update(
+    method: Callable[..., MemoryModel], tmp_path: Path
+) -> None:
+    net = decided_classifier().float()
+    settings = {"memory_size": 8, "update_every": 12} | ({"views": ()} if method is ctta.RoTTA else {})
+    model = method(net, **settings)
+    batches = [x.float() for x in stream(4)[:9]]
+    batches[0][1] = 3e38
+    for x in batches[:2]:
+        model(x)
+    ctta.save(model, tmp_path / "before.safetensors")
+    resumed = ctta.load(tmp_path / "before.safetensors", net)
+    for x in batches[2:]:
+        logits = model(x)
+        assert torch.equal(logits, resumed(x)) and logits.isfinite().all()
+    assert model.num_skipped == 1 and model.last_step is not None and model.last_step.updated

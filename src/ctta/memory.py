@@ -121,6 +121,14 @@ class Memory(LazyModule, ABC):
             self.labels.copy_(torch.tensor(slots.labels))
             self.arrivals.copy_(torch.tensor(slots.arrivals))
 
+    @torch.no_grad()
+    def forget_since_(self, num_seen: int) -> None:
+        """Forget the images that arrived after the first ``num_seen``; what they have replaced does not return."""
+        is_recent = (self.labels != EMPTY) & (self.arrivals >= num_seen)
+        self.labels.masked_fill_(is_recent, EMPTY)
+        self.arrivals.masked_fill_(is_recent, 0)
+        self.num_seen.fill_(num_seen)
+
     def recall(self) -> tuple[Tensor, Tensor]:
         """Return the images, class by class and oldest first, and how many images have arrived since each (its age)."""
         labels, arrivals = self.labels.tolist(), self.arrivals.tolist()
@@ -141,9 +149,13 @@ def predicted_classes(logits: Tensor) -> Tensor:
 
 
 def prediction_uncertainty(logits: Tensor) -> Tensor:
-    """Return the entropy of every image (N), as RoTTA computes it; for dense logits the mean over pixels."""
+    """Return the entropy of every image (N), as RoTTA computes it; for dense logits the mean over pixels.
+
+    A prediction that is not finite has the largest entropy, ln C.
+    """
     p = at_least_float32(logits).softmax(1)
-    return -(p * (p + 1e-6).log()).sum(1).reshape(len(p), -1).mean(1)
+    entropies = -(p * (p + 1e-6).log()).sum(1).reshape(len(p), -1).mean(1)
+    return entropies.nan_to_num(nan=math.log(logits.shape[1]))
 
 
 def draw_below(bound: int, generator: torch.Generator) -> int:
@@ -287,13 +299,15 @@ class MemoryModel(AdaptiveModel):
         start = number = 0
         with replicated():
             while start < len(images):
-                every = self.update_every or len(images)
-                missing = every - int(self.memory.num_seen) % every if self.update_every else every
+                num_new = int(self.memory.num_seen) % self.update_every if self.update_every else 0
+                last_update = int(self.memory.num_seen) - num_new
+                missing = (self.update_every or len(images)) - num_new
                 stop = min(start + missing, len(images))
                 restore_buffers = remember_buffers(*state) if stop - start == missing else None
                 self.memory.add_(images[start:stop], predictions[start:stop], generator)
                 if restore_buffers is not None and not update(number):
                     restore_buffers()
+                    self.memory.forget_since_(last_update)  # also those of earlier batches, or it would fail again
                 start, number = stop, number + 1
 
     @override
