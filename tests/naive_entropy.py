@@ -321,8 +321,10 @@ def correct(logits: Tensor, how: str | None) -> Tensor:
 class NaiveKalman:
     """CMF's filter of the weights."""
 
-    def __init__(self, num_trained: int, alpha: float = 0.99, gamma: float = 0.99, q: float = 0.005) -> None:
-        self.alpha, self.gamma, self.q = alpha, gamma, q * num_trained / 38_400
+    def __init__(
+        self, num_trained: int, alpha: float = 0.99, gamma: float = 0.99, q: float = 0.005, pull_to: str = "filtered"
+    ) -> None:
+        self.alpha, self.gamma, self.q, self.pull_to = alpha, gamma, q * num_trained / 38_400, pull_to
         self.variance, self.hidden = 0.0, list[Tensor]()
 
     def step(self, trained: Sequence[nn.Parameter], source: Sequence[Tensor]) -> None:
@@ -336,7 +338,7 @@ class NaiveKalman:
         for h, p, original in zip(hidden, trained, source, strict=True):
             predicted = self.alpha * h + (1 - self.alpha) * original
             filtered = beta * predicted + (1 - beta) * p
-            p.copy_(self.gamma * p + (1 - self.gamma) * filtered)
+            p.copy_(self.gamma * p + (1 - self.gamma) * (filtered if self.pull_to == "filtered" else predicted))
             self.hidden.append(filtered.detach().clone())
 
 

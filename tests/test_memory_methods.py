@@ -110,6 +110,22 @@ def test_petta(loss: Any, divergence: Any) -> None:
     assert_same_statistics(model.teacher, teacher)
 
 
+@pytest.mark.parametrize("num_images", [0, 1])
+def test_petta_does_not_measure_classes_without_a_variance_of_source_features(num_images: int) -> None:
+    net, x = decided_classifier(), torch.cat(stream())
+    labels = net(x).argmax(1)
+    own = (labels == 3).nonzero().squeeze(1)
+    others = (labels != 3).nonzero().squeeze(1)
+    chosen = x[torch.cat([others, own[:num_images]])]
+    stats = ctta.source_stats(net, [chosen], batch_stats=0.0)
+    assert stats["class_counts"][3] == num_images
+    model = ctta.PeTTA(net, source_stats=stats, teacher_rate=0.5, views=VIEWS, lr=0.1)
+    model(x[own])  # only of this class; the first step has no divergence yet
+    before = model.teacher.get_parameter("1.weight").clone()
+    model(x[own])
+    assert (model.teacher.get_parameter("1.weight") - before).abs().max() > 0.01, "a divergence of 1 stops the teacher"
+
+
 @pytest.mark.parametrize("average", ["entries", "images"])
 def test_note(average: Any) -> None:
     net = decided_classifier()
@@ -211,6 +227,7 @@ def test_bn_alpha_with_a_prior_and_a_median() -> None:
     net = classifier()
     expected = naive_bn_alpha(net, stream(), alpha=5 / 21)
     assert_same_run(ctta.BNAlpha(net, prior=16), stream(), expected)
+    assert_same_run(ctta.BNAlpha(net, prior=16, alpha=0.0), stream(), expected)  # the prior replaces alpha
     layer = nn.BatchNorm1d(2).double().eval()
     x = torch.tensor([[1.0, 5.0], [2.0, 6.0], [99.0, 7.0]], dtype=torch.float64)
     median = ctta.BNAlpha(layer, alpha=1.0, center="median")

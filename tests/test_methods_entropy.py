@@ -251,13 +251,20 @@ def test_roid(prior: Literal["official", "bayes"] | None) -> None:
     assert any(0 < fraction < 1 for fraction in selected_fractions(model.reset()))
 
 
-def test_cmf() -> None:
+@pytest.mark.parametrize("pull_to", ["filtered", "predicted"])
+def test_cmf(pull_to: Any) -> None:
     net = decided_classifier(2.0)
     num_trained = sum(parameter.numel() for layer in (net[1], net[4]) for parameter in layer.parameters())
-    kalman = NaiveKalman(num_trained, alpha=0.9, gamma=0.8, q=1.0)
+    kalman = NaiveKalman(num_trained, alpha=0.9, gamma=0.8, q=100.0, pull_to=pull_to)
     expected = naive_roid(net, stream(), optimizer=NAIVE_OPTIMIZER, augment=flip, kalman=kalman)
-    model = ctta.CMF(net, optimizer=OPTIMIZER, views=FLIPPED_VIEWS, alpha=0.9, gamma=0.8, noise=1.0, batch_stats=1.0)
+    settings: dict[str, Any] = {"alpha": 0.9, "gamma": 0.8, "noise": 100.0, "pull_to": pull_to}
+    model = ctta.CMF(net, optimizer=OPTIMIZER, views=FLIPPED_VIEWS, batch_stats=1.0, **settings)
     assert_same(model, expected)
+
+
+def test_averages_have_the_precision_of_the_network() -> None:
+    for method in (ctta.ROID, ctta.CMF, ctta.SLR):
+        assert method(classifier().float()).get_buffer("average").dtype == torch.float32  # no device lacks it
 
 
 def test_roid_divides_by_the_configured_batch_size() -> None:

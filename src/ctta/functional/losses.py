@@ -209,10 +209,12 @@ def feature_divergence(
             ``"paper"`` averages the divergences of the classes.
 
     Returns:
-        A number from 0, for equal means, to 1.
+        A number from 0, for equal means or no classes, to 1.
 
     >>> feature_divergence(torch.zeros(2, 3), torch.zeros(2, 3), torch.ones(2, 3))
     0.0
     """
+    if len(means) == 0:
+        return 0.0
     distances = ((means - source_means).square() / (source_variances + 1e-6)).mean(1)
     return float((1 - (-(distances.mean() if average == "official" else distances)).exp()).mean())

@@ -29,6 +29,8 @@ class CMF(ROID):
         alpha: How much of the hidden weights stays when they drift to the source's.
         gamma: How much of the adapted weights stays when they are pulled to the hidden ones.
         noise: Process noise of a network with 38,400 trained weights.
+        pull_to: Pull the adapted weights to the ``"filtered"`` hidden ones (default), or to the ``"predicted"`` ones,
+            from before these have seen the step.
         temperature: Temperature of the sample weights.
         prior: As for :class:`ROID`.
         views: As for :class:`ROID`.
@@ -65,6 +67,7 @@ class CMF(ROID):
         alpha: float = 0.99,
         gamma: float = 0.99,
         noise: float = 0.005,
+        pull_to: Literal["filtered", "predicted"] = "filtered",
         temperature: float = 1 / 3,
         prior: Literal["official", "bayes"] | None = "official",
         views: Views = image_views(1, blur_and_noise=False, padding="reflect"),
@@ -75,7 +78,7 @@ class CMF(ROID):
         seed: int = 0,
         output: Output = None,
     ) -> None:
-        self._filter = kalman(alpha, gamma, noise)
+        self._filter = kalman(alpha, gamma, noise, pull_to)
         super().__init__(
             net,
             optimizer=optimizer,
@@ -90,7 +93,7 @@ class CMF(ROID):
             seed=seed,
             output=output,
         )
-        self.alpha, self.gamma, self.noise = alpha, gamma, noise
+        self.alpha, self.gamma, self.noise, self.pull_to = alpha, gamma, noise, pull_to
 
     @override
     def stabilize(self) -> None:

@@ -97,10 +97,11 @@ class PeTTA(MemoryModel):
         return logits
 
     def _update(self, classes: Tensor, means: Tensor, number: int) -> bool:
-        stats, counts = self.source_stats, self.source_stats["class_counts"][classes].unsqueeze(1)
-        unbiased = stats["class_variances"][classes] * counts / (counts - 1).clamp_min(1)  # as in the authors' code
-        expected, found = stats["class_means"][classes], self.class_means[classes]
-        divergence = feature_divergence(found, expected, unbiased, self.divergence)
+        stats = self.source_stats
+        known = classes[stats["class_counts"][classes] > 1]  # others have no variance on source images
+        counts = stats["class_counts"][known].unsqueeze(1)
+        unbiased = stats["class_variances"][known] * counts / (counts - 1)  # as in the authors' code
+        divergence = feature_divergence(self.class_means[known], stats["class_means"][known], unbiased, self.divergence)
         images, views = self.memory.recall()[0], draw_views(self.views, self.generator("views"))
         with track_statistics():
             target, clean, anchor = self.teacher(images), self.student(images), self.anchor(images)
@@ -115,5 +116,5 @@ class PeTTA(MemoryModel):
         is_updated = self.minimize(loss - divergence * self.regularization * cosine)
         if is_updated:
             ema_update_(self.teacher, self.student, 1 - (1 - divergence) * self.teacher_rate)
-            self.class_means[classes] = found.lerp(means, 0.05)
+            self.class_means[classes] = self.class_means[classes].lerp(means, 0.05)
         return is_updated

@@ -95,7 +95,8 @@ class ROID(AdaptiveModel):
         self.temperature, self.keep, self.prior, self.views = temperature, keep, prior, views
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
         self.num_classes = self.count_classes(num_classes)
-        self.register_buffer("average", torch.full((self.num_classes,), 1 / self.num_classes, dtype=torch.float64))
+        dtype = next(self.source.parameters()).dtype
+        self.register_buffer("average", torch.full((self.num_classes,), 1 / self.num_classes, dtype=dtype))
         self.student = self.copy_of_source()
         self.train_norms_(self.student)
         self.optimize(self.student, optimizer, lr)

@@ -62,7 +62,8 @@ class SLR(AdaptiveModel):
         check_fraction("momentum", momentum)
         self.weight, self.momentum = weight, momentum
         self.num_classes = self.count_classes(num_classes)
-        self.register_buffer("average", torch.full((self.num_classes,), 1 / self.num_classes, dtype=torch.float64))
+        dtype = next(self.source.parameters()).dtype
+        self.register_buffer("average", torch.full((self.num_classes,), 1 / self.num_classes, dtype=dtype))
         self.student = self.copy_of_source()
         self.train_norms_(self.student)
         self.optimize(self.student, optimizer, lr)

@@ -172,10 +172,10 @@ class BlendedStatistics(BatchStatistics):
         assert module.running_mean is not None and module.running_var is not None, "checked when the method is built"
         num_images, along_channels = batch.total_count(len(x)), (-1,) + (1,) * (x.ndim - 2)
         fraction = self.choose_fraction(module, num_images)
-        if fraction == 0:
-            return None
         if self.prior is not None:
             fraction = num_images / (self.prior + num_images)
+        if fraction == 0:
+            return None
         values = x.to(module.running_mean.dtype)
         center, variance = self.measure(values)
         mean = module.running_mean.view(along_channels).lerp(center, fraction)

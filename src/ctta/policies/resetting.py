@@ -182,7 +182,7 @@ class AdaptiveReset(Policy):
         if not threshold.isfinite():
             threshold.fill_(first)
         differs = logits.argmax(1) != model.source(x).argmax(1)
-        drift = current_reducer().mean(differs.double().mean())
+        drift = current_reducer().mean(differs.to(logits.dtype).mean())
         state.number("drift").copy_(drift)
         if concentration < threshold:
             fraction = max(self.keep - self.depth * float(threshold - concentration), 0.0)
