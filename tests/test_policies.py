@@ -238,12 +238,51 @@ def test_an_adaptive_reset_forgets_the_averages_of_the_method() -> None:
 
 def test_frozen_teacher() -> None:
     policies = [ctta.policies.frozen_teacher()]
-    model = ctta.CoTTA(classifier(), decay=0.5, views=(), policies=policies, batch_stats=1.0)
-    expected = ctta.CoTTA(classifier(), decay=1.0, views=(), batch_stats=1.0)
+    optimizer = partial(torch.optim.Adam, lr=LR, eps=EPS)
+    settings: dict[str, Any] = {"views": (), "batch_stats": 1.0, "restore": 0.0, "optimizer": optimizer}
+    model = ctta.CoTTA(classifier(), decay=0.5, policies=policies, **settings)
+    student, source = naive_copy(classifier(), 1.0), naive_copy(classifier(), 1.0)
+    descent = NaiveAdam(list(student.parameters()), lr=LR, eps=EPS)
     for x in stream():
-        assert torch.equal(model(x), expected(x))
+        logits = student(x)
+        losses = [cross(probabilities(t.detach()), probabilities(s)) for t, s in zip(source(x), logits, strict=True)]
+        descent.step(torch.autograd.grad(add_up(losses) / len(losses), list(student.parameters())))
+        CLOSE(model.predict(x), logits.detach())
+        CLOSE(model(x), logits.detach())  # the student predicts, and the source teaches
+    assert_same_weights(model.teacher, classifier())
+    assert_same_weights(model.student, student)
+    CLOSE(model.deploy()(x).detach(), model.predict(x))
+
+
+def test_frozen_teacher_needs_a_teacher_of_its_own() -> None:
+    policies = [ctta.policies.frozen_teacher()]
     with pytest.raises(ctta.ConfigError, match="Tent has none"):
         ctta.Tent(classifier(), policies=policies)
+    with pytest.raises(ctta.ConfigError, match="that of TRIBE has the student's"):
+        ctta.TRIBE(classifier(), policies=policies)
+
+
+def test_policies_judge_predictions_before_their_correction() -> None:
+    """As in ASR's code for ROID, whose corrected logits have another entropy."""
+    policy = ctta.policies.adaptive_reset(share=0.01)  # never resets, so that the threshold follows the entropy
+    views = (lambda model, x: model(x.flip(-1)),)
+    corrected, plain = (
+        ctta.ROID(classifier(), prior=prior, views=views, policies=[policy], batch_stats=1.0)
+        for prior in ("official", None)
+    )
+    x = stream()[0]
+    assert not torch.equal(corrected(x), plain(x))
+    name = "policy_states.adaptive_reset.threshold"
+    assert torch.equal(corrected.get_buffer(name), plain.get_buffer(name))
+
+
+def test_a_restart_leaves_nothing_to_the_policies_after_it() -> None:
+    policies = [ctta.policies.reset_every(3), ctta.policies.reset_on_low_entropy(0.0), ctta.policies.kalman()]
+    model = ctta.Tent(classifier(), policies=policies, lr=LR, batch_stats=1.0)
+    new = {name: value.clone() for name, value in model.state_dict().items()}
+    for x in stream()[:3]:
+        model(x)
+    assert all(torch.equal(value, new[name]) for name, value in model.state_dict().items())
 
 
 def make_policy(name: str) -> ctta.policies.Policy:

@@ -51,6 +51,8 @@ class Policy(ABC):
 
     #: Name in files and in ``repr``; a model has one policy of each name.
     name: ClassVar[str]
+    #: Whether the student predicts, before the step, whatever the method itself would return.
+    student_predicts: ClassVar[bool] = False
 
     def start(self, model: Any) -> nn.Module:
         """Return the initial state: a module with buffers of fixed size.
@@ -79,11 +81,13 @@ class Policy(ABC):
     def after_step(self, model: Any, state: Any, x: Tensor, logits: Tensor) -> None:
         """Act after a batch was predicted and learned from; ``model.last_step`` tells what happened.
 
+        If a policy restarts the model, those after it have nothing left to act on and are not called.
+
         Args:
             model: The model.
             state: The state of this policy.
             x: The batch.
-            logits: The predictions.
+            logits: The predictions, before any correction for the user.
         """
         return
 

@@ -95,7 +95,10 @@ class AdaptiveModel(MethodUpdates, ABC):
 
         def adapt_and_count(rows: Tensor) -> Tensor:
             self._begin_step(rows)
+            student = self._predicting_student
+            prediction: Tensor | None = None if student is None else student(rows).detach()
             logits = self.adapt_step(rows)
+            logits = logits if prediction is None else prediction
             self._finish_step(rows, logits.detach())
             return logits
 
@@ -110,7 +113,8 @@ class AdaptiveModel(MethodUpdates, ABC):
         Returns:
             Detached logits (N, C, ...).
         """
-        return self._run(self.predict_step, x)
+        student = self._predicting_student
+        return self._run(self.predict_step if student is None else student, x)
 
     def _run(self, step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Check a batch and return the logits of a step on it."""
@@ -181,6 +185,7 @@ class AdaptiveModel(MethodUpdates, ABC):
         for name, value in fresh.counters.items():
             if name not in ("num_steps", "num_skipped"):
                 setattr(self, name, value)
+        self._is_restarted = True
 
     def deploy(self, batches: Iterable[Any] | None = None) -> nn.Module:
         """Return the adapted network as a plain network of the caller's class that no longer adapts.
@@ -192,9 +197,12 @@ class AdaptiveModel(MethodUpdates, ABC):
                 batch, and the ``state_dict`` alone, loaded elsewhere, has the source's statistics.
 
         Returns:
-            A copy with the weights of the teacher, else the student, else the source.
+            A copy with the weights of the teacher, if it predicts, else the student, else the source.
         """
-        net = copy_without_hooks(getattr(self, "teacher", getattr(self, "student", self.source)))
+        network: nn.Module | None = self._predicting_student
+        if network is None:
+            network = getattr(self, "teacher", getattr(self, "student", self.source))
+        net = copy_without_hooks(network)
         train_only_(net, self._trainable)
         if batches is not None:
             estimate_running_statistics_(net, validate_batches(iter_inputs(batches)))

@@ -38,7 +38,10 @@ class MethodUpdates(MethodNetworks):
     num_steps: int
     num_skipped: int
     _active_policies: tuple[Policy, ...] = ()
-    _batch: Tensor | None = None  # of the step in progress
+    # Of the step in progress: the batch, the logits that policies judge, and whether one has restarted the model.
+    _batch: Tensor | None = None
+    _shown_logits: Tensor | None = None
+    _is_restarted = False
     _counter_names: tuple[str, ...] = ()
 
     def __init__(
@@ -215,6 +218,14 @@ class MethodUpdates(MethodNetworks):
             taken = not _is_empty(means) and sharpness_aware_step_(optimizer, loss, compute_reduced_loss, radius, hook)
         return self._record_step(taken, _is_empty(means), means)
 
+    def show_policies(self, logits: Tensor) -> None:
+        """Let policies judge these logits, if :meth:`adapt_step` returns corrected ones.
+
+        Args:
+            logits: What the network predicted.
+        """
+        self._shown_logits = logits.detach()
+
     def _record_step(self, taken: bool, is_empty: bool, means: dict[str, Tensor]) -> bool:
         is_skipped = not taken and not is_empty
         self.num_skipped += is_skipped
@@ -227,13 +238,24 @@ class MethodUpdates(MethodNetworks):
     def _begin_step(self, x: Tensor) -> None:
         self.last_step = None  # a step without an update leaves no record
         self._batch = x if self._active_policies else None
+        self._shown_logits, self._is_restarted = None, False
 
     def _finish_step(self, x: Tensor, logits: Tensor) -> None:
+        logits = logits if self._shown_logits is None else self._shown_logits
         for policy in self._active_policies:
             policy.after_step(self, self.policy_states[policy.name], x, logits)
-        self._batch = None
+            if self._is_restarted:
+                break
+        self._batch = self._shown_logits = None
         torch.clear_autocast_cache()  # or a surrounding autocast would keep using the weights before the update
         self.num_steps += 1
+
+    @property
+    def _predicting_student(self) -> nn.Module | None:
+        """The student, if a policy lets it predict."""
+        if not any(policy.student_predicts for policy in self._active_policies):
+            return None
+        return self.get_submodule("student")
 
     @property
     def _update_hook(self) -> Callable[[], None] | None:

@@ -123,6 +123,7 @@ class ROID(AdaptiveModel):
         loss = batch_sum(weights * losses) / (self.batch_size or current_reducer().total_count(len(x)))
         if self.minimize(loss, confidence=confidence(logits.detach()).mean(), selected=weights > 0):
             update_average_(self.average, mean_probabilities(logits.detach()))
+        self.show_policies(logits)
         return self._correct(logits)
 
     @override

@@ -105,17 +105,24 @@ class Kalman(Policy):
 
 @dataclass(frozen=True, repr=False)
 class FrozenTeacher(Policy):
-    """Keep the teacher of a method equal to the source, as with a momentum of 1 ("intransigent teacher").
+    """Keep the teacher of a method equal to the source, and let the student predict ("intransigent teacher").
 
-    It does not collapse on long streams, but follows changes less.
+    It does not collapse on long streams, but follows changes less. Costs a pass through the student per batch.
     """
 
     name = "frozen_teacher"
+    student_predicts = True
 
     @override
     def start(self, model: AdaptiveModel) -> nn.Module:
-        if not isinstance(getattr(model, "teacher", None), nn.Module):
+        teacher = getattr(model, "teacher", None)
+        if not isinstance(teacher, nn.Module):
             raise ConfigError(f"frozen_teacher needs a method with a teacher, and {type(model).__name__} has none")
+        if not {*map(id, teacher.parameters())}.isdisjoint(map(id, student_of(model).parameters())):
+            raise ConfigError(
+                f"frozen_teacher needs a teacher with weights of its own, and that of {type(model).__name__} has the "
+                "student's"
+            )
         return nn.Module()
 
     @override

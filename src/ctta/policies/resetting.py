@@ -121,10 +121,10 @@ class AdaptiveReset(Policy):
     """Reset a part of the weights when predictions concentrate, and pull later ones to what was learned before (ASR).
 
     The concentration is the entropy of the batch's mean logits. The threshold follows it, more slowly the more the
-    predictions differ from the source's. A reset leaves the first layers alone, fewer the lower the entropy, and returns
-    the averages of the method to their start. After the first one, updates are pulled to the average weights before the
-    resets, by their average squared gradients. Costs a pass through the source per batch, and four copies of the trained
-    weights.
+    predictions differ from the source's. A reset leaves the first layers alone, fewer the lower the entropy, and
+    returns the averages of the method to their start. After the first one, updates are pulled to the average weights
+    before the resets, by their average squared gradients. Costs a pass through the source per batch, and four copies
+    of the trained weights.
 
     Attributes:
         share: The threshold starts at ln(share * C).
