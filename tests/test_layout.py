@@ -30,6 +30,8 @@ ROWS = [
 INDEPENDENT_MODULES = {"methods"}
 #: The exceptions: methods that extend another one, which is all that they import.
 EXTENSIONS = {"methods.eata": "methods.eta", "methods.rdumb": "methods.eta", "methods.cmf": "methods.roid"}
+#: The longest file of a method, and the method that is longer: it has four named settings with a classmethod each.
+MAX_METHOD_LINES, LONG_METHODS = 120, {"cotta.py"}
 #: Packages whose modules are layers: each imports only those to its left.
 LAYERS = {"base": ["networks", "updates", "model"]}
 
@@ -105,6 +107,11 @@ def test_layers_import_only_those_below(package: str) -> None:
         imported = imported_modules(ast.parse((PACKAGE / package / f"{layer}.py").read_text()))
         own = {name.removeprefix(f"{package}.") for name in imported if name.split(".")[0] == package}
         assert own <= set(layers[:number]), f"{package}.{layer} imports {sorted(own)}"
+
+
+def test_a_method_is_read_in_two_minutes() -> None:
+    lengths = {path.name: len(path.read_text().splitlines()) for path in (PACKAGE / "methods").glob("[!_]*.py")}
+    assert {name for name, length in lengths.items() if length > MAX_METHOD_LINES} == LONG_METHODS
 
 
 def test_every_form_of_import_is_seen() -> None:

@@ -16,7 +16,7 @@ from ctta.heads import features_and_logits, head_weight
 from ctta.parallel import current_reducer
 from ctta.source_stats import SourceStats
 from ctta.validation import check_integer, check_non_negative, check_positive
-from ctta.views import View, Views, check_images, check_views, draw_views
+from ctta.views import View, Views, check_views, draw_views
 
 
 class Projector(nn.Module):
@@ -119,11 +119,6 @@ class ContrastModel(AdaptiveModel):
         self.use_source_stats(source_stats, "class_means", "class_counts")
         weights = head_weight(self.source)
         self.projector = Projector(weights.shape[1], projection, self.seed).to(weights)
-
-    @override
-    def check_input(self, x: Tensor) -> None:
-        super().check_input(x)
-        check_images(x, self.views)
 
     def compute_views(self, net: nn.Module, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Return the features (N, d) and the logits (N, C) of the batch, and then of each of its views.

@@ -21,7 +21,6 @@ from ctta.functional import at_least_float32, confidence
 from ctta.parallel import current_reducer, replicated
 from ctta.state import LazyModule, remember_buffers
 from ctta.validation import check_fraction, check_integer
-from ctta.views import Views, check_images
 
 EMPTY = -1  # the class of a slot without an image
 
@@ -264,8 +263,6 @@ class MemoryModel(AdaptiveModel):
     memory: Memory
     #: The number of images between two updates; None for one update per batch.
     update_every: int | None = None
-    #: The views of a method that has any.
-    views: Views = ()
 
     def update(self, number: int) -> bool:
         """Learn from the memory.
@@ -313,7 +310,6 @@ class MemoryModel(AdaptiveModel):
     @override
     def check_input(self, x: Tensor) -> None:
         super().check_input(x)
-        check_images(x, self.views)
         expected = self.memory.images.shape[1:]
         if self.memory.is_allocated and x.shape[1:] != expected:
             raise InputError(

@@ -21,6 +21,7 @@ from ctta.state import release_lazy_buffers_
 from ctta.steps import Policy
 from ctta.surgery import Output, copy_sharing_tensors, copy_without_hooks, iter_inputs, train_only_
 from ctta.validation import check_batch, translate_rank_errors, validate_batches
+from ctta.views import check_images
 
 
 class AdaptiveModel(MethodUpdates, ABC):
@@ -47,6 +48,8 @@ class AdaptiveModel(MethodUpdates, ABC):
     info: ClassVar[MethodInfo | None] = None
     #: Named settings of the method: ``"fast"`` of the method ``"cotta"`` is the name ``"cotta_fast"``.
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    #: The hyperparameters that hold views, which refuse images that they cannot transform before anything changes.
+    view_arguments: ClassVar[tuple[str, ...]] = ("views",)
     #: The processes that compute the stream together; set by :func:`ctta.distributed.data_parallel`.
     coordinator: Coordinator = SINGLE_PROCESS
     #: Whether several processes can compute a stream of this class together.
@@ -245,7 +248,9 @@ class AdaptiveModel(MethodUpdates, ABC):
         return copy.deepcopy(self, {id(self.source): self.source}).adapt(x)
 
     def check_input(self, x: Tensor) -> None:
-        """Raise for a batch that cannot be processed, before anything changes; extend it for further conditions.
+        """Raise for a batch that the method or its views cannot process, before anything changes.
+
+        Extend it for further conditions.
 
         Args:
             x: The batch as the caller gave it.
@@ -255,6 +260,8 @@ class AdaptiveModel(MethodUpdates, ABC):
             TypeError: It is not a floating-point tensor.
         """
         check_batch(x)
+        for name in self.view_arguments:
+            check_images(x, getattr(self, name, ()))
 
     def on_load(self, path: str | os.PathLike[str]) -> None:
         """React to having been loaded from a file; does nothing unless overridden.

@@ -6,7 +6,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import SGD
 from typing_extensions import override
 
 from ctta.base import AdaptiveModel
@@ -20,7 +19,7 @@ from ctta.state import remember_buffers
 from ctta.steps import Policy
 from ctta.surgery import Output
 from ctta.validation import check_fraction, check_integer, check_positive
-from ctta.views import Views, check_images, check_views, image_views
+from ctta.views import Views, check_views, image_views
 
 
 class AdaContrast(AdaptiveModel):
@@ -56,12 +55,13 @@ class AdaContrast(AdaptiveModel):
     """
 
     info = MethodInfo("AdaContrast", "Chen et al., CVPR 2022", "all weights", 5, 1, num_networks=3, labels_pixels=False)
+    view_arguments = ("weak", "strong")
 
     def __init__(
         self,
         net: nn.Module,
         *,
-        optimizer: OptimizerFactory = partial(SGD, lr=2e-4, momentum=0.9, nesterov=True, weight_decay=1e-4),
+        optimizer: OptimizerFactory = partial(torch.optim.SGD, lr=2e-4, momentum=0.9, nesterov=True, weight_decay=1e-4),
         lr: float | None = None,
         decay: float = 0.999,
         momentum: float = 0.1,
@@ -82,8 +82,7 @@ class AdaContrast(AdaptiveModel):
         check_fraction("decay", decay)
         check_fraction("momentum", momentum)
         check_positive("temperature", temperature)
-        check_views(weak)
-        check_views(strong)
+        check_views(weak, strong)
         self.decay, self.momentum, self.temperature = decay, momentum, temperature
         self.num_neighbors = check_integer("num_neighbors", num_neighbors, 1)
         self.start_after, self.bank_size, self.queue_size = start_after, bank_size, queue_size
@@ -94,12 +93,6 @@ class AdaContrast(AdaptiveModel):
             use_tracked_statistics_(network, RunningStatistics(momentum, normalize_by="batch"))
         self.optimize(self.student, optimizer, lr)
         self.past = PastImages(head_weight(self.source), bank_size, queue_size, self.generator("queue"))
-
-    @override
-    def check_input(self, x: Tensor) -> None:
-        super().check_input(x)
-        check_images(x, self.weak)
-        check_images(x, self.strong)
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:

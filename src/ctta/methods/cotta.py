@@ -116,6 +116,7 @@ class CoTTA(AdaptiveModel):
         num_networks=3,
     )
     presets = PRESETS
+    view_arguments = ()  # checked below
 
     def __init__(
         self,

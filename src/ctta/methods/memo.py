@@ -16,7 +16,7 @@ from ctta.optim import OptimizerFactory, build_optimizer, step_if_finite_
 from ctta.parallel import current_reducer, replicated
 from ctta.steps import Step
 from ctta.surgery import Output
-from ctta.views import Views, check_images, check_views, draw_views, image_views
+from ctta.views import Views, check_views, draw_views, image_views
 from ctta.views.average import View, require_split_view
 
 
@@ -76,11 +76,6 @@ class MEMO(AdaptiveModel):
         self.views = views
         self.adapted = self.copy_of_source()  # no student, since it equals the source but within a step
         self.optimize(self.adapted, optimizer, lr)
-
-    @override
-    def check_input(self, x: Tensor) -> None:
-        super().check_input(x)
-        check_images(x, self.views)
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from ctta.state import BufferList
 from ctta.steps import Policy
 from ctta.surgery import Output, find_kernels, train_only_
 from ctta.validation import check_fraction
-from ctta.views import Views, check_images, check_views, draw_views, image_views
+from ctta.views import Views, check_views, draw_views, image_views
 
 
 class PALM(AdaptiveModel):
@@ -84,11 +84,6 @@ class PALM(AdaptiveModel):
         self.sensitivity = BufferList(torch.zeros_like(group["params"][0]) for group in self.optimizer.param_groups)
 
     @override
-    def check_input(self, x: Tensor) -> None:
-        super().check_input(x)
-        check_images(x, self.views)
-
-    @override
     def predict_step(self, x: Tensor) -> Tensor:
         logits: Tensor = self.student(x)
         return logits
@@ -97,7 +92,7 @@ class PALM(AdaptiveModel):
     def adapt_step(self, x: Tensor) -> Tensor:
         assert self.optimizer is not None
         logits = self.predict_step(x)
-        averages, factors = self._measure(logits)
+        averages, factors = self._measure(self.optimizer, logits)
         entropies = entropy(logits)
         loss = masked_mean(entropies, is_sure := entropies < self.max_entropy)
         views = draw_views(self.views, self.generator("views"))
@@ -112,15 +107,14 @@ class PALM(AdaptiveModel):
             self.optimizer.state.clear()
         return logits
 
-    def _measure(self, logits: Tensor) -> tuple[list[Tensor], list[float]]:
+    def _measure(self, optimizer: torch.optim.Optimizer, logits: Tensor) -> tuple[list[Tensor], list[float]]:
         """Return the next average of each tensor's sensitivity, and the factor of its learning rate."""
-        assert self.optimizer is not None
         flat = -(at_least_float32(logits) / self.temperature).log_softmax(1).sum(1).mean()
-        averages, factors = list(self.sensitivity), [0.0] * len(self.optimizer.param_groups)
-        for i, gradient in enumerate(batch_gradients(self.optimizer, flat)):
+        averages, factors = list(self.sensitivity), [0.0] * len(optimizer.param_groups)
+        for i, gradient in enumerate(batch_gradients(optimizer, flat)):
             if gradient is None or not gradient.abs().sum() <= self.max_gradient:
                 continue
-            latest = (self.optimizer.param_groups[i]["params"][0].detach() * gradient).abs()
+            latest = (optimizer.param_groups[i]["params"][0].detach() * gradient).abs()
             averages[i] = self.momentum * averages[i] + (1 - self.momentum) * latest
             factors[i] = float((((latest - averages[i]).abs() + 1e-8) / (averages[i] + 1e-8)).mean())
         return averages, factors

@@ -19,7 +19,7 @@ from ctta.source_stats import SourceStats
 from ctta.steps import Policy
 from ctta.surgery import Output
 from ctta.validation import check_fraction, check_non_negative, check_number
-from ctta.views import Views, average_views, check_images, check_views, draw_views, image_views
+from ctta.views import Views, average_views, check_views, draw_views, image_views
 
 
 class PETAL(AdaptiveModel):
@@ -88,11 +88,6 @@ class PETAL(AdaptiveModel):
         self.student, self.teacher = self.copy_of_source(), self.copy_of_source().requires_grad_(False)
         self.optimize(self.student, optimizer, lr)
         self.use_policies(restore_by_fisher(restore_quantile))
-
-    @override
-    def check_input(self, x: Tensor) -> None:
-        super().check_input(x)
-        check_images(x, self.views)
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:

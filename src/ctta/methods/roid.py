@@ -28,7 +28,7 @@ from ctta.policies import average_with_source
 from ctta.steps import Policy
 from ctta.surgery import Output
 from ctta.validation import check_choice, check_integer, check_non_negative
-from ctta.views import Views, check_images, check_views, draw_views, image_views
+from ctta.views import Views, check_views, draw_views, image_views
 
 
 class ROID(AdaptiveModel):
@@ -59,15 +59,7 @@ class ROID(AdaptiveModel):
     correction", WACV 2024.
     """
 
-    info = MethodInfo(
-        "ROID",
-        paper="Marsden et al., WACV 2024",
-        trains="norm layers",
-        forward_passes=2,
-        backward_passes=1,
-        num_networks=2,
-        labels_pixels=False,
-    )
+    info = MethodInfo("ROID", "Marsden et al., WACV 2024", "norm layers", 2, 1, num_networks=2, labels_pixels=False)
     average: Tensor
 
     def __init__(
@@ -105,11 +97,6 @@ class ROID(AdaptiveModel):
     def stabilize(self) -> None:
         """Choose what keeps the weights near the source's."""
         self.use_policies(average_with_source(self.keep))
-
-    @override
-    def check_input(self, x: Tensor) -> None:
-        super().check_input(x)
-        check_images(x, self.views)
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from ctta.method_info import MethodInfo
 from ctta.norms import BatchStats
 from ctta.surgery import Output
 from ctta.validation import check_choice, check_views_at_once
-from ctta.views import Average, Views, average_views, check_images, check_views, draw_views, image_views
+from ctta.views import Average, Views, average_views, check_views, draw_views, image_views
 
 
 class TestAug(AdaptiveModel):
@@ -60,11 +60,6 @@ class TestAug(AdaptiveModel):
     def views_at_once(self) -> int:
         """How many views go through the network together; read-only, because forks share layers that depend on it."""
         return self._views_at_once
-
-    @override
-    def check_input(self, x: Tensor) -> None:
-        super().check_input(x)
-        check_images(x, self.views)
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:

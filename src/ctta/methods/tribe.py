@@ -19,7 +19,7 @@ from ctta.state import remember_buffers
 from ctta.steps import Policy
 from ctta.surgery import Output, share_parameters_
 from ctta.validation import check_fraction
-from ctta.views import Views, check_images, check_views, draw_views, image_views
+from ctta.views import Views, check_views, draw_views, image_views
 
 
 class TRIBE(AdaptiveModel):
@@ -82,11 +82,6 @@ class TRIBE(AdaptiveModel):
         networks = (self.student, self.teacher, self.reference)
         self.statistics = nn.ModuleList(use_balanced_statistics_(each, momentum, spread) for each in networks)
         self.optimize(self.student, optimizer, lr)
-
-    @override
-    def check_input(self, x: Tensor) -> None:
-        super().check_input(x)
-        check_images(x, self.views)
 
     @override
     @torch.no_grad()

@@ -71,15 +71,18 @@ class SplitView(Protocol):
         ...
 
 
-def check_views(views: Views) -> None:
+def check_views(*arguments: Views) -> None:
     """Raise a TypeError unless a method can average over these views.
 
     Args:
-        views: The argument ``views`` of a method.
+        *arguments: The argument ``views`` of a method, or each of several.
     """
-    if isinstance(views, DrawnViews) or (isinstance(views, Sequence) and all(callable(view) for view in views)):
-        return
-    raise TypeError(f"views must be a sequence of views (model, x) -> logits, or have draw(generator), got {views!r}")
+    for views in arguments:
+        if isinstance(views, DrawnViews) or (isinstance(views, Sequence) and all(callable(view) for view in views)):
+            continue
+        raise TypeError(
+            f"views must be a sequence of views (model, x) -> logits, or have draw(generator), got {views!r}"
+        )
 
 
 def check_images(x: Tensor, views: Views) -> None:
