@@ -1,25 +1,16 @@
-"""Memories of past images, balanced over the predicted classes, and the methods that learn from one.
-
-A memory is a fixed number of slots. It decides which slot, if any, an arriving image takes; every image has the class
-and the uncertainty that the method predicted when it arrived. On several processes all of them hold the same memory
-and compute the same updates.
-"""
+"""Memories of past images: which slot, if any, an arriving image takes."""
 
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ctta.base import AdaptiveModel
-from ctta.errors import InputError
 from ctta.functional import at_least_float32, confidence
-from ctta.parallel import current_reducer, replicated
-from ctta.state import LazyModule, remember_buffers
+from ctta.state import LazyModule
 from ctta.validation import check_fraction, check_integer
 
 EMPTY = -1  # the class of a slot without an image
@@ -55,7 +46,14 @@ class Slots:
         return sorted(label for label, size in sizes.items() if size == max(sizes.values()))
 
     def of_class(self, label: int) -> list[int]:
-        """Return the slots with images of a class, in the order of their arrival."""
+        """Return the slots with images of a class.
+
+        Args:
+            label: The class.
+
+        Returns:
+            The slots in the order in which their images arrived.
+        """
         return sorted((slot for slot, own in enumerate(self.labels) if own == label), key=self.arrivals.__getitem__)
 
 
@@ -84,15 +82,38 @@ class Memory(LazyModule, ABC):
 
     @abstractmethod
     def choose_slot(self, slots: Slots, label: int, uncertainty: float, generator: torch.Generator) -> int | None:
-        """Return the slot that an arriving image takes; None if it is not kept."""
+        """Return the slot that an arriving image takes.
+
+        Args:
+            slots: The slots before it.
+            label: The predicted class of the image.
+            uncertainty: The entropy of the prediction.
+            generator: For random choices.
+
+        Returns:
+            The slot; None if the image is not kept.
+        """
 
     def accept(self, logits: Tensor) -> Tensor:
-        """Return which images of a batch may be kept at all (N)."""
+        """Return which images of a batch may be kept at all.
+
+        Args:
+            logits: The predictions (N, C, ...).
+
+        Returns:
+            One flag per image (N).
+        """
         return torch.ones(len(logits), dtype=torch.bool)
 
     @torch.no_grad()
     def add_(self, images: Tensor, logits: Tensor, generator: torch.Generator) -> None:
-        """Take in a batch, image by image."""
+        """Take in a batch, image by image.
+
+        Args:
+            images: The images (N, ...).
+            logits: Their predictions (N, C, ...).
+            generator: For random choices.
+        """
         labels, uncertainties = predicted_classes(logits), prediction_uncertainty(logits)
         if not self.is_allocated:
             self.allocate_("images", images.new_zeros(self.capacity, *images.shape[1:]))
@@ -122,7 +143,11 @@ class Memory(LazyModule, ABC):
 
     @torch.no_grad()
     def forget_since_(self, num_seen: int) -> None:
-        """Forget the images that arrived after the first ``num_seen``; what they have replaced does not return."""
+        """Forget the latest images; what they have replaced does not return.
+
+        Args:
+            num_seen: The number of images that had arrived before them.
+        """
         is_recent = (self.labels != EMPTY) & (self.arrivals >= num_seen)
         self.labels.masked_fill_(is_recent, EMPTY)
         self.arrivals.masked_fill_(is_recent, 0)
@@ -143,14 +168,25 @@ class Memory(LazyModule, ABC):
 
 
 def predicted_classes(logits: Tensor) -> Tensor:
-    """Return the class of every image (N); for dense logits the one of the largest mean probability."""
+    """Return the class of every image.
+
+    Args:
+        logits: The predictions (N, C, ...).
+
+    Returns:
+        Classes (N); for dense logits the one of the largest mean probability.
+    """
     return (logits if logits.ndim == 2 else at_least_float32(logits).softmax(1).flatten(2).mean(2)).argmax(1)
 
 
 def prediction_uncertainty(logits: Tensor) -> Tensor:
-    """Return the entropy of every image (N), as RoTTA computes it; for dense logits the mean over pixels.
+    """Return the entropy of every image's prediction, as RoTTA computes it.
 
-    A prediction that is not finite has the largest entropy, ln C.
+    Args:
+        logits: The predictions (N, C, ...).
+
+    Returns:
+        Entropies (N); for dense logits the means over pixels. A prediction that is not finite has the largest, ln C.
     """
     p = at_least_float32(logits).softmax(1)
     entropies = -(p * (p + 1e-6).log()).sum(1).reshape(len(p), -1).mean(1)
@@ -250,69 +286,3 @@ class ConfidentMemory(Memory):
             label = largest[draw_below(len(largest), generator)]
         own = slots.of_class(label)
         return own[draw_below(len(own), generator)]
-
-
-class MemoryModel(AdaptiveModel):
-    """A method that predicts, remembers the images, and learns from its memory at regular intervals.
-
-    A subclass sets ``memory`` and ``update_every``, and implements :meth:`predict_step` and :meth:`update`. The whole
-    batch is predicted before it is remembered. An update is due whenever another ``update_every`` images have arrived,
-    also within a batch; then only the images up to there are in the memory.
-    """
-
-    memory: Memory
-    #: The number of images between two updates; None for one update per batch.
-    update_every: int | None = None
-
-    def update(self, number: int) -> bool:
-        """Learn from the memory.
-
-        Args:
-            number: The number of updates before it in this step; distinguishes their random draws.
-
-        Returns:
-            Whether to keep what it did to buffers. If not, because the step was skipped, norm statistics return to what
-            they were, and the memory forgets the images since the last update.
-        """
-        raise NotImplementedError(f"{type(self).__name__} implements neither update() nor an adapt_step() of its own")
-
-    @override
-    def adapt_step(self, x: Tensor) -> Tensor:
-        logits = self.predict_step(x)
-        self.remember_(x, logits, self.update)
-        return logits
-
-    def remember_(self, x: Tensor, logits: Tensor, update: Callable[[int], bool]) -> None:
-        """Take a predicted batch into the memory, and call ``update`` whenever one is due.
-
-        Args:
-            x: The local rows of the batch.
-            logits: Their predictions.
-            update: As :meth:`update`.
-        """
-        batch, generator = current_reducer(), self.generator("memory")
-        images, predictions = batch.gather(x), batch.gather(logits.detach())
-        state = [module for name, module in self.named_children() if name != "source"]
-        start = number = 0
-        with replicated():
-            while start < len(images):
-                num_new = int(self.memory.num_seen) % self.update_every if self.update_every else 0
-                last_update = int(self.memory.num_seen) - num_new
-                missing = (self.update_every or len(images)) - num_new
-                stop = min(start + missing, len(images))
-                restore_buffers = remember_buffers(*state) if stop - start == missing else None
-                self.memory.add_(images[start:stop], predictions[start:stop], generator)
-                if restore_buffers is not None and not update(number):
-                    restore_buffers()
-                    self.memory.forget_since_(last_update)  # also those of earlier batches, or it would fail again
-                start, number = stop, number + 1
-
-    @override
-    def check_input(self, x: Tensor) -> None:
-        super().check_input(x)
-        expected = self.memory.images.shape[1:]
-        if self.memory.is_allocated and x.shape[1:] != expected:
-            raise InputError(
-                f"the memory holds inputs of shape {tuple(expected)}, and this batch has {tuple(x.shape[1:])}: give "
-                "all images of a stream the same size"
-            )
