@@ -22,7 +22,7 @@ from torch import nn
 
 from ctta.base import AdaptiveModel
 from ctta.testing import input_checks, network_checks, numeric_checks, stream_checks
-from ctta.testing.case import CHECKS, ContractCase, count_learned_batches
+from ctta.testing.case import CHECKS, LONG_STREAM, SHORT_STREAM, ContractCase, count_learned_batches
 from ctta.testing.networks import NETWORKS, VISION_TRANSFORMERS
 
 __all__ = [
@@ -79,8 +79,8 @@ def check_method(
         AssertionError: A promise of the contract is broken. A note names the check and the network.
     """
     networks, num_learned = networks or select_networks(method), {}
-    for network, make_network in networks.items():
-        case = ContractCase(method, make_network, hyperparameters)
+    for number, (network, make_network) in enumerate(networks.items()):
+        case = ContractCase(method, make_network, hyperparameters, SHORT_STREAM if number else LONG_STREAM)
         for name, check in CHECKS.items():
             with _noting(f"{name} of {method.__name__} on network '{network}'"):
                 check(case)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,6 +14,10 @@ from ctta.checkpoint.encoding import is_serializable
 from ctta.fingerprints import fingerprint
 from ctta.source_stats import SourceStats, source_stats
 
+#: Steps over which memory must not grow: on one network a long stream, for what a method keeps now and then; on the
+#: others as many as show what it keeps of every step.
+LONG_STREAM, SHORT_STREAM = 200, 40
+
 
 @dataclass(frozen=True)
 class ContractCase:
@@ -22,11 +27,13 @@ class ContractCase:
         method: The class to check.
         network_factory: Builds a network for images (N, 3, 16, 16).
         hyperparameters: Keyword arguments of the method.
+        num_steps: The number of steps over which the memory of a stream must not grow.
     """
 
     method: type[AdaptiveModel]
     network_factory: Callable[[], nn.Module]
     hyperparameters: dict[str, Any]
+    num_steps: int = LONG_STREAM
 
     def make_network(self) -> nn.Module:
         """Return the network, with running statistics that differ from their initial values."""
@@ -89,6 +96,11 @@ class ContractCase:
             The batches 0, 1, ... of :meth:`make_batch`.
         """
         return [self.make_batch(number) for number in range(num_batches)]
+
+    @cached_property
+    def expected_logits(self) -> list[Tensor]:
+        """What a new model returns on :meth:`make_stream`, for checks that compare with it."""
+        return run_stream(self.make_model(), self.make_stream())
 
     def unserializable_arguments(self) -> dict[str, Any]:
         """Return the hyperparameters that a checkpoint cannot hold and ``ctta.load`` must be given again."""
