@@ -207,7 +207,8 @@ print(sorted(new))
 def test_every_package_is_reachable_after_import() -> None:
     """In a new interpreter, where no test has imported them yet."""
     packages = sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists())
-    hidden = {"checkpoint", "cli", "io", "methods", "source_stats"}  # their public names are in ctta itself, or none are
+    # Their public names are in ctta itself, or they have none.
+    hidden = {"checkpoint", "cli", "io", "methods", "source_stats"}
     script = "import ctta, sys\nprint([getattr(ctta, name).__name__ for name in sys.argv[1:]])"
     names = [name for name in packages if name not in hidden]
     assert {"report", "serve", "evaluation"} <= set(names)

@@ -220,13 +220,13 @@ def roid_weights(logits: Tensor, average: Tensor, temperature: float = 1 / 3) ->
 
 
 @torch.no_grad()
-def correct_prior(logits: Tensor, kind: Literal["official", "bayes"] = "official") -> Tensor:
+def correct_prior(logits: Tensor, kind: Literal["official", "bayes"] | None = "official") -> Tensor:
     """Correct predictions by the smoothed class frequencies of their batch, as ROID does.
 
     Args:
         logits: (N, C, ...).
         kind: ``"official"`` multiplies the logits by the frequencies, as in ROID's code; ``"bayes"`` adds their
-            logarithms to the log-probabilities.
+            logarithms to the log-probabilities; None corrects nothing.
 
     Returns:
         Corrected logits (N, C, ...).
@@ -234,6 +234,8 @@ def correct_prior(logits: Tensor, kind: Literal["official", "bayes"] = "official
     >>> correct_prior(torch.tensor([[2.0, 0.0], [2.0, 0.0]])).argmax(1)
     tensor([0, 0])
     """
+    if kind is None:
+        return logits
     logits = at_least_float32(logits)
     frequencies, num_classes = mean_probabilities(logits), logits.shape[1]
     num_elements = current_reducer().total_count(logits.numel() // num_classes)

@@ -111,11 +111,8 @@ class ROID(AdaptiveModel):
         if self.minimize(loss, confidence=confidence(logits.detach()).mean(), selected=weights > 0):
             update_average_(self.average, mean_probabilities(logits.detach()))
         self.show_policies(logits)
-        return self._correct(logits)
+        return correct_prior(logits, self.prior)
 
     @override
     def predict_step(self, x: Tensor) -> Tensor:
-        return self._correct(self.student(x))
-
-    def _correct(self, logits: Tensor) -> Tensor:
-        return logits if self.prior is None else correct_prior(logits, self.prior)
+        return correct_prior(self.student(x), self.prior)
