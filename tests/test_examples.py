@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ctta.methods import METHODS
+
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 #: Two test workers share the machine.
@@ -46,3 +48,13 @@ def test_the_code_in_the_readme_runs(tmp_path: Path) -> None:
     script.write_text(before + "\n".join(blocks))
     run = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, env=ONE_THREAD)
     assert run.returncode == 0, run.stderr
+
+
+def test_the_readme_and_the_catalog_name_every_method() -> None:
+    """A method that is not in the two tables is one that nobody finds."""
+    readme, catalog = (ROOT / "README.md").read_text(), (ROOT / "docs" / "methods.md").read_text()
+    section = readme[readme.index("## Methods") : readme.index("## Use it with your model")]
+    named = set(re.findall(r"`([a-z0-9_]+)`", section[: section.index("`ctta methods`")]))
+    assert named == set(METHODS)
+    assert f"{len(METHODS)} methods" in section
+    assert [cls.__name__ for cls in METHODS.values() if f"`{cls.__name__}`" not in catalog] == []
