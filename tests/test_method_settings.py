@@ -47,10 +47,13 @@ def stats() -> ctta.SourceStats:
 def build(
     spec: MethodSpec, stats: ctta.SourceStats, net: nn.Module | None = None, **changes: Any
 ) -> ctta.AdaptiveModel:
-    """Build a row of a recipe with these statistics of source images."""
-    needs_vit = spec.method_class.info is not None and spec.method_class.info.needs_vit
+    """Build a row of a recipe with these statistics of source images; a method for ViTs on a ViT with its own."""
+    net = net or make_network()
+    if spec.method_class.info is not None and spec.method_class.info.needs_vit:
+        net = BlockViT()
+        stats = ctta.source_stats(net, make_batches(1, 16, 16))
     given = {"source_stats": stats} if spec.needs_source_stats else {}
-    return spec.factory(net or (BlockViT() if needs_vit else make_network()), **{**spec.settings, **given, **changes})
+    return spec.factory(net, **{**spec.settings, **given, **changes})
 
 
 def test_every_method_has_settings_in_one_place() -> None:
@@ -142,7 +145,7 @@ def test_seeds_matter_for_exactly_the_methods_that_get_them(name: str, stats: ct
         "sotta.min_confidence=0.2",
     )
     spec = build_task("embedded", BenchmarkOptions(settings=small)).methods[name]
-    side, num_images = (16, 4) if name == "rem" else (12, 4 if name == "memo" else 80)
+    side, num_images = (16, 4) if name in ("rem", "foa") else (12, 4 if name == "memo" else 80)
     batches = make_batches(2, num_images, side)
 
     def adapt(seed: int) -> list[Tensor]:
@@ -191,8 +194,8 @@ def test_all_runs_every_method_and_says_what_it_leaves_out(network: str) -> None
     )
     assert ended.exit_code == 0, ended.stderr
     rows = {json.loads(line)["row"] for line in ended.stdout.splitlines()}
-    assert rows == set(METHODS) - {"rem", "petta", "eata", "santa", "rmt"}
-    assert "rem (for vision transformers only)" in ended.stderr
+    assert rows == set(METHODS) - {"rem", "foa", "petta", "eata", "santa", "rmt"}
+    assert "rem, foa (for vision transformers only)" in ended.stderr
     assert "petta, eata, santa, rmt (without --source-stats FILE, made by 'ctta source-stats')" in ended.stderr
 
 
@@ -207,7 +210,7 @@ def test_source_statistics_belong_to_a_run(network: str) -> None:
     ctta.source_stats(net, make_batches(2, 16, 32)).save("stats.safetensors")
     options = BenchmarkOptions(model=network, limit=2, source_stats="stats.safetensors")
     planned = plan(Path("a"), "embedded", options, methods=["all"], threads=1)
-    assert set(planned.left_out) == {"rem"}
+    assert set(planned.left_out) == {"rem", "foa"}
     plan(Path("a"), "embedded", options, methods=["rmt"], threads=1)
     ctta.source_stats(net, make_batches(3, 16, 32)).save("stats.safetensors")
     with pytest.raises(ConfigError, match=r"made with other settings \(stats_files.stats.safetensors"):
@@ -224,7 +227,7 @@ def test_runs_without_source_statistics_do_not_mention_them() -> None:
 
 def test_embedded_network_has_its_own_statistics(tmp_path: Path) -> None:
     planned = plan(tmp_path, "embedded", BenchmarkOptions(limit=2), methods=["all"], threads=1)
-    assert dict(planned.left_out) == {"rem": "for vision transformers only"}
+    assert dict(planned.left_out) == dict.fromkeys(("rem", "foa"), "for vision transformers only")
     methods = build_task("embedded", BenchmarkOptions()).methods
     batch, frozen = (methods[name].settings["source_stats"] for name in ("eata", "petta"))
     assert (batch.num_images, frozen.num_images, batch.is_labeled) == (10_000, 10_000, True)

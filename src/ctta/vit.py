@@ -84,6 +84,22 @@ def find_block_norms(net: nn.Module) -> tuple[str, ...]:
     return tuple(found)
 
 
+def is_vit(net: nn.Module) -> bool:
+    """Return whether :func:`find_blocks` finds the blocks of a network.
+
+    Args:
+        net: The network.
+
+    Returns:
+        Whether it is a vision transformer with a class token.
+    """
+    try:
+        find_blocks(net)
+    except ConfigError:
+        return False
+    return True
+
+
 def _refuse(found: str) -> ConfigError:
     return ConfigError(
         f"the network has {found}: expected a vision transformer with one class token and one list of blocks, such as "

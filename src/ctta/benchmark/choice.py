@@ -7,6 +7,7 @@ from torch import nn
 from ctta.benchmark.recipes import BenchmarkOptions, BenchmarkTask
 from ctta.errors import ConfigError, first_line
 from ctta.methods import METHODS
+from ctta.vit import is_vit
 
 #: The name that stands for every method of the library.
 ALL = "all"
@@ -41,6 +42,9 @@ def choose_methods(
         changed = {setting.partition(".")[0] for setting in options.settings}
         for each in (each for each in METHODS if each in task.methods and each not in names):
             spec = task.methods[each]
+            if spec.method_class.info is not None and spec.method_class.info.needs_vit and not is_vit(net):
+                left_out[each] = _NEEDS_VIT
+                continue
             if spec.lacks_source_stats:
                 left_out[each] = _NEEDS_STATS
                 continue
@@ -49,8 +53,7 @@ def choose_methods(
             except ConfigError as error:
                 if each in changed or (spec.needs_source_stats and options.source_stats is not None):
                     raise
-                needs_vit = spec.method_class.info is not None and spec.method_class.info.needs_vit
-                left_out[each] = _NEEDS_VIT if needs_vit else first_line(error)
+                left_out[each] = first_line(error)
             else:
                 chosen.append(each)
     return tuple(dict.fromkeys(chosen)), left_out

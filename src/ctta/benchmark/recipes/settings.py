@@ -124,8 +124,9 @@ PUBLISHED: Mapping[str, Mapping[DataSet, Mapping[str, Any]]] = {
     "tea": {"imagenet": {"buffer_size": 1000}},
     # Authors: no momentum; 32 views for CIFAR, 64 for ImageNet.
     "memo": {"imagenet": {"views": image_views(64), "optimizer": partial(torch.optim.SGD, lr=2.5e-4)}},
-    # For vision transformers. Authors: Adam with 1e-3 everywhere.
+    # For vision transformers. Authors; REM has Adam with 1e-3 everywhere, and FOA's settings are for ImageNet-C.
     "rem": {},
+    "foa": {},
 }
 
 
