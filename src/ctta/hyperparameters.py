@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from ctta.errors import CheckpointError, ConfigError, did_you_mean
 from ctta.optim import OptimizerFactory
@@ -64,7 +63,7 @@ def format_value(value: Any) -> str:
 
 
 def parse_hyperparameters(
-    method: type[nn.Module], texts: Iterable[str], given: Mapping[str, Any] | None = None
+    method: type[Any], texts: Iterable[str], given: Mapping[str, Any] | None = None, *, owner: str | None = None
 ) -> dict[str, Any]:
     """Return keyword arguments of a method from texts such as ``restore=0.005``.
 
@@ -76,6 +75,7 @@ def parse_hyperparameters(
         method: The class that the arguments are for.
         texts: Each ``NAME=VALUE``, with a Python literal or a plain word as the value.
         given: Arguments that replace the method's defaults; ``lr`` then changes the given optimizer.
+        owner: How errors call the class; by default its name.
 
     Returns:
         The arguments named in the texts.
@@ -104,7 +104,7 @@ def parse_hyperparameters(
         elif name not in defaults:
             known = list(dict.fromkeys([*defaults, *(["lr"] if "optimizer" in defaults else [])]))
             raise ConfigError(
-                f"{method.__name__} has no setting {name!r}{did_you_mean(name, known)}; "
+                f"{owner or method.__name__} has no setting {name!r}{did_you_mean(name, known)}; "
                 f"it has {', '.join(known) or 'none'}"
             )
         else:
@@ -137,7 +137,7 @@ def _convert(name: str, value: Any, default: Any) -> Any:
     if name in ("source_stats", "posterior"):
         return load_stats_setting(name, str(value))
     if name == "policies":
-        raise ConfigError("policies are given in Python: ctta.adapt(net, ..., policies=[ctta.policies.restore(0.01)])")
+        raise ConfigError("policies are parsed by ctta.registry.parse_settings")
     if isinstance(default, int | float) and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise ConfigError(f"{name} must be a number such as {default}, got {value!r}")
     if isinstance(default, int) and not isinstance(value, int):

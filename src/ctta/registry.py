@@ -13,6 +13,7 @@ A package provides methods with a few lines in its ``pyproject.toml``::
     mine = "my_package.methods:Mine"
 """
 
+import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -35,8 +36,9 @@ from ctta.io.python_files import (
 )
 from ctta.method_info import MethodInfo
 from ctta.methods import METHODS
+from ctta.policies import parse_policy
 
-__all__ = ["ENTRY_POINTS", "NamedMethod", "adapt", "list_methods", "name_of", "resolve_method"]
+__all__ = ["ENTRY_POINTS", "NamedMethod", "adapt", "list_methods", "name_of", "parse_settings", "resolve_method"]
 
 #: The group of entry points that installed packages provide methods in.
 ENTRY_POINTS = "ctta.methods"
@@ -74,7 +76,7 @@ class NamedMethod:
         return f"{self.info.title} {self.preset.replace('_', ' ')}".strip()
 
     def parse(self, texts: Iterable[str]) -> dict[str, Any]:
-        """Return hyperparameters from texts such as ``lr=1e-4``, see :mod:`ctta.hyperparameters`.
+        """Return hyperparameters from texts such as ``lr=1e-4``, see :func:`parse_settings`.
 
         Args:
             texts: Each ``NAME=VALUE``.
@@ -82,7 +84,7 @@ class NamedMethod:
         Returns:
             Keyword arguments for :meth:`build`.
         """
-        return parse_hyperparameters(self.method, texts, self.settings)
+        return parse_settings(self.method, texts, self.settings)
 
     def build(self, net: nn.Module, **hyperparameters: Any) -> AdaptiveModel:
         """Wrap a network in the method.
@@ -149,6 +151,38 @@ def resolve_method(name: str) -> NamedMethod:
         f"there is no method {name!r}{did_you_mean(name, known)}; expected one of {', '.join(known)}, or "
         "file:PATH.py:Class"
     )
+
+
+def parse_settings(
+    method: type[AdaptiveModel], texts: Iterable[str], given: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return keyword arguments of a method from texts, see :func:`ctta.hyperparameters.parse_hyperparameters`.
+
+    ``policies=reset_every=1000`` adds a policy, see :func:`ctta.policies.parse_policy`.
+
+    Args:
+        method: The class that the arguments are for.
+        texts: Each ``NAME=VALUE``.
+        given: Arguments that replace the method's defaults.
+
+    Returns:
+        The arguments named in the texts.
+
+    Raises:
+        ConfigError: A text cannot be parsed, or the method has no such argument.
+
+    >>> parse_settings(METHODS["tent"], ["policies=reset_every=1000"])
+    {'policies': (reset_every(num=1000, unit='batches'),)}
+    """
+    typed = [(text, text.partition("=")) for text in texts]
+    policies = [parse_policy(value.strip()) for _, (name, _, value) in typed if name.strip() == "policies"]
+    others = [text for text, (name, _, _) in typed if name.strip() != "policies"]
+    arguments = parse_hyperparameters(method, others, given)
+    if policies:
+        if "policies" not in inspect.signature(method).parameters:
+            raise ConfigError(f"{method.__name__} takes no policies, got {policies[0].name}: use a method that learns")
+        arguments["policies"] = (*(given or {}).get("policies", ()), *policies)
+    return arguments
 
 
 def list_methods() -> list[str]:

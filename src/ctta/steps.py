@@ -53,6 +53,8 @@ class Policy(ABC):
     name: ClassVar[str]
     #: Whether the student predicts, before the step, whatever the method itself would return.
     student_predicts: ClassVar[bool] = False
+    #: Whether the policy draws random numbers, so that results depend on the seed of the model.
+    is_random: ClassVar[bool] = False
 
     def start(self, model: Any) -> nn.Module:
         """Return the initial state: a module with buffers of fixed size.

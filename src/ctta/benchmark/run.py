@@ -22,6 +22,7 @@ from ctta.distributed.collectives import run_on_rank_zero
 from ctta.errors import ConfigError
 from ctta.evaluation.results import Result
 from ctta.io.python_files import absolute_file_spec
+from ctta.policies import Policy, format_policy
 from ctta.report import write_report
 
 
@@ -55,6 +56,7 @@ def run(
     batch_size: int | None = None,
     rounds: int | None = None,
     settings: Sequence[str] | Mapping[str, object] = (),
+    policies: Sequence[str | Policy] | None = None,
     corruptions: Sequence[str] | None = None,
     severity: int | None = None,
     size: tuple[int, int] | None = None,
@@ -96,6 +98,8 @@ def run(
         batch_size: Images per batch.
         rounds: How many times the stream is repeated.
         settings: Hyperparameters of single methods: ``{"cotta.restore": 0.005}`` or ``["cotta.restore=0.005"]``.
+        policies: What happens around the updates of every method that learns: ``[ctta.policies.reset_every(1000)]`` or
+            ``["reset_every=1000"]``; of one method: ``["tent.reset_every=1000"]``.
         corruptions: Names of corruptions, in order; the recipe's own by default. Those of ``"folder"`` may include
             ``"none"``, the images as they are.
         severity: Severity of the corruptions, 1 to 5; the recipe's own by default.
@@ -155,6 +159,7 @@ def run(
         mean=None if mean is None else tuple(mean),
         std=None if std is None else tuple(std),
         source_stats=None if source_stats is None else str(Path(source_stats).absolute()),
+        policies=tuple(each if isinstance(each, str) else format_policy(each) for each in policies or ()) or None,
     )
     if download:
         for name in build_task(recipe, options, ignore_other_settings=True).downloads:

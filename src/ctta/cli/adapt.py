@@ -19,13 +19,14 @@ from ctta.cli.options import (
     MeanOption,
     ModelOption,
     OptionalMethodOption,
+    PolicyOption,
     SeedOption,
     SettingsOption,
     SizeOption,
     StdOption,
+    join_settings,
     load_network,
     read_class_names,
-    with_seed,
 )
 from ctta.inference import InferenceSummary, NormalizedBatches, adapt_folder
 from ctta.registry import resolve_method
@@ -60,6 +61,7 @@ def adapt(
     ] = None,
     method: OptionalMethodOption = None,
     settings: SettingsOption = None,
+    policies: PolicyOption = None,
     batch_size: Annotated[
         int,
         typer.Option(
@@ -116,7 +118,7 @@ def adapt(
     Run it later to process images that were added since. The state file can
     also be opened with ctta.load.
     """
-    texts = with_seed(settings, seed)
+    texts = join_settings(settings, policies, seed)
     if texts and method is None:
         method = saved_method(state) if state and state.exists() else "cotta"  # settings belong to a method
     hyperparameters = resolve_method(method).parse(texts) if method else {}

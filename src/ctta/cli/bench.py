@@ -75,6 +75,15 @@ def bench(
             metavar="METHOD.NAME=VALUE",
         ),
     ] = None,
+    policies: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            help="Act around the updates of every method that learns, such as reset_every=1000, or of one, such as "
+            "tent.reset_every=1000; repeatable.",
+            metavar="[METHOD.]NAME[=VALUE]",
+        ),
+    ] = None,
     preset: Annotated[
         Preset, typer.Option(help="Run CoTTA as in its reference implementation, or as in the text of the paper.")
     ] = "official",
@@ -192,6 +201,7 @@ def bench(
             batch_size=batch_size,
             rounds=rounds,
             settings=settings or (),
+            policies=policies,
             corruptions=None if corruptions is None else parse_names(corruptions),
             severity=severity,
             size=size,

@@ -12,6 +12,7 @@ from ctta.cli.console import print_notice, print_table_in_full, print_text, stdo
 from ctta.cli.options import JsonOption
 from ctta.errors import ConfigError
 from ctta.hyperparameters import format_value
+from ctta.policies import POLICIES
 from ctta.registry import NamedMethod, list_methods, resolve_method
 
 
@@ -73,6 +74,7 @@ def _print_methods(found: list[NamedMethod]) -> None:
     print_text("\nforward, backward: passes per step. copies: of the network, in memory.")
     if presets := [each.name for each in found if each.preset]:
         print_text(f"Presets: {', '.join(presets)}")
+    print_text(f"Policies, for methods that learn: {', '.join(POLICIES)}; such as --policy reset_every=1000")
     print_text("Describe a method with: ctta methods NAME. Use a class of your own as: file:PATH.py:Class")
 
 

@@ -57,6 +57,15 @@ StdOption = Annotated[
     typer.Option(help="Divide by this standard deviation per channel; give it with --mean.", metavar="R,G,B"),
 ]
 SeedOption = Annotated[int | None, typer.Option(help="Seed the random draws of the method. Default: 0.", metavar="N")]
+PolicyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--policy",
+        help="Act around the updates of the method, such as reset_every=1000, restore=0.01 or "
+        "reset_every=64000,unit=images (see: ctta methods); repeatable.",
+        metavar="NAME[=VALUE]",
+    ),
+]
 SettingsOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -121,9 +130,10 @@ def read_class_names(path: Path | None) -> list[str] | None:
     return names
 
 
-def with_seed(settings: Sequence[str] | None, seed: int | None) -> list[str]:
-    """Return the values of ``--set`` with that of ``--seed`` among them."""
-    return [*(settings or ()), *([] if seed is None else [f"seed={seed}"])]
+def join_settings(settings: Sequence[str] | None, policies: Sequence[str] | None, seed: int | None) -> list[str]:
+    """Return the values of ``--set`` with those of ``--policy`` and ``--seed`` among them."""
+    added = [f"policies={text}" for text in policies or ()]
+    return [*(settings or ()), *added, *([] if seed is None else [f"seed={seed}"])]
 
 
 def parse_names(text: str) -> list[str]:

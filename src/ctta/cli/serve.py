@@ -16,13 +16,14 @@ from ctta.cli.options import (
     DeviceOption,
     MeanOption,
     ModelOption,
+    PolicyOption,
     SeedOption,
     SettingsOption,
     SizeOption,
     StdOption,
+    join_settings,
     load_network,
     read_class_names,
-    with_seed,
 )
 from ctta.errors import ConfigError
 from ctta.guard import Guarded, InputSpec
@@ -38,6 +39,7 @@ def serve(
         typer.Option(help=f"{METHOD_HELP} Default: that of the saved streams, else cotta_fast.", metavar="NAME"),
     ] = None,
     settings: SettingsOption = None,
+    policies: PolicyOption = None,
     size: SizeOption = None,
     classes: ClassesOption = None,
     mean: MeanOption = None,
@@ -214,7 +216,7 @@ def serve(
     )
     torch.set_num_threads(threads)
     net = load_network(model, device, mean, std)
-    texts = with_seed(settings, seed)
+    texts = join_settings(settings, policies, seed)
     adaptive = serving.build_method(net, method, texts) if method else serving.resume_method(net, state, texts)
     size = size or ((32, 32) if model == "embedded" else None)
     if guard:

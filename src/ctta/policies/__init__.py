@@ -5,12 +5,13 @@
 >>> model = ctta.adapt(net, "tent", policies=[ctta.policies.reset_every(1000)])
 >>> model = ctta.Tent(net, policies=[ctta.policies.average_with_source(0.99), ctta.policies.restore(0.01)])
 
-Policies act in the order of the list. Methods that are a combination are built from them: RDumb is ETA with
-:data:`reset_every`, ROID has :data:`average_with_source`. To write one, extend :class:`ctta.policies.Policy`; a
-checkpoint holds the policies of this package.
+On the command line it is ``--policy reset_every=1000``. Policies act in the order of the list. Methods that are a
+combination are built from them: RDumb is ETA with :data:`reset_every`, ROID has :data:`average_with_source`. To write
+one, extend :class:`ctta.policies.Policy`; a checkpoint holds the policies of this package.
 """
 
 from ctta.policies.averaging import AverageWithSource, FrozenTeacher, Kalman
+from ctta.policies.names import POLICIES, format_policy, parse_policy
 from ctta.policies.resetting import AdaptiveReset, ResetEvery, ResetOnLowEntropy
 from ctta.policies.restoring import Restore, RestoreByFisher
 from ctta.steps import Policy
@@ -28,8 +29,10 @@ __all__ = [
     "RestoreByFisher",
     "adaptive_reset",
     "average_with_source",
+    "format_policy",
     "frozen_teacher",
     "kalman",
+    "parse_policy",
     "reset_every",
     "reset_on_low_entropy",
     "restore",
@@ -45,18 +48,3 @@ frozen_teacher = FrozenTeacher
 reset_every = ResetEvery
 reset_on_low_entropy = ResetOnLowEntropy
 adaptive_reset = AdaptiveReset
-
-#: Every policy by its name.
-POLICIES: dict[str, type[Policy]] = {
-    cls.name: cls
-    for cls in (
-        Restore,
-        RestoreByFisher,
-        AverageWithSource,
-        Kalman,
-        FrozenTeacher,
-        ResetEvery,
-        ResetOnLowEntropy,
-        AdaptiveReset,
-    )
-}

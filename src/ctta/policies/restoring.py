@@ -33,6 +33,7 @@ class Restore(Policy):
     """
 
     name = "restore"
+    is_random = True
     probability: float = 0.01
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ from ctta.benchmark.recipes.base import (
     Preset,
     add_methods,
     add_source_stats,
+    apply_policies,
     apply_settings,
 )
 from ctta.benchmark.recipes.embedded import ablation, demo, embedded, embedded_gradual
@@ -52,7 +53,8 @@ def build_task(
         recipe: A key of :data:`RECIPES`.
         options: What the user changes about the recipe.
         methods: Further methods that are not of the recipe, by their names in :mod:`ctta.registry`.
-        ignore_other_settings: Whether ``options.settings`` may name methods that the task does not have.
+        ignore_other_settings: Whether ``options.settings`` and ``options.policies`` may name methods that the task does
+            not have.
 
     Returns:
         The task; its network and streams are built on demand.
@@ -85,6 +87,7 @@ def build_task(
 
     specs = add_source_stats(add_methods(task.methods, methods), _choose_stats(task, options))
     specs = apply_settings(specs, options.settings, ignore_others=ignore_other_settings)
+    specs = apply_policies(specs, options.policies or (), ignore_others=ignore_other_settings)
     return replace(task, methods=specs, make_stream=make_stream, make_network=make_network)
 
 

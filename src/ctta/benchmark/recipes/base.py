@@ -9,8 +9,8 @@ from torch import nn
 
 from ctta.base import AdaptiveModel
 from ctta.errors import ConfigError, did_you_mean
-from ctta.hyperparameters import parse_hyperparameters
-from ctta.registry import list_methods, name_of, resolve_method
+from ctta.policies import parse_policy
+from ctta.registry import list_methods, name_of, parse_settings, resolve_method
 from ctta.source_stats import SourceStats
 from ctta.streams import Stream
 from ctta.views import DrawnViews
@@ -40,6 +40,7 @@ class BenchmarkOptions:
         mean: Mean of each channel, for a network that expects normalized images.
         std: Standard deviation of each channel.
         source_stats: File of ``ctta source-stats``, for methods that need statistics of source images.
+        policies: Policies of every method that learns, or of one, such as ``"tent.reset_every=1000"``.
     """
 
     data: str | None = None
@@ -57,6 +58,7 @@ class BenchmarkOptions:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     source_stats: str | None = None
+    policies: tuple[str, ...] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options for ``run.json``; later additions only where they are set, so that old runs continue."""
@@ -91,11 +93,13 @@ class BenchmarkOptions:
             ("--std", self.std and ",".join(f"{value:g}" for value in self.std)),
             ("--source-stats", self.source_stats),
         ]
-        return [f"{name} {value}" for name, value in typed if value] + [f"--set {text}" for text in self.settings]
+        changes = [f"{name} {value}" for name, value in typed if value]
+        policies = [f"--policy {text}" for text in self.policies or ()]
+        return changes + policies + [f"--set {text}" for text in self.settings]
 
 
 #: Options that ``run.json`` of version 0.2 does not have.
-_LATER = ("corruptions", "severity", "size", "classes", "mean", "std", "source_stats")
+_LATER = ("corruptions", "severity", "size", "classes", "mean", "std", "source_stats", "policies")
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,7 @@ class MethodSpec:
         settings = {name: parameter.default for name, parameter in parameters.items()} | dict(self.settings)
         if "seed" not in parameters:
             return False
-        if not {"views", "restore"} & parameters.keys():
+        if not {"views", "restore"} & parameters.keys() or any(each.is_random for each in settings.get("policies", ())):
             return True
         starts_random = self.method_class.info is not None and self.method_class.info.starts_random
         return starts_random or isinstance(settings.get("views"), DrawnViews) or settings.get("restore", 0) > 0
@@ -259,8 +263,7 @@ def apply_settings(
     Raises:
         ConfigError: A text is malformed, or names a method that the recipe does not have.
     """
-    changed = dict(methods)
-    names = {name.rpartition(":")[2] if name.startswith("file:") else name: name for name in methods}
+    changed, names = dict(methods), _typed_names(methods)
     for setting in settings:
         target, equals, text = setting.partition("=")
         typed, dot, key = target.partition(".")
@@ -269,14 +272,58 @@ def apply_settings(
         if typed not in names:
             if ignore_others:
                 continue
-            raise ConfigError(
-                f"{setting!r} names a method that this recipe does not have{did_you_mean(typed, names)}; "
-                f"it has {', '.join(names)}"
-            )
+            raise _unknown_method(setting, typed, names)
         name = names[typed]
         if key == "seed":
             raise ConfigError(f"{setting!r} sets a seed: choose seeds with the option 'seeds' instead")
         spec = changed[name]
-        parsed = parse_hyperparameters(spec.method_class, [f"{key}={text}"], spec.settings)
+        parsed = parse_settings(spec.method_class, [f"{key}={text}"], spec.settings)
         changed[name] = replace(spec, settings={**spec.settings, **parsed})
     return changed
+
+
+def apply_policies(
+    methods: Mapping[str, MethodSpec], policies: tuple[str, ...], *, ignore_others: bool = False
+) -> dict[str, MethodSpec]:
+    """Return the methods with policies added.
+
+    Args:
+        methods: Methods of a recipe by name; one of a file is also known by the name of its class.
+        policies: Texts such as ``reset_every=1000``, for every method that learns, or ``tent.reset_every=1000``, for
+            one; see :func:`ctta.policies.parse_policy`.
+        ignore_others: Whether to ignore policies of other methods, which :func:`plan` has checked.
+
+    Returns:
+        The methods by name, in the same order.
+
+    Raises:
+        ConfigError: There is no such policy, or it is for a method that the recipe does not have or that learns
+            nothing.
+    """
+    changed, names = dict(methods), _typed_names(methods)
+    for text in policies:
+        head = text.partition("=")[0].partition(",")[0]
+        typed, dot, _ = head.partition(".")
+        if dot and typed not in names:
+            if ignore_others:
+                continue
+            raise _unknown_method(text, typed, names)
+        policy = text.removeprefix(f"{typed}.") if dot else text
+        parse_policy(policy)  # also where no method learns
+        for name, spec in changed.items():
+            learns = "policies" in inspect.signature(spec.method_class).parameters
+            if name == names[typed] if dot else learns:
+                added = parse_settings(spec.method_class, [f"policies={policy}"], spec.settings)
+                changed[name] = replace(spec, settings={**spec.settings, **added})
+    return changed
+
+
+def _typed_names(methods: Mapping[str, MethodSpec]) -> dict[str, str]:
+    """Return the names of methods by how a user types them: those of files by the name of the class."""
+    return {name.rpartition(":")[2] if name.startswith("file:") else name: name for name in methods}
+
+
+def _unknown_method(text: str, typed: str, names: Mapping[str, str]) -> ConfigError:
+    return ConfigError(
+        f"{text!r} names a method that this recipe does not have{did_you_mean(typed, names)}; it has {', '.join(names)}"
+    )
