@@ -7,6 +7,7 @@ from typing import Any
 from typer.main import get_command
 
 from ctta.cli.app import app
+from ctta.cli.command import describe_parameter
 
 PAGE = Path(__file__).parent.parent / "docs" / "commands.md"
 MARK = "<!-- What follows is written by scripts/commands.py. -->\n"
@@ -26,24 +27,14 @@ def describe_commands() -> str:
 
 def _describe(name: str, command: Any) -> str:
     text = re.sub(r"(?<!\n)\n(?!\n)", " ", command.help.strip())
-    rows = [_describe_parameter(parameter) for parameter in command.params if parameter.name != "help"]
+    described = [describe_parameter(parameter) for parameter in command.params if parameter.name != "help"]
+    rows = [f"| `{_escape(names)}` | {_escape(help_text)} |" for names, help_text in described]
     table = ["| option | what it does |", "|---|---|", *rows] if rows else []
     return "\n".join([f"## ctta {name}", "", text, "", *table, ""])
 
 
-def _describe_parameter(parameter: Any) -> str:
-    help_text = parameter.help or ""
-    if parameter.param_type_name == "argument":
-        names, value = [parameter.metavar or parameter.name.upper()], ""
-    else:
-        names = [*parameter.opts, *parameter.secondary_opts]
-        value = "" if parameter.is_flag else f" {parameter.metavar or ''}".rstrip()
-        if "Default: " not in help_text and parameter.default not in (None, False, ()):
-            default = parameter.opts[0] if parameter.is_flag else parameter.default
-            help_text += f" Default: {default}."
-    if parameter.required:
-        help_text += " Required."
-    return f"| `{', '.join(names)}{value}` | {help_text.replace('|', '&#124;')} |"
+def _escape(text: str) -> str:
+    return text.replace("|", r"\|")  # also within code: tables are split first
 
 
 if __name__ == "__main__":

@@ -13,19 +13,66 @@ from typer.testing import CliRunner
 import ctta
 from ctta.cli import console
 from ctta.cli.app import app
+from ctta.cli.command import MAX_WIDTH
 from ctta.errors import did_you_mean
 
 
 def run(*arguments: str) -> tuple[int, str]:
-    """Return the exit code and everything that the command prints, without frames and line breaks."""
+    """Return the exit code and everything that the command prints, without line breaks."""
     result = CliRunner().invoke(app, arguments)
-    return result.exit_code, " ".join(re.sub("[─│╭╮╰╯]", " ", result.output).split())
+    return result.exit_code, " ".join(result.output.split())
 
 
 def commands() -> list[tuple[str, ...]]:
     root: Any = get_command(app)
     names = [(name,) for name in root.commands if name != "data"]
     return [(), *names, ("data",), ("data", "get"), ("data", "list")]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("command", commands(), ids=" ".join)
+def test_help_has_a_line_per_option_that_says_how_to_type_it(
+    command: tuple[str, ...], width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the terminal, each option starts a line of its own, no line is cut, and a flag takes no value."""
+    text = read_help(command, width, monkeypatch, capsys)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= min(width, MAX_WIDTH) and "…" not in text and "<" not in text
+    options = [parameter for parameter in find(command).params if parameter.param_type_name == "option"]
+    for option in options:
+        (line,) = [line for line in lines if re.match(rf"  (-h, )?{option.opts[0]}\b", line)]
+        typed = " / ".join([option.opts[0], *option.secondary_opts]) + (f" {option.metavar}" if option.metavar else "")
+        assert typed in line and bool(option.metavar) != option.is_flag, line
+    assert "  -h, --help" in text
+
+
+def read_help(
+    command: tuple[str, ...], width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> str:
+    """Return the help text for a terminal of some width, which CliRunner ignores."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    with pytest.raises(SystemExit, match="0"):
+        app(args=[*command, "--help"], prog_name="ctta")
+    return capsys.readouterr().out
+
+
+def find(command: tuple[str, ...]) -> Any:
+    found: Any = get_command(app)
+    for name in command:
+        found = found.commands[name]
+    return found
+
+
+def test_options_are_listed_by_subject_with_their_defaults(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = read_help(("serve",), 120, monkeypatch, capsys)
+    sections = dict(re.findall(r"^([A-Z]\w+):\n(.*?)(?=^\w|\Z)", text, re.MULTILINE | re.DOTALL))
+    assert list(sections) == ["Options", "Server", "Streams", "Limits"]
+    assert re.search(r"--port N +Listen on this port; 0 picks a free one\. Default: 8000\.\n", sections["Server"])
+    assert "Default: --guard." in " ".join(sections["Options"].split())
+    _, text = run("calibrate", "-h")
+    assert "--seed N Seed the choice of images, the corruptions and the views. Default: 0." in text
 
 
 def test_version() -> None:

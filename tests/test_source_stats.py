@@ -131,7 +131,7 @@ def test_no_batches() -> None:
 def test_the_command_and_a_method_that_uses_its_file(tmp_path: Path) -> None:
     network, images, path = write_network(tmp_path), tmp_path / "images", tmp_path / "stats.safetensors"
     write_images(images, range(10))
-    arguments = ("--model", network, "--images", images, "--output", path, "--batch-size", 4)
+    arguments = ("--model", network, "--images", images, "--out", path, "--batch-size", 4)
     assert "fisher" in output(compute_source_stats, *arguments)
     assert ctta.SourceStats.load(path).num_images == 10
     assert "leave out --labels" in user_error(compute_source_stats, *arguments, "--labels")

@@ -74,7 +74,8 @@ def adapt(
         ImageOrder | None,
         typer.Option(
             help="Take the images in this order: shuffled, by path (name), or by time of modification. "
-            "Default: shuffle for a folder per class, else name."
+            "Default: shuffle for a folder per class, else name.",
+            metavar="|".join(ImageOrder),
         ),
     ] = None,
     size: SizeOption = None,

@@ -11,6 +11,7 @@ from ctta.cli.adapt import adapt
 from ctta.cli.bench import bench
 from ctta.cli.calibrate import calibrate
 from ctta.cli.catalog import methods, recipes
+from ctta.cli.command import MAX_WIDTH, Command, CommandGroup
 from ctta.cli.console import print_text
 from ctta.cli.corrupt import corrupt
 from ctta.cli.data import data
@@ -18,18 +19,19 @@ from ctta.cli.demo import demo
 from ctta.cli.report import report
 from ctta.cli.serve import serve
 from ctta.cli.source_stats import compute_source_stats
-from ctta.cli.suggestions import SuggestingCommand
 
 app = typer.Typer(
+    cls=CommandGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     suggest_commands=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": MAX_WIDTH},
 )
 for command in (demo, adapt, serve, calibrate, bench, report, recipes, methods, corrupt):
-    app.command(cls=SuggestingCommand)(command)
-app.command("source-stats", cls=SuggestingCommand)(compute_source_stats)
+    app.command(cls=Command)(command)
+app.command("source-stats", cls=Command)(compute_source_stats)
 app.add_typer(data, name="data")
 
 

@@ -4,7 +4,7 @@ import shlex
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
@@ -85,7 +85,11 @@ def bench(
         ),
     ] = None,
     preset: Annotated[
-        Preset, typer.Option(help="Run CoTTA as in its reference implementation, or as in the text of the paper.")
+        Preset,
+        typer.Option(
+            help="Run CoTTA as in its reference implementation (official), or as in the text of the paper.",
+            metavar="|".join(get_args(Preset)),
+        ),
     ] = "official",
     model: Annotated[
         str | None,
@@ -121,7 +125,7 @@ def bench(
     ] = None,
     severity: Annotated[
         int | None,
-        typer.Option(min=1, max=5, help="Use this severity of the corruptions. Default: 5.", metavar="N"),
+        typer.Option(min=1, max=5, help="Use this severity of the corruptions, 1 to 5. Default: 5.", metavar="N"),
     ] = None,
     size: SizeOption = None,
     classes: ClassesOption = None,

@@ -51,7 +51,10 @@ def corrupt(
     seed: Annotated[int, typer.Option(min=0, help="Seed the random draws of the corruptions.", metavar="N")] = 0,
     kind: Annotated[
         BenchmarkLayout | None,
-        typer.Option(help="Write this layout. Default: imagenet-c for a folder of images, else cifar-c."),
+        typer.Option(
+            help="Write this layout. Default: imagenet-c for a folder of images, else cifar-c.",
+            metavar="|".join(BenchmarkLayout),
+        ),
     ] = None,
     crop: Annotated[
         bool,

@@ -7,15 +7,17 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from ctta.cli.command import Command, CommandGroup
 from ctta.cli.console import exit_on_interrupt, print_table_in_full, print_text
 from ctta.cli.options import InsecureOption, JsonOption
-from ctta.cli.suggestions import SuggestingCommand
 from ctta.datasets import DATASETS, DownloadError, cache_dir, download, find
 
 data = typer.Typer(
+    cls=CommandGroup,
     help="Download public datasets and checkpoints, verified, to a cache folder.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 CacheOption = Annotated[
@@ -23,9 +25,9 @@ CacheOption = Annotated[
 ]
 
 
-@data.command(cls=SuggestingCommand)
+@data.command(cls=Command)
 def get(
-    name: Annotated[str, typer.Argument(help="Download this one, such as cifar10-c; for a list see: ctta data list.")],
+    name: Annotated[str, typer.Argument(help="Download this one, such as cifar10-c; for a list see: ctta data list.", metavar="NAME")],
     cache: CacheOption = None,
     insecure: InsecureOption = False,
 ) -> None:
@@ -38,7 +40,7 @@ def get(
     typer.echo(path)
 
 
-@data.command("list", cls=SuggestingCommand)
+@data.command("list", cls=Command)
 def list_datasets(cache: CacheOption = None, as_json: JsonOption = False) -> None:
     """List the available downloads: size, license, what verifies them, and whether they are cached."""
     rows = [_row(name, cache) for name in DATASETS]

@@ -13,7 +13,8 @@ def report(
     folders: Annotated[
         list[Path],
         typer.Argument(
-            help="Read these folders, written by 'ctta bench', ctta.evaluate or ctta.compare; one report compares all."
+            help="Read these folders, written by 'ctta bench', ctta.evaluate or ctta.compare; one report compares all.",
+            metavar="FOLDER...",
         ),
     ],
     to: Annotated[

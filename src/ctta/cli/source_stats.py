@@ -22,7 +22,9 @@ def compute_source_stats(
             metavar="DIR|FILE.npz",
         ),
     ],
-    output: Annotated[Path, typer.Option(help="Write the statistics to this file.", metavar="FILE.safetensors")],
+    output: Annotated[
+        Path, typer.Option("--out", help="Write the statistics to this file.", metavar="FILE.safetensors")
+    ],
     labels: Annotated[
         bool,
         typer.Option(

@@ -1,0 +1,97 @@
+"""The classes of the commands: plain help texts, and corrections of mistyped options."""
+
+from itertools import groupby
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+from typing_extensions import override
+
+#: Help texts are as wide as the terminal, but not wider than one reads with ease.
+MAX_WIDTH = 100
+
+
+def describe_parameter(parameter: Any) -> tuple[str, str]:
+    """Return how an option or argument is typed, and what it does, with its default.
+
+    Args:
+        parameter: Of click or typer.
+
+    Returns:
+        Such as ``"--batch-size N"`` and ``"Adapt to N images at a time. Default: 32."``.
+    """
+    text = parameter.help or ""
+    if parameter.param_type_name == "argument":
+        names = parameter.metavar or parameter.name.upper()
+    else:
+        names = " / ".join(filter(None, (", ".join(sorted(parameter.opts, key=len)), *parameter.secondary_opts)))
+        if not parameter.is_flag:
+            names += f" {parameter.metavar}"
+        if "Default: " not in text and (default := _format_default(parameter)):
+            text += f" Default: {default}."
+    return names, f"{text} Required." if parameter.required and parameter.param_type_name == "option" else text
+
+
+def _format_default(parameter: Any) -> str:
+    """Return the default as one would type it; empty if nothing is done by default."""
+    value = parameter.default
+    if parameter.is_flag:
+        return parameter.opts[0] if value else ""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "" if value is None else str(value)
+
+
+class Command(TyperCommand):
+    """A command that lists its options by subject, and corrects mistyped ones."""
+
+    @override
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        arguments = [parameter for parameter in self.get_params(ctx) if parameter.param_type_name == "argument"]
+        names = [describe_parameter(each)[0] for each in arguments]
+        required = [each.required for each in arguments]
+        return [name if needed else f"[{name}]" for name, needed in zip(names, required, strict=True)] + ["[OPTIONS]"]
+
+    @override
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        _write_parameters(self, ctx, formatter)
+
+    @override
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # its class is click's or a copy within typer, depending on the version of typer
+            if similar := getattr(error, "possibilities", None):
+                message = f"No such option: {getattr(error, 'option_name', '')}. Did you mean {similar[0]}?"
+                vars(error).update(message=message, possibilities=None)
+            raise
+
+
+class CommandGroup(TyperGroup):
+    """A command with subcommands, listed with the first line of their help texts in full."""
+
+    @override
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _first_line(command)) for name, command in commands])
+        _write_parameters(self, ctx, formatter)
+
+
+def _first_line(command: Any) -> str:
+    return str(command.help or "").strip().partition("\n")[0]
+
+
+def _write_parameters(command: Any, ctx: Any, formatter: Any) -> None:
+    """Write a section for the arguments, one for the options, and one for each further subject."""
+
+    def section_of(parameter: Any) -> str:
+        if parameter.param_type_name == "argument":
+            return "Arguments"
+        return getattr(parameter, "rich_help_panel", None) or "Options"
+
+    parameters = command.get_params(ctx)
+    sections = list(dict.fromkeys(["Arguments", "Options", *map(section_of, parameters)]))
+    ordered = sorted(parameters, key=lambda each: sections.index(section_of(each)))
+    for section, members in groupby(ordered, section_of):
+        with formatter.section(section):
+            formatter.write_dl([describe_parameter(each) for each in members])
