@@ -176,7 +176,7 @@ def test_progress_is_printed_in_lines_without_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = iter([0.0, 1.0, 12.0, 13.0, 75.0])
-    monkeypatch.setattr("ctta.cli.console.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("ctta.io.progress.time.monotonic", lambda: next(clock))
     with console.progress_bar("adapting") as update:
         for done in (400, 1000, 1001, 4000):
             update(done, 4000)

@@ -351,6 +351,27 @@ def test_progress_bar_needs_a_terminal(
     assert shown == "" or stream is Terminal
 
 
+def test_progress_is_printed_in_lines_without_a_terminal(
+    server: DownloadServer, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Downloading, verifying and unpacking each say how far they are; a line is due with every chunk here."""
+    monkeypatch.setattr("ctta.io.progress.SECONDS_BEFORE_FIRST_LINE", 0.0)
+    monkeypatch.setattr("ctta.io.progress.SECONDS_BETWEEN_LINES", 0.0)
+    server.content = archive(member("fog.npy", bytes(3_000_000)), member("snow.npy", bytes(1_000_000)))
+    sha256 = hashlib.sha256(server.content).hexdigest()
+    monkeypatch.setitem(DATASETS, "images/a", Dataset(server.url, "a.tar", sha256, size=len(server.content)))
+    download("images/a", progress=False)
+    shutil.rmtree(cache / "images")
+    assert capsys.readouterr().err == ""
+    download("images/a")
+    lines = capsys.readouterr().err.splitlines()
+    for title in ("a.tar", "verify a.tar", "unpack a.tar"):
+        about = [line for line in lines if line.startswith(f"{title}: ")]
+        assert len(about) > 2 and re.fullmatch(rf"{title}: 0 kB of 4 MB \(0 %\) after 0:00:00", about[0])
+        assert re.fullmatch(rf"{title}: 4 MB of 4 MB \((99|100) %\) after .*", about[-1]), about
+    assert any("left" in line for line in lines)
+
+
 @pytest.mark.parametrize("wrapper", ["", "CIFAR-10-C/"])
 def test_archive_becomes_a_folder(
     server: DownloadServer, cache: Path, monkeypatch: pytest.MonkeyPatch, wrapper: str

@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from types import FrameType
@@ -16,10 +15,9 @@ from rich.table import Table
 
 from ctta.distributed import init, rank
 from ctta.distributed.collectives import all_reduce_any
+from ctta.io.progress import ProgressLines
 
 stdout = Console(highlight=False, markup=False, emoji=False)
-#: Without a terminal, progress is printed in lines: none for short tasks, and not too many for long ones.
-SECONDS_BEFORE_FIRST_LINE, SECONDS_BETWEEN_LINES = 10.0, 60.0
 stderr = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
@@ -45,42 +43,6 @@ def print_table_in_full(table: Table) -> None:
         stdout.width = before
 
 
-class ProgressLines:
-    """Prints a line on standard error at intervals, for logs and for other places without a terminal.
-
-    Args:
-        title: Start of each line.
-    """
-
-    def __init__(self, title: str) -> None:
-        self.title, self.started = title, time.monotonic()
-        self._due = SECONDS_BEFORE_FIRST_LINE
-        self._first: int | None = None  # what a resumed run had done before
-
-    def update(self, done: int, total: int) -> None:
-        """Print how much is done if the next line is due.
-
-        Args:
-            done: How much is done.
-            total: How much there is to do.
-        """
-        elapsed = time.monotonic() - self.started
-        first = self._first = done if self._first is None else self._first
-        if elapsed < self._due or not total:
-            return
-        self._due = elapsed + SECONDS_BETWEEN_LINES
-        line = f"{self.title}: {done:,} of {total:,} ({100 * done // total} %) after {_format_duration(elapsed)}"
-        if first < done < total:
-            left = elapsed * (total - done) / (done - first)
-            line += f", about {_format_duration(left)} left"
-        print_notice(line)
-
-
-def _format_duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
-
-
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar if standard error is a terminal, and a line at intervals if it is not.
@@ -92,7 +54,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
         A function to be called with how much is done and the total; the first call makes the bar visible.
     """
     if not stderr.is_terminal:
-        yield ProgressLines(title).update
+        yield ProgressLines(title, print_line=print_notice).update
         return
     columns = (
         TextColumn("{task.description}"),

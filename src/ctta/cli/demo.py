@@ -61,6 +61,8 @@ def demo(
         print_results(result)
         results.append(result)
     if any(result.results for result in results):
-        page = write_report([result.run.folder for result in results], folder / ("report-full" if full else "report"))
+        folders, out = [result.run.folder for result in results], folder / ("report-full" if full else "report")
+        with exit_on_interrupt(), progress_bar("reading") as update:
+            page = write_report(folders, out, on_progress=update)
         print_text(f"Report: {page}")
     exit_on_failures(results)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ctta.cli.console import print_text
+from ctta.cli.console import exit_on_interrupt, print_text, progress_bar
 from ctta.report import write_report
 
 
@@ -23,4 +23,6 @@ def report(
     ] = None,
 ) -> None:
     """Write the tables and plots of runs as one HTML page, Markdown, LaTeX, CSV, PNG and SVG."""
-    print_text(f"Report: {write_report(folders, to or folders[0] / 'report')}")
+    with exit_on_interrupt("Run the same command again."), progress_bar("reading") as update:
+        page = write_report(folders, to or folders[0] / "report", on_progress=update)
+    print_text(f"Report: {page}")

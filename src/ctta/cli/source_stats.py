@@ -1,12 +1,14 @@
 """``ctta source-stats``: compute what some methods need of source images."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
+from torch import Tensor
 
-from ctta.cli.console import print_text
+from ctta.cli.console import exit_on_interrupt, print_text, progress_bar
 from ctta.cli.options import DeviceOption, MeanOption, ModelOption, SizeOption, StdOption, load_network
 from ctta.datasets.clean_images import read_clean_images
 from ctta.errors import ConfigError
@@ -55,8 +57,16 @@ def compute_source_stats(
         raise ConfigError(f"{images} has no labels: leave out --labels, or give one subfolder per class")
     net = load_network(model, device, mean, std)
     pixels = torch.from_numpy(clean.images).permute(0, 3, 1, 2)
-    batches = (part.float().div(255).to(device) for part in pixels.split(batch_size))
     given = torch.from_numpy(clean.labels) if labels and clean.labels is not None else None
-    stats = source_stats(net, batches, given, head=head)
+    with exit_on_interrupt("Nothing was written."), progress_bar("computing") as update:
+
+        def read_batches() -> Iterator[Tensor]:
+            num_done = 0
+            for part in pixels.split(batch_size):
+                update(num_done, len(pixels))
+                yield part.float().div(255).to(device)
+                num_done += len(part)
+
+        stats = source_stats(net, read_batches(), given, head=head)
     stats.save(output)
     print_text(f"Wrote {', '.join(stats.names)} of {stats.num_images} images to {output}.")

@@ -8,7 +8,7 @@ import tarfile
 import zlib
 from pathlib import Path, PureWindowsPath
 
-from ctta.datasets.progress import progress_bar
+from ctta.datasets.progress import show_progress
 from ctta.errors import DownloadError
 
 #: A full disk, and an exhausted quota as home folders on clusters have it.
@@ -21,7 +21,7 @@ def unpack(archive: Path, folder: Path, *, progress: bool) -> None:
     Args:
         archive: The archive; it is kept.
         folder: The folder to create. It appears only when everything is unpacked.
-        progress: Whether to show a progress bar on a terminal.
+        progress: Whether to show the progress on standard error.
 
     Raises:
         DownloadError: The archive is damaged or has unsafe members, the disk is full, or this Python is too old.
@@ -51,7 +51,12 @@ def unpack(archive: Path, folder: Path, *, progress: bool) -> None:
 
 
 def _extract_members(archive: Path, folder: Path, progress: bool) -> None:
-    with tarfile.open(archive) as tar, progress_bar(f"unpack {archive.name}", enabled=progress) as advance:
+    title, num_bytes, position = f"unpack {archive.name.removesuffix('.fetched')}", archive.stat().st_size, 0
+    with (
+        archive.open("rb") as file,
+        tarfile.open(fileobj=file) as tar,
+        show_progress(title, enabled=progress, num_bytes=num_bytes) as advance,
+    ):
         for member in tar:
             if reason := _find_risk(member):
                 raise DownloadError(
@@ -59,7 +64,8 @@ def _extract_members(archive: Path, folder: Path, progress: bool) -> None:
                     "never do. Delete the file and download it from its authors"
                 )
             tar.extract(member, folder, filter="data")
-            advance(member.size)
+            advance(file.tell() - position)
+            position = file.tell()
 
 
 def _find_risk(member: tarfile.TarInfo) -> str | None:

@@ -7,6 +7,7 @@ from ctta.datasets.archive import unpack
 from ctta.datasets.catalog import DATASETS, Dataset
 from ctta.datasets.transfer import MISSING_EXTRA, fetch_file, find_defect
 from ctta.errors import ConfigError, DownloadError, did_you_mean
+from ctta.io.progress import print_line
 
 
 def cache_dir() -> Path:
@@ -31,7 +32,7 @@ def download(
     Args:
         name: A key of ``ctta.datasets.DATASETS``, such as "cifar10-c", "imagenet-c/noise" or "wrn28-10-standard".
         cache: The cache folder; :func:`cache_dir` by default.
-        progress: Whether to show a progress bar if standard error is a terminal.
+        progress: Whether to show the progress on standard error: a bar on a terminal, else a line at intervals.
         insecure: Whether to download a file of which no SHA-256 is known, so that nobody can tell whether it is the
             one that its authors published.
 
@@ -44,7 +45,7 @@ def download(
         ImportError: The extra ``data`` is not installed.
     """
     dataset, file, folder = _locate(name, cache)
-    return _find_existing(dataset, file, folder) or _create(dataset, file, folder, progress, insecure)
+    return _find_existing(dataset, file, folder, progress=progress) or _create(dataset, file, folder, progress, insecure)
 
 
 def find(name: str, *, cache: str | os.PathLike[str] | None = None) -> Path:
@@ -62,7 +63,7 @@ def find(name: str, *, cache: str | os.PathLike[str] | None = None) -> Path:
         DownloadError: It is not in the cache, or damaged.
     """
     dataset, file, folder = _locate(name, cache)
-    if path := _find_existing(dataset, file, folder):
+    if path := _find_existing(dataset, file, folder, progress=False):
         return path
     missing = folder if dataset.is_archive else file
     raise DownloadError(f"{_with_size(name)} is not in the cache ({missing} is missing); run: ctta data get {name}")
@@ -91,30 +92,36 @@ def _locate(name: str, cache: str | os.PathLike[str] | None) -> tuple[Dataset, P
     return DATASETS[name], root / DATASETS[name].file, root / name
 
 
-def _find_existing(dataset: Dataset, file: Path, folder: Path) -> Path | None:
+def _find_existing(dataset: Dataset, file: Path, folder: Path, *, progress: bool) -> Path | None:
     if dataset.is_archive:
         return folder if folder.is_dir() else None
-    return _verify(file, dataset) if file.is_file() else None
+    return _verify(file, dataset, progress=progress) if file.is_file() else None
 
 
 def _create(dataset: Dataset, file: Path, folder: Path, progress: bool, insecure: bool) -> Path:
     try:
-        from filelock import FileLock
+        from filelock import FileLock, Timeout
     except ImportError as error:
         raise ImportError(MISSING_EXTRA) from error
 
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(file.with_name(f"{file.name}.lock")).acquire()  # two processes must not append to one part
+        lock = FileLock(file.with_name(f"{file.name}.lock"))  # two processes must not append to one part
+        try:
+            held = lock.acquire(timeout=1)
+        except Timeout:
+            if progress:
+                print_line(f"{file.name}: waiting for another process that is downloading it")
+            held = lock.acquire()
     except OSError as error:
         raise DownloadError(
             f"cannot write to the cache folder {file.parent} ({error}): set CTTA_CACHE to a writable folder"
         ) from error
-    with lock:
+    with held:
         if dataset.is_archive and folder.is_dir():  # created by another process while this one waited
             return folder
         if file.is_file():  # put there by the user, who keeps it
-            _verify(file, dataset)
+            _verify(file, dataset, progress=progress)
             if dataset.is_archive:
                 unpack(file, folder, progress=progress)
             return folder if dataset.is_archive else file
@@ -142,9 +149,9 @@ def _fetch_and_unpack(dataset: Dataset, file: Path, folder: Path, progress: bool
     fetched.unlink()
 
 
-def _verify(file: Path, dataset: Dataset) -> Path:
+def _verify(file: Path, dataset: Dataset, *, progress: bool) -> Path:
     """Return the file, or raise if it is not the expected one."""
-    if defect := find_defect(file, dataset):
+    if defect := find_defect(file, dataset, progress=progress):
         raise DownloadError(
             f"{file} cannot be used: {defect}. Delete it and run again, or replace it with a copy from {dataset.url}"
         )

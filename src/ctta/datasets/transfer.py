@@ -9,14 +9,14 @@ import hashlib
 import itertools
 import os
 import shutil
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ctta.datasets.archive import NO_SPACE_ERRNOS
 from ctta.datasets.catalog import Dataset
 from ctta.datasets.http import describe_html, looks_like_html, parse_content_range, request_file
-from ctta.datasets.progress import progress_bar
+from ctta.datasets.progress import show_progress
 from ctta.errors import DownloadError
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MISSING_EXTRA = "downloads need the extra 'data': pip install 'ctta[data]'"
 _CHUNK_BYTES = 1 << 16
+_HASHED_BYTES = 1 << 20  # at a time
 
 
 def fetch_file(dataset: Dataset, target: Path, *, progress: bool) -> None:
@@ -32,7 +33,7 @@ def fetch_file(dataset: Dataset, target: Path, *, progress: bool) -> None:
     Args:
         dataset: The file and what identifies a complete copy.
         target: Where it is written.
-        progress: Whether to show a progress bar on a terminal.
+        progress: Whether to show the progress on standard error.
 
     Raises:
         DownloadError: The file could not be downloaded, is not the expected one, or the disk is full.
@@ -48,7 +49,7 @@ def fetch_file(dataset: Dataset, target: Path, *, progress: bool) -> None:
         if error.errno in NO_SPACE_ERRNOS:
             raise DownloadError(_describe_full_disk(part, target, str(error.strerror))) from error
         raise
-    if defect := find_defect(part, dataset):
+    if defect := find_defect(part, dataset, progress=progress):
         part.unlink()
         raise DownloadError(
             f"{target.name}: {defect}. The downloaded data was deleted; run again to start over. "
@@ -57,8 +58,17 @@ def fetch_file(dataset: Dataset, target: Path, *, progress: bool) -> None:
     os.replace(part, target)
 
 
-def find_defect(path: Path, dataset: Dataset) -> str | None:
-    """Return what is wrong with a file (a web page, its length, its checksum), or None."""
+def find_defect(path: Path, dataset: Dataset, *, progress: bool) -> str | None:
+    """Return what is wrong with a file (a web page, its length, its checksum), or None.
+
+    Args:
+        path: The file.
+        dataset: What identifies a complete copy.
+        progress: Whether to show the progress on standard error.
+
+    Returns:
+        The defect in words.
+    """
     with path.open("rb") as file:
         if looks_like_html(file.read(1024)):
             return "it is a web page (HTML), not the file"
@@ -67,14 +77,25 @@ def find_defect(path: Path, dataset: Dataset) -> str | None:
             return "it is empty"
         if dataset.size is not None and length != dataset.size:
             return f"wrong length: expected {dataset.size} bytes, found {length}"
-        for algorithm, expected in (("sha256", dataset.sha256), ("md5", dataset.md5)):
-            if expected is None:
-                continue
-            file.seek(0)
-            found = hashlib.file_digest(file, partial(hashlib.new, algorithm, usedforsecurity=False))
-            if found.hexdigest() != expected:
-                return f"wrong checksum: expected {algorithm} {expected}, found {found.hexdigest()}"
+    checksums = {"sha256": dataset.sha256, "md5": dataset.md5}
+    known = {algorithm: expected for algorithm, expected in checksums.items() if expected is not None}
+    found = _compute_checksums(path, list(known), progress) if known else {}
+    for algorithm, expected in known.items():
+        if found[algorithm] != expected:
+            return f"wrong checksum: expected {algorithm} {expected}, found {found[algorithm]}"
     return None
+
+
+def _compute_checksums(path: Path, algorithms: Sequence[str], progress: bool) -> dict[str, str]:
+    """Return the hexadecimal digests of a file, which is read once."""
+    digests = {algorithm: hashlib.new(algorithm, usedforsecurity=False) for algorithm in algorithms}
+    title = f"verify {path.name.removesuffix('.part')}"
+    with path.open("rb") as file, show_progress(title, enabled=progress, num_bytes=path.stat().st_size) as advance:
+        while chunk := file.read(_HASHED_BYTES):
+            for digest in digests.values():
+                digest.update(chunk)
+            advance(len(chunk))
+    return {algorithm: digest.hexdigest() for algorithm, digest in digests.items()}
 
 
 def _fetch_remainder(dataset: Dataset, part: Path, target: Path, progress: bool) -> None:
@@ -124,7 +145,7 @@ def _write_response(response: "Response", dataset: Dataset, part: Path, target: 
         raise DownloadError(f"{target.name}: {describe_html(dataset.url)}. {_manual_hint(dataset, target)}")
     with (
         part.open("ab" if offset else "wb") as file,
-        progress_bar(target.name, enabled=progress, num_bytes=total, initial=offset) as advance,
+        show_progress(target.name, enabled=progress, num_bytes=total, initial=offset) as advance,
     ):
         for chunk in itertools.chain([first], chunks):
             file.write(chunk)

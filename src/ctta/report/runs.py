@@ -1,7 +1,7 @@
 """Read the folders that benchmarks and evaluations wrote; cells that cannot be used are listed with the reason."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from ctta.evaluation.reading import read_result
 from ctta.evaluation.results import Result
 
 FORMAT = 1
+#: Is told how much is done, and how much there is to do.
+OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,13 @@ class RecordedRun:
     examples: tuple[SceneExample, ...] = ()
 
 
-def read_runs(folders: Sequence[Path]) -> list[RecordedRun]:
+def read_runs(folders: Sequence[Path], *, on_progress: OnProgress | None = None) -> list[RecordedRun]:
     """Read runs, each once, under names that distinguish them.
 
     Args:
         folders: Folders that a benchmark, :func:`ctta.evaluate` or :func:`ctta.compare` wrote, or that hold several
             evaluations; repeated ones are ignored.
+        on_progress: Called after each cell with the number of cells read and in total.
 
     Returns:
         The runs, in the order of the folders.
@@ -65,21 +68,38 @@ def read_runs(folders: Sequence[Path]) -> list[RecordedRun]:
     paths = list(dict.fromkeys(Path(folder).resolve() for folder in folders))
     if not paths:
         raise ConfigError("no runs given: expected at least one folder that a benchmark wrote")
-    return [read_run(path, name) for path, name in zip(paths, _make_unique_names(paths), strict=True)]
+    num_cells, num_read = sum(len(_find_cells(path)[0]) for path in paths), 0
+
+    def count_cell() -> None:
+        nonlocal num_read
+        num_read += 1
+        if on_progress:
+            on_progress(num_read, num_cells)
+
+    names = _make_unique_names(paths)
+    return [read_run(path, name, on_cell=count_cell) for path, name in zip(paths, names, strict=True)]
 
 
-def read_run(folder: Path, name: str | None = None) -> RecordedRun:
-    """Read one run; its name defaults to that of the folder."""
+def read_run(folder: Path, name: str | None = None, *, on_cell: Callable[[], None] | None = None) -> RecordedRun:
+    """Read one run; its name defaults to that of the folder.
+
+    Args:
+        folder: The folder of the run.
+        name: Name of the run.
+        on_cell: Called after each cell.
+
+    Returns:
+        The run.
+    """
     name = name or folder.resolve().name
-    if (folder / "run.json").exists() or not (cells := find_evaluations(folder)):
-        about = read_run_file(folder)
-        cells = sorted(path for path in (folder / "cells").glob("*") if path.is_dir())
-    else:
-        about = {"recipe": name, "commands": [], "options": {}}
+    cells, is_benchmark = _find_cells(folder)
+    about = read_run_file(folder) if is_benchmark else {"recipe": name, "commands": [], "options": {}}
     results: list[Result] = []
     missing: list[MissingCell] = []
     for cell in cells:
         outcome = _read_cell(cell)
+        if on_cell:
+            on_cell()
         if isinstance(outcome, Result):
             results.append(outcome)
         else:
@@ -93,6 +113,13 @@ def read_run(folder: Path, name: str | None = None) -> RecordedRun:
         missing=tuple(missing),
         examples=tuple(load_examples(folder)),
     )
+
+
+def _find_cells(folder: Path) -> tuple[list[Path], bool]:
+    """Return the folders of the cells, and whether they are those of a benchmark."""
+    if (folder / "run.json").exists() or not (evaluations := find_evaluations(folder)):
+        return sorted(path for path in (folder / "cells").glob("*") if path.is_dir()), True
+    return evaluations, False
 
 
 def find_evaluations(folder: Path) -> list[Path]:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from ctta.report.runs import read_runs
+from ctta.report.runs import OnProgress, read_runs
 
 
-def write_report(runs: Sequence[Path], out: Path) -> Path:
+def write_report(runs: Sequence[Path], out: Path, *, on_progress: OnProgress | None = None) -> Path:
     """Write report.html, report.md, table.tex, table.csv and the figures of one or more runs.
 
     Runs of the same protocol share a table, with a group of rows each. Results that saw different batches never share
@@ -15,6 +15,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     Args:
         runs: Folders that a benchmark, :func:`ctta.evaluate` or :func:`ctta.compare` wrote.
         out: Folder to write to; created if it does not exist.
+        on_progress: Called while the runs are read, with the number of cells done and in total.
 
     Returns:
         Path of the HTML page.
@@ -31,7 +32,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
         if (error.name or "").startswith("ctta"):
             raise
         raise ImportError("reports need the extra 'bench': pip install 'ctta[bench]'") from error
-    recorded = read_runs(runs)
+    recorded = read_runs(runs, on_progress=on_progress)
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     document = build_document(recorded, out)

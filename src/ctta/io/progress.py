@@ -1,0 +1,78 @@
+"""Progress in lines, for logs and other places without a terminal."""
+
+import sys
+import time
+from collections.abc import Callable
+
+#: No line for short tasks, and not too many for long ones.
+SECONDS_BEFORE_FIRST_LINE, SECONDS_BETWEEN_LINES = 10.0, 60.0
+
+
+def print_line(line: str) -> None:
+    """Print a line on standard error, if there is one."""
+    if sys.stderr is not None:  # pythonw has none
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+
+class ProgressLines:
+    """Prints a line at intervals: how much is done, for how long, and how long it will take.
+
+    Args:
+        title: Start of each line.
+        format_amount: Formats how much is done, and the total.
+        print_line: Prints a line; on standard error by default.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        *,
+        format_amount: Callable[[int], str] = "{:,}".format,
+        print_line: Callable[[str], None] = print_line,
+    ) -> None:
+        self.title, self.format_amount, self.print_line = title, format_amount, print_line
+        self.started, self._due = time.monotonic(), SECONDS_BEFORE_FIRST_LINE
+        self._first: int | None = None  # what a resumed run had done before
+
+    def update(self, done: int, total: int | None) -> None:
+        """Print how much is done if the next line is due.
+
+        Args:
+            done: How much is done.
+            total: How much there is to do; None if nobody knows.
+        """
+        elapsed = time.monotonic() - self.started
+        first = self._first = done if self._first is None else self._first
+        if elapsed < self._due or total == 0:
+            return
+        self._due = elapsed + SECONDS_BETWEEN_LINES
+        line = f"{self.title}: {self.format_amount(done)}"
+        if total is not None:
+            line += f" of {self.format_amount(total)} ({100 * done // total} %)"
+        line += f" after {format_duration(elapsed)}"
+        if total is not None and first < done < total:
+            left = elapsed * (total - done) / (done - first)
+            line += f", about {format_duration(left)} left"
+        self.print_line(line)
+
+
+def format_duration(seconds: float) -> str:
+    """Return hours, minutes and seconds.
+
+    >>> format_duration(3725)
+    '1:02:05'
+    """
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+
+
+def format_bytes(number: int) -> str:
+    """Return a number of bytes for people to read.
+
+    >>> format_bytes(2_918_471_680), format_bytes(170_498_071), format_bytes(1234)
+    ('2.9 GB', '170 MB', '1 kB')
+    """
+    if number >= 1e9:
+        return f"{number / 1e9:.1f} GB"
+    return f"{number / 1e6:.0f} MB" if number >= 1e6 else f"{number / 1e3:.0f} kB"
