@@ -68,10 +68,14 @@ def test_list_says_what_is_cached(cache: Path, tmp_path: Path) -> None:
     (cache / "cifar10").mkdir(parents=True)
     text = output(data, "list")
     lines = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line}
-    assert lines["cifar10-c"] == ["2.9", "GB", "CC", "BY", "4.0", "sha256", "no"]
-    assert lines["cifar10"] == ["170", "MB", "not", "stated", "sha256", "yes"]
-    assert lines["imagenet-c/noise"][:6] == ["about", "21", "GB", "CC", "BY", "4.0;"]
-    assert lines["resnext29-augmix"] == ["about", "28", "MB", "not", "stated", "nothing", "no"]
+    cifar = "zenodo.org/records/2535967"
+    assert lines["cifar10-c"] == ["2.9", "GB", "CC", "BY", "4.0,", cifar, "sha256", "no"]
+    page = "www.cs.toronto.edu/~kriz/cifar.html"
+    assert lines["cifar10"] == ["170", "MB", "none", "stated,", page, "sha256", "yes"]
+    assert lines["imagenet-c/noise"] == ["about", "21", "GB", "see", "zenodo.org/records/2235448", "md5", "no"]
+    weights = "github.com/RobustBench/robustbench"
+    assert lines["resnext29-augmix"] == ["about", "28", "MB", "see", weights, "nothing", "no"]
+    assert all(dataset.page.startswith("https://") for dataset in DATASETS.values())
     assert all(dataset.size_text for dataset in DATASETS.values())
     assert f"Cache folder: {cache}\nDownload with: ctta data get NAME\n" in text
     rows = {row["name"]: row for row in json.loads(output(data, "list", "--json"))}
@@ -79,7 +83,8 @@ def test_list_says_what_is_cached(cache: Path, tmp_path: Path) -> None:
     assert rows["cifar10"] == {
         "name": "cifar10",
         "bytes": 170_498_071,
-        "license": "not stated",
+        "license": "none stated",
+        "page": "https://www.cs.toronto.edu/~kriz/cifar.html",
         "checksum": "sha256",
         "path": str(cache / "cifar10"),
     }

@@ -50,8 +50,9 @@ def list_datasets(cache: CacheOption = None, as_json: JsonOption = False) -> Non
     table = Table("name", "size", "license", "verified by", "cached", box=None, padding=(0, 2, 0, 0))
     table.columns[1].justify = "right"
     for row in rows:
-        size, cached = DATASETS[row["name"]].size_text, "yes" if row["path"] else "no"
-        table.add_row(row["name"], size, row["license"], row["checksum"] or "nothing", cached)
+        dataset, cached = DATASETS[row["name"]], "yes" if row["path"] else "no"
+        checksum = row["checksum"] or "nothing"
+        table.add_row(row["name"], dataset.size_text, dataset.license_text, checksum, cached)
     print_table_in_full(table)
     print_text(f"\nCache folder: {cache or cache_dir()}\nDownload with: ctta data get NAME")
 
@@ -64,4 +65,11 @@ def _row(name: str, cache: Path | None) -> dict[str, Any]:
     dataset = DATASETS[name]
     checksum = "sha256" if dataset.sha256 else "md5" if dataset.md5 else None
     size = dataset.size or dataset.approximate_size
-    return {"name": name, "bytes": size, "license": dataset.license, "checksum": checksum, "path": path}
+    return {
+        "name": name,
+        "bytes": size,
+        "license": dataset.license or None,
+        "page": dataset.page,
+        "checksum": checksum,
+        "path": path,
+    }

@@ -14,7 +14,8 @@ class Dataset:
         md5: Checksum as the authors or the host publish it. It detects damage, but not a file made to deceive.
         size: Length in bytes, where known exactly.
         approximate_size: Length in bytes to tell people, where the exact one is not known.
-        license: License under which the host or the authors offer the file.
+        page: Page of the host or the authors, which has the terms of use.
+        license: Name of the license; empty where the page has to be read.
         is_archive: Whether the file is unpacked, so that :func:`ctta.datasets.download` returns a folder.
         needs_confirmation: Whether the host may first answer with a page on which the download has to be confirmed.
     """
@@ -25,7 +26,8 @@ class Dataset:
     md5: str | None = None
     size: int | None = None
     approximate_size: int | None = None
-    license: str = "not stated"
+    page: str = ""
+    license: str = ""
     is_archive: bool = True
     needs_confirmation: bool = False
 
@@ -39,6 +41,12 @@ class Dataset:
         return number if self.size else f"about {number.replace('.0 GB', ' GB')}"
 
     @property
+    def license_text(self) -> str:
+        """The license and the page that has the terms, for people to read; the page alone if no license is known."""
+        page = (self.page or self.url).removeprefix("https://")
+        return f"{self.license}, {page}" if self.license else f"see {page}"
+
+    @property
     def has_checksum(self) -> bool:
         """Whether damage to the file can be detected."""
         return self.sha256 is not None or self.md5 is not None
@@ -50,13 +58,20 @@ def _imagenet_c(group: str, md5: str, gigabytes: int) -> Dataset:
         f"imagenet-c/{group}.tar",
         md5=md5,
         approximate_size=gigabytes * 10**9,
-        license="CC BY 4.0; photos: ImageNet's terms",
+        page="https://zenodo.org/records/2235448",
     )
 
 
 def _google_drive(identifier: str, file: str, megabytes: int) -> Dataset:
     url = f"https://drive.google.com/uc?export=download&id={identifier}"
-    return Dataset(url, file, is_archive=False, needs_confirmation=True, approximate_size=megabytes * 10**6)
+    return Dataset(
+        url,
+        file,
+        approximate_size=megabytes * 10**6,
+        page="https://github.com/RobustBench/robustbench",
+        is_archive=False,
+        needs_confirmation=True,
+    )
 
 
 #: All datasets and checkpoints by the name that :func:`ctta.datasets.download` takes. Zenodo publishes MD5 only; the
@@ -69,6 +84,7 @@ DATASETS: dict[str, Dataset] = {
         sha256="c72763e101c723b7c507b96205f7e938912a5d587376173b825850cf3cb876a7",
         md5="56bf5dcef84df0e2308c6dcbcbbd8499",
         size=2_918_471_680,
+        page="https://zenodo.org/records/2535967",
         license="CC BY 4.0",
     ),
     "cifar100-c": Dataset(
@@ -76,7 +92,7 @@ DATASETS: dict[str, Dataset] = {
         "CIFAR-100-C.tar",
         md5="11f0ed0f1191edbf9fa23466ae6021d3",
         size=2_918_473_216,
-        license="CC BY 4.0",
+        page="https://zenodo.org/records/3555552",
     ),
     "imagenet-c/noise": _imagenet_c("noise", "e80562d7f6c3f8834afb1ecf27252745", 21),
     "imagenet-c/blur": _imagenet_c("blur", "2d8e81fdd8e07fef67b9334fa635e45c", 7),
@@ -89,6 +105,8 @@ DATASETS: dict[str, Dataset] = {
         sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
         md5="c58f30108f718f92721af3b95e74349a",
         size=170_498_071,
+        page="https://www.cs.toronto.edu/~kriz/cifar.html",
+        license="none stated",
     ),
     # RobustBench's checkpoints of the two source networks; no checksum of them is published.
     "wrn28-10-standard": _google_drive("1t98aEuzeTL8P7Kpd5DIrCoCL21BNZUhC", "wrn28-10-standard.pt", 146),
