@@ -41,7 +41,13 @@ def test_the_command_says_what_it_saved_and_resumes_with_the_same_method(tmp_pat
     assert answer["update"] == 2
 
 
-def test_the_method_of_saved_streams_is_found_by_its_settings(tmp_path: Path) -> None:
+def test_the_method_of_saved_streams_is_found_by_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a package with methods is installed that cannot be imported."""
+    info = tmp_path / "site" / "broken-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[ctta.methods]\nbroken = no_such_module:Tent\n")
+    monkeypatch.syspath_prepend(tmp_path / "site")
     net = make_tent(tmp_path).copy_of_source()
     for name in ("tent", "cotta", "cotta_fast", "cotta_paper", "bn_stats"):
         settings = ["views=2"] if name.startswith("cotta") else []

@@ -1,6 +1,7 @@
 """Every method passes every check of the contract on every kind of network, and the checks find broken methods."""
 
 import ast
+import re
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -11,32 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import ctta
-from ctta.testing import CHECKS, NETWORKS, ContractCase, select_networks
+from ctta.testing import CHECKS, NETWORKS, ContractCase, select_networks, select_settings
 from ctta.testing.case import LONG_STREAM, SHORT_STREAM, count_learned_batches
 
-FEW_VIEWS = {"views": ctta.views.image_views(2)}
-#: A selection that is neither empty nor whole, of the nearly uniform predictions of the small networks.
-NEARLY_ALL = {"margin": 0.99, "redundancy": 0.999}
-#: An update with every batch of the checks, from a memory that has to evict.
-SMALL_MEMORY = {"memory_size": 8, "update_every": 6}
-HYPERPARAMETERS: dict[str, dict[str, Any]] = {
-    "test_aug": FEW_VIEWS,
-    "cotta": FEW_VIEWS,
-    "adacontrast": {"start_after": 6, "bank_size": 16, "queue_size": 16},
-    "memo": {"views": ctta.views.image_views(1)},
-    "eta": NEARLY_ALL,
-    "eata": NEARLY_ALL,
-    "rotta": SMALL_MEMORY,
-    "petta": {"memory_size": 8},
-    "note": SMALL_MEMORY,
-    "sotta": SMALL_MEMORY | {"min_confidence": 0.3},
-    "tribe": {"max_entropy": 0.99},
-    "petal": {"views": ctta.views.image_views(1)},
-    "tea": {"buffer_size": 16, "num_steps_langevin": 2},
-    "foa": {"num_prompts": 1, "population": 3},
-}
-
-
+HYPERPARAMETERS = {name: select_settings(method) for name, method in ctta.METHODS.items()}
 CASES = [(name, network) for name, method in ctta.METHODS.items() for network in select_networks(method)]
 
 
@@ -327,6 +306,29 @@ def test_a_method_that_selects_nothing_is_declared(capsys: pytest.CaptureFixture
         ctta.testing.check_method(ConfidentOnly, networks=ONE_NETWORK, margin=-1.0)
     ctta.testing.check_method(ConfidentOnly, networks=ONE_NETWORK, margin=-1.0, allow_no_steps=True)
     assert capsys.readouterr().out.endswith("1 network passed; 0 steps taken\n")
+
+
+@pytest.mark.usefixtures("one_check")
+@pytest.mark.parametrize("method", ctta.METHODS)
+def test_every_method_passes_as_a_user_types_it(method: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without hyperparameters: methods with a large memory or many views declare small ones, and all learn."""
+    cls = ctta.METHODS[method]
+    ctta.testing.check_method(cls)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(cls.__name__) and re.search(r" checks on (each of \d networks|1 network) passed; ", line)
+    for name in cls.check_settings:
+        assert f"{name}=" in line
+    if method == "memo":
+        assert line.endswith("; 3 steps taken in each, none of which lasts")
+
+
+def test_a_subclass_is_checked_with_the_settings_that_it_takes() -> None:
+    class FixedMemory(ctta.RoTTA):
+        def __init__(self, net: nn.Module, *, memory_size: int = 32) -> None:
+            super().__init__(net, memory_size=memory_size, update_every=6)
+
+    assert select_settings(FixedMemory) == {"memory_size": 8}
+    assert select_settings(ctta.RoTTA) == {"memory_size": 8, "update_every": 6}
 
 
 def test_an_unguarded_optimizer_step_is_found() -> None:

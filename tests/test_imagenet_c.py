@@ -1,6 +1,8 @@
 """Tests of the reader of ImageNet-C, also on incomplete folders."""
 
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,11 +25,11 @@ def imagenet(tmp_path: Path) -> Path:
 
 
 def test_imagenet_c(imagenet: Path, tmp_path: Path) -> None:
-    stream = continual(ImageNetC(imagenet), names=NAMES, batch_size=4)
+    stream = continual(ImageNetC(imagenet, order="name"), names=NAMES, batch_size=4)
     batches = list(stream)
     assert stream.read_ahead > 0
     assert [labels_of(batch).tolist() for batch in batches] == [[0, 0, 0, 1], [1, 1]] * 2
-    first = continual(ImageNetC(imagenet, num_per_class=1), names=NAMES, batch_size=4)
+    first = continual(ImageNetC(imagenet, num_per_class=1, order="name"), names=NAMES, batch_size=4)
     assert [labels_of(batch).tolist() for batch in first] == [[0, 1]] * 2
     images = first.segments[0].images
     assert isinstance(images, ImageFiles)
@@ -37,7 +39,7 @@ def test_imagenet_c(imagenet: Path, tmp_path: Path) -> None:
     chosen = continual(ImageNetC(imagenet, images=listing), names=NAMES, batch_size=4)
     assert [labels_of(batch).tolist() for batch in chosen] == [[1, 0]] * 2
     assert len({stream.hash, first.hash, chosen.hash}) == 3
-    double = continual(ImageNetC(imagenet, double_resize=True), names=NAMES, batch_size=4)
+    double = continual(ImageNetC(imagenet, order="name", double_resize=True), names=NAMES, batch_size=4)
     assert double.hash != stream.hash
     for lines, words in (("n02/9.JPEG", r"9\.JPEG is missing: "), ("n02/9.JPEG\nn02/8.JPEG", "missing, and 1 more of")):
         listing.write_text(lines)
@@ -48,6 +50,33 @@ def test_imagenet_c(imagenet: Path, tmp_path: Path) -> None:
     for corruption, words in (("fog", "ctta data get imagenet-c/weather"), ("rust", "ImageNet-C has no rust")):
         with pytest.raises(DataError, match=f"{corruption}/5 is missing.*{words}.*ctta corrupt SRC DST"):
             continual(ImageNetC(imagenet), names=[corruption])
+
+
+def test_imagenet_c_without_a_list_is_shuffled(imagenet: Path, tmp_path: Path) -> None:
+    """Class by class, batch statistics would be those of one class; every domain has the same order."""
+
+    def read_order(**settings: Any) -> list[list[str]]:
+        domains = [ImageNetC(imagenet, **settings).domain(name, 5) for name in NAMES]
+        return [[f"{path.parent.name}/{path.name}" for path in domain.paths] for domain in domains]
+
+    for label, name in enumerate(("n01", "n02")):
+        for index in range(3, 12):
+            for corruption in NAMES:
+                save_image(imagenet / corruption / "5" / name / f"{index}.JPEG", 40 * label + index, size=(224, 224))
+    first, second = read_order()
+    by_name = read_order(order="name")[0]
+    assert first == second and sorted(first) == sorted(by_name) and by_name == read_order(order="name")[1]
+    assert sum(one[:3] != other[:3] for one, other in pairwise(first)) > 5
+    assert sum(one[:3] != other[:3] for one, other in pairwise(by_name)) == 1
+    assert read_order(seed=1)[0] != first
+    (batch, *_) = continual(ImageNetC(imagenet), names=NAMES, batch_size=24)
+    assert [("n01", "n02")[label] for label in labels_of(batch).tolist()] == [name[:3] for name in first]
+    listing = tmp_path / "list.txt"
+    listing.write_text("n02/2.JPEG\nn01/0.JPEG\n")
+    with pytest.raises(ConfigError, match="give images or order, not both: order='shuffle' does not apply to a list"):
+        ImageNetC(imagenet, images=listing, order="shuffle")
+    with pytest.raises(ConfigError, match="order must be one of"):
+        read_order(order="random")
 
 
 def test_double_resize_matches_the_reference_implementation(tmp_path: Path) -> None:

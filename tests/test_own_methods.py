@@ -156,18 +156,48 @@ def test_serve_takes_the_same_names(tmp_path: Path) -> None:
         build_method(net, "cotta_fats")
 
 
-def test_the_command_finds_methods_of_installed_packages(tmp_path: Path) -> None:
-    """In a new process, with a package on its path as pip leaves it."""
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """Return a folder with three installed packages, as pip leaves them; each reports when it is imported."""
     site = tmp_path / "site"
-    info = site / "nice_methods-1.0.dist-info"
-    info.mkdir(parents=True)
-    write_method(site)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nice-methods\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[ctta.methods]\nnice = mine:Mine\nbroken = mine:Missing\n")
+    codes = {"nice": METHOD, "broken": "import no_such_module", "exits": "raise SystemExit('no license')"}
+    for name, code in codes.items():
+        info = site / f"{name}_methods-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-methods\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[ctta.methods]\n{name} = {name}_code:Mine\n")
+        report = f"import sys\nprint('imported {name}', file=sys.stderr)\n"
+        (site / f"{name}_code.py").write_text(report + code)
+    (site / "helpers_of_mine.py").write_text("SCALE = 1.0\n")
+    return site
+
+
+def run_with(site: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run the command in a new process that finds the packages of a folder."""
     search_path = os.pathsep.join([str(site), *filter(None, sys.path)])
-    command = [sys.executable, "-m", "ctta", "methods", "--json"]
-    process = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": search_path}, capture_output=True, text=True, check=True
-    )
-    assert json.loads(process.stdout)[-1]["name"] == "nice"
-    assert "'broken' of the package nice-methods cannot be imported" in process.stderr
+    command = [sys.executable, "-m", "ctta", *map(str, arguments)]
+    return subprocess.run(command, env=os.environ | {"PYTHONPATH": search_path}, capture_output=True, text=True)
+
+
+def test_a_broken_package_does_not_break_the_list_of_methods(site: Path) -> None:
+    process = run_with(site, "methods", "--json")
+    assert process.returncode == 0 and json.loads(process.stdout)[-1]["name"] == "nice"
+    lines = [line for line in process.stderr.splitlines() if not line.startswith("imported")]
+    for line, name, cause in zip(
+        sorted(lines), ("broken", "exits"), ("No module named 'no_such_module'", "no license"), strict=True
+    ):
+        assert line.startswith(f"Skipped: the method '{name}' of the package {name}-methods cannot be imported")
+        assert cause in line and line.endswith("update or remove the package.")
+
+
+def test_only_the_package_of_the_named_method_is_imported(site: Path, tmp_path: Path) -> None:
+    network, images = write_network(tmp_path), tmp_path / "images"
+    write_images(images, range(3))
+    common = ("adapt", "--model", network, "--images", images, "--batch-size", 3)
+    for method, imported in {"nice": ["imported nice"], "tent": []}.items():
+        process = run_with(site, *common, "--method", method, "--out", tmp_path / f"{method}.csv")
+        assert process.returncode == 0, process.stderr
+        assert [line for line in process.stderr.splitlines() if line.startswith("imported")] == imported
+    process = run_with(site, *common, "--method", "nicee", "--out", tmp_path / "x.csv")
+    assert process.returncode == 1 and "(did you mean 'nice'?)" in process.stderr
+    assert "imported" not in process.stderr

@@ -67,7 +67,11 @@ def source_stats_arguments(folder: Path) -> Arguments:
     ids=["adapt", "bench", "calibrate", "corrupt", "report", "source-stats"],
 )
 def test_long_commands_print_lines(
-    command: Any, make_arguments: Callable[[Path], Arguments], title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Any,
+    make_arguments: Callable[[Path], Arguments],
+    title: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     arguments = make_arguments(tmp_path)
     for name in ("SECONDS_BEFORE_FIRST_LINE", "SECONDS_BETWEEN_LINES"):
@@ -75,5 +79,7 @@ def test_long_commands_print_lines(
     result = invoke(command, *arguments)
     assert result.exit_code == 0, result.output
     lines = result.stderr.splitlines()
-    assert lines and all(re.fullmatch(rf"{title}: \d+ of \d+ \(\d+ %\) after 0:\d\d:\d\d(, .* left)?", x) for x in lines)
+    assert lines and all(
+        re.fullmatch(rf"{title}: \d+ of \d+ \(\d+ %\) after 0:\d\d:\d\d(, .* left)?", x) for x in lines
+    )
     assert title not in result.stdout

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from small_data import FRAMES, FRAMES_AS_FLOATS, labels_of, save_image
 
+from ctta.datasets import read_clean_images
 from ctta.datasets.image_files import ImageFiles
 from ctta.errors import ConfigError, DataError, InputError
 from ctta.streams import correlated, folder, image_folder, in_memory, mixed
@@ -146,6 +147,29 @@ def test_image_folder_is_shuffled_by_names_only(tree: Path) -> None:
 def test_invalid_settings_of_image_folder(tree: Path, settings: dict[str, Any], words: str) -> None:
     with pytest.raises((ConfigError, InputError), match=words):
         image_folder(tree, **settings)
+
+
+def test_a_folder_per_class_is_shuffled_without_labels_too(tmp_path: Path) -> None:
+    for kind in ("cat", "dog"):
+        for index in range(12):
+            save_image(tmp_path / "pets" / kind / f"{index:02}.png", index)
+            save_image(tmp_path / "camera" / f"2026-11-{index:02}" / f"{kind}.png", index)
+
+    def read_order(name: str, **settings: Any) -> list[str]:
+        (segment,) = folder(tmp_path / name, **settings).segments
+        assert isinstance(segment.images, ImageFiles) and segment.rows.tolist() == list(range(24))
+        return [path.relative_to(tmp_path / name).as_posix() for path in segment.images.paths]
+
+    shuffled = read_order("pets")
+    assert shuffled != sorted(shuffled) == read_order("pets", order="name")
+    assert shuffled == read_order("pets", order="shuffle") != read_order("pets", seed=1)
+    assert folder(tmp_path / "pets").hash != folder(tmp_path / "pets", order="name").hash
+    dated = read_order("camera")
+    assert dated == sorted(dated) != read_order("camera", order="shuffle")
+    labels = read_clean_images(tmp_path / "pets").labels
+    assert labels is not None and labels.tolist() == [name[0] == "d" for name in shuffled]
+    with pytest.raises(ConfigError, match="order must be one of"):
+        read_order("pets", order="random")
 
 
 def test_hidden_files_are_ignored(tree: Path) -> None:

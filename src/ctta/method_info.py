@@ -25,6 +25,7 @@ class MethodInfo:
         needs_vit: Whether the method adapts vision transformers with a class token only, see :mod:`ctta.vit`.
         starts_random: Whether a new model depends on ``seed``, such as by the first weights of a projector, so that
             results vary with it even without random views.
+        is_episodic: Whether every image or batch starts from the source, so that no step lasts.
     """
 
     title: str
@@ -37,3 +38,4 @@ class MethodInfo:
     labels_pixels: bool = True
     needs_vit: bool = False
     starts_random: bool = False
+    is_episodic: bool = False

@@ -38,7 +38,16 @@ from ctta.method_info import MethodInfo
 from ctta.methods import METHODS
 from ctta.policies import parse_policy
 
-__all__ = ["ENTRY_POINTS", "NamedMethod", "adapt", "list_methods", "name_of", "parse_settings", "resolve_method"]
+__all__ = [
+    "ENTRY_POINTS",
+    "NamedMethod",
+    "adapt",
+    "find_methods",
+    "list_methods",
+    "name_of",
+    "parse_settings",
+    "resolve_method",
+]
 
 #: The group of entry points that installed packages provide methods in.
 ENTRY_POINTS = "ctta.methods"
@@ -191,6 +200,21 @@ def list_methods() -> list[str]:
     return list(dict.fromkeys([*_built_in(), *packages]))
 
 
+def find_methods(class_name: str) -> list[str]:
+    """Return the names of the library's methods and presets of a class; nothing is imported for it.
+
+    Args:
+        class_name: Name of the class, such as ``"CoTTA"``.
+
+    Returns:
+        The names; empty if the class is not one of the library.
+
+    >>> find_methods("Tent"), find_methods("CoTTA")[:2]
+    (['tent'], ['cotta', 'cotta_official'])
+    """
+    return [name for name, named in _built_in().items() if named.method.__name__ == class_name]
+
+
 def name_of(method: type[AdaptiveModel]) -> str:
     """Return the name of a class: its key in ``ctta.METHODS``, or the name of the class for any other.
 
@@ -225,10 +249,10 @@ def _load_file_class(spec: str) -> type[AdaptiveModel]:
 
 
 def _load_entry_point(point: EntryPoint) -> type[AdaptiveModel]:
-    package = point.dist.name if point.dist else point.module
+    package = point.dist.name if point.dist else point.value.partition(":")[0]
     try:
         found = point.load()
-    except Exception as error:  # whatever fails while another package is imported
+    except (Exception, SystemExit) as error:  # whatever fails while another package is imported
         raise ConfigError(
             f"the method {point.name!r} of the package {package} cannot be imported "
             f"({type(error).__name__}: {first_line(error)}): update or remove the package"

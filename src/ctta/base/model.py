@@ -50,6 +50,8 @@ class AdaptiveModel(MethodUpdates, ABC):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     #: The hyperparameters that hold views, which refuse images that they cannot transform before anything changes.
     view_arguments: ClassVar[tuple[str, ...]] = ("views",)
+    #: Hyperparameters that :func:`ctta.testing.check_method` uses unless others are given: few views, small memories.
+    check_settings: ClassVar[Mapping[str, Any]] = {}
     #: The processes that compute the stream together; set by :func:`ctta.distributed.data_parallel`.
     coordinator: Coordinator = SINGLE_PROCESS
     #: Whether several processes can compute a stream of this class together.

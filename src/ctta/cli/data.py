@@ -27,7 +27,10 @@ CacheOption = Annotated[
 
 @data.command(cls=Command)
 def get(
-    name: Annotated[str, typer.Argument(help="Download this one, such as cifar10-c; for a list see: ctta data list.", metavar="NAME")],
+    name: Annotated[
+        str,
+        typer.Argument(help="Download this one, such as cifar10-c; for a list see: ctta data list.", metavar="NAME"),
+    ],
     cache: CacheOption = None,
     insecure: InsecureOption = False,
 ) -> None:

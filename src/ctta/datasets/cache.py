@@ -45,7 +45,9 @@ def download(
         ImportError: The extra ``data`` is not installed.
     """
     dataset, file, folder = _locate(name, cache)
-    return _find_existing(dataset, file, folder, progress=progress) or _create(dataset, file, folder, progress, insecure)
+    return _find_existing(dataset, file, folder, progress=progress) or _create(
+        dataset, file, folder, progress, insecure
+    )
 
 
 def find(name: str, *, cache: str | os.PathLike[str] | None = None) -> Path:

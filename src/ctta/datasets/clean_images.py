@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ctta.datasets.cifar import clean_cifar
 from ctta.datasets.image_files import decode_files, find_images
+from ctta.datasets.image_order import sort_images
 from ctta.errors import DataError
 from ctta.io.images import Resize
 
@@ -54,7 +55,8 @@ def read_clean_images(
         path: A folder or a file.
         size: (height, width) to resize image files to; arrays are not resized.
         limit: Largest number of images, drawn at random, so that every class is likely to be among them.
-        seed: Seed of that draw, which also decides the order; without a limit, images are in the order of their names.
+        seed: Seed of that draw, which also decides the order. Without a limit, the images of a tree are shuffled by
+            their names, since they would come class by class; others are in the order of the file or of their names.
 
     Returns:
         The images.
@@ -132,7 +134,10 @@ def _read_image_files(root: Path, size: tuple[int, int] | None, limit: int | Non
     folders = [path.relative_to(root).parts[0] for path in paths]
     is_tree = all(len(path.relative_to(root).parts) > 1 for path in paths)
     classes = sorted(set(folders)) if is_tree else []
-    rows = _draw_rows(len(paths), limit, seed)
+    if is_tree and limit is None:
+        rows = np.array(sort_images(root, [path.relative_to(root).as_posix() for path in paths], "shuffle", seed=seed))
+    else:
+        rows = _draw_rows(len(paths), limit, seed)
     pixels = decode_files(
         [paths[row] for row in rows],
         Resize(size) if size else None,

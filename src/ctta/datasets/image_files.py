@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ctta.datasets.base import Rows
+from ctta.datasets.image_order import Order, sort_images
 from ctta.errors import ConfigError, DataError, InputError
 from ctta.io.images import (
     IMAGE_SUFFIXES,
@@ -154,6 +155,8 @@ def find_labeled_images(
     *,
     num_per_class: int | None,
     images: Sequence[str] | None,
+    order: Order = "name",
+    seed: int = 0,
     hint: str = "extract the archive again",
 ) -> ImageFiles:
     """Return the images of a tree ``<class>/<image>``; a class is labeled by its place among the sorted class folders.
@@ -164,6 +167,8 @@ def find_labeled_images(
         transform_name: What the transform does; enters the name of the images.
         num_per_class: Number of images to take from each class, the first ones by name.
         images: Instead, the images to take, as ``<class>/<image>``, in this order.
+        order: Order of the images, unless ``images`` lists them: "shuffle", "name" or "time".
+        seed: Seed of the shuffle.
         hint: What to do if something is missing.
 
     Returns:
@@ -185,6 +190,9 @@ def find_labeled_images(
             raise DataError(f"{missing[0]} is missing{more}: correct the list, or {hint}")
     else:
         chosen = [file for folder in classes for file in find_images(root / folder, hint)[:num_per_class]]
+        if order != "name":
+            names = [file.relative_to(root).as_posix() for file in chosen]
+            chosen = [chosen[row] for row in sort_images(root, names, order, seed=seed)]
     label_of = {folder: label for label, folder in enumerate(classes)}
     labels = np.array([label_of[file.relative_to(root).parts[0]] for file in chosen])
     return ImageFiles(describe_files(root, chosen, f"{transform_name} {classes}"), tuple(chosen), labels, transform)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from ctta.datasets.cache import suggest_download
 from ctta.datasets.image_files import READ_AHEAD, ImageFiles, check_selection, find_labeled_images, list_folders
-from ctta.errors import DataError
+from ctta.datasets.image_order import Order, check_order
+from ctta.errors import ConfigError, DataError
 from ctta.io.images import resize_and_center_crop
 from ctta.validation import check_integer
 
@@ -31,10 +32,13 @@ class ImageNetC:
             folder, as ``ctta.datasets.download("imagenet-c/noise").parent`` has them.
         images: A text file with one ``<class>/<image>.JPEG`` per line, such as RobustBench's list of 5,000.
         num_per_class: Without a list, the number of images to take from each class, the first ones by name.
+        order: "shuffle", "name" (by path, so class by class) or "time" (of the last modification). By default that of
+            the list, and without a list "shuffle", the same in every domain.
+        seed: Seed of the shuffle, which depends on nothing else but the names of the images.
         double_resize: Whether to resize to 256 and crop 224 once more, as the authors' code does.
 
     Raises:
-        ConfigError: Both ``images`` and ``num_per_class`` are given.
+        ConfigError: Both ``images`` and ``num_per_class`` or ``order`` are given, or there is no such order.
         DataError: The list cannot be read.
     """
 
@@ -46,11 +50,17 @@ class ImageNetC:
         *,
         images: str | PathLike[str] | None = None,
         num_per_class: int | None = None,
+        order: Order | None = None,
+        seed: int = 0,
         double_resize: bool = False,
     ) -> None:
         self.folder, self.num_per_class = Path(folder), num_per_class
         self.images = None if images is None else _read_image_list(Path(images))
         check_selection(num_per_class, self.images)
+        check_order(order)
+        if order is not None and self.images is not None:
+            raise ConfigError(f"give images or order, not both: order={order!r} does not apply to a list")
+        self.order, self.seed = order or "shuffle", check_integer("seed", seed)
         self.transform = resize_and_center_crop if double_resize else None
         self.name = "imagenet-c" + (" double-resized" if double_resize else "")
         # The first domain that was opened, its entries, and the hint if one of them is missing.
@@ -81,7 +91,14 @@ class ImageNetC:
         root = group / subfolder
         hint = _hint(corruption, group / corruption if group == self.folder else group)
         images = find_labeled_images(
-            root, self.transform, self.name, num_per_class=self.num_per_class, images=self.images, hint=hint
+            root,
+            self.transform,
+            self.name,
+            num_per_class=self.num_per_class,
+            images=self.images,
+            order=self.order,
+            seed=self.seed,
+            hint=hint,
         )
         # The class folders too: with a list of images, a missing folder would shift the labels unnoticed.
         entries = [*map(Path, list_folders(root)), *(path.relative_to(root) for path in images.paths)]

@@ -51,7 +51,9 @@ class Guarded(AdaptiveModel):
             ``"source"`` predict them and treat the others as if they had come alone.
         on_collapse: ``"rollback"`` to the last good snapshot, ``"reset"`` to the source, ``"soft_reset"`` (nine tenths
             of the way), ``"freeze"`` (roll back and stop adapting), or None to only report.
-        reset_every: Reset the method every n batches, whatever its health (RDumb: 1000); None for never.
+        reset_every: Reset the method and the snapshot after every n batches, learned from or not, whatever the health,
+            and log an event (RDumb: 1000); None for never. The policy :class:`~ctta.policies.ResetEvery` is for methods
+            without a guard: it counts the batches that were learned from, or images. Use one of the two.
         adapt_every: Adapt to every n-th batch only, and predict the others.
         max_update: Largest norm of an optimizer step relative to the norm of the trained parameters in the source;
             larger steps are scaled down. None for no limit.

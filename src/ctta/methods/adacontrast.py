@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +57,7 @@ class AdaContrast(AdaptiveModel):
 
     info = MethodInfo("AdaContrast", "Chen et al., CVPR 2022", "all weights", 5, 1, num_networks=3, labels_pixels=False)
     view_arguments = ("weak", "strong")
+    check_settings: ClassVar = {"start_after": 6, "bank_size": 16, "queue_size": 16}
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -115,6 +115,7 @@ class CoTTA(AdaptiveModel):
         backward_passes=1,
         num_networks=3,
     )
+    check_settings: ClassVar = {"views": image_views(2)}
     presets = PRESETS
     view_arguments = ()  # checked below
 

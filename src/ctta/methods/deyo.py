@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +61,7 @@ class DeYO(AdaptiveModel):
         num_networks=2,
         labels_pixels=False,
     )
+    check_settings: ClassVar = {"select_below": 0.99, "min_drop": 0.0}
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +53,7 @@ class ETA(AdaptiveModel):
     """
 
     info = MethodInfo("ETA", paper="Niu et al., ICML 2022", trains="norm layers", backward_passes=1, num_networks=2)
+    check_settings: ClassVar = {"margin": 0.99, "redundancy": 0.999}
     average: Tensor
 
     def __init__(

@@ -1,7 +1,7 @@
 """FOA: search prompts for a vision transformer by forward passes alone, and shift its features back to the source's."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,7 @@ class FOA(AdaptiveModel):
     info = MethodInfo(
         "FOA", "Niu et al., ICML 2024", "prompts", 28, needs_source_data=True, labels_pixels=False, needs_vit=True
     )
+    check_settings: ClassVar = {"num_prompts": 1, "population": 3}
     prompts: Tensor
 
     def __init__(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +55,9 @@ class MEMO(AdaptiveModel):
         backward_passes=1,
         num_networks=2,
         labels_pixels=False,
+        is_episodic=True,
     )
+    check_settings: ClassVar = {"views": image_views(1)}
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +60,7 @@ class PETAL(AdaptiveModel):
         backward_passes=1,
         num_networks=3,
     )
+    check_settings: ClassVar = {"views": image_views(1)}
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,7 @@ class SAR(AdaptiveModel):
         backward_passes=2,
         num_networks=2,
     )
+    check_settings: ClassVar = {"margin": 0.99}
 
     def __init__(
         self,

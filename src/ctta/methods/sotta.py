@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,7 @@ class SoTTA(MemoryModel):
     info = MethodInfo(
         "SoTTA", "Gong et al., NeurIPS 2023", "norm layers", "1, and 2 per update", backward_passes=2, num_networks=2
     )
+    check_settings: ClassVar = {"memory_size": 8, "update_every": 6, "min_confidence": 0.3}
     update_every: int
 
     def __init__(

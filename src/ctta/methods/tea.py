@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,7 @@ class TEA(AdaptiveModel):
     info = MethodInfo(
         "TEA", "Yuan et al., CVPR 2024", "norm layers", "3 + Langevin steps", 21, num_networks=2, labels_pixels=False
     )
+    check_settings: ClassVar = {"buffer_size": 16, "num_steps_langevin": 2}
 
     def __init__(
         self,

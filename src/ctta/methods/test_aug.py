@@ -1,5 +1,7 @@
 """Test-time augmentation: average the source's predictions over augmented views."""
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -36,6 +38,7 @@ class TestAug(AdaptiveModel):
     __test__ = False  # tells pytest that this is not a test case
 
     info = MethodInfo("Test Aug", forward_passes="views")
+    check_settings: ClassVar = {"views": image_views(2)}
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +54,7 @@ class TRIBE(AdaptiveModel):
     """
 
     info = MethodInfo("TRIBE", "Su et al., AAAI 2024", "norm layers", "3 + views", backward_passes=1, num_networks=4)
+    check_settings: ClassVar = {"max_entropy": 0.99}
 
     def __init__(
         self,

@@ -46,6 +46,10 @@ class ResetEvery(Policy):
     Weights, optimizer and everything else that the method has learned go back to the start; ``num_steps``, on which
     random draws depend, goes on. Batches whose step was skipped, because something was not finite, do not count.
 
+    A guard has a periodic reset too, ``Guarded(model, reset_every=1000)``. It counts every batch, also those that the
+    guard kept the method from learning, resets the guard's snapshot as well, starts the method's count of steps anew,
+    and logs an event. Use one of the two.
+
     Attributes:
         num: How many; RDumb has 1000 batches.
         unit: ``"batches"`` or ``"images"``. With images, the reset follows the batch that completes the number.

@@ -57,7 +57,8 @@ class RestoreByFisher(Policy):
     """Set the trained weights of least squared gradient back to the source's values after each update, as PETAL does.
 
     Attributes:
-        fraction: The quantile of the squared gradients below which weights are restored; the default is PETAL's.
+        fraction: The quantile of the squared gradients below which weights are restored; the default is PETAL's. A
+            batch of few images, which is a part of a step, restores that part of it.
     """
 
     name = "restore_by_fisher"
@@ -85,7 +86,7 @@ class RestoreByFisher(Policy):
         found = [square.flatten() for square in squares if square is not None]
         if not found:
             return
-        limit = compute_quantile(torch.cat(found), self.fraction)
+        limit = compute_quantile(torch.cat(found), self.fraction * model.step_scale)
         for (adapted, original), square in zip(pair_trained(student_of(model), model.source), squares, strict=True):
             if square is not None:
                 adapted.copy_(torch.where(square < limit, original, adapted))

@@ -93,7 +93,9 @@ def read_run(folder: Path, name: str | None = None, *, on_cell: Callable[[], Non
     """
     name = name or folder.resolve().name
     cells, is_benchmark = _find_cells(folder)
-    about = read_run_file(folder) if is_benchmark else {"recipe": name, "commands": [], "options": {}}
+    about: dict[str, Any] = {"recipe": name, "commands": [], "options": {}}
+    if is_benchmark:
+        about = read_run_file(folder)
     results: list[Result] = []
     missing: list[MissingCell] = []
     for cell in cells:

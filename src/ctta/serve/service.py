@@ -22,7 +22,7 @@ from ctta.hyperparameters import format_hyperparameters
 from ctta.io.atomic import atomic_write
 from ctta.io.provenance import check_same_settings, read_settings
 from ctta.norms import uses_batch_statistics
-from ctta.registry import list_methods, resolve_method
+from ctta.registry import find_methods, resolve_method
 from ctta.serve.audit import AuditLog
 from ctta.serve.errors import ApiError, hide_internal_errors
 from ctta.serve.limits import Limits, MemoryBudget
@@ -87,7 +87,7 @@ def resume_method(
         return build_method(net, DEFAULT_METHOD, settings)
     recorded = _read_description(path)
     # The name is not recorded, and presets such as cotta_fast share the class of their method.
-    names = [name for name in list_methods() if resolve_method(name).method.__name__ == recorded.get("method")]
+    names = find_methods(str(recorded.get("method")))
     if not names:
         raise ConfigError(f"the streams in {state_dir} were started with {recorded.get('method')}: give --method")
     for name in names:

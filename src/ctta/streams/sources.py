@@ -18,7 +18,7 @@ from ctta.datasets.image_files import (
     find_images,
     find_labeled_images,
 )
-from ctta.datasets.image_order import Order, check_order, sort_images
+from ctta.datasets.image_order import Order, check_order, is_class_tree, sort_images
 from ctta.datasets.segmentation import CONDITIONS, find_scenes
 from ctta.datasets.streets import StreetScenes
 from ctta.errors import ConfigError
@@ -54,13 +54,22 @@ def in_memory(
 
 
 def folder(
-    path: str | PathLike[str], *, size: tuple[int, int] | None = None, batch_size: int = 32, name: str | None = None
+    path: str | PathLike[str],
+    *,
+    size: tuple[int, int] | None = None,
+    order: Order | None = None,
+    seed: int = 0,
+    batch_size: int = 32,
+    name: str | None = None,
 ) -> Stream:
-    """Return a stream of the images in a folder and below, in the order of their paths, without labels.
+    """Return a stream of the images in a folder and below, without labels.
 
     Args:
         path: The folder.
         size: (height, width) to resize to; without it, the images of a batch must have the same size.
+        order: "shuffle", "name" (by path) or "time" (of the last modification). By default "name", and "shuffle" for
+            a folder per class, whose images would come class by class; folders named by date are a camera's.
+        seed: Seed of the shuffle, which depends on nothing else but the names of the images.
         batch_size: Images per batch.
         name: Name of the domain; that of the folder by default.
 
@@ -68,10 +77,15 @@ def folder(
         A stream of one segment.
 
     Raises:
+        ConfigError: There is no such order.
         DataError: The folder contains no images.
     """
     root = Path(path)
+    check_order(order)
     paths = find_images(root)
+    names = [found.relative_to(root).as_posix() for found in paths]
+    if (order := order or ("shuffle" if is_class_tree(names) else "name")) != "name":
+        paths = [paths[row] for row in sort_images(root, names, order, seed=seed)]
     images = ImageFiles(describe_files(root, paths, str(size)), tuple(paths), None, Resize(size) if size else None)
     segment = _whole_domain(name or _get_folder_name(root), images)
     return Stream(f"folder {images.name}", [segment], batch_size=batch_size, read_ahead=READ_AHEAD)

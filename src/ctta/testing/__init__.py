@@ -16,11 +16,13 @@ its hyperparameters on a small network. A test suite can run them one by one:
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 from torch import nn
 
 from ctta.base import AdaptiveModel
+from ctta.hyperparameters import format_hyperparameters
 from ctta.testing import input_checks, network_checks, numeric_checks, stream_checks
 from ctta.testing.case import CHECKS, LONG_STREAM, SHORT_STREAM, ContractCase, count_learned_batches
 from ctta.testing.networks import NETWORKS, VISION_TRANSFORMERS
@@ -34,6 +36,7 @@ __all__ = [
     "network_checks",
     "numeric_checks",
     "select_networks",
+    "select_settings",
     "stream_checks",
 ]
 
@@ -55,6 +58,19 @@ def select_networks(method: type[AdaptiveModel]) -> dict[str, Callable[[], nn.Mo
     return {name: make for name, make in NETWORKS.items() if name != "segmentation" or labels_pixels}
 
 
+def select_settings(method: type[AdaptiveModel]) -> dict[str, Any]:
+    """Return the hyperparameters that the contract of a method is checked with.
+
+    Args:
+        method: The class.
+
+    Returns:
+        Those of ``check_settings`` that its constructor takes: a subclass may have fixed some.
+    """
+    parameters = signature(method).parameters
+    return {name: value for name, value in method.check_settings.items() if name in parameters}
+
+
 def check_method(
     method: type[AdaptiveModel],
     *,
@@ -65,7 +81,8 @@ def check_method(
     """Run every check of the contract on every network, and print what was checked.
 
     A method with an optimizer must learn from a batch on at least one network: checks of reset, saving and resuming
-    prove nothing about weights that never change.
+    prove nothing about weights that never change. A method with many views or a large memory declares smaller ones as
+    its class attribute ``check_settings``, so that the checks are quick and three batches of six images fill it.
 
     Args:
         method: The class to check.
@@ -73,14 +90,16 @@ def check_method(
             :func:`select_networks`.
         allow_no_steps: Whether a method with an optimizer may leave its weights as they are on all networks, such as
             one that selects samples and finds none among random images.
-        **hyperparameters: Passed to the method; fewer views make the checks of CoTTA faster.
+        **hyperparameters: Passed to the method, such as ``memory_size=8`` for one with a memory; they go before
+            ``check_settings``.
 
     Raises:
         AssertionError: A promise of the contract is broken. A note names the check and the network.
     """
     networks, num_learned = networks or select_networks(method), {}
+    settings = {**select_settings(method), **hyperparameters}
     for number, (network, make_network) in enumerate(networks.items()):
-        case = ContractCase(method, make_network, hyperparameters, SHORT_STREAM if number else LONG_STREAM)
+        case = ContractCase(method, make_network, settings, SHORT_STREAM if number else LONG_STREAM)
         for name, check in CHECKS.items():
             with _noting(f"{name} of {method.__name__} on network '{network}'"):
                 check(case)
@@ -90,12 +109,16 @@ def check_method(
         assert any(num_learned.values()), (
             f"{method.__name__} has an optimizer, but its weights stayed the same over 3 batches on every network "
             f"({', '.join(networks)}), so nothing that it learns was checked: call self.minimize(loss) in adapt_step, "
-            "pass hyperparameters with which it learns from random images, or declare allow_no_steps=True"
+            "pass hyperparameters with which it learns from three batches of six random images, such as "
+            "memory_size=8, or declare allow_no_steps=True"
         )
     summary = (
         f"{len(CHECKS)} checks on {f'each of {len(networks)} networks' if len(networks) > 1 else '1 network'} passed"
     )
-    sys.stdout.write(f"{method.__name__}: {summary}; {_describe_steps(num_learned)}\n")
+    checked_with = f" with {format_hyperparameters(settings)}" if settings else ""
+    is_episodic = method.info is not None and method.info.is_episodic
+    steps = f"{_describe_steps(num_learned)}{', none of which lasts' if is_episodic else ''}"
+    sys.stdout.write(f"{method.__name__}{checked_with}: {summary}; {steps}\n")
 
 
 @contextmanager

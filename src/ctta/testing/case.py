@@ -141,7 +141,8 @@ def count_optimizer_steps(model: AdaptiveModel) -> Iterator[list[None]]:
 def count_learned_batches(case: ContractCase) -> int | None:
     """Return after how many batches of the stream the trained weights had changed; None for a method without optimizer.
 
-    Weights are compared, not calls counted: a step with a learning rate or gradient of zero teaches nothing.
+    Weights are compared, not calls counted: a step with a learning rate or gradient of zero teaches nothing. The steps
+    of an episodic method do not last, so that its own record of them counts.
     """
     model = case.make_model()
     if not any(part.optimizer for part in _adaptive_models(model)):
@@ -150,7 +151,10 @@ def count_learned_batches(case: ContractCase) -> int | None:
     for x in case.make_stream():
         before = _trained_weights(model)
         model(x)
-        num_changed += any(not torch.equal(*pair) for pair in zip(before, _trained_weights(model), strict=True))
+        if case.method.info is not None and case.method.info.is_episodic:
+            num_changed += model.last_step is not None and model.last_step.updated
+        else:
+            num_changed += any(not torch.equal(*pair) for pair in zip(before, _trained_weights(model), strict=True))
     return num_changed
 
 
