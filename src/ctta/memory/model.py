@@ -1,6 +1,7 @@
 """Methods that learn from a memory of past images."""
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from torch import Tensor
 from typing_extensions import override
@@ -20,6 +21,7 @@ class MemoryModel(AdaptiveModel):
     also within a batch; then only the images up to there are in the memory.
     """
 
+    check_settings: ClassVar = {"memory_size": 8, "update_every": 6}  # the memory of the contract suite has to evict
     memory: Memory
     #: The number of images between two updates; None for one update per batch.
     update_every: int | None = None

@@ -29,7 +29,7 @@ class AdaContrast(AdaptiveModel):
     Predictions come after it, with running statistics of BatchNorm that follow the views.
 
     Args:
-        net: A network for images, of which every parameter is trained.
+        net: A network for images in [0, 1], of which every parameter is trained.
         optimizer: A factory of the optimizer.
         lr: The learning rate, if it should differ from that of ``optimizer``.
         decay: The fraction of itself that the moving average of the student keeps.
@@ -39,11 +39,9 @@ class AdaContrast(AdaptiveModel):
         bank_size: The number of past images whose features and predictions are kept for the votes.
         queue_size: The number of past images that the contrast pushes away; at first random ones.
         temperature: Divides the cosine similarities of the contrast.
-        labels_first: Whether the labels of a batch replace those of the oldest features before the contrast, as in
-            public code, where the features are replaced after it.
+        labels_first: Whether labels enter the queue before the contrast and features after it, as in public code.
         weak: The view that is labeled. The reference flips and crops.
-        strong: Two views: one learns the label, the other is its positive. The reference has MoCo v2's, and draws each
-            image's own. The defaults expect images in [0, 1]; see :func:`ctta.views.image_views`.
+        strong: Two views: one learns the label, the other is its positive. The reference draws MoCo v2's per image.
         head: The name of the classifier; by default it is found.
         policies: What happens around the updates, see :mod:`ctta.policies`.
         seed: The seed of the views and of the queue's first entries.

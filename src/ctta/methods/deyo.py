@@ -52,15 +52,7 @@ class DeYO(AdaptiveModel):
     factors", ICLR 2024.
     """
 
-    info = MethodInfo(
-        "DeYO",
-        paper="Lee et al., ICLR 2024",
-        trains="norm layers but the top",
-        forward_passes="up to 2",
-        backward_passes=1,
-        num_networks=2,
-        labels_pixels=False,
-    )
+    info = MethodInfo("DeYO", "Lee et al., ICLR 2024", "norm layers but the top", "up to 2", 1, 2, labels_pixels=False)
     check_settings: ClassVar = {"select_below": 0.99, "min_drop": 0.0}
 
     def __init__(

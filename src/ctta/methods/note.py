@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +47,6 @@ class NOTE(MemoryModel):
     """
 
     info = MethodInfo("NOTE", "Gong et al., NeurIPS 2022", "norm layers", "1, and 1 per update", 1, num_networks=2)
-    check_settings: ClassVar = {"memory_size": 8, "update_every": 6}
     update_every: int
 
     def __init__(

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +47,6 @@ class PeTTA(MemoryModel):
     """
 
     info = MethodInfo("PeTTA", "Hoang et al., NeurIPS 2024", "norm layers", "1 + 4", 1, 4, needs_source_data=True)
-    check_settings: ClassVar = {"memory_size": 8}
     class_means: Tensor
 
     def __init__(

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +50,6 @@ class RoTTA(MemoryModel):
     info = MethodInfo(
         "RoTTA", "Yuan et al., CVPR 2023", "norm layers", "1, and 2 per update", backward_passes=1, num_networks=3
     )
-    check_settings: ClassVar = {"memory_size": 8, "update_every": 6}
     update_every: int
 
     def __init__(

@@ -51,7 +51,7 @@ class SoTTA(MemoryModel):
     info = MethodInfo(
         "SoTTA", "Gong et al., NeurIPS 2023", "norm layers", "1, and 2 per update", backward_passes=2, num_networks=2
     )
-    check_settings: ClassVar = {"memory_size": 8, "update_every": 6, "min_confidence": 0.3}
+    check_settings: ClassVar = {**MemoryModel.check_settings, "min_confidence": 0.3}
     update_every: int
 
     def __init__(
