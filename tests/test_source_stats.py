@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import ctta
 from ctta.cli.adapt import adapt
 from ctta.cli.source_stats import compute_source_stats
+from ctta.datasets.image_files import read_images
 from ctta.testing import NETWORKS, ContractCase
 
 
@@ -139,3 +140,13 @@ def test_the_command_and_a_method_that_uses_its_file(tmp_path: Path) -> None:
     assert "ctta source-stats" in user_error(adapt, *method)
     output(adapt, *method, "--set", f"source_stats={path}")
     assert len((tmp_path / "table.csv").read_text().splitlines()) == 11
+
+
+def test_the_command_can_measure_the_network_as_it_was_trained(tmp_path: Path) -> None:
+    network, images, path = write_network(tmp_path), tmp_path / "images", tmp_path / "stats.safetensors"
+    paths = write_images(images, range(8))
+    output(compute_source_stats, "--model", network, "--images", images, "--output", path, "--batch-stats", 0)
+    net, x = ctta.models.load(network), read_images(paths, None)
+    for fraction, is_equal in ((0.0, True), (1.0, False)):
+        expected = ctta.source_stats(net, [x], batch_stats=fraction)["feature_mean"]
+        assert torch.allclose(ctta.SourceStats.load(path)["feature_mean"], expected) == is_equal

@@ -79,8 +79,8 @@ def bench(
         list[str] | None,
         typer.Option(
             "--policy",
-            help="Act around the updates of every method that learns, such as reset_every=1000, or of one, such as "
-            "tent.reset_every=1000; repeatable.",
+            help="Apply this policy to every method that learns, such as reset_every=1000, or to one, such as "
+            "tent.reset_every=1000; repeatable. Default: none.",
             metavar="[METHOD.]NAME[=VALUE]",
         ),
     ] = None,
@@ -104,8 +104,8 @@ def bench(
     source_stats: Annotated[
         Path | None,
         typer.Option(
-            help="Give this file of 'ctta source-stats' to the methods that need statistics of source images. Default: "
-            "that of the embedded network, none for others.",
+            help="Read statistics of source images from this file of 'ctta source-stats', for methods that need them. "
+            "Default: those of the embedded network, none for others.",
             metavar="FILE",
         ),
     ] = None,

@@ -61,8 +61,8 @@ PolicyOption = Annotated[
     list[str] | None,
     typer.Option(
         "--policy",
-        help="Act around the updates of the method, such as reset_every=1000, restore=0.01 or "
-        "reset_every=64000,unit=images (see: ctta methods); repeatable.",
+        help="Apply this policy around the updates of the method, such as reset_every=1000, restore=0.01 or "
+        "reset_every=64000,unit=images (see: ctta methods); repeatable. Default: none.",
         metavar="NAME[=VALUE]",
     ),
 ]

@@ -37,6 +37,16 @@ def compute_source_stats(
     batch_size: Annotated[
         int, typer.Option(min=1, help="Read N images at a time; use the number of your application.", metavar="N")
     ] = 200,
+    batch_stats: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Normalize by this part of each batch's own statistics, as methods do; 0 for petta, whose source is "
+            "the network as it was trained.",
+            metavar="FRACTION",
+        ),
+    ] = 1.0,
     head: Annotated[
         str | None, typer.Option(help="Use this module as the classifier, such as fc. Default: found.", metavar="NAME")
     ] = None,
@@ -67,6 +77,6 @@ def compute_source_stats(
                 yield part.float().div(255).to(device)
                 num_done += len(part)
 
-        stats = source_stats(net, read_batches(), given, head=head)
+        stats = source_stats(net, read_batches(), given, head=head, batch_stats=batch_stats)
     stats.save(output)
     print_text(f"Wrote {', '.join(stats.names)} of {stats.num_images} images to {output}.")
