@@ -6,11 +6,14 @@ import sys
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from ctta import benchmark
 from ctta.benchmark import RECIPES
+from ctta.benchmark import run as run_benchmark
 from ctta.cli import demo, main
 from ctta.cli.results import print_table
 from ctta.evaluation import read_result
@@ -208,11 +211,17 @@ def test_a_table_is_transposed_in_a_narrow_terminal(bench: list[str]) -> None:
         assert max(len(line.rstrip()) for line in text.splitlines()) <= width
 
 
+def run_without_processes(recipe: str, **options: Any) -> benchmark.BenchmarkResult:
+    return run_benchmark(recipe, **options | {"workers": 0})
+
+
 @pytest.mark.parametrize("full", [False, True])
 def test_the_demo_runs_its_tables(
     bench: list[str], full: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a small network and a short stream."""
+    """With a small network and a short stream; the many cells of the long form are run without processes."""
+    if full:
+        monkeypatch.setattr(benchmark, "run", run_without_processes)
     for name, (recipe, options) in {**demo.SHORT, **demo.FULL}.items():
         tasks = demo.SHORT if name in demo.SHORT else demo.FULL
         tiny = replace(options, model="file:network.py:tiny", limit=4, batch_size=4, rounds=options.rounds and 2)

@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
+from other_networks import check_on
 from torch import Tensor, nn
 
 import ctta
@@ -48,8 +49,7 @@ def test_the_paper_preset_keeps_the_contract_on_pixels() -> None:
         "predict_with": "teacher",
         "loss": "hard",
     }
-    segmentation = {"segmentation": NETWORKS["segmentation"]}
-    ctta.testing.check_method(ctta.CoTTA, networks=segmentation, views=views, threshold=0.3, **settings)
+    check_on(NETWORKS["segmentation"], ctta.CoTTA, views=views, threshold=0.3, **settings)
 
 
 class KeepsWeightsOnReset(ctta.Tent):

@@ -78,10 +78,13 @@ def test_corruptions_cause_the_same_errors_as_the_published_ones() -> None:
     """Compare means over five seeds: each corruption within 5 points, and the mean of all within 1."""
     data = sample()
     images, labels = data.images[:NUM_IMAGES], data.labels[:NUM_IMAGES]
-    errors = {
-        name: 100 * float(np.mean([find_errors(corrupt(images, name, 5, seed=seed), labels) for seed in SEEDS]))
-        for name in CORRUPTIONS
-    }
+
+    def mean_error(name: str) -> float:
+        first, second = (corrupt(images[:4], name, 5, seed=seed) for seed in SEEDS[:2])
+        seeds = SEEDS[:1] if np.array_equal(first, second) else SEEDS  # some corruptions draw nothing
+        return 100 * float(np.mean([find_errors(corrupt(images, name, 5, seed=seed), labels) for seed in seeds]))
+
+    errors = {name: mean_error(name) for name in CORRUPTIONS}
     outliers = {
         name: (errors[name], REFERENCE_ERRORS[name])
         for name in errors

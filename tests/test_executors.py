@@ -120,7 +120,7 @@ def test_run_killed_at_random_moments_ends_with_identical_results(
     num_kills = 0
     while count_batches(run) < run.num_batches:
         process = subprocess.Popen(bench(run.folder, network, "--workers", workers), stderr=subprocess.PIPE)
-        target = count_batches(run) + generator.randrange(1, 25)
+        target = count_batches(run) + generator.randrange(5, 50)
         while process.poll() is None and count_batches(run) < target:
             time.sleep(0.01)
         time.sleep(generator.random() * 0.05)

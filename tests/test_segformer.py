@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from other_networks import check_on
 from torch import Tensor, nn
 
 import ctta
 from ctta.errors import ConfigError, InputError
 from ctta.models import Normalized, SlidingWindow, load, segformer
 from ctta.models.huggingface import TransformersModel
-from ctta.testing import check_method
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 #: The configuration of NVIDIA's repository, in its older format, with fewer and narrower layers.
@@ -252,7 +252,7 @@ def test_contract(method: str) -> None:
     settings: dict[str, Any] = {}
     if method == "cotta":
         settings = dict(ctta.methods.cotta.OFFICIAL_SEGMENTATION) | {"views": ctta.views.multiscale_flip((1,))}
-    check_method(ctta.METHODS[method], networks={"segformer": build_small_segformer}, **settings)
+    check_on(build_small_segformer, ctta.METHODS[method], **settings)
 
 
 def test_sliding_window(b0: nn.Module) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from other_networks import check_on
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,7 +16,7 @@ import ctta
 from ctta.errors import ConfigError, InputError
 from ctta.models import SlidingWindow
 from ctta.models.sliding_window import compute_window_slices
-from ctta.testing import NETWORKS, check_method
+from ctta.testing import NETWORKS
 
 
 def build_network() -> nn.Module:
@@ -130,8 +131,7 @@ def test_sums_are_computed_in_float32() -> None:
 @pytest.mark.parametrize("method", [ctta.BNStats, ctta.PseudoLabel, ctta.Tent, ctta.CoTTA])
 def test_contract(method: type[ctta.AdaptiveModel]) -> None:
     views: dict[str, Any] = {"views": ctta.views.multiscale_flip((1, 1.5))} if method is ctta.CoTTA else {}
-    networks = {"sliding": lambda: SlidingWindow(NETWORKS["segmentation"](), window=12, stride=8)}
-    check_method(method, networks=networks, **views)
+    check_on(lambda: SlidingWindow(NETWORKS["segmentation"](), window=12, stride=8), method, **views)
 
 
 @pytest.mark.parametrize(
