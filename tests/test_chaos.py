@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 
 def test_a_service_keeps_its_promises_under_random_faults() -> None:
     """Faults at random times, on top of each other, and a kill amid them; benchmarks/chaos.py checks the promises."""
-    options = ["--seconds", "5", "--streams", "2", "--round", "6"]
+    options = ["--seconds", "4", "--streams", "2", "--round", "6"]
     command = [sys.executable, str(ROOT / "benchmarks/chaos.py"), *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     result = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment, check=False)
