@@ -15,7 +15,7 @@ from hold_out import hold_out_stream
 from torch import Tensor
 
 import ctta
-from ctta.serve.stream import SampleWindow
+from ctta.serve.window import SampleWindow
 
 PER_CORRUPTION = 100
 #: Fractions of the batch statistics by window size.

@@ -8,11 +8,12 @@ A request passes eight modules at most from the socket to its answer:
 4. ``protocol`` (Open Inference Protocol) or ``routes`` (images, operators, live page): bytes to tensors and back
 5. ``service``: checks of the images
 6. ``store``: the queue of the stream, a worker thread, room in memory
-7. ``stream``: window, time budget, and the call of the model
+7. ``stream``: the call of the model, within the ``window`` and the time budget of the stream
 8. ``metrics``: counts on the way out
 
 If the stream is new or on disk, ``persistence`` creates or reads it between 6 and 7. Of the others, ``errors`` and
-``schemas`` hold what several modules share, ``audit`` records what happens to streams, and ``server`` starts uvicorn.
+``schemas`` hold what several modules share, ``audit`` records what happens to streams, ``directory`` remembers what
+they were started with, and ``server`` starts uvicorn.
 
 >>> import tempfile, ctta, torch
 >>> from ctta.guard import Guarded
@@ -26,9 +27,10 @@ If the stream is new or on disk, ``persistence`` creates or reads it between 6 a
 
 from ctta.serve.app import create_app
 from ctta.serve.auth import Tokens, check_host, read_tokens
+from ctta.serve.directory import build_method, resume_method
 from ctta.serve.limits import Limits
 from ctta.serve.server import serve
-from ctta.serve.service import Service, build_method, resume_method
+from ctta.serve.service import Service
 
 __all__ = [
     "Limits",

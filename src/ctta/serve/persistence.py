@@ -28,7 +28,8 @@ from ctta.io.atomic import fsync_directory, fsync_file
 from ctta.io.tensors import read_tensors, write_tensors
 from ctta.serve.audit import AuditLog, StreamEvent
 from ctta.serve.schemas import STREAM_NAME_PATTERN
-from ctta.serve.stream import SampleWindow, ServedStream, TimeBudget
+from ctta.serve.stream import ServedStream
+from ctta.serve.window import SampleWindow, TimeBudget
 from ctta.surgery import copy_sharing_tensors
 
 logger = logging.getLogger("ctta.serve")

@@ -1,101 +1,29 @@
 """One method on one network, served to many streams."""
 
-import inspect
-import json
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ctta.base import AdaptiveModel
 from ctta.errors import ConfigError, annotate_network_errors
-from ctta.fingerprints import source_fingerprint
 from ctta.guard.diagnostics import source_as_trained
-from ctta.hyperparameters import format_hyperparameters
-from ctta.io.atomic import atomic_write
-from ctta.io.provenance import check_same_settings, read_settings
 from ctta.norms import uses_batch_statistics
-from ctta.registry import find_methods, resolve_method
 from ctta.serve.audit import AuditLog
+from ctta.serve.directory import check_same_service, lock_directory
 from ctta.serve.errors import ApiError, hide_internal_errors
 from ctta.serve.limits import Limits, MemoryBudget
 from ctta.serve.metrics import ServiceMetrics
 from ctta.serve.persistence import Snapshots, StreamFactory
 from ctta.serve.schemas import validate_stream_name
 from ctta.serve.store import StreamStore
-from ctta.serve.stream import (
-    DEFAULT_BATCH_STATS,
-    DEFAULT_UPDATE_EVERY,
-    DEFAULT_WINDOW_SIZE,
-    OVER_BUDGET,
-    ImageFile,
-    InferenceResult,
-    ServedStream,
-    TimeBudget,
-)
-
-DEFAULT_METHOD = "cotta_fast"
-_FORMAT = 2  # of service.json; files of version 0.1 have no format
-
-
-def build_method(net: nn.Module, name: str, settings: Sequence[str] = ()) -> AdaptiveModel:
-    """Build a method with settings that suit single images: BatchNorm statistics are blended by default.
-
-    Args:
-        net: The source network.
-        name: Name of a method, as :func:`ctta.adapt` takes it.
-        settings: Hyperparameters such as ``"lr=1e-4"``, as a user types them.
-
-    Returns:
-        The method on a copy of the network.
-
-    >>> from ctta.models import embedded
-    >>> build_method(embedded(), "tent", ["lr=1e-4"]).batch_stats
-    0.5
-    """
-    named = resolve_method(name)
-    if "batch_stats" in inspect.signature(named.method).parameters:
-        named = replace(named, settings={"batch_stats": DEFAULT_BATCH_STATS, **named.settings})
-    return named.build(net, **named.parse(settings))
-
-
-def resume_method(
-    net: nn.Module, state_dir: str | os.PathLike[str] | None, settings: Sequence[str] = ()
-) -> AdaptiveModel:
-    """Build the method that the streams in a directory were started with; cotta_fast if there are none.
-
-    Args:
-        net: The source network.
-        state_dir: Directory of a service; None for none.
-        settings: Hyperparameters such as ``"lr=1e-4"``, as a user types them.
-
-    Returns:
-        The method on a copy of the network.
-
-    Raises:
-        ConfigError: If the directory has streams of a method that is not one of this library's.
-    """
-    path = Path(state_dir or ".", "service.json")
-    if state_dir is None or not path.exists():
-        return build_method(net, DEFAULT_METHOD, settings)
-    recorded = _read_description(path)
-    # The name is not recorded, and presets such as cotta_fast share the class of their method.
-    names = find_methods(str(recorded.get("method")))
-    if not names:
-        raise ConfigError(f"the streams in {state_dir} were started with {recorded.get('method')}: give --method")
-    for name in names:
-        with suppress(ConfigError):  # a preset may not have such settings
-            model = build_method(net, name, settings)
-            if format_hyperparameters(model.hyperparameters) == recorded.get("settings"):
-                return model
-    return build_method(net, DEFAULT_METHOD if DEFAULT_METHOD in names else names[0], settings)
+from ctta.serve.stream import OVER_BUDGET, ImageFile, InferenceResult, ServedStream
+from ctta.serve.window import DEFAULT_UPDATE_EVERY, DEFAULT_WINDOW_SIZE, TimeBudget
 
 
 class Service:
@@ -169,9 +97,9 @@ class Service:
             raise ConfigError(f"got {len(self.class_names)} class names for a network with {self.num_classes} classes")
         self.state_dir = Path(state_dir)
         self.state_dir.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock_directory(self.state_dir)
+        self._lock = lock_directory(self.state_dir)
         try:
-            _check_same_service(self.state_dir, model)
+            check_same_service(self.state_dir, model)
             self.factory = StreamFactory(
                 model,
                 self.reference,
@@ -357,45 +285,3 @@ def _validate_model_name(name: str) -> str:
 def _infer_num_channels(net: nn.Module) -> int:
     first = next((module for module in net.modules() if isinstance(module, _ConvNd)), None)
     return 3 if first is None else first.in_channels
-
-
-def _lock_directory(directory: Path) -> FileLock:
-    """Lock a directory: two services would overwrite each other's streams."""
-    lock = FileLock(directory / "lock", thread_local=False)  # released by the thread that serves
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise ConfigError(f"another process serves the streams in {directory}: stop it, or use another one") from None
-    return lock
-
-
-def _check_same_service(directory: Path, model: AdaptiveModel) -> None:
-    """Raise now, and not at each stream, if the streams were started with another network or method."""
-    path, requested = directory / "service.json", _describe_service(model)
-    if not path.exists():
-        with atomic_write(path) as temporary:
-            temporary.write_text(json.dumps(requested, indent=1))
-        return
-    recorded = _read_description(path)
-    if recorded.get("format") != _FORMAT:
-        # Settings that version 0.1 recorded have other names; each stream checks its own when it is loaded.
-        requested = {name: requested[name] for name in ("network", "method")}
-    hint = "use another directory, or the network and settings that its streams were started with"
-    check_same_settings(directory, recorded, requested, hint=hint)
-
-
-def _read_description(path: Path) -> dict[str, Any]:
-    """Read what a directory was made with."""
-    # Without the file nothing is lost: each stream checks its own settings when it is loaded.
-    return read_settings(path, hint="delete this file, and it is written again")
-
-
-def _describe_service(model: AdaptiveModel) -> dict[str, Any]:
-    method = model.unwrapped
-    return {
-        "format": _FORMAT,
-        "network": source_fingerprint(model.source),
-        "method": type(method).__name__,
-        "settings": format_hyperparameters(method.hyperparameters),
-        "guard": "none" if model is method else format_hyperparameters(model.hyperparameters),
-    }

@@ -1,4 +1,4 @@
-"""One stream: a model that adapts, a window of its last images, a time budget and a history."""
+"""One stream: a model that adapts, with its window, its time budget and its history."""
 
 import copy
 import logging
@@ -13,110 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
-from ctta.errors import ConfigError, InputError, annotate_network_errors
+from ctta.errors import InputError, annotate_network_errors
 from ctta.functional import confidence
 from ctta.guard import Event, Monitored
 from ctta.serve.audit import AuditLog, StreamEvent
 from ctta.serve.errors import ApiError
+from ctta.serve.window import SampleWindow, TimeBudget
 from ctta.transaction import restore_on_error
 
 logger = logging.getLogger("ctta.serve")
 
-# Chosen by benchmarks/choose_window.py; see docs/serve.md.
-DEFAULT_WINDOW_SIZE = 16
-DEFAULT_BATCH_STATS = 0.5
-DEFAULT_UPDATE_EVERY = 4  # images
-MIN_BATCH_SIZE = 4  # images from which on their statistics beat the source's
-
-MAX_SAVINGS = 10.0  # seconds of wall time whose budget can be saved up
 NUM_POINTS = 120  # of a curve on the live page
 NUM_EVENTS = 50
 OVER_BUDGET = "the time budget for adaptation is used up"
 PAUSED = "the guard has paused adaptation"
-
-
-class SampleWindow:
-    """The newest images of a stream, oldest first, so that a single image has a batch to be normalized with.
-
-    Args:
-        size: Maximum number of images; with 0 every request is a batch by itself.
-        update_every: Images between two updates; a request that fills the window always causes one.
-    """
-
-    def __init__(self, size: int, update_every: int) -> None:
-        self.size, self.update_every = size, update_every
-        self.images: Tensor | None = None
-        self.num_since_update = 0
-
-    def make_batch(self, x: Tensor) -> Tensor:
-        """Return the new images, preceded by as many old ones of the same shape as the window has room for."""
-        room = self.size - len(x)
-        if self.images is None or room <= 0 or self.images.shape[1:] != x.shape[1:]:
-            return x
-        return torch.cat([self.images[-room:].to(x), x])
-
-    def is_large_enough(self, batch: Tensor) -> bool:
-        """Return whether a batch of this window can be normalized with its own statistics."""
-        return len(batch) >= min(MIN_BATCH_SIZE, self.size)
-
-    def is_update_due(self, num_new: int) -> bool:
-        """Return whether the stream should update once that many new images have arrived."""
-        return self.num_since_update + num_new >= self.update_every
-
-    def push(self, x: Tensor, *, updated: bool) -> None:
-        """Add new images, and record whether the stream was updated."""
-        if self.size:
-            # A new tensor: copies of the window keep the old one.
-            self.images = self.make_batch(x)[-self.size :].clone(memory_format=torch.contiguous_format)
-        self.num_since_update = 0 if updated else self.num_since_update + len(x)
-
-    def clear(self) -> None:
-        """Remove all images."""
-        self.images, self.num_since_update = None, 0
-
-
-class TimeBudget:
-    """A fraction of wall time that a stream may spend on updates; unused time is saved up to a limit.
-
-    Args:
-        fraction: Seconds of updates per second; None for no limit.
-        clock: Returns the time in seconds.
-
-    >>> now = 0.0
-    >>> budget = TimeBudget(0.5, clock=lambda: now)
-    >>> with budget.spend():
-    ...     now = 20.0
-    >>> budget.is_exhausted
-    True
-    >>> now = 60.0
-    >>> budget.is_exhausted
-    False
-    """
-
-    def __init__(self, fraction: float | None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        if fraction is not None and not 0 < fraction <= 1:
-            raise ConfigError(f"the time budget must be a fraction above 0 and up to 1, got {fraction!r}")
-        self.fraction, self._clock = fraction, clock
-        self._credit, self._counted_at = MAX_SAVINGS * (fraction or 0), clock()
-
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether the next update has to be skipped."""
-        if self.fraction is None:
-            return False
-        now = self._clock()
-        self._credit = min(self._credit + (now - self._counted_at) * self.fraction, MAX_SAVINGS * self.fraction)
-        self._counted_at = now
-        return self._credit <= 0
-
-    @contextmanager
-    def spend(self) -> Iterator[None]:
-        """Charge the time that the block takes."""
-        started = self._clock()
-        try:
-            yield
-        finally:
-            self._credit -= self._clock() - started
 
 
 @dataclass(frozen=True)
