@@ -1,5 +1,6 @@
 """A guarded method passes every check of the contract, whatever method is inside."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -22,7 +23,9 @@ class GuardedCase(ContractCase):
         return super().make_batch(number, size)
 
 
+@cache
 def make_case(method: str, network: str) -> GuardedCase:
+    """Return the case, the same one for all checks, which share its first run."""
     return GuardedCase(ctta.METHODS[method], NETWORKS[network], METHODS[method])
 
 

@@ -304,8 +304,9 @@ def test_policies_keep_the_contract(name: str) -> None:
     checks = ["reset_equals_new", "resume_is_bit_identical", "forks_share_only_the_source", "copies_are_independent"]
     checks += ["predict_equals_next_adapt", "moves_mid_stream"]
     checks += ["non_finite_step_is_skipped"] if name != "reset_every" else []  # which counts every batch
+    case = ContractCase(method, NETWORKS["batch_norm"], settings)
     for check in checks:
-        CHECKS[f"check_{check}"](ContractCase(method, NETWORKS["batch_norm"], settings))
+        CHECKS[f"check_{check}"](case)
 
 
 def test_all_policies_together_keep_the_contract() -> None:
