@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from ctta import benchmark
@@ -212,6 +213,7 @@ def test_a_table_is_transposed_in_a_narrow_terminal(bench: list[str]) -> None:
 
 
 def run_without_processes(recipe: str, **options: Any) -> benchmark.BenchmarkResult:
+    assert options["workers"] == torch.get_num_threads()
     return run_benchmark(recipe, **options | {"workers": 0})
 
 
@@ -219,9 +221,8 @@ def run_without_processes(recipe: str, **options: Any) -> benchmark.BenchmarkRes
 def test_the_demo_runs_its_tables(
     bench: list[str], full: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a small network and a short stream; the many cells of the long form are run without processes."""
-    if full:
-        monkeypatch.setattr(benchmark, "run", run_without_processes)
+    """With a small network and a short stream, in this process: starting one for each cell takes most of the time."""
+    monkeypatch.setattr(benchmark, "run", run_without_processes)
     for name, (recipe, options) in {**demo.SHORT, **demo.FULL}.items():
         tasks = demo.SHORT if name in demo.SHORT else demo.FULL
         tiny = replace(options, model="file:network.py:tiny", limit=4, batch_size=4, rounds=options.rounds and 2)
