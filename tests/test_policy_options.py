@@ -20,7 +20,7 @@ from ctta.datasets.image_files import read_images
 from ctta.errors import ConfigError
 from ctta.policies import POLICIES, format_policy, parse_policy
 from ctta.registry import parse_settings
-from ctta.serve.service import build_method
+from ctta.serve import build_method
 
 
 @pytest.mark.parametrize(
