@@ -126,6 +126,23 @@ def test_order_by_time(flat: Folder) -> None:
 # Images that cannot be read
 
 
+def test_a_folder_without_a_readable_image(flat: Folder) -> None:
+    for path in flat.images.iterdir():
+        path.write_bytes(b"no image")
+    text = output(adapt, *flat.resumable)
+    assert text.startswith("No image could be read, so nothing was predicted.\n10 images could not be read; ")
+    assert all(row["error"] for row in flat.read())
+
+
+def test_images_of_several_sizes_and_a_folder_in_place_of_a_table(flat: Folder) -> None:
+    write_images(flat.images, range(3, 4), side=20)
+    text = user_error(adapt, *flat.resumable)
+    assert "give --size HEIGHT WIDTH (size=) to resize them, or --batch-size 1" in text and not flat.table.exists()
+    for folder in (flat.root, Path(".")):
+        text = user_error(adapt, *flat.options, "--out", folder)
+        assert text == f"{folder} is a folder; expected a file to write the table to, such as predictions.csv"
+
+
 def test_a_truncated_image_is_skipped_and_tried_again(flat: Folder) -> None:
     first = flat.images / "000.png"
     content = first.read_bytes()
@@ -133,7 +150,7 @@ def test_a_truncated_image_is_skipped_and_tried_again(flat: Folder) -> None:
     ended = flat.run_in_process()
     assert ended.returncode == 0, ended.stderr
     assert "has 10 rows, 9 of them new." in ended.stdout
-    assert "1 images could not be read; the column 'error' of" in ended.stdout
+    assert "1 image could not be read; the column 'error' of" in ended.stdout
     rows = flat.read()
     assert [row["image"] for row in rows if row["error"]] == ["000.png"]
     (row,) = (row for row in rows if row["error"])
@@ -141,7 +158,7 @@ def test_a_truncated_image_is_skipped_and_tried_again(flat: Folder) -> None:
     assert (row["batch"], row["class"], row["confidence"]) == ("0", "", "")
     before = flat.table.read_bytes()
     text = output(adapt, *flat.resumable)
-    assert "No new images: all 9 are in" in text and "1 images could not be read" in text
+    assert "No new images: all 9 are in" in text and "1 image could not be read" in text
     assert flat.table.read_bytes() == before and not flat.table.with_name("table.csv.before").exists()
     first.write_bytes(content)
     assert "has 10 rows, 1 of them new." in output(adapt, *flat.resumable)

@@ -15,6 +15,8 @@ import ctta
 from ctta.datasets import sample
 from ctta.datasets.image_order import Order
 from ctta.guard import Guarded
+from ctta.inference import adapt_folder
+from ctta.inference.comparison import AnswerComparison
 from ctta.streams import image_folder
 
 NUM_CLASSES, NUM_PER_CLASS = 10, 13
@@ -64,12 +66,42 @@ def test_a_guard_answers_class_by_class_as_well_as_the_source(
     assert source > 0.8 and share_right(table) >= source - MAX_LOSS
 
 
+def test_normalization_is_told_of_what_the_method_predicted(tree: Path, tmp_path: Path) -> None:
+    net, table = ctta.models.embedded(), tmp_path / "table.csv"
+    summary = adapt_folder(net, tree, table, method="tent", batch_size=16, order="name")
+    normalized = sum(batches.batch_size * batches.num_batches for batches in summary.normalization)
+    assert summary.num_by_source and normalized == summary.num_images - summary.num_by_source
+
+
 def test_without_a_guard_harm_is_announced(tree: Path, tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     harmful = ("--order", "name", "--no-guard", "--set", "batch_stats=1", "--batch-size", "16", "--method", "tent")
     ended = run(tree, table, "--compare", *harmful)
     assert share_right(table) < share_right(table, "source_class") - 0.3
     assert "WARNING: the predictions look worse than those without adaptation." in ended.stderr.splitlines()[-1]
+
+
+def compare_answers(num_changed: int, confidence: float, source_confidence: float) -> AnswerComparison:
+    comparison = AnswerComparison()
+    source = [label % NUM_CLASSES for label in range(100)]
+    adapted = [(label + (place < num_changed)) % NUM_CLASSES for place, label in enumerate(source)]
+    comparison.add((adapted, [confidence] * 100), (source, [source_confidence] * 100))
+    return comparison
+
+
+def test_harm_to_an_unsure_network_is_announced() -> None:
+    harmful = compare_answers(41, 0.61, 0.77).describe_harm()  # 43 % right, where the source has 78 %
+    assert harmful is not None and harmful.endswith(
+        "41 % of 100 compared ones differ, the mean confidence is 0.61 instead of 0.77."
+    )
+    assert compare_answers(41, 0.74, 0.77).describe_harm() is None  # as in a corrupted domain
+    assert compare_answers(15, 0.61, 0.77).describe_harm() is None  # as of averaged views
+
+
+def test_lost_classes_are_announced() -> None:
+    comparison = AnswerComparison()
+    comparison.add(([3] * 90 + list(range(10)), [0.99] * 100), (list(range(10)) * 10, [0.6] * 100))
+    assert "91 % are of one class instead of 10 %." in (comparison.describe_harm() or "")
 
 
 def test_by_default_the_images_are_shuffled(tree: Path, tmp_path: Path) -> None:

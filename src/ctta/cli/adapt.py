@@ -171,10 +171,12 @@ def _format_summary(
         skipped.append(f"{summary.num_vanished} images were skipped because they were deleted before they were read.")
     if summary.num_unreadable:
         skipped.append(
-            f"{summary.num_unreadable} images could not be read; the column 'error' of {predictions} says why. "
-            "Replace or remove them; the next run tries them again."
+            f"{_count(summary.num_unreadable, 'image')} could not be read; the column 'error' of {predictions} says "
+            "why. Replace or remove such images; the next run tries them again."
         )
     if num_images == 0:
+        if not summary.num_before:
+            return ["No image could be read, so nothing was predicted.", *skipped]
         return [f"No new images: all {summary.num_before} are in {predictions}.", *skipped]
     num_rows = summary.num_before + num_images + summary.num_unreadable
     lines = [f"{predictions} has {num_rows} rows, {num_images} of them new.", *skipped]
@@ -188,7 +190,9 @@ def _format_summary(
     lines += [_describe_normalization(batches) for batches in summary.normalization]
     if summary.num_changed is not None:
         percentage = 100 * summary.num_changed / num_images
-        lines.append(f"{summary.num_changed} predictions ({percentage:.1f} %) differ from those without adaptation.")
+        verb = "differs" if summary.num_changed == 1 else "differ"
+        changed = f"{_count(summary.num_changed, 'prediction')} ({percentage:.1f} %)"
+        lines.append(f"{changed} {verb} from those without adaptation.")
     lines.append(ORDER_LINES[summary.order])
     if summary.events is None:
         reason = "" if asked_for_guard is False else ", because the state was made without one, or processes share it"
@@ -206,6 +210,10 @@ def _format_summary(
     return [*lines, _describe_state(state)]
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def _default_class_names(model: str, predictions: Path) -> Sequence[str] | None:
     """Return the class names of a network of the library, unless an existing table has no column for them."""
     names = models.class_names(model)
@@ -217,7 +225,7 @@ def _default_class_names(model: str, predictions: Path) -> Sequence[str] | None:
 
 def _describe_normalization(batches: NormalizedBatches) -> str:
     """Return how batches of one size were normalized, as a sentence."""
-    images = f"{batches.batch_size} image{'s' * (batches.batch_size > 1)}"
+    images = _count(batches.batch_size, "image")
     if batches.batch_stats == 1:
         return f"Batches of {images}: normalized with batch statistics."
     share = 100 * batches.batch_stats
@@ -225,7 +233,7 @@ def _describe_normalization(batches: NormalizedBatches) -> str:
 
 
 def _audit_path(predictions: Path) -> Path:
-    return predictions.with_suffix(".audit.jsonl")
+    return predictions.parent / f"{predictions.stem}.audit.jsonl"
 
 
 def _describe_state(state: Path | None) -> str:

@@ -20,8 +20,8 @@ class HarmLimits:
     Attributes:
         margin: Fraction of answers that may differ from the source's in addition to what its doubt explains.
         doubt: How often an answer may differ per unit of the source's doubt, one minus its confidence.
-        confidence_loss: How much lower the mean confidence may be than the source's, if more answers differ than twice
-            its doubt.
+        confidence_loss: How much lower the mean confidence may be than the source's, if more answers differ than its
+            doubt explains.
         class_loss: How much lower the entropy of the answered classes may be than the source's, relative to it.
     """
 
@@ -99,19 +99,25 @@ class AnswerComparison:
             0.0,
             self.changed / (limits.margin + limits.doubt * doubt),
             self.lost_classes / limits.class_loss,
-            min(loss, self.changed / max(2 * doubt, 1e-9)),
+            min(loss, self.changed / max(doubt, 1e-9)),
         )
 
     def describe_harm(self) -> str | None:
         """Return a sentence if the answers look worse than the source's, else None."""
         if self.score < 1:
             return None
-        return (
-            f"the predictions look worse than those without adaptation. {100 * self.changed:.0f} % of "
-            f"{self.num_images} compared ones differ, the mean confidence is {self.confidence:.2f} instead of "
-            f"{self.source_confidence:.2f}, and {len(self.classes)} classes are predicted instead of "
-            f"{len(self.source_classes)}."
-        )
+        signs = [
+            f"{100 * self.changed:.0f} % of {self.num_images} compared ones differ",
+            f"the mean confidence is {self.confidence:.2f} instead of {self.source_confidence:.2f}",
+        ]
+        if self.lost_classes >= self.limits.class_loss:
+            share, before = (100 * _largest_share(counts) for counts in (self.classes, self.source_classes))
+            signs.append(f"{share:.0f} % are of one class instead of {before:.0f} %")
+        return f"the predictions look worse than those without adaptation. {', '.join(signs)}."
+
+
+def _largest_share(counts: Counter[int]) -> float:
+    return max(counts.values()) / counts.total()
 
 
 def _entropy(counts: Counter[int]) -> float:

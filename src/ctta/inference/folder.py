@@ -17,7 +17,7 @@ from ctta.datasets.image_files import decode_file, find_images
 from ctta.datasets.image_order import Order, check_order, is_class_tree, sort_images
 from ctta.distributed import data_parallel, init
 from ctta.distributed.collectives import run_on_rank_zero
-from ctta.errors import DataError
+from ctta.errors import ConfigError, DataError
 from ctta.guard import Monitored
 from ctta.hyperparameters import format_hyperparameters
 from ctta.inference.predictions import ERROR, PredictionFile
@@ -47,7 +47,8 @@ class InferenceSummary:
         num_skipped: Updates skipped because they were not finite.
         num_by_source: Images of this call for which the guard returned the source's prediction; None without a guard.
         confidence: Mean confidence of the predictions; None if there was no image.
-        normalization: How the batches of each size were normalized; empty without batch statistics.
+        normalization: How the batches of each size were normalized, without those that the source answered; empty
+            without batch statistics.
         seconds: Duration of the processing.
         method: Name of the method: a key of ``ctta.METHODS``, or the name of another class.
         settings: Hyperparameters of the method.
@@ -137,6 +138,8 @@ def adapt_folder(
     if method is not None:
         resolve_method(method)  # raises before anything is read
     check_order(order)
+    if Path(out).is_dir():
+        raise ConfigError(f"{out} is a folder; expected a file to write the table to, such as predictions.csv")
     root, state_path = Path(images), None if state is None else Path(state)
     resize = Resize(size) if size else None
     file = PredictionFile(

@@ -31,6 +31,7 @@ from ctta.methods import Source
 from ctta.streams import Stream
 
 SECONDS_BETWEEN_SAVES = 20.0
+SIZE_HINT = "give --size HEIGHT WIDTH (size=) to resize them, or --batch-size 1 (batch_size=)"
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class FolderImages(ImageFiles):
         arrays = [pixels for pixels in decoded if pixels is not None]
         if not arrays:
             return torch.zeros(len(rows), 3, 1, 1), None
-        check_same_size([self.paths[row] for row in rows[present]], arrays)
+        check_same_size([self.paths[row] for row in rows[present]], arrays, hint=SIZE_HINT)
         images = to_unit_floats(np.stack(arrays))
         if len(present) == len(rows):
             return images, None
@@ -182,12 +183,13 @@ class InferenceRun:
         if self.source is None:
             unadapted = []
         predicted, confidence = adapted
-        self.batch_sizes[len(x)] += 1
         for source_predicted, _ in unadapted:
             self.num_changed += sum(ours != other for ours, other in zip(predicted, source_predicted, strict=True))
         self.num_images += len(names)
         if isinstance(self.model, Monitored) and self.model.health.answered_by_source:
             self.num_by_source += len(names)
+        else:
+            self.batch_sizes[len(x)] += 1
         self.confidence_sum += float(torch.tensor(confidence, dtype=torch.float64).sum())
         columns = [column for predictions in (adapted, *unadapted) for column in self._columns(*predictions)]
         self._append(zip(names, [step] * len(names), *columns, [""] * len(names), strict=True))
@@ -228,7 +230,10 @@ class InferenceRun:
         return predicted.tolist(), confidence.tolist()
 
     def normalized_batches(self) -> list[NormalizedBatches]:
-        """Return how the batches were normalized, the largest first; none if no layer uses batch statistics."""
+        """Return how the batches that the method predicted were normalized, the largest first.
+
+        Empty if no layer uses batch statistics.
+        """
         found = [
             NormalizedBatches(size, count, self.model.batch_fraction(size)) for size, count in self.batch_sizes.items()
         ]
