@@ -117,7 +117,9 @@ def test_bench_prints_a_table_and_writes_a_report(bench: list[str], capsys: pyte
     assert run(*bench, "--methods", "source,bn_stats", "--out", "mine") == 0
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
-    assert [line.split()[0] for line in lines if line.startswith(("Source", "BN"))] == ["Source", "BN"]
+    table = lines[: lines.index("")]
+    assert [line.split()[0] for line in table if line.startswith(("Source", "BN"))] == ["Source", "BN"]
+    assert "\n\nAll rows have the same mean error, 100.0 %; one order.\nReport: " in captured.out
     assert any("gau" in line and "jpe" in line and "mean" in line for line in lines)
     assert captured.err == ""  # no progress bars outside of a terminal
     assert Path("mine/report/report.html").is_file()
@@ -148,6 +150,7 @@ def test_the_same_command_finds_its_run(bench: list[str], capsys: pytest.Capture
         (["--set", "restore=0.1"], "expected a setting METHOD.NAME=VALUE"),
         (["--set", "cota.restore=0.1"], "does not have"),
         (["--set", "cotta.seed=3"], "choose seeds with the option 'seeds'"),
+        (["--set", "tent.lr=abc"], "lr must be a number such as 0.001, got 'abc'"),
         (["--set", "tent.lr=-1"], "the optimizer does not take lr=-1: Invalid learning rate: -1"),
         (["--methods", "cota"], "no method 'cota'"),
         (["--seeds", "one"], "expected seeds as integers such as 1,2,3 or 1-5, got 'one'"),

@@ -16,6 +16,8 @@ from ctta.cli.console import print_notice, print_text, stdout
 from ctta.evaluation.metrics import MIOU
 from ctta.evaluation.results import Result
 from ctta.report import Table, TableCell, TableColumn, score_table
+from ctta.report.sections import group_by_method
+from ctta.report.significance import write_headline
 
 MAX_HEADING_LENGTH = 5
 
@@ -28,13 +30,14 @@ def print_failure(outcome: JobOutcome) -> None:
 
 
 def print_results(result: BenchmarkResult, *, as_json: bool = False) -> None:
-    """Print the table of a benchmark and the path of its report, or one line of JSON per cell."""
+    """Print the table of a benchmark, its outcome and the path of its report, or one line of JSON per cell."""
     if as_json:
         for cell_result in result.results:
             typer.echo(_format_json(cell_result, result.run.folder))
         return
     if result.results:
         print_table(score_table(result.results), stdout)
+        print_text(write_headline(group_by_method(result.results), result.results[0].metric))
     if result.report:
         print_text(f"Report: {result.report}")
 

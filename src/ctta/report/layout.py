@@ -80,20 +80,24 @@ def replace_underscores(name: str) -> str:
 
 
 def infer_layout(streams: Sequence[tuple[str, ...]]) -> ColumnLayout:
-    """Return the columns for streams with the same domains, possibly in different orders.
+    """Return the columns for streams with the same domains, in the streams' order if they all have the same one.
 
-    >>> infer_layout([("fog 5", "snow 5")]).columns, infer_layout([("fog", "snow", "fog", "snow")]).columns
-    (('snow 5', 'fog 5'), ('fog, round 1', 'snow, round 1', 'fog, round 2', 'snow, round 2'))
+    >>> infer_layout([("fog 5", "snow 5")]).columns, infer_layout([("fog 5", "snow 5"), ("snow 5", "fog 5")]).columns
+    (('fog 5', 'snow 5'), ('snow 5', 'fog 5'))
+    >>> infer_layout([("fog", "snow", "fog", "snow")]).columns
+    ('fog, round 1', 'snow, round 1', 'fog, round 2', 'snow, round 2')
     """
     first = streams[0]
     period = find_period(first)
     if period < len(first):
         return _layout_rounds(first[:period], len(first) // period)
     domains = tuple(dict.fromkeys(domain for stream in streams for domain in stream))
-    if len(domains) == len(first) <= MAX_COLUMNS:
-        return ColumnLayout("domain", _sort_columns(domains), period)
     corruptions = tuple(dict.fromkeys(strip_severity(domain) for domain in domains))
-    return ColumnLayout("corruption", _sort_columns(corruptions), period)
+    if len(set(streams)) > 1:
+        domains, corruptions = _sort_columns(domains), _sort_columns(corruptions)
+    if len(domains) == len(first) <= MAX_COLUMNS:
+        return ColumnLayout("domain", domains, period)
+    return ColumnLayout("corruption", corruptions, period)
 
 
 def select_rounds(num_rounds: int) -> list[int]:
