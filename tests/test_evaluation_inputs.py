@@ -1,6 +1,7 @@
 """What a user passes to ``evaluate`` first: networks, loaders, datasets, arrays; it works or says what to do."""
 
 from collections.abc import Callable, Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from PIL import Image
 from random_pictures import BYTES, X, Y, in_batches, make_net
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from typing_extensions import override
 
 import ctta
 from ctta.errors import ConfigError, DataError, InputError
@@ -202,6 +204,21 @@ def test_a_folder_of_plain_batches_is_written_once_and_not_resumed(tmp_path: Pat
 def test_byte_arrays_are_a_stream_and_resume(tmp_path: Path) -> None:
     first = ctta.evaluate(ctta.Tent(make_net()), (BYTES, Y.numpy()), folder=tmp_path)
     assert ctta.evaluate(ctta.Tent(make_net()), (BYTES, Y.numpy()), folder=tmp_path) == first
+
+
+def test_the_progress_of_several_methods_shares_a_line_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(StringIO):
+        @override
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setattr("ctta.evaluation.progress.TERMINAL_INTERVAL", 0.0)
+    ctta.compare({"a network": make_net(), "tent": "tent"}, iter(in_batches()), progress=True)
+    shown = terminal.getvalue().split("\r")[1:]
+    assert len(shown) == 12 and all(line.rstrip("\n").endswith("%\x1b[K") for line in shown)
+    assert [line.partition(":")[0] for line in shown if line.endswith("\n")] == ["a network", "tent"]
 
 
 def test_the_progress_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

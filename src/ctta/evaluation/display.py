@@ -70,7 +70,7 @@ def describe_result(result: "Result") -> str:
     if not result.is_complete:
         return f"{head}\nincomplete: {len(result.batches)} of {result.num_batches} batches\nstream {result.stream_hash}"
     counts = [
-        f"{result.total.num_images:,} images",
+        f"{result.total.num_images:,} image{'s' if result.total.num_images > 1 else ''}",
         f"{result.num_batches:,} batch{'es' if result.num_batches > 1 else ''}",
         f"{len(result.domains)} segment{'s' if len(result.domains) > 1 else ''}",
     ]

@@ -7,6 +7,7 @@ from typing import TextIO
 from ctta.evaluation.metrics import UnlabeledScore
 from ctta.evaluation.results import BatchRecord
 
+ERASE_TO_END = "\x1b[K"
 TERMINAL_INTERVAL, LOG_INTERVAL = 0.2, 10.0  # seconds between two lines
 
 
@@ -47,7 +48,8 @@ class ProgressLine:
             self._text = ""
 
     def _show(self, *, is_last: bool) -> None:
-        before, after = ("\r", "\n" if is_last else "") if self._is_terminal else ("", "\n")
+        # What is left of a longer line, which may be another method's, is erased.
+        before, after = ("\r", ERASE_TO_END + "\n" * is_last) if self._is_terminal else ("", "\n")
         self.file.write(f"{before}{self._text}{after}")
         self.file.flush()
         self._shown_at = time.monotonic()
