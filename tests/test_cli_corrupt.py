@@ -23,6 +23,12 @@ def sample(tmp_path: Path) -> Path:
     return tmp_path / "sample.npz"
 
 
+def test_a_mistyped_corruption_is_corrected(tmp_path: Path) -> None:
+    np.savez(tmp_path / "clean.npz", images=np.zeros((1, 8, 8, 3), np.uint8), labels=[0])
+    error = user_error(corrupt, tmp_path / "clean.npz", tmp_path / "made", "--corruptions", "snow,fogg")
+    assert error.startswith("unknown corruption 'fogg' (did you mean 'fog'?)") and not (tmp_path / "made").exists()
+
+
 def test_an_npz_becomes_a_folder_like_cifar_c(sample: Path, tmp_path: Path) -> None:
     folder = tmp_path / "made"
     text = output(corrupt, sample, folder, "--corruptions", "brightness,contrast", "--seed", 3)

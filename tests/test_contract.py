@@ -152,6 +152,12 @@ def test_the_checks_find_broken_methods(method: type[ctta.AdaptiveModel], check:
         CHECKS[check](ContractCase(method, NETWORKS["batch_norm"], {}))
 
 
+@pytest.mark.parametrize("method", ["tent", nn.Linear, ctta.Tent.__init__])
+def test_check_method_expects_a_class(method: Any) -> None:
+    with pytest.raises(TypeError, match=r"expected a class that extends ctta\.AdaptiveModel, such as ctta\.Tent, got"):
+        ctta.testing.check_method(method)
+
+
 def test_check_method_names_the_check_and_the_network() -> None:
     with pytest.raises(AssertionError) as caught:
         ctta.testing.check_method(PredictsOtherLogits)

@@ -92,8 +92,8 @@ def test_a_folder_made_with_other_settings_is_refused(tmp_path: Path, monkeypatc
     with pytest.raises(TypeError, match=r"float64.*uint8"):
         write_cifar_c(floats, [0, 1], tmp_path, names=["fog"])
     no_names: list[str] = []
-    for names in (["mist"], no_names):
-        with pytest.raises(ConfigError, match="names is"):
+    for names, words in ((["mist"], "unknown corruption 'mist'; expected one of"), (no_names, "names is")):
+        with pytest.raises(ConfigError, match=words):
             write_cifar_c(images, [0, 1], tmp_path, names=names)
     with pytest.raises(ConfigError, match=r"other settings \(labels: "):
         write_cifar_c(images, [1, 0], tmp_path, names=["fog"])

@@ -15,6 +15,7 @@ import ctta
 from ctta.benchmark import BenchmarkResult, run
 from ctta.cli.adapt import adapt
 from ctta.cli.bench import bench
+from ctta.cli.catalog import methods
 from ctta.errors import ConfigError
 from ctta.serve import build_method
 
@@ -70,16 +71,27 @@ def test_workers_find_the_class_and_an_edited_file_is_not_mixed_with_old_results
         run_mine(workers=0)
 
 
+def test_nothing_is_claimed_of_a_class_without_facts(folder: Path) -> None:
+    text = output(methods, "file:mine.py:Mine")
+    assert "The class has no docstring." in text and "Trains:" not in text
+    assert "strength" in text and "(the learning rate as --set lr=VALUE)" in text
+    (row,) = json.loads(output(methods, "file:mine.py:Mine", "--json"))
+    assert row["trains"] is None and row["settings"]["strength"] == "1.0"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--methods", "tnet"), "there is no method 'tnet' (did you mean 'tent'?); expected one of source, bn_stats"),
         (("--methods", "cotta_weight_averag"), "(did you mean 'cotta_weight_average'?)"),
+        (("--methods", "mine.py:Mine"), "there is no method 'mine.py:Mine' (did you mean 'file:mine.py:Mine'?)"),
         (("--methods", "file:mine.py:Mein"), "mine.py has no class Mein (did you mean 'Mine'?)"),
         (("--set", "tnt.lr=1"), "'tnt.lr=1' names a method that this recipe does not have (did you mean 'tent'?)"),
         (("--corruptions", "fogg"), "unknown corruption 'fogg' (did you mean 'fog'?)"),
         (("--size", "8", "8"), "the recipe 'embedded' does not take the option 'size': leave it out"),
         (("--model", "embeded"), "unknown network 'embeded' (did you mean 'embedded'?)"),
+        (("--model", "net.py"), "unknown network 'net.py' (did you mean 'file:net.py:build'?)"),
+        (("--model", "net.py:net"), "unknown network 'net.py:net' (did you mean 'file:net.py:net'?)"),
         (("--mean", "0.5"), "give mean and std together"),
         (("--mean", "a,b,c"), "expected --mean as three numbers such as 0.5,0.5,0.5"),
     ],

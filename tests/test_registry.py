@@ -117,6 +117,7 @@ def test_the_facts_about_a_method_are_true(name: str) -> None:
         ("cota", r"there is no method 'cota' \(did you mean 'cotta'\?\); expected one of source, bn_stats,"),
         ("CoTTA", r"did you mean 'cotta'"),
         ("cotta_fst", r"did you mean 'cotta_fast'"),
+        ("mine.py:Mine", r"there is no method 'mine.py:Mine' \(did you mean 'file:mine.py:Mine'\?\)"),
         ("zzz", r"there is no method 'zzz'; expected one of .* or file:PATH.py:Class"),
         ("file:nowhere.py:Mine", "file not found: nowhere.py; expected 'file:PATH.py:Class'"),
         ("file:mine.txt:Mine", "names no class of a Python file"),

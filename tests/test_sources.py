@@ -172,6 +172,14 @@ def test_a_folder_per_class_is_shuffled_without_labels_too(tmp_path: Path) -> No
         read_order("pets", order="random")
 
 
+def test_image_folder_says_what_is_missing(tree: Path) -> None:
+    advice = "check the path, or use ctta.streams.folder for images without classes"
+    with pytest.raises(DataError, match=f"pest does not exist: {advice}"):
+        image_folder(tree.parent / "pest")
+    with pytest.raises(DataError, match=f"cat contains no class folders; expected <class>/<image>: {advice}"):
+        image_folder(tree / "cat")
+
+
 def test_hidden_files_are_ignored(tree: Path) -> None:
     before = folder(tree, size=(4, 5)), image_folder(tree, size=(4, 5))
     for place in ("cat/._0.png", ".trash/0.png", "__MACOSX/cat/0.png", "cat/.thumbnails/0.png"):

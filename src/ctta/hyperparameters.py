@@ -178,6 +178,9 @@ def _convert_views(value: Any, default: Any) -> Any:
 
 def _bind_arguments(factory: OptimizerFactory, arguments: dict[str, Any]) -> OptimizerFactory:
     """Return the factory with these arguments, after trying it on a single weight."""
+    lr = arguments.get("lr", 0.0)
+    if isinstance(lr, bool) or not isinstance(lr, int | float):  # the optimizer would complain about a comparison
+        raise ConfigError(f"lr must be a number such as 0.001, got {lr!r}")
     bound = partial(factory, **arguments)
     try:
         bound([torch.nn.Parameter(torch.zeros(1))])

@@ -14,7 +14,7 @@ A package provides methods with a few lines in its ``pyproject.toml``::
 """
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
@@ -47,6 +47,7 @@ __all__ = [
     "name_of",
     "parse_settings",
     "resolve_method",
+    "unknown_method",
 ]
 
 #: The group of entry points that installed packages provide methods in.
@@ -155,10 +156,22 @@ def resolve_method(name: str) -> NamedMethod:
     packages = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if name in packages:
         return NamedMethod(name, _load_entry_point(packages[name]))
-    known = [*_built_in(), *packages]
-    raise ConfigError(
-        f"there is no method {name!r}{did_you_mean(name, known)}; expected one of {', '.join(known)}, or "
-        "file:PATH.py:Class"
+    raise unknown_method(name, [*_built_in(), *packages])
+
+
+def unknown_method(name: str, known: Sequence[str]) -> ConfigError:
+    """Return the error for a name that no method has; it suggests what may have been meant.
+
+    Args:
+        name: The name.
+        known: The names that are expected.
+
+    Returns:
+        The error, to be raised.
+    """
+    suggestion = f" (did you mean 'file:{name}'?)" if ".py:" in name else did_you_mean(name, known)
+    return ConfigError(
+        f"there is no method {name!r}{suggestion}; expected one of {', '.join(known)}, or file:PATH.py:Class"
     )
 
 

@@ -136,7 +136,7 @@ class MethodNetworks(nn.Module):
         if stats is None:
             raise ConfigError(
                 f"{title} needs statistics of source images: ctta.{title}(net, source_stats=ctta.source_stats(net, "
-                "batches)), or 'ctta source-stats' on the command line"
+                "batches)), or --set source_stats=FILE with a file of 'ctta source-stats' on the command line"
             )
         if not isinstance(stats, SourceStats):
             raise TypeError(f"source_stats must come from ctta.source_stats, got {type(stats).__name__}")

@@ -67,7 +67,11 @@ def _print_methods(found: list[NamedMethod]) -> None:
     table.columns[0].no_wrap = True
     for each in found:
         info = each.info
-        if not each.preset:
+        if each.preset:
+            continue
+        if each.method.info is None:
+            table.add_row(each.name, "not declared")
+        else:
             counts = (str(count) for count in (info.forward_passes, info.backward_passes, info.num_networks))
             table.add_row(each.name, info.trains, *counts, "yes" if info.needs_source_data else "no", info.paper)
     print_table_in_full(table)
@@ -81,25 +85,25 @@ def _print_methods(found: list[NamedMethod]) -> None:
 def _print_method(found: NamedMethod) -> None:
     info = found.info
     print_text(f"{found.name}: {found.label}{f' ({info.paper})' if info.paper else ''}")
-    print_text(_first_line(found.method))
-    print_text(
-        f"Trains: {info.trains}. Passes per step: forward {info.forward_passes}, backward {info.backward_passes}. "
-        f"Copies of the network: {info.num_networks}. Source data: {'yes' if info.needs_source_data else 'no'}."
-        f"{' Networks: vision transformers with a class token.' if info.needs_vit else ''}\n"
-    )
+    print_text(_describe(found))
+    if found.method.info is not None:
+        print_text(
+            f"Trains: {info.trains}. Passes per step: forward {info.forward_passes}, backward {info.backward_passes}. "
+            f"Copies of the network: {info.num_networks}. Source data: {'yes' if info.needs_source_data else 'no'}."
+            f"{' Networks: vision transformers with a class token.' if info.needs_vit else ''}"
+        )
+    print_text("")
     table = Table("hyperparameter", "default", box=None, padding=(0, 2, 0, 0))
     for name, text in _format_defaults(found).items():
         table.add_row(name, text)
     print_table_in_full(table)
-    print_text("\nSet one with --set NAME=VALUE, or in Python as a keyword.")
+    rate = " (the learning rate as --set lr=VALUE)" if "optimizer" in inspect.signature(found.method).parameters else ""
+    print_text(f"\nSet one with --set NAME=VALUE{rate}, or in Python as a keyword.")
 
 
 def _as_json(found: NamedMethod) -> dict[str, Any]:
     info = found.info
-    return {
-        "name": found.name,
-        "title": found.label,
-        "does": _first_line(found.method),
+    facts = {
         "paper": info.paper,
         "trains": info.trains,
         "forward_passes": info.forward_passes,
@@ -107,8 +111,20 @@ def _as_json(found: NamedMethod) -> dict[str, Any]:
         "networks": info.num_networks,
         "needs_source_data": info.needs_source_data,
         "needs_vit": info.needs_vit,
+    }
+    return {
+        "name": found.name,
+        "title": found.label,
+        "does": _describe(found),
+        **(facts if found.method.info else dict.fromkeys(facts)),
         "settings": _format_defaults(found),
     }
+
+
+def _describe(found: NamedMethod) -> str:
+    """Return the first line of the method's own docstring, not of the class that it extends."""
+    own = vars(found.method).get("__doc__")
+    return _first_line(found.method) if own else "The class has no docstring."
 
 
 def _format_defaults(found: NamedMethod) -> dict[str, str]:

@@ -206,6 +206,7 @@ def hash_stem(stem: str) -> int:
 
 def check_names(names: Sequence[str]) -> None:
     """Raise unless ``names`` is a non-empty sequence of known corruptions."""
-    unknown = [name for name in names if name not in CORRUPTIONS | HOLD_OUT]
-    if unknown or not names or isinstance(names, str):
+    if not names or isinstance(names, str):
         raise ConfigError(f"names is {names!r}; expected a list of {', '.join(CORRUPTIONS | HOLD_OUT)}")
+    for name in names:
+        check_corruption(name, severity=1)

@@ -57,7 +57,7 @@ class CorruptedFolder:
     ) -> None:
         folder = Path(root).expanduser()
         check_integer("seed", seed)
-        hint = "a class is a folder of images; check the path"
+        hint = "check the path; a class is a folder of images"
         files = find_labeled_images(folder, None, str(size), num_per_class=None, images=None, hint=hint)
         folders = list_folders(folder)
         self.class_names, self.seed = tuple(classes or folders), seed

@@ -126,6 +126,13 @@ def decode_file(path: Path, transform: Transform | None) -> NDArray[np.uint8]:
     return pixels
 
 
+def check_folder(folder: Path, hint: str) -> None:
+    """Raise a DataError unless a folder exists; ``hint`` says what to do."""
+    if not folder.is_dir():
+        problem = "is a file; expected a folder of images" if folder.exists() else "does not exist"
+        raise DataError(f"{folder} {problem}: {hint}")
+
+
 def find_images(folder: Path, hint: str = "check the path, or extract the archive") -> list[Path]:
     """Return every image in a folder and below, sorted by path, without hidden files.
 
@@ -139,9 +146,7 @@ def find_images(folder: Path, hint: str = "check the path, or extract the archiv
     Raises:
         DataError: The folder does not exist, or contains no images.
     """
-    if not folder.is_dir():
-        problem = "is a file; expected a folder of images" if folder.exists() else "does not exist"
-        raise DataError(f"{folder} {problem}: {hint}")
+    check_folder(folder, hint)
     found = sorted(path for path in folder.rglob("*") if is_image_file(path, folder) and path.is_file())
     if not found:
         raise DataError(f"{folder} contains no images ({', '.join(sorted(IMAGE_SUFFIXES))}): {hint}")
@@ -176,10 +181,11 @@ def find_labeled_images(
 
     Raises:
         ConfigError: Both ``num_per_class`` and ``images`` are given.
-        DataError: There are no classes, or an image is missing.
+        DataError: The root does not exist, there are no classes, or an image is missing.
         InputError: An entry of ``images`` is not below the root.
     """
     check_selection(num_per_class, images)
+    check_folder(root, hint)
     classes = list_folders(root)
     if not classes:
         raise DataError(f"{root} contains no class folders; expected <class>/<image>: {hint}")

@@ -62,8 +62,9 @@ def load(spec: str) -> nn.Module:
     forms = {form.partition(":")[0]: form for form in LOADERS}
     if prefix not in forms:
         *first, last = (f"'{form}'" for form in LOADERS)
+        file = f" (did you mean 'file:{spec if ':' in spec else f'{spec}:build'}'?)" if prefix.endswith(".py") else ""
         raise ConfigError(
-            f"unknown network '{spec}'{did_you_mean(prefix, forms)}; expected {', '.join(first)} or {last}"
+            f"unknown network '{spec}'{file or did_you_mean(prefix, forms)}; expected {', '.join(first)} or {last}"
         )
     if bool(argument) != (":" in forms[prefix]):
         raise ConfigError(f"malformed network name '{spec}'; expected '{forms[prefix]}'")

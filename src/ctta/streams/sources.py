@@ -144,6 +144,7 @@ def image_folder(
         str(size or transform_name),
         num_per_class=num_per_class,
         images=images,
+        hint="check the path, or use ctta.streams.folder for images without classes",
     )
     if order is None and images is not None:
         rows = np.arange(len(files))

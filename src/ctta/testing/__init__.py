@@ -94,8 +94,11 @@ def check_method(
             ``check_settings``.
 
     Raises:
+        TypeError: This is no class of a method.
         AssertionError: A promise of the contract is broken. A note names the check and the network.
     """
+    if not (isinstance(method, type) and issubclass(method, AdaptiveModel)):
+        raise TypeError(f"expected a class that extends ctta.AdaptiveModel, such as ctta.Tent, got {method!r}")
     networks, num_learned = networks or select_networks(method), {}
     settings = {**select_settings(method), **hyperparameters}
     for number, (network, make_network) in enumerate(networks.items()):

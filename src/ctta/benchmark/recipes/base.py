@@ -10,7 +10,7 @@ from torch import nn
 from ctta.base import AdaptiveModel
 from ctta.errors import ConfigError, did_you_mean
 from ctta.policies import parse_policy
-from ctta.registry import list_methods, name_of, parse_settings, resolve_method
+from ctta.registry import list_methods, name_of, parse_settings, resolve_method, unknown_method
 from ctta.source_stats import SourceStats
 from ctta.streams import Stream
 from ctta.views import DrawnViews
@@ -214,10 +214,7 @@ def add_methods(methods: Mapping[str, MethodSpec], names: Iterable[str]) -> dict
             continue
         if name not in list_methods() and not name.startswith("file:"):
             known = [*methods, *(each for each in list_methods() if each not in methods)]
-            raise ConfigError(
-                f"there is no method {name!r}{did_you_mean(name, known)}; expected one of {', '.join(known)}, or "
-                "file:PATH.py:Class"
-            )
+            raise unknown_method(name, known)
         named = resolve_method(name)
         row = methods.get(name_of(named.method))
         inherited = row.settings if row is not None and row.method_class is named.method else {}
