@@ -17,7 +17,7 @@ from ctta.optim import OptimizerFactory, build_optimizer, step_if_finite_
 from ctta.parallel import current_reducer, replicated
 from ctta.steps import Step
 from ctta.surgery import Output
-from ctta.views import Views, check_views, draw_views, image_views
+from ctta.views import Views, augmix_views, check_views, draw_views
 from ctta.views.average import View, require_split_view
 
 
@@ -32,16 +32,15 @@ class MEMO(AdaptiveModel):
         optimizer: A factory of the optimizer, which is made anew for each image. The default is that for CIFAR;
             ImageNet has SGD with 2.5e-4, or ``partial(torch.optim.AdamW, lr=1e-5, weight_decay=0.01)`` for large nets.
         lr: The learning rate, if it should differ from that of ``optimizer``.
-        views: The views of an image, each with ``augment(x)``. They go through the network as one batch. The default
-            expects images in [0, 1]; see :func:`ctta.views.image_views`. The reference has AugMix's instead, 32 for
-            CIFAR and 64 for ImageNet.
+        views: The views of an image, each with ``augment(x)``, which go through the network as one batch. The default
+            expects images in [0, 1], see :func:`ctta.views.augmix_views`; ImageNet's is (64, ``crop="resize"``).
         batch_stats: The fraction of the views, or of the image, in BatchNorm's statistics. The default is the
             reference's: the source's count as 16 images and the batch as one.
         seed: The seed of the random views.
         output: Where the logits are in the network's output; by default the usual places.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
-    >>> MEMO(net, views=image_views(4))(torch.rand(2, 3, 8, 8)).shape
+    >>> MEMO(net, views=augmix_views(4))(torch.rand(2, 3, 8, 8)).shape
     torch.Size([2, 10])
 
     Reference: Zhang, Levine and Finn, "MEMO: test time robustness via adaptation and augmentation", NeurIPS 2022.
@@ -65,7 +64,7 @@ class MEMO(AdaptiveModel):
         *,
         optimizer: OptimizerFactory = partial(torch.optim.SGD, lr=0.005),
         lr: float | None = None,
-        views: Views = image_views(32),
+        views: Views = augmix_views(32),
         batch_stats: BatchStats = 1 / 17,
         seed: int = 0,
         output: Output = None,

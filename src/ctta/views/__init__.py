@@ -6,6 +6,7 @@ returns the views of one step (:class:`DrawnViews`). A view of your own needs no
 subclasses :class:`SplitView`, several of them can go through the model at once.
 """
 
+from ctta.views.augmix import AugMixView, AugMixViews, augmix_views
 from ctta.views.average import (
     Average,
     DrawnViews,
@@ -22,6 +23,8 @@ from ctta.views.multiscale import ScaledView, multiscale_flip
 from ctta.views.sampling import ImageViews, fast_image_views, image_views
 
 __all__ = [
+    "AugMixView",
+    "AugMixViews",
     "Average",
     "DrawnViews",
     "ImageView",
@@ -30,6 +33,7 @@ __all__ = [
     "SplitView",
     "View",
     "Views",
+    "augmix_views",
     "average_views",
     "check_images",
     "check_views",

@@ -142,14 +142,7 @@ class ImageViews(DrawnViews):
         for name, fraction in (("color", self.color), ("motion", self.motion)):
             if not isinstance(fraction, Real) or not 0 <= fraction <= 1:
                 raise ConfigError(f"{name} is a fraction of the reference's ranges, from 0 to 1, got {fraction!r}")
-        if self.mean is None and self.std is None:
-            return
-        if not (_are_finite(self.mean) and _are_finite(self.std) and len(self.mean) == len(self.std)):
-            raise ConfigError(
-                f"give mean and std together, one value per channel each, got {self.mean!r} and {self.std!r}"
-            )
-        if min(self.std) <= 0:
-            raise ConfigError(f"std must be above 0, got {self.std!r}")
+        check_normalization(self.mean, self.std)
 
     @override
     def __repr__(self) -> str:
@@ -211,6 +204,21 @@ class ImageViews(DrawnViews):
                 )
             )
         return views
+
+
+def check_normalization(mean: tuple[float, ...] | None, std: tuple[float, ...] | None) -> None:
+    """Raise a ConfigError unless both or none of these are given, and make sense.
+
+    Args:
+        mean: One value per channel.
+        std: One value above 0 per channel.
+    """
+    if mean is None and std is None:
+        return
+    if not (_are_finite(mean) and _are_finite(std) and len(mean) == len(std)):
+        raise ConfigError(f"give mean and std together, one value per channel each, got {mean!r} and {std!r}")
+    if min(std) <= 0:
+        raise ConfigError(f"std must be above 0, got {std!r}")
 
 
 def _are_finite(values: object) -> TypeGuard[tuple[float, ...]]:

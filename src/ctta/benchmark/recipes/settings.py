@@ -19,7 +19,7 @@ from ctta.benchmark.recipes.base import MethodSpec
 from ctta.methods import METHODS
 from ctta.methods.cotta import OFFICIAL_SEGMENTATION
 from ctta.registry import NamedMethod
-from ctta.views import Views, image_views, multiscale_flip
+from ctta.views import Views, augmix_views, multiscale_flip
 
 DataSet = Literal["cifar10", "cifar100", "imagenet"]
 
@@ -123,7 +123,7 @@ PUBLISHED: Mapping[str, Mapping[DataSet, Mapping[str, Any]]] = {
     # Authors, for CIFAR. They have none for ImageNet, where their buffer of 10,000 images would take 6 GB.
     "tea": {"imagenet": {"buffer_size": 1000}},
     # Authors: no momentum; 32 views for CIFAR, 64 for ImageNet.
-    "memo": {"imagenet": {"views": image_views(64), "optimizer": partial(torch.optim.SGD, lr=2.5e-4)}},
+    "memo": {"imagenet": {"views": augmix_views(64, crop="resize"), "optimizer": partial(torch.optim.SGD, lr=2.5e-4)}},
     # For vision transformers. Authors; REM has Adam with 1e-3 everywhere, and FOA's settings are for ImageNet-C.
     "rem": {},
     "foa": {},

@@ -1,0 +1,248 @@
+"""AugMix: an image is mixed with three chains of operations on it. These are the views of MEMO."""
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from typing_extensions import override
+
+from ctta.errors import ConfigError
+from ctta.functional import at_least_float32
+from ctta.views.average import DrawnViews, SplitView
+from ctta.views.byte_operations import autocontrast, equalize, posterize, rotate, solarize, transform
+from ctta.views.image_view import ImageNormalization
+from ctta.views.sampling import MAX_VIEWS, check_normalization
+
+Crop = Literal["pad", "resize", "none"]
+OPERATIONS = (
+    "autocontrast",
+    "equalize",
+    "rotate",
+    "solarize",
+    "shear_x",
+    "shear_y",
+    "translate_x",
+    "translate_y",
+    "posterize",
+)
+NUM_CHAINS, MAX_DEPTH = 3, 3
+#: The range of the level of an operation, at the severity of MEMO's code, in tenths of the largest change.
+LEVELS = (0.1, 1.0)
+
+
+def apply_operation(image: Tensor, name: str, level: float) -> Tensor:
+    """Apply one operation of AugMix.
+
+    Args:
+        image: Images (N, 3 or 1, H, W) with whole values from 0 to 255.
+        name: One of :data:`OPERATIONS`.
+        level: The strength from 0.1 to 1; negative to the other side, for operations that have one.
+
+    Returns:
+        New images.
+    """
+    height, width = image.shape[2:]
+    match name:
+        case "autocontrast":
+            return autocontrast(image)
+        case "equalize":
+            return equalize(image)
+        case "posterize":
+            return posterize(image, 4 - int(abs(level) * 4 / 10))
+        case "solarize":
+            return solarize(image, 256 - int(abs(level) * 256 / 10))
+        case "rotate":
+            return rotate(image, int(level * 30 / 10))
+        case "shear_x":
+            return transform(image, (1, level * 0.3 / 10, 0), (0, 1, 0))
+        case "shear_y":
+            return transform(image, (1, 0, 0), (level * 0.3 / 10, 1, 0))
+        case "translate_x":
+            return transform(image, (1, 0, int(level * width / 3 / 10)), (0, 1, 0))
+        case "translate_y":
+            return transform(image, (1, 0, 0), (0, 1, int(level * height / 3 / 10)))
+        case _:
+            raise ConfigError(f"AugMix has no operation {name!r}: expected one of {', '.join(OPERATIONS)}")
+
+
+@dataclass(frozen=True)
+class AugMixView(SplitView):
+    """One draw of the parameters of a view, shared by all images of the batch; deterministic.
+
+    Attributes:
+        normalization: How the images were normalized outside the model.
+        crop: How the image is cropped first.
+        crop_draws: Uniform numbers that decide the crop.
+        flip: Whether to flip the image horizontally.
+        chains: The operations of each chain, with their levels.
+        weights: The weight of each chain; they add up to 1.
+        own_weight: The weight of the cropped image itself; the chains have the rest.
+    """
+
+    normalization: ImageNormalization
+    crop: Crop
+    crop_draws: tuple[tuple[float, ...], ...]
+    flip: bool
+    chains: tuple[tuple[tuple[str, float], ...], ...]
+    weights: tuple[float, ...]
+    own_weight: float
+
+    @override
+    def augment(self, x: Tensor) -> Tensor:
+        image = self._crop(self.normalization.undo(at_least_float32(x)).clamp(0, 1))
+        if self.flip:
+            image = image.flip(-1)
+        whole = image.mul(255).round_()
+        mixed = image * self.own_weight
+        for chain, weight in zip(self.chains, self.weights, strict=True):
+            changed = whole
+            for name, level in chain:
+                changed = apply_operation(changed, name, level)
+            mixed.add_(changed, alpha=(1 - self.own_weight) * weight / 255)
+        mixed.clamp_(0, 1)  # the weights add up to 1 but for rounding
+        self.normalization.apply_(mixed)
+        return mixed.to(x.dtype)
+
+    @override
+    def align(self, logits: Tensor, x: Tensor) -> Tensor:
+        if logits.ndim < x.ndim:
+            return logits  # one prediction per image
+        raise ConfigError(
+            "a view of AugMix mixes several motions, so logits of pixels cannot be moved back: use views=image_views()"
+        )
+
+    def _crop(self, image: Tensor) -> Tensor:
+        height, width = image.shape[2:]
+        if self.crop == "pad":
+            down, right = height // 8, width // 8
+            (vertical, horizontal, *_), *_ = self.crop_draws
+            top, left = int(vertical * (2 * down + 1)), int(horizontal * (2 * right + 1))
+            padded = F.pad(image, (right, right, down, down))
+            return padded[:, :, top : top + height, left : left + width]
+        if self.crop == "resize":
+            top, left, rows, columns = find_crop(height, width, self.crop_draws)
+            part = image[:, :, top : top + rows, left : left + columns]
+            resized = F.interpolate(part, (height, width), mode="bilinear", align_corners=False, antialias=True)
+            return resized.clamp_(0, 1)
+        return image
+
+
+def find_crop(height: int, width: int, draws: Sequence[Sequence[float]]) -> tuple[int, int, int, int]:
+    """Return a random part of an image: of 8 % to 100 % of its area and a ratio of sides from 3/4 to 4/3.
+
+    Args:
+        height: That of the image.
+        width: That of the image.
+        draws: For each attempt four uniform numbers: area, ratio, and two positions. The first part that fits counts.
+
+    Returns:
+        Top, left, height and width; the largest allowed part in the center if none fits.
+    """
+    for area, ratio, vertical, horizontal in draws:
+        target = height * width * (0.08 + 0.92 * area)
+        aspect = math.exp(math.log(3 / 4) + ratio * 2 * math.log(4 / 3))
+        rows, columns = round(math.sqrt(target / aspect)), round(math.sqrt(target * aspect))
+        if 0 < rows <= height and 0 < columns <= width:
+            return int(vertical * (height - rows + 1)), int(horizontal * (width - columns + 1)), rows, columns
+    rows, columns = min(height, round(width * 4 / 3)), min(width, round(height * 4 / 3))
+    return (height - rows) // 2, (width - columns) // 2, rows, columns
+
+
+def augmix_views(
+    num_views: int = 32, *, crop: Crop = "pad", mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+) -> "AugMixViews":
+    """Return AugMix's random views, as MEMO's code has them.
+
+    Images are RGB or gray with values in [0, 1], and are treated as bytes. Each view is cropped and flipped; then it is
+    mixed with three chains of one to three operations each: autocontrast, equalize, rotate, solarize, shear, translate
+    and posterize.
+
+    Args:
+        num_views: The number of views, 32 for CIFAR and 64 for ImageNet in MEMO.
+        crop: ``"pad"`` shifts by up to an eighth of a side, as for CIFAR; ``"resize"`` shows a part, of 8 % to 100 %
+            of the area, in the original size, as for ImageNet; ``"none"`` shows the whole image.
+        mean: The mean of a normalization outside the model, one value per channel.
+        std: The standard deviation of that normalization.
+
+    Returns:
+        An object that draws the views of each step.
+
+    Raises:
+        ConfigError: A value is out of range, or only one of ``mean`` and ``std`` is given.
+
+    >>> view, = augmix_views(1).draw(torch.Generator().manual_seed(0))
+    >>> view.augment(torch.rand(2, 3, 8, 8)).shape
+    torch.Size([2, 3, 8, 8])
+    """
+    means, stds = (None if values is None else tuple(float(value) for value in values) for values in (mean, std))
+    return AugMixViews(num_views, crop=crop, mean=means, std=stds)
+
+
+@dataclass(frozen=True)
+class AugMixViews(DrawnViews):
+    """Random :class:`AugMixView` draws, as :func:`augmix_views` documents them.
+
+    Attributes:
+        num_views: The number of views of a step.
+        crop: How the image is cropped first.
+        mean: The mean of a normalization outside the model.
+        std: The standard deviation of that normalization.
+    """
+
+    num_views: int
+    crop: Crop = "pad"
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not hasattr(self.num_views, "__index__") or not 1 <= operator.index(self.num_views) <= MAX_VIEWS:
+            raise ConfigError(f"augmix_views takes 1 to {MAX_VIEWS} views, got {self.num_views!r}")
+        if self.crop not in get_args(Crop):
+            raise ConfigError(f"crop must be 'pad', 'resize' or 'none', got {self.crop!r}")
+        check_normalization(self.mean, self.std)
+
+    @property
+    def normalization(self) -> ImageNormalization:
+        """The normalization outside the model."""
+        return ImageNormalization(self.mean, self.std)
+
+    def check(self, x: Tensor) -> None:
+        """Raise an InputError unless x is a batch of images with values in the declared range."""
+        self.normalization.check(x)
+
+    @override
+    def draw(self, generator: torch.Generator) -> list[AugMixView]:
+        return [self._draw_view(generator) for _ in range(self.num_views)]
+
+    def _draw_view(self, generator: torch.Generator) -> AugMixView:
+        # One call for all numbers of a view: most time of a draw is spent on calls.
+        attempts, per_chain = 10, 1 + 3 * MAX_DEPTH
+        numbers = torch.rand(2 + NUM_CHAINS * (1 + per_chain) + 4 * attempts, generator=generator, dtype=torch.float64)
+        flip, own_weight, *rest = numbers.tolist()
+        shares = [-math.log1p(-rest.pop()) for _ in range(NUM_CHAINS)]  # normalized exponentials are Dirichlet(1, 1, 1)
+        chains = []
+        for _ in range(NUM_CHAINS):
+            depth, *draws = (rest.pop() for _ in range(per_chain))
+            chains.append(
+                tuple(_draw_operation(*draws[i : i + 3]) for i in range(0, 3 * (1 + int(depth * MAX_DEPTH)), 3))
+            )
+        return AugMixView(
+            self.normalization,
+            self.crop,
+            tuple(tuple(rest[i : i + 4]) for i in range(0, 4 * attempts, 4)),
+            flip < 0.5,
+            tuple(chains),
+            tuple(share / sum(shares) for share in shares),
+            own_weight,
+        )
+
+
+def _draw_operation(which: float, level: float, side: float) -> tuple[str, float]:
+    """Return an operation and its level from uniform numbers."""
+    low, high = LEVELS
+    return OPERATIONS[int(which * len(OPERATIONS))], math.copysign(low + (high - low) * level, side - 0.5)
