@@ -5,7 +5,7 @@ The features are the input of the last layer of a sequential network. See naive_
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from naive import MakeOptimizer, add_up, cross, elements, naive_copy, probabilities
@@ -165,13 +165,36 @@ def naive_rmt(
     temperature: float = 0.1,
     contrast_weight: float = 1.0,
     fraction: float = 1.0,
+    replay: Callable[[int], tuple[Tensor, Tensor]] | None = None,
+    replay_weight: float = 1.0,
+    warm_up: Sequence[Tensor] = (),
 ) -> tuple[list[Tensor], nn.Sequential, nn.Sequential]:
-    """Run RMT without source images: no replay and no warm-up. Returns student plus teacher logits."""
+    """Run RMT; ``replay`` returns the source images of a step and their classes. Returns student plus teacher logits.
+
+    The warm-up needs SGD: the projector gets a gradient of zero in it, which Adam would count as a step.
+    """
     student, teacher = naive_copy(net, fraction), naive_copy(net, fraction)
     projector = copy.deepcopy(projector)
     body, head = split(student)
     trained = [*student.parameters(), *projector.parameters()]
     descent, predictions = optimizer(trained), []
+
+    def update(loss: Tensor, rate: float) -> None:
+        gradients = torch.autograd.grad(loss, trained, materialize_grads=True)
+        before = [p.detach().clone() for p in trained]
+        descent.step(gradients)
+        with torch.no_grad():
+            for p, old in zip(trained, before, strict=True):
+                p.copy_(old + rate * (p - old))
+            for t, s in zip(teacher.parameters(), student.parameters(), strict=True):
+                t.copy_(decay * t + (1 - decay) * s)
+
+    for number, x in enumerate(warm_up):
+        losses = []
+        for s, t in zip(student(x), teacher(x).detach(), strict=True):
+            ps, pt = probabilities(s), probabilities(t)
+            losses.append((cross(pt, ps) + cross(ps, pt)) / 2)
+        update(add_up(losses) / len(losses), (number + 1) / len(warm_up))
     for step, x in enumerate(batches):
         features, views = body(x), body(augment(step, x))
         logits, logits_of_views = head(features), head(views)
@@ -186,10 +209,11 @@ def naive_rmt(
             [projector(each) for each in (nearest(f, prototypes), f, v)] for f, v in zip(features, views, strict=True)
         ]
         loss = add_up(losses) / len(losses) + contrast_weight * contrast(groups, temperature)
-        descent.step(torch.autograd.grad(loss, trained))
-        with torch.no_grad():
-            for t, s in zip(teacher.parameters(), student.parameters(), strict=True):
-                t.copy_(decay * t + (1 - decay) * s)
+        if replay is not None:
+            images, labels = replay(step)
+            known = [-probabilities(vector)[int(c)].log() for vector, c in zip(student(images), labels, strict=True)]
+            loss = loss + replay_weight * add_up(known) / len(known)
+        update(loss, 1.0)
         predictions.append(logits.detach() + target)
     return predictions, student, teacher
 

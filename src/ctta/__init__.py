@@ -60,6 +60,7 @@ from ctta.methods import (
 from ctta.optim import OptimizerFactory
 from ctta.posterior import weight_posterior
 from ctta.registry import adapt
+from ctta.source_replay import SourceReplay
 from ctta.source_stats import SourceStats, source_stats
 from ctta.steps import Step
 
@@ -128,6 +129,7 @@ __all__ = [
     "RoTTA",
     "SoTTA",
     "Source",
+    "SourceReplay",
     "SourceStats",
     "Step",
     "Tent",

@@ -27,7 +27,7 @@ from ctta.testing import select_networks
 from ctta.testing.case import collect_state
 from ctta.views import image_views, multiscale_flip
 from ranks import CASES, case
-from ranks.stream import VIEWS, Stream, assert_equals_single_process
+from ranks.stream import VIEWS, Stream, assert_equals_single_process, make_batch
 
 #: Fewer views; updates within a batch and across batches.
 MEMORY = {"memory_size": 6, "update_every": 5}
@@ -48,6 +48,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "tea": {"buffer_size": 16, "num_steps_langevin": 2},
     "foa": {"num_prompts": 1, "population": 4},
 }
+REPLAY = ctta.SourceReplay(make_batch(99, 9), torch.arange(9) % 5, batch_size=4)
 POLICIES = [
     ctta.policies.restore(0.3),
     ctta.policies.restore_by_fisher(0.2),
@@ -89,6 +90,7 @@ STREAMS: dict[str, Callable[[], Stream]] = {
     "pixels": lambda: gated("segmentation", {"views": multiscale_flip((0.5, 1)), "gate": "element", "loss": "hard"}),
     "gated_rows": lambda: gated("batch_norm", ELEMENT, batch_stats=0.0),
     "gated_rows_paper": lambda: gated("vit", ELEMENT | {"predict_with": "teacher", "average": "probabilities"}),
+    "replay": lambda: Stream(ctta.RMT, settings={"replay": REPLAY}),
     "policies": lambda: Stream(ctta.Tent, settings={"policies": POLICIES, "lr": 0.01}),
     "policies_vit": lambda: Stream(ctta.Tent, "vit", {"policies": POLICIES, "lr": 0.01}),
     "fewer_views_than_ranks": lambda: Stream(ctta.TestAug, settings={"views": image_views(1)}, shard="views"),

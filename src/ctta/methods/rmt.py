@@ -12,6 +12,7 @@ from ctta.functional import confidence, ema_update_, symmetric_cross_entropy
 from ctta.method_info import MethodInfo
 from ctta.norms import BatchStats
 from ctta.optim import OptimizerFactory
+from ctta.source_replay import ReplayModel, SourceReplay
 from ctta.source_stats import SourceStats
 from ctta.steps import Policy
 from ctta.surgery import Output
@@ -19,11 +20,11 @@ from ctta.validation import check_fraction
 from ctta.views import Views, image_views
 
 
-class RMT(ContrastModel):
+class RMT(ContrastModel, ReplayModel):
     """One gradient step per batch toward a teacher, the student's moving average, and toward the source's classes.
 
-    Returns the sum of both networks' logits. This is the source-free form: prototypes of the source's classes are
-    needed, source images are not. The reference also replays labeled source images, and warms up on 50,000 of them.
+    Returns the sum of both networks' logits. Prototypes of the source's classes are needed. Without ``replay`` this is
+    the source-free form; the reference replays labeled source images, and first calls :meth:`warm_up` on them.
 
     Args:
         net: A network for images, of which every parameter is trained.
@@ -33,6 +34,8 @@ class RMT(ContrastModel):
             ``partial(torch.optim.SGD, lr=0.01, momentum=0.9, nesterov=True)``.
         lr: The learning rate, if it should differ from that of ``optimizer``.
         decay: The fraction of itself that the teacher keeps at an update.
+        replay: Labeled source images, :class:`ctta.SourceReplay`, of which each step learns a batch; None for none.
+        replay_weight: The weight of their cross-entropy.
         contrast_weight: The weight of the contrast.
         temperature: Divides the cosine similarities of the contrast.
         projection: The number of outputs of the projector, which is trained as well.
@@ -73,6 +76,8 @@ class RMT(ContrastModel):
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
         lr: float | None = None,
         decay: float = 0.999,
+        replay: SourceReplay | None = None,
+        replay_weight: float = 1.0,
         contrast_weight: float = 1.0,
         temperature: float = 0.1,
         projection: int = 128,
@@ -96,13 +101,14 @@ class RMT(ContrastModel):
         )
         self.student, self.teacher = self.copy_of_source(), self.copy_of_source().requires_grad_(False)
         self.optimize(nn.ModuleList([self.student, self.projector]), optimizer, lr)
+        self.use_replay(replay, replay_weight)
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:
         features, logits = self.compute_views(self.student, x)
         target: Tensor = self.teacher(x).detach()
         losses = [symmetric_cross_entropy(each, target) for each in logits]
-        loss = average_with_views(losses) + self.contrast(features)
+        loss = average_with_views(losses) + self.contrast(features) + self.replay_loss(x)
         if self.minimize(loss, confidence=confidence(target).mean()):
             ema_update_(self.teacher, self.student, self.decay**self.step_scale)
         return logits[0] + target
