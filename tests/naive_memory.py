@@ -276,16 +276,85 @@ class NaiveBalancedReservoir:
         return [each for images in self.classes for each in images]
 
 
+class NaiveLatest:
+    """The latest images."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.kept = capacity, list[Tensor]()
+
+    def add(self, image: Tensor, label: int) -> None:
+        self.kept = [*self.kept, image][-self.capacity :]
+
+    def images(self) -> Sequence[Tensor]:
+        return self.kept
+
+
+class NaiveInstanceAwareNorm(nn.Module):
+    """Normalizes each channel of each image by the batch's statistics, moved toward those of the image."""
+
+    def __init__(self, layer: nn.BatchNorm2d, k: float) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps, self.k = layer.weight, layer.bias, layer.eps, k
+
+    def forward(self, x: Tensor) -> Tensor:
+        size, rows = x[0, 0].numel(), []
+        for image in x:
+            channels = []
+            for c, values in enumerate(image):
+                mean, variance = x[:, c].mean(), x[:, c].var(correction=1)
+                bounds = self.k * ((variance + self.eps) / size).sqrt(), variance + self.eps
+                own_mean, own_variance = values.mean() - mean, values.var(correction=1) - variance
+                mean = mean + self.shrink(own_mean, bounds[0])
+                variance = variance + self.shrink(own_variance, self.k * bounds[1] * math.sqrt(2 / (size - 1)))
+                normal = (values - mean) / (variance.clamp_min(0) + self.eps).sqrt()
+                channels.append(normal * self.weight[c] + self.bias[c])
+            rows.append(torch.stack(channels))
+        return torch.stack(rows)
+
+    @staticmethod
+    def shrink(value: Tensor, bound: Tensor) -> Tensor:
+        return value - bound if value > bound else value + bound if value < -bound else 0 * value
+
+
+def naive_note_iid(
+    net: nn.Sequential,
+    batches: list[Tensor],
+    *,
+    optimizer: MakeOptimizer,
+    capacity: int,
+    update_every: int,
+    iabn: float,
+) -> Run:
+    """Run NOTE*: every batch is normalized by itself, and the latest images are learned from."""
+    student, memory, seen = copy.deepcopy(net).eval(), NaiveLatest(capacity), 0
+    for number, layer in enumerate(student):
+        if isinstance(layer, nn.BatchNorm2d):
+            student[number] = NaiveInstanceAwareNorm(layer, iabn)
+    trained = [p for layer in student if isinstance(layer, NaiveInstanceAwareNorm) for p in (layer.weight, layer.bias)]
+    descent, predictions = optimizer(trained), list[Tensor]()
+    for x in batches:
+        predictions.append(student(x).detach())
+        for image in x:
+            memory.add(image, 0)
+            seen += 1
+            if seen % update_every == 0:
+                output = student(torch.stack(list(memory.images())))
+                losses = [-add_up(p * (p + 1e-6).log() for p in probabilities(vector)) for vector in output]
+                descent.step(torch.autograd.grad(add_up(losses) / len(losses) / output.shape[1], trained))
+    return predictions, student
+
+
 def naive_note(
     net: nn.Sequential,
     batches: list[Tensor],
     *,
     optimizer: MakeOptimizer,
-    memory: NaiveBalancedReservoir,
+    memory: "NaiveBalancedReservoir | NaiveLatest",
     update_every: int = 64,
     momentum: float = 0.01,
     use_running: bool = True,
     average_over_classes: bool = True,
+    by_batch: bool = False,
 ) -> Run:
     """Run NOTE on a network without instance-aware normalization: single predictions, one step per memory."""
     student = running_copy(net, momentum, use_running)
@@ -293,7 +362,7 @@ def naive_note(
     descent, predictions, seen = optimizer(trained), list[Tensor](), 0
     for x in batches:
         with torch.no_grad():
-            logits = student.eval()(x)
+            logits = student.train(by_batch)(x)
         predictions.append(logits)
         for image, vector in zip(x, logits, strict=True):
             memory.add(image, int(vector.argmax()))

@@ -11,10 +11,12 @@ import torch
 from naive import NaiveAdam
 from naive_memory import (
     NaiveBalancedReservoir,
+    NaiveLatest,
     NaiveTimelyMemory,
     naive_bn_alpha,
     naive_bn_ema,
     naive_note,
+    naive_note_iid,
     naive_petta,
     naive_rotta,
 )
@@ -148,6 +150,32 @@ def test_note(average: Any) -> None:
     assert_same_statistics(model.student, student)
     assert sorted(memory.seen)[-1] > 2 * sorted(memory.seen)[1] and sum(memory.seen) == 100
     CLOSE(model.memory.recall()[0], torch.stack(list(memory.images())))
+
+
+@pytest.mark.parametrize("iabn", [0.4, None])
+def test_note_on_streams_that_are_not_sorted(iabn: float | None) -> None:
+    net = decided_classifier()
+    settings: dict[str, Any] = {"update_every": 7}
+    if iabn is None:  # the statistics of the batch alone, but for its variance, which is then biased
+        expected, student = naive_note(
+            net, stream(), optimizer=NAIVE_ADAM, memory=NaiveLatest(6), use_running=False, by_batch=True, **settings
+        )
+    else:
+        expected, student = naive_note_iid(net, stream(), optimizer=NAIVE_ADAM, capacity=6, iabn=iabn, **settings)
+    model = ctta.NOTE(net, optimizer=ADAM, memory_size=6, iabn=iabn, iid=True, **settings)
+    assert_same_run(model, stream(), expected)
+    assert_same_weights(model.student, student)
+    for ours, theirs in zip(model.student.buffers(), model.source.buffers(), strict=True):
+        assert torch.equal(ours, theirs)  # nothing follows the stream but the weights
+    x = stream()[0]
+    CLOSE(model.deploy()(x).detach(), model.predict(x))
+    assert not torch.allclose(model.deploy()(x), model.deploy([x])(x), atol=1e-6) or iabn is None
+
+
+def test_the_preset_of_note_for_streams_that_are_not_sorted() -> None:
+    model = ctta.adapt(decided_classifier(), "note_iid_stream", iabn=4)
+    assert isinstance(model, ctta.NOTE) and model.iid and model.iabn == 4
+    assert model.optimizer is not None and model.optimizer.param_groups[0]["lr"] == 1e-3
 
 
 def lower_norm(net: nn.Sequential) -> list[nn.Parameter]:

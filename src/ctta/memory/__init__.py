@@ -7,6 +7,7 @@ and compute the same updates.
 
 from ctta.memory.memories import (
     ConfidentMemory,
+    LatestMemory,
     Memory,
     ReservoirMemory,
     Slots,
@@ -18,6 +19,7 @@ from ctta.memory.model import MemoryModel
 
 __all__ = [
     "ConfidentMemory",
+    "LatestMemory",
     "Memory",
     "MemoryModel",
     "ReservoirMemory",

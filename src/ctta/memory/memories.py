@@ -259,6 +259,19 @@ class ReservoirMemory(Memory):
         return own[draw_below(len(own), generator)]
 
 
+class LatestMemory(Memory):
+    """The latest images, of whatever classes: the memory of NOTE for streams that are not sorted by class.
+
+    Args:
+        capacity: The number of slots.
+    """
+
+    @override
+    def choose_slot(self, slots: Slots, label: int, uncertainty: float, generator: torch.Generator) -> int | None:
+        empty = slots.first_empty
+        return slots.arrivals.index(min(slots.arrivals)) if empty is None else empty
+
+
 class ConfidentMemory(Memory):
     """SoTTA's memory (HUS): only images of confident predictions, uniform over the predicted classes.
 

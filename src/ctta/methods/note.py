@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.functional import at_least_float32, confidence
-from ctta.memory import MemoryModel, ReservoirMemory
+from ctta.memory import LatestMemory, MemoryModel, ReservoirMemory
 from ctta.method_info import MethodInfo
 from ctta.norms.running import RunningStatistics, track_statistics, use_tracked_statistics_
 from ctta.optim import OptimizerFactory
@@ -35,6 +35,8 @@ class NOTE(MemoryModel):
             code, or ``"images"``, which makes the loss larger by the number of classes.
         iabn: The k of instance-aware batch normalization, 4 in the authors' code, for a network whose BatchNorm layers
             were trained with it; None for any other network.
+        iid: Whether batches have images of all classes (NOTE*): each is normalized by its own statistics, and the
+            memory holds the latest images. :meth:`iid_stream` has the learning rate for it.
         policies: What happens around the updates, see :mod:`ctta.policies`.
         seed: The seed of the reservoir.
         output: Where the logits are in the network's output; by default the usual places.
@@ -47,6 +49,7 @@ class NOTE(MemoryModel):
     """
 
     info = MethodInfo("NOTE", "Gong et al., NeurIPS 2022", "norm layers", "1, and 1 per update", 1, num_networks=2)
+    presets: ClassVar = {"iid_stream": {"iid": True, "optimizer": partial(torch.optim.Adam, lr=1e-3)}}
     update_every: int
 
     def __init__(
@@ -60,6 +63,7 @@ class NOTE(MemoryModel):
         momentum: float = 0.01,
         average: Literal["entries", "images"] = "entries",
         iabn: float | None = None,
+        iid: bool = False,
         policies: Sequence[Policy] = (),
         seed: int = 0,
         output: Output = None,
@@ -67,10 +71,11 @@ class NOTE(MemoryModel):
         super().__init__(net, policies=policies, batch_stats=0.0, seed=seed, output=output)
         check_fraction("momentum", momentum)
         check_choice("average", average, ("entries", "images"))
-        self.memory, self.update_every = ReservoirMemory(memory_size), check_integer("update_every", update_every, 1)
+        self.memory = LatestMemory(memory_size) if iid else ReservoirMemory(memory_size)
+        self.update_every, self.iid = check_integer("update_every", update_every, 1), iid
         self.memory_size, self.momentum, self.average, self.iabn = memory_size, momentum, average, iabn
         self.student = self.copy_of_source()
-        self._track_statistics_(self.student)
+        self._track_statistics_(self.student, iid)
         self.train_norms_(self.student)
         self.optimize(self.student, optimizer, lr)
 
@@ -86,17 +91,29 @@ class NOTE(MemoryModel):
         with track_statistics():
             logits = self.student(images)
         p = at_least_float32(logits).softmax(1)
-        loss = -(p * (p + 1e-6).log()).sum(1).mean()
-        if self.average == "entries":
-            loss = loss / p.shape[1]
+        loss = -(p * (p + 1e-6).log()).sum(1).mean() / (p.shape[1] if self.average == "entries" else 1)
         return self.minimize(loss, confidence=confidence(logits.detach()).mean())
+
+    @classmethod
+    def iid_stream(cls, net: nn.Module, **overrides: Any) -> Self:
+        """Build NOTE*, for streams that are not sorted by class.
+
+        Args:
+            net: The network.
+            **overrides: Keyword arguments that differ.
+
+        Returns:
+            The model.
+        """
+        return cls(net, **{**cls.presets["iid_stream"], **overrides})
 
     @override
     def deploy(self, batches: Iterable[Any] | None = None) -> nn.Module:
-        net = super().deploy(batches)
-        if self.iabn is not None:
-            self._track_statistics_(net)
+        net, by_batch = super().deploy(batches), self.iid and batches is None
+        if by_batch or self.iabn is not None:
+            self._track_statistics_(net, by_batch)
         return net
 
-    def _track_statistics_(self, net: nn.Module) -> None:
-        use_tracked_statistics_(net, RunningStatistics(self.momentum, normalize_by="batch", shrink=self.iabn))
+    def _track_statistics_(self, net: nn.Module, by_batch: bool) -> None:
+        momentum = 0.0 if by_batch else self.momentum
+        use_tracked_statistics_(net, RunningStatistics(momentum, "batch", self.iabn, always=by_batch))

@@ -51,11 +51,13 @@ class RunningStatistics:
             batch's part (RoTTA); or by the ``"batch"``, as BatchNorm does in training.
         shrink: The k of instance-aware normalization (NOTE): statistics of an image that differ from the layer's by
             more than k standard errors move toward the image's. None for a network that was trained without it.
+        always: Whether every batch counts as one of the context.
     """
 
     momentum: float
     normalize_by: Literal["running", "batch"] = "running"
     shrink: float | None = None
+    always: bool = False
 
     def __call__(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Update the statistics if they are tracked, and rescale the input unless it needs nothing else."""
@@ -63,7 +65,7 @@ class RunningStatistics:
         BatchStatistics.set_mode_(module, by_layer=False)
         assert module.running_mean is not None and module.running_var is not None, "checked when the method is built"
         values = x.to(module.running_mean.dtype)
-        if is_tracking():
+        if is_tracking() or self.always:
             mean, variance = self.follow_(module, values)
             if self.shrink is None and self.can_normalize_by_layer_(module, x):
                 return None
@@ -97,7 +99,8 @@ class RunningStatistics:
         kept = variance if self.normalize_by == "running" else unbiased
         new_mean = module.running_mean.view_as(mean).lerp(mean, self.momentum)
         new_variance = module.running_var.view_as(variance).lerp(kept, self.momentum)
-        module.running_mean, module.running_var = new_mean.detach().flatten(), new_variance.detach().flatten()
+        if self.momentum:
+            module.running_mean, module.running_var = new_mean.detach().flatten(), new_variance.detach().flatten()
         if self.normalize_by == "running":
             return new_mean, new_variance
         return mean, variance if self.shrink is None else unbiased
