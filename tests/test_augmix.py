@@ -15,7 +15,8 @@ from ctta.errors import ConfigError, InputError
 from ctta.registry import resolve_method
 from ctta.testing import NETWORKS
 from ctta.views import AugMixView, augmix_views
-from ctta.views.augmix import OPERATIONS, apply_operation, find_crop
+from ctta.views.augmix import OPERATIONS, apply_operations_, find_crop
+from ctta.views.average import augment_with_views
 
 SIZE = 32
 
@@ -70,7 +71,8 @@ def test_operations_are_those_of_pillow(name: str, mode: str) -> None:
     for seed, level in enumerate((0.4, -0.55, 0.95, -1.0, 0.7, 0.99)):
         image = make_bytes(seed, mode)
         expected = to_tensor(apply_with_pillow(image, name, level))
-        found = apply_operation(to_tensor(image), name, level)
+        found = to_tensor(image)
+        apply_operations_(found, [(name, level)])
         if name == "autocontrast":  # Pillow's table is one too low for some values whose exact result is whole
             pixels = to_tensor(image)
             low, high = pixels.amin((2, 3), keepdim=True), pixels.amax((2, 3), keepdim=True)
@@ -85,7 +87,17 @@ def test_operations_are_those_of_pillow(name: str, mode: str) -> None:
 
 def test_images_of_one_value_are_not_stretched() -> None:
     for name in ("autocontrast", "equalize"):
-        assert torch.equal(apply_operation(torch.full((1, 3, 8, 8), 77.0), name, 1.0), torch.full((1, 3, 8, 8), 77.0))
+        flat = torch.full((1, 3, 8, 8), 77.0)
+        apply_operations_(flat, [(name, 1.0)])
+        assert torch.equal(flat, torch.full((1, 3, 8, 8), 77.0))
+
+
+def test_several_views_at_once_are_those_one_by_one() -> None:
+    views = augmix_views(20, mean=(0.5, 0.4, 0.3), std=(0.2, 0.25, 0.3)).draw(torch.Generator().manual_seed(2))
+    x = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0)).clamp(-1, 1)
+    found = augment_with_views(views, x, "MEMO")
+    for view, images in zip(views, found.split(2), strict=True):
+        assert torch.equal(view.augment(x), images)
 
 
 def test_a_view_is_the_mixture_of_its_chains() -> None:

@@ -18,7 +18,7 @@ from ctta.parallel import current_reducer, replicated
 from ctta.steps import Step
 from ctta.surgery import Output
 from ctta.views import Views, augmix_views, check_views, draw_views
-from ctta.views.average import View, require_split_view
+from ctta.views.average import View, augment_with_views, require_split_view
 
 
 class MEMO(AdaptiveModel):
@@ -98,7 +98,7 @@ class MEMO(AdaptiveModel):
     def _adapt_to(self, image: Tensor, views: Sequence[View]) -> tuple[Tensor, Tensor]:
         """Return the logits of one image (1, C) and the loss (1); the loss is NaN if there was no step."""
         assert self.optimizer is not None, "built by the constructor"
-        logits = self.adapted(torch.cat([require_split_view(view, "MEMO").augment(image) for view in views]))
+        logits = self.adapted(augment_with_views(views, image, "MEMO"))
         self.require_image_logits(logits)
         loss = marginal_entropy(logits)
         try:

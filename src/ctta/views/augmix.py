@@ -4,7 +4,7 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from typing_extensions import override
 from ctta.errors import ConfigError
 from ctta.functional import at_least_float32
 from ctta.views.average import DrawnViews, SplitView
-from ctta.views.byte_operations import autocontrast, equalize, posterize, rotate, solarize, transform
+from ctta.views.byte_operations import autocontrast, equalize, posterize, rotation, solarize, transform
 from ctta.views.image_view import ImageNormalization
 from ctta.views.sampling import MAX_VIEWS, check_normalization
 
@@ -33,39 +33,72 @@ OPERATIONS = (
 NUM_CHAINS, MAX_DEPTH = 3, 3
 #: The range of the level of an operation, at the severity of MEMO's code, in tenths of the largest change.
 LEVELS = (0.1, 1.0)
+IDENTITY = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
 
 
-def apply_operation(image: Tensor, name: str, level: float) -> Tensor:
-    """Apply one operation of AugMix.
+def apply_operations_(images: Tensor, operations: Sequence[tuple[str, float] | None]) -> None:
+    """Apply an operation of AugMix to each image; those of a kind together, which is faster.
 
     Args:
-        image: Images (N, 3 or 1, H, W) with whole values from 0 to 255.
-        name: One of :data:`OPERATIONS`.
-        level: The strength from 0.1 to 1; negative to the other side, for operations that have one.
-
-    Returns:
-        New images.
+        images: Images (N, 3 or 1, H, W) with whole values from 0 to 255.
+        operations: For each image one of :data:`OPERATIONS`, and its strength from 0.1 to 1; negative to the other
+            side, for operations that have one. None for an image that stays as it is.
     """
-    height, width = image.shape[2:]
+    height, width = images.shape[2:]
+    rows: dict[str, list[int]] = {}
+    settings: dict[str, list[Any]] = {}
+    for row, operation in enumerate(operations):
+        if operation is None:
+            continue
+        name, level = operation
+        match name:
+            case "autocontrast" | "equalize":
+                setting: Any = None
+            case "posterize":
+                setting = 4 - int(abs(level) * 4 / 10)
+                name = f"posterize {setting}"
+            case "solarize":
+                setting = 256.0 - int(abs(level) * 256 / 10)
+            case _:
+                setting = _find_map(name, level, height, width)
+                name = "transform"
+                if setting == IDENTITY:
+                    continue
+        rows.setdefault(name, []).append(row)
+        settings.setdefault(name, []).append(setting)
+    for name, places in rows.items():
+        index = torch.tensor(places, device=images.device)
+        images[index] = _apply_to_all(images[index], name, settings[name])
+
+
+def _apply_to_all(images: Tensor, name: str, settings: list[Any]) -> Tensor:
+    """Return the images after one kind of operation, with a setting for each."""
     match name:
         case "autocontrast":
-            return autocontrast(image)
+            return autocontrast(images)
         case "equalize":
-            return equalize(image)
-        case "posterize":
-            return posterize(image, 4 - int(abs(level) * 4 / 10))
+            return equalize(images)
         case "solarize":
-            return solarize(image, 256 - int(abs(level) * 256 / 10))
+            return solarize(images, torch.tensor(settings, dtype=images.dtype, device=images.device).view(-1, 1, 1, 1))
+        case "transform":
+            return transform(images, torch.tensor(settings, dtype=torch.float64))
+        case _:
+            return posterize(images, settings[0])
+
+
+def _find_map(name: str, level: float, height: int, width: int) -> list[list[float]]:
+    """Return the affine map of an operation that moves pixels."""
+    match name:
         case "rotate":
-            return rotate(image, int(level * 30 / 10))
+            return rotation(int(level * 30 / 10), height, width)
         case "shear_x":
-            return transform(image, (1, level * 0.3 / 10, 0), (0, 1, 0))
+            return [[1.0, level * 0.3 / 10, 0.0], [0.0, 1.0, 0.0]]
         case "shear_y":
-            return transform(image, (1, 0, 0), (level * 0.3 / 10, 1, 0))
+            return [[1.0, 0.0, 0.0], [level * 0.3 / 10, 1.0, 0.0]]
         case "translate_x":
-            return transform(image, (1, 0, int(level * width / 3 / 10)), (0, 1, 0))
+            return [[1.0, 0.0, float(int(level * width / 3 / 10))], [0.0, 1.0, 0.0]]
         case "translate_y":
-            return transform(image, (1, 0, 0), (0, 1, int(level * height / 3 / 10)))
+            return [[1.0, 0.0, 0.0], [0.0, 1.0, float(int(level * height / 3 / 10))]]
         case _:
             raise ConfigError(f"AugMix has no operation {name!r}: expected one of {', '.join(OPERATIONS)}")
 
@@ -94,18 +127,36 @@ class AugMixView(SplitView):
 
     @override
     def augment(self, x: Tensor) -> Tensor:
-        image = self._crop(self.normalization.undo(at_least_float32(x)).clamp(0, 1))
-        if self.flip:
-            image = image.flip(-1)
-        whole = image.mul(255).round_()
-        mixed = image * self.own_weight
-        for chain, weight in zip(self.chains, self.weights, strict=True):
-            changed = whole
-            for name, level in chain:
-                changed = apply_operation(changed, name, level)
-            mixed.add_(changed, alpha=(1 - self.own_weight) * weight / 255)
+        return self.augment_together([self], x)
+
+    @staticmethod
+    def augment_together(views: "Sequence[AugMixView]", x: Tensor) -> Tensor:
+        """Return the batch as several views show it, of one :class:`AugMixViews`.
+
+        Args:
+            views: The views.
+            x: The batch (N, ...).
+
+        Returns:
+            The batch of the first view, then that of the next, ... (views N, ...); equal to those of each view alone.
+        """
+        normalization = views[0].normalization
+        original = normalization.undo(at_least_float32(x)).clamp(0, 1)
+        images = torch.cat([view._show(original) for view in views])
+        changed = images.mul(255).round_().repeat(NUM_CHAINS, 1, 1, 1)
+        chains = [view.chains[number] for number in range(NUM_CHAINS) for view in views for _ in range(len(x))]
+        for depth in range(MAX_DEPTH):
+            apply_operations_(changed, [chain[depth] if depth < len(chain) else None for chain in chains])
+        weights = torch.tensor([[view.own_weight, *view.weights] for view in views], dtype=torch.float64)
+        weights[:, 1:] *= (1 - weights[:, :1]) / 255
+        own, *others = (
+            weights.to(images.device, images.dtype).repeat_interleave(len(x), 0).T.view(-1, len(images), 1, 1, 1)
+        )
+        mixed = images * own
+        for part, weight in zip(changed.chunk(NUM_CHAINS), others, strict=True):
+            mixed.addcmul_(part, weight)
         mixed.clamp_(0, 1)  # the weights add up to 1 but for rounding
-        self.normalization.apply_(mixed)
+        normalization.apply_(mixed)
         return mixed.to(x.dtype)
 
     @override
@@ -115,6 +166,11 @@ class AugMixView(SplitView):
         raise ConfigError(
             "a view of AugMix mixes several motions, so logits of pixels cannot be moved back: use views=image_views()"
         )
+
+    def _show(self, image: Tensor) -> Tensor:
+        """Return the image cropped and flipped."""
+        cropped = self._crop(image)
+        return cropped.flip(-1) if self.flip else cropped
 
     def _crop(self, image: Tensor) -> Tensor:
         height, width = image.shape[2:]

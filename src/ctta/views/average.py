@@ -103,6 +103,25 @@ def require_split_view(view: View, owner: str = "views_at_once above 1") -> Spli
     return view
 
 
+def augment_with_views(views: Sequence[View], x: Tensor, owner: str) -> Tensor:
+    """Return the batch as each view shows it, one view after the other.
+
+    Args:
+        views: At least one view with ``augment(x)``. A class of views may have ``augment_together(views, x)``, which
+            returns the same, faster.
+        x: The batch (N, ...).
+        owner: Who needs such views, for the error.
+
+    Returns:
+        Images (views N, ...).
+    """
+    kinds = {type(view) for view in views}
+    if len(kinds) == 1 and (together := getattr(kinds.pop(), "augment_together", None)) is not None:
+        images: Tensor = together(views, x)
+        return images
+    return torch.cat([require_split_view(view, owner).augment(x) for view in views])
+
+
 def draw_views(views: Views, generator: torch.Generator) -> Sequence[View]:
     """Return the views of one step.
 

@@ -50,63 +50,54 @@ def posterize(image: Tensor, bits: int) -> Tensor:
     return (image / step).floor_().mul_(step)
 
 
-def solarize(image: Tensor, threshold: float) -> Tensor:
-    """Invert all values from a threshold on."""
+def solarize(image: Tensor, threshold: Tensor | float) -> Tensor:
+    """Invert all values from a threshold on, which may be one per image (N, 1, 1, 1)."""
     return torch.where(image < threshold, image, 255 - image)
 
 
-def rotate(image: Tensor, degrees: float) -> Tensor:
-    """Rotate about the center, counterclockwise."""
-    if degrees == 0:
-        return image
-    height, width = image.shape[2:]
+def rotation(degrees: float, height: int, width: int) -> list[list[float]]:
+    """Return the affine map of a counterclockwise rotation about the center, for :func:`transform`."""
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     right = width / 2 - cos * width / 2 + sin * height / 2
     down = height / 2 - sin * width / 2 - cos * height / 2
-    return transform(image, (cos, -sin, right), (sin, cos, down))
+    return [[cos, -sin, right], [sin, cos, down]]
 
 
-def transform(image: Tensor, x_row: tuple[float, float, float], y_row: tuple[float, float, float]) -> Tensor:
-    """Move pixels by an affine map, with bilinear interpolation, rounding down.
+def transform(image: Tensor, maps: Tensor) -> Tensor:
+    """Move the pixels of each image by an affine map of its own, with bilinear interpolation, rounding down.
 
     Args:
-        image: The images.
-        x_row: (a, b, c): the pixel at (x, y) shows what was at a x + b y + c horizontally; centers of pixels are at
-            halves.
-        y_row: Likewise vertically.
+        image: The images (N, C, H, W).
+        maps: Rows (a, b, c) for the horizontal and the vertical axis (N, 2, 3), in double precision on the CPU. The
+            pixel at (x, y) shows what was at a x + b y + c; centers of pixels are at halves.
 
     Returns:
         New images; red, or gray, where nothing was.
     """
-    if (x_row, y_row) == ((1, 0, 0), (0, 1, 0)):
-        return image
     height, width = image.shape[2:]
     # On the CPU in double precision, since positions decide which pixels are mixed; the images may be on a GPU.
     x = torch.arange(width, dtype=torch.float64) + 0.5
     y = torch.arange(height, dtype=torch.float64).unsqueeze(1) + 0.5
-    from_x, from_y = (row[0] * x + row[1] * y + row[2] for row in (x_row, y_row))
-    is_inside = (from_x >= 0) & (from_x < width) & (from_y >= 0) & (from_y < height)
+    a, b, c = maps[..., None, None].unbind(2)
+    from_x, from_y = (a * x + b * y + c).unbind(1)  # (N, H, W)
+    is_outside = (from_x < 0) | (from_x >= width) | (from_y < 0) | (from_y >= height)
+    (left, right, x_share), (top, bottom, y_share) = _neighbors(from_x, width), _neighbors(from_y, height)
     flat = image.flatten(2)
 
     def pick(rows: Tensor, columns: Tensor) -> Tensor:
-        return flat.index_select(2, (rows * width + columns).flatten().to(image.device)).view_as(image)
+        places = (rows * width + columns).flatten(1).unsqueeze(1).to(image.device)
+        return flat.gather(2, places.expand(-1, image.shape[1], -1)).view_as(image)
 
     def mix(one: Tensor, other: Tensor, share: Tensor) -> Tensor:
         # Not lerp, which may round the mixture of equal values to less than they are.
-        return other.sub_(one).mul_(share.to(image.device, image.dtype)).add_(one)
+        return other.sub_(one).mul_(share.unsqueeze(1).to(image.device, image.dtype)).add_(one)
 
-    (left, right, x_share), (top, bottom, y_share) = _neighbors(from_x, width), _neighbors(from_y, height)
-    moved = pick(top, left)
-    if x_share.any():
-        moved = mix(moved, pick(top, right), x_share)
-    if y_share.any():
-        lower = pick(bottom, left)
-        moved = mix(moved, mix(lower, pick(bottom, right), x_share) if x_share.any() else lower, y_share)
-    moved.floor_()
-    if not is_inside.all():
-        is_outside = ~is_inside.to(image.device)
-        moved[:, 0].masked_fill_(is_outside, FILL)
-        moved[:, 1:].masked_fill_(is_outside, 0.0)
+    upper = mix(pick(top, left), pick(top, right), x_share)
+    lower = mix(pick(bottom, left), pick(bottom, right), x_share)
+    moved = mix(upper, lower, y_share).floor_()
+    is_outside = is_outside.to(image.device)
+    moved[:, 0].masked_fill_(is_outside, FILL)
+    moved[:, 1:].masked_fill_(is_outside.unsqueeze(1), 0.0)
     return moved
 
 
