@@ -31,7 +31,7 @@ def make_replay(num_images: int = 14, batch_size: int = 4) -> ctta.SourceReplay:
 @pytest.mark.parametrize("num_warm_up", [0, 5])
 def test_rmt_with_source_images(num_warm_up: int) -> None:
     net, replay = decided_classifier(2.0), make_replay()
-    settings = {"decay": 0.9, "replay_weight": 0.6}
+    settings: dict[str, Any] = {"decay": 0.9, "replay_weight": 0.6}
     model = ctta.RMT(net, source_stats=labeled_stats(net), replay=replay, seed=3, **settings, **CONTRAST | SGD)
     projector = naive_projector(model.projector)
     expected, student, teacher = naive_rmt(

@@ -149,10 +149,9 @@ class AugMixView(SplitView):
             apply_operations_(changed, [chain[depth] if depth < len(chain) else None for chain in chains])
         weights = torch.tensor([[view.own_weight, *view.weights] for view in views], dtype=torch.float64)
         weights[:, 1:] *= (1 - weights[:, :1]) / 255
-        own, *others = (
-            weights.to(images.device, images.dtype).repeat_interleave(len(x), 0).T.view(-1, len(images), 1, 1, 1)
-        )
-        mixed = images * own
+        columns = weights.to(images.device, images.dtype).repeat_interleave(len(x), 0).T
+        own, *others = columns.reshape(-1, len(images), 1, 1, 1)
+        mixed: Tensor = images * own
         for part, weight in zip(changed.chunk(NUM_CHAINS), others, strict=True):
             mixed.addcmul_(part, weight)
         mixed.clamp_(0, 1)  # the weights add up to 1 but for rounding
@@ -178,12 +177,12 @@ class AugMixView(SplitView):
             down, right = height // 8, width // 8
             (vertical, horizontal, *_), *_ = self.crop_draws
             top, left = int(vertical * (2 * down + 1)), int(horizontal * (2 * right + 1))
-            padded = F.pad(image, (right, right, down, down))
+            padded: Tensor = F.pad(image, (right, right, down, down))
             return padded[:, :, top : top + height, left : left + width]
         if self.crop == "resize":
             top, left, rows, columns = find_crop(height, width, self.crop_draws)
             part = image[:, :, top : top + rows, left : left + columns]
-            resized = F.interpolate(part, (height, width), mode="bilinear", align_corners=False, antialias=True)
+            resized: Tensor = F.interpolate(part, (height, width), mode="bilinear", align_corners=False, antialias=True)
             return resized.clamp_(0, 1)
         return image
 

@@ -47,7 +47,8 @@ def posterize(image: Tensor, bits: int) -> Tensor:
         New images.
     """
     step = 2 ** (8 - bits)
-    return (image / step).floor_().mul_(step)
+    kept: Tensor = (image / step).floor_().mul_(step)
+    return kept
 
 
 def solarize(image: Tensor, threshold: Tensor | float) -> Tensor:
@@ -105,5 +106,5 @@ def _neighbors(position: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the pixels before and after positions along an axis, and the share of the one after."""
     position = position - 0.5
     before = position.floor()
-    pair = ((before + offset).clamp(0, size - 1).long() for offset in (0, 1))
-    return *pair, position - before
+    first, second = ((before + offset).clamp(0, size - 1).long() for offset in (0, 1))
+    return first, second, position - before
