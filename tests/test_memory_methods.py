@@ -28,6 +28,7 @@ from torch import Tensor, nn
 import ctta
 from ctta.memory import MemoryModel
 from ctta.norms.running import running_statistics
+from ctta.testing import CHECKS, NETWORKS, ContractCase
 
 ADAM = partial(torch.optim.Adam, lr=0.01, eps=EPS)
 NAIVE_ADAM = partial(NaiveAdam, lr=0.01, eps=EPS)
@@ -176,6 +177,14 @@ def test_the_preset_of_note_for_streams_that_are_not_sorted() -> None:
     model = ctta.adapt(decided_classifier(), "note_iid_stream", iabn=4)
     assert isinstance(model, ctta.NOTE) and model.iid and model.iabn == 4
     assert model.optimizer is not None and model.optimizer.param_groups[0]["lr"] == 1e-3
+
+
+@pytest.mark.parametrize(
+    "check", ["check_resume_is_bit_identical", "check_predict_equals_next_adapt", "check_deploys_plain_network"]
+)
+def test_note_on_such_streams_keeps_the_contract(check: str) -> None:
+    settings = {"iid": True, "iabn": 0.5, "memory_size": 8, "update_every": 6}
+    CHECKS[check](ContractCase(ctta.NOTE, NETWORKS["batch_norm"], settings))
 
 
 def lower_norm(net: nn.Sequential) -> list[nn.Parameter]:

@@ -65,7 +65,7 @@ def test_a_pass_shows_every_image_once() -> None:
 def test_bytes_are_scaled_and_belong_to_their_labels() -> None:
     images = torch.arange(10, dtype=torch.uint8).view(10, 1, 1, 1) * 25
     batch, labels = ctta.SourceReplay(images, torch.arange(10), 5).draw(0, 0, torch.zeros((), dtype=torch.float64))
-    CLOSE(batch.flatten(), labels * 25 / 255)
+    CLOSE(batch.flatten(), labels.double() * 25 / 255)
 
 
 def make_model(replay: ctta.SourceReplay, net: Any = None) -> ctta.RMT:

@@ -90,6 +90,7 @@ STREAMS: dict[str, Callable[[], Stream]] = {
     "pixels": lambda: gated("segmentation", {"views": multiscale_flip((0.5, 1)), "gate": "element", "loss": "hard"}),
     "gated_rows": lambda: gated("batch_norm", ELEMENT, batch_stats=0.0),
     "gated_rows_paper": lambda: gated("vit", ELEMENT | {"predict_with": "teacher", "average": "probabilities"}),
+    "note_iid": lambda: Stream(ctta.NOTE, settings=MEMORY | {"iid": True, "iabn": 0.5}),
     "replay": lambda: Stream(ctta.RMT, settings={"replay": REPLAY}),
     "policies": lambda: Stream(ctta.Tent, settings={"policies": POLICIES, "lr": 0.01}),
     "policies_vit": lambda: Stream(ctta.Tent, "vit", {"policies": POLICIES, "lr": 0.01}),

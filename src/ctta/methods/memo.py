@@ -56,7 +56,7 @@ class MEMO(AdaptiveModel):
         labels_pixels=False,
         is_episodic=True,
     )
-    check_settings: ClassVar = {"views": image_views(1)}
+    check_settings: ClassVar = {"views": augmix_views(1)}
 
     def __init__(
         self,
