@@ -9,6 +9,7 @@ from saved_streams import STREAM, Header, Tensors, make_network
 from torch import nn
 
 import ctta
+from ctta import policies
 from ctta.io.tensors import write_tensors
 from ctta.views import fast_image_views, image_views
 
@@ -18,6 +19,14 @@ MODELS: dict[str, Callable[[nn.Module], ctta.AdaptiveModel]] = {
     "cotta_fast": lambda net: ctta.CoTTA.fast(net, views=fast_image_views(2)),
     "guarded_tent": lambda net: ctta.Guarded(ctta.Tent(net)),
     "guarded_cotta": lambda net: ctta.Guarded(ctta.CoTTA(net, views=image_views(2), threshold=1.1), snapshot_every=2),
+    "eata": lambda net: ctta.EATA(net, source_stats=ctta.source_stats(net, STREAM[:2]), margin=1.0, redundancy=1.1),
+    "rotta": lambda net: ctta.RoTTA(net, memory_size=6, update_every=4),
+    "t3a": lambda net: ctta.T3A(net, num_supports=3),
+    "adacontrast": lambda net: ctta.AdaContrast(net, bank_size=8, queue_size=8, start_after=4),
+    "delta": lambda net: ctta.DELTA(net, loss="weighted_entropy"),
+    "tribe": lambda net: ctta.TRIBE(net, max_entropy=1.0),
+    "policies": lambda net: ctta.Tent(net, policies=[policies.kalman(), policies.reset_every(9), policies.restore()]),
+    "adaptive_reset": lambda net: ctta.Tent(net, policies=[policies.adaptive_reset(share=2.0)]),
 }
 DELETED = object()
 #: What a field is replaced by: nothing, wrong types, zero, negative and huge numbers, no numbers, other strings.

@@ -129,7 +129,10 @@ def naive_rpl(
     return predictions, student
 
 
-def likelihood_ratio(vector: Tensor, clip: float = 0.99) -> Tensor:
+def likelihood_ratio(vector: Tensor, clip: float | None = 0.99) -> Tensor:
+    if clip is None:
+        plain = probabilities(vector)
+        return -add_up(p * (p / (add_up(plain) - p)).log() for p in plain)
     clipped = [p.clamp(max=clip) for p in probabilities(vector)]
     return -add_up(q * (q / (1 - q) + 1e-5).log() for q in clipped)
 
@@ -141,6 +144,7 @@ def naive_slr(
     optimizer: MakeOptimizer,
     weight: float,
     momentum: float,
+    clip: float | None = 0.99,
     fraction: float = 1.0,
 ) -> Run:
     """Maximize the entropy of a running marginal, which starts uniform, plus the soft likelihood ratio."""
@@ -154,7 +158,7 @@ def naive_slr(
             marginal = torch.full_like(vectors[0], 1 / len(vectors[0])).detach()
         latest = momentum * marginal + (1 - momentum) * mean_probabilities(vectors)
         diversity = add_up(m * m.log() for m in latest)
-        ratio = add_up(likelihood_ratio(vector) for vector in vectors) / len(vectors)
+        ratio = add_up(likelihood_ratio(vector, clip) for vector in vectors) / len(vectors)
         descent.step(torch.autograd.grad(diversity + weight * ratio, trained))
         marginal = latest.detach()
         predictions.append(logits.detach())

@@ -70,9 +70,13 @@ def naive_palm(
     momentum: float = 0.5,
     max_entropy: float = 0.4,
     consistency: float = 0.01,
+    keep_rates: bool = True,
     fraction: float = 1.0,
-) -> Run:
-    """Run PALM with its code's new optimizer in every step, that is with sign descent."""
+) -> tuple[list[Tensor], nn.Sequential, int]:
+    """Run PALM with its code's new optimizer in every step, that is with sign descent.
+
+    Also returns how often a tensor of a large gradient went on with an earlier rate.
+    """
     student = naive_copy(net, fraction)
     trained = [
         parameter
@@ -81,21 +85,21 @@ def naive_palm(
         for name, parameter in layer.named_parameters()
         if isinstance(layer, NaiveBatchNorm) or name == "weight"
     ]
-    sensitivity = [torch.zeros_like(p) for p in trained]
-    predictions = []
+    sensitivity, rates = [torch.zeros_like(p) for p in trained], [0.0 for _ in trained]
+    predictions, num_kept = [], 0
     for step, x in enumerate(batches):
         logits = student(x)
         flat = [-add_up(p.log() for p in probabilities(vector / temperature)) for vector in elements(logits)]
         gradients = torch.autograd.grad(add_up(flat) / len(flat), trained, retain_graph=True)
-        rates = []
         for i, (p, g) in enumerate(zip(trained, gradients, strict=True)):
             if float(g.abs().sum()) > max_gradient:
-                rates.append(0.0)
+                rates[i] = rates[i] if keep_rates else 0.0
+                num_kept += rates[i] > 0
                 continue
             latest = (p * g).abs().detach()
             sensitivity[i] = momentum * sensitivity[i] + (1 - momentum) * latest
             change = ((latest - sensitivity[i]).abs() + 1e-8) / (sensitivity[i] + 1e-8)
-            rates.append(lr * float(change.mean()))
+            rates[i] = lr * float(change.mean())
         views = student(augment(step, x))
         entropies = [shannon(vector) for vector in elements(logits)]
         sure = [value for value in entropies if value < max_entropy]
@@ -111,7 +115,7 @@ def naive_palm(
             for p, g, rate in zip(trained, gradients, rates, strict=True):
                 p.sub_(rate * g / (g.abs() + 1e-8))
         predictions.append(logits.detach())
-    return predictions, student
+    return predictions, student, num_kept
 
 
 def naive_tea(

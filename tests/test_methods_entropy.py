@@ -108,11 +108,19 @@ def test_rpl(q: float) -> None:
     )
 
 
-@pytest.mark.parametrize(("weight", "momentum"), [(0.025, 0.9), (1.0, 0.5)])
-def test_slr(weight: float, momentum: float) -> None:
+@pytest.mark.parametrize(("weight", "momentum", "clip"), [(0.025, 0.9, 0.99), (1.0, 0.5, 0.6), (1.0, 0.5, None)])
+def test_slr(weight: float, momentum: float, clip: float | None) -> None:
     net = decided_classifier()
-    expected = naive_slr(net, stream(), optimizer=NAIVE_OPTIMIZER, weight=weight, momentum=momentum)
-    assert_same(ctta.SLR(net, weight=weight, momentum=momentum, optimizer=OPTIMIZER, batch_stats=1.0), expected)
+    settings: dict[str, Any] = {"weight": weight, "momentum": momentum, "clip": clip}
+    expected = naive_slr(net, stream(), optimizer=NAIVE_OPTIMIZER, **settings)
+    assert_same(ctta.SLR(net, optimizer=OPTIMIZER, batch_stats=1.0, **settings), expected)
+
+
+def test_the_likelihood_ratio_without_a_clip_has_a_gradient_for_sure_predictions() -> None:
+    logits = torch.tensor([[300.0, 0.0, 0.0], [1e4, -1e4, 0.0]], requires_grad=True)
+    loss = ctta.functional.soft_likelihood_ratio(logits, clip=None)
+    loss.sum().backward()
+    assert loss.isfinite().all() and logits.grad is not None and (logits.grad[:, 0] < -0.9).all()
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.3])

@@ -83,17 +83,20 @@ def test_a_posterior_is_of_one_network_and_survives_files(tmp_path: Path) -> Non
         weight_posterior(net, [nn.Linear(2, 2)])
 
 
-def test_palm() -> None:
+@pytest.mark.parametrize("keep_rates", [True, False])
+def test_palm(keep_rates: bool) -> None:
     net, view = decided_classifier(3.0), VIEWS[1]
     # At 0.4 nats and an L1 norm of 1 of these nearly linear networks, some predictions and some tensors count.
     settings: dict[str, Any] = {
         "temperature": 5.0,
-        "max_gradient": 0.5,
+        "max_gradient": 0.3,
         "momentum": 0.3,
         "max_entropy": 0.4,
         "consistency": 0.02,
+        "keep_rates": keep_rates,
     }
-    expected, student = naive_palm(net, stream(), lr=5e-3, augment=lambda step, x: x * 0.7, **settings)
+    expected, student, num_kept = naive_palm(net, stream(), lr=5e-3, augment=lambda step, x: x * 0.7, **settings)
+    assert bool(num_kept) is keep_rates
     model = ctta.PALM(net, lr=5e-3, views=(view,), batch_stats=1.0, **settings)
     assert_same_run(model, stream(), expected)
     assert_same_weights(model.student, student)

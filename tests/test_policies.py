@@ -316,6 +316,27 @@ def test_all_policies_together_keep_the_contract() -> None:
         CHECKS[check](ContractCase(ctta.Tent, NETWORKS["vit"], settings))
 
 
+#: One method of each family, the policies that it has or cannot have, and settings with which it learns in few steps.
+FAMILIES: dict[str, tuple[set[str], dict[str, Any]]] = {
+    "sar": ({"frozen_teacher", "reset_on_low_entropy"}, {"margin": 1.0}),
+    "roid": ({"frozen_teacher", "average_with_source"}, {}),
+    "rotta": (set(), {"memory_size": 8, "update_every": 6}),
+    "cotta": ({"restore"}, {"views": ctta.views.image_views(1)}),
+    "santa": ({"frozen_teacher"}, {}),
+    "delta": ({"frozen_teacher"}, {}),
+    "palm": ({"frozen_teacher"}, {}),
+}
+
+
+@pytest.mark.parametrize("method", FAMILIES)
+def test_all_policies_combine_with_every_family(method: str) -> None:
+    excluded, settings = FAMILIES[method]
+    policies = [make_policy(name) for name in reversed(POLICIES) if name not in excluded]
+    case = ContractCase(ctta.METHODS[method], NETWORKS["batch_norm"], settings | {"policies": policies})
+    for check in ("check_resume_is_bit_identical", "check_reset_equals_new", "check_predict_equals_next_adapt"):
+        CHECKS[check](case)
+
+
 def test_a_guarded_step_with_a_policy_is_undone() -> None:
     net = NETWORKS["batch_norm"]()
     model = ctta.Tent(net, policies=[ctta.policies.reset_every(2)], lr=0.01)
@@ -334,6 +355,8 @@ def test_policies_are_shown_checked_and_unique() -> None:
     assert "policies=(reset_every(num=1000, unit='batches'), restore(probability=0.01))" in repr(model)
     with pytest.raises(ctta.ConfigError, match="two policies 'restore'"):
         ctta.Tent(net, policies=[ctta.policies.restore(), ctta.policies.restore(0.5)])
+    with pytest.raises(ctta.ConfigError, match="CoTTA restores weights itself: give restore=0"):
+        ctta.CoTTA(net, policies=[ctta.policies.restore(0.5)])
     with pytest.raises(TypeError, match=r"ctta\.policies"):
         bad: Any = ["reset_every"]
         ctta.Tent(net, policies=bad)

@@ -130,14 +130,15 @@ def generalized_cross_entropy(logits: Tensor, target: Tensor, q: float = 0.8) ->
     return -torch.expm1(-q * hard_cross_entropy(logits, target)) / q
 
 
-def soft_likelihood_ratio(logits: Tensor, clip: float = 0.99, eps: float = 1e-5) -> Tensor:
+def soft_likelihood_ratio(logits: Tensor, clip: float | None = 0.99, eps: float = 1e-5) -> Tensor:
     """Return the soft likelihood ratio -sum_c p_c log(p_c / (1 - p_c) + eps), with p_c of at most ``clip``.
 
     Its gradient does not vanish for confident predictions, as that of the entropy does.
 
     Args:
         logits: (N, C, ...).
-        clip: The largest probability; the default is ROID's.
+        clip: The largest probability, above which there is no gradient; the default is ROID's. None for none, and then
+            without ``eps``.
         eps: Added within the logarithm.
 
     Returns:
@@ -146,8 +147,15 @@ def soft_likelihood_ratio(logits: Tensor, clip: float = 0.99, eps: float = 1e-5)
     >>> soft_likelihood_ratio(torch.zeros(1, 2), eps=0.0)    # odds of 1
     tensor([-0.])
     """
-    p = at_least_float32(logits).softmax(1).clamp_max(clip)
-    return -(p * (p / (1 - p) + eps).log()).sum(1)
+    logits = at_least_float32(logits)
+    if clip is not None:
+        p = logits.softmax(1).clamp_max(clip)
+        return -(p * (p / (1 - p) + eps).log()).sum(1)
+    # Of the most probable class 1 - p would round to 0, so it is summed from the others.
+    top, log_p = logits.argmax(1, keepdim=True), logits.log_softmax(1)
+    rest = log_p.scatter(1, top, -torch.inf).logsumexp(1, keepdim=True)
+    log_rest = torch.log1p(-log_p.exp().scatter(1, top, 0.0)).scatter(1, top, rest)
+    return -(log_p.exp() * (log_p - log_rest)).sum(1)
 
 
 def information_maximization(logits: Tensor, eps: float = 1e-5) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.base import AdaptiveModel
+from ctta.errors import ConfigError
 from ctta.functional import (
     at_least_float32,
     confidence,
@@ -149,6 +150,8 @@ class CoTTA(AdaptiveModel):
         check_views(views)
         check_views_at_once(views_at_once, views, self.source)
         check_number("threshold", threshold)
+        if restore and any(policy.name == "restore" for policy in policies):
+            raise ConfigError("CoTTA restores weights itself: give restore=0 to do it by a policy, or leave that out")
         self.decay, self.restore, self.threshold, self.views = decay, restore, threshold, views
         self.gate, self.average, self.predict_with, self.loss = gate, average, predict_with, loss
         self._views_at_once = views_at_once

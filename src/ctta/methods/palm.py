@@ -32,6 +32,7 @@ class PALM(AdaptiveModel):
         lr: The learning rate, if it should differ from that of ``optimizer``.
         temperature: Divides the logits for the sensitivity: 50, 100, 1000 for CIFAR10-C, CIFAR100-C, ImageNet-C.
         max_gradient: Tensors whose gradient has an L1 norm of at most this learn: 1, 0.5, 0.3 there.
+        keep_rates: Whether another tensor keeps the learning rate that it had last, as in the authors' code, or rests.
         momentum: What the average of the sensitivity keeps: 0.5, 0.1, 0.5 there.
         max_entropy: The entropy in nats below which a prediction counts.
         consistency: The weight of the cross-entropy between prediction and view, per class.
@@ -51,6 +52,7 @@ class PALM(AdaptiveModel):
     """
 
     info = MethodInfo("PALM", "Maharana et al., AAAI 2025", "norm layers and kernels", "1 + views", 2, num_networks=2)
+    rates: Tensor
 
     def __init__(
         self,
@@ -60,6 +62,7 @@ class PALM(AdaptiveModel):
         lr: float | None = None,
         temperature: float = 50.0,
         max_gradient: float = 1.0,
+        keep_rates: bool = True,
         momentum: float = 0.5,
         max_entropy: float = 0.4,
         consistency: float = 0.01,
@@ -75,13 +78,15 @@ class PALM(AdaptiveModel):
         check_views(views)
         self.temperature, self.max_gradient, self.momentum = temperature, max_gradient, momentum
         self.max_entropy, self.consistency, self.views = max_entropy, consistency, views
-        self.persistent_optimizer = persistent_optimizer
+        self.persistent_optimizer, self.keep_rates = persistent_optimizer, keep_rates
         self.student = self.copy_of_source()
         train_only_(self.student, find_norm_parameters(self.student) | find_kernels(self.student))
         self.optimize(self.student, optimizer, lr)
         assert self.optimizer is not None
         split_groups_(self.optimizer)
-        self.sensitivity = BufferList(torch.zeros_like(group["params"][0]) for group in self.optimizer.param_groups)
+        tensors = [group["params"][0] for group in self.optimizer.param_groups]
+        self.sensitivity = BufferList(torch.zeros_like(tensor) for tensor in tensors)
+        self.register_buffer("rates", tensors[0].new_zeros(len(tensors)))  # factors of the learning rate
 
     @override
     def predict_step(self, x: Tensor) -> Tensor:
@@ -103,6 +108,7 @@ class PALM(AdaptiveModel):
         with scale_rates(self.optimizer, factors):
             if self.minimize(loss, confidence=confidence(logits.detach()).mean(), selected=sure):
                 self.sensitivity.copy_(averages)
+                self.rates.copy_(torch.tensor(factors, dtype=self.rates.dtype))
         if not self.persistent_optimizer:
             self.optimizer.state.clear()
         return logits
@@ -110,7 +116,7 @@ class PALM(AdaptiveModel):
     def _measure(self, optimizer: torch.optim.Optimizer, logits: Tensor) -> tuple[list[Tensor], list[float]]:
         """Return the next average of each tensor's sensitivity, and the factor of its learning rate."""
         flat = -(at_least_float32(logits) / self.temperature).log_softmax(1).sum(1).mean()
-        averages, factors = list(self.sensitivity), [0.0] * len(optimizer.param_groups)
+        averages, factors = list(self.sensitivity), (self.rates * self.keep_rates).tolist()
         for i, gradient in enumerate(batch_gradients(optimizer, flat)):
             if gradient is None or not gradient.abs().sum() <= self.max_gradient:
                 continue

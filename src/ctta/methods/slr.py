@@ -26,6 +26,8 @@ class SLR(AdaptiveModel):
     Args:
         net: A network with normalization layers of any kind.
         weight: The weight of the likelihood ratio.
+        clip: The largest probability in the ratio, as in ROID's code. None for the ratio of the paper, whose gradient
+            does not end there.
         momentum: The fraction that the average prediction keeps at each batch; it starts uniform.
         num_classes: The number of classes; by default that of the network's head.
         optimizer: A factory of the optimizer.
@@ -49,6 +51,7 @@ class SLR(AdaptiveModel):
         net: nn.Module,
         *,
         weight: float = 0.025,
+        clip: float | None = 0.99,
         momentum: float = 0.9,
         num_classes: int | None = None,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
@@ -60,7 +63,9 @@ class SLR(AdaptiveModel):
         super().__init__(net, policies=policies, batch_stats=batch_stats, output=output)
         check_non_negative("weight", weight)
         check_fraction("momentum", momentum)
-        self.weight, self.momentum = weight, momentum
+        if clip is not None:
+            check_fraction("clip", clip)
+        self.weight, self.clip, self.momentum = weight, clip, momentum
         self.num_classes = self.count_classes(num_classes)
         dtype = next(self.source.parameters()).dtype
         self.register_buffer("average", torch.full((self.num_classes,), 1 / self.num_classes, dtype=dtype))
@@ -74,7 +79,7 @@ class SLR(AdaptiveModel):
         p = mean_probabilities(logits)
         average = self.momentum * self.average.to(p) + (1 - self.momentum) * p
         diversity = torch.special.xlogy(average, average).sum()
-        ratio = soft_likelihood_ratio(logits).mean()
+        ratio = soft_likelihood_ratio(logits, self.clip).mean()
         if self.minimize(diversity + self.weight * ratio, confidence=confidence(logits.detach()).mean()):
             self.average.copy_(average.detach())
         return logits
