@@ -22,7 +22,6 @@ MODELS: dict[str, Callable[[nn.Module], ctta.AdaptiveModel]] = {
     "eata": lambda net: ctta.EATA(net, source_stats=ctta.source_stats(net, STREAM[:2]), margin=1.0, redundancy=1.1),
     "rotta": lambda net: ctta.RoTTA(net, memory_size=6, update_every=4),
     "t3a": lambda net: ctta.T3A(net, num_supports=3),
-    "adacontrast": lambda net: ctta.AdaContrast(net, bank_size=8, queue_size=8, start_after=4),
     "delta": lambda net: ctta.DELTA(net, loss="weighted_entropy"),
     "tribe": lambda net: ctta.TRIBE(net, max_entropy=1.0),
     "policies": lambda net: ctta.Tent(net, policies=[policies.kalman(), policies.reset_every(9), policies.restore()]),

@@ -132,7 +132,8 @@ def naive_rpl(
 def likelihood_ratio(vector: Tensor, clip: float | None = 0.99) -> Tensor:
     if clip is None:
         plain = probabilities(vector)
-        return -add_up(p * (p / (add_up(plain) - p)).log() for p in plain)
+        others = [add_up(q for j, q in enumerate(plain) if j != i) for i in range(len(plain))]
+        return -add_up(p * (p / rest).log() for p, rest in zip(plain, others, strict=True))
     clipped = [p.clamp(max=clip) for p in probabilities(vector)]
     return -add_up(q * (q / (1 - q) + 1e-5).log() for q in clipped)
 

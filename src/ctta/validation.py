@@ -2,7 +2,7 @@
 
 import operator
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Real
 
@@ -42,6 +42,12 @@ def check_positive(name: str, value: float) -> None:
     check_number(name, value)
     if value <= 0:
         raise ConfigError(f"{name} must be above 0, got {value!r}")
+
+
+def check_each(check: Callable[[str, float], None], **values: float) -> None:
+    """Apply one of these checks to several settings by their names."""
+    for name, value in values.items():
+        check(name, value)
 
 
 def check_output(output: Output) -> None:

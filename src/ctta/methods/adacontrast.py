@@ -19,7 +19,7 @@ from ctta.optim import OptimizerFactory
 from ctta.state import remember_buffers
 from ctta.steps import Policy
 from ctta.surgery import Output
-from ctta.validation import check_fraction, check_integer, check_positive
+from ctta.validation import check_each, check_fraction, check_integer, check_positive
 from ctta.views import Views, check_views, image_views
 
 
@@ -79,13 +79,12 @@ class AdaContrast(AdaptiveModel):
         output: Output = None,
     ) -> None:
         super().__init__(net, policies=policies, batch_stats=0.0, seed=seed, output=output)
-        check_fraction("decay", decay)
-        check_fraction("momentum", momentum)
+        check_each(check_fraction, decay=decay, momentum=momentum)
         check_positive("temperature", temperature)
         check_views(weak, strong)
         self.decay, self.momentum, self.temperature = decay, momentum, temperature
-        self.num_neighbors = check_integer("num_neighbors", num_neighbors, 1)
-        self.start_after, self.bank_size, self.queue_size = start_after, bank_size, queue_size
+        self.num_neighbors, self.queue_size = check_integer("num_neighbors", num_neighbors, 1), queue_size
+        self.start_after, self.bank_size = check_integer("start_after", start_after, 0), bank_size
         self.labels_first, self.weak, self.strong, self.head = labels_first, weak, strong, self.use_head(head)
         # The average is no teacher: it never predicts, and is not deployed.
         self.student, self.averaged = self.copy_of_source(), self.copy_of_source().requires_grad_(False)

@@ -15,6 +15,7 @@ from ctta.optim import OptimizerFactory
 from ctta.source_stats import SourceStats
 from ctta.steps import Policy
 from ctta.surgery import Output
+from ctta.validation import check_non_negative
 
 
 class EATA(ETA):
@@ -85,6 +86,7 @@ class EATA(ETA):
             batch_stats=batch_stats,
             output=output,
         )
+        check_non_negative("fisher_weight", fisher_weight)
         self.fisher_weight = fisher_weight
         self.use_source_stats(source_stats, "fisher")
 

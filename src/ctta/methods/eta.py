@@ -25,7 +25,7 @@ from ctta.norms import BatchStats
 from ctta.optim import OptimizerFactory
 from ctta.steps import Policy
 from ctta.surgery import Output
-from ctta.validation import check_choice
+from ctta.validation import check_choice, check_each, check_fraction, check_non_negative
 
 
 class ETA(AdaptiveModel):
@@ -73,6 +73,8 @@ class ETA(AdaptiveModel):
     ) -> None:
         super().__init__(net, policies=policies, batch_stats=batch_stats, output=output)
         check_choice("entropy", entropy, ("softmax", "come"))
+        check_each(check_non_negative, margin=margin, redundancy=redundancy)
+        check_fraction("momentum", momentum)
         self.margin, self.redundancy, self.momentum = margin, redundancy, momentum
         self.entropy, self.num_classes = entropy, num_classes
         self.student = self.copy_of_source()

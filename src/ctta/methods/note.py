@@ -15,7 +15,7 @@ from ctta.norms.running import RunningStatistics, track_statistics, use_tracked_
 from ctta.optim import OptimizerFactory
 from ctta.steps import Policy
 from ctta.surgery import Output
-from ctta.validation import check_choice, check_fraction, check_integer
+from ctta.validation import check_choice, check_fraction, check_integer, check_non_negative
 
 
 class NOTE(MemoryModel):
@@ -70,6 +70,7 @@ class NOTE(MemoryModel):
     ) -> None:
         super().__init__(net, policies=policies, batch_stats=0.0, seed=seed, output=output)
         check_fraction("momentum", momentum)
+        check_non_negative("iabn", 0.0 if iabn is None else iabn)
         check_choice("average", average, ("entries", "images"))
         self.memory = LatestMemory(memory_size) if iid else ReservoirMemory(memory_size)
         self.update_every, self.iid = check_integer("update_every", update_every, 1), iid

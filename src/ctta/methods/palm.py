@@ -11,11 +11,10 @@ from ctta.base import AdaptiveModel
 from ctta.functional import at_least_float32, confidence, cross_entropy, entropy, masked_mean
 from ctta.method_info import MethodInfo
 from ctta.norms import BatchStats, find_norm_parameters
-from ctta.optim import OptimizerFactory, batch_gradients, scale_rates, split_groups_
-from ctta.state import BufferList
+from ctta.optim import OptimizerFactory, SensitivityRates, scale_rates, split_groups_
 from ctta.steps import Policy
 from ctta.surgery import Output, find_kernels, train_only_
-from ctta.validation import check_fraction
+from ctta.validation import check_each, check_fraction, check_non_negative, check_positive
 from ctta.views import Views, check_views, draw_views, image_views
 
 
@@ -52,7 +51,6 @@ class PALM(AdaptiveModel):
     """
 
     info = MethodInfo("PALM", "Maharana et al., AAAI 2025", "norm layers and kernels", "1 + views", 2, num_networks=2)
-    rates: Tensor
 
     def __init__(
         self,
@@ -75,6 +73,8 @@ class PALM(AdaptiveModel):
     ) -> None:
         super().__init__(net, policies=policies, batch_stats=batch_stats, seed=seed, output=output)
         check_fraction("momentum", momentum)
+        check_positive("temperature", temperature)
+        check_each(check_non_negative, max_gradient=max_gradient, max_entropy=max_entropy, consistency=consistency)
         check_views(views)
         self.temperature, self.max_gradient, self.momentum = temperature, max_gradient, momentum
         self.max_entropy, self.consistency, self.views = max_entropy, consistency, views
@@ -84,9 +84,8 @@ class PALM(AdaptiveModel):
         self.optimize(self.student, optimizer, lr)
         assert self.optimizer is not None
         split_groups_(self.optimizer)
-        tensors = [group["params"][0] for group in self.optimizer.param_groups]
-        self.sensitivity = BufferList(torch.zeros_like(tensor) for tensor in tensors)
-        self.register_buffer("rates", tensors[0].new_zeros(len(tensors)))  # factors of the learning rate
+        options = {"momentum": momentum, "max_gradient": max_gradient}
+        self.sensitivity = SensitivityRates(self.optimizer, keep_rates=keep_rates, **options)
 
     @override
     def predict_step(self, x: Tensor) -> Tensor:
@@ -97,7 +96,8 @@ class PALM(AdaptiveModel):
     def adapt_step(self, x: Tensor) -> Tensor:
         assert self.optimizer is not None
         logits = self.predict_step(x)
-        averages, factors = self._measure(self.optimizer, logits)
+        flat = -(at_least_float32(logits) / self.temperature).log_softmax(1).sum(1).mean()
+        averages, factors = self.sensitivity.measure(self.optimizer, flat)
         entropies = entropy(logits)
         loss = masked_mean(entropies, is_sure := entropies < self.max_entropy)
         views = draw_views(self.views, self.generator("views"))
@@ -107,20 +107,7 @@ class PALM(AdaptiveModel):
         sure = None if agreement else is_sure  # with views there is always something to learn from
         with scale_rates(self.optimizer, factors):
             if self.minimize(loss, confidence=confidence(logits.detach()).mean(), selected=sure):
-                self.sensitivity.copy_(averages)
-                self.rates.copy_(torch.tensor(factors, dtype=self.rates.dtype))
+                self.sensitivity.update_(averages, factors)
         if not self.persistent_optimizer:
             self.optimizer.state.clear()
         return logits
-
-    def _measure(self, optimizer: torch.optim.Optimizer, logits: Tensor) -> tuple[list[Tensor], list[float]]:
-        """Return the next average of each tensor's sensitivity, and the factor of its learning rate."""
-        flat = -(at_least_float32(logits) / self.temperature).log_softmax(1).sum(1).mean()
-        averages, factors = list(self.sensitivity), (self.rates * self.keep_rates).tolist()
-        for i, gradient in enumerate(batch_gradients(optimizer, flat)):
-            if gradient is None or not gradient.abs().sum() <= self.max_gradient:
-                continue
-            latest = (optimizer.param_groups[i]["params"][0].detach() * gradient).abs()
-            averages[i] = self.momentum * averages[i] + (1 - self.momentum) * latest
-            factors[i] = float((((latest - averages[i]).abs() + 1e-8) / (averages[i] + 1e-8)).mean())
-        return averages, factors

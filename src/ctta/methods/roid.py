@@ -27,7 +27,7 @@ from ctta.parallel import current_reducer
 from ctta.policies import average_with_source
 from ctta.steps import Policy
 from ctta.surgery import Output
-from ctta.validation import check_choice, check_integer, check_non_negative
+from ctta.validation import check_choice, check_integer, check_positive
 from ctta.views import Views, check_views, draw_views, image_views
 
 
@@ -80,7 +80,7 @@ class ROID(AdaptiveModel):
         output: Output = None,
     ) -> None:
         super().__init__(net, policies=policies, batch_stats=batch_stats, seed=seed, output=output)
-        check_non_negative("temperature", temperature)
+        check_positive("temperature", temperature)
         check_views(views)
         if prior is not None:
             check_choice("prior", prior, ("official", "bayes"))

@@ -14,7 +14,7 @@ from ctta.norms import BatchStats
 from ctta.optim import OptimizerFactory
 from ctta.steps import Policy
 from ctta.surgery import Output
-from ctta.validation import check_number
+from ctta.validation import check_positive
 
 
 class RPL(AdaptiveModel):
@@ -50,7 +50,7 @@ class RPL(AdaptiveModel):
         output: Output = None,
     ) -> None:
         super().__init__(net, policies=policies, batch_stats=batch_stats, output=output)
-        check_number("q", q)
+        check_positive("q", q)
         self.q = q
         self.student = self.copy_of_source()
         self.train_norms_(self.student)

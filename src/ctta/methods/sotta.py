@@ -15,7 +15,7 @@ from ctta.norms.running import RunningStatistics, track_statistics, use_tracked_
 from ctta.optim import OptimizerFactory
 from ctta.steps import Policy
 from ctta.surgery import Output
-from ctta.validation import check_fraction, check_integer
+from ctta.validation import check_fraction, check_integer, check_non_negative
 
 
 class SoTTA(MemoryModel):
@@ -72,6 +72,7 @@ class SoTTA(MemoryModel):
     ) -> None:
         super().__init__(net, policies=policies, batch_stats=0.0, seed=seed, output=output)
         check_fraction("momentum", momentum)
+        check_non_negative("radius", radius)
         self.memory = ConfidentMemory(memory_size, min_confidence)
         self.memory_size, self.update_every = memory_size, check_integer("update_every", update_every, 1)
         self.min_confidence, self.momentum, self.radius, self.freeze_top = min_confidence, momentum, radius, freeze_top

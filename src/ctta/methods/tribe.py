@@ -19,7 +19,7 @@ from ctta.parallel import current_reducer, replicated
 from ctta.state import remember_buffers
 from ctta.steps import Policy
 from ctta.surgery import Output, share_parameters_
-from ctta.validation import check_fraction
+from ctta.validation import check_each, check_fraction, check_non_negative
 from ctta.views import Views, check_views, draw_views, image_views
 
 
@@ -74,6 +74,7 @@ class TRIBE(AdaptiveModel):
         super().__init__(net, policies=policies, batch_stats=0.0, seed=seed, output=output)
         check_fraction("momentum", 0.0 if momentum is None else momentum)
         check_fraction("spread", spread)
+        check_each(check_non_negative, max_entropy=max_entropy, anchor=anchor)
         check_views(views)
         self.momentum, self.spread, self.max_entropy = momentum, spread, max_entropy
         self.anchor, self.views = anchor, views

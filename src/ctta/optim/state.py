@@ -1,6 +1,7 @@
 """The state of an optimizer as named tensors and JSON, and back."""
 
 import copy
+import inspect
 from collections import defaultdict
 from typing import Any
 
@@ -71,6 +72,10 @@ def _check_step(optimizer: Optimizer) -> None:
             trial.param_groups = [{**group, "params": [twin]}]
             trial.state = defaultdict(dict, {twin: copy.deepcopy(optimizer.state.get(parameter, {}))})
             try:
+                if type(optimizer).__module__.startswith("torch.optim"):  # whose constructors check their options
+                    accepted = inspect.signature(type(optimizer)).parameters
+                    options = {name: value for name, value in group.items() if name in accepted}
+                    type(optimizer)(**{**options, "params": [twin]})
                 trial.step()
             # Whatever the arithmetic of an optimizer raises for options and state that do not fit together.
             except Exception as error:

@@ -12,7 +12,10 @@ from ctta.errors import ConfigError
 from ctta.functional import lerp_, pair_trained
 from ctta.policies.restoring import student_of, was_updated
 from ctta.steps import Policy
-from ctta.validation import check_choice, check_fraction
+from ctta.validation import check_choice, check_fraction, check_non_negative
+
+#: Of a Kalman filter, far above any use, so that its variance stays finite.
+MAX_NOISE = 1e9
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,8 +79,9 @@ class Kalman(Policy):
     def __post_init__(self) -> None:
         check_fraction("alpha", self.alpha)
         check_fraction("gamma", self.gamma)
-        if not self.noise >= 0:
-            raise ConfigError(f"noise must be at least 0, got {self.noise!r}")
+        check_non_negative("noise", self.noise)
+        if self.noise > MAX_NOISE:
+            raise ConfigError(f"noise must be at most {MAX_NOISE:g}, got {self.noise!r}")
         check_choice("pull_to", self.pull_to, ("filtered", "predicted"))
 
     @override
@@ -94,11 +98,11 @@ class Kalman(Policy):
         q = self.noise * sum(each.numel() for each in adapted) / 38_400
         lerp_(state.hidden, originals, 1 - self.alpha**model.step_scale)
         predicted = [hidden.clone() for hidden in state.hidden] if self.pull_to == "predicted" else state.hidden
-        variance = self.alpha**2 * float(state.variance) + q
+        drifted = self.alpha**2 * float(state.variance)
         # In a large network q may exceed 1, and the quotient is then negative.
-        beta = max(0.89, (1 - q) / (variance + 1 - q))
+        beta = max(0.89, (1 - q) / (drifted + 1))
         beta = 1.0 if beta >= 0.9999 else beta
-        state.variance.fill_(beta * variance)
+        state.variance.fill_(beta * (drifted + q))
         lerp_(state.hidden, adapted, 1 - beta)
         lerp_(adapted, predicted, 1 - self.gamma**model.step_scale)
 

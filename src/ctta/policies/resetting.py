@@ -10,12 +10,11 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.base import AdaptiveModel
-from ctta.errors import ConfigError
 from ctta.functional import at_least_float32, entropy, lerp_, pair_trained
 from ctta.parallel import current_reducer
 from ctta.policies.restoring import student_of, was_updated
 from ctta.steps import Policy
-from ctta.validation import check_choice, check_fraction, check_integer
+from ctta.validation import check_choice, check_each, check_fraction, check_integer, check_non_negative, check_positive
 
 
 class _Buffers(nn.Module):
@@ -97,8 +96,7 @@ class ResetOnLowEntropy(Policy):
     def __post_init__(self) -> None:
         check_choice("unit", self.unit, ("nats", "share"))
         check_fraction("momentum", self.momentum)
-        if not self.below >= 0:
-            raise ConfigError(f"below must be at least 0, got {self.below!r}")
+        check_non_negative("below", self.below)
 
     @override
     def start(self, model: AdaptiveModel) -> nn.Module:
@@ -146,8 +144,8 @@ class AdaptiveReset(Policy):
 
     def __post_init__(self) -> None:
         check_fraction("keep", self.keep)
-        if not self.share > 0:
-            raise ConfigError(f"share must be above 0, got {self.share!r}")
+        check_positive("share", self.share)
+        check_each(check_non_negative, depth=self.depth, pull=self.pull)
 
     @override
     def start(self, model: AdaptiveModel) -> nn.Module:
