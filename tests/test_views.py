@@ -361,3 +361,21 @@ def test_views_without_blur_and_noise_keep_a_constant_image() -> None:
     x = torch.rand(2, 3, 8, 8)
     expected = x.flip(-1) if view.flip else x
     torch.testing.assert_close(view.augment(x), expected, rtol=0, atol=1e-5)
+
+
+class HasWeakViews(ctta.Tent):
+    """A method of one's own whose views have another name."""
+
+    view_arguments = ("weak",)
+
+    def __init__(self, net: nn.Module, *, weak: Views = image_views(1)) -> None:
+        super().__init__(net)
+        self.weak = weak
+
+
+def test_views_of_any_name_refuse_a_batch_before_anything_changes() -> None:
+    model = HasWeakViews(NETWORKS["batch_norm"]())
+    with pytest.raises(ctta.InputError, match=r"image views expect \[0, 1\]"):
+        model(torch.full((4, 3, 16, 16), 2.0))
+    assert model.num_steps == 0
+    assert len(model(torch.rand(4, 3, 16, 16))) == 4
