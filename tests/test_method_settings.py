@@ -220,6 +220,17 @@ def test_source_statistics_belong_to_a_run(network: str) -> None:
         plan(Path("b"), "embedded", options, methods=["all"], threads=1)
 
 
+def test_all_leaves_out_what_a_policy_does_not_fit_unless_the_method_was_named(network: str) -> None:
+    options = BenchmarkOptions(model=network, limit=2, policies=("reset_every=5",))
+    planned = plan(Path("a"), "embedded", options, methods=["all"], threads=1)
+    assert "two policies 'reset_every'" in planned.left_out["rdumb"] and "tent" in {
+        each.method for each in planned.cells
+    }
+    options = BenchmarkOptions(model=network, limit=2, policies=("rdumb.reset_every=5",))
+    with pytest.raises(ConfigError, match="two policies 'reset_every'"):
+        plan(Path("b"), "embedded", options, methods=["all"], threads=1)
+
+
 def test_runs_without_source_statistics_do_not_mention_them() -> None:
     assert "source_stats" not in BenchmarkOptions().to_dict()
     assert BenchmarkOptions(source_stats="a").to_dict()["source_stats"] == "a"

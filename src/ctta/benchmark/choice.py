@@ -30,7 +30,7 @@ def choose_methods(
         The names of the methods, each once, and of those that ``"all"`` leaves out, with the reason.
 
     Raises:
-        ConfigError: A named method, or one that the user has given settings for, cannot adapt the network.
+        ConfigError: A named method, or one that the user has given settings for, cannot adapt the network; or none can.
     """
     chosen: list[str] = []
     left_out: dict[str, str] = {}
@@ -39,7 +39,8 @@ def choose_methods(
             _check_method(name, task, net)
             chosen.append(name)
             continue
-        changed = {setting.partition(".")[0] for setting in options.settings}
+        typed = (*options.settings, *(options.policies or ()))
+        changed = {text.partition("=")[0].partition(".")[0] for text in typed}
         for each in (each for each in METHODS if each in task.methods and each not in names):
             spec = task.methods[each]
             if spec.method_class.info is not None and spec.method_class.info.needs_vit and not is_vit(net):
@@ -56,6 +57,8 @@ def choose_methods(
                 left_out[each] = first_line(error)
             else:
                 chosen.append(each)
+    if not chosen:
+        raise ConfigError(f"no method of the library fits the network. {describe_left_out(left_out)}")
     return tuple(dict.fromkeys(chosen)), left_out
 
 
