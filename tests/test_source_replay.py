@@ -16,6 +16,7 @@ from torch import Tensor
 
 import ctta
 from ctta.errors import CheckpointError, ConfigError
+from ctta.registry import resolve_method
 from ctta.testing import CHECKS, NETWORKS, ContractCase
 
 SGD: dict[str, Any] = {"optimizer": partial(torch.optim.SGD, lr=0.05, momentum=0.9)}
@@ -135,3 +136,5 @@ def test_misuse_is_named() -> None:
     replay: Any = [torch.rand(1, 3, 4, 4)]
     with pytest.raises(TypeError, match=r"replay must be a ctta\.SourceReplay\(images, labels\), got list"):
         ctta.RMT(net, source_stats=stats, replay=replay)
+    with pytest.raises(ConfigError, match=r"given in Python: replay=ctta\.SourceReplay\(images, labels\)"):
+        resolve_method("rmt").parse(["replay=images.npy"])

@@ -136,6 +136,8 @@ def _convert(name: str, value: Any, default: Any) -> Any:
         return _convert_views(value, default)
     if name in ("source_stats", "posterior"):
         return load_stats_setting(name, str(value))
+    if name == "replay":
+        raise ConfigError("source images to replay are given in Python: replay=ctta.SourceReplay(images, labels)")
     if name == "policies":
         raise ConfigError("policies are parsed by ctta.registry.parse_settings")
     if isinstance(default, int | float) and (isinstance(value, bool) or not isinstance(value, int | float)):

@@ -1,7 +1,9 @@
 """Prompts of a vision transformer: tokens beside its own, and how they change its class token.
 
+>>> from ctta.heads import record_features_
 >>> from ctta.testing.networks import BlockViT
 >>> net = BlockViT(width=16)
+>>> record_features_(net, "head")
 >>> prompts = draw_prompts(net, 3, torch.Generator().manual_seed(0))
 >>> features, tokens, logits = PromptSite.find(net, "head").run(net, torch.rand(2, 3, 16, 16), prompts)
 >>> features.shape, tokens.shape  # two blocks of 16 features

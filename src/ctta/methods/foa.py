@@ -71,9 +71,8 @@ class FOA(AdaptiveModel):
     ) -> None:
         super().__init__(net, batch_stats=batch_stats, seed=seed, output=output)
         check_non_negative("discrepancy", discrepancy)
-        self.num_prompts, self.population, self.sigma = num_prompts, population, sigma
-        self.discrepancy, self.shift, self.decay = discrepancy, shift, decay
-        self.head = self.use_head(head)
+        self.num_prompts, self.population, self.sigma, self.discrepancy = num_prompts, population, sigma, discrepancy
+        self.shift, self.decay, self.head = shift, decay, self.use_head(head)
         self.site = PromptSite.find(self.source, self.head)
         self.use_source_stats(source_stats, *PromptSite.STATISTICS)
         self.feature_shift = FeatureShift(self.source_stats["feature_mean"], shift, decay)

@@ -267,7 +267,11 @@ class AugMixViews(DrawnViews):
         return ImageNormalization(self.mean, self.std)
 
     def check(self, x: Tensor) -> None:
-        """Raise an InputError unless x is a batch of images with values in the declared range."""
+        """Raise an InputError unless x is a batch of images with values in the declared range.
+
+        Args:
+            x: The batch.
+        """
         self.normalization.check(x)
 
     @override
