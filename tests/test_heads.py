@@ -261,6 +261,8 @@ TOPS: dict[str, tuple[Callable[[], nn.Module], list[str] | None]] = {
     ),
     "swin": (swin, ["features.7", "norm"]),
     "seg_former": (seg_former, ["encoder.block.3", "encoder.layer_norm.3", "decode_head.batch_norm"]),
+    "wide_resnet": (lambda: ctta.models.WideResNet(10, 1), ["block3", "bn1"]),
+    "resnext": (ctta.models.ResNeXt29, ["stage_3"]),
     "resnet20": (lambda: ctta.models.load("embedded"), None),
     "batch_norm": (NETWORKS["batch_norm"], ["4"]),
     "vit": (NETWORKS["vit"], ["mlp.0"]),
