@@ -78,18 +78,15 @@ def compare_times(ours: Callable[[], object], baseline: Callable[[], object], *,
         The times.
     """
     times: list[tuple[float, float]] = []
-    spent, number = 0.0, -1  # the first pair warms up
-    while number < 3 or (spent < budget and number < 25):
-        order = (baseline, ours) if number % 2 == 0 else (ours, baseline)
+    spent = 0.0
+    while len(times) < 3 or (spent < budget and len(times) < 25):
         pair = {}
-        for call in order:
+        for call in (baseline, ours) if len(times) % 2 == 0 else (ours, baseline):
             started = time.process_time()
             call()
             pair[call] = time.process_time() - started
-        if number >= 0:
-            times.append((pair[ours], pair[baseline]))
-            spent += pair[ours] + pair[baseline]
-        number += 1
+        times.append((pair[ours], pair[baseline]))
+        spent += sum(pair.values())
     ratio = statistics.median(mine / other for mine, other in times)
     return PairedTimes(ratio, statistics.median(mine for mine, _ in times))
 
@@ -124,3 +121,8 @@ def write_results(measurements: list[Measurement], path: Path) -> None:
     rows = [{name: value for name, value in asdict(row).items() if value is not None} for row in measurements]
     rows = [{name: round(value, 4) if name != "name" else value for name, value in row.items()} for row in rows]
     path.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def read_results(path: Path) -> list[Measurement]:
+    """Return the measurements that :func:`write_results` wrote."""
+    return [Measurement(**row) for row in json.loads(path.read_text())]

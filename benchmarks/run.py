@@ -1,31 +1,41 @@
 """Measure all speed and memory ratios; print a table and write benchmarks/results.json.
 
-    python benchmarks/run.py
+    python benchmarks/run.py [MODULE ...]
 
-A missed target is marked but is no failure: single ratios vary on a busy machine. Takes minutes on two idle cores.
+With names of modules, such as ``method_speed``, only these are run, and their rows are replaced. A missed target is
+marked but is no failure: single ratios vary on a busy machine. Takes minutes on two idle cores.
 """
 
+import sys
 from pathlib import Path
 
 import checkpoint_speed
 import growth
 import guard_speed
 import memory_use
+import method_speed
 import segformer_step
 import step_speed
-from measurements import Measurement, write_results
+from measurements import Measurement, read_results, write_results
 
 RESULTS = Path(__file__).parent / "results.json"
+MODULES = (step_speed, method_speed, guard_speed, segformer_step, growth, memory_use, checkpoint_speed)
 
 
 def main() -> None:
-    """Run every benchmark that has a target."""
+    """Run every benchmark that has a target, or those that are named."""
+    names = sys.argv[1:] or [module.__name__ for module in MODULES]
+    if unknown := {*names} - {module.__name__ for module in MODULES}:
+        sys.exit(f"no benchmarks {sorted(unknown)}: choose among {[module.__name__ for module in MODULES]}")
     print(f"{'':74}{'ratio':>7}{'target':>8}")
     measurements: list[Measurement] = []
-    for module in (step_speed, guard_speed, segformer_step, growth, memory_use, checkpoint_speed):
-        for measurement in module.measure():
+    for module in MODULES:
+        for measurement in module.measure() if module.__name__ in names else ():
             print(measurement, flush=True)
             measurements.append(measurement)
+    if len(names) < len(MODULES):
+        found = {measurement.name for measurement in measurements}
+        measurements = [row for row in read_results(RESULTS) if row.name not in found] + measurements
     write_results(measurements, RESULTS)
 
 

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
@@ -34,16 +34,24 @@ class Slots:
     now: int
     num_classes: int
 
+    def __post_init__(self) -> None:
+        # Kept up to date by put_, since looking through all slots for every image would take long.
+        self._empty = [slot for slot, label in enumerate(self.labels) if label == EMPTY]
+        self._by_class: dict[int, list[int]] = defaultdict(list)
+        for slot in sorted(range(len(self.labels)), key=self.arrivals.__getitem__):
+            if self.labels[slot] != EMPTY:
+                self._by_class[self.labels[slot]].append(slot)
+
     @property
     def first_empty(self) -> int | None:
         """The first slot without an image; None if all are taken."""
-        return self.labels.index(EMPTY) if EMPTY in self.labels else None
+        return self._empty[0] if self._empty else None
 
     @property
     def largest_classes(self) -> list[int]:
         """The classes with the most images, in ascending order; all slots are taken."""
-        sizes = Counter(self.labels)
-        return sorted(label for label, size in sizes.items() if size == max(sizes.values()))
+        largest = max(len(slots) for slots in self._by_class.values())
+        return sorted(label for label, slots in self._by_class.items() if len(slots) == largest)
 
     def of_class(self, label: int) -> list[int]:
         """Return the slots with images of a class.
@@ -54,7 +62,22 @@ class Slots:
         Returns:
             The slots in the order in which their images arrived.
         """
-        return sorted((slot for slot, own in enumerate(self.labels) if own == label), key=self.arrivals.__getitem__)
+        return self._by_class[label]
+
+    def put_(self, slot: int, label: int, uncertainty: float) -> None:
+        """Let the image that arrives take a slot.
+
+        Args:
+            slot: The slot, empty or not.
+            label: The predicted class of the image.
+            uncertainty: The entropy of its prediction.
+        """
+        if self.labels[slot] == EMPTY:
+            self._empty.remove(slot)
+        else:
+            self._by_class[self.labels[slot]].remove(slot)
+        self._by_class[label].append(slot)
+        self.labels[slot], self.arrivals[slot], self.uncertainties[slot] = label, self.now, uncertainty
 
 
 class Memory(LazyModule, ABC):
@@ -131,7 +154,7 @@ class Memory(LazyModule, ABC):
             slot = self.choose_slot(slots, label, uncertainty, generator) if is_accepted else None
             if slot is not None:
                 taken[slot] = row
-                slots.labels[slot], slots.arrivals[slot], slots.uncertainties[slot] = label, slots.now, uncertainty
+                slots.put_(slot, label, uncertainty)
             slots.now += 1
         self.num_seen.fill_(slots.now)
         if taken:

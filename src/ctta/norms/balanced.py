@@ -11,7 +11,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
 from ctta.errors import ConfigError
-from ctta.norms import BatchStatistics, fix_stride_of_one, has_running_statistics, renormalize
+from ctta.norms import BatchStatistics, has_running_statistics
+from ctta.norms.moments import image_var_mean, pass_with_gradient
 from ctta.state import LazyModule
 
 # The predicted classes (N) of the call in progress, and the number of classes.
@@ -67,8 +68,7 @@ class BalancedStatistics(LazyModule):
         self.means, self.variances = means.detach(), variances.detach()
         module.running_mean, module.running_var = mean.detach(), variance.detach()
         along_channels = (-1,) + (1,) * (x.ndim - 2)
-        statistics = mean.view(along_channels), variance.view(along_channels)
-        return (fix_stride_of_one(renormalize(module, values, *statistics, x.ndim - 2)).to(x.dtype), *inputs[1:])
+        return pass_with_gradient(module, inputs, mean.view(along_channels), variance.view(along_channels))
 
     def _follow(self, values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the statistics of the classes after a batch (C, channels)."""
@@ -76,10 +76,10 @@ class BalancedStatistics(LazyModule):
         counts = one_hot.sum(0).unsqueeze(1)
         momentum = max(0.0005 * len(self.means), 0.01) if self.momentum is None else self.momentum
         rate = torch.where(counts * momentum > 1, 1 / counts.clamp_min(1), momentum)
-        centers = self.means[labels].view(*values.shape[:2], *[1] * (values.ndim - 2))
-        distances = (values - centers).reshape(*values.shape[:2], -1)
-        moved = rate * (one_hot.T @ distances.mean(2))  # zero for classes without images
-        squared = rate * (one_hot.T @ distances.square().mean(2))
+        own_variances, own_means = image_var_mean(values)
+        distances = own_means - self.means[labels]
+        moved = rate * (one_hot.T @ distances)  # zero for classes without images
+        squared = rate * (one_hot.T @ (own_variances + distances.square()))
         num_present = (counts > 0).sum()
         means = self.means + (1 - self.spread) * moved + self.spread * moved.sum(0) / num_present
         # Of absent classes rate * counts is zero, so they change by the spread alone.

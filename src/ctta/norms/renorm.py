@@ -9,8 +9,8 @@ from typing_extensions import override
 
 from ctta.errors import ConfigError
 from ctta.norms import BatchStatistics, fix_stride_of_one, has_running_statistics, renormalize
+from ctta.norms.moments import batch_var_mean, pass_with_gradient
 from ctta.norms.running import is_tracking
-from ctta.parallel import current_reducer
 
 
 class Renormalization(nn.Module):
@@ -34,19 +34,17 @@ class Renormalization(nn.Module):
         self._latest: tuple[Tensor, Tensor] | None = None  # statistics of the batch that the layer is computing
 
     @override
-    def forward(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def forward(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         BatchStatistics.set_mode_(module, by_layer=False)
         assert module.running_mean is not None, "checked when the method is built"
         x = inputs[0]
         values = x.to(module.running_mean.dtype)
-        variance, mean = current_reducer().var_mean(values, [axis for axis in range(values.ndim) if axis != 1])
+        variance, mean = batch_var_mean(values)
         self._latest = (mean.detach().flatten(), variance.detach().flatten()) if is_tracking() else None
-        if self.num_followed == 0:
-            values = renormalize(module, values, mean, variance, x.ndim - 2)
-        else:
-            # The layer divides by the running deviation, so here r is s / s and d is m.
-            deviation = (variance + module.eps).sqrt()
-            values = (values - mean) * (deviation.detach() / deviation) + mean.detach()
+        if self.num_followed > 0:
+            # r and d make the value that of the layer's own statistics, and leave the gradient of the batch's.
+            return pass_with_gradient(module, inputs, mean, variance)
+        values = renormalize(module, values, mean, variance, x.ndim - 2)
         return (fix_stride_of_one(values).to(x.dtype), *inputs[1:])
 
     @torch.no_grad()

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from ctta.errors import ConfigError
 from ctta.norms import BatchStatistics, fix_stride_of_one, has_running_statistics, renormalize
+from ctta.norms.moments import batch_var_mean, image_var_mean, pass_with_gradient
 from ctta.parallel import current_reducer
 
 Center = Literal["mean", "median"]
@@ -67,6 +68,8 @@ class RunningStatistics:
         values = x.to(module.running_mean.dtype)
         if is_tracking() or self.always:
             mean, variance = self.follow_(module, values)
+            if self.shrink is None and self.normalize_by == "running":
+                return pass_with_gradient(module, inputs, mean, variance)  # the layer has them now
             if self.shrink is None and self.can_normalize_by_layer_(module, x):
                 return None
         elif self.shrink is None:
@@ -80,9 +83,7 @@ class RunningStatistics:
         return (fix_stride_of_one(rescaled).to(x.dtype), *inputs[1:])
 
     def can_normalize_by_layer_(self, module: _BatchNorm, x: Tensor) -> bool:
-        """Return whether the layer itself, with the updated statistics, gives the output; set its mode to do so."""
-        if self.normalize_by == "running":  # only the gradient with respect to the statistics is missing
-            return not (torch.is_grad_enabled() and x.requires_grad)
+        """Return whether the layer itself can normalize by the statistics of the batch; set its mode to do so."""
         by_layer = not current_reducer().is_sharded and x.numel() > x.shape[1]
         BatchStatistics.set_mode_(module, by_layer)
         return by_layer
@@ -111,22 +112,12 @@ class RunningStatistics:
     ) -> tuple[Tensor, Tensor]:
         """Return statistics per image: the given ones, moved toward the image's own where these are far away."""
         num_values = values[0, 0].numel()
-        own_variance, own_mean = torch.var_mean(values, list(range(2, values.ndim)), correction=1, keepdim=True)
+        own_variance, own_mean = (each.view(*each.shape, *[1] * (values.ndim - 2)) for each in image_var_mean(values))
+        own_variance = own_variance * unbias(num_values)
         mean_error = ((variance + eps) / num_values).sqrt()
         variance_error = (variance + eps) * (2 / (num_values - 1)) ** 0.5
         adjusted = variance + soft_shrink(own_variance - variance, k * variance_error)
         return mean + soft_shrink(own_mean - mean, k * mean_error), adjusted.relu()
-
-
-def batch_var_mean(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the biased variance and the mean of every channel over the whole batch, each (1, C, 1, ...)."""
-    batch = current_reducer()
-    if batch.is_sharded or (torch.is_grad_enabled() and values.requires_grad):
-        return batch.var_mean(values, [axis for axis in range(values.ndim) if axis != 1])
-    # What BatchNorm computes its statistics with: up to ten times as fast as var_mean on the CPU, without a gradient.
-    mean, variance = torch.batch_norm_update_stats(values, None, None, 0.0)
-    shape = (1, -1) + (1,) * (values.ndim - 2)
-    return variance.view(shape), mean.view(shape)
 
 
 def soft_shrink(x: Tensor, threshold: Tensor) -> Tensor:
