@@ -216,7 +216,7 @@ def test_folders_resume_and_make_a_report(tmp_path: Path) -> None:
     assert first.headline.removesuffix(".") in page
     rows = (folder / "report" / "report.md").read_text().splitlines()
     names = [row.split(" | ")[0] for row in rows if row.startswith(("| source", "| TENT"))]
-    assert names == ["| source", "| TENT / fast"] * 2  # the source network first, whatever its folder is called
+    assert names == ["| source", "| TENT / fast"] * 3  # the source network first, whatever its folder is called
     output(report, folder / "source", "--out", tmp_path / "one")
     text = (tmp_path / "one" / "report.md").read_text()
     error = f"{100 * first.results['source'].error:.1f}"

@@ -174,7 +174,7 @@ def test_names_in_files_stay_those_of_version_0_1() -> None:
     pixels = score_batch(*random_scenes(2, 2, 5, (4, 6), (8, 12)))
     images = score_batch(torch.randn(9, 4), torch.randint(4, (9,)))
     assert list(pixels.to_json()) == ["count", "labelled", "predicted", "right", "bins"]
-    assert list(images.to_json()) == ["count", "wrong", "bins"]
+    assert list(images.to_json()) == ["count", "wrong", "bins", "classes"]
 
 
 def test_batch_without_labeled_pixels_adds_nothing() -> None:

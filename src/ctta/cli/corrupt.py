@@ -116,5 +116,7 @@ def corrupt(
         typer.echo(json.dumps(summary))
         return
     reader = "CifarC" if layout is BenchmarkLayout.CIFAR else "ImageNetC"
-    print_text(f"{folder} contains {len(names)} corruptions at severities {', '.join(map(str, levels))}.")
+    counted = f"{len(names)} corruption{'s' * (len(names) > 1)}"
+    at = f"severit{'ies' if len(levels) > 1 else 'y'} {', '.join(map(str, levels))}"
+    print_text(f"{folder} contains {counted} at {at}.")
     print_text(f'Read it with: ctta.datasets.{reader}("{folder}")')

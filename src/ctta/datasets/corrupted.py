@@ -1,5 +1,6 @@
 """Clean images in memory that are corrupted when they are read, and the sample that comes with the library."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from typing import Any
@@ -15,6 +16,7 @@ from ctta.corruptions.registry import check_corruption
 from ctta.datasets.arrays import describe_arrays
 from ctta.datasets.base import Rows
 from ctta.io.images import to_unit_floats
+from ctta.models import CIFAR10_CLASSES
 from ctta.validation import check_integer
 
 
@@ -28,6 +30,7 @@ class Corrupted:
         seed: Seed of the corruptions.
         frost_photos: A folder with, or a list of, photographs for "frost", instead of the textures that come with the
             library.
+        class_names: Names of the classes, in the order of the labels, for reports.
 
     Raises:
         InputError: An array has another shape or data type.
@@ -43,8 +46,10 @@ class Corrupted:
         name: str,
         seed: int = 0,
         frost_photos: PhotoPaths | None = None,
+        class_names: Sequence[str] = (),
     ) -> None:
         check_integer("seed", seed)
+        self.class_names = tuple(class_names)
         self.images, self.labels, self.seed, self.frost_photos = images, np.asarray(labels), seed, frost_photos
         frost = "" if frost_photos is None else f" frost_photos=[{hash_photos(frost_photos)}]"
         # With the version of the generator: another version may draw other pixels, whose results are not comparable.
@@ -88,6 +93,11 @@ class CorruptedDomain:
         """Label of each image."""
         return self.data.labels
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Name of each class, in the order of the labels; empty if they are not known."""
+        return self.data.class_names
+
     def __len__(self) -> int:
         return len(self.data.images)
 
@@ -120,4 +130,5 @@ def sample(*, seed: int = 0, frost_photos: PhotoPaths | None = None) -> Corrupte
     """
     with as_file(files("ctta.datasets") / "sample.npz") as path, np.load(path) as arrays:
         images, labels = arrays["images"], arrays["labels"].astype(np.int64)
-    return Corrupted(images, labels, name="cifar10-sample", seed=seed, frost_photos=frost_photos)
+    names = CIFAR10_CLASSES
+    return Corrupted(images, labels, name="cifar10-sample", seed=seed, frost_photos=frost_photos, class_names=names)

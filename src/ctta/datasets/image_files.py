@@ -43,12 +43,14 @@ class ImageFiles:
         paths: The files.
         labels: One integer per file, or None.
         transform: Applied to each PIL image.
+        class_names: Names of the classes, in the order of the labels; empty without labels.
     """
 
     name: str
     paths: tuple[Path, ...]
     labels: NDArray[np.integer[Any]] | None
     transform: Transform | None = None
+    class_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -201,7 +203,8 @@ def find_labeled_images(
             chosen = [chosen[row] for row in sort_images(root, names, order, seed=seed)]
     label_of = {folder: label for label, folder in enumerate(classes)}
     labels = np.array([label_of[file.relative_to(root).parts[0]] for file in chosen])
-    return ImageFiles(describe_files(root, chosen, f"{transform_name} {classes}"), tuple(chosen), labels, transform)
+    name = describe_files(root, chosen, f"{transform_name} {classes}")
+    return ImageFiles(name, tuple(chosen), labels, transform, tuple(classes))
 
 
 def check_selection(num_per_class: int | None, images: Sequence[str] | None) -> None:

@@ -53,6 +53,8 @@ def describe_best(
     """
     # From the printed numbers, so that readers can verify it.
     points = abs(round(100 * value, 1) - round(100 * runner_up_value, 1))
+    if lead is not None and lead.low == lead.high == 0:
+        return f"{best} and {runner_up} have the {metric.best} mean {metric.name}, both {format_percent(value)}; {runs}"
     side = "below" if metric.best == "lowest" else "above"
     sentence = f"{best} has the {metric.best} mean {metric.name}, {format_percent(value)}"
     if lead is None:

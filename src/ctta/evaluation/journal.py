@@ -70,7 +70,10 @@ class Journal:
         folder.mkdir(parents=True, exist_ok=True)
         path, requested = folder / "about.json", json.loads(json.dumps(about))
         if path.exists():
-            check_same_settings(folder, _with_current_version(read_about(path), requested), requested)
+            recorded = _with_current_version(read_about(path), requested)
+            if "class_names" not in recorded:  # of a dataset that had no names in an earlier version
+                requested.pop("class_names", None)
+            check_same_settings(folder, recorded, requested)
         else:
             _write_text(path, json.dumps({"format": FORMAT, **requested}, indent=1))
 

@@ -10,7 +10,7 @@ from ctta.datasets.segmentation import CLASS_NAMES
 from ctta.errors import InputError
 from ctta.evaluation.display import describe_result, make_frame, render_html_table
 from ctta.evaluation.intervals import Interval, estimate_interval, leave_out_blocks
-from ctta.evaluation.metrics import BatchScore, Metric, PixelScore, Score, UnlabeledScore, score_from_json
+from ctta.evaluation.metrics import BatchScore, ImageScore, Metric, PixelScore, Score, UnlabeledScore, score_from_json
 from ctta.evaluation.plots import plot_result
 
 if TYPE_CHECKING:
@@ -195,6 +195,15 @@ class Result:
         # A dataset with 19 classes and no names most likely has those of Cityscapes.
         names = self.class_names or (CLASS_NAMES if len(ious) == len(CLASS_NAMES) else numbered)
         return dict(zip(names, ious, strict=True))
+
+    @property
+    def class_error(self) -> dict[str, float | None]:
+        """The error of every class over all images; None for a class without images. Empty if not counted."""
+        if not isinstance(self.total, ImageScore):
+            raise InputError(f"{self.stream} has no label per image: use class_iou, or data with labels")
+        errors = self.total.class_error
+        numbered = tuple(f"class {number}" for number in range(len(errors)))
+        return dict(zip(self.class_names if len(self.class_names) == len(errors) else numbered, errors, strict=True))
 
     @property
     def pixel_segments(self) -> tuple[PixelScore, ...]:

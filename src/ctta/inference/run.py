@@ -224,7 +224,10 @@ class InferenceRun:
                 f"expected logits of shape (N, classes), got {tuple(logits.shape)}: use a network for classification"
             )
         if self.classes and len(self.classes) != logits.shape[1]:
-            raise ConfigError(f"got {len(self.classes)} class names for a network with {logits.shape[1]} classes")
+            raise ConfigError(
+                f"got {len(self.classes)} class names for a network with {logits.shape[1]} classes: "
+                "give one per line, in the order of the network's outputs"
+            )
         probabilities = logits.double().softmax(1).nan_to_num(0.0).cpu()
         confidence, predicted = probabilities.max(1)
         return predicted.tolist(), confidence.tolist()

@@ -50,7 +50,7 @@ class SectionReport:
     headline: str
     scores: Table
     scores_over_time: ReportFigure
-    classes: Table | None  # for segmentation
+    classes: Table | None  # for segmentation, and for images of few classes
     overlays: ReportFigure | None  # for segmentation
     summary: Table
     reliability: ReportFigure

@@ -203,7 +203,7 @@ def _render_markdown_settings(report: SectionReport) -> list[str]:
 def _render_markdown_cell(cell: TableCell) -> str:
     text = f"**{cell.text}**" if cell.is_best else cell.text
     deviation = f" ± {cell.deviation_text}" if cell.deviation is not None else ""
-    return f"{text}{deviation} {escape_markdown(cell.note)}".rstrip()
+    return f"{text}{deviation}{f' ({escape_markdown(cell.note)})' if cell.note else ''}"
 
 
 def _join_pipes(fields: Sequence[str]) -> str:

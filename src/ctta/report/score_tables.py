@@ -1,4 +1,4 @@
-"""The tables of a report: scores per domain, IoU per class, and calibration and cost."""
+"""The tables of a report: scores per domain, IoU or error per class, and calibration and cost."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,6 +16,7 @@ from ctta.report.sections import MethodEntry, group_by_method, saw_same_batches
 from ctta.report.significance import (
     average_results,
     class_statistics,
+    class_values,
     column_statistic,
     compute_accuracy,
     compute_calibration,
@@ -23,6 +24,9 @@ from ctta.report.significance import (
     rank_entries,
 )
 from ctta.report.tables import NO_NUMBER, Table, TableCell, TableColumn, TableRow, average
+
+#: Classes of images are listed in a table up to this number.
+MAX_CLASS_COLUMNS = 20
 
 
 def score_table(results: Sequence[Result]) -> Table:
@@ -68,24 +72,26 @@ def build_score_table(entries: Sequence[MethodEntry]) -> Table:
 
 
 def build_class_table(entries: Sequence[MethodEntry]) -> Table | None:
-    """Return the table of IoU per class, with the mean last; None for image classification.
+    """Return the table of IoU or error per class, with the mean last; None for images of many classes.
 
-    The IoU of a class is computed over all images. A class can be rare in one domain and absent from the next, and a
+    The value of a class is computed over all images. A class can be rare in one domain and absent from the next, and a
     mean over domains would give its few pixels there the weight of many.
     """
-    if entries[0].results[0].metric != MIOU:
+    metric = entries[0].results[0].metric
+    values = [[class_values(result) for result in entry.results] for entry in entries]
+    names = tuple(dict.fromkeys(name for results in values for classes in results for name in classes))
+    if metric != MIOU and (len(names) > MAX_CLASS_COLUMNS or not all(all(results) for results in values)):
         return None
-    ious = [[result.class_iou for result in entry.results] for entry in entries]
-    names = tuple(dict.fromkeys(name for results in ious for classes in results for name in classes))
     rows = []
-    for entry, results in zip(entries, ious, strict=True):
+    for entry, results in zip(entries, values, strict=True):
         cells = [average([_to_percent(classes.get(name)) for classes in results]) for name in names]
-        mean = average([100 * fmean(iou for iou in classes.values() if iou is not None) for classes in results])
+        mean = average([100 * fmean(value for value in classes.values() if value is not None) for classes in results])
         rows.append(TableRow(entry.label, entry.run, len(results), (*cells, mean)))
-    columns = (*(TableColumn(name, name, MIOU.best) for name in names), TableColumn("mean", "mean", MIOU.best))
-    caption = "IoU per class in percent, over all images"
+    columns = (*(TableColumn(name, name, metric.best) for name in names), TableColumn("mean", "mean", metric.best))
+    caption = f"{'IoU' if metric == MIOU else 'Error'} per class in percent, over all images"
     if any(isnan(cell.value) for row in rows for cell in row.cells):
-        caption += f"; {NO_NUMBER} marks a class that is in neither labels nor predictions"
+        absent = "is in neither labels nor predictions" if metric == MIOU else "has no images"
+        caption += f"; {NO_NUMBER} marks a class that {absent}"
     return Table(columns, mark_best(rows, columns, entries, class_statistics(names)), caption)
 
 

@@ -11,7 +11,7 @@ from statistics import fmean
 
 from ctta.evaluation.display import describe_best, format_percent, format_range
 from ctta.evaluation.intervals import Statistic, estimate_difference, estimate_interval
-from ctta.evaluation.metrics import BatchScore, Metric, PixelScore, Score
+from ctta.evaluation.metrics import MIOU, BatchScore, Metric, PixelScore, Score
 from ctta.evaluation.results import Result
 from ctta.report.layout import ColumnLayout
 from ctta.report.sections import MethodEntry
@@ -68,25 +68,31 @@ def column_statistic(layout: ColumnLayout, column: str) -> Statistic:
     return compute
 
 
+def class_values(result: Result) -> dict[str, float | None]:
+    """Return the IoU of each class for labels of pixels, and its error for labels of images; empty if not counted."""
+    return result.class_iou if result.metric == MIOU else result.class_error
+
+
 def class_statistics(names: Sequence[str]) -> dict[str, Statistic]:
-    """Return the IoU of each class over all images, and their mean, by name."""
+    """Return the IoU or the error of each class over all images, and their mean, by name."""
     totals: dict[int, dict[str, float | None]] = {}  # by the identity of the scores, which results keep
 
     def sum_scores(result: Result, scores: Sequence[BatchScore | None]) -> dict[str, float | None]:
         if id(scores) not in totals:
-            total = Score.sum(score for score in scores if isinstance(score, PixelScore))
-            totals[id(scores)] = dict(zip(result.class_iou, total.class_iou, strict=True))
+            total = Score.sum(score for score in scores if score is not None)
+            values = total.class_iou if isinstance(total, PixelScore) else getattr(total, "class_error", ())
+            totals[id(scores)] = dict(zip(class_values(result), values, strict=True))
         return totals[id(scores)]
 
     def make(name: str) -> Statistic:
         def compute(result: Result, scores: Sequence[BatchScore | None]) -> float:
-            iou = sum_scores(result, scores).get(name)
-            return nan if iou is None else iou
+            value = sum_scores(result, scores).get(name)
+            return nan if value is None else value
 
         return compute
 
     def compute_mean(result: Result, scores: Sequence[BatchScore | None]) -> float:
-        return fmean(iou for iou in sum_scores(result, scores).values() if iou is not None)
+        return fmean(value for value in sum_scores(result, scores).values() if value is not None)
 
     return {**{name: make(name) for name in names}, "mean": compute_mean}
 

@@ -94,7 +94,10 @@ class Service:
         self.num_classes = self._infer_num_classes()
         self.class_names = list(class_names) if class_names else None
         if self.class_names and self.num_classes not in (None, len(self.class_names)):
-            raise ConfigError(f"got {len(self.class_names)} class names for a network with {self.num_classes} classes")
+            raise ConfigError(
+                f"got {len(self.class_names)} class names for a network with {self.num_classes} classes: "
+                "give one per line, in the order of the network's outputs"
+            )
         self.state_dir = Path(state_dir)
         self.state_dir.mkdir(parents=True, exist_ok=True)
         self._lock = lock_directory(self.state_dir)

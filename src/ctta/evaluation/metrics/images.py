@@ -10,6 +10,9 @@ from typing_extensions import override
 from ctta.errors import InputError
 from ctta.evaluation.metrics.scores import ERROR, Bins, Score, add_bins, bin_confidences, bins_from_json
 
+#: Classes are counted one by one up to this number; a line of the journal would become long.
+MAX_COUNTED_CLASSES = 100
+
 
 @dataclass(frozen=True)
 class ImageScore(Score):
@@ -19,6 +22,8 @@ class ImageScore(Score):
         num_images: Number of images.
         num_wrong: Number of wrong predictions.
         bins: Predictions by confidence.
+        classes: Per class: number of images with this label, and number of correct predictions among them. Empty with
+            more than 100 classes, and in files of earlier versions.
 
     >>> logits = torch.tensor([[2.0, 0.0], [0.0, 2.0], [1.0, 0.0]])
     >>> first, second = score_images(logits, torch.tensor([0, 1, 1])), score_images(logits[:1], torch.tensor([0]))
@@ -30,6 +35,7 @@ class ImageScore(Score):
     num_images: int
     num_wrong: int
     bins: Bins
+    classes: tuple[tuple[int, int], ...] = ()
 
     @property
     @override
@@ -41,17 +47,27 @@ class ImageScore(Score):
     def error(self) -> float:
         return self.num_wrong / self.num_images
 
+    @property
+    def class_error(self) -> tuple[float | None, ...]:
+        """The fraction of wrong predictions of each class; None for one without images, and nothing if not counted."""
+        return tuple(1 - num_correct / number if number else None for number, num_correct in self.classes)
+
     @override
     def __add__(self, other: Self) -> Self:
+        # Counts of a part of the images would be misleading: a run may have been started by an earlier version.
+        is_counted = len(self.classes) == len(other.classes)
+        pairs = zip(self.classes, other.classes, strict=True) if is_counted else ()
         return type(self)(
             self.num_images + other.num_images,
             self.num_wrong + other.num_wrong,
             add_bins(self.bins, other.bins),
+            tuple((one[0] + another[0], one[1] + another[1]) for one, another in pairs),
         )
 
     @override
     def to_json(self) -> dict[str, Any]:
-        return {"count": self.num_images, "wrong": self.num_wrong, "bins": self.bins}
+        counts = {"count": self.num_images, "wrong": self.num_wrong, "bins": self.bins}
+        return {**counts, "classes": self.classes} if self.classes else counts
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Self:
@@ -63,7 +79,8 @@ class ImageScore(Score):
         Returns:
             An equal score.
         """
-        return cls(record["count"], record["wrong"], bins_from_json(record["bins"]))
+        classes = tuple((int(number), int(num_correct)) for number, num_correct in record.get("classes", ()))
+        return cls(record["count"], record["wrong"], bins_from_json(record["bins"]), classes)
 
 
 @torch.no_grad()
@@ -99,4 +116,8 @@ def score_images(logits: Tensor, labels: Tensor) -> ImageScore:
     probabilities = logits.double().softmax(1).where(finite[:, None], 0)
     confidence, predicted = probabilities.max(1)
     correct = (predicted == labels) & finite
-    return ImageScore(len(labels), len(labels) - int(correct.sum()), bin_confidences(confidence, correct))
+    classes: tuple[tuple[int, int], ...] = ()
+    if num_classes <= MAX_COUNTED_CLASSES:
+        counts = (rows.bincount(minlength=num_classes).tolist() for rows in (labels, labels[correct]))
+        classes = tuple(zip(*counts, strict=True))
+    return ImageScore(len(labels), len(labels) - int(correct.sum()), bin_confidences(confidence, correct), classes)
