@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from sorted_streams import ARRANGEMENTS, DOMAINS, describe_domain, iter_batches
+from sorted_streams import ARRANGEMENTS, add_domain_option, describe_domain, iter_rows, read_images, select_domains
 
 import ctta
 from ctta.guard import CollapseThresholds
@@ -35,20 +35,23 @@ Recorded = tuple[PredictionSummary, PredictionSummary, int, int]
 Recordings = dict[tuple[str, str, int], list[Recorded]]
 
 
-def record(cifar: Path) -> Recordings:
-    """Return the predictions for every stream."""
+def record(cifar: Path, domain: tuple[str, int] | None) -> Recordings:
+    """Return the predictions for every stream of a domain."""
     anchor = ctta.Tent(ctta.models.embedded(), batch_stats=1.0).source
     source = source_as_trained(anchor)
     found: Recordings = {}
-    for domain, arrangement, size in itertools.product(DOMAINS, ARRANGEMENTS, BATCH_SIZES):
-        batches: list[Recorded] = []
-        for x, y in iter_batches(cifar, domain, arrangement, size):
-            if len(x) >= MIN_BATCH_SIZE:
-                with torch.no_grad():
-                    one, other = summarize(source(x)), summarize(anchor(x))
-                batches.append((one, other, int((one.classes == y).sum()), int((other.classes == y).sum())))
-        found[describe_domain(domain), arrangement, size] = batches
-        print(f"{describe_domain(domain)}, {arrangement}, {size}: {len(batches)} batches", flush=True)
+    images, labels = read_images(cifar, domain)
+    with torch.no_grad():
+        by_running_statistics = source(images)  # each image by itself, so once for all streams
+        for arrangement, size in itertools.product(ARRANGEMENTS, BATCH_SIZES):
+            batches: list[Recorded] = []
+            for rows in iter_rows(cifar, domain, arrangement, size):
+                if len(rows) >= MIN_BATCH_SIZE:
+                    one, other = summarize(by_running_statistics[rows]), summarize(anchor(images[rows]))
+                    right = [int((each.classes == labels[rows]).sum()) for each in (one, other)]
+                    batches.append((one, other, right[0], right[1]))
+            found[describe_domain(domain), arrangement, size] = batches
+    print(f"{describe_domain(domain)}: {sum(map(len, found.values()))} batches", flush=True)
     return found
 
 
@@ -98,13 +101,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Choose when a single batch is met with the source's statistics.")
     parser.add_argument("--cifar", type=Path, required=True, help="folder of the CIFAR-10 files")
     parser.add_argument("--work", type=Path, required=True, help="folder for the recorded predictions")
+    add_domain_option(parser)
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    path = arguments.work / "sorted-streams.pt"
-    if not path.exists():
-        torch.save(record(arguments.cifar), path)
-    recordings: Recordings = torch.load(path, weights_only=False)  # written by this script
+    recordings: Recordings = {}
+    for domain in select_domains(arguments.domains):
+        path = arguments.work / f"sorted-{describe_domain(domain).replace(' ', '-')}.pt"
+        if not path.exists():
+            torch.save(record(arguments.cifar, domain), path)
+        recordings |= torch.load(path, weights_only=False)  # written by this script
     outcomes = []
     print(f"probability by chance below {MAX_CHANCE:g}, standard errors 1")
     for few_classes, trust in itertools.product(FEW_CLASSES, TRUSTS):

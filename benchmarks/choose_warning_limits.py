@@ -10,18 +10,20 @@ below. Wanted are limits that give no warning on healthy runs and, among those, 
 
 import argparse
 import itertools
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
-from sorted_streams import DOMAINS, Arrangement, describe_domain, iter_batches
+from sorted_streams import Arrangement, add_domain_option, describe_domain, iter_batches, select_domains
 
 import ctta
 from ctta.base import AdaptiveModel
 from ctta.guard.diagnostics import source_as_trained
 from ctta.inference.comparison import COMPARE_EVERY, AnswerComparison, HarmLimits, Predictions
+from ctta.norms import BatchStats
 
-RUNS = [*(("tent", size) for size in (1, 4, 16, 32, 200)), ("tent x30", 32), ("cotta.fast", 32)]
+RUNS = [*(("tent", size) for size in (1, 4, 16, 32, 200)), ("tent x30", 32), ("tent blend", 32), ("cotta.fast", 32)]
 HARM, HEALTHY = -0.05, -0.02  # accuracy minus the source's
 MAX_HEALTHY_SCORE = 0.9
 MARGINS, DOUBTS = (0.05, 0.1, 0.15), (2.5, 3.0, 3.5, 4.0, 5.0)
@@ -33,8 +35,9 @@ Recording = tuple[list[tuple[Predictions, Predictions]], float]
 
 
 def make_method(name: str, batch_size: int) -> AdaptiveModel:
-    """Return a method with batch statistics, blended ones for single images."""
-    net, stats = ctta.models.embedded(), 0.1 if batch_size == 1 else 1.0
+    """Return a method with batch statistics; with blended ones for single images, and where its name says so."""
+    net = ctta.models.embedded()
+    stats: BatchStats = "blend" if name == "tent blend" else 0.1 if batch_size == 1 else 1.0
     if name == "cotta.fast":
         return ctta.CoTTA.fast(net, batch_stats=stats)
     lr = 3e-2 if name == "tent x30" else 1e-3
@@ -58,10 +61,10 @@ def record(cifar: Path, name: str, batch_size: int, domain: tuple[str, int] | No
     return answers, difference / num_images
 
 
-def list_streams(name: str, batch_size: int) -> list[tuple[tuple[str, int] | None, Arrangement]]:
-    """Return the streams of a method: all domains for TENT, and the severest for what is slow."""
+def list_streams(name: str, batch_size: int, names: Sequence[str]) -> list[tuple[tuple[str, int] | None, Arrangement]]:
+    """Return the streams of a method: all given domains for TENT, and the severest for what is slow."""
     is_quick = name == "tent" and batch_size > 1
-    domains = [domain for domain in DOMAINS if domain is None or is_quick or domain[1] == 5]
+    domains = [domain for domain in select_domains(names) if domain is None or is_quick or domain[1] == 5]
     orders: list[Arrangement] = ["shuffled", "sorted"]
     if (name, batch_size) == ("tent", 32):
         orders.append("imbalanced")
@@ -96,13 +99,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Choose when ctta adapt warns.")
     parser.add_argument("--cifar", type=Path, required=True, help="folder of the CIFAR-10 files")
     parser.add_argument("--work", type=Path, required=True, help="folder for the recorded answers")
+    add_domain_option(parser)
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     path = arguments.work / "answers.pt"
     recordings: dict[str, Recording] = torch.load(path) if path.exists() else {}
     for name, size in RUNS:
-        for domain, order in list_streams(name, size):
+        for domain, order in list_streams(name, size, arguments.domains):
             title = f"{name}, {size}, {describe_domain(domain)}, {order}"
             if title not in recordings:
                 recordings[title] = record(arguments.cifar, name, size, domain, order)

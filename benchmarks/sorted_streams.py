@@ -1,6 +1,7 @@
 """Hold-out images shuffled, sorted by class, and with few classes per batch, for choosing how a guard meets them."""
 
-from collections.abc import Iterator
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Literal, get_args
@@ -64,11 +65,29 @@ def arrange(labels: NDArray[np.int64], arrangement: Arrangement, batch_size: int
     return np.array(chosen[:count])
 
 
+def iter_rows(
+    cifar: Path, domain: tuple[str, int] | None, arrangement: Arrangement, batch_size: int
+) -> Iterator[Tensor]:
+    """Yield the rows of the images of :func:`read_images` in each batch."""
+    _, labels = read_images(cifar, domain)
+    yield from torch.from_numpy(arrange(labels.numpy(), arrangement, batch_size)).split(batch_size)
+
+
 def iter_batches(
     cifar: Path, domain: tuple[str, int] | None, arrangement: Arrangement, batch_size: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield batches of images and their classes."""
     images, labels = read_images(cifar, domain)
-    rows = torch.from_numpy(arrange(labels.numpy(), arrangement, batch_size))
-    for part in rows.split(batch_size):
-        yield images[part], labels[part]
+    for rows in iter_rows(cifar, domain, arrangement, batch_size):
+        yield images[rows], labels[rows]
+
+
+def add_domain_option(parser: ArgumentParser) -> None:
+    """Let a script run on some of the domains, for a quick look."""
+    names = [describe_domain(domain) for domain in DOMAINS]
+    parser.add_argument("--domains", nargs="+", choices=names, default=names, help="domains to run on; all by default")
+
+
+def select_domains(names: Sequence[str]) -> list[tuple[str, int] | None]:
+    """Return the domains of these names."""
+    return [domain for domain in DOMAINS if describe_domain(domain) in names]
