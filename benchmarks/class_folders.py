@@ -30,8 +30,8 @@ NUM_IMAGES, NUM_PER_CLASS = 2000, 48
 NUM_FIRST, NUM_LATER = 64, 20
 DOMAINS = ("clean", "fog")
 METHODS = ("tent", "cotta_fast", "cotta")
-STORIES = ("folders", "single", "later", "python")
-FOLDER_OPTIONS: tuple[tuple[str, ...], ...] = ((), ("--order", "name"), ("--order", "name", "--no-guard"))
+STORIES = ("folders", "unguarded", "single", "later", "python")
+BY_NAME, UNGUARDED = ("--order", "name"), ("--order", "name", "--no-guard")
 
 
 def write_tree(cifar: Path, root: Path, domain: str) -> None:
@@ -135,13 +135,15 @@ def main() -> None:
     if not (work / "camera").exists():
         write_later(arguments.cifar, work / "camera")
     methods = ("source", *arguments.methods)
-    if "folders" in arguments.stories:
-        for domain in DOMAINS:
-            for options in FOLDER_OPTIONS:
-                for method in methods if not options else arguments.methods:
-                    out = work / f"{'-'.join([domain, method, *(option.strip('-') for option in options)])}.csv"
-                    said = run_once(work / domain, out, ["--method", method, *options])
-                    report(domain, " ".join([method, *options]), said, read_right(out))
+    options_of_runs: list[tuple[str, ...]] = [(), BY_NAME] if "folders" in arguments.stories else []
+    if "unguarded" in arguments.stories:
+        options_of_runs.append(UNGUARDED)
+    for domain in DOMAINS:
+        for options in options_of_runs:
+            for method in methods if not options else arguments.methods:
+                out = work / f"{'-'.join([domain, method, *(option.strip('-') for option in options)])}.csv"
+                said = run_once(work / domain, out, ["--method", method, *options])
+                report(domain, " ".join([method, *options]), said, read_right(out))
     if "single" in arguments.stories:
         for method in methods:
             out = work / f"single-{method}.csv"

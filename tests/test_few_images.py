@@ -11,7 +11,9 @@ from command_line import output
 from PIL import Image
 
 from ctta.cli.adapt import adapt
+from ctta.corruptions import corrupt
 from ctta.datasets import sample
+from ctta.inference.blending import choose_fraction
 
 METHODS = {
     "tent": ("--method", "tent"),
@@ -28,9 +30,12 @@ class SampleFolder:
         self.images.mkdir()
         self.options = ["--model", "embedded", "--images", self.images, "--out", self.table, "--compare"]
 
-    def add(self, numbers: range) -> None:
-        for number in numbers:
-            Image.fromarray(self.data.images[number]).save(self.images / f"{number:04}.png")
+    def add(self, numbers: range, *, noisy: bool = False) -> None:
+        images = self.data.images[numbers.start : numbers.stop]
+        if noisy:
+            images = corrupt(images, "gaussian_noise", 5)
+        for number, image in zip(numbers, images, strict=True):
+            Image.fromarray(image).save(self.images / f"{number:04}.png")
 
     def num_right(self, column: str, numbers: range) -> int:
         with self.table.open(newline="") as file:
@@ -53,7 +58,7 @@ def camera(tmp_path: Path) -> SampleFolder:
 def test_one_new_image_per_run(camera: SampleFolder, tmp_path: Path, method: str) -> None:
     options = [*camera.options, "--state", tmp_path / "state.safetensors", *METHODS[method]]
     camera.add(range(32))
-    assert "Batches of 32 images: normalized with 40 % batch and 60 % source statistics.\n" in output(adapt, *options)
+    assert "Batches of 32 images: normalized with 10 % batch and 90 % source statistics.\n" in output(adapt, *options)
     new = range(32, 44)
     for number in new:
         camera.add(range(number, number + 1))
@@ -76,7 +81,7 @@ def test_the_short_last_batch_counts(camera: SampleFolder) -> None:
     text = output(adapt, *camera.options, "--method", "bn_stats", "--batch-size", 16, "--json")
     found = json.loads(text)["normalization"]
     assert [(each["batch_size"], each["num_batches"]) for each in found] == [(16, 1), (4, 1)]
-    assert [each["batch_stats"] for each in found] == pytest.approx([16 / 64, 4 / 52])
+    assert [each["batch_stats"] for each in found] == pytest.approx([0.1, 4 / 52])
 
 
 def test_a_method_without_batch_statistics_says_nothing(camera: SampleFolder) -> None:
@@ -87,7 +92,7 @@ def test_a_method_without_batch_statistics_says_nothing(camera: SampleFolder) ->
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--method", "tent"], "40 % batch and 60 % source statistics"),
+        (["--method", "tent"], "10 % batch and 90 % source statistics"),
         (["--method", "tent", "--set", "batch_stats=auto"], "with batch statistics"),
         (["--method", "tent", "--set", "batch_stats=0.5"], "50 % batch and 50 % source statistics"),
     ],
@@ -97,3 +102,27 @@ def test_statistics_are_blended_unless_the_user_decides(
 ) -> None:
     camera.add(range(32))
     assert expected in output(adapt, *camera.options, *options)
+
+
+def test_batches_that_the_source_is_unsure_of_count_for_more(camera: SampleFolder) -> None:
+    camera.add(range(64))
+    camera.add(range(64, 96), noisy=True)
+    options = [*camera.options, "--method", "tent", "--json"]
+    (unsure, sure) = json.loads(output(adapt, *options))["normalization"]
+    assert unsure == {"batch_size": 32, "num_batches": 1, "batch_stats": 0.4}
+    assert sure == {"batch_size": 32, "num_batches": 2, "batch_stats": 0.1}
+    noisy = range(64, 96)
+    assert camera.num_right("class", noisy) > camera.num_right("source_class", noisy)
+
+
+def test_batches_of_one_size_that_were_normalized_differently_are_counted(camera: SampleFolder) -> None:
+    camera.add(range(8))
+    camera.add(range(8, 16), noisy=True)
+    text = output(adapt, *camera.options, "--method", "tent", "--batch-size", 8)
+    assert "1 batch of 8 images: normalized with 14 % batch and 86 % source statistics.\n" in text
+    assert "1 batch of 8 images: normalized with 10 % batch and 90 % source statistics.\n" in text
+
+
+@pytest.mark.parametrize(("num_images", "confidence", "expected"), [(32, 0.86, 0.1), (32, 0.85, 0.4), (2, 0.99, 0.04)])
+def test_the_fraction_is_limited_where_the_source_is_sure(num_images: int, confidence: float, expected: float) -> None:
+    assert choose_fraction(num_images, confidence) == pytest.approx(expected)

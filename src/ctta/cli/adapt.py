@@ -187,7 +187,7 @@ def _format_summary(
         )
     speed = num_images / summary.seconds
     lines.append(f"{summary.method}: mean confidence {summary.confidence:.3f}, {speed:.1f} images/s.")
-    lines += [_describe_normalization(batches) for batches in summary.normalization]
+    lines += _describe_normalization(summary.normalization)
     if summary.num_changed is not None:
         percentage = 100 * summary.num_changed / num_images
         verb = "differs" if summary.num_changed == 1 else "differ"
@@ -223,13 +223,17 @@ def _default_class_names(model: str, predictions: Path) -> Sequence[str] | None:
         return names if "name" in file.readline().strip().split(",") else None
 
 
-def _describe_normalization(batches: NormalizedBatches) -> str:
-    """Return how batches of one size were normalized, as a sentence."""
-    images = _count(batches.batch_size, "image")
-    if batches.batch_stats == 1:
-        return f"Batches of {images}: normalized with batch statistics."
-    share = 100 * batches.batch_stats
-    return f"Batches of {images}: normalized with {share:.0f} % batch and {100 - share:.0f} % source statistics."
+def _describe_normalization(found: Sequence[NormalizedBatches]) -> list[str]:
+    """Return sentences on how batches of each size were normalized."""
+    lines = []
+    for batches in found:
+        is_only = sum(other.batch_size == batches.batch_size for other in found) == 1
+        count = "Batches" if is_only else f"{batches.num_batches} batch{'es' * (batches.num_batches > 1)}"
+        images = _count(batches.batch_size, "image")
+        share = 100 * batches.batch_stats
+        kind = "batch" if share == 100 else f"{share:.0f} % batch and {100 - share:.0f} % source"
+        lines.append(f"{count} of {images}: normalized with {kind} statistics.")
+    return lines
 
 
 def _audit_path(predictions: Path) -> Path:

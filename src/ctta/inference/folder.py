@@ -20,9 +20,10 @@ from ctta.distributed.collectives import run_on_rank_zero
 from ctta.errors import ConfigError, DataError
 from ctta.guard import Monitored
 from ctta.hyperparameters import format_hyperparameters
+from ctta.inference.blending import NormalizedBatches
 from ctta.inference.predictions import ERROR, PredictionFile
 from ctta.inference.resume import check_image_size, lock_state, open_model, open_predictions
-from ctta.inference.run import FolderImages, InferenceRun, NormalizedBatches
+from ctta.inference.run import FolderImages, InferenceRun
 from ctta.io.images import Resize
 from ctta.methods import Source
 from ctta.registry import name_of, resolve_method
@@ -193,7 +194,7 @@ def adapt_folder(
         num_skipped=model.num_skipped - num_skipped_before,
         num_by_source=run.num_by_source if is_guarded else None,
         confidence=run.confidence_sum / run.num_images if run.num_images else None,
-        normalization=run.normalized_batches(),
+        normalization=run.normalization.list_batches(),
         seconds=seconds,
         method=name_of(type(model.unwrapped)),
         settings=format_hyperparameters(model.unwrapped.hyperparameters),

@@ -1,9 +1,8 @@
 """Predict and adapt batch by batch, append the predictions to a table, and save the state from time to time."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -24,29 +23,16 @@ from ctta.errors import ConfigError, DataError, annotate_network_errors
 from ctta.evaluation.journal import SaveSchedule
 from ctta.guard import Monitored
 from ctta.guard.diagnostics import source_as_trained
+from ctta.inference.blending import NormalizationCounter, choose_fraction
 from ctta.inference.comparison import AnswerComparison, Predictions
 from ctta.inference.predictions import PredictionFile
 from ctta.io.images import to_unit_floats
 from ctta.methods import Source
+from ctta.norms import blend_statistics, blends_automatically
 from ctta.streams import Stream
 
 SECONDS_BETWEEN_SAVES = 20.0
 SIZE_HINT = "give --size HEIGHT WIDTH (size=) to resize them, or --batch-size 1 (batch_size=)"
-
-
-@dataclass(frozen=True)
-class NormalizedBatches:
-    """How batches of one size were normalized.
-
-    Attributes:
-        batch_size: Images per batch.
-        num_batches: Number of such batches.
-        batch_stats: Fraction of the batch in BatchNorm's statistics; the rest are the source's.
-    """
-
-    batch_size: int
-    num_batches: int
-    batch_stats: float
 
 
 @dataclass(frozen=True)
@@ -118,7 +104,7 @@ class InferenceRun:
         self.num_images, self.num_changed, self.num_vanished, self.num_failed = 0, 0, 0, 0
         self.num_by_source, self.confidence_sum = 0, 0.0
         self.comparison = AnswerComparison()
-        self.batch_sizes: Counter[int] = Counter()
+        self.normalization = NormalizationCounter()
         self.schedule = SaveSchedule(SECONDS_BETWEEN_SAVES)
 
     def process(
@@ -168,30 +154,30 @@ class InferenceRun:
         """Predict and adapt to a batch, of which each rank takes its part, and append the rows of all ranks."""
         step, coordinator = self.model.num_steps, self.model.coordinator
         local = x[coordinator.local_rows(len(x))].to(self.reference)
-        compares = self.source is not None or self.comparison.should_compare(step)
-
-        def predict() -> list[Predictions]:
-            adapted = self.predict(self.model, local)
-            if not compares:
-                return [adapted]
-            return [adapted, self.predict(self.source or source_as_trained(self.model.source), local)]
-
-        by_rank = coordinator.all_gather_object(predict)
-        adapted, *unadapted = (_concatenate(parts) for parts in zip(*by_rank, strict=True))
-        for predictions in unadapted:
-            self.comparison.add(adapted, predictions)
-        if self.source is None:
-            unadapted = []
+        blends = self.model.batch_stats == "blend" and blends_automatically(self.model.source)
+        unadapted: Predictions | None = None
+        if blends or self.source is not None or self.comparison.should_compare(step):
+            source = self.source or source_as_trained(self.model.source)
+            unadapted = _concatenate(coordinator.all_gather_object(lambda: self.predict(source, local)))
+        fraction = self.model.batch_fraction(len(x))
+        if blends and unadapted is not None:
+            fraction = choose_fraction(len(x), sum(unadapted[1]) / len(x))
+        with blend_statistics(fraction) if blends else nullcontext():
+            adapted = _concatenate(coordinator.all_gather_object(lambda: self.predict(self.model, local)))
+        if unadapted is not None:
+            self.comparison.add(adapted, unadapted)
         predicted, confidence = adapted
-        for source_predicted, _ in unadapted:
-            self.num_changed += sum(ours != other for ours, other in zip(predicted, source_predicted, strict=True))
+        shown = [adapted]
+        if self.source is not None and unadapted is not None:
+            shown.append(unadapted)
+            self.num_changed += sum(ours != other for ours, other in zip(predicted, unadapted[0], strict=True))
         self.num_images += len(names)
         if isinstance(self.model, Monitored) and self.model.health.answered_by_source:
             self.num_by_source += len(names)
         else:
-            self.batch_sizes[len(x)] += 1
+            self.normalization.add(len(x), fraction)
         self.confidence_sum += float(torch.tensor(confidence, dtype=torch.float64).sum())
-        columns = [column for predictions in (adapted, *unadapted) for column in self._columns(*predictions)]
+        columns = [column for predictions in shown for column in self._columns(*predictions)]
         self._append(zip(names, [step] * len(names), *columns, [""] * len(names), strict=True))
 
     def append_errors(self, step: int, failed: Mapping[str, str]) -> None:
@@ -231,16 +217,6 @@ class InferenceRun:
         probabilities = logits.double().softmax(1).nan_to_num(0.0).cpu()
         confidence, predicted = probabilities.max(1)
         return predicted.tolist(), confidence.tolist()
-
-    def normalized_batches(self) -> list[NormalizedBatches]:
-        """Return how the batches that the method predicted were normalized, the largest first.
-
-        Empty if no layer uses batch statistics.
-        """
-        found = [
-            NormalizedBatches(size, count, self.model.batch_fraction(size)) for size, count in self.batch_sizes.items()
-        ]
-        return sorted((each for each in found if each.batch_stats > 0), key=lambda each: -each.batch_size)
 
     def save(self) -> None:
         """Save the model, if there is a state file."""
