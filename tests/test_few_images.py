@@ -123,6 +123,6 @@ def test_batches_of_one_size_that_were_normalized_differently_are_counted(camera
     assert "1 batch of 8 images: normalized with 10 % batch and 90 % source statistics.\n" in text
 
 
-@pytest.mark.parametrize(("num_images", "confidence", "expected"), [(32, 0.86, 0.1), (32, 0.85, 0.4), (2, 0.99, 0.04)])
+@pytest.mark.parametrize(("num_images", "confidence", "expected"), [(32, 0.91, 0.1), (32, 0.9, 0.4), (2, 0.99, 0.04)])
 def test_the_fraction_is_limited_where_the_source_is_sure(num_images: int, confidence: float, expected: float) -> None:
     assert choose_fraction(num_images, confidence) == pytest.approx(expected)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ctta.norms import automatic_fraction
 
 #: Mean confidence of the source above which a batch counts as one of those that it was trained for.
-SURE_CONFIDENCE = 0.85
+SURE_CONFIDENCE = 0.9
 #: The largest fraction of the batch in the statistics for such a batch.
 SURE_FRACTION = 0.1
 
