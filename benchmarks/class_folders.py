@@ -24,7 +24,9 @@ from PIL import Image
 
 import ctta
 from ctta.corruptions import corrupt
+from ctta.datasets.image_order import Order
 from ctta.inference import adapt_folder
+from ctta.norms import BatchStats
 from ctta.streams import image_folder
 
 NUM_IMAGES, NUM_PER_CLASS = 2000, 48
@@ -114,12 +116,12 @@ def report(story: str, what: str, said: str, *tables: Sequence[bool]) -> None:
     print(f"{story:14} {what:34} {shares}   {said}", flush=True)
 
 
-def run_in_python(images: Path, order: str | None, batch_stats: str | float | None) -> list[bool]:
+def run_in_python(images: Path, order: Order, batch_stats: BatchStats | None) -> list[bool]:
     """Return whether TENT, or Source for ``batch_stats=None``, is right about each image of a folder per class."""
     net = ctta.models.embedded()
     model = ctta.Source(net) if batch_stats is None else ctta.Tent(net, batch_stats=batch_stats)
     right: list[bool] = []
-    for batch in image_folder(images, order="name" if order == "name" else "shuffle"):
+    for batch in image_folder(images, order=order):
         assert batch.y is not None, "the folders are the labels"
         right += (model(batch.x).argmax(1) == batch.y).tolist()
     return right
@@ -161,9 +163,11 @@ def main() -> None:
             right = read_right(out)
             report("64, then 20", method, said, right[:NUM_FIRST], right[NUM_FIRST:])
     if "python" in arguments.stories:
+        orders: tuple[Order, ...] = ("shuffle", "name")
+        choices: tuple[BatchStats | None, ...] = (None, "auto", "blend")
         for domain in DOMAINS:
-            for order in ("shuffle", "name"):
-                for batch_stats in (None, "auto", "blend"):
+            for order in orders:
+                for batch_stats in choices:
                     what = "Source" if batch_stats is None else f'Tent(net, batch_stats="{batch_stats}")'
                     report(f"{domain}, {order}", what, "", run_in_python(work / domain, order, batch_stats))
 
