@@ -31,11 +31,14 @@ class SensitivityRates(nn.Module):
         self.register_buffer("rates", tensors[0].new_zeros(len(tensors)))
 
     def measure(self, optimizer: Optimizer, loss: Tensor) -> tuple[list[Tensor], list[float]]:
-        """Return the next averages of the sensitivity, and the factor of each learning rate; the graph is kept.
+        """Measure the sensitivity; the graph of the loss is kept.
 
         Args:
             optimizer: The optimizer; it takes no step.
             loss: The loss whose gradients are measured, the mean over the local rows.
+
+        Returns:
+            The next averages of the sensitivity, and the factor of each learning rate.
         """
         averages, factors = list(self.averages), (self.rates * self.keep_rates).tolist()
         for i, gradient in enumerate(batch_gradients(optimizer, loss)):
@@ -48,6 +51,11 @@ class SensitivityRates(nn.Module):
 
     @torch.no_grad()
     def update_(self, averages: list[Tensor], factors: list[float]) -> None:
-        """Keep what :meth:`measure` returned."""
+        """Keep what :meth:`measure` returned.
+
+        Args:
+            averages: The averages of the sensitivity.
+            factors: The factor of each learning rate.
+        """
         self.averages.copy_(averages)
         self.rates.copy_(torch.tensor(factors, dtype=self.rates.dtype))
