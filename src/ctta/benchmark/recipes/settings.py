@@ -32,6 +32,8 @@ BATCH_ONLY: Mapping[str, Any] = {"batch_stats": 1.0}
 IMAGENET = {"optimizer": partial(SGD, lr=2.5e-4)}
 #: That of methods with a projector or a teacher of all weights.
 IMAGENET_FAST = {"optimizer": partial(SGD, lr=0.01)}
+#: MD leaves out the top layers by names that the networks for CIFAR do not have, so it trains all norm layers of them.
+ALL_NORMS = {"skip_top": False}
 
 #: Hyperparameters by method and data set; an empty entry is a method with the same settings everywhere.
 PUBLISHED: Mapping[str, Mapping[DataSet, Mapping[str, Any]]] = {
@@ -58,9 +60,13 @@ PUBLISHED: Mapping[str, Mapping[DataSet, Mapping[str, Any]]] = {
         "imagenet": {"redundancy": 0.05, **IMAGENET},
     },
     # Authors, for ResNet-50 in batches of 64, without nesterov; MD's SGD for CIFAR is the default.
-    "sar": {"imagenet": {"optimizer": partial(torch.optim.SGD, lr=2.5e-4, momentum=0.9)}},
+    "sar": {
+        "cifar10": ALL_NORMS,
+        "cifar100": ALL_NORMS,
+        "imagenet": {"optimizer": partial(torch.optim.SGD, lr=2.5e-4, momentum=0.9)},
+    },
     # MD, with a drop of 0.2 everywhere; the authors have 0.3 for i.i.d. streams of ImageNet-C.
-    "deyo": {"imagenet": IMAGENET},
+    "deyo": {"cifar10": ALL_NORMS, "cifar100": ALL_NORMS, "imagenet": IMAGENET},
     # CCC, the benchmark of RDumb's authors.
     "rpl": {"imagenet": {"optimizer": partial(torch.optim.SGD, lr=5e-4, momentum=0.9)}},
     # The paper names no optimizer for these networks; that of TENT.
