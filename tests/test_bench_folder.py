@@ -87,6 +87,6 @@ def test_mistakes_are_named(folder: Path) -> None:
     assert "--model SPEC is missing: ctta bench folder --data val/" in user_error(bench, "folder", "--data", "val")
     model = ("--model", "file:net.py:net", "--corruptions", "none")
     assert "--data DIR is missing" in user_error(bench, "folder", *model)
-    assert "a class is a folder of images; check the path" in user_error(bench, "folder", "--data", "nowhere", *model)
+    assert "nowhere does not exist: check the path" in user_error(bench, "folder", "--data", "nowhere", *model)
     message = user_error(bench, "folder", "--data", "val", *model, "--mean", "0.5", "--std", "0,0,0")
     assert "one positive std per channel" in message

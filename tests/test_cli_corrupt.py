@@ -97,7 +97,7 @@ def test_every_kind_of_clean_images(tmp_path: Path) -> None:
 
 def test_user_errors_are_one_line(sample: Path, tmp_path: Path) -> None:
     folder = tmp_path / "made"
-    assert "expected a list of gaussian_noise" in user_error(corrupt, sample, folder, "--corruptions", "fogg")
+    assert "did you mean 'fog'?" in user_error(corrupt, sample, folder, "--corruptions", "fogg")
     assert "does not exist" in user_error(corrupt, tmp_path / "nothing", folder)
     assert "is not a file of arrays" in user_error(corrupt, Path(__file__), folder)
     assert "--crop requires --kind imagenet-c" in user_error(corrupt, sample, folder, "--crop")

@@ -43,6 +43,8 @@ def test_provenance_matches_the_files() -> None:
     rows = re.findall(r"^\| `(\S+)` \| ([\d,]+) \| `(\w{64})` \|$", PROVENANCE, re.MULTILINE)
     assert [name for name, _, _ in rows] == [
         "models/embedded.safetensors",
+        "models/embedded_stats.safetensors",
+        "models/embedded_stats_frozen.safetensors",
         "models/streets.safetensors",
         "datasets/sample.npz",
     ]

@@ -145,7 +145,7 @@ def test_the_command_and_a_method_that_uses_its_file(tmp_path: Path) -> None:
 def test_the_command_can_measure_the_network_as_it_was_trained(tmp_path: Path) -> None:
     network, images, path = write_network(tmp_path), tmp_path / "images", tmp_path / "stats.safetensors"
     paths = write_images(images, range(8))
-    output(compute_source_stats, "--model", network, "--images", images, "--output", path, "--batch-stats", 0)
+    output(compute_source_stats, "--model", network, "--images", images, "--out", path, "--batch-stats", 0)
     net, x = ctta.models.load(network), read_images(paths, None)
     for fraction, is_equal in ((0.0, True), (1.0, False)):
         expected = ctta.source_stats(net, [x], batch_stats=fraction)["feature_mean"]
