@@ -14,7 +14,7 @@ from ctta.checkpoint.encoding import is_serializable
 from ctta.fingerprints import fingerprint
 from ctta.source_stats import SourceStats, source_stats
 
-#: Steps over which memory must not grow: on one network a long stream, for what a method keeps now and then; on the
+#: Steps over which memory must not grow: on one network a long stream, for what a method stores rarely; on the
 #: others as many as show what it keeps of every step.
 LONG_STREAM, SHORT_STREAM = 200, 40
 
