@@ -61,7 +61,8 @@ def summarize(name: str, results: list[Result], milliseconds: float) -> dict[str
         for number, domain in enumerate(results[0].domains)
     }
     info = resolve_method(name).info if name in list_methods() else None
-    trains_norms = info is None or results[0].settings.get("trains") == "'norms'"
+    settings = results[0].settings
+    trains_norms = info is None or settings.get("trains") == "'norms'" or settings.get("skip_top") == "False"
     return {
         "title": results[0].method,
         "trains": info.trains if info and not trains_norms else "norm layers",

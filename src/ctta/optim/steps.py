@@ -91,13 +91,7 @@ def step_if_finite_(optimizer: Optimizer, loss: Tensor, before_step: Callable[[]
         Whether the step was taken.
     """
     try:
-        is_finite = compute_gradients_(optimizer, loss)
-        if is_finite and before_step is not None:
-            before_step()
-            is_finite = all_finite(_gradients(optimizer))
-        if is_finite:
-            optimizer.step()
-        return is_finite
+        return compute_gradients_(optimizer, loss) and _step_with_gradients_(optimizer, before_step)
     finally:
         optimizer.zero_grad()  # also after an error, or the next step would add to a partial gradient
 
@@ -138,14 +132,19 @@ def sharpness_aware_step_(
             with torch.no_grad():
                 for parameter, original in zip(parameters, originals, strict=True):
                     parameter.copy_(original)  # exactly, where subtracting the perturbation would round
-        if is_finite and before_step is not None:
-            before_step()
-            is_finite = all_finite(_gradients(optimizer))
-        if is_finite:
-            optimizer.step()
-        return is_finite
+        return is_finite and _step_with_gradients_(optimizer, before_step)
     finally:
         optimizer.zero_grad()
+
+
+def _step_with_gradients_(optimizer: Optimizer, before_step: Callable[[], None] | None) -> bool:
+    """Take a step with finite gradients, unless ``before_step`` makes them non-finite; return whether it was taken."""
+    if before_step is not None:
+        before_step()
+        if not all_finite(_gradients(optimizer)):
+            return False
+    optimizer.step()
+    return True
 
 
 @torch.no_grad()
