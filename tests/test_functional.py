@@ -10,7 +10,7 @@ from naive import add_up, cross, probabilities
 from torch import Tensor, nn
 
 from ctta import functional as F
-from ctta.optim import sharpness_aware_step_
+from ctta.optim import sharpness_aware_step_, step_if_finite_
 
 CLOSE = partial(torch.testing.assert_close, rtol=0, atol=1e-10)
 SHAPES = [(7, 4), (1, 4), (5, 2), (2, 3, 2, 2)]
@@ -228,3 +228,25 @@ def test_an_error_in_the_second_pass_restores_the_weights() -> None:
     with pytest.raises(RuntimeError, match="second pass"):
         sharpness_aware_step_(torch.optim.SGD([weights], lr=0.1), weights.square().sum(), fail, 0.5)
     assert torch.equal(weights, torch.ones(2)) and weights.grad is None
+
+
+@pytest.mark.parametrize("sharpness_aware", [False, True])
+@pytest.mark.parametrize(("value", "taken"), [(1.0, True), (math.nan, False), (math.inf, False)])
+def test_gradients_that_are_not_finite_after_the_policies_take_no_step(
+    sharpness_aware: bool, value: float, taken: bool
+) -> None:
+    weights = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weights], lr=0.1)
+
+    def change_gradient() -> None:
+        assert weights.grad is not None
+        weights.grad.fill_(value)
+
+    if sharpness_aware:
+        first = weights.square().sum()
+        is_taken = sharpness_aware_step_(optimizer, first, lambda: weights.square().sum(), 0.5, change_gradient)
+    else:
+        is_taken = step_if_finite_(optimizer, weights.square().sum(), change_gradient)
+    assert is_taken == taken
+    CLOSE(weights.detach(), torch.full((2,), 0.9 if taken else 1.0))
+    assert weights.grad is None
