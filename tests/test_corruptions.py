@@ -68,7 +68,7 @@ PARAMETERS_WITHOUT_REFERENCE: dict[Any, Any] = {
     blur.DEFOCUS: ((4, 0.5), (8, 0.5)),
     blur.GLASS: ((0.9, 2, 1), (1.1, 3, 2)),
     blur.MOTION: ((15, 5), (15, 12)),
-    blur.ZOOM: ((16, 0.01), (13, 0.02)),
+    blur.ZOOM: ((1.16, 0.01), (1.26, 0.02)),
     weather.SNOW: ((0.2, 0.3, 2, 0.5, 12, 4, 0.7), (0.55, 0.3, 4.5, 0.85, 12, 8, 0.65)),
     frost.FROST: ((0.8, 0.6), (0.65, 0.7)),
     weather.FOG: ((2, 2), (2.5, 1.5)),
@@ -84,8 +84,8 @@ PARAMETERS_WITHOUT_REFERENCE: dict[Any, Any] = {
 
 @pytest.mark.parametrize("table", PARAMETERS_WITHOUT_REFERENCE)
 def test_parameters_without_reference_pixels_are_the_published_ones(table: Any) -> None:
-    assert (table[1][1], table[1][3]) == PARAMETERS_WITHOUT_REFERENCE[table]
-    assert len(table[0]) == len(table[1]) == 5
+    assert (table[1][2], table[1][4]) == PARAMETERS_WITHOUT_REFERENCE[table]
+    assert len(table[0]) == len(table[1]) == 6
 
 
 def statistics(images: NDArray[np.uint8]) -> NDArray[np.float64]:
@@ -203,10 +203,11 @@ GOOD = np.zeros((2, 32, 32, 3), np.uint8)
     "arguments, keywords, error, message",
     [
         ((GOOD, "rain", 1), {}, ConfigError, "'rain'.*gaussian_noise.*saturate"),
-        ((GOOD, "fog", 0), {}, ConfigError, "severity must be an integer from 1 to 5, got 0"),
-        ((GOOD, "fog", 6), {}, ConfigError, "severity must be an integer from 1 to 5, got 6"),
-        ((GOOD, "fog", 2.0), {}, TypeError, "severity must be an integer.*got 2.0"),
-        ((GOOD, "fog", True), {}, TypeError, "severity must be an integer.*got True"),
+        ((GOOD, "fog", -0.25), {}, ConfigError, "severity must be a number from 0 to 5, got -0.25"),
+        ((GOOD, "fog", 6), {}, ConfigError, "severity must be a number from 0 to 5, got 6"),
+        ((GOOD, "fog", float("nan")), {}, ConfigError, "severity must be a number.*got nan"),
+        ((GOOD, "fog", "2"), {}, TypeError, "severity must be a number, got '2'"),
+        ((GOOD, "fog", True), {}, TypeError, "severity must be a number, got True"),
         ((GOOD, "fog", 1), {"seed": 0.5}, TypeError, "seed must be an integer, got 0.5"),
         ((GOOD.tolist(), "fog", 1), {}, TypeError, "list.*uint8 numpy"),
         ((GOOD.astype(np.int64), "fog", 1), {}, TypeError, "int64.*uint8 numpy"),

@@ -16,7 +16,7 @@ Float32Array = NDArray[np.float32]  # intermediate results, on the same 0..255 s
 Int64Array = NDArray[np.int64]
 
 BatchT = TypeVar("BatchT", NDArray[Any], torch.Tensor)
-ValueT = TypeVar("ValueT")
+ValueT = TypeVar("ValueT", float, tuple[float, ...])  # parameters of a corruption at one severity
 
 ACCEPTED = "a uint8 numpy array (N, H, W, 3), or a float torch tensor or numpy array (N, 3, H, W) in [0, 1]"
 MIN_SIDE = 8  # pixels; kernels and zooms need some room
@@ -24,7 +24,7 @@ CHUNK_PIXELS = 1 << 17  # 128 images of 32x32, 2 of 224x224: arrays that stay in
 
 PUBLISHED_SIZES = (32, 224)  # CIFAR and ImageNet: the sizes the parameters were published for
 
-#: Parameters by severity 1..5, one sequence for each of PUBLISHED_SIZES.
+#: Parameters by severity 0..5, one sequence for each of PUBLISHED_SIZES.
 SeverityTable = tuple[Sequence[ValueT], Sequence[ValueT]]
 
 
@@ -39,9 +39,21 @@ class ParameterSet(NamedTuple):
     column: int
     scale: float
 
-    def lookup(self, table: SeverityTable[ValueT], severity: int) -> ValueT:
-        """Return the entry of a table for a severity from 1 to 5."""
-        return table[self.column][severity - 1]
+    def lookup(self, table: SeverityTable[ValueT], severity: float) -> ValueT:
+        """Return the parameters for a severity from 0 to 5: an entry of the table, or between two entries linearly."""
+        return blend(*self.neighbors(table, severity))
+
+    def neighbors(self, table: SeverityTable[ValueT], severity: float) -> tuple[ValueT, ValueT, float]:
+        """Return the entries for the whole severities around a severity, and the weight of the second."""
+        below = math.floor(severity)
+        return table[self.column][below], table[self.column][math.ceil(severity)], severity - below
+
+
+def blend(low: ValueT, high: ValueT, weight: float) -> ValueT:
+    """Return low + weight · (high - low) for every parameter; exactly ``low`` where the weight is 0."""
+    if isinstance(low, tuple) and isinstance(high, tuple):
+        return tuple(a + weight * (b - a) for a, b in zip(low, high, strict=True)) if weight else low
+    return low + weight * (high - low) if weight else low
 
 
 def select_parameters(images: UInt8Array) -> ParameterSet:

@@ -1,10 +1,11 @@
 """Blur: every value is averaged with, or copied from, its neighborhood."""
 
+import math
 from collections import Counter
 
 import numpy as np
 
-from ctta.corruptions.arrays import Float32Array, Int64Array, UInt8Array, select_parameters, truncate_to_uint8
+from ctta.corruptions.arrays import Float32Array, Int64Array, UInt8Array, blend, select_parameters, truncate_to_uint8
 from ctta.corruptions.filters import (
     center_zoom,
     center_zoom_grid,
@@ -15,37 +16,42 @@ from ctta.corruptions.filters import (
 )
 from ctta.corruptions.rng import PerImageRNG
 
-# Severities 1..5 at (32, 224) pixels. Lengths are in pixels.
-GAUSSIAN = ((0.4, 0.6, 0.7, 0.8, 1.0), (1.0, 2.0, 3.0, 4.0, 6.0))  # sigma
+# Severities 0..5 at (32, 224) pixels; 0 is where the interpolation below 1 starts. Lengths are in pixels.
+GAUSSIAN = ((0.0, 0.4, 0.6, 0.7, 0.8, 1.0), (0.0, 1.0, 2.0, 3.0, 4.0, 6.0))  # sigma
 DEFOCUS = (  # radius of the disk, sigma of its antialiasing
-    ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1.0, 0.2), (1.5, 0.1)),
-    ((3.0, 0.1), (4.0, 0.5), (6.0, 0.5), (8.0, 0.5), (10.0, 0.5)),
+    ((0.0, 0.0), (0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1.0, 0.2), (1.5, 0.1)),
+    ((0.0, 0.0), (3.0, 0.1), (4.0, 0.5), (6.0, 0.5), (8.0, 0.5), (10.0, 0.5)),
 )
 GLASS = (  # sigma, largest displacement, number of passes
-    ((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2)),
-    ((0.7, 1, 2), (0.9, 2, 1), (1.0, 2, 3), (1.1, 3, 2), (1.5, 4, 2)),
+    ((0.0, 0, 0), (0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2)),
+    ((0.0, 0, 0), (0.7, 1, 2), (0.9, 2, 1), (1.0, 2, 3), (1.1, 3, 2), (1.5, 4, 2)),
 )
 MOTION = (  # radius, sigma
-    ((6, 1.0), (6, 1.5), (6, 2.0), (8, 2.0), (9, 2.5)),
-    ((10, 3.0), (15, 5.0), (15, 8.0), (15, 12.0), (20, 15.0)),
+    ((0, 0.0), (6, 1.0), (6, 1.5), (6, 2.0), (8, 2.0), (9, 2.5)),
+    ((0, 0.0), (10, 3.0), (15, 5.0), (15, 8.0), (15, 12.0), (20, 15.0)),
 )
-ZOOM = (  # number of zooms, step between them
-    ((7, 0.01), (12, 0.01), (16, 0.01), (21, 0.01), (26, 0.01)),
-    ((12, 0.01), (16, 0.01), (11, 0.02), (13, 0.02), (11, 0.03)),
+ZOOM = (  # end of the range of zooms, which starts at 1 and excludes the end, step between them
+    ((1.0, 0.01), (1.06, 0.01), (1.11, 0.01), (1.16, 0.01), (1.21, 0.01), (1.26, 0.01)),
+    ((1.0, 0.01), (1.11, 0.01), (1.16, 0.01), (1.21, 0.02), (1.26, 0.02), (1.31, 0.03)),
 )
 
 
-def gaussian_blur(images: UInt8Array, severity: int, rng: PerImageRNG) -> UInt8Array:
+def gaussian_blur(images: UInt8Array, severity: float, rng: PerImageRNG) -> UInt8Array:
     """Blur by a Gaussian."""
     parameters = select_parameters(images)
     return truncate_to_uint8(gaussian_filter(images, parameters.lookup(GAUSSIAN, severity) * parameters.scale))
 
 
-def defocus_blur(images: UInt8Array, severity: int, rng: PerImageRNG) -> UInt8Array:
+def defocus_blur(images: UInt8Array, severity: float, rng: PerImageRNG) -> UInt8Array:
     """Spread every pixel over a disk with soft edges, as a lens out of focus does."""
     parameters = select_parameters(images)
-    radius, sigma = parameters.lookup(DEFOCUS, severity)
-    kernel = disk_kernel(radius * parameters.scale, sigma * parameters.scale)
+    low, high, weight = parameters.neighbors(DEFOCUS, severity)
+    kernel = disk_kernel(*(parameters.scale * value for value in blend(low, high, weight)))
+    if weight and parameters.column == 0:
+        # The disks of small images are single pixels below a radius of 1, where only sigma counts, which falls after
+        # severity 3: the kernels are interpolated instead.
+        first, second = (disk_kernel(*(parameters.scale * value for value in each)) for each in (low, high))
+        kernel = first + np.float32(weight) * (second - first)
     return truncate_to_uint8(correlate(images, kernel, "reflect"))
 
 
@@ -59,30 +65,41 @@ def disk_kernel(radius: float, sigma: float) -> Float32Array:
     return smooth
 
 
-def glass_blur(images: UInt8Array, severity: int, rng: PerImageRNG) -> UInt8Array:
+def glass_blur(images: UInt8Array, severity: float, rng: PerImageRNG) -> UInt8Array:
     """Blur, replace every pixel by a random neighbor, and blur again."""
     parameters = select_parameters(images)
-    sigma, reach, num_passes = parameters.lookup(GLASS, severity)
-    sigma, reach = sigma * parameters.scale, max(1, round(reach * parameters.scale))
+    low, high, weight = parameters.neighbors(GLASS, severity)
+    # Rounded before the interpolation, so that it meets the whole severities also at sizes between the published ones.
+    (low, high) = ((sigma * parameters.scale, round(reach * parameters.scale), k) for sigma, reach, k in (low, high))
+    sigma, reach, num_passes = blend(low, high, weight)
     count, height, width, channels = images.shape
     image = np.arange(count)[:, None] * (height * width)
     glass = truncate_to_uint8(gaussian_filter(images, sigma)).reshape(-1, channels)
-    for _ in range(num_passes):
-        glass = glass[image + glass_sources(height, width, reach, rng)].reshape(-1, channels)
+    while num_passes > 0:
+        source = glass_sources(height, width, max(1, reach), rng, min(1, num_passes))
+        glass = glass[image + source].reshape(-1, channels)
+        num_passes -= 1
     return truncate_to_uint8(gaussian_filter(glass.reshape(images.shape), sigma))
 
 
-def glass_sources(height: int, width: int, reach: int, rng: PerImageRNG) -> Int64Array:
+def glass_sources(height: int, width: int, reach: float, rng: PerImageRNG, fraction: float = 1.0) -> Int64Array:
     """Return the pixel each pixel's value comes from in one pass, as flat positions (N, H·W).
+
+    A reach between two whole numbers mixes their displacements, and of a fraction of a pass only that part of the
+    pixels takes part: both change the image gradually.
 
     The published loop runs from the bottom right to the top left and means to swap two pixels, but copies: the
     visited pixel takes its neighbor's value and the neighbor keeps it. A visited pixel therefore holds what its
     neighbor held, which is the neighbor's own source if that was visited before. These are chains of pointers, which
     pointer doubling resolves for the whole batch in a few steps.
     """
-    rows, columns = np.arange(reach + 1, height - reach + 1), np.arange(reach + 1, width - reach + 1)
+    margin = math.ceil(reach) + 1
+    rows, columns = np.arange(margin, height - margin + 2), np.arange(margin, width - margin + 2)
     visited = (rows[:, None] * width + columns).ravel()
-    steps = rng.integers((2, visited.size), -reach, reach)
+    # Uniform in [-reach, reach), rounded down; exact for whole numbers.
+    steps = np.floor(rng.bits((2, visited.size), 32) * (2 * reach / 2**32) - reach).astype(np.int64)
+    if fraction < 1:
+        steps *= rng.uniform((1, visited.size)) < fraction
     positions = np.arange(height * width)
     source = np.tile(positions, (len(steps), 1))
     source[:, visited] += steps[:, 0] * width + steps[:, 1]
@@ -96,7 +113,7 @@ def glass_sources(height: int, width: int, reach: int, rng: PerImageRNG) -> Int6
     return source
 
 
-def motion_blur(images: UInt8Array, severity: int, rng: PerImageRNG) -> UInt8Array:
+def motion_blur(images: UInt8Array, severity: float, rng: PerImageRNG) -> UInt8Array:
     """Blur every image along a line within 45° of the horizontal."""
     parameters = select_parameters(images)
     radius, sigma = parameters.lookup(MOTION, severity)
@@ -146,15 +163,15 @@ def line_offsets(degrees: Float32Array, num_taps: int) -> tuple[Int64Array, Int6
     return rows, columns
 
 
-def zoom_blur(images: UInt8Array, severity: int, rng: PerImageRNG) -> UInt8Array:
+def zoom_blur(images: UInt8Array, severity: float, rng: PerImageRNG) -> UInt8Array:
     """Average the image with zooms into its center."""
-    num_zooms, step = select_parameters(images).lookup(ZOOM, severity)
-    factors = np.arange(1, 1 + (num_zooms - 0.5) * step, step).tolist()  # arange, as its rounding decides ties
+    end, step = select_parameters(images).lookup(ZOOM, severity)
+    factors = np.arange(1, end, step).tolist()  # arange, as its rounding decides ties and whether the end is included
     values = images.transpose(1, 2, 0, 3).astype(np.float32, order="C")
     total = values.copy()
     for factor, repeats in merge_equal_zooms(images.shape[1:3], factors):
         total += np.float32(repeats) * center_zoom(values, factor)
-    return truncate_to_uint8(total / np.float32(num_zooms + 1)).transpose(2, 0, 1, 3)
+    return truncate_to_uint8(total / np.float32(len(factors) + 1)).transpose(2, 0, 1, 3)
 
 
 def merge_equal_zooms(sizes: tuple[int, int], factors: list[float]) -> list[tuple[float, int]]:

@@ -10,22 +10,29 @@ from ctta.corruptions.filters import downsample_box, gaussian_filter, sample_bil
 from ctta.corruptions.rng import PerImageRNG
 from ctta.io.images import import_pillow
 
-# Severities 1..5 at (32, 224) pixels.
-CONTRAST = ((0.75, 0.5, 0.4, 0.3, 0.15), (0.4, 0.3, 0.2, 0.1, 0.05))
+# Severities 0..5 at (32, 224) pixels; 0 is where the interpolation below 1 starts.
+CONTRAST = ((1.0, 0.75, 0.5, 0.4, 0.3, 0.15), (1.0, 0.4, 0.3, 0.2, 0.1, 0.05))
 SATURATE = (  # factor, offset
-    ((0.3, 0.0), (0.1, 0.0), (1.5, 0.0), (2.0, 0.1), (2.5, 0.2)),
-    ((0.3, 0.0), (0.1, 0.0), (2.0, 0.0), (5.0, 0.1), (20.0, 0.2)),
+    ((1.0, 0.0), (0.3, 0.0), (0.1, 0.0), (1.5, 0.0), (2.0, 0.1), (2.5, 0.2)),
+    ((1.0, 0.0), (0.3, 0.0), (0.1, 0.0), (2.0, 0.0), (5.0, 0.1), (20.0, 0.2)),
 )
 ELASTIC = (  # strength and sigma of the displacement, shift of the affine map's points; all times ELASTIC_SIZE
-    ((0.0, 0.0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03)),
-    ((2.0, 0.7, 0.1), (2.0, 0.08, 0.2), (0.05, 0.01, 0.02), (0.07, 0.01, 0.02), (0.12, 0.01, 0.02)),
+    ((0.0, 0.0, 0.0), (0.0, 0.0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03)),
+    (
+        (0.0, 999 / 244, 0.0),
+        (2.0, 0.7, 0.1),
+        (2.0, 0.08, 0.2),
+        (0.05, 0.01, 0.02),
+        (0.07, 0.01, 0.02),
+        (0.12, 0.01, 0.02),
+    ),
 )
 ELASTIC_SIZE = (32, 244)  # 244 as in the published code, for images of 224
-PIXELATE = ((0.95, 0.9, 0.85, 0.75, 0.65), (0.6, 0.5, 0.4, 0.3, 0.25))  # fraction of the resolution kept
-JPEG_QUALITY = ((80, 65, 58, 50, 40), (25, 18, 15, 10, 7))
+PIXELATE = ((1.0, 0.95, 0.9, 0.85, 0.75, 0.65), (1.0, 0.6, 0.5, 0.4, 0.3, 0.25))  # fraction of the resolution kept
+JPEG_QUALITY = ((100, 80, 65, 58, 50, 40), (85, 25, 18, 15, 10, 7))
 
 
-def contrast(images: UInt8Array, severity: int, rng: PerImageRNG) -> UInt8Array:
+def contrast(images: UInt8Array, severity: float, rng: PerImageRNG) -> UInt8Array:
     """Move every value towards the mean of its channel."""
     factor = select_parameters(images).lookup(CONTRAST, severity)
     sums = images.sum(axis=(1, 2), keepdims=True, dtype=np.int64)  # integers: exact in any order
@@ -33,7 +40,7 @@ def contrast(images: UInt8Array, severity: int, rng: PerImageRNG) -> UInt8Array:
     return truncate_to_uint8(images * np.float32(factor) + (mean * (1 - factor)).astype(np.float32))
 
 
-def saturate(images: UInt8Array, severity: int, rng: PerImageRNG) -> UInt8Array:
+def saturate(images: UInt8Array, severity: float, rng: PerImageRNG) -> UInt8Array:
     """Change the S of HSV, which moves the smaller channels of a color away from its largest."""
     factor, offset = select_parameters(images).lookup(SATURATE, severity)
     largest = images.max(axis=-1, keepdims=True).astype(np.float32)
@@ -45,7 +52,7 @@ def saturate(images: UInt8Array, severity: int, rng: PerImageRNG) -> UInt8Array:
     return truncate_to_uint8(largest - largest * target * below)
 
 
-def elastic_transform(images: UInt8Array, severity: int, rng: PerImageRNG) -> UInt8Array:
+def elastic_transform(images: UInt8Array, severity: float, rng: PerImageRNG) -> UInt8Array:
     """Distort by a random affine map, then by a smooth random displacement of every pixel."""
     parameters = select_parameters(images)
     size = ELASTIC_SIZE[parameters.column] * parameters.scale
@@ -78,7 +85,7 @@ def affine_grid(height: int, width: int, shift: float, rng: PerImageRNG) -> tupl
     return source[..., 1].astype(np.float32), source[..., 0].astype(np.float32)
 
 
-def pixelate(images: UInt8Array, severity: int, rng: PerImageRNG) -> UInt8Array:
+def pixelate(images: UInt8Array, severity: float, rng: PerImageRNG) -> UInt8Array:
     """Downsample by averaging boxes, and upsample again by repeating pixels."""
     fraction = select_parameters(images).lookup(PIXELATE, severity)
     small = images
@@ -87,9 +94,9 @@ def pixelate(images: UInt8Array, severity: int, rng: PerImageRNG) -> UInt8Array:
     return upsample_nearest(upsample_nearest(small, images.shape[1], axis=1), images.shape[2], axis=2)
 
 
-def jpeg_compression(images: UInt8Array, severity: int, rng: PerImageRNG) -> UInt8Array:
+def jpeg_compression(images: UInt8Array, severity: float, rng: PerImageRNG) -> UInt8Array:
     """Encode as JPEG and decode again, one image at a time."""
-    quality = select_parameters(images).lookup(JPEG_QUALITY, severity)
+    quality = round(select_parameters(images).lookup(JPEG_QUALITY, severity))
     pillow = import_pillow()
     decoded = np.empty_like(images)
     for image, target in zip(images, decoded, strict=True):

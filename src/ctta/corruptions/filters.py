@@ -80,7 +80,25 @@ def gaussian_kernel(sigma: float, radius: int) -> NDArray[np.float64]:
 def gaussian_filter(values: Numbers, sigma: float, border: Border = "edge", truncate: float = 4.0) -> Float32Array:
     """Blur by a Gaussian that is cut off after ``truncate`` standard deviations."""
     weights = gaussian_kernel(sigma, int(truncate * sigma + 0.5))
+    if border == "symmetric" and sigma > max(values.shape[1:3]):
+        return correlate_folded(correlate_folded(values, weights, axis=1), weights, axis=2)
     return correlate(correlate(values, weights[:, None], border), weights[None, :], border)
+
+
+def correlate_folded(values: Numbers, weights: Numbers, axis: int) -> Float32Array:
+    """Correlate along one axis with a kernel far wider than the image, whose border is mirrored again and again.
+
+    The weights of all mirror images of a pixel are added up first, so the cost does not grow with the kernel.
+    """
+    size, radius = values.shape[axis], len(weights) // 2
+    target = np.arange(size)[:, None]
+    source = reflect(target + np.arange(-radius, radius + 1), size, repeat_edge=True)
+    folded = np.zeros((size, size))
+    np.add.at(folded, (np.broadcast_to(target, source.shape), source), weights)
+    total = np.zeros(values.shape)
+    for number, share in enumerate(folded.T):  # one term at a time: the same bits in every batch
+        total += values.take([number], axis) * share.reshape([-1 if a == axis else 1 for a in range(values.ndim)])
+    return total.astype(np.float32)
 
 
 def interpolate(
@@ -150,7 +168,7 @@ def sample_bilinear(
     return lower
 
 
-def reflect(position: Float32Array, size: int, repeat_edge: bool) -> Int64Array:
+def reflect(position: Numbers, size: int, repeat_edge: bool) -> Int64Array:
     """Fold integral positions back into 0 … size - 1."""
     period = 2 * size if repeat_edge else 2 * size - 2
     folded = position.astype(np.int64) % period

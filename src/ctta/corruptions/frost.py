@@ -14,10 +14,10 @@ from ctta.corruptions.rng import PerImageRNG
 from ctta.errors import ConfigError
 from ctta.io.images import import_pillow
 
-# Severities 1..5 at (32, 224) pixels.
+# Severities 0..5 at (32, 224) pixels; 0 is where the interpolation below 1 starts.
 FROST = (  # weight of the image, weight of the frost
-    ((1.0, 0.2), (1.0, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45)),
-    ((1.0, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75)),
+    ((1.0, 0.0), (1.0, 0.2), (1.0, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45)),
+    ((1.0, 0.0), (1.0, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75)),
 )
 PHOTO_SCALE = (0.2, 1.0)
 
@@ -28,7 +28,7 @@ SUFFIXES = {".jpeg", ".jpg", ".png", ".webp"}
 PhotoPaths = str | PathLike[str] | Sequence[str | PathLike[str]]  # a folder, a file, or several files
 
 
-def frost(images: UInt8Array, severity: int, rng: PerImageRNG, photos: PhotoPaths | None = None) -> UInt8Array:
+def frost(images: UInt8Array, severity: float, rng: PerImageRNG, photos: PhotoPaths | None = None) -> UInt8Array:
     """Add a random crop of one of five photographs of frosted glass."""
     parameters = select_parameters(images)
     image_weight, frost_weight = parameters.lookup(FROST, severity)

@@ -1,18 +1,21 @@
 """Spatter: drops of water or mud on the lens, with the edge detection that OpenCV does in the published code."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from ctta.corruptions.arrays import Float32Array, UInt8Array, select_parameters, truncate_to_uint8
+from ctta.corruptions.arrays import Float32Array, UInt8Array, blend, select_parameters, truncate_to_uint8
 from ctta.corruptions.filters import correlate, gaussian_filter
 from ctta.corruptions.rng import PerImageRNG
 
 Mask = NDArray[np.bool_]
 Int32Array = NDArray[np.int32]
 
-# Severities 1..5 at (32, 224) pixels.
+# Severities 0..5 at (32, 224) pixels; 0 is where the interpolation below 1 starts.
 SPATTER = (  # mean and standard deviation of the noise, its sigma, threshold, intensity, whether it is mud
     (
+        (0.62, 0.1, 0.7, 0.7, 0.0, False),
         (0.62, 0.1, 0.7, 0.7, 0.5, False),
         (0.65, 0.1, 0.8, 0.7, 0.5, False),
         (0.65, 0.3, 1.0, 0.69, 0.5, False),
@@ -20,6 +23,7 @@ SPATTER = (  # mean and standard deviation of the noise, its sigma, threshold, i
         (0.65, 0.1, 0.5, 0.68, 0.6, True),
     ),
     (
+        (0.65, 0.3, 4.0, 0.69, 0.0, False),
         (0.65, 0.3, 4.0, 0.69, 0.6, False),
         (0.65, 0.3, 3.0, 0.68, 0.6, False),
         (0.65, 0.3, 2.0, 0.68, 0.5, False),
@@ -50,19 +54,30 @@ STEPS_ABOVE = (  # rows up, columns to the right, length
 )
 
 
-def spatter(images: UInt8Array, severity: int, rng: PerImageRNG) -> UInt8Array:
+def spatter(images: UInt8Array, severity: float, rng: PerImageRNG) -> UInt8Array:
     """Cover the image with blobs of liquid: smooth noise over a threshold."""
     parameters = select_parameters(images)
-    mean, std, sigma, threshold, intensity, is_mud = parameters.lookup(SPATTER, severity)
-    noise = rng.normal(images.shape[1:3], mean, std)
-    sigma *= parameters.scale
-    liquid = gaussian_filter(noise, sigma)
+    low, high, weight = parameters.neighbors(SPATTER, severity)
+    noise = rng.normal(images.shape[1:3])
+    if low[-1] == high[-1]:
+        return truncate_to_uint8(add_liquid(images, noise, blend(low, high, weight), parameters.scale))
+    # The intensity of water and that of mud have different meanings: the one fades into the other.
+    water, mud = (truncate_to_uint8(add_liquid(images, noise, each, parameters.scale)) for each in (low, high))
+    return truncate_to_uint8(water * np.float32(1 - weight) + mud * np.float32(weight))
+
+
+def add_liquid(
+    images: UInt8Array, noise: Float32Array, parameters: tuple[float, ...], scale: float
+) -> NDArray[np.floating[Any]]:
+    """Return the images under blobs that are made of standard normal noise, (N, H, W)."""
+    mean, std, sigma, threshold, intensity, is_mud = parameters
+    liquid = gaussian_filter(noise * np.float32(std) + np.float32(mean), sigma * scale)
     liquid[liquid < threshold] = 0
     if is_mud:
-        cover = mud_cover((liquid > threshold).astype(np.float32), intensity * parameters.scale)[..., None]
-        return truncate_to_uint8(images * (1 - cover) + MUD * cover)
+        cover = mud_cover((liquid > threshold).astype(np.float32), intensity * scale)[..., None]
+        return images * (1 - cover) + MUD * cover
     water = WATER * (np.float32(intensity) * water_highlights(truncate_to_uint8(liquid * 255))[..., None])
-    return truncate_to_uint8(water + images)
+    return water + images
 
 
 def mud_cover(blobs: Float32Array, sigma: float) -> Float32Array:

@@ -7,9 +7,10 @@ from ctta.corruptions.blur import blur_along_lines
 from ctta.corruptions.filters import center_zoom
 from ctta.corruptions.rng import PerImageRNG
 
-# Severities 1..5 at (32, 224) pixels.
+# Severities 0..5 at (32, 224) pixels; 0 is where the interpolation below 1 starts.
 SNOW = (  # mean and standard deviation of the noise, zoom, threshold, radius and sigma of the streaks, weight of image
     (
+        (0.1, 0.2, 1.0, 1.0, 8, 3.0, 1.0),
         (0.1, 0.2, 1.0, 0.6, 8, 3.0, 0.95),
         (0.1, 0.2, 1.0, 0.5, 10, 4.0, 0.9),
         (0.15, 0.3, 1.75, 0.55, 10, 4.0, 0.9),
@@ -17,6 +18,7 @@ SNOW = (  # mean and standard deviation of the noise, zoom, threshold, radius an
         (0.3, 0.3, 1.25, 0.65, 14, 12.0, 0.8),
     ),
     (
+        (0.1, 0.3, 3.0, 1.0, 10, 4.0, 1.0),
         (0.1, 0.3, 3.0, 0.5, 10, 4.0, 0.8),
         (0.2, 0.3, 2.0, 0.5, 12, 4.0, 0.7),
         (0.55, 0.3, 4.0, 0.9, 12, 8.0, 0.7),
@@ -25,16 +27,16 @@ SNOW = (  # mean and standard deviation of the noise, zoom, threshold, radius an
     ),
 )
 FOG = (  # thickness, decay of the plasma's amplitude per octave
-    ((0.2, 3.0), (0.5, 3.0), (0.75, 2.5), (1.0, 2.0), (1.5, 1.75)),
-    ((1.5, 2.0), (2.0, 2.0), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4)),
+    ((0.0, 3.0), (0.2, 3.0), (0.5, 3.0), (0.75, 2.5), (1.0, 2.0), (1.5, 1.75)),
+    ((0.0, 2.0), (1.5, 2.0), (2.0, 2.0), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4)),
 )
-BRIGHTNESS = ((0.05, 0.1, 0.15, 0.2, 0.3), (0.1, 0.2, 0.3, 0.4, 0.5))
+BRIGHTNESS = ((0, 0.05, 0.1, 0.15, 0.2, 0.3), (0, 0.1, 0.2, 0.3, 0.4, 0.5))
 
 LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 PLASMA_AMPLITUDE = 100.0  # of the first displacement; arbitrary, as the map is rescaled to [0, 1]
 
 
-def snow(images: UInt8Array, severity: int, rng: PerImageRNG) -> UInt8Array:
+def snow(images: UInt8Array, severity: float, rng: PerImageRNG) -> UInt8Array:
     """Whiten the image and add falling flakes: thresholded noise, zoomed and blurred downwards."""
     parameters = select_parameters(images)
     mean, std, zoom, threshold, radius, sigma, keep = parameters.lookup(SNOW, severity)
@@ -60,7 +62,7 @@ def luma(images: UInt8Array) -> Float32Array:
     return gray
 
 
-def fog(images: UInt8Array, severity: int, rng: PerImageRNG) -> UInt8Array:
+def fog(images: UInt8Array, severity: float, rng: PerImageRNG) -> UInt8Array:
     """Add a plasma cloud, then darken until the brightest value fits again."""
     thickness, decay = select_parameters(images).lookup(FOG, severity)
     cloud = plasma(images.shape[1], images.shape[2], decay, rng)[..., None]
@@ -103,7 +105,7 @@ def plasma(height: int, width: int, decay: float, rng: PerImageRNG) -> Float32Ar
     return cloud[:, :height, :width]
 
 
-def brightness(images: UInt8Array, severity: int, rng: PerImageRNG) -> UInt8Array:
+def brightness(images: UInt8Array, severity: float, rng: PerImageRNG) -> UInt8Array:
     """Raise the V of HSV, which scales a color: hue and saturation stay."""
     gain = 255 * select_parameters(images).lookup(BRIGHTNESS, severity)
     value = images.max(axis=-1, keepdims=True).astype(np.float32)

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from ctta.corruptions.arrays import Int64Array, UInt8Array, images_to_uint8
 from ctta.corruptions.frost import PhotoPaths
-from ctta.corruptions.registry import CORRUPTIONS, HOLD_OUT, VERSION, check_corruption, corrupt
+from ctta.corruptions.registry import CORRUPTIONS, HOLD_OUT, VERSION, check_corruption, check_severity, corrupt
 from ctta.errors import ConfigError, DataError, InputError
 from ctta.io.atomic import atomic_write
 from ctta.io.images import IMAGE_SUFFIXES, decoding_errors, import_pillow, is_image_file, resize_and_center_crop
@@ -101,7 +101,7 @@ def write_imagenet_c(
     folder: str | PathLike[str],
     *,
     names: Sequence[str] = tuple(CORRUPTIONS),
-    severities: Sequence[int] = SEVERITIES,
+    severities: Sequence[float] = SEVERITIES,
     seed: int = 0,
     crop: bool = False,
     frost_photos: PhotoPaths | None = None,
@@ -117,7 +117,7 @@ def write_imagenet_c(
         source: Folder of clean images, <class>/<name>.<suffix>.
         folder: Folder to write to; created if needed.
         names: Names of the corruptions.
-        severities: Severities from 1 to 5.
+        severities: Severities from 1 to 5, or fractions above 0, for which the folder has a name such as ``2.25``.
         seed: Seed of the draws.
         crop: Whether to resize the shorter side of each image to 256 and crop the central 224x224, as was done for
             ImageNet-C.
@@ -130,8 +130,9 @@ def write_imagenet_c(
     """
     check_names(names)
     seed = check_integer("seed", seed)
-    for severity in severities:
-        check_corruption(names[0], severity)
+    levels = [check_severity(severity) for severity in severities]
+    if not all(levels):
+        raise ConfigError("severity 0 leaves images as they are: give severities above 0")
     clean_root = Path(source)
     image_paths = sorted(path for path in clean_root.glob("*/*") if is_image_file(path, clean_root))
     stems = [f"{path.parent.name}/{path.stem}" for path in image_paths]
@@ -144,7 +145,7 @@ def write_imagenet_c(
     settings = {"generator": VERSION, "seed": seed, "frost_photos": str(frost_photos)}
     # Folders that were made before images kept their size have no such entry, and all of them were cropped.
     record_settings(root / SETTINGS_FILE, settings if crop else {**settings, "size": "original"})
-    domains = [(name, severity) for name in names for severity in severities]
+    domains = [(name, severity) for name in names for severity in levels]
 
     for start in range(0, len(image_paths), BATCH_SIZE):
         batch = slice(start, start + BATCH_SIZE)
@@ -171,7 +172,7 @@ def write_missing(
     clean: UInt8Array,
     index: Int64Array,
     name: str,
-    severity: int,
+    severity: float,
     seed: int,
     frost_photos: PhotoPaths | None,
 ) -> None:
