@@ -58,17 +58,18 @@ def test_a_tree_of_images_becomes_one_like_imagenet_c(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         write_images(tmp_path / "clean" / name, range(2), side=32)
     folder = tmp_path / "made"
-    options = ["--corruptions", "contrast", "--severities", "3,5", "--json"]
+    options = ["--corruptions", "contrast", "--severities", "3,2.25", "--json"]
     summary = json.loads(output(corrupt, tmp_path / "clean", folder, *options))
     assert summary == {
         "folder": str(folder),
         "kind": "imagenet-c",
         "corruptions": ["contrast"],
-        "severities": [3, 5],
+        "severities": [2.25, 3],
         "seed": 0,
     }
     assert len(list(folder.glob("contrast/*/*/*.JPEG"))) == 8
     batch = next(iter(continual(ImageNetC(folder), names=["contrast"], severity=3, batch_size=4)))
+    assert ImageNetC(folder).domain("contrast", 2.25).paths[0].is_relative_to(folder / "contrast" / "2.25")
     assert batch.x.shape == (4, 3, 32, 32) and batch.y is not None and batch.y.tolist() == [0, 0, 1, 1]
     output(corrupt, tmp_path / "clean", tmp_path / "cropped", *options, "--crop")
     batch = next(iter(continual(ImageNetC(tmp_path / "cropped"), names=["contrast"], severity=3, batch_size=4)))

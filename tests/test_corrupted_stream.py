@@ -10,7 +10,9 @@ from PIL import Image
 
 from ctta.corruptions import corrupt
 from ctta.datasets import Corrupted
+from ctta.errors import ConfigError
 from ctta.streams import continual, gradual, image_folder, in_memory, mixed
+from ctta.streams.corrupted import CorruptedStream
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
 LABELS = np.arange(12) % 3
@@ -83,3 +85,41 @@ def test_anything_else_is_told_what_to_use(data: Any) -> None:
         TypeError, match=r"continual needs a dataset .* image_folder\(path.* in_memory\(.*got \w+: wrap"
     ):
         continual(data)
+
+
+def test_fractional_severities_and_two_corruptions_in_turn() -> None:
+    data, clean = Corrupted(PIXELS, LABELS, name="mine", seed=3), in_memory(PIXELS, LABELS, name="mine")
+    rows = np.array([7, 2])
+    first = corrupt(PIXELS, "fog", 2.25, seed=3)
+    second = corrupt(first, "gaussian_noise", 1.5, seed=3)
+    for source in (data, CorruptedStream(clean, seed=3)):
+        domain = source.combine(("fog", 2.25), ("gaussian_noise", 1.5))
+        assert domain.name.endswith(" fog 2.25 + gaussian_noise 1.5")
+        x, y = domain.read(rows)
+        assert torch.equal(x, torch.from_numpy(second[rows]).permute(0, 3, 1, 2) / 255)
+        assert y is not None and y.tolist() == LABELS[rows].tolist()
+        x, _ = source.combine().read(rows)
+        assert torch.equal(x, torch.from_numpy(PIXELS[rows]).permute(0, 3, 1, 2) / 255)
+    (batch,) = continual(data, names=("fog",), severity=2.25, batch_size=12)
+    assert batch.domain == "fog 2.25"
+    assert torch.equal(batch.x, torch.from_numpy(first).permute(0, 3, 1, 2) / 255)
+
+
+def test_a_visit_has_draws_of_its_own() -> None:
+    data, rows = Corrupted(PIXELS, LABELS, name="mine"), np.arange(2)
+    domains = [data.combine(("gaussian_noise", 5), visit=visit) for visit in (None, 0, 1)]
+    images = [domain.read(rows)[0] for domain in domains]
+    assert len({domain.name for domain in domains}) == 3
+    assert all(not torch.equal(images[a], images[b]) for a, b in ((0, 1), (0, 2), (1, 2)))
+    assert torch.equal(domains[1].read(rows[1:])[0], images[1][1:])
+
+
+def test_whole_severities_have_one_name() -> None:
+    data = Corrupted(PIXELS, LABELS, name="mine")
+    assert data.domain("fog", 2.0).name == data.domain("fog", np.int64(2)).name == data.domain("fog", 2).name
+    assert continual(data, severity=2.0).hash == continual(data, severity=2).hash
+
+
+def test_a_corruption_cannot_come_twice() -> None:
+    with pytest.raises(ConfigError, match=r"expected different corruptions.*got fog, fog"):
+        Corrupted(PIXELS, LABELS, name="mine").combine(("fog", 1), ("fog", 2))

@@ -189,7 +189,7 @@ def test_hidden_files_are_skipped_and_tiff_is_read(clean: Path, tmp_path: Path) 
 def test_errors_name_the_cause_before_anything_is_written(clean: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no images"):
         write_imagenet_c(tmp_path / "nowhere", tmp_path / "made")
-    wrong: list[tuple[Any, type[Exception]]] = [((0,), ConfigError), ((1, 6), ConfigError), ((2.0,), TypeError)]
+    wrong: list[tuple[Any, type[Exception]]] = [((0,), ConfigError), ((1, 6), ConfigError), (("2",), TypeError)]
     for severities, error in wrong:
         with pytest.raises(error, match="severity"):
             write_imagenet_c(clean, tmp_path / "made", severities=severities)

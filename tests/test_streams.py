@@ -172,7 +172,7 @@ def test_stream_without_images() -> None:
         Stream("empty", [])
 
 
-@pytest.mark.parametrize("setting", ["batch_size", "limit", "severity"])
+@pytest.mark.parametrize("setting", ["batch_size", "limit"])
 @pytest.mark.parametrize("value", [2.0, True, "2"])
 def test_settings_that_are_not_integers(setting: str, value: Any) -> None:
     with pytest.raises(TypeError, match=setting):

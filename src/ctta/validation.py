@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Real
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +65,7 @@ def check_batch_stats(value: BatchStats) -> None:
         raise ConfigError(f"batch_stats must be 'auto', 'blend' or lie between 0 and 1, got {value!r}")
 
 
-def check_integer(name: str, value: int, low: int | None = None, high: int | None = None) -> int:
+def check_integer(name: str, value: SupportsIndex | float, low: int | None = None, high: int | None = None) -> int:
     """Return ``value`` as a Python ``int``, or raise unless it is an integer within the bounds.
 
     Args:
@@ -74,7 +75,7 @@ def check_integer(name: str, value: int, low: int | None = None, high: int | Non
         high: The largest value allowed; needs ``low``.
     """
     bounds = "" if low is None else f" of at least {low}" if high is None else f" from {low} to {high}"
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    if isinstance(value, bool | float) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an integer{bounds}, got {value!r}")
     number = operator.index(value)
     if (low is not None and number < low) or (high is not None and number > high):

@@ -17,6 +17,7 @@ from ctta.benchmark.executors import Executor, JobOutcome, ProcessExecutor, Seri
 from ctta.benchmark.plan import BenchmarkRun, plan
 from ctta.benchmark.ray import RayExecutor
 from ctta.benchmark.recipes import BenchmarkOptions, Preset, build_task
+from ctta.corruptions.registry import check_severity
 from ctta.distributed import rank, world_size
 from ctta.distributed.collectives import run_on_rank_zero
 from ctta.errors import ConfigError
@@ -58,7 +59,7 @@ def run(
     settings: Sequence[str] | Mapping[str, object] = (),
     policies: Sequence[str | Policy] | None = None,
     corruptions: Sequence[str] | None = None,
-    severity: int | None = None,
+    severity: float | None = None,
     size: tuple[int, int] | None = None,
     classes: Sequence[str] | None = None,
     mean: Sequence[float] | None = None,
@@ -102,7 +103,8 @@ def run(
             ``["reset_every=1000"]``; of one method: ``["tent.reset_every=1000"]``.
         corruptions: Names of corruptions, in order; the recipe's own by default. Those of ``"folder"`` may include
             ``"none"``, the images as they are.
-        severity: Severity of the corruptions, 1 to 5; the recipe's own by default.
+        severity: Severity of the corruptions, 1 to 5; where images are corrupted as they are read, also a fraction. The
+            recipe's own by default.
         size: (height, width) that the images of ``"folder"`` are resized to.
         classes: Names of the classes in the order of the network's outputs, for the images of ``"folder"``; by default
             its sorted class folders.
@@ -153,7 +155,7 @@ def run(
         settings=_format_settings(settings),
         device=device,
         corruptions=None if corruptions is None else tuple(corruptions),
-        severity=severity,
+        severity=None if severity is None else check_severity(severity),
         size=size,
         classes=None if classes is None else tuple(classes),
         mean=None if mean is None else tuple(mean),

@@ -124,8 +124,14 @@ def bench(
         ),
     ] = None,
     severity: Annotated[
-        int | None,
-        typer.Option(min=1, max=5, help="Use this severity of the corruptions, 1 to 5. Default: 5.", metavar="N"),
+        float | None,
+        typer.Option(
+            min=0,
+            max=5,
+            help="Use this severity of the corruptions, 1 to 5; where images are corrupted as they are read, also a "
+            "fraction such as 2.25. Default: 5.",
+            metavar="N",
+        ),
     ] = None,
     size: SizeOption = None,
     classes: ClassesOption = None,

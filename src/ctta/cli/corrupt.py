@@ -43,7 +43,7 @@ def corrupt(
     severities: Annotated[
         str | None,
         typer.Option(
-            help="Write these severities, such as 3,5; imagenet-c only, the files of cifar-c contain all five. "
+            help="Write these severities, such as 3,5 or 2.25; imagenet-c only, the files of cifar-c contain all five. "
             "Default: all five.",
             metavar="LIST",
         ),
@@ -83,7 +83,7 @@ def corrupt(
         raise ConfigError("--severities requires --kind imagenet-c: a file of CIFAR-C contains all five severities")
     if layout is BenchmarkLayout.CIFAR and crop:
         raise ConfigError("--crop requires --kind imagenet-c: files of CIFAR-C keep the size of the images")
-    levels = [1, 2, 3, 4, 5] if severities is None else parse_severities(severities)
+    levels: list[float] = [1, 2, 3, 4, 5] if severities is None else parse_severities(severities)
     if (folder / SETTINGS_FILE).exists() and not as_json:
         print_notice(f"Resuming {folder}: complete files are kept.")
     with exit_on_interrupt(), progress_bar("corrupting") as update:

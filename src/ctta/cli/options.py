@@ -8,6 +8,7 @@ import typer
 from torch import nn
 
 from ctta import models
+from ctta.corruptions.registry import check_severity
 from ctta.errors import ConfigError, DataError
 from ctta.models import to_device
 from ctta.streams.orders import RANDOM_ORDERS
@@ -171,16 +172,19 @@ def parse_orders(text: str) -> list[int | None]:
     return orders
 
 
-def parse_severities(text: str) -> list[int]:
-    """Parse severities such as ``3,5``.
+def parse_severities(text: str) -> list[float]:
+    """Parse severities such as ``3,5`` or ``2.25``.
 
-    >>> parse_severities("5,3")
-    [3, 5]
+    >>> parse_severities("5,2.25")
+    [2.25, 5]
     """
-    parts = parse_names(text)
-    if not parts or any(part not in {"1", "2", "3", "4", "5"} for part in parts):
+    try:
+        levels = [check_severity(float(part)) for part in parse_names(text)]
+    except (ValueError, ConfigError):
+        levels = []
+    if not levels or not all(levels):
         raise ConfigError(f"expected severities from 1 to 5, such as 3,5; got {text!r}")
-    return sorted({int(part) for part in parts})
+    return sorted(set(levels))
 
 
 def _parse_range(what: str, part: str) -> range:

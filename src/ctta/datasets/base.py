@@ -64,12 +64,12 @@ class CorruptionDataset(Protocol):
     def read_ahead(self) -> int:
         """Number of batches worth reading in the background."""
 
-    def domain(self, corruption: str, severity: int) -> Images:
+    def domain(self, corruption: str, severity: float) -> Images:
         """Return the images under one corruption.
 
         Args:
             corruption: Name of the corruption.
-            severity: 1 (weak) to 5 (strong).
+            severity: 1 (weak) to 5 (strong); datasets that corrupt their images take any number from 0 to 5.
 
         Returns:
             The images of that domain.

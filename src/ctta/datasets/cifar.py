@@ -88,7 +88,7 @@ class CifarC:
         # By content, as folders have other names on every machine.
         self.name = f"cifar-c[{self.num_images} images, labels {hash_array(self.labels.astype('<i8'))}]"
 
-    def domain(self, corruption: str, severity: int) -> PixelArray:
+    def domain(self, corruption: str, severity: float) -> PixelArray:
         """Return the images under one corruption.
 
         Args:

@@ -3,6 +3,7 @@
 from os import PathLike
 from pathlib import Path
 
+from ctta.corruptions.registry import check_severity
 from ctta.datasets.cache import suggest_download
 from ctta.datasets.image_files import READ_AHEAD, ImageFiles, check_selection, find_labeled_images, list_folders
 from ctta.datasets.image_order import Order, check_order
@@ -66,12 +67,12 @@ class ImageNetC:
         # The first domain that was opened, its entries, and the hint if one of them is missing.
         self._reference: tuple[Path, list[Path], str] | None = None
 
-    def domain(self, corruption: str, severity: int) -> ImageFiles:
+    def domain(self, corruption: str, severity: float) -> ImageFiles:
         """Return the images under one corruption.
 
         Args:
             corruption: Name of the corruption, which is that of its folder.
-            severity: 1 (weak) to 5 (strong).
+            severity: 1 (weak) to 5 (strong), or a fraction that ``ctta corrupt`` has written.
 
         Returns:
             The images, which are decoded when they are read.
@@ -79,7 +80,7 @@ class ImageNetC:
         Raises:
             DataError: The folder is missing, or its images differ from those of the first domain.
         """
-        subfolder = Path(corruption) / str(check_integer("severity", severity, 1, 5))
+        subfolder = Path(corruption) / str(check_severity(severity))
         # ctta.datasets.download leaves each group in its own folder; people often merge the groups.
         candidates = [self.folder, *(self.folder / name for name in list_folders(self.folder))]
         group = next((candidate for candidate in candidates if (candidate / subfolder).is_dir()), None)

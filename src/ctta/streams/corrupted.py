@@ -1,20 +1,18 @@
 """Clean images of any stream under the corruptions of :mod:`ctta.corruptions`, so that a protocol can order them."""
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ctta.corruptions import VERSION, corrupt
-from ctta.corruptions.registry import check_corruption
+from ctta.corruptions import VERSION
+from ctta.corruptions.arrays import images_to_uint8
 from ctta.datasets.base import CorruptionDataset, Rows
+from ctta.datasets.corruptible import CorruptibleDataset
 from ctta.streams.mixture import Mixture
 from ctta.streams.stream import Stream
 
 
-class CorruptedStream:
+class CorruptedStream(CorruptibleDataset):
     """The images of a stream as a dataset for :func:`ctta.streams.continual` and :func:`ctta.streams.gradual`.
 
     Args:
@@ -24,61 +22,26 @@ class CorruptedStream:
 
     def __init__(self, stream: Stream, *, seed: int = 0) -> None:
         self.images, self.seed = Mixture(stream.segments), seed
+        self.labels, self.class_names = self.images.labels, self.images.class_names
         self.name, self.read_ahead = f"{stream.name} corruptions={VERSION} seed={seed}", stream.read_ahead
 
-    def domain(self, corruption: str, severity: int) -> "CorruptedStreamDomain":
-        """Return the images under one corruption.
-
-        Args:
-            corruption: Name of the corruption, a key of ``ctta.corruptions.CORRUPTIONS`` or ``HOLD_OUT``.
-            severity: 1 (weak) to 5 (strong).
-
-        Returns:
-            The images in the order of the stream; they are corrupted when they are read.
-        """
-        check_corruption(corruption, severity)
-        return CorruptedStreamDomain(self, corruption, severity)
-
-
-@dataclass(frozen=True)
-class CorruptedStreamDomain:
-    """The images of a :class:`CorruptedStream` under one corruption; each is the same whenever it is read.
-
-    Attributes:
-        data: The clean images.
-        corruption: Name of the corruption.
-        severity: 1 (weak) to 5 (strong).
-    """
-
-    data: CorruptedStream
-    corruption: str
-    severity: int
-
-    @property
-    def name(self) -> str:
-        """Name that identifies the images, the same on every machine."""
-        settings = f"corruptions={VERSION} seed={self.data.seed}"
-        return f"{self.data.images.name} {settings} {self.corruption} {self.severity}"
-
-    @property
-    def labels(self) -> NDArray[np.integer[Any]] | None:
-        """Label of each image; None if there are none, or one per pixel."""
-        return self.data.images.labels
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Names of the classes, in the order of the labels."""
-        return self.data.images.class_names
-
     def __len__(self) -> int:
-        return len(self.data.images)
+        return len(self.images)
 
-    def read(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
-        """Read and corrupt some of the images, and return them with their labels."""
-        x, y = self.data.images.read(rows)
-        # An image gets the same draws wherever a shuffle puts it.
-        _domains, index = self.data.images.origins(rows)
-        return corrupt(x, self.corruption, self.severity, seed=self.data.seed, index=index), y
+    def read_clean(self, rows: Rows) -> tuple[NDArray[np.uint8], Tensor | None]:
+        """Return some of the images, rounded to 8 bits, and their labels."""
+        x, y = self.images.read(rows)
+        return images_to_uint8(x), y
+
+    def draw_index(self, rows: Rows) -> Rows:
+        """Return the index of images within their domain, so that a shuffle does not change their draws."""
+        _domains, index = self.images.origins(rows)
+        return index
+
+    @property
+    def content(self) -> str:
+        """Name that identifies images and seed on every machine; enters the hash of a stream."""
+        return f"{self.images.name} corruptions={VERSION} seed={self.seed}"
 
 
 def as_corruption_dataset(data: CorruptionDataset | Stream, protocol: str) -> CorruptionDataset:

@@ -16,6 +16,7 @@ from typing import Literal
 
 import numpy as np
 
+from ctta.corruptions.registry import check_severity
 from ctta.datasets.base import CorruptionDataset
 from ctta.errors import ConfigError, DataError
 from ctta.streams.corrupted import as_corruption_dataset
@@ -30,7 +31,7 @@ BATCH_SIZE = 200  # of the CIFAR-C benchmarks
 def continual(
     data: CorruptionDataset | Stream,
     *,
-    severity: int = 5,
+    severity: float = 5,
     order: int | None = None,
     names: Sequence[str] | None = None,
     limit: int | None = None,
@@ -40,7 +41,7 @@ def continual(
 
     Args:
         data: The dataset, or a stream of clean images, such as :func:`image_folder`'s, to corrupt as they are read.
-        severity: 1 (weak) to 5 (strong).
+        severity: 1 (weak) to 5 (strong); a fraction such as 2.25 where images are corrupted as they are read.
         order: None for the standard order, or 0 to 9 for a random order of the authors' code.
         names: Instead of an order, the corruptions to use, in this order.
         limit: Largest number of images per corruption, the first ones; None for all.
@@ -55,6 +56,7 @@ def continual(
         TypeError: ``data`` is neither a dataset with corruptions nor a stream.
     """
     chosen, description = _choose_corruptions(order, names)
+    severity = check_severity(severity)
     steps = [(corruption, severity) for corruption in chosen]
     return _build(
         as_corruption_dataset(data, "continual"),
@@ -208,7 +210,7 @@ def _choose_corruptions(order: int | None, names: Sequence[str] | None) -> tuple
 
 
 def _build(
-    data: CorruptionDataset, steps: Sequence[tuple[str, int]], description: str, limit: int | None, batch_size: int
+    data: CorruptionDataset, steps: Sequence[tuple[str, float]], description: str, limit: int | None, batch_size: int
 ) -> Stream:
     """Return a stream with one segment per corruption and severity."""
     limit = None if limit is None else check_integer("limit", limit, 1)

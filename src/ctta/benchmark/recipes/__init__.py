@@ -20,6 +20,7 @@ from ctta.benchmark.recipes.embedded import ablation, demo, embedded, embedded_g
 from ctta.benchmark.recipes.folder import folder
 from ctta.benchmark.recipes.paper import cifar10c, cifar10c_gradual, cifar100c, imagenetc
 from ctta.benchmark.recipes.segmentation import acdc, streets
+from ctta.corruptions.registry import check_severity
 from ctta.errors import ConfigError, did_you_mean
 from ctta.hyperparameters import load_stats_setting
 from ctta.models import normalize_input
@@ -71,7 +72,7 @@ def build_task(
         if (value := getattr(options, name)) is not None:
             check_integer(name, value, 1)
     if options.severity is not None:
-        check_integer("severity", options.severity, 1, 5)
+        check_severity(options.severity)
     task = RECIPES[recipe](options)
     for name in ("corruptions", "severity", "size", "classes"):
         if getattr(options, name) is not None and name not in task.accepts:

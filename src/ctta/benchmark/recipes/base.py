@@ -34,7 +34,7 @@ class BenchmarkOptions:
         settings: Hyperparameters of single methods, such as ``"cotta.restore=0.005"``.
         device: Device of the network, such as ``"cuda:0"``.
         corruptions: Names of corruptions, in order, for recipes that corrupt images.
-        severity: Severity of the corruptions, 1 to 5.
+        severity: Severity of the corruptions, from 0 to 5.
         size: (height, width) that image files are resized to.
         classes: Names of the classes in the order of the network's outputs, for a tree of images.
         mean: Mean of each channel, for a network that expects normalized images.
@@ -52,7 +52,7 @@ class BenchmarkOptions:
     settings: tuple[str, ...] = ()
     device: str = "cpu"
     corruptions: tuple[str, ...] | None = None
-    severity: int | None = None
+    severity: float | None = None
     size: tuple[int, int] | None = None
     classes: tuple[str, ...] | None = None
     mean: tuple[float, ...] | None = None

@@ -12,7 +12,7 @@ from ctta import datasets, models
 from ctta.benchmark.recipes.base import BenchmarkOptions, BenchmarkTask, MethodSpec, Preset
 from ctta.benchmark.recipes.settings import ADAM, BATCH_ONLY, SGD, DataSet, add_published
 from ctta.datasets import CifarC, CorruptionDataset, ImageNetC
-from ctta.datasets.corrupted_folder import CLEAN
+from ctta.datasets.corruptible import CLEAN
 from ctta.methods import BNStats, CoTTA, PseudoLabel, Source, Tent, TestAug
 from ctta.optim import OptimizerFactory
 from ctta.streams import Stream, continual, gradual
@@ -181,7 +181,7 @@ def corrupted_stream(
     Returns:
         The stream; the images as they are (the corruption "none") are the domain "clean".
     """
-    sizes, severity = stream_sizes(options, batch_size, limit), options.severity or 5
+    sizes, severity = stream_sizes(options, batch_size, limit), 5 if options.severity is None else options.severity
     if options.corruptions is None:
         return continual(data, order=order, severity=severity, **sizes)
     names = list(options.corruptions)
