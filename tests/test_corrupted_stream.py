@@ -116,7 +116,7 @@ def test_a_visit_has_draws_of_its_own() -> None:
 
 def test_whole_severities_have_one_name() -> None:
     data = Corrupted(PIXELS, LABELS, name="mine")
-    assert data.domain("fog", 2.0).name == data.domain("fog", np.int64(2)).name == data.domain("fog", 2).name
+    assert data.domain("fog", 2.0).name == data.domain("fog", np.float64(2)).name == data.domain("fog", 2).name
     assert continual(data, severity=2.0).hash == continual(data, severity=2).hash
 
 
