@@ -7,7 +7,7 @@ import ast
 import inspect
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -63,7 +63,11 @@ def format_value(value: Any) -> str:
 
 
 def parse_hyperparameters(
-    method: type[Any], texts: Iterable[str], given: Mapping[str, Any] | None = None, *, owner: str | None = None
+    method: Callable[..., Any],
+    texts: Iterable[str],
+    given: Mapping[str, Any] | None = None,
+    *,
+    owner: str | None = None,
 ) -> dict[str, Any]:
     """Return keyword arguments of a method from texts such as ``restore=0.005``.
 
@@ -72,7 +76,7 @@ def parse_hyperparameters(
     ``source_stats=FILE`` reads what ``ctta source-stats`` wrote.
 
     Args:
-        method: The class that the arguments are for.
+        method: The class, or the function, that the arguments are for.
         texts: Each ``NAME=VALUE``, with a Python literal or a plain word as the value.
         given: Arguments that replace the method's defaults; ``lr`` then changes the given optimizer.
         owner: How errors call the class; by default its name.

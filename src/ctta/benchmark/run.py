@@ -58,6 +58,7 @@ def run(
     rounds: int | None = None,
     settings: Sequence[str] | Mapping[str, object] = (),
     policies: Sequence[str | Policy] | None = None,
+    protocol: str | None = None,
     corruptions: Sequence[str] | None = None,
     severity: float | None = None,
     size: tuple[int, int] | None = None,
@@ -101,6 +102,8 @@ def run(
         settings: Hyperparameters of single methods: ``{"cotta.restore": 0.005}`` or ``["cotta.restore=0.005"]``.
         policies: What happens around the updates of every method that learns: ``[ctta.policies.reset_every(1000)]`` or
             ``["reset_every=1000"]``; of one method: ``["tent.reset_every=1000"]``.
+        protocol: How the corruptions arrive, with settings after commas: ``"recurring"`` or
+            ``"rotta,concentration=0.01"``; see :data:`ctta.streams.PROTOCOLS`. The recipe's own by default.
         corruptions: Names of corruptions, in order; the recipe's own by default. Those of ``"folder"`` may include
             ``"none"``, the images as they are.
         severity: Severity of the corruptions, 1 to 5; where images are corrupted as they are read, also a fraction. The
@@ -162,6 +165,7 @@ def run(
         std=None if std is None else tuple(std),
         source_stats=None if source_stats is None else str(Path(source_stats).absolute()),
         policies=tuple(each if isinstance(each, str) else format_policy(each) for each in policies or ()) or None,
+        protocol=protocol,
     )
     if download:
         for name in build_task(recipe, options, ignore_other_settings=True).downloads:

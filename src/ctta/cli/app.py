@@ -10,7 +10,7 @@ from ctta import __version__
 from ctta.cli.adapt import adapt
 from ctta.cli.bench import bench
 from ctta.cli.calibrate import calibrate
-from ctta.cli.catalog import methods, recipes
+from ctta.cli.catalog import methods, protocols, recipes
 from ctta.cli.command import MAX_WIDTH, Command, CommandGroup
 from ctta.cli.console import print_text
 from ctta.cli.corrupt import corrupt
@@ -28,7 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": MAX_WIDTH},
 )
-for command in (demo, adapt, serve, calibrate, bench, report, recipes, methods, corrupt):
+for command in (demo, adapt, serve, calibrate, bench, report, recipes, protocols, methods, corrupt):
     app.command(cls=Command)(command)
 app.command("source-stats", cls=Command)(compute_source_stats)
 app.add_typer(data, name="data")

@@ -64,6 +64,14 @@ def bench(
     limit: Annotated[
         int | None, typer.Option(min=1, help="Use only the first N images of each segment. Default: all.", metavar="N")
     ] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(
+            help="Let the corruptions arrive in this way, such as recurring or rotta,concentration=0.01; for a list "
+            "see: ctta protocols. Default: that of the recipe.",
+            metavar="NAME[,KEY=VALUE]",
+        ),
+    ] = None,
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Repeat the stream N times. Default: that of the recipe.", metavar="N")
     ] = None,
@@ -212,6 +220,7 @@ def bench(
             rounds=rounds,
             settings=settings or (),
             policies=policies,
+            protocol=protocol,
             corruptions=None if corruptions is None else parse_names(corruptions),
             severity=severity,
             size=size,

@@ -1,4 +1,4 @@
-"""``ctta methods`` and ``ctta recipes``: list what is available."""
+"""``ctta methods``, ``ctta recipes`` and ``ctta protocols``: list what is available."""
 
 import inspect
 import json
@@ -14,6 +14,7 @@ from ctta.errors import ConfigError
 from ctta.hyperparameters import format_value
 from ctta.policies import POLICIES
 from ctta.registry import NamedMethod, list_methods, resolve_method
+from ctta.streams import PROTOCOLS
 
 
 def methods(
@@ -48,6 +49,29 @@ def recipes(as_json: JsonOption = False) -> None:
         table.add_row(row["name"], row["does"])
     print_table_in_full(table)
     print_text("\nRun one with: ctta bench RECIPE")
+
+
+def protocols(as_json: JsonOption = False) -> None:
+    """List the protocols: the ways in which corruptions can arrive in 'ctta bench'."""
+    rows = [
+        {
+            "name": name,
+            "does": protocol.summary,
+            "settings": {key: format_value(value) for key, value in protocol.defaults.items()},
+            "paper": protocol.reference,
+        }
+        for name, protocol in PROTOCOLS.items()
+    ]
+    if as_json:
+        stdout.print_json(json.dumps(rows))
+        return
+    table = Table("protocol", "description", "settings", "paper", box=None, padding=(0, 2, 0, 0))
+    table.columns[0].no_wrap = True
+    for name, protocol in PROTOCOLS.items():
+        settings = " ".join(f"{key}={format_value(value)}" for key, value in protocol.defaults.items())
+        table.add_row(name, protocol.summary, settings, protocol.reference)
+    print_table_in_full(table)
+    print_text("\nRun one with: ctta bench RECIPE --protocol NAME,KEY=VALUE")
 
 
 def _resolve_all() -> list[NamedMethod]:

@@ -1,10 +1,13 @@
 """Protocols that readers implement: the images of one domain, and a dataset under several corruptions."""
 
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+
+from ctta.errors import DataError
 
 #: Indices of images within a domain.
 Rows = NDArray[np.int64]
@@ -74,3 +77,13 @@ class CorruptionDataset(Protocol):
         Returns:
             The images of that domain.
         """
+
+
+def no_clean_images(folder: Path, stream: str) -> DataError:
+    """Return the error for a dataset of corrupted images that is asked for the images as they are.
+
+    Args:
+        folder: The folder of the dataset.
+        stream: The call that opens clean images.
+    """
+    return DataError(f"{folder} holds corrupted images only: give a stream of the clean ones, such as {stream}")

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from ctta.datasets.arrays import PixelArray, hash_array
+from ctta.datasets.base import no_clean_images
 from ctta.datasets.cache import suggest_download
+from ctta.datasets.corruptible import CLEAN
 from ctta.errors import DataError
 from ctta.validation import check_choice, check_integer
 
@@ -101,6 +103,8 @@ class CifarC:
         Raises:
             DataError: The file is missing or damaged.
         """
+        if corruption == CLEAN:
+            raise no_clean_images(self.folder, "in_memory(*clean_cifar(folder), name='clean')")
         severity = check_integer("severity", severity, 1, NUM_SEVERITIES)
         pixels = self._open(corruption)
         expected = NUM_SEVERITIES * self.num_images

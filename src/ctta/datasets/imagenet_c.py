@@ -4,7 +4,9 @@ from os import PathLike
 from pathlib import Path
 
 from ctta.corruptions.registry import check_severity
+from ctta.datasets.base import no_clean_images
 from ctta.datasets.cache import suggest_download
+from ctta.datasets.corruptible import CLEAN
 from ctta.datasets.image_files import READ_AHEAD, ImageFiles, check_selection, find_labeled_images, list_folders
 from ctta.datasets.image_order import Order, check_order
 from ctta.errors import ConfigError, DataError
@@ -80,6 +82,8 @@ class ImageNetC:
         Raises:
             DataError: The folder is missing, or its images differ from those of the first domain.
         """
+        if corruption == CLEAN:
+            raise no_clean_images(self.folder, "image_folder(path, size=(224, 224))")
         subfolder = Path(corruption) / str(check_severity(severity))
         # ctta.datasets.download leaves each group in its own folder; people often merge the groups.
         candidates = [self.folder, *(self.folder / name for name in list_folders(self.folder))]

@@ -5,28 +5,43 @@ names of its domains, and a hash: results are comparable if their hashes agree. 
 camera, has no length and no hash.
 """
 
+from ctta.streams.correlation import correlated, label_shift, long_tail, mixed_correlated
 from ctta.streams.live import LiveStream, live
+from ctta.streams.mixture import mixed
 from ctta.streams.orders import corruption_order
-from ctta.streams.protocols import continual, correlated, gradual, mixed, rounds, single
+from ctta.streams.protocols import PROTOCOLS, ChosenProtocol, CorruptionSequence, parse_protocol
+from ctta.streams.recurrence import cdc, cyclic, recurring, rounds
+from ctta.streams.sequences import clean, continual, gradual, single
 from ctta.streams.sources import acdc, cityscapes, folder, image_folder, in_memory, streets
 from ctta.streams.stream import Batch, Segment, Stream
 
 __all__ = [
+    "PROTOCOLS",
     "Batch",
+    "ChosenProtocol",
+    "CorruptionSequence",
     "LiveStream",
     "Segment",
     "Stream",
     "acdc",
+    "cdc",
     "cityscapes",
+    "clean",
     "continual",
     "correlated",
     "corruption_order",
+    "cyclic",
     "folder",
     "gradual",
     "image_folder",
     "in_memory",
+    "label_shift",
     "live",
+    "long_tail",
     "mixed",
+    "mixed_correlated",
+    "parse_protocol",
+    "recurring",
     "rounds",
     "single",
     "streets",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ctta.datasets.base import Rows
 from ctta.errors import DataError
-from ctta.streams.stream import Segment
+from ctta.streams.stream import Segment, Stream
 
 
 class Mixture:
@@ -75,3 +75,18 @@ class Mixture:
             places = np.flatnonzero(numbers == number)
             segment = self.segments[number]
             yield segment, segment.rows[rows[places] - self.starts[number]], places
+
+
+def mixed(stream: Stream, *, seed: int = 0) -> Stream:
+    """Shuffle all images of a stream together, so that a batch contains several domains.
+
+    Args:
+        stream: The stream to shuffle.
+        seed: Seed of the order.
+
+    Returns:
+        A stream of one segment, "mixed"; ``batch.domains`` names the domain of each image.
+    """
+    mixture = Mixture(stream.segments)
+    rows = np.random.default_rng(seed).permutation(len(mixture))
+    return stream.with_segments(f"mixed seed={seed}", [Segment("mixed", mixture, rows)])

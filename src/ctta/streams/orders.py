@@ -1,6 +1,8 @@
 """Published orders of the fifteen corruptions."""
 
-from ctta.errors import ConfigError
+from collections.abc import Sequence
+
+from ctta.errors import ConfigError, did_you_mean
 
 STANDARD_ORDER = (
     "gaussian_noise shot_noise impulse_noise defocus_blur glass_blur motion_blur zoom_blur snow frost fog "
@@ -31,6 +33,14 @@ RANDOM_ORDERS = (
     "elastic_transform shot_noise impulse_noise snow motion_blur brightness",
 )
 
+#: The corruptions by kind, as ImageNet-C groups them; the last of each is one of the four to choose settings on.
+KINDS = {
+    "noise": ("gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise"),
+    "blur": ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "gaussian_blur"),
+    "weather": ("snow", "frost", "fog", "brightness", "spatter"),
+    "digital": ("contrast", "elastic_transform", "pixelate", "jpeg_compression", "saturate"),
+}
+
 
 def corruption_order(order: int | None = None) -> tuple[str, ...]:
     """Return the corruptions in the standard order, or in one of the ten random orders of the authors' code.
@@ -50,3 +60,28 @@ def corruption_order(order: int | None = None) -> tuple[str, ...]:
     if order is not None and order not in range(len(RANDOM_ORDERS)):
         raise ConfigError(f"order must be None (standard) or 0 to {len(RANDOM_ORDERS) - 1}, got {order!r}")
     return tuple((STANDARD_ORDER if order is None else RANDOM_ORDERS[order]).split())
+
+
+def group_by_kind(names: Sequence[str]) -> dict[str, list[str]]:
+    """Return corruptions by kind, the kinds in the order of their first corruption.
+
+    Args:
+        names: Names of corruptions.
+
+    Returns:
+        The names of each kind.
+
+    Raises:
+        ConfigError: A corruption is of no known kind.
+
+    >>> group_by_kind(["fog", "contrast", "snow"])
+    {'weather': ['fog', 'snow'], 'digital': ['contrast']}
+    """
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        kind = next((kind for kind, members in KINDS.items() if name in members), None)
+        if kind is None:
+            known = [member for members in KINDS.values() for member in members]
+            raise ConfigError(f"{name!r} is of no known kind{did_you_mean(name, known)}: leave it out")
+        kinds.setdefault(kind, []).append(name)
+    return kinds

@@ -1,225 +1,371 @@
-"""The orders in which domains arrive; each protocol is a few lines on top of a reader, and the later ones compose.
+"""Protocols by name, and as a user types them: ``rotta,concentration=0.01``."""
 
->>> import numpy as np
->>> from ctta.datasets import Corrupted
->>> from ctta.streams import continual, correlated, rounds
->>> images = np.zeros((20, 32, 32, 3), np.uint8)
->>> data = Corrupted(images, np.arange(20) % 10, name="black")
->>> stream = correlated(rounds(continual(data, names=("fog", "snow"), batch_size=10), 3))
->>> len(stream), stream.domains[:3]
-(12, ['fog 5', 'snow 5', 'fog 5'])
-"""
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Literal
-
-import numpy as np
-
-from ctta.corruptions.registry import check_severity
 from ctta.datasets.base import CorruptionDataset
-from ctta.errors import ConfigError, DataError
-from ctta.streams.corrupted import as_corruption_dataset
-from ctta.streams.mixture import Mixture
-from ctta.streams.orders import corruption_order
-from ctta.streams.stream import Segment, Stream
-from ctta.validation import check_choice, check_integer
+from ctta.errors import ConfigError, did_you_mean
+from ctta.hyperparameters import parse_hyperparameters
+from ctta.streams.correlation import Sampler, correlated, label_shift, long_tail
+from ctta.streams.mixture import mixed
+from ctta.streams.recurrence import cdc, cyclic, recurring, rounds
+from ctta.streams.sequences import clean, continual, gradual, single
+from ctta.streams.stream import Stream
 
-BATCH_SIZE = 200  # of the CIFAR-C benchmarks
+Data = CorruptionDataset | Stream
 
-
-def continual(
-    data: CorruptionDataset | Stream,
-    *,
-    severity: float = 5,
-    order: int | None = None,
-    names: Sequence[str] | None = None,
-    limit: int | None = None,
-    batch_size: int | None = None,
-) -> Stream:
-    """Return one corruption after the other at one severity: the protocol of the paper's tables.
-
-    Args:
-        data: The dataset, or a stream of clean images, such as :func:`image_folder`'s, to corrupt as they are read.
-        severity: 1 (weak) to 5 (strong); a fraction such as 2.25 where images are corrupted as they are read.
-        order: None for the standard order, or 0 to 9 for a random order of the authors' code.
-        names: Instead of an order, the corruptions to use, in this order.
-        limit: Largest number of images per corruption, the first ones; None for all.
-        batch_size: Images per batch; by default 200, or that of the given stream.
-
-    Returns:
-        The stream.
-
-    Raises:
-        ConfigError: Both ``order`` and ``names`` are given, or one has no such value.
-        DataError: A file of the dataset is missing or damaged.
-        TypeError: ``data`` is neither a dataset with corruptions nor a stream.
-    """
-    chosen, description = _choose_corruptions(order, names)
-    severity = check_severity(severity)
-    steps = [(corruption, severity) for corruption in chosen]
-    return _build(
-        as_corruption_dataset(data, "continual"),
-        steps,
-        f"continual severity={severity} {description}",
-        limit,
-        _get_batch_size(data, batch_size),
-    )
+#: How users call the attributes of :class:`CorruptionSequence` that have another name on the command line.
+OPTION_NAMES = {"order": "orders", "names": "corruptions", "num_rounds": "rounds"}
 
 
-def gradual(
-    data: CorruptionDataset | Stream,
-    *,
-    variant: Literal["paper", "authors"] = "paper",
-    order: int | None = None,
-    names: Sequence[str] | None = None,
-    limit: int | None = None,
-    batch_size: int | None = None,
-) -> Stream:
-    """Return one corruption after the other, each with the severities 1, 2, 3, 4, 5, 4, 3, 2, 1.
+@dataclass(frozen=True)
+class CorruptionSequence:
+    """What the protocols over corruptions have in common; None is the protocol's own choice.
 
-    In the authors' code the first corruption starts at its strongest, 5, 4, 3, 2, 1, which makes 131 segments for
-    fifteen corruptions instead of 135.
-
-    Args:
-        data: As for :func:`continual`.
-        variant: "paper" (135 segments) or "authors" (131 segments).
+    Attributes:
         order: As for :func:`continual`.
         names: As for :func:`continual`.
-        limit: Largest number of images per segment, the first ones; None for all.
-        batch_size: Images per batch; by default 200, or that of the given stream.
+        severity: As for :func:`continual`.
+        limit: As for :func:`continual`.
+        batch_size: As for :func:`continual`.
+        num_rounds: How often the corruptions come; whatever a protocol draws is drawn anew in every round.
+    """
+
+    order: int | None = None
+    names: tuple[str, ...] | None = None
+    severity: float | None = None
+    limit: int | None = None
+    batch_size: int | None = None
+    num_rounds: int | None = None
+
+    @property
+    def chosen_severity(self) -> float:
+        """The severity, by default 5."""
+        return 5 if self.severity is None else self.severity
+
+    def open(self, data: Data) -> Stream:
+        """Return one corruption after the other, round after round.
+
+        Args:
+            data: As for :func:`continual`.
+
+        Returns:
+            The stream.
+        """
+        stream = continual(
+            data,
+            order=self.order,
+            names=self.names,
+            severity=self.chosen_severity,
+            limit=self.limit,
+            batch_size=self.batch_size,
+        )
+        return self.repeat(stream)
+
+    def repeat(self, stream: Stream) -> Stream:
+        """Return the rounds of a stream.
+
+        Args:
+            stream: The stream of one round.
+
+        Returns:
+            The stream of all rounds.
+        """
+        return rounds(stream, self.num_rounds) if self.num_rounds not in (None, 1) else stream
+
+    def refuse(self, **reasons: str) -> None:
+        """Raise a ConfigError for an attribute that a protocol decides by itself.
+
+        Args:
+            **reasons: What the protocol does instead, by attribute.
+        """
+        for name, reason in reasons.items():
+            if getattr(self, name) is not None:
+                raise ConfigError(f"{reason}: leave out the option {OPTION_NAMES.get(name, name)!r}")
+
+
+@dataclass(frozen=True)
+class NamedProtocol:
+    """A protocol that can be chosen by its name.
+
+    Attributes:
+        build: Builds the stream from a dataset, a :class:`CorruptionSequence` and the settings of the protocol.
+        reference: Where the protocol comes from.
+        order: The order of the corruptions unless the user chooses; "recipe" for that of the benchmark.
+        batch_size: The batch size, where the protocol is defined by it.
+    """
+
+    build: Callable[..., Stream]
+    reference: str
+    order: int | Literal["recipe"] | None = None
+    batch_size: int | None = None
+
+    @property
+    def summary(self) -> str:
+        """One line about the protocol."""
+        return (inspect.getdoc(self.build) or "").split("\n")[0]
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The settings of the protocol with their defaults."""
+        return {
+            parameter.name: parameter.default
+            for parameter in inspect.signature(self.build).parameters.values()
+            if parameter.default is not parameter.empty
+        }
+
+
+@dataclass(frozen=True)
+class ChosenProtocol:
+    """A protocol with the settings that a user has typed, see :func:`parse_protocol`.
+
+    Attributes:
+        name: Its name in :data:`PROTOCOLS`.
+        settings: The settings that differ from its defaults.
+    """
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def definition(self) -> NamedProtocol:
+        """The protocol of this name."""
+        return PROTOCOLS[self.name]
+
+    def build(self, data: Data, sequence: CorruptionSequence) -> Stream:
+        """Build the stream.
+
+        Args:
+            data: As for :func:`continual`.
+            sequence: The corruptions and sizes.
+
+        Returns:
+            The stream.
+
+        Raises:
+            ConfigError: A setting is out of range, or does not go with the protocol.
+        """
+        return self.definition.build(data, sequence, **self.settings)
+
+
+def parse_protocol(text: str) -> ChosenProtocol:
+    """Return a protocol from a text, as ``--protocol`` takes it.
+
+    Args:
+        text: The name, and after commas settings by name. What is left out has its default.
 
     Returns:
-        The stream.
+        The protocol.
 
     Raises:
-        ConfigError: Both ``order`` and ``names`` are given, or a setting has no such value.
-        DataError: A file of the dataset is missing or damaged.
-        TypeError: ``data`` is neither a dataset with corruptions nor a stream.
+        ConfigError: There is no such protocol or setting, or a value is not allowed.
+
+    >>> parse_protocol("rotta,concentration=0.01")
+    ChosenProtocol(name='rotta', settings={'concentration': 0.01})
     """
-    check_choice("variant", variant, ("paper", "authors"))
-    chosen, description = _choose_corruptions(order, names)
-    severities = (1, 2, 3, 4, 5, 4, 3, 2, 1)
-    steps = [(corruption, severity) for corruption in chosen for severity in severities]
-    if variant == "authors":
-        steps = steps[4:]
-    return _build(
-        as_corruption_dataset(data, "gradual"),
-        steps,
-        f"gradual {variant} {description}",
-        limit,
-        _get_batch_size(data, batch_size),
+    name, *settings = (part.strip() for part in text.split(","))
+    if name not in PROTOCOLS:
+        raise ConfigError(
+            f"there is no protocol {name!r}{did_you_mean(name, PROTOCOLS)}; expected one of {', '.join(PROTOCOLS)}"
+        )
+    return ChosenProtocol(name, parse_hyperparameters(PROTOCOLS[name].build, settings, owner=f"the protocol {name!r}"))
+
+
+def _continual(data: Data, sequence: CorruptionSequence) -> Stream:
+    """Show one corruption after the other at one severity."""
+    return sequence.open(data)
+
+
+def _gradual(data: Data, sequence: CorruptionSequence, *, variant: Literal["paper", "authors"] = "paper") -> Stream:
+    """Let the severity of each corruption rise from 1 to 5 and fall again."""
+    sequence.refuse(severity="the protocol 'gradual' has every severity")
+    return sequence.repeat(
+        gradual(
+            data,
+            variant=variant,
+            order=sequence.order,
+            names=sequence.names,
+            limit=sequence.limit,
+            batch_size=sequence.batch_size,
+        )
     )
 
 
-def rounds(stream: Stream, num_rounds: int) -> Stream:
-    """Repeat a stream.
-
-    Args:
-        stream: The stream of one round.
-        num_rounds: How often to repeat it.
-
-    Returns:
-        A stream with the segments of all rounds.
-    """
-    num_rounds = check_integer("num_rounds", num_rounds, 1)
-    return stream.with_segments(f"rounds={num_rounds}", stream.segments * num_rounds)
-
-
-def correlated(stream: Stream, *, concentration: float = 0.1, seed: int = 0, num_slots: int = 10) -> Stream:
-    """Reorder the images within each segment so that their labels are correlated in time, as a camera sees them.
-
-    For every class, a Dirichlet draw decides how its images are distributed over consecutive slots of the segment; the
-    lower the concentration, the fewer slots a class appears in.
-
-    Args:
-        stream: A stream with labels.
-        concentration: Parameter of the Dirichlet distribution, above 0.
-        seed: Seed of the draws.
-        num_slots: Number of slots per segment.
-
-    Returns:
-        A stream of the same images in another order.
-
-    Raises:
-        ConfigError: A setting is out of range.
-        DataError: A segment has no labels.
-    """
-    if not concentration > 0:
-        raise ConfigError(f"concentration must be above 0, got {concentration}")
-    num_slots = check_integer("num_slots", num_slots, 1)
-    segments = []
-    for number, segment in enumerate(stream.segments):
-        if segment.images.labels is None:
-            raise DataError(f"{segment.domain} has no labels to order its images by: use a dataset with labels")
-        labels = segment.images.labels[segment.rows]
-        generator = np.random.default_rng([seed, number])
-        slot_of = np.empty(len(labels), dtype=np.int64)
-        for label in np.unique(labels):
-            members = np.flatnonzero(labels == label)
-            fractions = generator.dirichlet(np.full(num_slots, concentration))
-            slot_of[members] = np.searchsorted(np.cumsum(fractions)[:-1], generator.random(len(members)), side="right")
-        tie_break = generator.permutation(len(labels))
-        segments.append(replace(segment, rows=segment.rows[np.lexsort((tie_break, labels, slot_of))]))
-    return stream.with_segments(f"correlated concentration={concentration:g} slots={num_slots} seed={seed}", segments)
-
-
-def mixed(stream: Stream, *, seed: int = 0) -> Stream:
-    """Shuffle all images of a stream together, so that a batch contains several domains.
-
-    Args:
-        stream: The stream to shuffle.
-        seed: Seed of the order.
-
-    Returns:
-        A stream of one segment, "mixed"; ``batch.domains`` names the domain of each image.
-    """
-    mixture = Mixture(stream.segments)
-    rows = np.random.default_rng(seed).permutation(len(mixture))
-    return stream.with_segments(f"mixed seed={seed}", [Segment("mixed", mixture, rows)])
-
-
-def single(stream: Stream) -> Stream:
-    """Split a stream into batches of one image.
-
-    Args:
-        stream: The stream to split.
-
-    Returns:
-        A stream of the same images in the same order.
-    """
-    return Stream(f"{stream.name} single", stream.segments, batch_size=1, read_ahead=stream.read_ahead)
-
-
-def _get_batch_size(data: object, batch_size: int | None) -> int:
-    """Return the given batch size, else that of the stream, else the benchmark's."""
-    if batch_size is not None:
-        return batch_size
-    return data.batch_size if isinstance(data, Stream) else BATCH_SIZE
-
-
-def _choose_corruptions(order: int | None, names: Sequence[str] | None) -> tuple[tuple[str, ...], str]:
-    """Return the corruptions in order, and a description of the choice for the name of the stream."""
-    if isinstance(names, str):
-        raise ConfigError(f"names must be a sequence of corruptions, got {names!r}: give ({names!r},)")
-    if names is not None:
-        if order is not None:
-            raise ConfigError(f"give order or names, not both: order={order} does not apply to names={tuple(names)}")
-        return tuple(names), f"names={'+'.join(names)}"
-    return corruption_order(order), f"order={'standard' if order is None else order}"
-
-
-def _build(
-    data: CorruptionDataset, steps: Sequence[tuple[str, float]], description: str, limit: int | None, batch_size: int
+def _recurring(
+    data: Data,
+    sequence: CorruptionSequence,
+    *,
+    num_visits: int = 20,
+    sampler: Sampler = "rotta",
+    concentration: float = 0.1,
+    num_slots: int | None = None,
+    seed: int = 0,
 ) -> Stream:
-    """Return a stream with one segment per corruption and severity."""
-    limit = None if limit is None else check_integer("limit", limit, 1)
-    domains = {step: data.domain(*step) for step in dict.fromkeys(steps)}  # each opened once
-    segments = []
-    for corruption, severity in steps:
-        images = domains[corruption, severity]
-        num_images = len(images) if limit is None else min(limit, len(images))
-        segments.append(Segment(f"{corruption} {severity}", images, np.arange(num_images)))
-    limited = "" if limit is None else f" limit={limit}"
-    name = f"{data.name} {description}{limited} batch={batch_size}"
-    return Stream(name, segments, batch_size=batch_size, read_ahead=data.read_ahead)
+    """Repeat the corruptions with few classes at a time, images drawn anew at each visit."""
+    sequence.refuse(num_rounds="the protocol 'recurring' has visits (recurring,num_visits=20)")
+    return recurring(
+        data,
+        num_visits=num_visits,
+        order=sequence.order,
+        sampler=sampler,
+        concentration=concentration,
+        num_slots=num_slots,
+        seed=seed,
+        severity=sequence.chosen_severity,
+        names=sequence.names,
+        limit=sequence.limit,
+        batch_size=sequence.batch_size,
+    )
+
+
+def _rotta(
+    data: Data,
+    sequence: CorruptionSequence,
+    *,
+    concentration: float = 0.1,
+    num_slots: int | None = None,
+    seed: int = 0,
+) -> Stream:
+    """Correlate labels in time: RoTTA's Dirichlet draw over min(C, 100) slots."""
+    return correlated(sequence.open(data), sampler="rotta", concentration=concentration, num_slots=num_slots, seed=seed)
+
+
+def _note(
+    data: Data,
+    sequence: CorruptionSequence,
+    *,
+    concentration: float = 0.1,
+    num_slots: int | None = None,
+    seed: int = 0,
+) -> Stream:
+    """Correlate labels in time: NOTE's Dirichlet draw over C chunks of about the same size."""
+    return correlated(sequence.open(data), sampler="note", concentration=concentration, num_slots=num_slots, seed=seed)
+
+
+def _sorted(data: Data, sequence: CorruptionSequence) -> Stream:
+    """Show each corruption class by class."""
+    return correlated(sequence.open(data), sampler="sorted")
+
+
+def _label_shift(
+    data: Data,
+    sequence: CorruptionSequence,
+    *,
+    imbalance: float = 500_000.0,
+    num_per_phase: int = 100,
+    seed: int = 0,
+) -> Stream:
+    """Draw images with replacement in one phase per class, in which this class prevails."""
+    return label_shift(sequence.open(data), imbalance=imbalance, num_per_phase=num_per_phase, seed=seed)
+
+
+def _long_tail(
+    data: Data,
+    sequence: CorruptionSequence,
+    *,
+    imbalance: float = 100.0,
+    head: Literal["constant", "per_domain"] = "constant",
+    sampler: Sampler | None = None,
+    concentration: float = 0.1,
+    seed: int = 0,
+) -> Stream:
+    """Leave out images so that the classes have a long tail."""
+    stream = sequence.open(data)
+    return long_tail(stream, imbalance=imbalance, head=head, sampler=sampler, concentration=concentration, seed=seed)
+
+
+def _mixed(data: Data, sequence: CorruptionSequence, *, seed: int = 0) -> Stream:
+    """Shuffle all corruptions together."""
+    visit = replace(sequence, num_rounds=None).open(data)
+    if sequence.num_rounds in (None, 1):
+        return mixed(visit, seed=seed)
+    shuffled = [mixed(visit, seed=seed + number).segments[0] for number in range(sequence.num_rounds)]
+    segments = [replace(segment, visit=number) for number, segment in enumerate(shuffled)]
+    return visit.with_segments(f"rounds={sequence.num_rounds} mixed seed={seed}", segments)
+
+
+def _mixed_correlated(
+    data: Data,
+    sequence: CorruptionSequence,
+    *,
+    sampler: Sampler = "note",
+    concentration: float = 0.1,
+    num_slots: int | None = None,
+    seed: int = 0,
+) -> Stream:
+    """Shuffle all corruptions together, with few classes at a time."""
+    stream = _mixed(data, sequence, seed=seed)
+    return correlated(stream, sampler=sampler, concentration=concentration, num_slots=num_slots, seed=seed)
+
+
+def _single(data: Data, sequence: CorruptionSequence) -> Stream:
+    """Show one image at a time."""
+    return single(sequence.open(data))
+
+
+def _cyclic(data: Data, sequence: CorruptionSequence, *, num_visits: int = 20, seed: int = 0) -> Stream:
+    """Repeat the corruptions kind by kind: noise, blur, weather, digital."""
+    sequence.refuse(num_rounds="the protocol 'cyclic' has visits (cyclic,num_visits=20)")
+    return cyclic(
+        data,
+        num_visits=num_visits,
+        seed=seed,
+        severity=sequence.chosen_severity,
+        order=sequence.order,
+        names=sequence.names,
+        limit=sequence.limit,
+        batch_size=sequence.batch_size,
+    )
+
+
+def _cdc(
+    data: Data,
+    sequence: CorruptionSequence,
+    *,
+    num_visits: int = 20,
+    sampler: Sampler = "iid",
+    concentration: float = 0.1,
+    seed: int = 0,
+) -> Stream:
+    """Repeat the corruptions in pieces of random length and order."""
+    sequence.refuse(num_rounds="the protocol 'cdc' has visits (cdc,num_visits=20)")
+    return cdc(
+        data,
+        num_visits=num_visits,
+        sampler=sampler,
+        concentration=concentration,
+        seed=seed,
+        severity=sequence.chosen_severity,
+        order=sequence.order,
+        names=sequence.names,
+        limit=sequence.limit,
+        batch_size=sequence.batch_size,
+    )
+
+
+def _clean(data: Data, sequence: CorruptionSequence) -> Stream:
+    """Show the images as they are, where a method should do no harm."""
+    reason = "the protocol 'clean' has no corruption"
+    sequence.refuse(order=reason, names=reason, severity=reason)
+    return sequence.repeat(clean(data, limit=sequence.limit, batch_size=sequence.batch_size))
+
+
+#: Every protocol by its name on the command line.
+PROTOCOLS: dict[str, NamedProtocol] = {
+    "continual": NamedProtocol(_continual, "CoTTA, CVPR 2022", order="recipe"),
+    "gradual": NamedProtocol(_gradual, "CoTTA, CVPR 2022", order="recipe"),
+    "recurring": NamedProtocol(_recurring, "PeTTA, NeurIPS 2024", order=5),
+    "rotta": NamedProtocol(_rotta, "RoTTA, CVPR 2023", order=5),
+    "note": NamedProtocol(_note, "NOTE, NeurIPS 2022"),
+    "sorted": NamedProtocol(_sorted, "mariodoebler/test-time-adaptation"),
+    "label-shift": NamedProtocol(_label_shift, "SAR, ICLR 2023"),
+    "long-tail": NamedProtocol(_long_tail, "TRIBE, AAAI 2024"),
+    "mixed": NamedProtocol(_mixed, "SAR, ICLR 2023"),
+    "mixed-correlated": NamedProtocol(_mixed_correlated, "ROID, WACV 2024"),
+    "single": NamedProtocol(_single, "SAR, ICLR 2023", batch_size=1),
+    "cyclic": NamedProtocol(_cyclic, "after SloMo-Fast, arXiv 2511.18468"),
+    "cdc": NamedProtocol(_cdc, "ReservoirTTA, arXiv 2505.14511"),
+    "clean": NamedProtocol(_clean, "POEM, NeurIPS 2024"),
+}

@@ -46,11 +46,13 @@ class Segment:
         domain: Name of the domain.
         images: The images of the domain.
         rows: Indices of the images to take, in order.
+        visit: How often the domains of the stream have come before, see :attr:`Stream.visits`.
     """
 
     domain: str
     images: Images
     rows: Rows
+    visit: int = 0
 
     def num_batches(self, batch_size: int) -> int:
         """Return the number of batches, of which the last may be smaller.
@@ -123,6 +125,11 @@ class Stream:
     def domains(self) -> list[str]:
         """Domain of each segment, in order."""
         return [segment.domain for segment in self.segments]
+
+    @property
+    def visits(self) -> list[int]:
+        """Visit of each segment, in order: 0 where the domains come for the first time, 1 where they come back, ..."""
+        return [segment.visit for segment in self.segments]
 
     @property
     def class_names(self) -> tuple[str, ...]:

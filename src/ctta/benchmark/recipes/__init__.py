@@ -25,7 +25,7 @@ from ctta.errors import ConfigError, did_you_mean
 from ctta.hyperparameters import load_stats_setting
 from ctta.models import normalize_input
 from ctta.source_stats import SourceStats
-from ctta.streams import Stream, rounds
+from ctta.streams import ChosenProtocol, Stream, parse_protocol, rounds
 from ctta.validation import check_choice, check_integer
 
 __all__ = ["RECIPES", "BenchmarkOptions", "BenchmarkTask", "MethodSpec", "Preset", "build_task"]
@@ -73,15 +73,23 @@ def build_task(
             check_integer(name, value, 1)
     if options.severity is not None:
         check_severity(options.severity)
+    protocol = None if options.protocol is None else parse_protocol(options.protocol)
+    if protocol is not None:
+        options = _fix_batch_size(options, protocol)
     task = RECIPES[recipe](options)
-    for name in ("corruptions", "severity", "size", "classes"):
+    for name in ("corruptions", "severity", "size", "classes", "protocol"):
         if getattr(options, name) is not None and name not in task.accepts:
             raise ConfigError(f"the recipe {recipe!r} does not take the option {name!r}: leave it out")
+    if protocol is not None and protocol.definition.order != "recipe":
+        order = protocol.definition.order if options.corruptions is None else None
+        task = replace(task, default_orders=(order,))
     num_rounds = options.rounds or task.rounds
+    # A protocol repeats its stream by itself, as it draws every round anew.
+    repeats = num_rounds > 1 and "protocol" not in task.accepts
 
     def make_stream(order: int | None) -> Stream:
         stream = task.make_stream(order)
-        return rounds(stream, num_rounds) if num_rounds > 1 else stream
+        return rounds(stream, num_rounds) if repeats else stream
 
     def make_network() -> nn.Module:
         return normalize_input(task.make_network(), options.model or recipe, options.mean, options.std)
@@ -90,6 +98,18 @@ def build_task(
     specs = apply_settings(specs, options.settings, ignore_others=ignore_other_settings)
     specs = apply_policies(specs, options.policies or (), ignore_others=ignore_other_settings)
     return replace(task, methods=specs, make_stream=make_stream, make_network=make_network)
+
+
+def _fix_batch_size(options: BenchmarkOptions, protocol: ChosenProtocol) -> BenchmarkOptions:
+    """Return the options with the batch size that defines a protocol, which settings of methods depend on."""
+    if (batch_size := protocol.definition.batch_size) is None:
+        return options
+    if options.batch_size not in (None, batch_size):
+        raise ConfigError(
+            f"the protocol {protocol.name!r} has batches of {batch_size}, got the option 'batch_size' "
+            f"{options.batch_size}: leave one of them out"
+        )
+    return replace(options, batch_size=batch_size)
 
 
 def _choose_stats(task: BenchmarkTask, options: BenchmarkOptions) -> Callable[[str], SourceStats] | None:

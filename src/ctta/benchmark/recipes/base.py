@@ -41,6 +41,7 @@ class BenchmarkOptions:
         std: Standard deviation of each channel.
         source_stats: File of ``ctta source-stats``, for methods that need statistics of source images.
         policies: Policies of every method that learns, or of one, such as ``"tent.reset_every=1000"``.
+        protocol: How the corruptions arrive, as :func:`ctta.streams.parse_protocol` takes it.
     """
 
     data: str | None = None
@@ -59,6 +60,7 @@ class BenchmarkOptions:
     std: tuple[float, ...] | None = None
     source_stats: str | None = None
     policies: tuple[str, ...] | None = None
+    protocol: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options for ``run.json``; later additions only where they are set, so that old runs continue."""
@@ -84,6 +86,7 @@ class BenchmarkOptions:
     def changes(self) -> list[str]:
         """The options that make results differ from the recipe's own, as typed on the command line."""
         typed = [
+            ("--protocol", self.protocol),
             ("--model", self.model),
             ("--preset", self.preset if self.preset != "official" else None),
             ("--corruptions", self.corruptions and ",".join(self.corruptions)),
@@ -99,7 +102,7 @@ class BenchmarkOptions:
 
 
 #: Options that ``run.json`` of version 0.2 does not have.
-_LATER = ("corruptions", "severity", "size", "classes", "mean", "std", "source_stats", "policies")
+_LATER = ("corruptions", "severity", "size", "classes", "mean", "std", "source_stats", "policies", "protocol")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """The image classification tasks of the CoTTA paper, with the settings of its reference implementation."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -12,10 +11,9 @@ from ctta import datasets, models
 from ctta.benchmark.recipes.base import BenchmarkOptions, BenchmarkTask, MethodSpec, Preset
 from ctta.benchmark.recipes.settings import ADAM, BATCH_ONLY, SGD, DataSet, add_published
 from ctta.datasets import CifarC, CorruptionDataset, ImageNetC
-from ctta.datasets.corruptible import CLEAN
 from ctta.methods import BNStats, CoTTA, PseudoLabel, Source, Tent, TestAug
 from ctta.optim import OptimizerFactory
-from ctta.streams import Stream, continual, gradual
+from ctta.streams import CorruptionSequence, Stream, gradual, parse_protocol
 from ctta.streams.orders import corruption_order
 from ctta.views import Views, fast_image_views, image_views
 
@@ -30,7 +28,7 @@ PRESETS = {"official": CoTTA.official, "paper": CoTTA.paper}
 GRADUAL: dict[Preset, Literal["authors", "paper"]] = {"official": "authors", "paper": "paper"}
 
 #: The options of :func:`corrupted_stream` that recipes without corruptions do not take.
-CORRUPTION_OPTIONS = frozenset({"corruptions", "severity"})
+CORRUPTION_OPTIONS = frozenset({"corruptions", "severity", "protocol"})
 
 IMAGENET_GROUPS = ("noise", "blur", "weather", "digital")
 #: RobustBench's list of 5,000 images; used if it is in the data folder, else the first five images of each class.
@@ -169,32 +167,30 @@ def corrupted_stream(
     batch_size: int = 200,
     limit: int | None = None,
 ) -> Stream:
-    """Return a stream of one corruption after the other, as the user's options choose them.
+    """Return a stream of corruptions, as the user's options choose them and the protocol.
 
     Args:
         data: The dataset.
-        options: The user's options; corruptions and severity are among :data:`CORRUPTION_OPTIONS`.
+        options: The user's options; some of them are among :data:`CORRUPTION_OPTIONS`.
         order: Number of a random order, None for the order that the user has given, or the standard one.
         batch_size: Default number of images per batch.
         limit: Default maximum number of images per segment.
 
     Returns:
-        The stream; the images as they are (the corruption "none") are the domain "clean".
+        The stream, with as many rounds as the options say.
     """
-    sizes, severity = stream_sizes(options, batch_size, limit), 5 if options.severity is None else options.severity
-    if options.corruptions is None:
-        return continual(data, order=order, severity=severity, **sizes)
-    names = list(options.corruptions)
-    if order is not None:  # those of the published order first, in its order, and then others
+    names = options.corruptions
+    if names is not None and order is not None:  # those of the published order first, in its order, and then others
         published = corruption_order(order)
-        names.sort(key=lambda name: published.index(name) if name in published else len(published))
-    stream = continual(data, names=names, severity=severity, **sizes)
-    is_clean = [segment.domain.split()[0] == CLEAN for segment in stream.segments]
-    segments = [
-        replace(segment, domain="clean") if clean else segment
-        for segment, clean in zip(stream.segments, is_clean, strict=True)
-    ]
-    return stream.with_segments("with clean", segments) if any(is_clean) else stream
+        names = tuple(sorted(names, key=lambda name: published.index(name) if name in published else len(published)))
+    sequence = CorruptionSequence(
+        order=None if names is not None else order,
+        names=names,
+        severity=options.severity,
+        **stream_sizes(options, batch_size, limit),
+        num_rounds=options.rounds,
+    )
+    return parse_protocol(options.protocol or "continual").build(data, sequence)
 
 
 def stream_sizes(options: BenchmarkOptions, batch_size: int = 200, limit: int | None = None) -> dict[str, Any]:
