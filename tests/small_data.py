@@ -1,10 +1,12 @@
 """Small images and streams that several tests share."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -45,3 +47,10 @@ def save_image(path: Path, value: int, size: tuple[int, int] = (20, 30), mode: s
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels: dict[str, Any] = {"RGB": (value, 0, 0), "RGBA": (value, 0, 0, 7), "L": value, "I;16": value * 256}
     Image.new(mode, size, pixels[mode]).save(path)
+
+
+def write_cifar_batch(path: Path, images: NDArray[np.uint8], labels: list[int], key: bytes = b"labels") -> None:
+    """Write a file of the archive of CIFAR-10 or CIFAR-100."""
+    planes = images.transpose(0, 3, 1, 2).reshape(len(images), 3072)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(pickle.dumps({b"data": planes, key: labels, b"filenames": [b"a.png"] * len(images)}, protocol=2))

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
-from small_data import IMAGES, LABELS, NAMES, create_stream, is_same_batch
+from small_data import IMAGES, LABELS, NAMES, create_stream, is_same_batch, write_cifar_batch
 
 from ctta.corruptions import corrupt, write_cifar_c
 from ctta.datasets import CifarC, clean_cifar
@@ -118,12 +117,6 @@ def test_damaged_cifar_c(cifar: Path, damage: Callable[[Path], object], words: s
 def test_hint_does_not_suggest_to_delete_a_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="check the path and run: ctta data get cifar10-c"):
         CifarC(tmp_path / "nowhere")
-
-
-def write_cifar_batch(path: Path, images: NDArray[np.uint8], labels: list[int], key: bytes = b"labels") -> None:
-    planes = images.transpose(0, 3, 1, 2).reshape(len(images), 3072)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(pickle.dumps({b"data": planes, key: labels, b"filenames": [b"a.png"] * len(images)}, protocol=2))
 
 
 def test_clean_cifar_10_and_100(tmp_path: Path) -> None:

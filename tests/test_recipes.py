@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from small_data import IMAGES, LABELS, labels_of, write_cifar_batch
 from torch import nn
 
 from ctta.benchmark import BenchmarkOptions, build_task
 from ctta.benchmark.recipes.base import apply_settings
 from ctta.benchmark.recipes.paper import IMAGENET_LIST, paper_methods
-from ctta.errors import ConfigError
+from ctta.datasets import Corrupted
+from ctta.errors import ConfigError, DataError
 from ctta.methods import CoTTA
 from ctta.models import LOADERS, SlidingWindow
 from ctta.views import fast_image_views, image_views
@@ -132,6 +134,26 @@ def test_cifar_recipes_read_the_published_folder(cifar_c: Path, recipe: str, seg
     assert "order=3" in stream.name
 
 
+@pytest.mark.parametrize(("recipe", "segments"), [("embedded", 15), ("embedded-gradual", 131), ("ablation", 15)])
+def test_embedded_recipes_corrupt_the_test_images_of_a_folder(tmp_path: Path, recipe: str, segments: int) -> None:
+    write_cifar_batch(tmp_path / "test_batch", IMAGES, [3] * len(IMAGES))
+    options = BenchmarkOptions(data=str(tmp_path), batch_size=8)
+    stream = build_task(recipe, options).make_stream(None if segments == 15 else 0)
+    assert (len(stream.segments), len(stream)) == (segments, 3 * segments)
+    assert stream.name.startswith("cifar10-test[")
+    batch = stream.read_batch(1)
+    corruption, severity = stream.segments[0].domain.split()
+    expected = Corrupted(IMAGES, LABELS, name="").domain(corruption, int(severity)).read(np.arange(8, 16))[0]
+    assert torch.equal(batch.x, expected)
+    assert labels_of(batch).tolist() == [3] * 8
+
+
+def test_embedded_recipes_refuse_the_folder_of_cifar_100(tmp_path: Path) -> None:
+    write_cifar_batch(tmp_path / "test", IMAGES, [*range(76, 100)], key=b"fine_labels")
+    with pytest.raises(DataError, match=r"has labels up to 99: expected CIFAR-10"):
+        build_task("embedded", BenchmarkOptions(data=str(tmp_path))).make_stream(None)
+
+
 @pytest.fixture
 def imagenet_c(tmp_path: Path) -> Path:
     from ctta.corruptions import CORRUPTIONS
@@ -156,8 +178,6 @@ def test_imagenet_uses_five_images_per_class_or_the_list(imagenet_c: Path) -> No
 
 
 def test_unsupported_options_are_refused() -> None:
-    with pytest.raises(ConfigError, match="ships with its images"):
-        build_task("embedded", BenchmarkOptions(data="x")).make_stream(None)
     with pytest.raises(ConfigError, match=r"no recipe 'cifar11c' \(did you mean 'cifar10c'\?\); choose one of demo"):
         build_task("cifar11c", BenchmarkOptions())
 

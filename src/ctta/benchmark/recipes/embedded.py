@@ -1,4 +1,7 @@
-"""Tasks on the network and the images that ship with the library: nothing to download, minutes instead of hours."""
+"""Tasks on the network and the images that ship with the library: nothing to download, minutes instead of hours.
+
+With ``--data`` they take the 10,000 test images of CIFAR-10 in a folder instead of the 2,000 that ship.
+"""
 
 from ctta import models
 from ctta.benchmark.recipes.base import BenchmarkOptions, BenchmarkTask
@@ -11,8 +14,9 @@ from ctta.benchmark.recipes.paper import (
     every_method,
     stream_sizes,
 )
-from ctta.datasets import Corrupted, sample
-from ctta.errors import ConfigError
+from ctta.datasets import Corrupted, clean_cifar, sample
+from ctta.errors import DataError
+from ctta.models import CIFAR10_CLASSES
 from ctta.models.resnet20 import embedded_stats
 from ctta.source_stats import SourceStats
 from ctta.streams import gradual
@@ -30,7 +34,7 @@ def demo(options: BenchmarkOptions) -> BenchmarkTask:
     return BenchmarkTask(
         make_network=lambda: models.load(options.model or "embedded"),
         load_stats=None if options.model else load_embedded_stats,
-        make_stream=lambda order: corrupted_stream(_sample(options), options, order, batch_size=50, limit=500),
+        make_stream=lambda order: corrupted_stream(_open_images(options), options, order, batch_size=50, limit=500),
         accepts=CORRUPTION_OPTIONS,
         methods=every_method(options, "cifar10", batch_size=50, views=image_views(8), cotta=SHORT_STREAM),
         default_methods=METHODS,
@@ -39,11 +43,11 @@ def demo(options: BenchmarkOptions) -> BenchmarkTask:
 
 
 def embedded(options: BenchmarkOptions) -> BenchmarkTask:
-    """Corrupted CIFAR-10 images: ResNet-20, 15 corruptions at severity 5 in a row, 2,000 images each."""
+    """Corrupted CIFAR-10 images: ResNet-20, 15 corruptions at severity 5, 2,000 images each (10,000 with --data)."""
     return BenchmarkTask(
         make_network=lambda: models.load(options.model or "embedded"),
         load_stats=None if options.model else load_embedded_stats,
-        make_stream=lambda order: corrupted_stream(_sample(options), options, order),
+        make_stream=lambda order: corrupted_stream(_open_images(options), options, order),
         accepts=CORRUPTION_OPTIONS,
         methods=every_method(options, "cifar10", cotta=CIFAR10),
         default_methods=METHODS,
@@ -57,7 +61,7 @@ def embedded_gradual(options: BenchmarkOptions) -> BenchmarkTask:
         make_network=lambda: models.load(options.model or "embedded"),
         load_stats=None if options.model else load_embedded_stats,
         make_stream=lambda order: gradual(
-            _sample(options), variant=GRADUAL[options.preset], order=order, **stream_sizes(options)
+            _open_images(options), variant=GRADUAL[options.preset], order=order, **stream_sizes(options)
         ),
         methods=every_method(options, "cifar10", cotta=CIFAR10),
         default_methods=METHODS,
@@ -70,7 +74,7 @@ def ablation(options: BenchmarkOptions) -> BenchmarkTask:
     return BenchmarkTask(
         make_network=lambda: models.load(options.model or "embedded"),
         load_stats=None if options.model else load_embedded_stats,
-        make_stream=lambda order: corrupted_stream(_sample(options), options, order),
+        make_stream=lambda order: corrupted_stream(_open_images(options), options, order),
         accepts=CORRUPTION_OPTIONS,
         methods=every_method(options, "cifar10", cotta=CIFAR10),
         default_methods=ABLATION,
@@ -90,7 +94,11 @@ def load_embedded_stats(method: str) -> SourceStats:
     return embedded_stats(frozen=method == "petta")
 
 
-def _sample(options: BenchmarkOptions) -> Corrupted:
-    if options.data is not None:
-        raise ConfigError("this recipe ships with its images: leave out the option 'data'")
-    return sample()
+def _open_images(options: BenchmarkOptions) -> Corrupted:
+    """Return the images that ship with the library, or all test images of CIFAR-10 in the user's folder."""
+    if options.data is None:
+        return sample()
+    images, labels = clean_cifar(options.data)
+    if labels.max() >= len(CIFAR10_CLASSES):
+        raise DataError(f"{options.data} has labels up to {labels.max()}: expected CIFAR-10, with labels up to 9")
+    return Corrupted(images, labels, name="cifar10-test", class_names=CIFAR10_CLASSES)
