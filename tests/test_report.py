@@ -64,7 +64,7 @@ def test_reports_are_deterministic(tmp_path: Path) -> None:
     first, second = write_report([run], tmp_path / "a").parent, write_report([run], tmp_path / "b").parent
     names = sorted(path.name for path in first.iterdir())
     figures = [f"{name}.{ending}" for name in ("cost", "error-over-time", "reliability") for ending in ("png", "svg")]
-    assert names == sorted([*figures, "report.html", "report.md", "table.csv", "table.tex"])
+    assert names == sorted([*figures, "numbers.json", "report.html", "report.md", "table.csv", "table.tex"])
     assert all((first / name).read_bytes() == (second / name).read_bytes() for name in names)
 
 

@@ -52,7 +52,7 @@ def test_a_report_has_the_error_of_each_class_by_name(tree: Path, tmp_path: Path
     assert [text.split("|")[0] for text in heading][-4:] == [*KINDS, "mean"]
     assert [text.split("|")[0] for text in row][-4:] == ["0.0", "50.0", "100.0", "50.0"]
     text = (tmp_path / "report" / "report.md").read_text()
-    assert "### Classes" in text and "Error per class in percent, over all images." in text
+    assert "## Classes" in text and "Error per class in percent, over all images." in text
     latex = (tmp_path / "report" / "table.tex").read_text()
     assert re.search(r"heron.*otter.*pike", latex) and "Source & 0.0 & 50.0 & 100.0 & 50.0" in latex
 

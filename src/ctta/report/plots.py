@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from ctta.evaluation.metrics import NUM_BINS, Metric, Score
+from ctta.evaluation.metrics import NUM_BINS, Metric
+from ctta.report.content import ReportRow
 from ctta.report.curves import AxisSpan, ScoreCurve, Timeline
-from ctta.report.sections import MethodEntry
 from ctta.report.tables import Table
 from ctta.report.theme import FAINT, INK, LineStyle, plot_style, replace_control_characters, shorten
 
@@ -43,28 +43,27 @@ def plot_scores_over_time(timeline: Timeline, styles: Mapping[str, LineStyle]) -
     return figure
 
 
-def plot_reliability(entries: Sequence[MethodEntry], styles: Mapping[str, LineStyle]) -> Figure:
-    """Plot accuracy against confidence, one panel per entry; a calibrated method lies on the diagonal."""
-    num_rows = ceil(len(entries) / 7)
-    num_columns = max(4, ceil(len(entries) / num_rows))  # a single method does not fill the width
-    has_several_runs = len({entry.run for entry in entries}) > 1
+def plot_reliability(rows: Sequence[ReportRow], styles: Mapping[str, LineStyle]) -> Figure:
+    """Plot accuracy against confidence, one panel per row; a calibrated method lies on the diagonal."""
+    num_rows = ceil(len(rows) / 7)
+    num_columns = max(4, ceil(len(rows) / num_rows))  # a single method does not fill the width
+    has_several_runs = len({row.run for row in rows}) > 1
     with plot_style():
         figure = Figure(figsize=(WIDTH, 0.4 + (1.9 if has_several_runs else 1.7) * num_rows), layout="constrained")
         panels = figure.subplots(num_rows, num_columns, squeeze=False, sharex=True, sharey=True).flat
-        for number, (entry, axes) in enumerate(zip(entries, panels, strict=False)):
-            bins = Score.sum(result.total for result in entry.results).bins
-            centers = [(place + 0.5) / NUM_BINS for place, (count, _sum, _right) in enumerate(bins) if count]
-            accuracies = [right / count for count, _sum, right in bins if count]
-            confidences = [total / count for count, total, _right in bins if count]
-            color = styles[entry.label].color
+        for number, (row, axes) in enumerate(zip(rows, panels, strict=False)):
+            centers = [(place + 0.5) / NUM_BINS for place, (count, _sum, _right) in enumerate(row.bins) if count]
+            accuracies = [right / count for count, _sum, right in row.bins if count]
+            confidences = [total / count for count, total, _right in row.bins if count]
+            color = styles[row.label].color
             axes.bar(centers, accuracies, width=0.9 / NUM_BINS, color=color, alpha=0.75, linewidth=0)
             axes.plot(centers, confidences, color=INK, marker="_", markersize=5, linestyle="none")
             axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1, zorder=0)
-            names = [entry.run, entry.label] if has_several_runs else [entry.label]
+            names = [row.run, row.label] if has_several_runs else [row.label]
             axes.set_title("\n".join(shorten(replace_control_characters(name), 18) for name in names), loc="left")
             axes.set(xlim=(0, 1), ylim=(0, 1), xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
-            axes.tick_params(labelbottom=number + num_columns >= len(entries))  # no panel below
-        for axes in list(figure.axes)[len(entries) :]:
+            axes.tick_params(labelbottom=number + num_columns >= len(rows))  # no panel below
+        for axes in list(figure.axes)[len(rows) :]:
             axes.set_visible(False)
         figure.supxlabel("confidence", fontsize=9)
         figure.supylabel("accuracy", fontsize=9)

@@ -10,6 +10,7 @@ from math import isnan
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from ctta.report.content import SectionContent
 from ctta.report.document import ReportDocument, ReportFigure, SectionReport
 from ctta.report.tables import NUM_DIGITS, Table, TableCell, TableRow
 from ctta.report.theme import build_style_sheet
@@ -105,21 +106,24 @@ def render_markdown(table: Table) -> str:
 
 def render_markdown_report(document: ReportDocument) -> str:
     """Render the whole report as Markdown; it refers to the PNG files of the figures."""
-    parts = [f"# {escape_markdown(document.title)}"]
+    content = document.content
+    parts = [f"# {escape_markdown(content.title)}"]
     if not document.sections:
         parts.append("No cell is complete yet.")
-    for section in document.sections:
-        parts += _render_markdown_section(section)
-    if any(run.commands for run in document.runs):
+    for report in document.sections:
+        if len(document.sections) > 1:
+            parts.append(f"## {report.number}. {escape_markdown(report.content.title)}")
+        parts += _render_markdown_section(report, "###" if len(document.sections) > 1 else "##")
+    if any(run.commands for run in content.runs):
         parts.append("## Commands")
-    for run in document.runs:
+    for run in content.runs:
         if not run.commands:
             continue
         commands = "\n".join(f"    {to_one_line(command)}" for command in run.commands)
         parts.append(f"{escape_markdown(run.name)}:\n\n{commands}")
-    if document.missing:
+    if content.missing:
         parts.append("## Missing cells")
-        cells = ((cell.run, cell.cell, cell.reason) for cell in document.missing)
+        cells = ((cell.run, cell.cell, cell.reason) for cell in content.missing)
         parts.append("\n".join(f"- {' · '.join(escape_markdown(text) for text in cell)}" for cell in cells))
     return "\n\n".join(parts) + "\n"
 
@@ -132,7 +136,7 @@ def render_html(document: ReportDocument) -> str:
     template = environment.from_string((resources / "page.html").read_text(encoding="utf-8"))
     # Only these are not escaped: our own style sheet, and the SVG of matplotlib, which escapes its text itself.
     style = Markup(build_style_sheet() + "\n" + (resources / "page.css").read_text(encoding="utf-8"))
-    return template.render(document=document, style=style, raw=Markup)
+    return template.render(document=document, content=document.content, style=style, raw=Markup)
 
 
 def _format_csv_number(number: float | None) -> str:
@@ -153,27 +157,28 @@ def _render_latex_number(cell: TableCell) -> str:
     return rf"\textbf{{{cell.text}}}" if cell.is_best else cell.text
 
 
-def _render_markdown_section(report: SectionReport) -> list[str]:
-    section = report.section
-    parts = [f"## {report.number}. {escape_markdown(report.title)}", escape_markdown(section.title)]
-    parts += [f"> **{escape_markdown(warning)}**" for warning in section.warnings]
-    parts += [escape_markdown(report.headline), render_markdown(report.scores), report.caption]
-    parts += [escape_markdown(note) for note in report.scores.notes]
-    if report.scores.has_published_columns:
-        parts += ["Published numbers, with ours minus published in parentheses:", _render_published(report.scores)]
-    parts.append(_render_markdown_figure(report.scores_over_time))
-    if report.classes:
-        parts += ["### Classes", render_markdown(report.classes), f"{report.classes.caption}."]
-    if report.overlays:
-        parts.append(_render_markdown_figure(report.overlays))
-    parts += [f"### {report.summary.caption}", render_markdown(report.summary)]
-    parts += [_render_markdown_figure(figure) for figure in (report.reliability, report.cost)]
-    parts += ["### Settings", "\n".join(_render_markdown_settings(report))]
+def _render_markdown_section(report: SectionReport, heading: str) -> list[str]:
+    section = report.content
+    parts = [f"> **{escape_markdown(warning)}**" for warning in section.warnings]
+    parts += [escape_markdown(section.headline), render_markdown(section.scores), section.caption]
+    parts += [escape_markdown(note) for note in section.scores.notes]
+    if section.scores.has_published_columns:
+        parts += ["Published numbers, with ours minus published in parentheses:", _render_published(section.scores)]
+    parts.append(f"Stream: {escape_markdown(section.protocol_title)}")
+    parts += _render_markdown_figures(report.scores_over_time)
+    if section.classes:
+        parts += [f"{heading} Classes", render_markdown(section.classes), f"{section.classes.caption}."]
+    parts += _render_markdown_figures(report.overlays)
+    if section.summary:
+        parts += [f"{heading} {section.summary.caption}", render_markdown(section.summary)]
+    parts += _render_markdown_figures(report.reliability, report.cost)
+    parts += [f"{heading} Settings", "\n".join(_render_markdown_settings(section))]
+    streams = ((stream.name, stream.hash) for stream in section.streams)
     facts = [
         f"- {escape_markdown(name)}: {escape_markdown(value)}"
-        for name, value in (*report.environment, *report.streams, *report.networks)
+        for name, value in (*section.environment, *streams, *section.networks)
     ]
-    return [*parts, "### Environment, stream and network", "\n".join(facts)]
+    return [*parts, f"{heading} Environment, stream and network", "\n".join(facts)]
 
 
 def _render_published(table: Table) -> str:
@@ -187,16 +192,16 @@ def _render_published(table: Table) -> str:
     return "\n".join(lines)
 
 
-def _render_markdown_figure(figure: ReportFigure) -> str:
-    return f"![{figure.title}]({figure.name}.png)\n\n{figure.caption}"
+def _render_markdown_figures(*figures: ReportFigure | None) -> list[str]:
+    return [f"![{figure.title}]({figure.name}.png)\n\n{figure.caption}" for figure in figures if figure]
 
 
-def _render_markdown_settings(report: SectionReport) -> list[str]:
+def _render_markdown_settings(section: SectionContent) -> list[str]:
     lines = []
-    for entry in report.section.entries:
-        name = f"{entry.run}: {entry.label}" if len(report.section.runs) > 1 else entry.label
-        settings = ", ".join(f"{key}={value}" for key, value in entry.settings.items()) or "none"
-        lines.append(f"- **{escape_markdown(name)}** ({entry.averaged_over}): {escape_markdown(settings)}")
+    for row in section.rows:
+        name = f"{row.run}: {row.label}" if len(section.runs) > 1 else row.label
+        settings = ", ".join(f"{key}={value}" for key, value in row.settings.items()) or "none"
+        lines.append(f"- **{escape_markdown(name)}** ({row.averaged_over}): {escape_markdown(settings)}")
     return lines
 
 

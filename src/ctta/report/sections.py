@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ctta.evaluation.display import strip_hashes
 from ctta.evaluation.results import Result
 from ctta.report.runs import RecordedRun
 
@@ -94,11 +93,6 @@ class Section:
         """Names of the recipes, or of the runs of results that are of none."""
         names = (str(result.labels.get("recipe") or entry.run) for entry in self.entries for result in entry.results)
         return tuple(dict.fromkeys(names))
-
-    @property
-    def title(self) -> str:
-        """The protocol without the hashes of its data, which the foot of the section has."""
-        return strip_hashes(self.protocol)
 
 
 def get_order(result: Result) -> int | None:

@@ -3,17 +3,21 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from ctta.report.content import ReportContent, build_content
+from ctta.report.numbers_file import format_numbers, parse_numbers, read_numbers
 from ctta.report.runs import OnProgress, read_runs
 
 
 def write_report(runs: Sequence[Path], out: Path, *, on_progress: OnProgress | None = None) -> Path:
-    """Write report.html, report.md, table.tex, table.csv and the figures of one or more runs.
+    """Write report.html, report.md, table.tex, table.csv, numbers.json and the figures of one or more runs.
 
     Runs of the same protocol share a table, with a group of rows each. Results that saw different batches never share
-    a table. Incomplete cells are listed and left out of the tables. Needs the extra ``bench``.
+    a table. Incomplete cells are listed and left out of the tables. ``numbers.json`` is a small file from which the
+    report can be written again, except for pictures of scenes. Needs the extra ``bench``.
 
     Args:
-        runs: Folders that a benchmark, :func:`ctta.evaluate` or :func:`ctta.compare` wrote.
+        runs: Folders that a benchmark, :func:`ctta.evaluate` or :func:`ctta.compare` wrote, or files ``numbers.json``
+            of earlier reports.
         out: Folder to write to; created if it does not exist.
         on_progress: Called while the runs are read, with the number of cells done and in total.
 
@@ -26,25 +30,31 @@ def write_report(runs: Sequence[Path], out: Path, *, on_progress: OnProgress | N
         ImportError: If the extra ``bench`` is not installed.
     """
     try:
-        from ctta.report.document import build_document
+        from ctta.report.document import draw_document
         from ctta.report.renderers import render_csv, render_html, render_latex, render_markdown_report
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("ctta"):
             raise
         raise ImportError("reports need the extra 'bench': pip install 'ctta[bench]'") from error
-    recorded = read_runs(runs, on_progress=on_progress)
+    files = [] if isinstance(runs, str | Path) else [Path(path) for path in runs if Path(path).is_file()]
+    folders = runs if not files else [path for path in runs if not Path(path).is_file()]
+    recorded = read_runs(folders, on_progress=on_progress) if folders or not files else []
+    content = _join_contents([build_content(recorded), *(read_numbers(path) for path in files)])
+    numbers = format_numbers(content)
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    document = build_document(recorded, out)
+    # From the rounded numbers, so that a report that is written again is the same to the last byte.
+    document = draw_document(parse_numbers(numbers), out, recorded)
     tables, latex = [], ["% needs the packages booktabs and graphicx"]
     for report in document.sections:
-        protocol = report.section.protocol
-        tables.append((f"{report.number}. {protocol}", report.scores))
-        latex.append(render_latex(report.scores, f"{protocol}. {report.scores.caption}."))
-        if report.classes:
-            tables.append((f"{report.number}. {protocol}: classes", report.classes))
-            latex.append(render_latex(report.classes, f"{protocol}. {report.classes.caption}."))
+        section = report.content
+        tables.append((f"{report.number}. {section.protocol}", section.scores))
+        latex.append(render_latex(section.scores, f"{section.protocol}. {section.scores.caption}."))
+        if section.classes:
+            tables.append((f"{report.number}. {section.protocol}: classes", section.classes))
+            latex.append(render_latex(section.classes, f"{section.protocol}. {section.classes.caption}."))
     contents = {
+        "numbers.json": numbers,
         "table.csv": render_csv(tables),
         "table.tex": "\n".join(latex),
         "report.md": render_markdown_report(document),
@@ -53,3 +63,12 @@ def write_report(runs: Sequence[Path], out: Path, *, on_progress: OnProgress | N
     for name, text in contents.items():
         (out / name).write_text(text, encoding="utf-8")
     return out / "report.html"
+
+
+def _join_contents(contents: Sequence[ReportContent]) -> ReportContent:
+    """Return the sections of all reports, one after the other."""
+    return ReportContent(
+        sections=tuple(section for content in contents for section in content.sections),
+        runs=tuple(run for content in contents for run in content.runs),
+        missing=tuple(cell for content in contents for cell in content.missing),
+    )
