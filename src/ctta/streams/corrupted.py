@@ -66,3 +66,26 @@ def as_corruption_dataset(data: CorruptionDataset | Stream, protocol: str) -> Co
             "in one of these"
         )
     return data
+
+
+def as_clean_images(data: object, protocol: str) -> CorruptibleDataset:
+    """Return a dataset that corrupts its images as it is, and a stream of clean images as such a dataset.
+
+    Args:
+        data: What a protocol was given.
+        protocol: Name of the protocol, for the error.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        TypeError: The data is neither, such as CIFAR-10-C, whose images are corrupted already.
+    """
+    if isinstance(data, Stream):
+        return CorruptedStream(data)
+    if not isinstance(data, CorruptibleDataset):
+        raise TypeError(
+            f"{protocol} corrupts clean images and got {type(data).__name__}: give ctta.datasets.Corrupted(images, "
+            "labels, name='mine'), ctta.datasets.CorruptedFolder(path), or a stream of clean images"
+        )
+    return data
