@@ -18,7 +18,7 @@ from ctta.base import AdaptiveModel
 from ctta.errors import ConfigError, InputError
 from ctta.evaluation.conversion import to_image_batch, to_labels
 from ctta.methods import Source
-from ctta.streams import Batch, Stream, in_memory
+from ctta.streams import Batch, EndlessStream, Stream, in_memory
 from ctta.surgery import infer_input_rank
 from ctta.validation import check_integer
 
@@ -221,6 +221,8 @@ def _refuse_other_things(data: Any) -> None:
             f"expected data, got the path {str(data)!r}: open it with ctta.streams.image_folder(path, size=(224, 224)) "
             "for a tree <class>/<image>, or ctta.streams.folder(path) for images without labels"
         )
+    if isinstance(data, EndlessStream):
+        raise ConfigError(f"{data.name} has no end to evaluate it to: give the stream a number of images, num_images=")
     if isinstance(data, Mapping):
         keys = ", ".join(map(repr, list(data)[:5]))
         raise TypeError(f"expected batches, got a dictionary with {keys}: give a pair (images, labels) of its arrays")

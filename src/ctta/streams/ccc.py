@@ -17,10 +17,10 @@ from ctta.corruptions.registry import check_corruption
 from ctta.datasets.base import Rows
 from ctta.datasets.corruptible import CorruptibleDataset, Step, format_steps
 from ctta.errors import ConfigError
-from ctta.streams.accuracy import QUARTERS, AccuracyMatrix
+from ctta.streams.accuracy import QUARTERS, AccuracyMatrix, Pair
 from ctta.streams.corrupted import as_clean_images
 from ctta.streams.stream import Batch, Segment, Stream
-from ctta.streams.walk import walk
+from ctta.streams.walk import Point, walk
 from ctta.validation import check_choice, check_fraction, check_integer
 
 Difficulty = Literal["easy", "medium", "hard"]
@@ -164,6 +164,7 @@ class Route:
     ) -> None:
         self.data, self.matrix, self.noises, self.target = data, matrix, noises, target
         self.speed, self.seed = speed, seed
+        self._walks: dict[Pair, list[Point]] = {}
         self._points: list[tuple[Step, Step]] = []
         self._found = self._find_points()
 
@@ -173,7 +174,9 @@ class Route:
         while True:
             others = [name for name in self.noises if name != first]
             second = others[generator.integers(len(others))]
-            for i, j in walk(self.matrix, first, second, target=self.target):
+            if (first, second) not in self._walks:
+                self._walks[first, second] = walk(self.matrix, first, second, target=self.target)
+            for i, j in self._walks[first, second]:
                 yield (first, QUARTERS[i]), (second, QUARTERS[j])
             first = second
 

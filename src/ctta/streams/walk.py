@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ctta.streams.accuracy import QUARTERS, AccuracyMatrix, AccuracyTable
+from ctta.streams.accuracy import AccuracyMatrix, AccuracyTable
 from ctta.validation import check_fraction
 
 #: Quarter severities of the corruption that fades and of the one that grows.
@@ -42,7 +42,7 @@ def find_path(table: AccuracyTable, target: float) -> list[Point]:
     >>> [len(find_path(np.full((21, 21), accuracy), 0.4)) for accuracy in (0.3, 0.4)]
     [22, 22]
     """
-    size = len(QUARTERS)
+    size = len(table)
     # Sum of the accuracies of the rest of the walk from each point, its number of points, and whether j grows next.
     total, length, grows = table.astype(np.float64), np.ones(table.shape, np.int64), np.zeros(table.shape, bool)
     for j in reversed(range(size)):
