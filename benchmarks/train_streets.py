@@ -1,19 +1,30 @@
-"""Train a tiny SegFormer on the synthetic street in clear weather, on frames rendered on the fly.
+"""Train a source network on the synthetic street in clear weather, on frames rendered on the fly.
 
-    python benchmarks/train_streets.py --weights streets.safetensors [--steps 6000]
+    python benchmarks/train_streets.py --network segformer --weights streets.safetensors
+    python benchmarks/train_streets.py --network bn --weights streets_bn.safetensors
 
-The schedule is fixed in advance: AdamW, linear warm-up, cosine decay to zero, flips and mild color jitter. Frames come
-from the split "train", each used once; mIoU is printed on clear frames of the split "choose". The randomness of step k
-depends on (seed, k) only, and checkpoints are written regularly, so an interrupted run resumes where it stopped. Needs
-the extra segmentation.
+Both networks are trained as the reference's SegFormer was, so that views at other scales show them nothing new. The
+schedule is fixed in advance, and is the same for both:
+
+- each frame is resized by a factor from 0.5 to 2 and cropped back to 128x256 at a random place (images bilinear, labels
+  nearest; beyond the edge the image is mirrored and its pixels are not scored), and half of the frames are flipped;
+- photometric distortion: brightness by up to 32/255, contrast and saturation by factors from 0.5 to 1.5, hue by up to a
+  twentieth of the circle either way, each for half of the frames;
+- AdamW with weight decay 0.01, linear warm-up to 1e-3 over a twentieth of the steps, cosine decay to zero, gradients
+  clipped to norm 1.
+
+Frames come from the split "train", each used once; mIoU is printed on clear frames of the split "choose", at scales
+0.5, 1 and 2. The randomness of step k depends on (seed, k) only, and checkpoints are written regularly, so an
+interrupted run resumes where it stopped. The SegFormer needs the extra segmentation.
 """
 
 import argparse
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -26,16 +37,25 @@ from torch.nn import functional as F
 
 from ctta.datasets import StreetScenes
 from ctta.io.atomic import atomic_write
-from ctta.models import tiny_segformer
+from ctta.models import StreetCNN, tiny_segformer
+from ctta.surgery import resize
 from ctta.synthetic import CLASSES, VERSION
+from ctta.views import ScaledView
+from ctta.views.transforms import adjust_contrast_, adjust_hue_, adjust_saturation_
 
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "segformer": lambda: tiny_segformer().net,
+    "bn": lambda: StreetCNN(len(CLASSES)),
+}
 SIZE = (128, 256)
+SCALES = (0.5, 2.0)
+IGNORED = 255  # the label of pixels beyond the edge of a frame
 PEAK_LR = 1e-3
 WARMUP_FRACTION = 0.05  # of all steps
 WEIGHT_DECAY = 0.01
 MAX_FILE_SIZE = 4_000_000  # bytes
 NUM_VALIDATION_FRAMES = 100  # frames
-REPORT_EVERY = 500  # steps; also the interval of checkpoints
+REPORT_EVERY = 250  # steps; also the interval of checkpoints
 
 
 def render_frames(split: str, first: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -57,13 +77,39 @@ def render_batches(steps: range, batch_size: int, seed: int, workers: int) -> It
 
 
 def augment(x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Flip half of the frames; vary brightness, contrast and color balance by up to a tenth."""
-    flipped = torch.rand(len(x), generator=generator) < 0.5
-    x, y = torch.where(flipped[:, None, None, None], x.flip(3), x), torch.where(flipped[:, None, None], y.flip(2), y)
-    gain = 1 + 0.1 * (2 * torch.rand(len(x), 3, 1, 1, generator=generator) - 1)
-    contrast = 1 + 0.1 * (2 * torch.rand(len(x), 1, 1, 1, generator=generator) - 1)
-    mean = x.mean((1, 2, 3), keepdim=True)
-    return ((x * gain - mean) * contrast + mean).clamp(0, 1), y
+    """Return each frame resized, cropped, flipped and recolored at random, with the labels to match."""
+    x, y = resize_and_crop(x, y, generator)
+    return torch.cat([distort_colors(frame, generator) for frame in x.split(1)]), y
+
+
+def resize_and_crop(x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return each frame at a scale of its own, cropped back to its size at a random place; half are flipped."""
+    extent = 1 / (SCALES[0] + (SCALES[1] - SCALES[0]) * torch.rand(len(x), generator=generator))  # of the crop
+    flip = torch.where(torch.rand(len(x), generator=generator) < 0.5, -1.0, 1.0)
+    shift = (1 - extent).abs() * (2 * torch.rand(2, len(x), generator=generator) - 1)
+    theta = torch.zeros(len(x), 2, 3)
+    theta[:, 0, 0], theta[:, 1, 1], theta[:, :, 2] = extent * flip, extent, shift.T
+    grid = F.affine_grid(theta, list(x.shape), align_corners=False)
+    labels = F.grid_sample(y[:, None].float(), grid, mode="nearest", align_corners=False)[:, 0].long()
+    is_beyond = grid.abs().amax(-1) > 1
+    images = F.grid_sample(x, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+    return images, labels.masked_fill(is_beyond, IGNORED)
+
+
+def distort_colors(frame: Tensor, generator: torch.Generator) -> Tensor:
+    """Return one frame (1, 3, H, W) with other brightness, contrast, saturation and hue, each half of the time."""
+    frame = frame.clone()
+    chosen = (torch.rand(4, generator=generator) < 0.5).tolist()
+    brightness, contrast, saturation, hue = (2 * torch.rand(4, generator=generator) - 1).tolist()
+    if chosen[0]:
+        frame.add_(brightness * 32 / 255).clamp_(0, 1)
+    if chosen[1]:
+        adjust_contrast_(frame, 1 + 0.5 * contrast)
+    if chosen[2]:
+        adjust_saturation_(frame, 1 + 0.5 * saturation)
+    if chosen[3]:
+        adjust_hue_(frame, 0.05 * hue)
+    return frame
 
 
 def learning_rate(progress: float) -> float:
@@ -75,17 +121,19 @@ def learning_rate(progress: float) -> float:
 
 def compute_logits(net: nn.Module, x: Tensor) -> Tensor:
     """Return the logits at the size of the input."""
-    return F.interpolate(net(x).logits, x.shape[2:], mode="bilinear", align_corners=False)
+    output = net(x)
+    return resize(output if isinstance(output, Tensor) else output.logits, x.shape[2:])
 
 
 @torch.inference_mode()
-def compute_class_iou(net: nn.Module, count: int, batch_size: int, seed: int) -> Tensor:
-    """Return the intersection over union of each class on clear validation frames."""
+def compute_class_iou(net: nn.Module, count: int, batch_size: int, seed: int, scale: float = 1.0) -> Tensor:
+    """Return the intersection over union of each class on clear validation frames, seen at a scale."""
+    view = ScaledView(scale, flip=False)
     net.eval()
     confusion = torch.zeros(len(CLASSES) ** 2, dtype=torch.int64)
     for first in range(0, count, batch_size):
         x, y = render_frames("choose", first, min(batch_size, count - first), seed)
-        pairs = y * len(CLASSES) + compute_logits(net, x).argmax(1)
+        pairs = y * len(CLASSES) + view(partial(compute_logits, net), x).argmax(1)
         confusion += torch.bincount(pairs.flatten(), minlength=len(confusion))
     table = confusion.view(len(CLASSES), -1).double()
     hit = table.diagonal()
@@ -95,9 +143,9 @@ def compute_class_iou(net: nn.Module, count: int, batch_size: int, seed: int) ->
 def train(arguments: argparse.Namespace, checkpoint: Path) -> nn.Module:
     """Train a new network, or resume from the checkpoint."""
     torch.manual_seed(arguments.seed)
-    net = tiny_segformer().net
+    net = NETWORKS[arguments.network]()
     optimizer = torch.optim.AdamW(net.parameters(), PEAK_LR, weight_decay=WEIGHT_DECAY)
-    run = {"steps": arguments.steps, "batch_size": arguments.batch_size, "seed": arguments.seed, "streets": VERSION}
+    run = {name: getattr(arguments, name) for name in ("network", "steps", "batch_size", "seed")} | {"streets": VERSION}
     state: dict[str, Any] = {"run": run, "done": 0}
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
@@ -111,7 +159,7 @@ def train(arguments: argparse.Namespace, checkpoint: Path) -> nn.Module:
         net.train()
         optimizer.param_groups[0]["lr"] = learning_rate(step / arguments.steps)
         x, y = augment(x, y, torch.Generator().manual_seed(arguments.seed * 1_000_003 + step))
-        loss = F.cross_entropy(compute_logits(net, x), y)
+        loss = F.cross_entropy(compute_logits(net, x), y, ignore_index=IGNORED)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(net.parameters(), 1.0)
@@ -132,9 +180,10 @@ def train(arguments: argparse.Namespace, checkpoint: Path) -> nn.Module:
 
 def main() -> None:
     """Train, evaluate on the validation frames, and write the weights."""
-    parser = argparse.ArgumentParser(description="Train a tiny SegFormer on the synthetic street in clear weather.")
+    parser = argparse.ArgumentParser(description="Train a source network on the synthetic street in clear weather.")
+    parser.add_argument("--network", choices=NETWORKS, required=True)
     parser.add_argument("--weights", type=Path, required=True, help="file to write, .safetensors")
-    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1, help="processes that render frames")
@@ -145,8 +194,12 @@ def main() -> None:
     for name, value in zip(CLASSES, iou.tolist(), strict=True):
         print(f"{name:12}{100 * value:6.1f}")
     print(f"{'mIoU':12}{100 * iou.mean():6.1f}   {sum(p.numel() for p in net.parameters()):,} parameters")
+    for scale in (SCALES[0], SCALES[1]):
+        scaled = compute_class_iou(net, arguments.validation_frames, arguments.batch_size, arguments.seed, scale)
+        print(f"{f'at scale {scale}':12}{100 * scaled.mean():6.1f}")
     metadata = {
         "data": f"ctta.synthetic version {VERSION}, split train, clear",
+        "network": arguments.network,
         "steps": str(arguments.steps),
         "batch_size": str(arguments.batch_size),
         "seed": str(arguments.seed),

@@ -29,6 +29,7 @@ from ctta.validation import check_choice, check_fraction, check_number, check_vi
 from ctta.views import (
     Average,
     Views,
+    ViewWeights,
     average_views,
     check_images,
     check_views,
@@ -88,6 +89,8 @@ class CoTTA(AdaptiveModel):
         gate: Compare the threshold with the mean confidence of the ``"batch"`` (the authors' code), or with that of
             each ``"element"``, an image or a pixel (the paper).
         average: The mean over views of ``"logits"`` (the authors' code) or of ``"probabilities"`` (the paper).
+        view_weights: In that mean, views count ``"equal"`` as in paper and code, or by the teacher's ``"confidence"``
+            in each for the image at hand: a scale at which the network is unsure then hardly counts.
         predict_with: Return the ``"refined"`` target (the authors' code) or the ``"teacher"``'s direct prediction
             (the paper).
         loss: ``"cross_entropy"`` (the paper), ``"symmetric"`` (the mean of both directions, the authors' code for
@@ -132,6 +135,7 @@ class CoTTA(AdaptiveModel):
         views: Views = image_views(32),
         gate: Literal["batch", "element"] = "batch",
         average: Average = "logits",
+        view_weights: ViewWeights = "equal",
         predict_with: Literal["refined", "teacher"] = "refined",
         loss: Literal["cross_entropy", "symmetric", "hard"] = "cross_entropy",
         views_at_once: int = 1,
@@ -145,6 +149,7 @@ class CoTTA(AdaptiveModel):
         check_fraction("restore", restore)
         check_choice("gate", gate, ("batch", "element"))
         check_choice("average", average, ("logits", "probabilities"))
+        check_choice("view_weights", view_weights, ("equal", "confidence"))
         check_choice("predict_with", predict_with, ("refined", "teacher"))
         check_choice("loss", loss, tuple(LOSSES))
         check_views(views)
@@ -154,6 +159,7 @@ class CoTTA(AdaptiveModel):
             raise ConfigError("CoTTA restores weights itself: give restore=0 to do it by a policy, or leave that out")
         self.decay, self.restore, self.threshold, self.views = decay, restore, threshold, views
         self.gate, self.average, self.predict_with, self.loss = gate, average, predict_with, loss
+        self.view_weights = view_weights
         self._views_at_once = views_at_once
         self.student = self.copy_of_source()
         self.teacher = self.copy_of_source().requires_grad_(False)
@@ -291,4 +297,4 @@ class CoTTA(AdaptiveModel):
     def _predict_over_views(self, x: Tensor) -> Tensor:
         """Return the teacher's mean prediction over the views of this step."""
         views = draw_views(self.views, self.generator("views"))
-        return average_views(views, self.teacher, x, self.average, self.views_at_once)
+        return average_views(views, self.teacher, x, self.average, self.views_at_once, self.view_weights)

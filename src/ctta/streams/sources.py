@@ -38,7 +38,7 @@ def in_memory(
 
     Args:
         images: uint8 array of shape (N, H, W, 3).
-        labels: N integers, if known.
+        labels: N integers, or one per pixel (N, H, W) with 255 where a pixel is not scored, if known.
         name: Name of the domain.
         batch_size: Images per batch.
 
@@ -49,7 +49,11 @@ def in_memory(
         InputError: An array has another shape or data type.
     """
     label_array = None if labels is None else np.asarray(labels)
-    pixels = PixelArray(describe_arrays(name, images, label_array), images, label_array)
+    described = describe_arrays(name, images, label_array)
+    if label_array is not None and label_array.ndim > 1:
+        pixels = PixelArray(described, images, None, label_array)
+    else:
+        pixels = PixelArray(described, images, label_array)
     return Stream(f"in_memory {pixels.name}", [_whole_domain(name, pixels)], batch_size=batch_size)
 
 

@@ -1,5 +1,6 @@
 """The protocol of a view, and the average of a model's predictions over views."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, Protocol, runtime_checkable
@@ -8,13 +9,20 @@ import torch
 from torch import Tensor
 
 from ctta.errors import ConfigError
-from ctta.functional import at_least_float32
+from ctta.functional import at_least_float32, entropy
 from ctta.norms import separate_statistics
 from ctta.parallel import current_reducer
 
 Model = Callable[[Tensor], Tensor]
 View = Callable[[Model, Tensor], Tensor]
 Average = Literal["logits", "probabilities"]
+#: How much each view counts in an average: all the same, or those more of which the model is surer.
+ViewWeights = Literal["equal", "confidence"]
+
+#: A view with twice the entropy of another counts 2 ** 8 times less. Chosen by benchmarks/choose_view_weights.py.
+_ENTROPY_POWER = 8
+#: The smallest entropy, as a fraction of the largest possible one, that makes a difference: predictions are certain.
+_MIN_ENTROPY = 1e-3
 
 
 @runtime_checkable
@@ -71,6 +79,38 @@ class SplitView(Protocol):
         ...
 
 
+@runtime_checkable
+class FittingView(SplitView, Protocol):
+    """A view that changes the size of images, and finds a size that the model takes if it refuses the first."""
+
+    @abstractmethod
+    def recall(self, model: Model, x: Tensor) -> SplitView:
+        """Return what :meth:`fit` found for a batch of this size earlier; the view itself if it was not needed.
+
+        Args:
+            model: The model.
+            x: The original batch.
+
+        Returns:
+            The view to use.
+        """
+        ...
+
+    @abstractmethod
+    def fit(self, model: Model, x: Tensor, error: Exception) -> SplitView:
+        """Return this view at the nearest size that a model takes after it has failed.
+
+        Args:
+            model: The model, which is called to find out.
+            x: The original batch.
+            error: How it failed; gets a note with the name of the view if there is no such size.
+
+        Returns:
+            The view to use; the view itself if nothing was found, and the error should be raised.
+        """
+        ...
+
+
 def check_views(*arguments: Views) -> None:
     """Raise a TypeError unless a method can average over these views.
 
@@ -90,9 +130,10 @@ def check_images(x: Tensor, views: Views) -> None:
 
     Args:
         x: The batch.
-        views: The views of a method.
+        views: The views of a method: an object that draws them, or a sequence, whose first view speaks for all.
     """
-    if check := getattr(views, "check", None):
+    speaker = views[0] if isinstance(views, Sequence) and views else views
+    if check := getattr(speaker, "check", None):
         check(x)
 
 
@@ -135,7 +176,14 @@ def draw_views(views: Views, generator: torch.Generator) -> Sequence[View]:
     return views.draw(generator) if isinstance(views, DrawnViews) else views
 
 
-def average_views(views: Sequence[View], model: Model, x: Tensor, average: Average, views_at_once: int = 1) -> Tensor:
+def average_views(
+    views: Sequence[View],
+    model: Model,
+    x: Tensor,
+    average: Average,
+    views_at_once: int = 1,
+    weights: ViewWeights = "equal",
+) -> Tensor:
     """Average the model's predictions over views.
 
     Args:
@@ -144,23 +192,38 @@ def average_views(views: Sequence[View], model: Model, x: Tensor, average: Avera
         x: The batch.
         average: The mean of ``"logits"`` or of ``"probabilities"``.
         views_at_once: How many views go through the model, and are held in memory, together.
+        weights: ``"equal"``, or by ``"confidence"``: for each image a view counts the more, the lower the entropy of
+            its predictions is, in the mean over the pixels if there are any.
 
     Returns:
         The mean prediction as logits.
     """
     total: Tensor | None = None
+    total_weight: Tensor | None = None
     batch = current_reducer()
     for logits in _predict_views(batch.local_views(views), model, x, views_at_once):
         prediction = at_least_float32(logits)
+        weight = None if weights == "equal" else _weigh_by_confidence(prediction)
         if average == "probabilities":
             prediction = prediction.softmax(1)
+        if weight is not None:
+            prediction = prediction * weight
+            total_weight = weight if total_weight is None else total_weight.add_(weight)
         # A copy, because the tensor may belong to the view.
         total = prediction.clone() if total is None else total.add_(prediction)
     if total is None:
         raise ConfigError("there are no views to average over; give at least one")
-    mean = batch.sum_views(total, len(views)) / len(views)
+    divisor = len(views) if total_weight is None else batch.sum_views(total_weight, len(views))
+    mean = batch.sum_views(total, len(views)) / divisor
     # The smallest normal number replaces zero, so that the log stays finite.
     return mean.clamp_min(torch.finfo(mean.dtype).tiny).log() if average == "probabilities" else mean
+
+
+def _weigh_by_confidence(logits: Tensor) -> Tensor:
+    """Return the weight of a view for each image, (N, 1, ...): a power of the mean entropy of its predictions."""
+    mean = entropy(logits).flatten(1).mean(1) if logits.ndim > 2 else entropy(logits)
+    relative = mean / math.log(max(logits.shape[1], 2))
+    return relative.clamp_min(_MIN_ENTROPY).pow(-_ENTROPY_POWER).view(-1, *[1] * (logits.ndim - 1))
 
 
 def _predict_views(views: Sequence[View], model: Model, x: Tensor, views_at_once: int) -> Iterator[Tensor]:
@@ -170,7 +233,8 @@ def _predict_views(views: Sequence[View], model: Model, x: Tensor, views_at_once
         return
     pending: list[SplitView] = []
     images: list[Tensor] = []
-    for view in map(require_split_view, views):
+    for given in map(require_split_view, views):
+        view = given.recall(model, x) if isinstance(given, FittingView) else given
         image = view.augment(x)
         if images and images[0].shape != image.shape:
             yield from _predict_together(pending, images, model, x)
@@ -184,10 +248,17 @@ def _predict_views(views: Sequence[View], model: Model, x: Tensor, views_at_once
 
 def _predict_together(pending: list[SplitView], images: list[Tensor], model: Model, x: Tensor) -> Iterator[Tensor]:
     """Yield the aligned logits of the pending views and empty both lists."""
-    stack = torch.cat(images)
-    images.clear()  # before the forward pass, to hold the images only once
-    with separate_statistics(len(pending)):
-        chunks = model(stack).chunk(len(pending))
-    for view, logits in zip(pending, chunks, strict=True):
-        yield view.align(logits, x)
+    views, stack = tuple(pending), torch.cat(images)
     pending.clear()
+    images.clear()  # before the forward pass, to hold the images only once
+    try:
+        with separate_statistics(len(views)):
+            chunks = model(stack).chunk(len(views))
+    except Exception as error:
+        fitted = tuple(view.fit(model, x, error) if isinstance(view, FittingView) else view for view in views)
+        if fitted == views:
+            raise
+        yield from _predict_views(fitted, model, x, len(fitted))
+        return
+    for view, logits in zip(views, chunks, strict=True):
+        yield view.align(logits, x)
