@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from small_data import FRAMES, FRAMES_AS_FLOATS, labels_of, save_image
+from small_data import FRAMES, FRAMES_AS_FLOATS, IMAGES, labels_of, save_image
 
-from ctta.datasets import read_clean_images
+import ctta
+from ctta.datasets import Corrupted, read_clean_images
 from ctta.datasets.image_files import ImageFiles
 from ctta.errors import ConfigError, DataError, InputError
-from ctta.streams import correlated, folder, image_folder, in_memory, mixed
+from ctta.streams import continual, correlated, folder, image_folder, in_memory, mixed
 
 
 def test_in_memory() -> None:
@@ -39,6 +40,23 @@ def test_in_memory() -> None:
     assert in_memory(FRAMES, labels.astype(np.uint8), name="clean", batch_size=4).hash == stream.hash
 
 
+def test_label_maps_in_memory_and_under_corruptions() -> None:
+    scenes, maps = IMAGES[:7, :16], np.random.default_rng(1).integers(0, 5, (7, 16, 32))
+    plain = in_memory(scenes, maps, name="scenes", batch_size=3)
+    corrupted = continual(
+        Corrupted(scenes, maps.astype(np.uint8), name="scenes"), names=("contrast", "fog"), batch_size=3
+    )
+    for stream in (plain, corrupted):
+        for domain in stream.domains:
+            batches = [batch for batch in stream if batch.domain == domain]
+            assert torch.equal(torch.cat([labels_of(batch) for batch in batches]), torch.from_numpy(maps))
+        net = torch.nn.Conv2d(3, 5, 1)
+        assert 0 <= ctta.evaluate(ctta.Source(net), stream).miou <= 1
+        with pytest.raises(DataError, match="no labels to order"):
+            correlated(stream)
+    assert in_memory(scenes, maps[::-1], name="scenes", batch_size=3).hash != plain.hash
+
+
 @pytest.mark.parametrize(
     ("images", "labels", "words"),
     [
@@ -47,6 +65,7 @@ def test_in_memory() -> None:
         ([1, 2], None, "got list"),
         (FRAMES, [1, 2], "one integer per image"),
         (FRAMES, np.zeros(7), "one integer per image"),
+        (FRAMES, np.zeros((7, 6, 4), np.int64), r"\(7, 6, 4\) for images \(7, 4, 6, 3\)"),
         (FRAMES[:0], None, "no images"),
     ],
 )

@@ -19,8 +19,8 @@ Average = Literal["logits", "probabilities"]
 #: How much each view counts in an average: all the same, or those more of which the model is surer.
 ViewWeights = Literal["equal", "confidence"]
 
-#: A view with twice the entropy of another counts 2 ** 8 times less. Chosen by benchmarks/choose_view_weights.py.
-_ENTROPY_POWER = 8
+#: A view with twice the entropy of another counts 2 ** 8 times less. Chosen by benchmarks/choose_streets_settings.py.
+ENTROPY_POWER = 8.0
 #: The smallest entropy, as a fraction of the largest possible one, that makes a difference: predictions are certain.
 _MIN_ENTROPY = 1e-3
 
@@ -203,7 +203,7 @@ def average_views(
     batch = current_reducer()
     for logits in _predict_views(batch.local_views(views), model, x, views_at_once):
         prediction = at_least_float32(logits)
-        weight = None if weights == "equal" else _weigh_by_confidence(prediction)
+        weight = None if weights == "equal" else weigh_by_confidence(prediction)
         if average == "probabilities":
             prediction = prediction.softmax(1)
         if weight is not None:
@@ -219,11 +219,19 @@ def average_views(
     return mean.clamp_min(torch.finfo(mean.dtype).tiny).log() if average == "probabilities" else mean
 
 
-def _weigh_by_confidence(logits: Tensor) -> Tensor:
-    """Return the weight of a view for each image, (N, 1, ...): a power of the mean entropy of its predictions."""
+def weigh_by_confidence(logits: Tensor, power: float = ENTROPY_POWER) -> Tensor:
+    """Return how much the predictions of a view count for each image in an average by confidence.
+
+    Args:
+        logits: The predictions (N, C, ...).
+        power: Weights are the mean entropy to minus this power; 0 for equal weights.
+
+    Returns:
+        Weights (N, 1, ...), to be divided by their sum over the views.
+    """
     mean = entropy(logits).flatten(1).mean(1) if logits.ndim > 2 else entropy(logits)
     relative = mean / math.log(max(logits.shape[1], 2))
-    return relative.clamp_min(_MIN_ENTROPY).pow(-_ENTROPY_POWER).view(-1, *[1] * (logits.ndim - 1))
+    return relative.clamp_min(_MIN_ENTROPY).pow(-power).view(-1, *[1] * (logits.ndim - 1))
 
 
 def _predict_views(views: Sequence[View], model: Model, x: Tensor, views_at_once: int) -> Iterator[Tensor]:

@@ -156,7 +156,7 @@ class ScaledView(FittingView):
         """Return this view with every multiple that gives it another size, each size once."""
         if self.multiple_of is not None:
             return []
-        views = {}
+        views: dict[tuple[int, ...], ScaledView] = {}
         for multiple in MULTIPLES:
             view = replace(self, multiple_of=multiple)
             views.setdefault(tuple(view._scale_size(x)), view)
