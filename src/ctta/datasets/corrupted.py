@@ -49,19 +49,17 @@ class Corrupted(CorruptibleDataset):
     ) -> None:
         check_integer("seed", seed)
         self.class_names = tuple(class_names)
-        self.images, self.seed, self.frost_photos = images, seed, frost_photos
-        self._targets = np.asarray(labels)  # one integer per image, or per pixel
-        self.labels = self._targets if self._targets.ndim == 1 else None
+        self.images, self.labels, self.seed, self.frost_photos = images, np.asarray(labels), seed, frost_photos
         frost = "" if frost_photos is None else f" frost_photos=[{hash_photos(frost_photos)}]"
         # With the version of the generator: another version may draw other pixels, whose results are not comparable.
-        self.name = f"{describe_arrays(name, images, self._targets)} corruptions={VERSION} seed={seed}{frost}"
+        self.name = f"{describe_arrays(name, images, self.labels)} corruptions={VERSION} seed={seed}{frost}"
 
     def __len__(self) -> int:
         return len(self.images)
 
     def read_clean(self, rows: Rows) -> tuple[NDArray[np.uint8], Tensor]:
         """Return some of the images as they are, and their labels or label maps."""
-        return self.images[rows], torch.from_numpy(self._targets[rows].astype(np.int64))
+        return self.images[rows], torch.from_numpy(self.labels[rows].astype(np.int64))
 
 
 def sample(*, seed: int = 0, frost_photos: PhotoPaths | None = None) -> Corrupted:

@@ -29,7 +29,7 @@ class CorruptibleDataset(ABC):
         name: Name of the dataset, part of the name of every stream over it.
         seed: Seed of the corruptions.
         class_names: Names of the classes, in the order of the labels; empty if they are not known.
-        labels: Label of each image; None if there are none, or one per pixel.
+        labels: Label of each image, or of each pixel (N, H, W); None if there are none.
         frost_photos: Photographs for "frost"; None for those that come with the library.
         read_ahead: Number of batches worth reading in the background.
     """
@@ -134,7 +134,8 @@ class CorruptedDomain:
     @property
     def labels(self) -> NDArray[np.integer[Any]] | None:
         """Label of each image; None if there are none, or one per pixel."""
-        return self.data.labels
+        labels = self.data.labels
+        return labels if labels is None or labels.ndim == 1 else None
 
     @property
     def class_names(self) -> tuple[str, ...]:
