@@ -56,7 +56,7 @@ def learning_rate(model: ctta.AdaptiveModel) -> float:
     return rate
 
 
-@pytest.mark.parametrize("preset", ["official", "official_segmentation", "paper", "fast"])
+@pytest.mark.parametrize("preset", ["official", "official_segmentation", "segmentation", "paper", "fast"])
 def test_a_preset_is_the_classmethod_of_its_name(preset: str) -> None:
     named = ctta.adapt(make_network(), f"cotta_{preset}", restore=0.5)
     built = getattr(ctta.CoTTA, preset)(make_network(), restore=0.5)

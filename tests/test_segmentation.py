@@ -18,6 +18,7 @@ METHODS: dict[str, Callable[[nn.Module], ctta.AdaptiveModel]] = {
     "pseudo_label": ctta.PseudoLabel,
     "tent": ctta.Tent,
     "cotta": ctta.CoTTA.official_segmentation,
+    "cotta, any network": ctta.CoTTA.segmentation,
     "cotta, paper": lambda net: ctta.CoTTA.official_segmentation(net, loss="cross_entropy", predict_with="teacher"),
 }
 
@@ -84,3 +85,15 @@ def test_views_go_through_the_teacher_one_at_a_time() -> None:
     model(make_scenes((33, 57))[0])
     sides = [(16, 28), (25, 43), (33, 57), (41, 71), (50, 86), (58, 100), (66, 114)]
     assert seen[-14:] == [(1, 3, *side) for side in sides for _flip in range(2)]
+
+
+def test_the_preset_for_any_network_picks_the_statistics_that_suit_it() -> None:
+    own_norms = nn.Sequential(nn.Conv2d(3, 4, 1), nn.GroupNorm(1, 4), nn.Conv2d(4, 5, 1))
+    without_statistics = nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False), nn.Conv2d(3, 5, 1))
+    for net, fraction in ((make_network(), 0.1), (own_norms, 0.0), (without_statistics, 1.0)):
+        model = ctta.CoTTA.segmentation(net)
+        assert model.batch_stats == fraction and f"batch_stats={fraction}" in repr(model)
+        assert model.view_weights == "confidence" and "view_weights='confidence'" in repr(model)
+        assert model(make_scenes((33, 57))[0]).shape == (1, 5, 33, 57)
+    assert ctta.CoTTA.segmentation(own_norms, batch_stats=0.5).batch_stats == 0.5
+    assert repr(ctta.adapt(own_norms, "cotta_segmentation")) == repr(ctta.CoTTA.segmentation(own_norms))

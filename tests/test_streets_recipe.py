@@ -14,7 +14,7 @@ from torch import nn
 import ctta
 from ctta.benchmark import BenchmarkOptions, build_task
 from ctta.errors import ConfigError
-from ctta.methods.cotta import OFFICIAL_SEGMENTATION
+from ctta.methods.cotta import OFFICIAL_SEGMENTATION, SEGMENTATION
 from ctta.streams import streets
 
 MODELS = Path(ctta.__file__).parent / "models"
@@ -55,11 +55,17 @@ def test_network_is_good_in_clear_weather_and_worse_at_night() -> None:
 
 def test_table_has_the_settings_of_the_reference_implementation_and_the_chosen_ones() -> None:
     task = build_task("streets", BenchmarkOptions())
-    assert task.default_methods == ("source", "bn_stats", "tent", "cotta", "tent_chosen", "cotta_chosen")
+    published = ("source", "bn_stats", "tent", "cotta")
+    chosen = ("bn_stats_blended", "tent_entropy", "cotta_segmentation", "cotta_views", "cotta_learning")
+    assert task.default_methods == (*published, *chosen)
     assert dict(task.methods["cotta"].settings) == dict(OFFICIAL_SEGMENTATION)
-    for name in ("tent", "cotta"):
-        reference, chosen = task.methods[name], task.methods[f"{name}_chosen"]
-        assert chosen.method_class is reference.method_class and chosen.settings != reference.settings
+    for net, fraction in ((nn.Conv2d(3, 9, 1), 0.0), (nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 9, 1)), 0.1)):
+        models = {name: task.methods[name].build_model(net, 0) for name in chosen[2:]}
+        whole, views, learning = (model.hyperparameters for model in models.values())
+        assert whole == ctta.CoTTA.segmentation(net).hyperparameters and whole["batch_stats"] == fraction
+        assert {name for name in whole if whole[name] != views[name]} == {"optimizer", "restore"}
+        assert views["optimizer"].keywords == {"lr": 0.0} and views["restore"] == 0
+        assert {name for name in whole if whole[name] != learning[name]} == {"views"} and learning["views"] == ()
     assert build_task("streets", BenchmarkOptions(preset="paper")).default_methods == task.default_methods[:4]
     stream = task.make_stream(None)
     assert (len(stream.segments), stream.batch_size, stream.domains[:4]) == (40, 1, ["fog", "night", "rain", "snow"])
@@ -82,7 +88,8 @@ def test_command_runs_the_benchmark(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ctta.streams, "streets", partial(streets, size=(64, 64)))
     views = {"views": ctta.views.multiscale_flip((1.0,))}
-    monkeypatch.setattr("ctta.benchmark.recipes.segmentation.OFFICIAL_SEGMENTATION", {**OFFICIAL_SEGMENTATION, **views})
+    for name, settings in (("OFFICIAL_SEGMENTATION", OFFICIAL_SEGMENTATION), ("SEGMENTATION", SEGMENTATION)):
+        monkeypatch.setattr(f"ctta.benchmark.recipes.segmentation.{name}", {**settings, **views})
     assert run("bench", "streets", "--limit", "1", "--rounds", "2", "--threads", "1", "--out", "mine") == 0
     capsys.readouterr()
     assert run("bench", "streets", "--limit", "1", "--rounds", "2", "--threads", "1", "--out", "mine", "--json") == 0
@@ -90,6 +97,7 @@ def test_command_runs_the_benchmark(
     assert set(lines) == set(build_task("streets", BenchmarkOptions()).default_methods)
     # No layer uses batch statistics, so there is nothing for BN Stats to adapt.
     assert lines["bn_stats"]["mious"] == lines["source"]["mious"]
-    assert lines["cotta_chosen"]["mious"] != lines["source"]["mious"]
+    assert lines["bn_stats_blended"]["mious"] == lines["source"]["mious"]
+    assert lines["cotta_segmentation"]["mious"] != lines["source"]["mious"]
     assert all(torch.tensor(record["mious"]).isfinite().all() for record in lines.values())
     assert Path("mine/report/overlays.png").is_file()

@@ -106,6 +106,9 @@ class NamedMethod:
         Returns:
             A model that predicts and adapts when it is called.
         """
+        if self.preset and callable(preset := getattr(self.method, self.preset, None)):
+            model: AdaptiveModel = preset(net, **hyperparameters)  # it may look at the network
+            return model
         return self.method(net, **{**self.settings, **hyperparameters})
 
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
 from ctta.base import AdaptiveModel
@@ -20,7 +21,7 @@ from ctta.functional import (
     symmetric_cross_entropy,
 )
 from ctta.method_info import MethodInfo
-from ctta.norms import BatchStats, uses_batch_statistics
+from ctta.norms import BatchStats, has_running_statistics, uses_batch_statistics
 from ctta.optim import OptimizerFactory
 from ctta.parallel import current_reducer
 from ctta.steps import Policy
@@ -55,10 +56,18 @@ OFFICIAL_SEGMENTATION: Mapping[str, Any] = {
     "batch_stats": 0.0,
 }
 
+#: Settings for segmentation with any network, chosen by benchmarks/choose_streets_settings.py.
+SEGMENTATION: Mapping[str, Any] = {
+    **OFFICIAL_SEGMENTATION,
+    "view_weights": "confidence",
+    "batch_stats": 0.1,  # where there is BatchNorm
+}
+
 #: Settings by the name of the classmethod that builds them: :meth:`CoTTA.fast` is the name ``cotta_fast``.
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "official": {"batch_stats": 1.0},
     "official_segmentation": OFFICIAL_SEGMENTATION,
+    "segmentation": SEGMENTATION,
     "paper": {"gate": "element", "average": "probabilities", "predict_with": "teacher"},
     "fast": {"views": fast_image_views()},
 }
@@ -70,8 +79,8 @@ class CoTTA(AdaptiveModel):
     The teacher's prediction is the target; where the source is not confident, the target is the teacher's mean
     prediction over augmented views. After each step a few random weights are restored to the source's values.
     The defaults are the authors' code for CIFAR10-C, except for batches of fewer than 16 images. See
-    :meth:`official_segmentation` for their code for street scenes, :meth:`paper` for the text of the paper and
-    :meth:`fast` for a quarter of the views.
+    :meth:`official_segmentation` for their code for street scenes, :meth:`segmentation` for settings that suit the
+    network, :meth:`paper` for the text of the paper and :meth:`fast` for a quarter of the views.
 
     Args:
         net: Any network; every parameter that requires grad is trained and restored.
@@ -196,6 +205,28 @@ class CoTTA(AdaptiveModel):
             The model.
         """
         return cls(net, **{**PRESETS["official_segmentation"], **overrides})
+
+    @classmethod
+    def segmentation(cls, net: nn.Module, **overrides: Any) -> Self:
+        """Build CoTTA for segmentation with settings that suit the network; its ``repr`` shows what was picked.
+
+        Unlike in :meth:`official_segmentation`, scales count by how sure the network is at each
+        (``view_weights="confidence"``), and BatchNorms normalize by a tenth of the scene's statistics and nine tenths
+        of the source's (``batch_stats=0.1``). A network without BatchNorm keeps its norms (0), and one whose BatchNorms
+        keep no statistics of the source uses the scene's (1).
+
+        Args:
+            net: The network; its logits are resized to the input.
+            **overrides: Keyword arguments that differ.
+
+        Returns:
+            The model.
+        """
+        has_batch_norm = any(isinstance(module, _BatchNorm) for module in net.modules())
+        picked: dict[str, Any] = {} if has_batch_norm else {"batch_stats": 0.0}
+        if not has_running_statistics(net):
+            picked["batch_stats"] = 1.0
+        return cls(net, **{**PRESETS["segmentation"], **picked, **overrides})
 
     @classmethod
     def paper(cls, net: nn.Module, **overrides: Any) -> Self:

@@ -11,19 +11,12 @@ from ctta import models, streams
 from ctta.benchmark.recipes.base import BenchmarkOptions, BenchmarkTask, MethodSpec, Preset
 from ctta.benchmark.recipes.settings import BATCH_ONLY, add_pixel_methods
 from ctta.errors import ConfigError
-from ctta.methods import BNStats, CoTTA, PseudoLabel, Source
-from ctta.methods.cotta import OFFICIAL_SEGMENTATION
-from ctta.views import multiscale_flip
+from ctta.methods import BNStats, CoTTA, PseudoLabel, Source, Tent
+from ctta.methods.cotta import OFFICIAL_SEGMENTATION, SEGMENTATION
 
 NETWORK = "sliding:hf:nvidia/segformer-b5-finetuned-cityscapes-1024-1024"
 #: Chosen by benchmarks/choose_streets_settings.py on other scenes in other weather.
 CHOSEN_TENT: Mapping[str, Any] = {"optimizer": partial(torch.optim.Adam, lr=1e-4)}
-CHOSEN_COTTA: Mapping[str, Any] = {
-    "optimizer": partial(torch.optim.Adam, lr=3e-4),
-    "decay": 0.99,
-    "threshold": 0.9,
-    "views": multiscale_flip((1.0,)),  # flips only: a network for small images gets worse at other scales
-}
 
 
 def acdc(options: BenchmarkOptions) -> BenchmarkTask:
@@ -42,9 +35,7 @@ def streets(options: BenchmarkOptions) -> BenchmarkTask:
     """Synthetic streets: a tiny SegFormer, fog, night, rain and snow, 20 scenes each, ten rounds."""
     methods = _segmentation_methods(options.preset)
     if options.preset == "official":  # the preset that the settings were chosen with
-        for name, label, chosen in (("tent", "TENT", CHOSEN_TENT), ("cotta", "CoTTA", CHOSEN_COTTA)):
-            spec = methods[name]
-            methods[f"{name}_chosen"] = replace(spec, label=f"{label}, chosen", settings={**spec.settings, **chosen})
+        methods |= _chosen_methods()
     return BenchmarkTask(
         make_network=lambda: models.load(options.model or "streets"),
         make_stream=lambda order: _streets_stream(options, order),
@@ -52,6 +43,21 @@ def streets(options: BenchmarkOptions) -> BenchmarkTask:
         default_methods=tuple(methods),
         rounds=10,
     )
+
+
+def _chosen_methods() -> dict[str, MethodSpec]:
+    """Return the methods with settings chosen in other weather, and what each part of CoTTA does by itself."""
+    blended = {"batch_stats": SEGMENTATION["batch_stats"]}
+    # The classmethod picks the statistics by looking at the network.
+    cotta = {name: value for name, value in SEGMENTATION.items() if name != "batch_stats"}
+    without_learning = {"optimizer": partial(torch.optim.Adam, lr=0.0), "restore": 0.0}
+    return {
+        "bn_stats_blended": MethodSpec("BN Stats, blended", BNStats, blended),
+        "tent_entropy": MethodSpec("TENT on its entropy", Tent, {**CHOSEN_TENT, **blended}),
+        "cotta_segmentation": MethodSpec("CoTTA segmentation", CoTTA.segmentation, cotta),
+        "cotta_views": MethodSpec("CoTTA segmentation: views alone", CoTTA.segmentation, {**cotta, **without_learning}),
+        "cotta_learning": MethodSpec("CoTTA segmentation: learning alone", CoTTA.segmentation, {**cotta, "views": ()}),
+    }
 
 
 def _segmentation_methods(preset: Preset) -> dict[str, MethodSpec]:
