@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -193,3 +194,20 @@ def test_normalized_rejects_invalid_constants(mean: tuple[float, ...], std: tupl
 def test_normalized_does_not_broadcast(shape: tuple[int, ...]) -> None:
     with pytest.raises(InputError, match=r"expected images \(N, 3, height, width\)"):
         Normalized(nn.Identity(), [0.5] * 3, [0.5] * 3)(torch.rand(shape))
+
+
+def test_the_wide_embedded_network_is_small_or_says_how_to_train_it() -> None:
+    weights = Path(ctta.__file__).parent / "models" / "wide.safetensors"
+    assert ctta.models.class_names("embedded-wide") == ctta.models.CIFAR10_CLASSES
+    if not weights.exists():
+        with pytest.raises(ConfigError, match=r"not part of this copy: train them with .*--network wide"):
+            ctta.models.load("embedded-wide")
+        return
+    net = ctta.models.load("embedded-wide")
+    assert sum(parameter.numel() for parameter in net.parameters()) == 1_467_610
+    assert weights.stat().st_size <= 6_000_000
+    data = ctta.datasets.sample()
+    x = torch.from_numpy(data.images[:200]).permute(0, 3, 1, 2) / 255
+    with torch.inference_mode():
+        wrong = net(x).argmax(1).numpy() != data.labels[:200]
+    assert wrong.mean() <= 0.12

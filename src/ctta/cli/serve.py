@@ -218,7 +218,7 @@ def serve(
     net = load_network(model, device, mean, std)
     texts = join_settings(settings, policies, seed)
     adaptive = serving.build_method(net, method, texts) if method else serving.resume_method(net, state, texts)
-    size = size or ((32, 32) if model == "embedded" else None)
+    size = size or ((32, 32) if model in models.CIFAR10_NETWORKS else None)
     if guard:
         adaptive = Guarded(adaptive, input_spec=InputSpec(low=0, high=1, any_size=size is None))
     with nullcontext(state) if state else tempfile.TemporaryDirectory(prefix="ctta-serve-") as folder:

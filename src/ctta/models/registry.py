@@ -13,7 +13,7 @@ from ctta.models.resnext import ResNeXt29
 from ctta.models.segformer import streets
 from ctta.models.sliding_window import SlidingWindow
 from ctta.models.weights import copy_weights_, read_weights
-from ctta.models.wide_resnet import WideResNet
+from ctta.models.wide_resnet import WideResNet, embedded_wide
 
 
 def load(spec: str) -> nn.Module:
@@ -21,6 +21,7 @@ def load(spec: str) -> nn.Module:
 
     ==============================  ================================================================================
     ``embedded``                    the ResNet-20 for CIFAR-10 that ships with the library
+    ``embedded-wide``               the WRN-28-2 for CIFAR-10, closer to the network of the paper
     ``streets``                     the tiny SegFormer for drawn street scenes that ships with the library
     ``wrn28-10:PATH``               WideResNet-28-10 with weights from a file, such as RobustBench's ``Standard``
     ``resnext29:PATH``              ResNeXt-29 4x32d with weights from a file, such as RobustBench's AugMix
@@ -83,7 +84,7 @@ def class_names(spec: str) -> tuple[str, ...] | None:
     >>> class_names("embedded")[:2]
     ('airplane', 'automobile')
     """
-    return CIFAR10_CLASSES if spec == "embedded" else None
+    return CIFAR10_CLASSES if spec in CIFAR10_NETWORKS else None
 
 
 def list_models() -> list[str]:
@@ -129,9 +130,13 @@ def _load_resnext(path: str) -> nn.Module:
 #: The classes of CIFAR-10, in the order of its labels.
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
+#: The networks for its images that ship with the library.
+CIFAR10_NETWORKS = ("embedded", "embedded-wide")
+
 #: Form of a name to its loader. The prefix before the first colon selects the loader, the rest is its argument.
 LOADERS: dict[str, Callable[[str], nn.Module]] = {
     "embedded": lambda _: embedded(),
+    "embedded-wide": lambda _: embedded_wide(),
     "streets": lambda _: streets(),
     "wrn28-10:PATH": _load_wide_resnet,
     "resnext29:PATH": _load_resnext,

@@ -1,11 +1,14 @@
-"""WideResNet, the network of the CIFAR10-C benchmark, with the keys of RobustBench's files."""
+"""WideResNet, the network of the CIFAR10-C benchmark, with the keys of RobustBench's files, and a small trained one."""
 
+from importlib.resources import as_file, files
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ctta.errors import ConfigError
+from ctta.models.weights import load_weights_
 
 
 class WideResNet(nn.Module):
@@ -84,3 +87,27 @@ class WideResNetBlock(nn.Module):
         # Where widths differ, the shortcut starts from the activated input too; elsewhere it is the input itself.
         shortcut = x if self.convShortcut is None else self.convShortcut(activated)
         return cast(Tensor, shortcut + out)
+
+
+def embedded_wide() -> WideResNet:
+    """Return a WRN-28-2 trained on CIFAR-10, in eval mode: the depth of the paper's network, a fifth of its width.
+
+    It takes images in [0, 1]; ``PROVENANCE.md`` documents its training.
+
+    Returns:
+        The network, in channels-last memory format.
+
+    Raises:
+        ConfigError: If its weights are not part of this copy of the library.
+    """
+    net = WideResNet(depth=28, width=2)
+    weights = files("ctta.models") / "wide.safetensors"
+    if not weights.is_file():
+        raise ConfigError(
+            "the weights of 'embedded-wide' are not part of this copy: train them with "
+            "python benchmarks/train_embedded.py --cifar FOLDER --network wide"
+        )
+    with as_file(weights) as path:
+        load_weights_(net, path)
+    net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # faster on a CPU
+    return net.eval()
