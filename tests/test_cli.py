@@ -229,12 +229,13 @@ def test_the_demo_runs_its_tables(
 ) -> None:
     """With a small network and a short stream, in this process: starting one for each cell takes most of the time."""
     monkeypatch.setattr(benchmark, "run", run_without_processes)
-    for name, (recipe, options) in {**demo.SHORT, **demo.FULL}.items():
+    for name, (recipe, methods, options) in {**demo.SHORT, **demo.FULL}.items():
         tasks = demo.SHORT if name in demo.SHORT else demo.FULL
         tiny = replace(options, model="file:network.py:tiny", limit=4, batch_size=4, rounds=options.rounds and 2)
-        monkeypatch.setitem(tasks, name, (recipe, tiny))
+        monkeypatch.setitem(tasks, name, (recipe, methods, tiny))
     assert run("demo", *(["--full"] if full else [])) == 0
     text = capsys.readouterr().out
-    assert text.count("CoTTA") == (2 if full else 1)
+    assert len(re.findall(r"^CoTTA ", text, re.MULTILINE)) == (4 if full else 2)  # CoTTA and CoTTA fast
+    assert ("Without adaptation" in text) == (not full)
     assert ("round 2" in text) == full
     assert (Path("runs/demo") / ("report-full" if full else "report") / "report.html").is_file()

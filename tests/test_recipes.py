@@ -103,7 +103,7 @@ def test_learning_rate_keeps_the_other_settings_of_the_optimizer() -> None:
 @pytest.mark.parametrize(
     ("recipe", "options", "segments", "batches"),
     [
-        ("demo", {}, 15, 150),
+        ("demo", {}, 15, 60),
         ("embedded", {}, 15, 150),
         ("embedded", {"limit": 100, "batch_size": 50, "rounds": 10}, 150, 300),
         ("embedded-gradual", {"limit": 20}, 131, 131),

@@ -39,6 +39,7 @@ from ctta.methods import METHODS
 from ctta.policies import parse_policy
 
 __all__ = [
+    "DEFAULT_METHOD",
     "ENTRY_POINTS",
     "NamedMethod",
     "adapt",
@@ -50,6 +51,8 @@ __all__ = [
     "unknown_method",
 ]
 
+#: The method of :func:`adapt` unless the user names one.
+DEFAULT_METHOD = "cotta"
 #: The group of entry points that installed packages provide methods in.
 ENTRY_POINTS = "ctta.methods"
 _FORM = "expected 'file:PATH.py:Class', such as 'file:mine.py:MyMethod'"
@@ -112,7 +115,7 @@ class NamedMethod:
         return self.method(net, **{**self.settings, **hyperparameters})
 
 
-def adapt(net: nn.Module, method: str = "cotta", **hyperparameters: Any) -> AdaptiveModel:
+def adapt(net: nn.Module, method: str = DEFAULT_METHOD, **hyperparameters: Any) -> AdaptiveModel:
     """Wrap a network in a method by name.
 
     Args:

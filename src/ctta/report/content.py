@@ -25,6 +25,7 @@ class ResultNumbers:
     order: int | None
     seed: int | None
     stream_hash: str
+    num_batches: int
     values: tuple[float, ...]  # the metric of each segment in percent
     seconds: float
 
@@ -150,6 +151,7 @@ def _build_row(entry: MethodEntry) -> ReportRow:
             order=get_order(result),
             seed=result.labels.get("seed"),
             stream_hash=result.stream_hash,
+            num_batches=result.num_batches,
             values=tuple(100 * value for value in result.values),
             seconds=result.seconds,
         )
