@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup browser test check demo bench dist clean
+.PHONY: help setup browser test check demo bench results dist clean
 
 help:
-	@echo "make demo    minutes: seven methods, fifteen corruptions, a table and a report"
+	@echo "make demo    minutes: a few methods, fifteen corruptions, a table and a report"
 	@echo "make test    the whole test suite"
 	@echo "make check   ruff, mypy --strict, the lock of the dependencies, and the import-direction test"
 	@echo "make bench   what a step costs relative to the bare network (minutes)"
+	@echo "make results measure docs/results again (days; ONLY=demo,full for some, CIFAR=folder of CIFAR-10)"
 
 setup: $(READY)
 
@@ -49,6 +50,9 @@ bench: $(READY)
 	$(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/corruptions_speed.py
 	$(BIN)/python benchmarks/stream_speed.py
+
+results: $(READY)
+	$(BIN)/python benchmarks/results.py $(if $(ONLY),--only $(ONLY)) $(if $(CIFAR),--cifar $(CIFAR))
 
 dist: $(READY)
 	rm -rf dist

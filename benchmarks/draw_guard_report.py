@@ -113,7 +113,6 @@ def show(work: Path, results: Path) -> None:
     cells = read(work)
     found = {stream: {row: summarize(stream, lines) for row, lines in rows.items()} for stream, rows in cells.items()}
     (results / "results.json").write_text(json.dumps(found, indent=1) + "\n")
-    (results / "table.md").write_text(format_table(found))
     print(format_table(found))
     for stream, rows in cells.items():
         if any(row.endswith("guarded") for row in rows):

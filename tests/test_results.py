@@ -1,0 +1,106 @@
+"""The tables and pages of the docs are those of the numbers in docs/results, and every result has its command."""
+
+import json
+import re
+from pathlib import Path
+
+import all_methods
+import pytest
+import result_pages
+import results
+from result_list import PLANNED
+
+from ctta import models
+from ctta.benchmark import RECIPES, build_task
+from ctta.benchmark.recipes import BenchmarkOptions
+from ctta.report.numbers_file import parse_numbers
+from ctta.report.renderers import render_markdown
+
+RESULTS = result_pages.RESULTS
+
+
+def test_pages_and_tables_are_those_of_the_numbers() -> None:
+    """If it fails: python benchmarks/result_pages.py."""
+    assert list(result_pages.find_differences()) == []
+
+
+def test_another_number_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (result_pages.ROOT / "README.md").read_text()
+    block = "<!-- results: demo text -->\n"
+    assert page.count(block) == 1
+    (tmp_path / "demo").mkdir()
+    numbers = json.loads((RESULTS / "demo" / "numbers.json").read_text())
+    numbers["sections"][0]["scores"]["rows"][0]["cells"][0]["value"] += 1
+    (tmp_path / "demo" / "numbers.json").write_text(json.dumps(numbers))
+    assert result_pages.fill_blocks(page) == page
+    monkeypatch.setattr(result_pages, "RESULTS", tmp_path)
+    assert result_pages.fill_blocks(page) != page
+
+
+def test_blocks_of_every_kind() -> None:
+    kinds = {name: result_pages.render_block("demo", name) for name in result_pages.KINDS}
+    section = result_pages.read_content("demo").sections[0]
+    assert kinds["table"] == render_markdown(section.scores)
+    assert kinds["text"].startswith("```\nError in percent") and kinds["means"].startswith("| Source |")
+    with pytest.raises(ValueError, match="there is no kind 'tabel' of tables: expected one of table"):
+        result_pages.render_block("demo", "tabel")
+
+
+def test_the_words_about_the_demo_are_true() -> None:
+    section = result_pages.read_content("demo").sections[0]
+    words = " ".join(result_pages.render_block("demo", "words").split())
+    assert words.count(". ") == 2 and words.endswith(".")  # three sentences
+    means = {row.label: row.cells[-1].value for row in section.scores.rows}
+    for label, value in means.items():
+        assert f"{value:.1f} %" in words, label
+    assert means["BN Stats Adapt"] < means["Source"]
+    learned = [value for label, value in means.items() if label not in ("Source", "BN Stats Adapt")]
+    assert ("lowers this further" in words) == (max(learned) < means["BN Stats Adapt"])
+
+
+def test_the_table_of_all_methods_is_that_of_its_numbers() -> None:
+    page = (RESULTS / "all-methods" / "README.md").read_text()
+    table = page.partition(all_methods.START)[2].partition(all_methods.END)[0]
+    numbers = json.loads((RESULTS / "all-methods" / "numbers.json").read_text())
+    assert table.strip() == all_methods.format_table(numbers)
+
+
+@pytest.mark.parametrize("name", result_pages.find_reports())
+def test_the_numbers_of_a_result_have_its_command(name: str) -> None:
+    content = parse_numbers((RESULTS / name / "numbers.json").read_text())
+    assert content.runs[0].commands == PLANNED[name].commands
+    assert not content.missing
+    for section in content.sections:
+        assert section.streams and section.networks and dict(section.environment)["torch"]
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_planned_commands_can_be_run(name: str) -> None:
+    for command in PLANNED[name].commands:
+        words = results.complete_command(command, Path("out"), Path("cifar"), workers=2)
+        assert "RUN" not in words and "CIFAR" not in words
+        if words[1] != "-m":
+            assert (result_pages.ROOT / words[1]).is_file()
+            continue
+        assert words[2] == "ctta" and words[words.index("--out") + 1] == "out"
+        if words[3] == "bench":
+            assert words[4] in RECIPES
+            model = words[words.index("--model") + 1] if "--model" in words else "embedded"
+            assert model in models.LOADERS
+            rows = words[words.index("--methods") + 1].split(",")
+            task = build_task(words[4], BenchmarkOptions(), [row for row in rows if row != "all"])
+            assert set(rows) - {"all"} <= task.methods.keys()
+
+
+def test_results_in_git_are_small() -> None:
+    files = [path for path in RESULTS.rglob("*") if path.is_file() and path.parent.name in PLANNED]
+    assert [path.name for path in files if path.stat().st_size > 1_000_000 or path.suffix == ".html"] == []
+    pictures = [path for path in files if path.suffix == ".png" and path.parent.name in result_pages.find_reports()]
+    assert len(pictures) == len({path.parent for path in pictures})  # one each
+
+
+def test_links_of_the_list_exist() -> None:
+    text = result_pages.render_list()
+    for name in re.findall(r"\]\((\S+?)\)", text):
+        assert (RESULTS / name).is_dir()
+    assert all(f"[{name}](" in text or f"{name} (not measured yet)" in text for name in PLANNED)
