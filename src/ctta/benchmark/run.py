@@ -59,6 +59,9 @@ def run(
     settings: Sequence[str] | Mapping[str, object] = (),
     policies: Sequence[str | Policy] | None = None,
     protocol: str | None = None,
+    target: str | float | None = None,
+    speed: int | None = None,
+    num_images: int | None = None,
     corruptions: Sequence[str] | None = None,
     severity: float | None = None,
     size: tuple[int, int] | None = None,
@@ -104,6 +107,9 @@ def run(
             ``["reset_every=1000"]``; of one method: ``["tent.reset_every=1000"]``.
         protocol: How the corruptions arrive, with settings after commas: ``"recurring"`` or
             ``"rotta,concentration=0.01"``; see :data:`ctta.streams.PROTOCOLS`. The recipe's own by default.
+        target: Difficulty of ``"ccc"``: "easy", "medium", "hard", or the mean accuracy, from 0 to 1.
+        speed: Images of ``"ccc"`` at each point of its walk.
+        num_images: Images of the whole stream of ``"ccc"``.
         corruptions: Names of corruptions, in order; the recipe's own by default. Those of ``"folder"`` may include
             ``"none"``, the images as they are.
         severity: Severity of the corruptions, 1 to 5; where images are corrupted as they are read, also a fraction. The
@@ -166,6 +172,9 @@ def run(
         source_stats=None if source_stats is None else str(Path(source_stats).absolute()),
         policies=tuple(each if isinstance(each, str) else format_policy(each) for each in policies or ()) or None,
         protocol=protocol,
+        target=target,
+        speed=speed,
+        num_images=num_images,
     )
     if download:
         for name in build_task(recipe, options, ignore_other_settings=True).downloads:

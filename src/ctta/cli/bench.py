@@ -22,6 +22,7 @@ from ctta.cli.options import (
     parse_names,
     parse_orders,
     parse_seeds,
+    parse_target,
     read_class_names,
 )
 from ctta.cli.results import exit_on_failures, print_failure, print_results
@@ -70,6 +71,29 @@ def bench(
             help="Let the corruptions arrive in this way, such as recurring or rotta,concentration=0.01; for a list "
             "see: ctta protocols. Default: that of the recipe.",
             metavar="NAME[,KEY=VALUE]",
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="Let the walk of the recipe ccc have this difficulty: easy, medium or hard, relative to the network, "
+            "or a mean accuracy such as 0.4. Default: easy.",
+            metavar="NAME|ACCURACY",
+        ),
+    ] = None,
+    speed: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Show N images at each point of that walk. Default: 200, with --data 1000.", metavar="N"
+        ),
+    ] = None,
+    num_images: Annotated[
+        int | None,
+        typer.Option(
+            "--images",
+            min=1,
+            help="Let the stream of the recipe ccc have N images. Default: 20000, with --data 100000.",
+            metavar="N",
         ),
     ] = None,
     rounds: Annotated[
@@ -221,6 +245,9 @@ def bench(
             settings=settings or (),
             policies=policies,
             protocol=protocol,
+            target=None if target is None else parse_target(target),
+            speed=speed,
+            num_images=num_images,
             corruptions=None if corruptions is None else parse_names(corruptions),
             severity=severity,
             size=size,

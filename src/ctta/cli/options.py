@@ -187,6 +187,18 @@ def parse_severities(text: str) -> list[float]:
     return sorted(set(levels))
 
 
+def parse_target(text: str) -> str | float:
+    """Parse the difficulty of CCC: a name, or a mean accuracy.
+
+    >>> parse_target("hard"), parse_target("0.4")
+    ('hard', 0.4)
+    """
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 def _parse_range(what: str, part: str) -> range:
     first, _, last = part.partition("-")
     try:

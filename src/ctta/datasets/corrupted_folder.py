@@ -14,8 +14,8 @@ from ctta.datasets.base import Rows
 from ctta.datasets.corruptible import CorruptibleDataset
 from ctta.datasets.image_files import READ_AHEAD, decode_files, describe_files, find_labeled_images, list_folders
 from ctta.datasets.image_order import sort_images
-from ctta.errors import DataError, did_you_mean
-from ctta.io.images import Resize
+from ctta.errors import ConfigError, DataError, did_you_mean
+from ctta.io.images import Resize, resize_and_center_crop
 from ctta.validation import check_integer
 
 
@@ -28,11 +28,13 @@ class CorruptedFolder(CorruptibleDataset):
     Args:
         root: Root of the tree.
         size: (height, width) to resize to, before the corruption; without it all images must have one size.
+        crop: Instead, resize the shorter side to 256 and crop the central 224x224, as ImageNet is preprocessed.
         classes: Names of the classes in the order of the network's outputs, among them every class folder. By default
             a class is labeled by its place among the sorted folders.
         seed: Seed of the shuffle and of the corruptions.
 
     Raises:
+        ConfigError: Both ``size`` and ``crop`` are given.
         DataError: There are no class folders, one has no images, or one is not among the classes.
 
     >>> import ctta
@@ -48,16 +50,20 @@ class CorruptedFolder(CorruptibleDataset):
         root: str | os.PathLike[str],
         *,
         size: tuple[int, int] | None = None,
+        crop: bool = False,
         classes: Sequence[str] | None = None,
         seed: int = 0,
     ) -> None:
         folder = Path(root).expanduser()
         check_integer("seed", seed)
+        if size and crop:
+            raise ConfigError(f"give size or crop, not both: a crop has 224x224 pixels, not {size}")
+        described_size = "crop 224" if crop else str(size)
         hint = "check the path; a class is a folder of images"
-        files = find_labeled_images(folder, None, str(size), num_per_class=None, images=None, hint=hint)
+        files = find_labeled_images(folder, None, described_size, num_per_class=None, images=None, hint=hint)
         folders = list_folders(folder)
         self.class_names, self.seed = tuple(classes or folders), seed
-        self.transform = Resize(size) if size else None
+        self.transform = resize_and_center_crop if crop else Resize(size) if size else None
         if unknown := [name for name in folders if name not in self.class_names]:
             raise DataError(
                 f"the folder {folder / unknown[0]} is not among the {len(self.class_names)} given classes"
@@ -68,7 +74,7 @@ class CorruptedFolder(CorruptibleDataset):
         order = sort_images(folder, [path.relative_to(folder).as_posix() for path in files.paths], "shuffle", seed=seed)
         self.paths = tuple(files.paths[row] for row in order)
         self.labels = label_of[files.labels[order]]
-        described = describe_files(folder, self.paths, f"{size} {self.class_names}")
+        described = describe_files(folder, self.paths, f"{described_size} {self.class_names}")
         self.name = f"folder {described} corruptions={VERSION} seed={seed}"
 
     def __len__(self) -> int:

@@ -89,6 +89,23 @@ class CorruptibleDataset(ABC):
         checked = ((name, severity if name == CLEAN else check_corruption(name, severity)) for name, severity in steps)
         return CorruptedDomain(self, tuple(checked), visit)
 
+    def select(self, start: int, stop: int) -> "SelectedImages":
+        """Return the images in a range, which keep their draws, such as those to calibrate on.
+
+        Args:
+            start: Index of the first image.
+            stop: Index after the last one.
+
+        Returns:
+            A dataset of these images.
+
+        Raises:
+            ConfigError: There are no such images.
+        """
+        if not 0 <= start < stop <= len(self):
+            raise ConfigError(f"expected a range of the {len(self)} images, got {start} to {stop}")
+        return SelectedImages(self, start, stop)
+
     def corrupt(
         self, pixels: NDArray[np.uint8], rows: Rows, *steps: Step, visit: int | None = None
     ) -> NDArray[np.uint8]:
@@ -109,6 +126,38 @@ class CorruptibleDataset(ABC):
             if name != CLEAN and severity:
                 pixels = corrupt(pixels, name, severity, seed=seed, index=index, frost_photos=self.frost_photos)
         return pixels
+
+
+class SelectedImages(CorruptibleDataset):
+    """A range of the images of a dataset; created by :meth:`CorruptibleDataset.select`.
+
+    Args:
+        data: The dataset.
+        start: Index of the first image.
+        stop: Index after the last one.
+    """
+
+    def __init__(self, data: CorruptibleDataset, start: int, stop: int) -> None:
+        self.data, self.start, self.stop = data, start, stop
+        self.name, self.seed, self.frost_photos = f"{data.name} [{start}:{stop}]", data.seed, data.frost_photos
+        self.class_names, self.read_ahead = data.class_names, data.read_ahead
+        self.labels = None if data.labels is None else data.labels[start:stop]
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def read_clean(self, rows: Rows) -> tuple[NDArray[np.uint8], Tensor | None]:
+        """Return some of the images as they are, and their labels."""
+        return self.data.read_clean(self.start + rows)
+
+    def draw_index(self, rows: Rows) -> Rows:
+        """Return the numbers that the draws of images depend on, which are those of the whole dataset."""
+        return self.data.draw_index(self.start + rows)
+
+    @property
+    def content(self) -> str:
+        """Name that identifies images and seed on every machine; enters the hash of a stream."""
+        return f"{self.data.content} [{self.start}:{self.stop}]"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from ctta.streams.orders import corruption_order
 
+PAIR = " + "  # between two corruptions of one domain
 MAX_COLUMNS = 20  # streams with more domains are grouped by round or by corruption
 MAX_ROUNDS = 4  # rounds whose domains have a column each; of ten these are 1, 4, 7 and 10, as in the paper
 
@@ -36,7 +37,8 @@ class ColumnLayout:
     def find_column(self, segment: int, domain: str) -> str | None:
         """Return the column that a segment counts toward, or None if its round has no columns."""
         if self.by == "corruption":
-            return strip_severity(domain)
+            corruption = strip_severity(domain)
+            return corruption if corruption in self.columns else corruption.partition(PAIR)[0]
         column = self.name_round(segment) if self.by == "round" else self.name_segment(segment, domain)
         return column if column in self.columns else None
 
@@ -49,6 +51,8 @@ class ColumnLayout:
 
     def format_short_heading(self, column: str) -> str:
         """Return a short heading, or an empty string if a renderer may abbreviate the heading freely."""
+        if PAIR in column:
+            return "+".join(f"{part[:3]}{parse_severity(part)}" for part in column.split(PAIR))
         return self.format_heading(column).replace(", round ", " ") if self.by == "domain and round" else ""
 
     def describe(self) -> str:
@@ -59,19 +63,20 @@ class ColumnLayout:
             *others, last = (str(number) for number in select_rounds(self.num_rounds))
             return f"each domain in rounds {', '.join(others)} and {last}, and the mean of all {self.num_rounds} rounds"
         if self.by == "corruption":
-            return "each column is the mean over all segments of a corruption"
+            kind = "pair of corruptions" if any(PAIR in column for column in self.columns) else "corruption"
+            return f"each column is the mean over all segments of a {kind}"
         severities = {parse_severity(column) for column in self.columns} - {""}
         return f"severity {severities.pop()}" if len(severities) == 1 else "one column per segment"
 
 
 def strip_severity(domain: str) -> str:
-    """Return a domain without its severity: 'fog' for 'fog 5'."""
-    return re.sub(r" \d+$", "", domain)
+    """Return a domain without severities: 'fog' for 'fog 5', 'fog + snow' for 'fog 2.25 + snow 1.5'."""
+    return re.sub(r" \d+(\.\d+)?(?=$| \+ )", "", domain)
 
 
 def parse_severity(domain: str) -> str:
-    """Return the severity of a domain: '5' for 'fog 5', and an empty string for 'fog'."""
-    return domain[len(strip_severity(domain)) :].strip()
+    """Return the severity of a domain: '5' for 'fog 5', and an empty string for 'fog' and for two corruptions."""
+    return "" if PAIR in domain else domain[len(strip_severity(domain)) :].strip()
 
 
 def replace_underscores(name: str) -> str:
@@ -97,6 +102,8 @@ def infer_layout(streams: Sequence[tuple[str, ...]]) -> ColumnLayout:
         domains, corruptions = _sort_columns(domains), _sort_columns(corruptions)
     if len(domains) == len(first) <= MAX_COLUMNS:
         return ColumnLayout("domain", domains, period)
+    if len(corruptions) > MAX_COLUMNS:  # of many pairs, one column for each first corruption
+        corruptions = tuple(dict.fromkeys(each.partition(PAIR)[0] for each in corruptions))
     return ColumnLayout("corruption", corruptions, period)
 
 

@@ -16,6 +16,7 @@ from ctta.benchmark.recipes.base import (
     apply_policies,
     apply_settings,
 )
+from ctta.benchmark.recipes.ccc import ccc
 from ctta.benchmark.recipes.embedded import ablation, demo, embedded, embedded_gradual
 from ctta.benchmark.recipes.folder import folder
 from ctta.benchmark.recipes.paper import cifar10c, cifar10c_gradual, cifar100c, imagenetc
@@ -42,6 +43,7 @@ RECIPES: dict[str, Callable[[BenchmarkOptions], BenchmarkTask]] = {
     "imagenetc": imagenetc,
     "acdc": acdc,
     "folder": folder,
+    "ccc": ccc,
 }
 
 
@@ -68,7 +70,7 @@ def build_task(
             f"there is no recipe {recipe!r}{did_you_mean(recipe, RECIPES)}; choose one of {', '.join(RECIPES)}"
         )
     check_choice("preset", options.preset, get_args(Preset))
-    for name in ("limit", "batch_size", "rounds"):
+    for name in ("limit", "batch_size", "rounds", "speed", "num_images"):
         if (value := getattr(options, name)) is not None:
             check_integer(name, value, 1)
     if options.severity is not None:
@@ -77,7 +79,7 @@ def build_task(
     if protocol is not None:
         options = _fix_batch_size(options, protocol)
     task = RECIPES[recipe](options)
-    for name in ("corruptions", "severity", "size", "classes", "protocol"):
+    for name in ("corruptions", "severity", "size", "classes", "protocol", "target", "speed", "num_images"):
         if getattr(options, name) is not None and name not in task.accepts:
             raise ConfigError(f"the recipe {recipe!r} does not take the option {name!r}: leave it out")
     if protocol is not None and protocol.definition.order != "recipe":

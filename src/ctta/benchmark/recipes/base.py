@@ -42,6 +42,9 @@ class BenchmarkOptions:
         source_stats: File of ``ctta source-stats``, for methods that need statistics of source images.
         policies: Policies of every method that learns, or of one, such as ``"tent.reset_every=1000"``.
         protocol: How the corruptions arrive, as :func:`ctta.streams.parse_protocol` takes it.
+        target: Difficulty or mean accuracy of CCC, as :func:`ctta.streams.ccc` takes it.
+        speed: Images of CCC at each point of its walk.
+        num_images: Images of the whole stream, for CCC.
     """
 
     data: str | None = None
@@ -61,6 +64,9 @@ class BenchmarkOptions:
     source_stats: str | None = None
     policies: tuple[str, ...] | None = None
     protocol: str | None = None
+    target: str | float | None = None
+    speed: int | None = None
+    num_images: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options for ``run.json``; later additions only where they are set, so that old runs continue."""
@@ -87,6 +93,9 @@ class BenchmarkOptions:
         """The options that make results differ from the recipe's own, as typed on the command line."""
         typed = [
             ("--protocol", self.protocol),
+            ("--target", None if self.target is None else str(self.target)),
+            ("--speed", self.speed),
+            ("--images", self.num_images),
             ("--model", self.model),
             ("--preset", self.preset if self.preset != "official" else None),
             ("--corruptions", self.corruptions and ",".join(self.corruptions)),
@@ -102,7 +111,10 @@ class BenchmarkOptions:
 
 
 #: Options that ``run.json`` of version 0.2 does not have.
-_LATER = ("corruptions", "severity", "size", "classes", "mean", "std", "source_stats", "policies", "protocol")
+_LATER = (
+    *("corruptions", "severity", "size", "classes", "mean", "std", "source_stats", "policies", "protocol"),
+    *("target", "speed", "num_images"),
+)
 
 
 @dataclass(frozen=True)

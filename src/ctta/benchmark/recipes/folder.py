@@ -35,12 +35,20 @@ def folder(options: BenchmarkOptions) -> BenchmarkTask:
         default_methods=METHODS,
         default_seeds=(1,),
         accepts=CORRUPTION_OPTIONS | {"size", "classes"},
-        check_network=lambda net: _check_classes(net, open_folder()),
+        check_network=lambda net: check_classes(net, open_folder()),
     )
 
 
-def _check_classes(net: nn.Module, data: CorruptedFolder) -> None:
-    """Raise unless the network classifies images into as many classes as the tree has."""
+def check_classes(net: nn.Module, data: CorruptedFolder) -> None:
+    """Raise unless a network classifies images into as many classes as a tree has.
+
+    Args:
+        net: The network.
+        data: The tree.
+
+    Raises:
+        ConfigError: It does not; the message says what to do.
+    """
     images, _ = data.domain(CLEAN, 1).read(np.arange(1))
     device = next((parameter.device for parameter in net.parameters()), images.device)
     logits = Source(net)(images.to(device))

@@ -145,19 +145,30 @@ def cifar100c(options: BenchmarkOptions) -> BenchmarkTask:
 
 def imagenetc(options: BenchmarkOptions) -> BenchmarkTask:
     """ImageNet-C: ResNet-50, 15 corruptions at severity 5 in a row, 5,000 images each, mean over ten orders."""
-    official = {"restore": 0.001, "loss": "symmetric"}
-    cotta = {"threshold": 0.1, "optimizer": partial(SGD, lr=0.01)}
     return BenchmarkTask(
         make_network=lambda: models.load(options.model or "timm:resnet50.tv_in1k"),
         downloads=_downloads(options, tuple(f"imagenet-c/{group}" for group in IMAGENET_GROUPS)),
         make_stream=lambda order: corrupted_stream(_imagenet(options), options, order, batch_size=64),
         accepts=CORRUPTION_OPTIONS,
-        methods=every_method(
-            options, "imagenet", batch_size=64, tent=partial(SGD, lr=2.5e-4), cotta=cotta, official=official
-        ),
+        methods=imagenet_methods(options),
         default_methods=METHODS,
         default_orders=TEN_ORDERS,
     )
+
+
+def imagenet_methods(options: BenchmarkOptions) -> dict[str, MethodSpec]:
+    """Return every method with its settings for ImageNet-C, in batches of 64.
+
+    Args:
+        options: The user's options.
+
+    Returns:
+        The methods by name.
+    """
+    official = {"restore": 0.001, "loss": "symmetric"}
+    cotta = {"threshold": 0.1, "optimizer": partial(SGD, lr=0.01)}
+    tent = partial(SGD, lr=2.5e-4)
+    return every_method(options, "imagenet", batch_size=64, tent=tent, cotta=cotta, official=official)
 
 
 def corrupted_stream(

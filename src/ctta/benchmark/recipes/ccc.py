@@ -1,0 +1,146 @@
+"""CCC for the embedded network, or for the user's own network and images: measured first, then walked along."""
+
+import hashlib
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import cast
+
+from torch import nn
+
+from ctta import models
+from ctta.benchmark.recipes.base import BenchmarkOptions, BenchmarkTask
+from ctta.benchmark.recipes.embedded import CIFAR10, load_embedded_stats
+from ctta.benchmark.recipes.folder import check_classes
+from ctta.benchmark.recipes.paper import every_method, imagenet_methods
+from ctta.corruptions import VERSION
+from ctta.datasets import CorruptedFolder, cache_dir, sample
+from ctta.datasets.corruptible import CorruptibleDataset
+from ctta.errors import ConfigError
+from ctta.fingerprints import fingerprint
+from ctta.models import normalize_input, to_device
+from ctta.streams import AccuracyMatrix, Stream, measure_accuracy
+from ctta.streams import ccc as ccc_stream
+from ctta.streams.ccc import SPEED, Difficulty
+
+METHODS = ("source", "bn_stats", "tent", "rdumb", "cotta_fast")
+EXAMPLE = "ctta bench ccc --data val/ --model timm:resnet50.tv_in1k --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225"
+#: The order that is the standard one here, of the published 43, 44 and 45.
+SEED = 43
+#: The options that only this recipe takes, and those that it shares with others.
+CCC_OPTIONS = frozenset({"corruptions", "target", "speed", "num_images"})
+#: The last quarter of the images is for the accuracy matrix, the others for the stream.
+CALIBRATION_FRACTION = 0.25
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How long a stream is, and how well its accuracy matrix is measured.
+
+    Attributes:
+        num_images: Images of the stream.
+        speed: Images at each point of the walk.
+        batch_size: Images per batch.
+        num_calibration_images: Images that each accuracy is measured on.
+    """
+
+    num_images: int
+    speed: int
+    batch_size: int
+    num_calibration_images: int
+
+
+#: Minutes on one core: 400 batches, and a few pairs of corruptions to measure. The standard error of an accuracy is at
+#: most 5 points, and that of a folder's 3.5; the points of a walk have it in common, as they share their images.
+EMBEDDED = Sizes(num_images=20_000, speed=200, batch_size=50, num_calibration_images=100)
+FOLDER = Sizes(num_images=100_000, speed=SPEED, batch_size=64, num_calibration_images=200)
+#: RDumb's 1,000 batches would be more than the embedded stream has.
+EMBEDDED_RESET_PERIOD = 100
+
+
+def ccc(options: BenchmarkOptions) -> BenchmarkTask:
+    """CCC: corruptions turn into each other at one mean accuracy; the embedded network, or --data and --model."""
+    if (options.data is None) != (options.model is None):
+        missing = "--model SPEC" if options.model is None else "--data DIR"
+        raise ConfigError(
+            f"the recipe 'ccc' needs your images and your network, or none; {missing} is missing: {EXAMPLE}"
+        )
+    if options.limit is not None:
+        raise ConfigError("the recipe 'ccc' draws its images: give --images N and --speed N instead of 'limit'")
+    sizes = EMBEDDED if options.data is None else FOLDER
+    setup = Setup(options, replace(sizes, batch_size=options.batch_size or sizes.batch_size))
+    if options.data is None:
+        methods = every_method(options, "cifar10", batch_size=sizes.batch_size, cotta=CIFAR10)
+        rdumb = methods["rdumb"]
+        methods["rdumb"] = replace(rdumb, settings={**rdumb.settings, "period": EMBEDDED_RESET_PERIOD})
+    else:
+        methods = imagenet_methods(options)
+    return BenchmarkTask(
+        make_network=setup.load_network,
+        load_stats=load_embedded_stats if options.model is None else None,
+        make_stream=setup.make_stream,
+        methods=methods,
+        default_methods=METHODS,
+        default_orders=(SEED,),
+        default_seeds=(1,),
+        accepts=CCC_OPTIONS if options.data is None else CCC_OPTIONS | {"size", "classes"},
+    )
+
+
+@dataclass
+class Setup:
+    """Network, images and accuracy matrix of a benchmark, each made when it is first needed.
+
+    Attributes:
+        options: The user's options.
+        sizes: What the options do not choose.
+    """
+
+    options: BenchmarkOptions
+    sizes: Sizes
+
+    def load_network(self) -> nn.Module:
+        """Return the network as it is loaded, which the benchmark normalizes the input of."""
+        return models.load(self.options.model or "embedded")
+
+    @cached_property
+    def data(self) -> CorruptibleDataset:
+        """All images; those of a tree as ImageNet's are preprocessed, unless there is a size."""
+        options = self.options
+        if options.data is None:
+            return sample()
+        return CorruptedFolder(options.data, size=options.size, crop=options.size is None, classes=options.classes)
+
+    @cached_property
+    def matrix(self) -> AccuracyMatrix:
+        """Accuracies on the last quarter of the images; kept in the cache folder."""
+        options, data = self.options, self.data
+        net = normalize_input(self.load_network(), options.model or "ccc", options.mean, options.std)
+        net = to_device(net, options.device)
+        if isinstance(data, CorruptedFolder):
+            check_classes(net, data)
+        calibration = data.select(self.num_streamed, len(data))
+        num_images = self.sizes.num_calibration_images
+        identity = f"{fingerprint(net)} {calibration.content} {num_images} {VERSION}"
+        folder = cache_dir() / "ccc" / hashlib.sha256(identity.encode()).hexdigest()[:16]
+        return measure_accuracy(
+            net, calibration, num_images=num_images, batch_size=self.sizes.batch_size, folder=folder, progress=True
+        )
+
+    @property
+    def num_streamed(self) -> int:
+        """Number of images that the stream is drawn from, the first ones."""
+        return len(self.data) - max(1, int(CALIBRATION_FRACTION * len(self.data)))
+
+    def make_stream(self, order: int | None) -> Stream:
+        """Return the stream; its order is the seed of the corruptions' sequence and of the images."""
+        options, sizes = self.options, self.sizes
+        return ccc_stream(
+            self.data.select(0, self.num_streamed),
+            self.matrix,
+            target="easy" if options.target is None else cast("float | Difficulty", options.target),  # checked there
+            noises=options.corruptions,
+            speed=options.speed or sizes.speed,
+            seed=SEED if order is None else order,
+            num_images=options.num_images or sizes.num_images,
+            batch_size=sizes.batch_size,
+        )
