@@ -174,7 +174,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: Any) -> None:
 
 
 def test_images_without_labels_or_without_clean_versions() -> None:
-    with pytest.raises(DataError, match="no labels"):
+    with pytest.raises(DataError, match="no label per image"):
         measure_accuracy(Brightness(), in_memory(random_images(4, 8, 8), name="unlabeled"))
     published: Any = object.__new__(CifarC)
     with pytest.raises(TypeError, match="measure_accuracy corrupts clean images and got CifarC"):

@@ -84,7 +84,7 @@ def bench(
     speed: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Show N images at each point of that walk. Default: 200, with --data 1000.", metavar="N"
+            min=1, help="Use N images at each point of that walk. Default: 200, with --data 1000.", metavar="N"
         ),
     ] = None,
     num_images: Annotated[
