@@ -216,9 +216,7 @@ def measure_accuracy(
     """
     images = as_clean_images(data, "measure_accuracy")
     if images.labels is None or images.labels.ndim != 1:
-        raise DataError(
-            f"{images.name} has no label per image to measure an accuracy with: use images with a class each"
-        )
+        raise DataError(f"{images.name} has no label per image to measure accuracy with: use images with a class each")
     count = len(images) if num_images is None else min(check_integer("num_images", num_images, 1), len(images))
     rows = np.sort(np.random.default_rng(0).permutation(len(images))[:count])
     batch_size = check_integer("batch_size", batch_size, 1)
