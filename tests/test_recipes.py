@@ -1,5 +1,6 @@
 """Recipes: the settings of the paper and its reference implementation, and what a user may change."""
 
+import inspect
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from PIL import Image
 from small_data import IMAGES, LABELS, labels_of, write_cifar_batch
 from torch import nn
 
+import ctta
 from ctta.benchmark import BenchmarkOptions, build_task
 from ctta.benchmark.recipes.base import apply_settings
 from ctta.benchmark.recipes.paper import IMAGENET_LIST, paper_methods
@@ -198,6 +200,11 @@ def test_methods_that_draw_random_numbers_have_seeds() -> None:
         .methods["cotta_weight_average"]
         .is_random
     )
+
+
+def test_the_demo_has_a_row_for_what_a_user_gets_who_names_no_method() -> None:
+    default = inspect.signature(ctta.adapt).parameters["method"].default
+    assert default in build_task("demo", BenchmarkOptions()).default_methods
 
 
 def test_downloads_are_what_the_user_does_not_provide() -> None:

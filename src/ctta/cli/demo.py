@@ -83,25 +83,18 @@ def describe_demo(section: SectionContent) -> str:
     Returns:
         The sentences.
     """
-    assert section.summary is not None
     errors = {row.label: row.cells[-1].value for row in section.scores.rows}
-    column = [column.key for column in section.summary.columns].index("ms_per_image")
-    times = {row.label: row.cells[column].value for row in section.summary.rows}
     settings = {row.label: row.settings for row in section.rows}
     source, statistics = errors["Source"], errors["BN Stats Adapt"]
     learned = [label for label in errors if label not in ("Source", "BN Stats Adapt")]
-    costs = [
-        f"{_describe_method(label, settings[label])} has {errors[label]:.1f} % and takes "
-        f"{times[label] / times['Source']:.0f} times as long"
-        for label in learned
-    ]
+    *others, last = (f"{_describe_method(label, settings[label])} {errors[label]:.1f} %" for label in learned)
     is_lower = all(errors[label] < statistics for label in learned)
     decay, num_steps = float(settings["CoTTA"]["decay"]), section.rows[0].results[0].num_batches
     return (
         f"Without adaptation {source:.1f} % of the predictions are wrong; normalizing each batch by its own statistics,"
         f" which trains nothing, leaves {statistics:.1f} %. "
-        f"Learning from the unlabeled images {'lowers this further' if is_lower else 'does not always lower this'}: "
-        f"{', '.join(costs[:-1])}, and {costs[-1]} as the network alone. "
+        f"Methods that learn from the unlabeled images {'do better still' if is_lower else 'do not all do better'}: "
+        f"{', '.join(others)} and {last}. "
         f"After {num_steps} steps the teacher of CoTTA is still {100 * decay**num_steps:.0f} % the source network, so "
         "its rows show mostly what averaging views of an image does; what learning brings, and whether it lasts, takes "
         "longer streams."
@@ -110,4 +103,4 @@ def describe_demo(section: SectionContent) -> str:
 
 def _describe_method(label: str, settings: dict[str, str]) -> str:
     views = re.search(r"num_views=(\d+)", settings.get("views", ""))
-    return f"{label} with {views[1]} views" if views else label
+    return f"{label}, which averages {views[1]} views of each image," if views else label
