@@ -10,29 +10,40 @@ from report_runs import CONTINUAL, STANDARD, read_results, write_all_methods, wr
 
 from ctta.cli.report import report
 from ctta.errors import DataError
-from ctta.report import write_report
-from ctta.report.numbers_file import parse_numbers, read_numbers
+from ctta.report import read_runs, write_report
+from ctta.report.content import build_content
+from ctta.report.numbers_file import format_numbers, parse_numbers
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_a_report_is_written_again_from_its_numbers(tmp_path: Path) -> None:
-    run = write_all_methods(write_run(tmp_path / "run"), CONTINUAL, num_batches=2, seeds=[0, 1])
-    (run / "cells" / "begun").mkdir()
-    first = write_report([run], tmp_path / "a").parent
-    again = write_report([first / "numbers.json"], tmp_path / "b").parent
-    assert read_files(first) == read_files(again)
-    assert (first / "numbers.json").stat().st_size < 100_000
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_run(tmp_path_factory.mktemp("runs") / "run", command="ctta bench x")
+    write_all_methods(folder, CONTINUAL, num_batches=2, seeds=[0, 1])
+    (folder / "cells" / "begun").mkdir()
+    return folder
 
 
-def test_the_numbers_are_those_of_every_seed_and_domain(tmp_path: Path) -> None:
-    run = write_all_methods(write_run(tmp_path / "run", command="ctta bench x"), CONTINUAL, num_batches=2, seeds=[0, 1])
-    write_report([run], tmp_path / "a")
-    text = (tmp_path / "a" / "numbers.json").read_text()
+@pytest.fixture(scope="module")
+def written(run: Path) -> Path:
+    """The folder of a report on the run."""
+    return write_report([run], run / "report").parent
+
+
+def test_a_report_is_written_again_from_its_numbers(written: Path, tmp_path: Path) -> None:
+    again = write_report([written / "numbers.json"], tmp_path).parent
+    assert read_files(written) == read_files(again)
+    assert (written / "numbers.json").stat().st_size < 100_000
+
+
+def test_the_numbers_are_those_of_every_seed_and_domain(run: Path, written: Path) -> None:
+    text = (written / "numbers.json").read_text()
     content = parse_numbers(text)
     assert content.runs[0].commands == ("ctta bench x",)
+    assert [cell.reason for cell in content.missing] == ["not started"]
     (section,) = content.sections
     results = {(each.method, each.labels["seed"]): each for each in read_results(run)}
     found = {(row.label, result.seed): result for row in section.rows for result in row.results}
@@ -45,34 +56,30 @@ def test_the_numbers_are_those_of_every_seed_and_domain(tmp_path: Path) -> None:
     assert max(len(line) for line in text.splitlines()) < 5000
 
 
+def test_a_report_opens_with_the_result(written: Path) -> None:
+    body = (written / "report.html").read_text().partition("<body>")[2]
+    assert body.index("has the lowest mean error") < body.index("<table") < body.index("Stream: ")
+    markdown = (written / "report.md").read_text().split("\n\n")
+    assert "has the lowest mean error" in markdown[1] and STANDARD[0].split("_")[0] in markdown[2]
+
+
 def test_a_missing_number_stays_missing(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     write_cell(run, "Source", [[1], [2]], domains=["fog", "snow"])
-    write_report([run], tmp_path / "a")
-    summary = read_numbers(tmp_path / "a" / "numbers.json").sections[0].summary
+    text = format_numbers(build_content(read_runs([run])))
+    summary = parse_numbers(text).sections[0].summary
     assert summary
     assert isnan(summary.rows[0].cells[-1].value)  # the best row has no difference to the best
-    assert "NaN" not in (tmp_path / "a" / "numbers.json").read_text()
+    assert "NaN" not in text
 
 
 def test_files_and_folders_share_a_page(tmp_path: Path) -> None:
     for name in ("one", "other"):
         write_cell(write_run(tmp_path / name, recipe=name), "Source", [[1], [2]], domains=["fog", "snow"])
-    write_report([tmp_path / "one"], tmp_path / "a")
-    output(report, tmp_path / "a" / "numbers.json", tmp_path / "other", "--out", tmp_path / "b")
-    page = (tmp_path / "b" / "report.md").read_text()
+    (tmp_path / "numbers.json").write_text(format_numbers(build_content(read_runs([tmp_path / "one"]))))
+    output(report, tmp_path / "numbers.json", tmp_path / "other")
+    page = (tmp_path / "report" / "report.md").read_text()
     assert page.index("## 1. other") < page.index("## 2. one")
-    output(report, tmp_path / "a" / "numbers.json")
-    assert (tmp_path / "a" / "report" / "report.html").is_file()
-
-
-def test_a_report_opens_with_the_result(tmp_path: Path) -> None:
-    run = write_all_methods(write_run(tmp_path / "run"), CONTINUAL, num_batches=2, seeds=[0])
-    page = write_report([run], tmp_path / "a")
-    body = page.read_text().partition("<body>")[2]
-    assert body.index("has the lowest mean error") < body.index("<table") < body.index("Stream: ")
-    markdown = (page.parent / "report.md").read_text().split("\n\n")
-    assert "has the lowest mean error" in markdown[1] and STANDARD[0].split("_")[0] in markdown[2]
 
 
 @pytest.mark.parametrize(
