@@ -4,7 +4,7 @@
     python benchmarks/result_pages.py --check    only compare them with the numbers
 
 A table between ``<!-- results: NAME KIND -->`` and ``<!-- end of results -->`` in a Markdown file is written from
-``docs/results/NAME``. Kinds are those of :data:`KINDS`.
+``docs/results/NAME``; kinds are those of :data:`KINDS`. Blocks of results that are not measured yet say so.
 """
 
 import argparse
@@ -109,6 +109,9 @@ KINDS: dict[str, Callable[[SectionContent], str]] = {
     "means": render_means,
     "text": render_text,
     "headline": lambda section: textwrap.fill(escape_markdown(section.headline), 140),
+    "curves": lambda section: (
+        f"![{section.metric.title} over time]({section.runs[0]}/{section.metric.key}-over-time.png)"
+    ),
     "words": lambda section: textwrap.fill(describe_demo(section), 140),
 }
 #: Tables that are not of a report: the list of all results, and those with numbers in another form.
@@ -121,6 +124,8 @@ def render_block(name: str, kind: str) -> str:
         return OWN_TABLES[name]()
     if kind not in KINDS:
         raise ValueError(f"there is no kind {kind!r} of tables: expected one of {', '.join(KINDS)}")
+    if name in PLANNED and not (RESULTS / name).exists():
+        return f"Not measured yet: `make results ONLY={name}`, about {PLANNED[name].core_hours:g} core hours."
     return KINDS[kind](read_content(name).sections[0])
 
 

@@ -42,8 +42,16 @@ def test_blocks_of_every_kind() -> None:
     section = result_pages.read_content("demo").sections[0]
     assert kinds["table"] == render_markdown(section.scores)
     assert kinds["text"].startswith("```\nError in percent") and kinds["means"].startswith("| Source |")
+    assert (RESULTS / kinds["curves"].partition("(")[2].rstrip(")")).is_file()
     with pytest.raises(ValueError, match="there is no kind 'tabel' of tables: expected one of table"):
         result_pages.render_block("demo", "tabel")
+
+
+def test_a_block_of_a_result_that_is_not_measured_says_how(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(result_pages, "RESULTS", tmp_path)
+    assert result_pages.render_block("full", "means").startswith("Not measured yet: `make results ONLY=full`, about")
+    with pytest.raises(FileNotFoundError):
+        result_pages.render_block("fool", "means")
 
 
 def test_the_words_about_the_demo_are_true() -> None:
