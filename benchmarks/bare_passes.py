@@ -8,7 +8,6 @@ restoring, and the record of the step.
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Any
@@ -18,6 +17,7 @@ from baseline import forward
 from torch import Tensor, nn
 
 import ctta
+from ctta.evaluation.passes import count_passes
 from ctta.functional import entropy
 from ctta.memory import MemoryModel
 from ctta.memory.memories import EMPTY
@@ -146,27 +146,6 @@ def use_running_statistics_(net: nn.Module) -> None:
             module.track_running_stats = True
 
 
-@contextmanager
-def count_passes(kind: type[nn.Module]) -> Iterator[dict[str, int]]:
-    """Count the images that go forward and back through all networks of a class within the context."""
-    counts = {"forward": 0, "backward": 0}
-
-    def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        if type(module) is kind:
-            counts["forward"] += len(output)
-            if output.requires_grad:
-                output.register_hook(count_backward)
-
-    def count_backward(gradient: Tensor) -> None:
-        counts["backward"] += len(gradient)
-
-    handle = nn.modules.module.register_module_forward_hook(count)
-    try:
-        yield counts
-    finally:
-        handle.remove()
-
-
 def require_equal_passes(model: Callable[[Tensor], object], bare: BarePasses, x: Tensor) -> None:
     """Raise a RuntimeError unless as many images pass the network in a step of the method as in its bare passes.
 
@@ -179,6 +158,6 @@ def require_equal_passes(model: Callable[[Tensor], object], bare: BarePasses, x:
     for call in (model, bare):
         with count_passes(type(bare.learner)) as counts:
             call(x)
-        found.append(counts)
+        found.append(vars(counts))
     if any(abs(found[0][key] - found[1][key]) > found[1][key] / 20 for key in found[0]):
         raise RuntimeError(f"a step of {type(bare.model).__name__} has the passes {found[0]}, its row {found[1]}")

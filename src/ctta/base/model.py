@@ -19,7 +19,7 @@ from ctta.optim import load_state_
 from ctta.parallel import SINGLE_PROCESS, Coordinator, current_reducer
 from ctta.state import release_lazy_buffers_
 from ctta.steps import Policy
-from ctta.surgery import Output, copy_sharing_tensors, copy_without_hooks, iter_inputs, train_only_
+from ctta.surgery import ExtractLogits, Output, copy_sharing_tensors, copy_without_hooks, iter_inputs, train_only_
 from ctta.validation import check_batch, translate_rank_errors, validate_batches
 from ctta.views import check_images
 
@@ -121,6 +121,35 @@ class AdaptiveModel(MethodUpdates, ABC):
         student = self._predicting_student
         return self._run(self.predict_step if student is None else student, x)
 
+    def predict_once(self, x: Tensor) -> Tensor:
+        """Return the logits of one pass of the adapted network, without changing anything.
+
+        This is how a stream that does not wait for updates is answered meanwhile: by the network that :meth:`deploy`
+        returns, normalized as the method does, without averaging views or whatever else :meth:`predict` does.
+
+        Args:
+            x: A batch of inputs (N, ...). An empty batch is returned as it is.
+
+        Returns:
+            Detached logits (N, C, ...).
+        """
+        return self._run(self._forward_once, x)
+
+    def _forward_once(self, x: Tensor) -> Tensor:
+        if type(self).deploy is AdaptiveModel.deploy:
+            logits: Tensor = self._adapted_network(x)
+            return logits
+        net = self.deploy()  # what the method adds to the network, such as prompts, is not in its weights
+        return ExtractLogits(self.output)(net, (x,), net(x))
+
+    @property
+    def _adapted_network(self) -> nn.Module:
+        """The teacher, if it predicts, else the student, else the source."""
+        if self._predicting_student is not None:
+            return self._predicting_student
+        network: nn.Module = getattr(self, "teacher", getattr(self, "student", self.source))
+        return network
+
     def _run(self, step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Check a batch and return the logits of a step on it."""
         with self.coordinator.fail_together():
@@ -204,10 +233,7 @@ class AdaptiveModel(MethodUpdates, ABC):
         Returns:
             A copy with the weights of the teacher, if it predicts, else the student, else the source.
         """
-        network: nn.Module | None = self._predicting_student
-        if network is None:
-            network = getattr(self, "teacher", getattr(self, "student", self.source))
-        net = copy_without_hooks(network)
+        net = copy_without_hooks(self._adapted_network)
         train_only_(net, self._trainable)
         if batches is not None:
             estimate_running_statistics_(net, validate_batches(iter_inputs(batches)))

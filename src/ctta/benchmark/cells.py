@@ -4,17 +4,21 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from math import ceil
 from pathlib import Path
 from typing import Self
 
 import torch
 
+from ctta.base import AdaptiveModel
 from ctta.benchmark.recipes import BenchmarkOptions, build_task
 from ctta.distributed import data_parallel, init, rank
 from ctta.evaluation.evaluate import evaluate
+from ctta.evaluation.passes import count_step_ratio
 from ctta.evaluation.reading import read_result
 from ctta.evaluation.results import BatchRecord
 from ctta.models import to_device
+from ctta.streams import Stream, parse_protocol
 
 
 @dataclass(frozen=True)
@@ -92,10 +96,12 @@ class BenchmarkCell:
                 # An attempt that was given up may still be running on another machine.
                 stack.enter_context(FileLock(folder / "lock"))
             net = to_device(task.make_network(), self.options.device)
+            model, stream = data_parallel(spec.build_model(net, self.seed or 0)), task.make_stream(self.order)
             evaluate(
-                data_parallel(spec.build_model(net, self.seed or 0)),
-                task.make_stream(self.order),
+                model,
+                stream,
                 reset_at_domain=spec.reset_at_domain,
+                step_ratio=self._find_step_ratio(model, stream),
                 folder=folder,
                 save_every=self.save_every,
                 name=spec.label,
@@ -108,6 +114,14 @@ class BenchmarkCell:
                 },
                 on_batch=on_batch,
             )
+
+    def _find_step_ratio(self, model: AdaptiveModel, stream: Stream) -> int:
+        """Return every how many batches the model learns; 1 for a protocol that waits for every step."""
+        protocol = None if self.options.protocol is None else parse_protocol(self.options.protocol)
+        if protocol is None or protocol.definition.waits:
+            return 1
+        ratio, speed = protocol.all_settings["ratio"], float(protocol.all_settings["speed"])
+        return max(1, ceil((count_step_ratio(model, stream) if ratio is None else float(ratio)) * speed))
 
 
 @contextmanager

@@ -7,7 +7,7 @@
 """
 
 from ctta.datasets.arrays import PixelArray
-from ctta.datasets.base import IGNORE_INDEX, CorruptionDataset, Images
+from ctta.datasets.base import IGNORE_INDEX, IGNORE_LABEL, CorruptionDataset, Images
 from ctta.datasets.cache import cache_dir, download, find
 from ctta.datasets.catalog import DATASETS, Dataset
 from ctta.datasets.cifar import CifarC, clean_cifar
@@ -23,6 +23,7 @@ from ctta.errors import DownloadError
 __all__ = [
     "DATASETS",
     "IGNORE_INDEX",
+    "IGNORE_LABEL",
     "CifarC",
     "CleanImages",
     "Corrupted",

@@ -13,6 +13,8 @@ from ctta.errors import DataError
 Rows = NDArray[np.int64]
 #: Label of pixels that are not scored, as in Cityscapes and ACDC.
 IGNORE_INDEX = 255
+#: Label of images that are not scored; a class cannot have it, and torch's cross-entropy ignores it too.
+IGNORE_LABEL = -100
 
 
 class Images(Protocol):

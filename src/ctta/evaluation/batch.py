@@ -15,13 +15,22 @@ from ctta.streams import Batch
 
 
 def evaluate_batch(
-    model: AdaptiveModel, batch: Batch, reference: Tensor, segment: int, memory: PeakMemory | None
+    model: AdaptiveModel,
+    batch: Batch,
+    reference: Tensor,
+    segment: int,
+    memory: PeakMemory | None,
+    *,
+    waits: bool = True,
 ) -> tuple[BatchRecord, Tensor]:
-    """Return the record of a batch, and the logits of this rank's rows."""
+    """Return the record of a batch, and the logits of this rank's rows.
+
+    If the stream does not wait for an update, the batch is answered without one.
+    """
     rows = model.coordinator.local_rows(len(batch.x))
     x, labels = batch.x[rows].to(reference), None if batch.y is None else batch.y[rows]
     num_steps_before, started = model.num_steps, time.perf_counter()
-    logits = model(x)
+    logits = model(x) if waits else model.predict_once(x)
     if reference.is_cuda:
         torch.cuda.synchronize(reference.device)
     seconds = time.perf_counter() - started
@@ -60,11 +69,12 @@ def check_same_kind(score: BatchScore, records: Sequence[BatchRecord], domain: s
 
 
 def check_labeled(segment: Sequence[BatchScore], domain: str) -> None:
-    """Raise if a whole segment has no labeled pixel, and so no mIoU; a single scene may have none."""
-    if not any(not isinstance(score, PixelScore) or score.num_pixels for score in segment):
-        num_images = sum(score.num_images for score in segment)
+    """Raise if a whole segment has no labeled pixel, or no labeled image; a single batch may have none."""
+    if not any(score.num_pixels if isinstance(score, PixelScore) else score.num_images for score in segment):
+        num_images = sum(score.num_processed for score in segment)
+        kind = "pixel" if isinstance(segment[0], PixelScore) else "image"
         raise DataError(
-            f"{domain} has no labeled pixel in {num_images} images, so it cannot be scored: the labels of test splits "
+            f"{domain} has no labeled {kind} in {num_images} images, so it cannot be scored: the labels of test splits "
             "are often withheld; use a split that has them"
         )
 

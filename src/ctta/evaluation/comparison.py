@@ -105,7 +105,7 @@ class Comparison:
                     "difference_low": gap.low if gap else None,
                     "difference_high": gap.high if gap else None,
                     "calibration_error": result.calibration_error,
-                    "ms_per_image": 1000 * result.seconds / result.total.num_images,
+                    "ms_per_image": result.ms_per_image,
                 }
             )
         return records
@@ -174,7 +174,7 @@ class Comparison:
                     "95 % interval": format_range(result.interval),
                     f"minus {shorten_name(self.best, 20)}": "" if name == self.best else f"{value - best:+.1f}",
                     "95 % interval ": "" if name == self.best else format_range(gap),
-                    "ms/image": f"{1000 * result.seconds / result.total.num_images:.2f}",
+                    "ms/image": f"{result.ms_per_image:.2f}",
                 }
             )
         return rows

@@ -76,7 +76,7 @@ def describe_result(result: "Result") -> str:
         f"{result.num_batches:,} batch{'es' if result.num_batches > 1 else ''}",
         f"{len(result.domains)} segment{'s' if len(result.domains) > 1 else ''}",
     ]
-    cost = [f"{1000 * result.seconds / result.total.num_images:.2f} ms per image"]
+    cost = [f"{result.ms_per_image:.2f} ms per image"]
     if result.peak_mib is not None:
         cost.append(f"{result.peak_mib:,} MiB peak memory")
     if result.num_skipped:

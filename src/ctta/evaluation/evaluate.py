@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,13 @@ from ctta.evaluation.environment import PeakMemory, describe_environment
 from ctta.evaluation.inputs import PlainBatches, as_batches, as_model
 from ctta.evaluation.journal import Journal, write_evaluation
 from ctta.evaluation.label_maps import save_label_maps
+from ctta.evaluation.passes import count_step_ratio
 from ctta.evaluation.progress import ProgressLine
 from ctta.evaluation.results import BatchRecord, Result
 from ctta.fingerprints import source_fingerprint
 from ctta.hyperparameters import format_hyperparameters, format_value
 from ctta.streams import Stream
+from ctta.validation import check_integer
 
 OnBatch = Callable[[BatchRecord], None]
 
@@ -31,6 +33,7 @@ def evaluate(
     *,
     batch_size: int | None = None,
     reset_at_domain: bool = False,
+    step_ratio: int | Literal["auto"] = 1,
     folder: str | os.PathLike[str] | None = None,
     save_every: float = 20.0,
     name: str | None = None,
@@ -55,6 +58,10 @@ def evaluate(
         batch_size: Images per batch, for data of single images; by default 32.
         reset_at_domain: Whether to reset the model at the start of each segment (the starred rows of the paper's
             tables).
+        step_ratio: For a stream that does not wait: how many times longer a step takes than a plain forward pass. The
+            model learns from the first of so many batches, and the others, which arrive meanwhile, are answered by one
+            pass of the adapted network (:meth:`ctta.AdaptiveModel.predict_once`). "auto" counts the passes of the
+            method on the first batches of a stream, a backward pass as two forward passes. 1 waits for every step.
         folder: Where to write a record of every batch, for ``ctta report``. With a stream, also the state at
             intervals: if the folder holds part of the same evaluation, that is resumed, and the result equals that of
             an uninterrupted one (a copy of ``model`` adapts then). Other data cannot be compared with what a folder
@@ -96,6 +103,7 @@ def evaluate(
             {name: model},
             batches,
             reset_at_domain=reset_at_domain,
+            step_ratio=step_ratio,
             folders=folders,
             labels=labels,
             progress=progress,
@@ -107,6 +115,7 @@ def evaluate(
         batches,
         name,
         reset_at_domain=reset_at_domain,
+        step_ratio=step_ratio,
         folder=None if folder is None else Path(folder),
         save_every=save_every,
         labels=labels,
@@ -120,16 +129,20 @@ def _evaluate_stream(
     name: str,
     *,
     reset_at_domain: bool,
+    step_ratio: int | Literal["auto"],
     folder: Path | None,
     save_every: float,
     labels: dict[str, Any] | None,
     listeners: Sequence[OnBatch],
 ) -> Result:
     _check_new(model, name)
-    about = _describe(model, name, stream.name, stream.class_names, reset_at_domain, labels) | {
+    ratio = count_step_ratio(model, stream) if step_ratio == "auto" else check_integer("step_ratio", step_ratio, 1)
+    about = _describe(model, name, stream.name, stream.class_names, reset_at_domain, ratio, labels) | {
         "stream_hash": stream.hash,
         "domains": stream.domains,
         "num_batches": len(stream),
+        "composition": stream.composition.to_json(),
+        **({"visits": stream.visits} if any(stream.visits) else {}),
     }
     coordinator, journal = model.coordinator, None
 
@@ -154,7 +167,7 @@ def _evaluate_stream(
         segment = stream.segment_index(index)
         if reset_at_domain and records and records[-1].segment != segment:
             model.reset()
-        record, logits = evaluate_batch(model, batch, reference, segment, memory)
+        record, logits = evaluate_batch(model, batch, reference, segment, memory, waits=index % ratio == 0)
         check_classes(record.score, stream.class_names)
         check_same_kind(record.score, records, batch.domain)
         records.append(record)
@@ -189,6 +202,7 @@ def evaluate_together(
     folders: Mapping[str, Path],
     labels: dict[str, Any] | None,
     progress: bool,
+    step_ratio: int | Literal["auto"] = 1,
     on_batch: OnBatch | None = None,
 ) -> dict[str, Result]:
     """Send batches that can be read only once through several models, batch by batch.
@@ -200,11 +214,18 @@ def evaluate_together(
         folders: New folders to write to, by name.
         labels: As for :func:`evaluate`.
         progress: As for :func:`evaluate`.
+        step_ratio: As for :func:`evaluate`, a number.
         on_batch: As for :func:`evaluate`.
 
     Returns:
         The results by name.
     """
+    if step_ratio == "auto":
+        raise ConfigError(
+            f"step_ratio='auto' counts passes on the first batches, and {batches.name} can be read only once: give a "
+            "number, or a stream of ctta.streams"
+        )
+    ratio = check_integer("step_ratio", step_ratio, 1)
     for name, model in models.items():
         _check_new(model, name)
     for folder in folders.values():
@@ -222,7 +243,8 @@ def evaluate_together(
             done = records[name]
             if reset_at_domain and done and done[-1].segment != batches.segment:
                 model.reset()
-            record, _logits = evaluate_batch(model, batch, references[name], batches.segment, memory)
+            waits = len(done) % ratio == 0
+            record, _logits = evaluate_batch(model, batch, references[name], batches.segment, memory, waits=waits)
             check_classes(record.score, batches.class_names)
             check_same_kind(record.score, done, batch.domain)
             done.append(record)
@@ -238,7 +260,7 @@ def evaluate_together(
             raise InputError(f"{batches.name} yields no batch: check the data; a generator can be read only once")
         for segment, domain in enumerate(batches.domains):
             check_labeled([record.score for record in records[name] if record.segment == segment], domain)
-        about = _describe(model, name, batches.name, batches.class_names, reset_at_domain, labels) | {
+        about = _describe(model, name, batches.name, batches.class_names, reset_at_domain, ratio, labels) | {
             "stream_hash": batches.hash,
             "domains": batches.domains,
             "num_batches": len(records[name]),
@@ -267,6 +289,7 @@ def _describe(
     stream: str,
     class_names: tuple[str, ...],
     reset_at_domain: bool,
+    step_ratio: int,
     labels: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """Return what is evaluated, but for the batches."""
@@ -276,6 +299,7 @@ def _describe(
         "source": source_fingerprint(model.source),
         "stream": stream,
         "reset_at_domain": reset_at_domain,
+        "step_ratio": step_ratio,
         "labels": labels or {},
         "environment": describe_environment(_get_reference(model).device),
         **({"class_names": class_names} if class_names else {}),

@@ -71,8 +71,9 @@ class Journal:
         path, requested = folder / "about.json", json.loads(json.dumps(about))
         if path.exists():
             recorded = _with_current_version(read_about(path), requested)
-            if "class_names" not in recorded:  # of a dataset that had no names in an earlier version
-                requested.pop("class_names", None)
+            for name in ("class_names", "visits", "composition"):  # which an earlier version did not record
+                if name not in recorded:
+                    requested.pop(name, None)
             check_same_settings(folder, recorded, requested)
         else:
             _write_text(path, json.dumps({"format": FORMAT, **requested}, indent=1))
@@ -151,7 +152,7 @@ def _with_current_version(recorded: dict[str, Any], requested: dict[str, Any]) -
     environment = recorded["environment"]
     if environment.get("ctta") in EQUIVALENT_VERSIONS:
         environment = {**environment, "ctta": requested["environment"]["ctta"]}
-    return {**recorded, "environment": environment}
+    return {"step_ratio": 1, **recorded, "environment": environment}
 
 
 def _write_text(path: Path, text: str) -> None:

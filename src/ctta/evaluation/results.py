@@ -4,14 +4,25 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Self
 
 from ctta.datasets.segmentation import CLASS_NAMES
 from ctta.errors import InputError
 from ctta.evaluation.display import describe_result, make_frame, render_html_table
 from ctta.evaluation.intervals import Interval, estimate_interval, leave_out_blocks
-from ctta.evaluation.metrics import BatchScore, ImageScore, Metric, PixelScore, Score, UnlabeledScore, score_from_json
+from ctta.evaluation.metrics import (
+    ERROR,
+    BatchScore,
+    ImageScore,
+    Metric,
+    PixelScore,
+    Score,
+    UnlabeledScore,
+    score_from_json,
+)
 from ctta.evaluation.plots import plot_result
+from ctta.streams import Composition
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,6 +90,9 @@ class Result:
         environment: Versions, device and number of threads.
         batches: Records of the batches done.
         class_names: Names of the classes, if the dataset has them.
+        visits: Visit of each segment, see :attr:`ctta.streams.Stream.visits`; empty if the domains come once.
+        composition: How sorted and how mixed the stream is; None if it is not a stream of :mod:`ctta.streams`.
+        step_ratio: Every how many batches the model has learned, see :func:`ctta.evaluate`.
     """
 
     method: str
@@ -93,6 +107,9 @@ class Result:
     environment: dict[str, Any]
     batches: tuple[BatchRecord, ...]
     class_names: tuple[str, ...] = ()
+    visits: tuple[int, ...] = ()
+    composition: Composition | None = None
+    step_ratio: int = 1
 
     @classmethod
     def from_batches(cls, about: dict[str, Any], batches: Sequence[BatchRecord]) -> Self:
@@ -105,8 +122,9 @@ class Result:
         Returns:
             The result.
         """
-        lists = {"domains": tuple(about["domains"]), "class_names": tuple(about.get("class_names", ()))}
-        return cls(**about | lists, batches=tuple(batches))
+        lists = {name: tuple(about.get(name, ())) for name in ("domains", "class_names", "visits")}
+        composition = Composition(**about["composition"]) if about.get("composition") else None
+        return cls(**about | lists | {"composition": composition}, batches=tuple(batches))
 
     @property
     def is_complete(self) -> bool:
@@ -166,6 +184,23 @@ class Result:
     def value(self) -> float:
         """The mean of the metric over segments, as in the paper's tables."""
         return sum(self.values) / len(self.values)
+
+    @property
+    def visit_values(self) -> tuple[float, ...]:
+        """The metric at each visit of the domains: the mean over domains, each with all its images of this visit."""
+        grouped: dict[int, dict[str, list[BatchScore]]] = {}
+        visits = self.visits or [0] * len(self.domains)
+        for visit, domain, score in zip(visits, self.domains, self.segments, strict=True):
+            grouped.setdefault(visit, {}).setdefault(domain, []).append(score)
+        scores = ([Score.sum(parts) for parts in grouped[visit].values()] for visit in sorted(grouped))
+        return tuple(fmean(score.value for score in domains) for domains in scores)
+
+    @property
+    def visit_errors(self) -> tuple[float, ...]:
+        """The error at each visit of the domains, for labels of images."""
+        if self.metric != ERROR:
+            raise InputError(f"{self.stream} has no label per image: use visit_values, the {self.metric.name}")
+        return self.visit_values
 
     @property
     def errors(self) -> tuple[float, ...]:
@@ -235,9 +270,14 @@ class Result:
         return sum(batch.seconds for batch in self.batches)
 
     @property
+    def ms_per_image(self) -> float:
+        """The time of predicting and adapting per image, in milliseconds; images that are not scored count too."""
+        return 1000 * self.seconds / self.total.num_processed
+
+    @property
     def images_per_second(self) -> float:
         """The throughput of predicting and adapting."""
-        return self.total.num_images / self.seconds
+        return self.total.num_processed / self.seconds
 
     @property
     def peak_mib(self) -> int | None:

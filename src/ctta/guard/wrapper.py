@@ -167,6 +167,10 @@ class Guarded(AdaptiveModel):
     def predict_step(self, x: Tensor) -> Tensor:
         return self._replace_bad_rows(x, self._predict)
 
+    @override
+    def _forward_once(self, x: Tensor) -> Tensor:
+        return self._replace_bad_rows(x, self.wrapped.predict_once)
+
     def _replace_bad_rows(self, x: Tensor, predict: Callable[[Tensor], Tensor]) -> Tensor:
         """Predict the valid inputs as if they had come alone, and the others by the source as it was trained."""
         valid = self.validator.valid_rows(x)

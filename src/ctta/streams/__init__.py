@@ -7,7 +7,9 @@ camera, has no length and no hash, and :func:`ccc` has no length unless it is gi
 
 from ctta.streams.accuracy import AccuracyMatrix, measure_accuracy
 from ctta.streams.ccc import EndlessStream, ccc
+from ctta.streams.composition import Composition
 from ctta.streams.correlation import correlated, label_shift, long_tail, mixed_correlated
+from ctta.streams.foreign import foreign
 from ctta.streams.live import LiveStream, live
 from ctta.streams.mixture import mixed
 from ctta.streams.orders import corruption_order
@@ -23,6 +25,7 @@ __all__ = [
     "AccuracyMatrix",
     "Batch",
     "ChosenProtocol",
+    "Composition",
     "CorruptionSequence",
     "EndlessStream",
     "LiveStream",
@@ -38,6 +41,7 @@ __all__ = [
     "corruption_order",
     "cyclic",
     "folder",
+    "foreign",
     "gradual",
     "image_folder",
     "in_memory",

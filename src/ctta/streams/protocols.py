@@ -9,10 +9,12 @@ from ctta.datasets.base import CorruptionDataset
 from ctta.errors import ConfigError, did_you_mean
 from ctta.hyperparameters import parse_hyperparameters
 from ctta.streams.correlation import Sampler, correlated, label_shift, long_tail
+from ctta.streams.foreign import foreign
 from ctta.streams.mixture import mixed
 from ctta.streams.recurrence import cdc, cyclic, recurring, rounds
 from ctta.streams.sequences import clean, continual, gradual, single
 from ctta.streams.stream import Stream
+from ctta.validation import check_positive
 
 Data = CorruptionDataset | Stream
 
@@ -95,12 +97,15 @@ class NamedProtocol:
         reference: Where the protocol comes from.
         order: The order of the corruptions unless the user chooses; "recipe" for that of the benchmark.
         batch_size: The batch size, where the protocol is defined by it.
+        waits: Whether every batch waits for the step of the one before. If not, the settings ``ratio`` and ``speed``
+            decide how many batches arrive during a step, see ``step_ratio`` of :func:`ctta.evaluate`.
     """
 
     build: Callable[..., Stream]
     reference: str
     order: int | Literal["recipe"] | None = None
     batch_size: int | None = None
+    waits: bool = True
 
     @property
     def summary(self) -> str:
@@ -133,6 +138,11 @@ class ChosenProtocol:
     def definition(self) -> NamedProtocol:
         """The protocol of this name."""
         return PROTOCOLS[self.name]
+
+    @property
+    def all_settings(self) -> dict[str, Any]:
+        """All settings, also those that have their defaults."""
+        return {**self.definition.defaults, **self.settings}
 
     def build(self, data: Data, sequence: CorruptionSequence) -> Stream:
         """Build the stream.
@@ -352,6 +362,22 @@ def _clean(data: Data, sequence: CorruptionSequence) -> Stream:
     return sequence.repeat(clean(data, limit=sequence.limit, batch_size=sequence.batch_size))
 
 
+def _foreign(
+    data: Data, sequence: CorruptionSequence, *, images: str = "noise", fraction: float = 0.5, seed: int = 0
+) -> Stream:
+    """Put images that do not belong among the others: uniform noise, or drawn streets (images=streets)."""
+    return foreign(sequence.open(data), images, fraction=fraction, seed=seed)
+
+
+def _no_wait(data: Data, sequence: CorruptionSequence, *, ratio: float | None = None, speed: float = 1.0) -> Stream:
+    """Do not wait for updates: batches that arrive during a step are answered without one."""
+    check_positive("speed", speed)
+    if ratio is not None:
+        check_positive("ratio", ratio)
+    stream = sequence.open(data)
+    return stream.with_segments(f"no_wait{'' if speed == 1 else f' speed={speed:g}'}", stream.segments)
+
+
 #: Every protocol by its name on the command line.
 PROTOCOLS: dict[str, NamedProtocol] = {
     "continual": NamedProtocol(_continual, "CoTTA, CVPR 2022", order="recipe"),
@@ -368,4 +394,6 @@ PROTOCOLS: dict[str, NamedProtocol] = {
     "cyclic": NamedProtocol(_cyclic, "after SloMo-Fast, arXiv 2511.18468"),
     "cdc": NamedProtocol(_cdc, "ReservoirTTA, arXiv 2505.14511"),
     "clean": NamedProtocol(_clean, "POEM, NeurIPS 2024"),
+    "foreign": NamedProtocol(_foreign, "SoTTA, NeurIPS 2023"),
+    "no-wait": NamedProtocol(_no_wait, "Alfarra et al., ICML 2024", order="recipe", waits=False),
 }

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from ctta.datasets.base import HasClassNames, HasOrigins, Images, Rows
 from ctta.errors import InputError
+from ctta.streams.composition import Composition, measure_composition
 from ctta.validation import check_integer
 
 
@@ -130,6 +132,11 @@ class Stream:
     def visits(self) -> list[int]:
         """Visit of each segment, in order: 0 where the domains come for the first time, 1 where they come back, ..."""
         return [segment.visit for segment in self.segments]
+
+    @cached_property
+    def composition(self) -> Composition:
+        """How sorted and how mixed the stream is: mean distinct classes and domains per batch; reads no image."""
+        return measure_composition(self.segments, self.batch_size)
 
     @property
     def class_names(self) -> tuple[str, ...]:

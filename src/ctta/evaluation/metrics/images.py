@@ -1,12 +1,14 @@
 """Scores of one class per image: error and calibration."""
 
 from dataclasses import dataclass
+from math import nan
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+from ctta.datasets.base import IGNORE_LABEL
 from ctta.errors import InputError
 from ctta.evaluation.metrics.scores import ERROR, Bins, Score, add_bins, bin_confidences, bins_from_json
 
@@ -24,6 +26,7 @@ class ImageScore(Score):
         bins: Predictions by confidence.
         classes: Per class: number of images with this label, and number of correct predictions among them. Empty with
             more than 100 classes, and in files of earlier versions.
+        num_ignored: Number of further images that are not scored, such as foreign ones; they count nowhere else.
 
     >>> logits = torch.tensor([[2.0, 0.0], [0.0, 2.0], [1.0, 0.0]])
     >>> first, second = score_images(logits, torch.tensor([0, 1, 1])), score_images(logits[:1], torch.tensor([0]))
@@ -36,6 +39,7 @@ class ImageScore(Score):
     num_wrong: int
     bins: Bins
     classes: tuple[tuple[int, int], ...] = ()
+    num_ignored: int = 0
 
     @property
     @override
@@ -45,7 +49,12 @@ class ImageScore(Score):
     @property
     @override
     def error(self) -> float:
-        return self.num_wrong / self.num_images
+        return self.num_wrong / self.num_images if self.num_images else nan
+
+    @property
+    @override
+    def num_processed(self) -> int:
+        return self.num_images + self.num_ignored
 
     @property
     def class_error(self) -> tuple[float | None, ...]:
@@ -62,12 +71,14 @@ class ImageScore(Score):
             self.num_wrong + other.num_wrong,
             add_bins(self.bins, other.bins),
             tuple((one[0] + another[0], one[1] + another[1]) for one, another in pairs),
+            self.num_ignored + other.num_ignored,
         )
 
     @override
     def to_json(self) -> dict[str, Any]:
         counts = {"count": self.num_images, "wrong": self.num_wrong, "bins": self.bins}
-        return {**counts, "classes": self.classes} if self.classes else counts
+        counts |= {"classes": self.classes} if self.classes else {}
+        return counts | ({"ignored": self.num_ignored} if self.num_ignored else {})
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Self:
@@ -80,7 +91,8 @@ class ImageScore(Score):
             An equal score.
         """
         classes = tuple((int(number), int(num_correct)) for number, num_correct in record.get("classes", ()))
-        return cls(record["count"], record["wrong"], bins_from_json(record["bins"]), classes)
+        bins, num_ignored = bins_from_json(record["bins"]), record.get("ignored", 0)
+        return cls(record["count"], record["wrong"], bins, classes, num_ignored)
 
 
 @torch.no_grad()
@@ -91,7 +103,7 @@ def score_images(logits: Tensor, labels: Tensor) -> ImageScore:
 
     Args:
         logits: (N, C).
-        labels: (N,) integers in [0, C).
+        labels: (N,) integers in [0, C); images with the label :data:`ctta.datasets.IGNORE_LABEL` are not scored.
 
     Returns:
         The score of the batch.
@@ -104,6 +116,10 @@ def score_images(logits: Tensor, labels: Tensor) -> ImageScore:
             "expected predictions (N, C) and labels (N,), or predictions (N, C, h, w) and label maps (N, H, W), "
             f"got {tuple(logits.shape)} and {tuple(labels.shape)}"
         )
+    is_scored = labels != IGNORE_LABEL
+    num_ignored = int((~is_scored).sum())
+    if num_ignored:
+        logits, labels = logits[is_scored.to(logits.device)], labels[is_scored]
     num_classes = logits.shape[1]
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
         raise InputError(
@@ -120,4 +136,5 @@ def score_images(logits: Tensor, labels: Tensor) -> ImageScore:
     if num_classes <= MAX_COUNTED_CLASSES:
         counts = (rows.bincount(minlength=num_classes).tolist() for rows in (labels, labels[correct]))
         classes = tuple(zip(*counts, strict=True))
-    return ImageScore(len(labels), len(labels) - int(correct.sum()), bin_confidences(confidence, correct), classes)
+    num_wrong = len(labels) - int(correct.sum())
+    return ImageScore(len(labels), num_wrong, bin_confidences(confidence, correct), classes, num_ignored)

@@ -52,6 +52,11 @@ class Score(ABC):
     bins: Bins
 
     @property
+    def num_processed(self) -> int:
+        """The number of images that the model has seen, also those that are not scored."""
+        return self.num_images
+
+    @property
     @abstractmethod
     def value(self) -> float:
         """The value of the metric."""

@@ -1,0 +1,138 @@
+"""Streams that do not wait: which batches are learned from, how the others are answered, and the counted ratio."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_data import create_stream
+from torch import nn
+
+import ctta
+from ctta.benchmark import BenchmarkOptions, plan
+from ctta.errors import ConfigError
+from ctta.evaluation import BatchRecord
+from ctta.evaluation.passes import count_passes, count_step_ratio
+from ctta.streams import single
+from ctta.views import image_views
+
+
+def make_net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3, 4), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 64, 4))
+
+
+def make_cotta(**settings: Any) -> ctta.CoTTA:
+    return ctta.CoTTA(make_net(), **{"views": image_views(2), "seed": 3, **settings})
+
+
+def test_the_batches_after_a_step_are_answered_by_one_pass_of_the_teacher() -> None:
+    stream, model, expected = create_stream(batch_size=6), make_cotta(), []
+    for index, batch in enumerate(stream):
+        logits = model(batch.x) if index % 3 == 0 else model.teacher(batch.x).detach()
+        expected.append(int((logits.argmax(1) != batch.y).sum()))
+    result = ctta.evaluate(make_cotta(), stream, step_ratio=3)
+    assert [record.score.num_wrong for record in result.batches] == expected  # type: ignore[union-attr]
+    assert [record.loss is not None for record in result.batches] == [index % 3 == 0 for index in range(len(stream))]
+    assert result.step_ratio == 3
+    plain = ctta.evaluate(make_cotta(), [(batch.x, batch.y) for batch in stream], step_ratio=3)
+    assert plain.error == sum(expected) / 48, "also for batches that are read once"
+
+
+@pytest.mark.parametrize("method", ["source", "bn_stats", "tent", "cotta", "rotta", "note", "bn_alpha", "roid", "memo"])
+def test_one_pass_changes_nothing_and_costs_one_pass(method: str) -> None:
+    net, x = make_net(), torch.rand(6, 3, 32, 32)
+    model = ctta.adapt(net, method)
+    model(x)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with count_passes(nn.Sequential) as count:
+        first = model.predict_once(x)
+    assert (count.forward, count.backward) == (6, 0)
+    assert torch.equal(model.predict_once(x), first) and model.num_steps == 1
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    torch.testing.assert_close(first, model.deploy()(x).detach())
+    guarded = ctta.Guarded(ctta.adapt(net, method))
+    guarded(x)
+    torch.testing.assert_close(guarded.predict_once(x), first)
+
+
+class StopError(Exception):
+    pass
+
+
+def stop_after(count: int) -> Callable[[BatchRecord], None]:
+    seen = []
+
+    def listen(record: BatchRecord) -> None:
+        seen.append(record)
+        if len(seen) == count:
+            raise StopError
+
+    return listen
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_resumed_between_two_updates(count: int, tmp_path: Path) -> None:
+    def evaluate(**settings: Any) -> list[BatchRecord]:
+        result = ctta.evaluate(make_cotta(), create_stream(batch_size=6), step_ratio=3, **settings)
+        return [replace(record, seconds=0.0, peak_mib=None) for record in result.batches]
+
+    with pytest.raises(StopError):
+        evaluate(folder=tmp_path, on_batch=stop_after(count))
+    assert evaluate(folder=tmp_path) == evaluate()
+
+
+def test_ratio_is_counted_in_passes() -> None:
+    stream = create_stream(batch_size=8)
+    ratios = {name: count_step_ratio(ctta.adapt(make_net(), name), stream) for name in ("source", "bn_stats", "tent")}
+    assert ratios == {"source": 1, "bn_stats": 1, "tent": 3}
+    always = make_cotta(views=image_views(4), threshold=1.1)  # averages every batch over the views
+    assert count_step_ratio(always, stream) == 4 + 1 + 2, "four views of the teacher, the student, and its gradient"
+    assert always.num_steps == 0 and stream.position == 0
+    rotta = ctta.adapt(make_net(), "rotta", memory_size=8, update_every=8)
+    alone = single(create_stream(batch_size=8))
+    assert count_step_ratio(rotta, alone) == count_step_ratio(rotta, stream), "updates every few batches count by share"
+
+
+def test_parts_of_a_network_of_its_own_class_do_not_count() -> None:
+    class Nested(nn.Sequential):
+        pass
+
+    net = Nested(Nested(nn.Flatten(), nn.Linear(3072, 8)), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    assert count_step_ratio(ctta.Tent(net), create_stream()) == 3
+
+
+def test_auto_ratio_is_recorded() -> None:
+    result = ctta.evaluate(ctta.Tent(make_net()), create_stream(batch_size=6), step_ratio="auto")
+    assert result.step_ratio == 3
+    assert [record.loss is not None for record in result.batches] == [
+        True,
+        False,
+        False,
+        True,
+        False,
+        False,
+        True,
+        False,
+    ]
+    with pytest.raises(ConfigError, match=r"step_ratio='auto'.*can be read only once"):
+        ctta.evaluate(ctta.Tent(make_net()), [(torch.rand(4, 3, 32, 32), torch.zeros(4).long())], step_ratio="auto")
+    with pytest.raises(ConfigError, match="step_ratio must be"):
+        ctta.evaluate(ctta.Tent(make_net()), create_stream(), step_ratio=0)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "ratio"),
+    [("no-wait", 3), ("no-wait,ratio=5", 5), ("no-wait,speed=0.5", 2), ("no-wait,ratio=5,speed=0.1", 1), ("mixed", 1)],
+)
+def test_benchmark_cells_do_not_wait(
+    protocol: str, ratio: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = BenchmarkOptions(protocol=protocol, limit=8, batch_size=4, corruptions=("fog", "contrast"))
+    run = plan(tmp_path, "embedded", options, methods=["tent"], threads=1)
+    run.cells[0].run()
+    (result,) = run.results()
+    assert result.step_ratio == ratio
+    assert ("no_wait" in result.stream) == (protocol != "mixed")
