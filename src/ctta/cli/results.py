@@ -54,7 +54,11 @@ def _format_json(result: Result, folder: Path) -> str:
     values: dict[str, Any] = {"error": result.error, "errors": result.errors}
     if result.metric == MIOU:
         values |= {"miou": result.miou, "mious": result.mious, "class_iou": result.class_iou}
-    values["calibration_error"] = result.calibration_error
+    if result.visits:
+        values |= {"visits": result.visit_values, "drift": result.drift}
+    if result.composition is not None:
+        values["composition"] = result.composition.to_json()
+    values |= {"calibration_error": result.calibration_error, "step_ratio": result.step_ratio}
     return json.dumps({**result.labels, **values, "images_per_second": result.images_per_second, "run": str(folder)})
 
 

@@ -16,6 +16,7 @@ from ctta.report.score_tables import build_class_table, build_score_table, build
 from ctta.report.sections import MethodEntry, Section, get_order, group_into_sections
 from ctta.report.significance import write_headline
 from ctta.report.tables import Table
+from ctta.report.visits import build_visit_table
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class ReportRow:
     reset_at_domain: bool
     results: tuple[ResultNumbers, ...]
     bins: tuple[tuple[float, float, float], ...]  # by confidence: number of predictions, confidence, number right
+    conditions: tuple[str, ...] = ()  # what was done to the model besides its own settings, in words
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class SectionContent:
     streams: tuple[ReportStream, ...]
     networks: tuple[tuple[str, str], ...]  # what starts from it, and its fingerprint
     environment: tuple[tuple[str, str], ...]
+    composition: str = ""  # how sorted and how mixed the stream is, in a sentence
+    visits: Table | None = None  # for domains that come back
 
     @property
     def title(self) -> str:
@@ -142,6 +146,8 @@ def _build_section(section: Section) -> SectionContent:
         streams=tuple(ReportStream(each.stream, each.stream_hash, each.domains) for each in streams.values()),
         networks=tuple(_list_networks(section)),
         environment=tuple(_merge_environments(result.environment for result in section.results)),
+        composition=section.composition,
+        visits=build_visit_table(entries),
     )
 
 
@@ -165,6 +171,7 @@ def _build_row(entry: MethodEntry) -> ReportRow:
         reset_at_domain=entry.results[0].reset_at_domain,
         results=results,
         bins=tuple((*each,) for each in Score.sum(result.total for result in entry.results).bins),
+        conditions=entry.conditions,
     )
 
 

@@ -49,7 +49,8 @@ def find_published_table(
     if table is None:
         return None, ()
     orders = tuple(dict.fromkeys(order for entry in entries for order in entry.orders))
-    if reason := _compare_streams(table, layout, orders) or _compare_metrics(table, entries):
+    reason = _compare_protocols(entries) or _compare_streams(table, layout, orders) or _compare_metrics(table, entries)
+    if reason:
         return None, (f"Published numbers are not shown: {reason}.",)
     return table, tuple(_list_differences(table, entries, orders))
 
@@ -71,6 +72,13 @@ def _compare_streams(table: PublishedTable, layout: ColumnLayout, orders: Sequen
     if table.columns and tuple(orders) != table.orders:
         return "they are for the standard order of the corruptions"
     return ""
+
+
+def _compare_protocols(entries: Sequence[MethodEntry]) -> str:
+    """Return which protocol was chosen instead of the published one; empty if none was."""
+    changed = (change for entry in entries for result in entry.results for change in result.labels.get("changed", ()))
+    chosen = next((change for change in changed if change.startswith("--protocol ")), "")
+    return f"these are of {chosen}" if chosen else ""
 
 
 def _compare_metrics(table: PublishedTable, entries: Sequence[MethodEntry]) -> str:

@@ -165,7 +165,10 @@ def _render_markdown_section(report: SectionReport, heading: str) -> list[str]:
     if section.scores.has_published_columns:
         parts += ["Published numbers, with ours minus published in parentheses:", _render_published(section.scores)]
     parts.append(f"Stream: {escape_markdown(section.protocol_title)}")
+    parts += [escape_markdown(section.composition)] if section.composition else []
     parts += _render_markdown_figures(report.scores_over_time)
+    if section.visits:
+        parts += [f"{heading} Visits", render_markdown(section.visits), f"{section.visits.caption}."]
     if section.classes:
         parts += [f"{heading} Classes", render_markdown(section.classes), f"{section.classes.caption}."]
     parts += _render_markdown_figures(report.overlays)
@@ -201,7 +204,8 @@ def _render_markdown_settings(section: SectionContent) -> list[str]:
     for row in section.rows:
         name = f"{row.run}: {row.label}" if len(section.runs) > 1 else row.label
         settings = ", ".join(f"{key}={value}" for key, value in row.settings.items()) or "none"
-        lines.append(f"- **{escape_markdown(name)}** ({row.averaged_over}): {escape_markdown(settings)}")
+        facts = "; ".join((row.averaged_over, *row.conditions))
+        lines.append(f"- **{escape_markdown(name)}** ({facts}): {escape_markdown(settings)}")
     return lines
 
 

@@ -45,6 +45,13 @@ class MethodEntry:
         return _get_settings(self.results[0])
 
     @property
+    def conditions(self) -> tuple[str, ...]:
+        """What was done to the model besides its own settings, in words."""
+        reset = ("reset at every domain change",) if self.results[0].reset_at_domain else ()
+        ratios = sorted({result.step_ratio for result in self.results})
+        return reset + (() if ratios == [1] else (f"one step per {' or '.join(map(str, ratios))} batches",))
+
+    @property
     def orders(self) -> tuple[int | None, ...]:
         """Domain orders of the results; None is the standard order."""
         return tuple(dict.fromkeys(get_order(result) for result in self.results))
@@ -93,6 +100,13 @@ class Section:
         """Names of the recipes, or of the runs of results that are of none."""
         names = (str(result.labels.get("recipe") or entry.run) for entry in self.entries for result in entry.results)
         return tuple(dict.fromkeys(names))
+
+    @property
+    def composition(self) -> str:
+        """How sorted and how mixed the stream is, in a sentence; empty for results that do not say."""
+        found = next((result.composition for result in self.results if result.composition), None)
+        text = found.describe() if found else ""
+        return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def get_order(result: Result) -> int | None:

@@ -50,6 +50,8 @@ def write_report(runs: Sequence[Path], out: Path, *, on_progress: OnProgress | N
         section = report.content
         tables.append((f"{report.number}. {section.protocol}", section.scores))
         latex.append(render_latex(section.scores, f"{section.protocol}. {section.scores.caption}."))
+        if section.visits:
+            tables.append((f"{report.number}. {section.protocol}: visits", section.visits))
         if section.classes:
             tables.append((f"{report.number}. {section.protocol}: classes", section.classes))
             latex.append(render_latex(section.classes, f"{section.protocol}. {section.classes.caption}."))

@@ -1,0 +1,45 @@
+"""The table of streams whose domains come back: the score at each visit, its drift, and the first that does harm."""
+
+from collections.abc import Sequence
+from math import nan
+from statistics import fmean
+
+from ctta.evaluation.results import find_harm
+from ctta.report.layout import MAX_COLUMNS, infer_layout
+from ctta.report.sections import MethodEntry
+from ctta.report.tables import Table, TableCell, TableColumn, TableRow, average
+
+#: What the table shows, for its caption.
+_CAPTION = (
+    "{title} in percent at each visit of the domains. Drift: last visit minus first, in points. "
+    "Harm: the first visit that is worse than Source"
+)
+
+
+def build_visit_table(entries: Sequence[MethodEntry]) -> Table | None:
+    """Return the score of each method at each visit; None if the domains come once.
+
+    Where the table of scores has a column per visit already, only the first and the last visit are repeated.
+    """
+    metric = entries[0].results[0].metric
+    num_visits = min(len(result.visit_values) for entry in entries for result in entry.results)
+    if num_visits < 2:
+        return None
+    has_columns = infer_layout([entries[0].results[0].domains]).by == "round"
+    num_shown = 2 if has_columns else min(num_visits, MAX_COLUMNS)
+    shown = [round(place * (num_visits - 1) / (num_shown - 1)) for place in range(num_shown)]
+    source = next((_average_visits(entry) for entry in entries if entry.is_source), None)
+    rows = []
+    for entry in entries:
+        values = [[100 * result.visit_values[visit] for result in entry.results] for visit in shown]
+        drifts = [100 * result.drift for result in entry.results]
+        harm = None if source is None else find_harm(_average_visits(entry), source, metric)
+        cells = (*(average(each) for each in values), average(drifts), TableCell(harm or nan, decimals=0))
+        rows.append(TableRow(entry.label, entry.run, len(entry.results), cells))
+    columns = [TableColumn(f"visit {visit + 1}", f"visit {visit + 1}", metric.best) for visit in shown]
+    columns += [TableColumn("drift", "drift", None), TableColumn("harm", "harm", None)]
+    return Table(tuple(columns), tuple(rows), _CAPTION.format(title=metric.title))
+
+
+def _average_visits(entry: MethodEntry) -> list[float]:
+    return [fmean(values) for values in zip(*(result.visit_values for result in entry.results), strict=True)]

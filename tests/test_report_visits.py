@@ -1,0 +1,77 @@
+"""The report on streams whose domains come back, that do not wait, or that are made by another protocol."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from report_runs import CONTINUAL, format_row, read_results, write_cell, write_run
+from small_data import create_data, create_stream
+from torch import nn
+
+import ctta
+from ctta.errors import InputError
+from ctta.evaluation.metrics import ERROR, MIOU
+from ctta.evaluation.results import find_harm
+from ctta.report import score_table, write_report
+from ctta.report.sections import group_by_method
+from ctta.report.tables import NO_NUMBER
+from ctta.report.visits import build_visit_table
+from ctta.streams import cyclic, rounds
+
+
+def make_net(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 4))
+
+
+def test_harm_is_the_first_visit_that_is_worse_than_the_source() -> None:
+    assert find_harm([0.2, 0.3, 0.5, 0.2], [0.4] * 4, ERROR) == 3
+    assert find_harm([0.2, 0.4], [0.4] * 2, ERROR) is None, "equal is not worse"
+    assert find_harm([0.5, 0.3], [0.4] * 2, MIOU) == 2
+
+
+def test_table_of_visits() -> None:
+    stream = cyclic(create_data(), num_visits=3, names=("contrast", "brightness"), batch_size=8)
+    source = ctta.evaluate(make_net(), stream, name="Source")
+    other = ctta.evaluate(make_net(1), stream, name="Other")
+    table = build_visit_table(group_by_method([source, other]))
+    assert table is not None
+    assert [column.name for column in table.columns] == ["visit 1", "visit 2", "visit 3", "drift", "harm"]
+    row, harm = format_row(table, "Other"), other.time_to_harm(source)
+    assert row["visit 2"] == f"{100 * other.visit_errors[1]:.1f}"
+    assert row["drift"] == "0.0" and row["harm"] == (NO_NUMBER if harm is None else str(harm))
+    assert format_row(table, "Source")["harm"] == NO_NUMBER
+    assert build_visit_table(group_by_method([ctta.evaluate(make_net(), create_stream())])) is None
+    with pytest.raises(InputError, match="different batches"):
+        other.time_to_harm(ctta.evaluate(make_net(), create_stream()))
+
+
+def test_visits_that_have_columns_already_are_not_repeated() -> None:
+    stream = rounds(create_stream(limit=4, batch_size=4), 11)
+    table = build_visit_table(group_by_method([ctta.evaluate(make_net(), stream, name="Source")]))
+    assert table is not None
+    assert [column.name for column in table.columns] == ["visit 1", "visit 11", "drift", "harm"]
+
+
+def test_report_says_how_the_stream_was_made(tmp_path: Path) -> None:
+    stream = rounds(create_stream(batch_size=8), 2)
+    for name, settings in {"source": {}, "other": {"step_ratio": 3}}.items():
+        ctta.evaluate(make_net(), stream, folder=tmp_path / "run" / name, name=name, **settings)
+    page = write_report([tmp_path / "run"], tmp_path / "report")
+    html, markdown = page.read_text(), (tmp_path / "report" / "report.md").read_text()
+    for text in (html, markdown):
+        assert "Batches of 8: 4.0 of 4 classes and 1.0 of 2 domains on average." in text
+        assert "Visits" in text and "one step per 3 batches" in text
+    assert ": visits," in (tmp_path / "report" / "table.csv").read_text()
+
+
+def test_published_numbers_are_not_of_another_protocol(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    labels = {"recipe": "cifar10c", "order": None, "seed": None}
+    for changed in ([], ["--protocol rotta"]):
+        write_cell(run, "Source", [[87] * 50] * 15, domains=CONTINUAL, labels={**labels, "changed": changed})
+    plain, chosen = read_results(run)
+    assert score_table([plain]).has_published
+    table = score_table([chosen])
+    assert not table.has_published
+    assert table.notes == ("Published numbers are not shown: these are of --protocol rotta.",)
