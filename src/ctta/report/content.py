@@ -42,7 +42,7 @@ class ReportRow:
     reset_at_domain: bool
     results: tuple[ResultNumbers, ...]
     bins: tuple[tuple[float, float, float], ...]  # by confidence: number of predictions, confidence, number right
-    conditions: tuple[str, ...] = ()  # what was done to the model besides its own settings, in words
+    conditions: tuple[str, ...] = ()  # how the stream treated the model, in words
 
 
 @dataclass(frozen=True)

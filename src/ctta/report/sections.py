@@ -46,10 +46,9 @@ class MethodEntry:
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """What was done to the model besides its own settings, in words."""
-        reset = ("reset at every domain change",) if self.results[0].reset_at_domain else ()
+        """How the stream treated the model, in words; empty if it waited for every step."""
         ratios = sorted({result.step_ratio for result in self.results})
-        return reset + (() if ratios == [1] else (f"one step per {' or '.join(map(str, ratios))} batches",))
+        return () if ratios == [1] else (f"one step per {' or '.join(map(str, ratios))} batches",)
 
     @property
     def orders(self) -> tuple[int | None, ...]:

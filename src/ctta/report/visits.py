@@ -9,11 +9,8 @@ from ctta.report.layout import MAX_COLUMNS, infer_layout
 from ctta.report.sections import MethodEntry
 from ctta.report.tables import Table, TableCell, TableColumn, TableRow, average
 
-#: What the table shows, for its caption.
-_CAPTION = (
-    "{title} in percent at each visit of the domains. Drift: last visit minus first, in points. "
-    "Harm: the first visit that is worse than Source"
-)
+_DRIFT = "Drift: last visit minus first, in points"
+_HARM = ". Harm: the first visit that is worse than Source"
 
 
 def build_visit_table(entries: Sequence[MethodEntry]) -> Table | None:
@@ -33,12 +30,14 @@ def build_visit_table(entries: Sequence[MethodEntry]) -> Table | None:
     for entry in entries:
         values = [[100 * result.visit_values[visit] for result in entry.results] for visit in shown]
         drifts = [100 * result.drift for result in entry.results]
-        harm = None if source is None else find_harm(_average_visits(entry), source, metric)
-        cells = (*(average(each) for each in values), average(drifts), TableCell(harm or nan, decimals=0))
-        rows.append(TableRow(entry.label, entry.run, len(entry.results), cells))
+        cells = [*(average(each) for each in values), average(drifts)]
+        if source is not None:
+            cells.append(TableCell(find_harm(_average_visits(entry), source, metric) or nan, decimals=0))
+        rows.append(TableRow(entry.label, entry.run, len(entry.results), tuple(cells)))
     columns = [TableColumn(f"visit {visit + 1}", f"visit {visit + 1}", metric.best) for visit in shown]
-    columns += [TableColumn("drift", "drift", None), TableColumn("harm", "harm", None)]
-    return Table(tuple(columns), tuple(rows), _CAPTION.format(title=metric.title))
+    columns += [TableColumn("drift", "drift", None), *([TableColumn("harm", "harm", None)] if source else [])]
+    caption = f"{metric.title} in percent at each visit of the domains. {_DRIFT}{_HARM if source else ''}"
+    return Table(tuple(columns), tuple(rows), caption)
 
 
 def _average_visits(entry: MethodEntry) -> list[float]:

@@ -53,9 +53,10 @@ def correlated(
         generator = np.random.default_rng([seed, number])
         return sample(labels, num_classes, generator, concentration, num_slots)
 
-    drawn = f" concentration={concentration:g}{f' slots={num_slots}' if num_slots else ''}"
-    settings = "" if sampler == "sorted" else f"{drawn if sampler != 'iid' else ''} seed={seed}"
-    return stream.with_segments(f"correlated sampler={sampler}{settings}", _reorder(stream, reorder))
+    slots = f" slots={num_slots}" if num_slots else ""
+    suffixes = {"sorted": "correlated sampler=sorted", "iid": f"shuffled seed={seed}"}
+    drawn = f"correlated sampler={sampler} concentration={concentration:g}{slots} seed={seed}"
+    return stream.with_segments(suffixes.get(sampler, drawn), _reorder(stream, reorder))
 
 
 def mixed_correlated(
