@@ -88,6 +88,14 @@ PLANNED: dict[str, PlannedResult] = {
         ),
         0.08,
     ),
+    "ccc": PlannedResult(
+        "CCC: gaussian noise turns into contrast in 27 points of 100 images, 54 steps",
+        bench(
+            "ccc --corruptions contrast,gaussian_noise --speed 100 --images 2700 "
+            "--methods source,bn_stats,tent,rdumb,cotta_fast"
+        ),
+        0.04,
+    ),
     "all-methods": PlannedResult(
         "every method on 15 x 2,000 images",
         (*bench("embedded --methods all"), "python benchmarks/all_methods.py RUN"),

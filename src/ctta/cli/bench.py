@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, get_args
@@ -227,10 +228,15 @@ def bench(
     with ExitStack() as stack:
         stack.enter_context(exit_on_interrupt())
         update = stack.enter_context(progress_bar(recipe))
-        executor = None
-        if not workers and ray is None:
-            raise_if_interrupted = stack.enter_context(interrupt_between_steps())
-            executor = benchmark.SerialExecutor(lambda _record: raise_if_interrupted())
+        is_serial = not workers and ray is None
+        checks: list[Callable[[], None]] = []
+
+        def start(run: benchmark.BenchmarkRun) -> None:
+            _print_left_out(run)
+            if is_serial:  # only now: before the first batch, Ctrl-C stops what a recipe measures at once
+                checks.append(stack.enter_context(interrupt_between_steps()))
+
+        executor = benchmark.SerialExecutor(lambda _record: checks[0]()) if is_serial else None
         result = benchmark.run(
             recipe,
             methods=None if methods is None else parse_names(methods),
@@ -265,7 +271,7 @@ def bench(
             download=download,
             insecure=insecure,
             command=shlex.join(["ctta", *sys.argv[1:]]),
-            on_plan=_print_left_out,
+            on_plan=start,
             on_progress=update,
             on_outcome=print_failure,
         )
