@@ -12,6 +12,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from ctta.evaluation.metrics import NUM_BINS, Metric
 from ctta.report.content import ReportRow
 from ctta.report.curves import AxisSpan, ScoreCurve, Timeline
+from ctta.report.layout import PAIR
 from ctta.report.tables import Table
 from ctta.report.theme import FAINT, INK, LineStyle, plot_style, replace_control_characters, shorten
 
@@ -128,7 +129,7 @@ def _draw_boundaries(axes: Axes, spans: Sequence[AxisSpan], *, is_named: bool) -
     is_slanted = sum(len(span.name) for span in spans) > 100
     for span in spans[:: ceil(len(spans) / MAX_SPAN_NAMES)]:
         axes.annotate(
-            shorten(replace_control_characters(span.name)),
+            shorten(replace_control_characters(span.name), 36 if PAIR in span.name else 22),
             ((span.start + span.end) / 2, 1),
             xycoords=("data", "axes fraction"),
             xytext=(0, 4),
