@@ -60,7 +60,7 @@ def test_images_are_shuffled_resized_and_corrupted_like_arrays(folder: Path) -> 
     assert sorted(labels) == [0] * 6 + [1] * 6 + [2] * 6 and labels != sorted(labels)
     rows = np.array([3, 7])
     x, y = data.domain("gaussian_noise", 3).read(rows)
-    assert x.shape == (2, 3, 24, 20) and y.tolist() == [labels[3], labels[7]]
+    assert x.shape == (2, 3, 24, 20) and y is not None and y.tolist() == [labels[3], labels[7]]
     clean = data.domain("none", 3).read(rows)[0]
     pixels = (clean * 255).round().byte().permute(0, 2, 3, 1).numpy()
     assert torch.equal(x, to_unit_floats(corrupt(pixels, "gaussian_noise", 3, index=rows)))

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ NUM_IMAGES, SEEDS = 500, range(2)
 
 
 @torch.inference_mode()
-def find_errors(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+def find_errors(images: NDArray[np.uint8], labels: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
     """Return which images the embedded network misclassifies, with its running statistics."""
     net = ctta.models.embedded()
     x = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
