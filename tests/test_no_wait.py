@@ -11,11 +11,13 @@ from small_data import create_stream
 from torch import nn
 
 import ctta
-from ctta.benchmark import BenchmarkOptions, plan
+from ctta.benchmark import BenchmarkOptions, build_task, cells, plan
+from ctta.benchmark.cells import BenchmarkCell
 from ctta.errors import ConfigError
 from ctta.evaluation import BatchRecord
 from ctta.evaluation.passes import count_passes, count_step_ratio
 from ctta.streams import single
+from ctta.testing.networks import BlockViT
 from ctta.views import image_views
 
 
@@ -127,12 +129,35 @@ def test_auto_ratio_is_recorded() -> None:
     ("protocol", "ratio"),
     [("no-wait", 3), ("no-wait,ratio=5", 5), ("no-wait,speed=0.5", 2), ("no-wait,ratio=5,speed=0.1", 1), ("mixed", 1)],
 )
-def test_benchmark_cells_do_not_wait(
+def test_the_protocol_decides_the_ratio(
     protocol: str, ratio: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = BenchmarkOptions(protocol=protocol, limit=8, batch_size=4, corruptions=("fog", "contrast"))
+    given: dict[str, Any] = {}
+    task = build_task("embedded", BenchmarkOptions())
+    task = replace(task, make_network=make_net, make_stream=lambda order: create_stream())
+    monkeypatch.setattr(cells, "build_task", lambda *arguments, **settings: task)
+    monkeypatch.setattr(cells, "evaluate", lambda model, stream, **settings: given.update(settings))
+    options = BenchmarkOptions(protocol=protocol)
+    BenchmarkCell("embedded", options, "tent", None, None, 1, str(tmp_path)).run()
+    assert given["step_ratio"] == ratio
+
+
+def test_a_benchmark_does_not_wait(tmp_path: Path) -> None:
+    options = BenchmarkOptions(protocol="no-wait,ratio=2", limit=8, batch_size=4, corruptions=("contrast",))
     run = plan(tmp_path, "embedded", options, methods=["tent"], threads=1)
     run.cells[0].run()
     (result,) = run.results()
-    assert result.step_ratio == ratio
-    assert ("no_wait" in result.stream) == (protocol != "mixed")
+    assert result.step_ratio == 2 and result.stream.endswith("no_wait")
+    assert [record.loss is not None for record in result.batches] == [True, False]
+
+
+def test_prompts_are_part_of_the_one_pass() -> None:
+    net, x = BlockViT().eval(), torch.rand(8, 3, 16, 16)
+    stats = ctta.source_stats(net, [torch.rand(32, 3, 16, 16)])
+    model = ctta.FOA(net, source_stats=stats, num_prompts=1, population=3)
+    model(x)
+    with count_passes(BlockViT) as count:
+        logits = model.predict_once(x)
+    assert count.forward == 8
+    torch.testing.assert_close(logits, model.deploy()(x).detach())
+    assert not torch.allclose(logits, net(x), atol=1e-3)

@@ -178,8 +178,11 @@ def test_batches_of_one_reach_the_methods() -> None:
 def test_options_that_do_not_go_together(recipe: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make(recipe, **options)
+
+
+def test_clean_images_have_no_order_of_corruptions() -> None:
     with pytest.raises(ConfigError, match="no corruption: leave out the option 'orders'"):
-        make("embedded", order=3, protocol="clean")
+        parse_protocol("clean").build(BLACK, CorruptionSequence(order=3))
 
 
 def test_protocol_is_a_later_option() -> None:

@@ -6,6 +6,7 @@ camera, has no length and no hash, and :func:`ccc` has no length unless it is gi
 """
 
 from ctta.streams.accuracy import AccuracyMatrix, measure_accuracy
+from ctta.streams.builders import CorruptionSequence
 from ctta.streams.ccc import EndlessStream, ccc
 from ctta.streams.composition import Composition
 from ctta.streams.correlation import correlated, label_shift, long_tail, mixed_correlated
@@ -13,7 +14,7 @@ from ctta.streams.foreign import foreign
 from ctta.streams.live import LiveStream, live
 from ctta.streams.mixture import mixed
 from ctta.streams.orders import corruption_order
-from ctta.streams.protocols import PROTOCOLS, ChosenProtocol, CorruptionSequence, parse_protocol
+from ctta.streams.protocols import PROTOCOLS, ChosenProtocol, parse_protocol
 from ctta.streams.recurrence import cdc, cyclic, recurring, rounds
 from ctta.streams.sequences import clean, continual, gradual, single
 from ctta.streams.sources import acdc, cityscapes, folder, image_folder, in_memory, streets
