@@ -1,42 +1,63 @@
-"""Write docs/results/all-methods: error and time of every method on the embedded benchmark, from the cells of a run.
+"""Write docs/results/all-methods: error and time of every method on the embedded benchmark, from the cells of runs.
 
     ctta bench embedded --methods all --threads 1 --out runs/embedded
-    python benchmarks/all_methods.py runs/embedded
+    ctta bench embedded --methods memo --limit 200 --seeds 1 --threads 1 --out runs/memo
+    python benchmarks/all_methods.py runs/embedded runs/memo
 
-Error is the mean over the corruptions. Time is measured here, on the first batches of the stream, as time of one core:
-unlike the time in the run's reports it hardly depends on what else the machine does.
+Results join those that numbers.json already has: new methods, and further seeds of known ones. A seed counts once,
+however often the script runs. Error is the mean over the corruptions. Time is measured here, on the first batches of
+the stream, as time of one core: unlike the time in the run's reports it hardly depends on what else the machine does.
 """
 
 import argparse
 import json
 import time
 from pathlib import Path
-from statistics import mean, median, stdev
-from typing import Any
+from statistics import median
 
 import matplotlib
 import torch
 from matplotlib import pyplot
+from method_numbers import MergeError, Row, add_errors, add_results
 
 from ctta.benchmark import BenchmarkOptions, build_task
 from ctta.evaluation import Result, read_result
+from ctta.fingerprints import fingerprint
 from ctta.methods import METHODS
-from ctta.registry import list_methods, resolve_method
+from ctta.report.runs import read_run_file
 
 matplotlib.use("Agg")
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results" / "all-methods"
+#: Errors of CoTTA with 32 views and of CoTTA.fast with 8 by seed, on the same stream; see error_by_views.py.
+VIEWS = RESULTS.parent / "views" / "errors.json"
 START, END = "<!-- table -->", "<!-- end of table -->"
 
 
-def read_rows(cells: Path) -> dict[str, list[Result]]:
-    """Return the complete results of each method, by its name, those of the first seeds first."""
-    rows: dict[str, list[Result]] = {}
-    for about in cells.glob("*/about.json"):
+def read_run(folder: Path) -> tuple[list[Result], int | None]:
+    """Return the complete results of a run folder, and the number of images of each corruption; None for all.
+
+    Raises:
+        MergeError: The run is of another recipe, stream or network, or has other options.
+    """
+    run = read_run_file(folder)
+    limit = run["options"]["limit"]
+    options = BenchmarkOptions(limit=limit)
+    if run["recipe"] != "embedded" or run["options"] != vars(options) | {"settings": []}:
+        raise MergeError(f"{folder} is a run of {run['recipe']} with the options {run['options']}")
+    task = build_task("embedded", options)
+    expected = task.make_stream(None).hash, fingerprint(task.make_network())
+    results = []
+    for about in sorted(folder.glob("cells/*/about.json")):
         result = read_result(about.parent)
+        if (result.stream_hash, result.source) != expected:
+            raise MergeError(
+                f"{about.parent} has the stream and network {result.stream_hash}, {result.source}: "
+                f"expected {', '.join(expected)}"
+            )
         if result.is_complete:
-            rows.setdefault(result.labels["row"], []).append(result)
-    return {name: sorted(results, key=lambda each: each.labels["seed"] or 0) for name, results in rows.items()}
+            results.append(result)
+    return results, limit
 
 
 def measure_milliseconds(name: str) -> float:
@@ -53,33 +74,7 @@ def measure_milliseconds(name: str) -> float:
     return median(per_image[1:])
 
 
-def summarize(name: str, results: list[Result], milliseconds: float) -> dict[str, Any]:
-    """Return the numbers of a method."""
-    errors = [100 * result.error for result in results]
-    by_domain = {
-        domain: round(100 * mean(result.errors[number] for result in results), 2)
-        for number, domain in enumerate(results[0].domains)
-    }
-    info = resolve_method(name).info if name in list_methods() else None
-    settings = results[0].settings
-    trains_norms = info is None or settings.get("trains") == "'norms'" or settings.get("skip_top") == "False"
-    return {
-        "title": results[0].method,
-        "trains": info.trains if info and not trains_norms else "norm layers",
-        "seeds": [result.labels["seed"] for result in results],
-        "error": round(mean(errors), 2),
-        "deviation": round(stdev(errors), 2) if len(errors) > 1 else None,
-        "error_by_seed": [round(error, 2) for error in errors],
-        "error_by_corruption": by_domain,
-        "calibration_error": round(100 * mean(result.calibration_error for result in results), 2),
-        "milliseconds_per_image": round(milliseconds, 2),
-        "num_skipped": sum(batch.skipped for result in results for batch in result.batches),
-        "settings": results[0].settings,
-        "ctta": results[0].environment.get("ctta"),
-    }
-
-
-def format_table(numbers: dict[str, dict[str, Any]]) -> str:
+def format_table(numbers: dict[str, Row]) -> str:
     """Return a Markdown table, the lowest error first."""
     lines = [
         "| method | name | trains | seeds | error % | worst corruption, error % | ECE % | core ms per image |",
@@ -90,17 +85,21 @@ def format_table(numbers: dict[str, dict[str, Any]]) -> str:
         seeds = "" if row["seeds"] == [None] else str(len(row["seeds"]))
         deviation = "" if row["deviation"] is None else f" ± {row['deviation']:.2f}"
         harm = f"{worst.rsplit(' ', 1)[0].replace('_', ' ')} {row['error_by_corruption'][worst]:.1f}"
+        title = row["title"].replace("*", chr(92) + "*") + (f" ({row['limit']} images)" if "limit" in row else "")
         lines.append(
-            f"| {row['title'].replace('*', chr(92) + '*')} | `{name}` | {row['trains']} | {seeds} | "
+            f"| {title} | `{name}` | {row['trains']} | {seeds} | "
             f"{row['error']:.2f}{deviation} | {harm} | {row['calibration_error']:.1f} | "
             f"{row['milliseconds_per_image']:.1f} |"
         )
+    if limited := {name: row["limit"] for name, row in numbers.items() if "limit" in row}:
+        samples = [f"`{name}` on the first {limit} images of each corruption" for name, limit in limited.items()]
+        lines += ["", f"Measured on a part of the stream: {', '.join(samples)}."]
     if missing := [f"`{name}`" for name in METHODS if name not in numbers]:
         lines += ["", f"Not measured on this stream: {', '.join(missing)}."]
     return "\n".join(lines)
 
 
-def plot(numbers: dict[str, dict[str, Any]], path: Path) -> None:
+def plot(numbers: dict[str, Row], path: Path) -> None:
     """Draw error and time of each method, the lowest error on top."""
     rows = sorted(numbers.values(), key=lambda row: -row["error"])
     figure, (left, right) = pyplot.subplots(
@@ -121,20 +120,26 @@ def plot(numbers: dict[str, dict[str, Any]], path: Path) -> None:
 def main() -> None:
     """Write numbers.json, error-and-time.png and the table in README.md."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="the run folder")
+    parser.add_argument("runs", type=Path, nargs="*", help="run folders")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the README.md that the table goes into")
     parser.add_argument("--measure", action="store_true", help="measure the times again")
     arguments = parser.parse_args()
-    rows = read_rows(arguments.run / "cells")
-    if len({(result.stream_hash, result.source) for results in rows.values() for result in results}) != 1:
-        raise SystemExit("the results are of different streams or networks")
-    torch.set_num_threads(1)
     page, file = arguments.out / "README.md", arguments.out / "numbers.json"
-    known = json.loads(file.read_text()) if file.exists() and not arguments.measure else {}
-    numbers = {}
-    for name, results in rows.items():
-        earlier = known.get(name, {}).get("milliseconds_per_image")
-        numbers[name] = summarize(name, results, earlier or measure_milliseconds(name))
+    numbers: dict[str, Row] = json.loads(file.read_text()) if file.exists() else {}
+    views = json.loads(VIEWS.read_text())
+    try:
+        for folder in arguments.runs:
+            results, limit = read_run(folder)
+            numbers = add_results(numbers, results, limit=limit)
+        for name, num_views in (("cotta", "32"), ("cotta_fast", "8")):
+            if name in numbers:
+                numbers[name] = add_errors(name, numbers[name], dict(enumerate(views[name][num_views], 1)))
+    except MergeError as error:
+        raise SystemExit(str(error)) from error
+    torch.set_num_threads(1)
+    for name, row in numbers.items():
+        if arguments.measure or "milliseconds_per_image" not in row:
+            row["milliseconds_per_image"] = round(measure_milliseconds(name), 2)
     numbers = dict(sorted(numbers.items(), key=lambda item: item[1]["error"]))
     file.write_text(json.dumps(numbers, indent=1, ensure_ascii=False) + "\n")
     plot(numbers, arguments.out / "error-and-time.png")
