@@ -24,6 +24,7 @@ MODELS: dict[str, Callable[[nn.Module], ctta.AdaptiveModel]] = {
     "t3a": lambda net: ctta.T3A(net, num_supports=3),
     "delta": lambda net: ctta.DELTA(net, loss="weighted_entropy"),
     "tribe": lambda net: ctta.TRIBE(net, max_entropy=1.0),
+    "adacontrast": lambda net: ctta.AdaContrast(net, bank_size=16, queue_size=16, start_after=6, num_neighbors=3),
     "policies": lambda net: ctta.Tent(net, policies=[policies.kalman(), policies.reset_every(9), policies.restore()]),
     "adaptive_reset": lambda net: ctta.Tent(net, policies=[policies.adaptive_reset(share=2.0)]),
 }

@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoint_edits import MODELS, REPLACEMENTS, edit, is_refused, paths_in, save_adapted
@@ -63,6 +64,23 @@ def test_settings_of_a_guard_that_loaded_once_and_failed_later(
     path: tuple[str, ...], value: object, tmp_path: Path
 ) -> None:
     save_adapted("guarded_tent", tmp_path / "s")
+    header, tensors = read_file(tmp_path / "s")
+    assert is_refused(edit(header, path, value), tensors, path, tmp_path / "edited")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("hyperparameters", "weak"), []),
+        (("hyperparameters", "strong", "arguments", "num_views"), 1),
+        (("optimizer", "groups", 0, "lr"), 10**18),
+        (("optimizer", "groups", 0, "weight_decay"), 10**30),
+    ],
+)
+def test_settings_of_adacontrast_that_loaded_once_and_failed_later(
+    path: tuple[Any, ...], value: object, tmp_path: Path
+) -> None:
+    save_adapted("adacontrast", tmp_path / "s")
     header, tensors = read_file(tmp_path / "s")
     assert is_refused(edit(header, path, value), tensors, path, tmp_path / "edited")
 

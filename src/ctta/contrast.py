@@ -165,6 +165,7 @@ def normalize_rows(features: Tensor) -> Tensor:
 
 def draw_exactly(count: int, views: Views, generator: torch.Generator) -> Sequence[View]:
     """Return the views of one step, or raise a ConfigError unless there are as many as a method needs."""
+    check_views(views)
     drawn = draw_views(views, generator)
     if len(drawn) != count:
         raise ConfigError(f"expected {count} view{'s' if count > 1 else ''} here, got {len(drawn)}: give other views")

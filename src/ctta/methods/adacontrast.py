@@ -20,7 +20,7 @@ from ctta.state import remember_buffers
 from ctta.steps import Policy
 from ctta.surgery import Output
 from ctta.validation import check_each, check_fraction, check_integer, check_positive
-from ctta.views import Views, check_views, image_views
+from ctta.views import Views, image_views
 
 
 class AdaContrast(AdaptiveModel):
@@ -81,7 +81,8 @@ class AdaContrast(AdaptiveModel):
         super().__init__(net, policies=policies, batch_stats=0.0, seed=seed, output=output)
         check_each(check_fraction, decay=decay, momentum=momentum)
         check_positive("temperature", temperature)
-        check_views(weak, strong)
+        for count, views in ((1, weak), (2, strong)):
+            draw_exactly(count, views, self.generator("views"))
         self.decay, self.momentum, self.temperature = decay, momentum, temperature
         self.num_neighbors, self.queue_size = check_integer("num_neighbors", num_neighbors, 1), queue_size
         self.start_after, self.bank_size = check_integer("start_after", start_after, 0), bank_size

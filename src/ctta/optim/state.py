@@ -11,6 +11,9 @@ from torch.optim import Optimizer
 
 from ctta.optim.steps import all_finite
 
+#: Of options such as learning rates, far above any use: with larger ones the weights overflow within a few steps.
+MAX_OPTION = 1e9
+
 
 def split_state(optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the state of an optimizer in two parts.
@@ -65,6 +68,9 @@ def restore_state_(optimizer: Optimizer, plain: dict[str, Any], tensors: dict[st
 def _check_step(optimizer: Optimizer) -> None:
     """Raise if the next step would fail; each parameter is tried as a copy, with its state and a gradient of zero."""
     for group in optimizer.param_groups:
+        for name, option in group.items():
+            if isinstance(option, int | float) and not abs(option) <= MAX_OPTION:
+                raise ValueError(f"its optimizer has {name}={str(option)[:20]}, beyond any use")
         for parameter in group["params"]:
             twin = nn.Parameter(parameter.detach().clone())
             twin.grad = torch.zeros_like(twin)
