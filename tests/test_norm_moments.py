@@ -1,12 +1,13 @@
-"""Statistics with the kernels of BatchNorm, and gradients through them, against torch's own operations."""
+"""Statistics of the inputs of BatchNorm, and gradients through them, against torch's own operations."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ctta.norms import renormalize
-from ctta.norms.moments import batch_var_mean, image_var_mean, pass_with_gradient
+from ctta.norms import moments, renormalize
+from ctta.norms.moments import batch_var_mean, blend_with_batch, image_var_mean, pass_with_gradient
+from ctta.norms.running import RunningStatistics, track_statistics, use_tracked_statistics_
 
 SHAPES = [(5, 3), (5, 3, 4), (6, 3, 4, 5), (1, 3, 4, 5), (4, 3, 1, 1), (3, 2, 3, 2, 2)]
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
@@ -39,6 +40,52 @@ def test_moments_and_their_gradients(shape: tuple[int, ...], layout: torch.memor
             (gradient,) = torch.autograd.grad((weights * (variance + 2 * mean)).square().sum(), values)
             results.append((variance, mean, gradient))
         torch.testing.assert_close(results[1], results[0], rtol=1e-12, atol=1e-12)
+
+
+def test_images_are_measured_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = draw((7, 3, 4, 5), torch.contiguous_format)
+    expected = image_var_mean(values), batch_var_mean(values)
+    monkeypatch.setattr(moments, "CACHED_ELEMENTS", 2 * 3 * 4 * 5)  # two images, and one in the end
+    torch.testing.assert_close((image_var_mean(values), batch_var_mean(values)), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_small_variance_far_from_zero_is_exact() -> None:
+    values = 1000 + 0.01 * torch.randn(8, 2, 16, 16, generator=torch.Generator().manual_seed(0))
+    expected = torch.var_mean(values.double(), [0, 2, 3], correction=0)
+    for found in (batch_var_mean(values), batch_var_mean(values.to(memory_format=torch.channels_last))):
+        torch.testing.assert_close(found[0].flatten().double(), expected[0], rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize(("shape", "layout"), CASES)
+def test_values_for_blended_statistics(shape: tuple[int, ...], layout: torch.memory_format) -> None:
+    values, layer = draw(shape, layout), make_layer(shape[1], len(shape))
+    assert layer.running_mean is not None and layer.running_var is not None
+    variance, mean = torch.var_mean(values, [0, *range(2, len(shape))], correction=0, keepdim=True)
+    mean = layer.running_mean.view_as(mean).lerp(mean, 0.3)
+    variance = layer.running_var.view_as(variance).lerp(variance, 0.3)
+    weights = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    results = []
+    for blended in (renormalize(layer, values, mean, variance, len(shape) - 2), blend_with_batch(layer, values, 0.3)):
+        output = layer(blended)
+        results.append((output, *torch.autograd.grad((weights * output).sum(), (values, layer.weight, layer.bias))))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("momentum", [0.2, 0.3])
+def test_running_statistics_follow_as_in_training(momentum: float) -> None:
+    """Whether the layer has this momentum, and does it itself, or another one."""
+    values, expected = draw((6, 3, 4, 5), torch.contiguous_format), make_layer(3, 4).train()
+    expected.momentum = momentum
+    layer = make_layer(3, 4)
+    layer.momentum = 0.2
+    before = layer.running_mean
+    use_tracked_statistics_(layer, RunningStatistics(momentum, normalize_by="batch"))
+    with track_statistics():
+        torch.testing.assert_close(layer(values), expected(values), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close((layer.running_mean, layer.running_var), (expected.running_mean, expected.running_var))
+    assert before is not None and layer.running_mean is not before, "a graph may still need it"
+    torch.testing.assert_close(layer(values), expected.eval()(values), rtol=1e-12, atol=1e-12)
+    assert layer.momentum == 0.2
 
 
 @pytest.mark.parametrize(("shape", "layout"), CASES)

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ctta.errors import ConfigError, InputError
+from ctta.norms.moments import blend_with_batch, fix_stride_of_one
 from ctta.parallel import current_reducer
 
 #: Batches of at least this many images are normalized by their own statistics under "auto".
@@ -129,6 +130,9 @@ class BatchStatistics:
     def rescale(module: _BatchNorm, x: Tensor, num_parts: int, fraction: float) -> Tensor:
         """Return x shifted and scaled so that normalizing by the running statistics gives the blended normalization."""
         assert module.running_mean is not None and module.running_var is not None, "checked when the method is built"
+        if num_parts == 1 and not current_reducer().is_sharded:
+            values = blend_with_batch(module, x.to(module.running_mean.dtype), fraction)
+            return fix_stride_of_one(values).to(x.dtype)
         along_channels = (-1,) + (1,) * (x.ndim - 2)
         mean, variance = module.running_mean.view(along_channels), module.running_var.view(along_channels)
         values = x.to(mean.dtype).unflatten(0, (num_parts, -1))
@@ -155,15 +159,6 @@ def renormalize(module: _BatchNorm, values: Tensor, mean: Tensor, variance: Tens
     running_mean, running_var = module.running_mean.view(along_channels), module.running_var.view(along_channels)
     scale = ((running_var + module.eps) / (variance + module.eps)).sqrt()
     return torch.addcmul(running_mean - mean * scale, values, scale)
-
-
-def fix_stride_of_one(x: Tensor) -> Tensor:
-    """Give a batch of one image the batch stride that its layout implies.
-
-    That stride is arbitrary, and with an odd one torch 2.13 takes a channels-last image for another layout: on the CPU
-    the backward of a BatchNorm then gives wrong gradients.
-    """
-    return x.as_strided(x.shape, (x.numel(), *x.stride()[1:])) if len(x) == 1 else x
 
 
 def use_batch_statistics_(net: nn.Module, fraction: BatchStats) -> None:

@@ -1,4 +1,4 @@
-"""Statistics of the inputs of BatchNorm layers, and gradients through them, at the speed of BatchNorm's own kernels.
+"""Statistics of the inputs of BatchNorm layers, and gradients through them, in few passes over the values.
 
 ``torch.var_mean`` over the images takes longer than a convolution on the CPU, and its backward has many passes.
 """
@@ -12,8 +12,19 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ctta.norms import fix_stride_of_one
 from ctta.parallel import current_reducer
+
+#: How many numbers to compute at once, so that what is computed from them is still in the processor's cache.
+CACHED_ELEMENTS = 2**19
+
+
+def fix_stride_of_one(x: Tensor) -> Tensor:
+    """Give a batch of one image the batch stride that its layout implies.
+
+    That stride is arbitrary, and with an odd one torch 2.13 takes a channels-last image for another layout: on the CPU
+    the backward of a BatchNorm then gives wrong gradients.
+    """
+    return x.as_strided(x.shape, (x.numel(), *x.stride()[1:])) if len(x) == 1 else x
 
 
 def batch_var_mean(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,12 +81,46 @@ def pass_with_gradient(
     return (fix_stride_of_one(carried).to(x.dtype), *inputs[1:])
 
 
+def blend_with_batch(module: _BatchNorm, values: Tensor, fraction: float) -> Tensor:
+    """Shift and scale values so that a layer with running statistics normalizes them by statistics blended with theirs.
+
+    Args:
+        module: The layer.
+        values: Its input (N, C, ...), in the dtype of its statistics; all rows of the batch.
+        fraction: M, where the statistics are (1-m) * running + m * batch.
+
+    Returns:
+        (N, C, ...), with a gradient through the statistics of the batch.
+    """
+    assert module.running_mean is not None and module.running_var is not None, "checked when the method is built"
+    return _blend_with_batch(values, module.running_mean, module.running_var, fraction, module.eps)
+
+
+def _measure_channels(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the biased variance and the mean of every channel (C)."""
+    if values.is_contiguous() and values.ndim > 2 and torch.finfo(values.dtype).bits >= 32:
+        # BatchNorm's kernel takes several times as long in this layout.
+        variances, means = _measure_images(values)
+        return variances.mean(0) + means.var(0, correction=0), means.mean(0)
+    mean, variance = torch.batch_norm_update_stats(values, None, None, 0.0)
+    return variance, mean
+
+
+def _measure_images(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the biased variance and the mean of every channel of every image (N, C)."""
+    flat = values.flatten(2) if values.ndim > 2 else values.unsqueeze(2)
+    images_at_once = max(1, CACHED_ELEMENTS // flat[0].numel())
+    means = flat.mean(2)
+    pairs = zip(flat.split(images_at_once), means.unsqueeze(2).split(images_at_once), strict=True)
+    return torch.cat([(block - mean).square_().mean(2) for block, mean in pairs]), means
+
+
 class _BatchMoments(Function):
-    """Variance and mean of every channel over the images, as BatchNorm computes them."""
+    """Variance and mean of every channel over the images."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> tuple[Tensor, Tensor]:
-        mean, variance = torch.batch_norm_update_stats(values, None, None, 0.0)
+        variance, mean = _measure_channels(values)
         ctx.save_for_backward(values, mean)
         return variance, mean
 
@@ -92,9 +137,7 @@ class _ImageMoments(Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> tuple[Tensor, Tensor]:
-        flat = values.flatten(2) if values.ndim > 2 else values.unsqueeze(2)
-        mean = flat.mean(2)
-        variance = (flat - mean.unsqueeze(2)).square_().mean(2)
+        variance, mean = _measure_images(values)
         ctx.save_for_backward(values, mean)
         return variance, mean
 
@@ -115,6 +158,35 @@ def _moments_gradient(
         count *= values.shape[axis]
     slope = grad_variance * (2 / count)
     return torch.addcmul(grad_mean / count - slope * mean, values, slope)
+
+
+class _BlendWithBatch(Function):
+    """Values (x - m) / s * s_running + m_running, where m and s blend the running statistics with the batch's."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, values: Tensor, running_mean: Tensor, running_var: Tensor, fraction: float, eps: float
+    ) -> Tensor:
+        batch_variance, batch_mean = _measure_channels(values)
+        mean, variance = running_mean.lerp(batch_mean, fraction), running_var.lerp(batch_variance, fraction) + eps
+        scale = ((running_var + eps) / variance).sqrt()
+        ctx.save_for_backward(values, batch_mean, mean, variance, scale)
+        ctx.fraction = fraction
+        return torch.addcmul(
+            _along_channels(running_mean - mean * scale, values), values, _along_channels(scale, values)
+        )
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+        values, batch_mean, mean, variance, scale = ctx.saved_tensors
+        total, moment = _sum_with_moment(gradient, values, _along_channels(batch_mean, values))
+        share = scale * (ctx.fraction * values.shape[1] / values.numel())
+        # d/dmean is minus the sum of what arrives, and d/dvariance its second moment about the blended mean.
+        slope = -share * (moment + (batch_mean - mean) * total) / variance
+        offset = -share * total - slope * batch_mean
+        through_moments = torch.addcmul(_along_channels(offset, values), values, _along_channels(slope, values))
+        return through_moments.addcmul_(gradient, _along_channels(scale, values)), None, None, None, None
 
 
 class _PassGradient(Function):
@@ -148,7 +220,12 @@ def _sum_with_moment(gradient: Tensor, values: Tensor, mean: Tensor) -> tuple[Te
     return total, moment
 
 
+def _along_channels(vector: Tensor, values: Tensor) -> Tensor:
+    return vector.view((-1,) + (1,) * (values.ndim - 2))
+
+
 # The types that torch does not tell.
 _compute_batch_moments: Callable[[Tensor], tuple[Tensor, Tensor]] = _BatchMoments.apply
 _compute_image_moments: Callable[[Tensor], tuple[Tensor, Tensor]] = _ImageMoments.apply
 _pass_gradient: Callable[[Tensor, Tensor, Tensor, float], Tensor] = _PassGradient.apply
+_blend_with_batch: Callable[[Tensor, Tensor, Tensor, float, float], Tensor] = _BlendWithBatch.apply

@@ -67,10 +67,15 @@ class RunningStatistics:
         assert module.running_mean is not None and module.running_var is not None, "checked when the method is built"
         values = x.to(module.running_mean.dtype)
         if is_tracking() or self.always:
+            by_layer = self.shrink is None and self.normalize_by == "batch" and self.can_normalize_by_layer(x)
+            if by_layer and module.momentum == self.momentum:
+                self.let_layer_follow_(module)
+                return None
             mean, variance = self.follow_(module, values)
             if self.shrink is None and self.normalize_by == "running":
                 return pass_with_gradient(module, inputs, mean, variance)  # the layer has them now
-            if self.shrink is None and self.can_normalize_by_layer_(module, x):
+            if by_layer:
+                BatchStatistics.set_mode_(module, by_layer)
                 return None
         elif self.shrink is None:
             return None
@@ -82,11 +87,17 @@ class RunningStatistics:
         rescaled = renormalize(module, values, mean, variance, num_spatial)
         return (fix_stride_of_one(rescaled).to(x.dtype), *inputs[1:])
 
-    def can_normalize_by_layer_(self, module: _BatchNorm, x: Tensor) -> bool:
-        """Return whether the layer itself can normalize by the statistics of the batch; set its mode to do so."""
-        by_layer = not current_reducer().is_sharded and x.numel() > x.shape[1]
-        BatchStatistics.set_mode_(module, by_layer)
-        return by_layer
+    @staticmethod
+    def can_normalize_by_layer(x: Tensor) -> bool:
+        """Return whether a layer itself can normalize by the statistics of the batch."""
+        return not current_reducer().is_sharded and x.numel() > x.shape[1]
+
+    @staticmethod
+    def let_layer_follow_(module: _BatchNorm) -> None:
+        """Let the layer normalize by the batch and update its running statistics, which takes no time of its own."""
+        module.training = module.track_running_stats = True
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.clone())
 
     def follow_(self, module: _BatchNorm, values: Tensor) -> tuple[Tensor, Tensor]:
         """Update the running statistics; return the mean and the variance to normalize by, with gradient."""
