@@ -89,7 +89,7 @@ def _merge(name: str, row: Row, latest: Row) -> Row:
         raise MergeError(f"{name} has seen {seen} images of each corruption, and a result {given}")
     if _without_seed(row["settings"]) != _without_seed(latest["settings"]):
         raise MergeError(f"{name} has the settings {row['settings']}, and a result {latest['settings']}")
-    detailed = row.get("detailed_seeds", row["seeds"])
+    detailed: list[int] = row["detailed_seeds"] if "detailed_seeds" in row else row["seeds"]
     (seed,) = latest["seeds"]
     if seed in detailed:
         return row

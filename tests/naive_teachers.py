@@ -82,8 +82,7 @@ def naive_palm(
         parameter
         for layer in student
         if isinstance(layer, NaiveBatchNorm | nn.Conv2d)
-        for name, parameter in layer.named_parameters()
-        if isinstance(layer, NaiveBatchNorm) or name == "weight"
+        for parameter in layer.parameters()
     ]
     sensitivity, rates = [torch.zeros_like(p) for p in trained], [0.0 for _ in trained]
     predictions, num_kept = [], 0

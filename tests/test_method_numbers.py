@@ -16,7 +16,7 @@ from method_numbers import MergeError, add_errors, add_results
 
 def make_result(seed: int, *num_wrong: int, lr: float = 0.1, name: str = "roid") -> Result:
     """Return a result with ten images per corruption, all predicted with a confidence of 0.5."""
-    scores = [ImageScore(10, wrong, ((10, 10 - wrong, 5.0),)) for wrong in num_wrong]
+    scores = [ImageScore(10, wrong, ((10, 5.0, 10 - wrong),)) for wrong in num_wrong]
     return Result(
         method=name.upper(),
         settings={"lr": str(lr), "seed": str(seed)},

@@ -83,8 +83,8 @@ def test_a_posterior_is_of_one_network_and_survives_files(tmp_path: Path) -> Non
         weight_posterior(net, [nn.Linear(2, 2)])
 
 
-@pytest.mark.parametrize("keep_rates", [True, False])
-def test_palm(keep_rates: bool) -> None:
+@pytest.mark.parametrize(("keep_rates", "fraction"), [(True, 0.5), (False, 1.0)])
+def test_palm(keep_rates: bool, fraction: float) -> None:
     net, view = decided_classifier(3.0), VIEWS[1]
     # At 0.4 nats and an L1 norm of 1 of these nearly linear networks, some predictions and some tensors count.
     settings: dict[str, Any] = {
@@ -95,13 +95,16 @@ def test_palm(keep_rates: bool) -> None:
         "consistency": 0.02,
         "keep_rates": keep_rates,
     }
-    expected, student, num_kept = naive_palm(net, stream(), lr=5e-3, augment=lambda step, x: x * 0.7, **settings)
+    expected, student, num_kept = naive_palm(
+        net, stream(), lr=5e-3, augment=lambda step, x: x * 0.7, fraction=fraction, **settings
+    )
     assert bool(num_kept) is keep_rates
-    model = ctta.PALM(net, lr=5e-3, views=(view,), batch_stats=1.0, **settings)
+    model = ctta.PALM(net, lr=5e-3, views=(view,), batch_stats=fraction, **settings)
     assert_same_run(model, stream(), expected)
-    assert_same_weights(model.student, student)
+    if fraction < 1:  # a bias that batch statistics undo has no gradient but rounding, of which the sign is arbitrary
+        assert_same_weights(model.student, student)
     zero = [not bool(buffer.any()) for buffer in model.sensitivity.averages]
-    assert any(zero) and not all(zero)
+    assert not all(zero) and (keep_rates or any(zero))
     assert model.optimizer is not None and not model.optimizer.state
 
 
@@ -111,7 +114,7 @@ def test_palm_with_a_persistent_optimizer_keeps_momenta() -> None:
     CLOSE(signs(batches[0]), adam(batches[0]))
     assert_same_weights(signs.student, adam.student)  # the first step is the same
     signs(batches[1]), adam(batches[1])
-    assert adam.optimizer is not None and len(adam.optimizer.state) == 6
+    assert adam.optimizer is not None and len(adam.optimizer.state) == 8  # two convolutions with biases
     assert any(
         not torch.equal(p, q) for p, q in zip(signs.student.parameters(), adam.student.parameters(), strict=True)
     )

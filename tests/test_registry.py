@@ -93,7 +93,7 @@ def test_the_facts_about_a_method_are_true(name: str) -> None:
         "prototypes": 0,
         "prompts": 0,
         "norm layers": 2,
-        "norm layers and kernels": 3,
+        "norm layers and convolutions": 4,
         # The only norm layer is not at the top; of the two blocks of a vision transformer one is not.
         "norm layers but the top": 4 if info.needs_vit else 2,
         "all but the head": total - 2,

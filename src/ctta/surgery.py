@@ -161,10 +161,11 @@ def train_only_(net: nn.Module, names: Collection[str]) -> None:
         parameter.requires_grad_(name in names)
 
 
-def find_kernels(net: nn.Module) -> set[str]:
-    """Return the names of the trainable kernels of convolutions."""
-    layers = {id(module.weight) for module in net.modules() if isinstance(module, _ConvNd)}
-    return {name for name, value in net.named_parameters() if value.requires_grad and id(value) in layers}
+def find_convolution_parameters(net: nn.Module) -> set[str]:
+    """Return the names of the trainable kernels and biases of convolutions."""
+    layers = [module for module in net.modules() if isinstance(module, _ConvNd)]
+    found = {id(value) for layer in layers for value in layer.parameters(recurse=False)}
+    return {name for name, value in net.named_parameters() if value.requires_grad and id(value) in found}
 
 
 def find_top_layers(net: nn.Module) -> tuple[str, ...]:

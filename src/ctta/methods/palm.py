@@ -13,7 +13,7 @@ from ctta.method_info import MethodInfo
 from ctta.norms import BatchStats, find_norm_parameters
 from ctta.optim import OptimizerFactory, SensitivityRates, scale_rates, split_groups_
 from ctta.steps import Policy
-from ctta.surgery import Output, find_kernels, train_only_
+from ctta.surgery import Output, find_convolution_parameters, train_only_
 from ctta.validation import check_each, check_fraction, check_non_negative, check_positive
 from ctta.views import Views, check_views, draw_views, image_views
 
@@ -25,7 +25,7 @@ class PALM(AdaptiveModel):
     much the sensitivity of their weights differs from its average.
 
     Args:
-        net: A network with convolutions or normalization layers; kernels, scales and shifts are trained.
+        net: A network with convolutions or normalization layers; both are trained, with their biases.
         optimizer: A factory of the optimizer. The default is that for CIFAR10-C; for CIFAR100-C it has
             ``weight_decay=5e-4``, for ImageNet-C ``lr=5e-5``.
         lr: The learning rate, if it should differ from that of ``optimizer``.
@@ -50,7 +50,9 @@ class PALM(AdaptiveModel):
     adaptation", AAAI 2025.
     """
 
-    info = MethodInfo("PALM", "Maharana et al., AAAI 2025", "norm layers and kernels", "1 + views", 2, num_networks=2)
+    info = MethodInfo(
+        "PALM", "Maharana et al., AAAI 2025", "norm layers and convolutions", "1 + views", 2, num_networks=2
+    )
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class PALM(AdaptiveModel):
         self.max_entropy, self.consistency, self.views = max_entropy, consistency, views
         self.persistent_optimizer, self.keep_rates = persistent_optimizer, keep_rates
         self.student = self.copy_of_source()
-        train_only_(self.student, find_norm_parameters(self.student) | find_kernels(self.student))
+        train_only_(self.student, find_norm_parameters(self.student) | find_convolution_parameters(self.student))
         self.optimize(self.student, optimizer, lr)
         assert self.optimizer is not None
         split_groups_(self.optimizer)

@@ -8,8 +8,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
 from ctta.errors import ConfigError
-from ctta.norms import BatchStatistics, fix_stride_of_one, has_running_statistics, renormalize
-from ctta.norms.moments import batch_var_mean, pass_with_gradient
+from ctta.norms import BatchStatistics, has_running_statistics, renormalize
+from ctta.norms.moments import batch_var_mean, fix_stride_of_one, pass_with_gradient
 from ctta.norms.running import is_tracking
 
 

@@ -13,8 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
 from ctta.errors import ConfigError
-from ctta.norms import BatchStatistics, fix_stride_of_one, has_running_statistics, renormalize
-from ctta.norms.moments import batch_var_mean, image_var_mean, pass_with_gradient
+from ctta.norms import BatchStatistics, has_running_statistics, renormalize
+from ctta.norms.moments import batch_var_mean, fix_stride_of_one, image_var_mean, pass_with_gradient
 from ctta.parallel import current_reducer
 
 Center = Literal["mean", "median"]
@@ -115,6 +115,8 @@ class RunningStatistics:
             module.running_mean, module.running_var = new_mean.detach().flatten(), new_variance.detach().flatten()
         if self.normalize_by == "running":
             return new_mean, new_variance
+        if module.num_batches_tracked is not None:
+            module.num_batches_tracked = module.num_batches_tracked + 1  # as the layer counts in training
         return mean, variance if self.shrink is None else unbiased
 
     @staticmethod

@@ -13,10 +13,10 @@ from typing_extensions import override
 
 from ctta.errors import ConfigError
 from ctta.functional import at_least_float32
-from ctta.views.average import DrawnViews, SplitView
+from ctta.views.average import SplitView
 from ctta.views.byte_operations import autocontrast, equalize, posterize, rotation, solarize, transform
 from ctta.views.image_view import ImageNormalization
-from ctta.views.sampling import MAX_VIEWS, check_normalization
+from ctta.views.sampling import MAX_VIEWS, NormalizedViews, check_normalization
 
 Crop = Literal["pad", "resize", "none"]
 OPERATIONS = (
@@ -239,7 +239,7 @@ def augmix_views(
 
 
 @dataclass(frozen=True)
-class AugMixViews(DrawnViews):
+class AugMixViews(NormalizedViews):
     """Random :class:`AugMixView` draws, as :func:`augmix_views` documents them.
 
     Attributes:
@@ -260,19 +260,6 @@ class AugMixViews(DrawnViews):
         if self.crop not in get_args(Crop):
             raise ConfigError(f"crop must be 'pad', 'resize' or 'none', got {self.crop!r}")
         check_normalization(self.mean, self.std)
-
-    @property
-    def normalization(self) -> ImageNormalization:
-        """The normalization outside the model."""
-        return ImageNormalization(self.mean, self.std)
-
-    def check(self, x: Tensor) -> None:
-        """Raise an InputError unless x is a batch of images with values in the declared range.
-
-        Args:
-            x: The batch.
-        """
-        self.normalization.check(x)
 
     @override
     def draw(self, generator: torch.Generator) -> list[AugMixView]:

@@ -106,8 +106,33 @@ def fast_image_views(
     return image_views(num_views, color=0.75, motion=0.5, balanced=True, mean=mean, std=std)
 
 
+class NormalizedViews(DrawnViews):
+    """Views of images in [0, 1], or normalized outside the model.
+
+    Attributes:
+        mean: The mean of that normalization; None for images in [0, 1].
+        std: Its standard deviation.
+    """
+
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+
+    @property
+    def normalization(self) -> ImageNormalization:
+        """The normalization outside the model."""
+        return ImageNormalization(self.mean, self.std)
+
+    def check(self, x: Tensor) -> None:
+        """Raise an InputError unless x is a batch of images with values in the declared range.
+
+        Args:
+            x: The batch.
+        """
+        self.normalization.check(x)
+
+
 @dataclass(frozen=True)
-class ImageViews(DrawnViews):
+class ImageViews(NormalizedViews):
     """Random :class:`ImageView` draws, as :func:`image_views` documents them.
 
     Attributes:
@@ -160,19 +185,6 @@ class ImageViews(DrawnViews):
             | {name: _shrink_range(*bounds, self.motion) for name, bounds in MOTION_RANGES.items()}
             | BLUR_RANGES
         )
-
-    @property
-    def normalization(self) -> ImageNormalization:
-        """The normalization outside the model."""
-        return ImageNormalization(self.mean, self.std)
-
-    def check(self, x: Tensor) -> None:
-        """Raise an InputError unless x is a batch of images with values in the declared range.
-
-        Args:
-            x: The batch.
-        """
-        self.normalization.check(x)
 
     @override
     def draw(self, generator: torch.Generator) -> list[ImageView]:
