@@ -97,6 +97,17 @@ def test_statistics_belong_to_one_network(tmp_path: Path) -> None:
         ctta.EATA(net, source_stats=wrong)
 
 
+def test_statistics_are_checked_again_for_every_network() -> None:
+    net, other = classifier(), classifier()
+    with torch.no_grad():
+        next(other.parameters()).add_(1)
+    stats = ctta.source_stats(net, stream()[:1])
+    for model in (ctta.EATA(net, source_stats=stats), ctta.EATA(net, source_stats=stats).float()):
+        model.reset()  # in another dtype the source has another fingerprint
+    with pytest.raises(ctta.ConfigError, match="of a network with fingerprint"):
+        ctta.EATA(other, source_stats=stats)
+
+
 def test_a_checkpoint_holds_what_the_method_needs(tmp_path: Path) -> None:
     net = classifier()
     model = ctta.EATA(net, source_stats=ctta.source_stats(net, stream()[:2]))

@@ -142,6 +142,7 @@ class MethodNetworks(nn.Module):
             raise TypeError(f"source_stats must come from ctta.source_stats, got {type(stats).__name__}")
         stats.verify(self.source)
         self.source_stats = stats.select(names, title)
+        self.source_stats.is_verified = True  # the copy; a fork may have another dtype, and so another fingerprint
         return self.source_stats
 
     @override

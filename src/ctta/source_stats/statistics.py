@@ -105,7 +105,6 @@ class SourceStats(nn.Module):
                 f"the source_stats are of a network with fingerprint {self.fingerprint}, and this one has {found}: "
                 "compute them again with ctta.source_stats(net, batches)"
             )
-        self.is_verified = True
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the statistics to a safetensors file with a checksum, completely or not at all.
