@@ -102,6 +102,12 @@ PLANNED: dict[str, PlannedResult] = {
         20.0,
         run=None,
     ),
+    "matrix": PlannedResult(
+        "which method for which stream: ten methods on every protocol, against Source",
+        (*bench("matrix"), "python benchmarks/matrix_results.py RUN"),
+        1.0,
+        run=None,
+    ),
     "views": PlannedResult("CoTTA by its views", ("python benchmarks/error_by_views.py",), 2.0, run=None),
     "guards": PlannedResult(
         "failing streams with and without a guard",

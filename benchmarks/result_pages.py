@@ -36,7 +36,7 @@ _BLOCK = re.compile(r"(<!-- results: (\S+) (\w+) -->\n).*?(<!-- end of results -
 
 def read_content(name: str) -> ReportContent:
     """Return the numbers of a result."""
-    return parse_numbers((RESULTS / name / "numbers.json").read_text())
+    return parse_numbers((RESULTS / name / "numbers.json").read_text(), ReportContent)
 
 
 def write_page(name: str, folder: Path) -> None:

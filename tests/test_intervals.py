@@ -2,36 +2,12 @@
 
 from math import sqrt
 from statistics import fmean, stdev
-from typing import Any
 
 import numpy as np
 import pytest
+from hand_made_results import make_result
 
-from ctta.evaluation import BatchRecord, Result
 from ctta.evaluation.intervals import T_QUANTILES, estimate_difference, estimate_interval
-from ctta.evaluation.metrics import ImageScore
-
-
-def make_result(wrong: Any, *, size: int = 100, order: int | None = None, seed: int | None = None) -> Result:
-    """Return a result whose segments have batches with these numbers of wrong images."""
-    records = tuple(
-        BatchRecord(segment, ImageScore(size, int(count), bins=()), 0.1, None)
-        for segment, counts in enumerate(wrong)
-        for count in counts
-    )
-    return Result(
-        method="mine",
-        settings={},
-        source="",
-        stream="",
-        stream_hash="",
-        domains=tuple(f"domain {number}" for number in range(len(wrong))),
-        num_batches=len(records),
-        reset_at_domain=False,
-        labels={"order": order, "seed": seed},
-        environment={},
-        batches=records,
-    )
 
 
 def test_one_segment_gives_students_interval_of_the_mean() -> None:

@@ -11,7 +11,7 @@ from report_runs import CONTINUAL, STANDARD, read_results, write_all_methods, wr
 from ctta.cli.report import report
 from ctta.errors import DataError
 from ctta.report import read_runs, write_report
-from ctta.report.content import build_content
+from ctta.report.content import ReportContent, build_content
 from ctta.report.numbers_file import format_numbers, parse_numbers
 
 
@@ -41,7 +41,7 @@ def test_a_report_is_written_again_from_its_numbers(written: Path, tmp_path: Pat
 
 def test_the_numbers_are_those_of_every_seed_and_domain(run: Path, written: Path) -> None:
     text = (written / "numbers.json").read_text()
-    content = parse_numbers(text)
+    content = parse_numbers(text, ReportContent)
     assert content.runs[0].commands == ("ctta bench x",)
     assert [cell.reason for cell in content.missing] == ["not started"]
     (section,) = content.sections
@@ -67,7 +67,7 @@ def test_a_missing_number_stays_missing(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     write_cell(run, "Source", [[1], [2]], domains=["fog", "snow"])
     text = format_numbers(build_content(read_runs([run])))
-    summary = parse_numbers(text).sections[0].summary
+    summary = parse_numbers(text, ReportContent).sections[0].summary
     assert summary
     assert isnan(summary.rows[0].cells[-1].value)  # the best row has no difference to the best
     assert "NaN" not in text

@@ -1,11 +1,12 @@
 """Benchmarks: recipes, and resumable runs of their cells (method x order x seed) on local processes or Ray.
 
-:func:`run` does everything: plan, run and report.
+:func:`run` does everything: plan, run and report. :func:`run_matrix` does it for many protocols at once.
 """
 
 from ctta.benchmark.cells import BenchmarkCell
 from ctta.benchmark.execution import execute
 from ctta.benchmark.executors import Executor, JobOutcome, ProcessExecutor, SerialExecutor
+from ctta.benchmark.matrix import MatrixResult, run_matrix
 from ctta.benchmark.plan import BenchmarkRun, plan
 from ctta.benchmark.ray import RayExecutor
 from ctta.benchmark.recipes import RECIPES, BenchmarkOptions, BenchmarkTask, MethodSpec, build_task
@@ -20,6 +21,7 @@ __all__ = [
     "BenchmarkTask",
     "Executor",
     "JobOutcome",
+    "MatrixResult",
     "MethodSpec",
     "ProcessExecutor",
     "RayExecutor",
@@ -28,4 +30,5 @@ __all__ = [
     "execute",
     "plan",
     "run",
+    "run_matrix",
 ]

@@ -148,10 +148,7 @@ def run(
     >>> outcome = ctta.benchmark.run("demo", methods=["source", "cotta"], workers=2)    # doctest: +SKIP
     >>> {result.method: result.error for result in outcome.results}                     # doctest: +SKIP
     """
-    if (workers > 0) + (ray is not None) + (executor is not None) > 1:
-        raise ConfigError("workers, ray and executor each choose where cells run: give at most one of them")
-    if world_size() > 1 and (workers or ray is not None or not isinstance(executor, SerialExecutor | None)):
-        raise ConfigError("under torchrun its processes share each cell: leave out workers, ray and executor")
+    check_executor(workers, ray, executor)
     if insecure and not download:
         raise ConfigError("insecure is about downloads: give download=True (--download) as well")
     options = BenchmarkOptions(
@@ -161,7 +158,7 @@ def run(
         limit=limit,
         batch_size=batch_size,
         rounds=rounds,
-        settings=_format_settings(settings),
+        settings=format_settings(settings),
         device=device,
         corruptions=None if corruptions is None else tuple(corruptions),
         severity=None if severity is None else check_severity(severity),
@@ -170,7 +167,7 @@ def run(
         mean=None if mean is None else tuple(mean),
         std=None if std is None else tuple(std),
         source_stats=None if source_stats is None else str(Path(source_stats).absolute()),
-        policies=tuple(each if isinstance(each, str) else format_policy(each) for each in policies or ()) or None,
+        policies=format_policies(policies),
         protocol=protocol,
         target=target,
         speed=speed,
@@ -179,9 +176,9 @@ def run(
     if download:
         for name in build_task(recipe, options, ignore_other_settings=True).downloads:
             datasets.download(name, insecure=insecure)
-    threads = threads or max(1, torch.get_num_threads() // max(1, workers))
+    threads = threads or divide_threads(workers)
     planned = plan(
-        Path(folder) if folder is not None else Path("runs") / f"{recipe}-{_digest(options, threads)}",
+        Path(folder) if folder is not None else Path("runs") / f"{recipe}-{hash_options(options, threads)}",
         recipe,
         options,
         methods=methods,
@@ -189,14 +186,11 @@ def run(
         seeds=seeds,
         threads=threads,
         save_every=save_every,
-        command=command or _format_call(recipe, options, methods=methods, orders=orders, seeds=seeds),
+        command=command or format_call("run", [recipe], options, methods=methods, orders=orders, seeds=seeds),
     )
     if on_plan is not None:
         on_plan(planned)
-    if ray is not None:
-        executor = RayExecutor(None if ray == "local" else ray, threads, device)
-    elif executor is None:
-        executor = ProcessExecutor(workers) if workers else SerialExecutor()
+    executor = executor or make_executor(workers, ray, threads, device)
     with report_progress(planned, on_progress):
         failures = execute(planned, executor, on_outcome=on_outcome)
     run_on_rank_zero(lambda: None)  # wait until rank 0 has written the last batch
@@ -209,7 +203,27 @@ def run(
     return BenchmarkResult(planned, results, tuple(failures), page)
 
 
-def _format_settings(settings: Sequence[str] | Mapping[str, object]) -> tuple[str, ...]:
+def check_executor(workers: int, ray: str | None, executor: Executor | None) -> None:
+    """Raise a ConfigError if arguments contradict each other on where cells run, before anything is planned."""
+    if (workers > 0) + (ray is not None) + (executor is not None) > 1:
+        raise ConfigError("workers, ray and executor each choose where cells run: give at most one of them")
+    if world_size() > 1 and (workers or ray is not None or not isinstance(executor, SerialExecutor | None)):
+        raise ConfigError("under torchrun its processes share each cell: leave out workers, ray and executor")
+
+
+def make_executor(workers: int, ray: str | None, threads: int, device: str) -> Executor:
+    """Return what runs the cells: a Ray cluster, processes of this machine, or this process."""
+    if ray is not None:
+        return RayExecutor(None if ray == "local" else ray, threads, device)
+    return ProcessExecutor(workers) if workers else SerialExecutor()
+
+
+def divide_threads(workers: int) -> int:
+    """Return the CPU threads of a cell: torch's number, divided by the number of workers."""
+    return max(1, torch.get_num_threads() // max(1, workers))
+
+
+def format_settings(settings: Sequence[str] | Mapping[str, object]) -> tuple[str, ...]:
     """Return settings as texts such as ``cotta.restore=0.005``."""
     if isinstance(settings, str):
         raise TypeError(f"settings must be a mapping or a list of texts, got {settings!r}: give [{settings!r}]")
@@ -218,15 +232,21 @@ def _format_settings(settings: Sequence[str] | Mapping[str, object]) -> tuple[st
     return tuple(settings)
 
 
-def _digest(options: BenchmarkOptions, threads: int) -> str:
+def format_policies(policies: Sequence[str | Policy] | None) -> tuple[str, ...] | None:
+    """Return policies as texts such as ``reset_every=1000``; None if there are none."""
+    return tuple(each if isinstance(each, str) else format_policy(each) for each in policies or ()) or None
+
+
+def hash_options(options: BenchmarkOptions, threads: int) -> str:
     """Return a short hash of everything that results depend on."""
     return hashlib.sha256(json.dumps([options.to_dict(), threads]).encode()).hexdigest()[:6]
 
 
-def _format_call(recipe: str, options: BenchmarkOptions, **chosen: Any) -> str:
-    """Return the call of :func:`run` with these arguments, without defaults."""
+def format_call(function: str, arguments: Sequence[object], options: BenchmarkOptions, **chosen: Any) -> str:
+    """Return the call of a function of this package with these arguments, without defaults."""
     given = {name: value for name, value in chosen.items() if value is not None}
     for field in fields(options):
         if (value := getattr(options, field.name)) != field.default:
             given[field.name] = value
-    return f"ctta.benchmark.run({', '.join([repr(recipe), *(f'{name}={value!r}' for name, value in given.items())])})"
+    texts = [*map(repr, arguments), *(f"{name}={value!r}" for name, value in given.items())]
+    return f"ctta.benchmark.{function}({', '.join(texts)})"

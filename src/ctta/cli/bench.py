@@ -2,8 +2,8 @@
 
 import shlex
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -11,6 +11,7 @@ import typer
 
 from ctta import benchmark
 from ctta.benchmark.choice import describe_left_out
+from ctta.benchmark.matrix import MATRIX
 from ctta.benchmark.recipes import Preset
 from ctta.cli.console import exit_on_interrupt, interrupt_between_steps, print_notice, progress_bar
 from ctta.cli.options import (
@@ -22,11 +23,13 @@ from ctta.cli.options import (
     parse_channels,
     parse_names,
     parse_orders,
+    parse_protocols,
     parse_seeds,
     parse_target,
     read_class_names,
 )
-from ctta.cli.results import exit_on_failures, print_failure, print_results
+from ctta.cli.results import exit_on_failures, print_failure, print_matrix, print_results
+from ctta.errors import ConfigError
 
 # Panel of ``ctta bench --help``.
 EXECUTION = "Execution"
@@ -35,7 +38,11 @@ EXECUTION = "Execution"
 def bench(
     recipe: Annotated[
         str,
-        typer.Argument(help="Run this benchmark, such as embedded; for a list see: ctta recipes.", metavar="RECIPE"),
+        typer.Argument(
+            help="Run this benchmark, such as embedded; for a list see: ctta recipes. matrix runs methods on many "
+            "protocols, about an hour of one core with the default ones.",
+            metavar="RECIPE",
+        ),
     ],
     methods: Annotated[
         str | None,
@@ -72,6 +79,13 @@ def bench(
             help="Let the corruptions arrive in this way, such as recurring or rotta,concentration=0.01; for a list "
             "see: ctta protocols. Default: that of the recipe.",
             metavar="NAME[,KEY=VALUE]",
+        ),
+    ] = None,
+    protocols: Annotated[
+        str | None,
+        typer.Option(
+            help="Run the matrix on these protocols, such as continual,recurring,num_visits=5. Default: all.",
+            metavar="LIST",
         ),
     ] = None,
     target: Annotated[
@@ -225,18 +239,55 @@ def bench(
     After a kill or Ctrl-C, run the same command again to resume: the results
     are identical to those of an uninterrupted run.
     """
-    with ExitStack() as stack:
-        stack.enter_context(exit_on_interrupt())
-        update = stack.enter_context(progress_bar(recipe))
-        is_serial = not workers and ray is None
-        checks: list[Callable[[], None]] = []
-
-        def start(run: benchmark.BenchmarkRun) -> None:
-            _print_left_out(run)
-            if is_serial:  # only now: before the first batch, Ctrl-C stops what a recipe measures at once
-                checks.append(stack.enter_context(interrupt_between_steps()))
-
-        executor = benchmark.SerialExecutor(lambda _record: checks[0]()) if is_serial else None
+    command = shlex.join(["ctta", *sys.argv[1:]])
+    if recipe == MATRIX:
+        _refuse(
+            "'ctta bench matrix' does not take {}: leave it out, or run one protocol with 'ctta bench embedded'",
+            orders=orders,
+            batch_size=batch_size,
+            protocol=protocol,
+            target=target,
+            speed=speed,
+            images=num_images,
+            rounds=rounds,
+            preset=None if preset == "official" else preset,
+            mean=mean,
+            std=std,
+            corruptions=corruptions,
+            severity=severity,
+            size=size,
+            classes=classes,
+            download=download or None,
+            insecure=insecure or None,
+        )
+        with _execute(recipe, workers, ray) as (executor, update, start):
+            matrix = benchmark.run_matrix(
+                methods=None if methods is None else parse_names(methods),
+                protocols=None if protocols is None else parse_protocols(protocols),
+                seeds=None if seeds is None else parse_seeds(seeds),
+                data=folder,
+                model=model,
+                source_stats=source_stats,
+                limit=limit,
+                settings=settings or (),
+                policies=policies,
+                device=device,
+                folder=out,
+                workers=workers,
+                ray=ray,
+                executor=executor,
+                threads=threads,
+                save_every=save_every,
+                command=command,
+                on_plan=start,
+                on_progress=update,
+                on_outcome=print_failure,
+            )
+        print_matrix(matrix, as_json=as_json)
+        exit_on_failures([matrix])
+        return
+    _refuse("only 'ctta bench matrix' takes {}: give --protocol NAME", protocols=protocols)
+    with _execute(recipe, workers, ray) as (executor, update, start):
         result = benchmark.run(
             recipe,
             methods=None if methods is None else parse_names(methods),
@@ -270,13 +321,51 @@ def bench(
             save_every=save_every,
             download=download,
             insecure=insecure,
-            command=shlex.join(["ctta", *sys.argv[1:]]),
+            command=command,
             on_plan=start,
             on_progress=update,
             on_outcome=print_failure,
         )
     print_results(result, as_json=as_json)
     exit_on_failures([result])
+
+
+@contextmanager
+def _execute(
+    title: str, workers: int, ray: str | None
+) -> Iterator[
+    tuple[benchmark.SerialExecutor | None, Callable[[int, int], None], Callable[[benchmark.BenchmarkRun], None]]
+]:
+    """Show the progress within the block, and let Ctrl-C end it after a step where cells run in this process.
+
+    Args:
+        title: Shown in front of the progress.
+        workers: Number of processes that run cells.
+        ray: Address of a cluster that runs them.
+
+    Yields:
+        What runs the cells in this process, None if something else does; the function to report progress to; and the
+        one to call when everything is planned.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(exit_on_interrupt())
+        update = stack.enter_context(progress_bar(title))
+        is_serial = not workers and ray is None
+        checks: list[Callable[[], None]] = []
+
+        def start(run: benchmark.BenchmarkRun) -> None:
+            _print_left_out(run)
+            if is_serial:  # only now: before the first batch, Ctrl-C stops what a recipe measures at once
+                checks.append(stack.enter_context(interrupt_between_steps()))
+
+        yield benchmark.SerialExecutor(lambda _record: checks[0]()) if is_serial else None, update, start
+
+
+def _refuse(message: str, **options: object) -> None:
+    """Raise a ConfigError for the first option that is given but does not apply."""
+    for name, value in options.items():
+        if value is not None:
+            raise ConfigError(message.format(f"--{name.replace('_', '-')}"))
 
 
 def _print_left_out(run: benchmark.BenchmarkRun) -> None:

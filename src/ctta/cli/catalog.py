@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from ctta.benchmark.matrix import MATRIX, run_matrix
 from ctta.benchmark.recipes import RECIPES
 from ctta.cli.console import print_notice, print_table_in_full, print_text, stdout
 from ctta.cli.options import JsonOption
@@ -40,7 +41,7 @@ def methods(
 
 def recipes(as_json: JsonOption = False) -> None:
     """List the benchmarks that 'ctta bench' can run."""
-    rows = [{"name": name, "does": _first_line(recipe)} for name, recipe in RECIPES.items()]
+    rows = [{"name": name, "does": _first_line(recipe)} for name, recipe in {**RECIPES, MATRIX: run_matrix}.items()]
     if as_json:
         stdout.print_json(json.dumps(rows))
         return

@@ -16,7 +16,7 @@ from ctta.benchmark.recipes.paper import METHODS
 from ctta.cli.console import exit_on_interrupt, print_text, progress_bar
 from ctta.cli.results import exit_on_failures, print_failure, print_results
 from ctta.report import write_report
-from ctta.report.content import SectionContent
+from ctta.report.content import ReportContent, SectionContent
 from ctta.report.numbers_file import read_numbers
 
 #: Recipe, methods and options by the name of the run folder.
@@ -69,7 +69,7 @@ def demo(
         with exit_on_interrupt(), progress_bar("reading") as update:
             page = write_report(folders, out, on_progress=update)
         if not full and not results[0].failures:
-            print_text(f"\n{describe_demo(read_numbers(out / 'numbers.json').sections[0])}\n")
+            print_text(f"\n{describe_demo(read_numbers(out / 'numbers.json', ReportContent).sections[0])}\n")
         print_text(f"Report: {page}")
     exit_on_failures(results)
 

@@ -172,6 +172,21 @@ def parse_orders(text: str) -> list[int | None]:
     return orders
 
 
+def parse_protocols(text: str) -> list[str]:
+    """Parse a comma-separated list of protocols, which may have settings after commas themselves.
+
+    >>> parse_protocols("continual,rotta,concentration=0.01,mixed")
+    ['continual', 'rotta,concentration=0.01', 'mixed']
+    """
+    protocols: list[str] = []
+    for part in parse_names(text):
+        if "=" in part and protocols:
+            protocols[-1] += f",{part}"
+        else:
+            protocols.append(part)
+    return protocols
+
+
 def parse_severities(text: str) -> list[float]:
     """Parse severities such as ``3,5`` or ``2.25``.
 

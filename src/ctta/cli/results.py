@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,18 @@ from rich.measure import Measurement
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
-from ctta.benchmark import BenchmarkResult, JobOutcome
+from ctta.benchmark import BenchmarkResult, JobOutcome, MatrixResult
 from ctta.cli.console import print_notice, print_text, stdout
 from ctta.evaluation.metrics import MIOU
 from ctta.evaluation.results import Result
+from ctta.evaluation.robustness import Verdict
 from ctta.report import Table, TableCell, TableColumn, score_table
+from ctta.report.matrix_tables import build_difference_table, write_advice
 from ctta.report.sections import group_by_method
 from ctta.report.significance import write_headline
 
 MAX_HEADING_LENGTH = 5
+VERDICT_STYLES: dict[Verdict | None, str] = {"better": "green", "worse": "red"}
 
 
 def print_failure(outcome: JobOutcome) -> None:
@@ -42,7 +46,23 @@ def print_results(result: BenchmarkResult, *, as_json: bool = False) -> None:
         print_text(f"Report: {result.report}")
 
 
-def exit_on_failures(results: Sequence[BenchmarkResult]) -> None:
+def print_matrix(result: MatrixResult, *, as_json: bool = False) -> None:
+    """Print the error above Source of every method and protocol, what follows from it and the path of the page."""
+    if result.matrix is None:
+        return
+    if as_json:
+        for protocol in result.matrix.protocols:
+            for label, cell in protocol.cells.items():
+                names = {"protocol": protocol.name, "method": label, "verdict": cell.verdict}
+                typer.echo(json.dumps({**names, **asdict(cell), "run": str(result.run.folder)}))
+        return
+    print_table(build_difference_table(result.matrix), stdout)
+    for sentence in write_advice(result.matrix):
+        print_text(sentence)
+    print_text(f"Report: {result.report}")
+
+
+def exit_on_failures(results: Sequence[BenchmarkResult | MatrixResult]) -> None:
     """Exit with code 1 if a cell failed for good."""
     if num_failed := sum(len(result.failures) for result in results):
         num_cells = sum(len(result.run.cells) for result in results)
@@ -110,7 +130,10 @@ def _heading(column: TableColumn) -> str:
 
 def _format_cells(cells: tuple[TableCell, ...]) -> list[Text]:
     """Format a row: best values in bold, the mean (which comes last) with its standard deviation."""
-    texts = [Text(cell.text, style="bold" if cell.is_best else "") for cell in cells]
+    texts = [
+        Text(" ".join([*cell.mark, cell.text]), style="bold" if cell.is_best else VERDICT_STYLES.get(cell.verdict, ""))
+        for cell in cells
+    ]
     if cells[-1].deviation is not None:
         texts[-1].append(f" ±{cells[-1].deviation_text}")
     return texts

@@ -27,6 +27,23 @@ def format_range(interval: Interval | None) -> str:
     return f"{_signed(interval.low)} to {_signed(interval.high)}"
 
 
+def join_names(names: Sequence[str], max_names: int = 5) -> str:
+    """Return names as a list, of which only the first ones are named.
+
+    Args:
+        names: The names.
+        max_names: How many are named.
+
+    Returns:
+        The list.
+
+    >>> join_names(["fog", "snow", "frost"]), join_names(["fog", "snow", "frost"], max_names=1)
+    ('fog, snow, frost', 'fog and 2 more')
+    """
+    rest = f" and {len(names) - max_names} more" if len(names) > max_names else ""
+    return ", ".join(names[:max_names]) + rest
+
+
 def describe_best(
     metric: Metric,
     best: str,

@@ -4,18 +4,24 @@
 elsewhere and needs no extra.
 """
 
+from ctta.report.matrix import Matrix, MatrixCell, MatrixProtocol, read_matrix
 from ctta.report.runs import RecordedRun, read_runs
 from ctta.report.score_tables import score_table
 from ctta.report.tables import Table, TableCell, TableColumn, TableRow
-from ctta.report.writer import write_report
+from ctta.report.writer import write_matrix, write_report
 
 __all__ = [
+    "Matrix",
+    "MatrixCell",
+    "MatrixProtocol",
     "RecordedRun",
     "Table",
     "TableCell",
     "TableColumn",
     "TableRow",
+    "read_matrix",
     "read_runs",
     "score_table",
+    "write_matrix",
     "write_report",
 ]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ctta.evaluation.display import strip_hashes
+from ctta.evaluation.display import join_names, strip_hashes
 from ctta.evaluation.metrics import Metric, Score
 from ctta.report.curves import Timeline, build_timeline
 from ctta.report.runs import MissingCell, RecordedRun
@@ -204,9 +204,4 @@ def _merge_environments(environments: Iterable[Mapping[str, Any]]) -> list[tuple
     for environment in environments:
         for name, value in environment.items():
             values.setdefault(name, {})[str(value)] = None
-    return [(name, _join_values(list(found))) for name, found in values.items()]
-
-
-def _join_values(values: Sequence[str], max_values: int = 5) -> str:
-    rest = f" and {len(values) - max_values} more" if len(values) > max_values else ""
-    return ", ".join(values[:max_values]) + rest
+    return [(name, join_names(list(found))) for name, found in values.items()]

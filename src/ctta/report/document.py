@@ -85,7 +85,7 @@ def _draw_section(
 ) -> SectionReport:
     metric, timeline, cost, reliability = section.metric, None, None, None
     if section.timeline:
-        timeline = _save_figure(
+        timeline = save_report_figure(
             plot_scores_over_time(section.timeline, styles),
             folder / f"{metric.key}-over-time{suffix}",
             f"{metric.title} over time",
@@ -93,14 +93,14 @@ def _draw_section(
         )
     if any(row.bins for row in section.rows):
         figure = plot_reliability(section.rows, styles)
-        reliability = _save_figure(figure, folder / f"reliability{suffix}", "Calibration", _RELIABILITY_CAPTION)
+        reliability = save_report_figure(figure, folder / f"reliability{suffix}", "Calibration", _RELIABILITY_CAPTION)
     if section.summary:
         figure = plot_cost(section.summary, metric, styles)
-        cost = _save_figure(figure, folder / f"cost{suffix}", "Cost", _COST_CAPTIONS[metric.best])
+        cost = save_report_figure(figure, folder / f"cost{suffix}", "Cost", _COST_CAPTIONS[metric.best])
     return SectionReport(number, section, timeline, None, reliability, cost)
 
 
-def _save_figure(figure: Figure, path: Path, title: str, caption: str) -> ReportFigure:
+def save_report_figure(figure: Figure, path: Path, title: str, caption: str) -> ReportFigure:
     """Save a figure under a path without extension."""
     return ReportFigure(path.name, title, caption, save_figure(figure, path.parent, path.name))
 
@@ -119,4 +119,4 @@ def _build_overlays(section: Section, runs: Sequence[RecordedRun], path: Path) -
     if not selected:
         return None
     figure = plot_overlays(selected, infer_layout([domains[selected[0].stream_hash]]))
-    return _save_figure(figure, path, "Best and worst changes", _OVERLAYS_CAPTION)
+    return save_report_figure(figure, path, "Best and worst changes", _OVERLAYS_CAPTION)

@@ -9,7 +9,6 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ctta.errors import DataError
-from ctta.report.content import ReportContent
 from ctta.report.tables import NUM_DIGITS
 
 T = TypeVar("T")
@@ -17,18 +16,19 @@ T = TypeVar("T")
 FORMAT = 1
 
 
-def format_numbers(content: ReportContent) -> str:
-    """Return the content as JSON: six decimals, and lists of numbers on one line."""
+def format_numbers(content: object) -> str:
+    """Return the content of a report, or another dataclass, as JSON: six decimals, lists of numbers on one line."""
     text = json.dumps({"format": FORMAT} | _encode(content), indent=1, ensure_ascii=False, allow_nan=False)
     # A line break is never inside a string, so these are lists without lists or objects in them.
     return re.sub(r"\[\n[^\[\]{}]*\n *\]", _join_lines, text) + "\n"
 
 
-def parse_numbers(text: str) -> ReportContent:
+def parse_numbers(text: str, kind: type[T]) -> T:
     """Return the content that :func:`format_numbers` has written.
 
     Args:
         text: The JSON.
+        kind: The class of the content.
 
     Returns:
         The content, with numbers rounded as in the file.
@@ -39,23 +39,24 @@ def parse_numbers(text: str) -> ReportContent:
     values = json.loads(text)
     if values.pop("format") != FORMAT:
         raise ValueError("it was written by another version of ctta")
-    return _decode(ReportContent, values)
+    return _decode(kind, values)
 
 
-def read_numbers(path: Path) -> ReportContent:
-    """Read ``numbers.json`` of a report.
+def read_numbers(path: Path, kind: type[T]) -> T:
+    """Read ``numbers.json`` of a report, or of something else that is written with its numbers.
 
     Args:
         path: The file.
+        kind: The class of the content, such as :class:`ReportContent`.
 
     Returns:
-        The content of the report.
+        The content.
 
     Raises:
         DataError: The file is not one of a report, or is damaged.
     """
     try:
-        return parse_numbers(path.read_text(encoding="utf-8"))
+        return parse_numbers(path.read_text(encoding="utf-8"), kind)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise DataError(
             f"{path} cannot be read ({type(error).__name__}: {error}): expected numbers.json of a report"

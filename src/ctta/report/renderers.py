@@ -6,12 +6,14 @@ import re
 from collections.abc import Sequence
 from importlib.resources import files
 from math import isnan
+from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from ctta.report.content import SectionContent
 from ctta.report.document import ReportDocument, ReportFigure, SectionReport
+from ctta.report.runs import MissingCell
 from ctta.report.tables import NUM_DIGITS, Table, TableCell, TableRow
 from ctta.report.theme import build_style_sheet
 
@@ -92,15 +94,15 @@ def render_markdown(table: Table) -> str:
     headings += ["published", "difference"] if table.has_published else []
     num_names = 2 if has_several_runs else 1
     lines = [
-        _join_pipes([escape_markdown(heading) for heading in headings]),
-        _join_pipes(["---"] * num_names + ["---:"] * (len(headings) - num_names)),
+        join_pipes([escape_markdown(heading) for heading in headings]),
+        join_pipes(["---"] * num_names + ["---:"] * (len(headings) - num_names)),
     ]
     for row in table.rows:
         names = [*([row.run] if has_several_runs else []), row.label]
         fields = [*(escape_markdown(name) for name in names), str(row.num_results)]
         fields += [_render_markdown_cell(cell) for cell in row.cells]
         fields += [row.cells[-1].published_text, row.cells[-1].difference_text] if table.has_published else []
-        lines.append(_join_pipes(fields))
+        lines.append(join_pipes(fields))
     return "\n".join(lines)
 
 
@@ -121,22 +123,38 @@ def render_markdown_report(document: ReportDocument) -> str:
             continue
         commands = "\n".join(f"    {to_one_line(command)}" for command in run.commands)
         parts.append(f"{escape_markdown(run.name)}:\n\n{commands}")
-    if content.missing:
-        parts.append("## Missing cells")
-        cells = ((cell.run, cell.cell, cell.reason) for cell in content.missing)
-        parts.append("\n".join(f"- {' · '.join(escape_markdown(text) for text in cell)}" for cell in cells))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, *render_missing_cells(content.missing)]) + "\n"
+
+
+def render_missing_cells(missing: Sequence[MissingCell]) -> list[str]:
+    """Render the section of missing cells as Markdown, if there are any."""
+    cells = ((cell.run, cell.cell, cell.reason) for cell in missing)
+    lines = [f"- {' · '.join(escape_markdown(text) for text in cell)}" for cell in cells]
+    return ["## Missing cells", "\n".join(lines)] if lines else []
 
 
 def render_html(document: ReportDocument) -> str:
     """Render the whole report as a page without scripts or external resources; every name is escaped."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return render_template("page.html", document=document, content=document.content)
+
+
+def render_template(name: str, **values: Any) -> str:
+    """Render a template of this package with the style sheet of reports; every text is escaped."""
+    environment = Environment(
+        loader=FunctionLoader(_read_resource),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     environment.filters["minus"] = lambda text: text.replace("-", "\N{MINUS SIGN}")
-    resources = files("ctta.report")
-    template = environment.from_string((resources / "page.html").read_text(encoding="utf-8"))
     # Only these are not escaped: our own style sheet, and the SVG of matplotlib, which escapes its text itself.
-    style = Markup(build_style_sheet() + "\n" + (resources / "page.css").read_text(encoding="utf-8"))
-    return template.render(document=document, content=document.content, style=style, raw=Markup)
+    style = Markup(build_style_sheet() + "\n" + _read_resource("page.css"))
+    return environment.get_template(name).render(**values, style=style, raw=Markup)
+
+
+def _read_resource(name: str) -> str:
+    return (files("ctta.report") / name).read_text(encoding="utf-8")
 
 
 def _format_csv_number(number: float | None) -> str:
@@ -166,15 +184,15 @@ def _render_markdown_section(report: SectionReport, heading: str) -> list[str]:
         parts += ["Published numbers, with ours minus published in parentheses:", _render_published(section.scores)]
     parts.append(f"Stream: {escape_markdown(section.protocol_title)}")
     parts += [escape_markdown(section.composition)] if section.composition else []
-    parts += _render_markdown_figures(report.scores_over_time)
+    parts += render_markdown_figures(report.scores_over_time)
     if section.visits:
         parts += [f"{heading} Visits", render_markdown(section.visits), f"{section.visits.caption}."]
     if section.classes:
         parts += [f"{heading} Classes", render_markdown(section.classes), f"{section.classes.caption}."]
-    parts += _render_markdown_figures(report.overlays)
+    parts += render_markdown_figures(report.overlays)
     if section.summary:
         parts += [f"{heading} {section.summary.caption}", render_markdown(section.summary)]
-    parts += _render_markdown_figures(report.reliability, report.cost)
+    parts += render_markdown_figures(report.reliability, report.cost)
     parts += [f"{heading} Settings", "\n".join(_render_markdown_settings(section))]
     streams = ((stream.name, stream.hash) for stream in section.streams)
     facts = [
@@ -186,16 +204,17 @@ def _render_markdown_section(report: SectionReport, heading: str) -> list[str]:
 
 def _render_published(table: Table) -> str:
     """Render a pipe table of published numbers and differences."""
-    lines = [_join_pipes(["method", *(escape_markdown(column.name) for column in table.columns)])]
-    lines.append(_join_pipes(["---", *["---:"] * len(table.columns)]))
+    lines = [join_pipes(["method", *(escape_markdown(column.name) for column in table.columns)])]
+    lines.append(join_pipes(["---", *["---:"] * len(table.columns)]))
     for row in table.rows:
         if row.cells[-1].published is not None:
             fields = [f"{cell.published_text} ({cell.difference_text})" if cell.published else "" for cell in row.cells]
-            lines.append(_join_pipes([escape_markdown(row.label), *fields]))
+            lines.append(join_pipes([escape_markdown(row.label), *fields]))
     return "\n".join(lines)
 
 
-def _render_markdown_figures(*figures: ReportFigure | None) -> list[str]:
+def render_markdown_figures(*figures: ReportFigure | None) -> list[str]:
+    """Render the figures that there are as references to their PNG files, with captions."""
     return [f"![{figure.title}]({figure.name}.png)\n\n{figure.caption}" for figure in figures if figure]
 
 
@@ -210,10 +229,11 @@ def _render_markdown_settings(section: SectionContent) -> list[str]:
 
 
 def _render_markdown_cell(cell: TableCell) -> str:
-    text = f"**{cell.text}**" if cell.is_best else cell.text
+    text = f"**{cell.text}**" if cell.is_best else " ".join([*cell.mark, cell.text])
     deviation = f" ± {cell.deviation_text}" if cell.deviation is not None else ""
     return f"{text}{deviation}{f' ({escape_markdown(cell.note)})' if cell.note else ''}"
 
 
-def _join_pipes(fields: Sequence[str]) -> str:
+def join_pipes(fields: Sequence[str]) -> str:
+    """Return a line of a pipe table."""
     return f"| {' | '.join(fields)} |"

@@ -7,12 +7,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isnan, nan
+from math import isinf, isnan, nan
 from statistics import fmean, stdev
 from typing import Literal
 
+from ctta.evaluation.robustness import Verdict
+
 NUM_DIGITS = 6  # decimals kept before formatting; floating-point noise beyond them would print 21.35 as 21.3
 NO_NUMBER = "\N{EN DASH}"
+NEVER = "never"
+#: Symbols beside the colors of a verdict: the error is below that of the source network, or above it.
+MARKS: dict[Verdict | None, str] = {
+    "better": "\N{BLACK DOWN-POINTING TRIANGLE}",
+    "worse": "\N{BLACK UP-POINTING TRIANGLE}",
+}
 
 
 @dataclass(frozen=True)
@@ -20,13 +28,15 @@ class TableCell:
     """One number, with what a renderer may show next to it.
 
     Attributes:
-        value: The number; nan if there is none.
+        value: The number; nan if there is none, and infinity for the time of what never happens.
         deviation: Sample standard deviation; None for a single result.
         published: Published number, if there is one.
         published_deviation: Published standard deviation, if there is one.
         is_best: Whether this is the best number of its column, by more than noise.
         decimals: Number of decimals to print.
         note: Text to add, such as the name of the worst domain.
+        is_signed: Whether to print the sign also of positive numbers, as of differences.
+        verdict: How the number compares with that of the source network, if the table says so.
     """
 
     value: float
@@ -36,11 +46,23 @@ class TableCell:
     is_best: bool = False
     decimals: int = 1
     note: str = ""
+    is_signed: bool = False
+    verdict: Verdict | None = None
 
     @property
     def text(self) -> str:
         """The number as printed."""
-        return NO_NUMBER if isnan(self.value) else f"{round(self.value, NUM_DIGITS):.{self.decimals}f}"
+        if isnan(self.value) or isinf(self.value):
+            return NEVER if isinf(self.value) else NO_NUMBER
+        number = round(round(self.value, NUM_DIGITS), self.decimals) + 0.0  # never -0.0
+        if self.is_signed:
+            return f"{number:+.{self.decimals}f}".replace("-", "\N{MINUS SIGN}")
+        return f"{number:.{self.decimals}f}"
+
+    @property
+    def mark(self) -> str:
+        """The symbol of the verdict; empty if there is none."""
+        return MARKS.get(self.verdict, "")
 
     @property
     def deviation_text(self) -> str:

@@ -1,9 +1,12 @@
 """Write the files of a report."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+from ctta.errors import DataError
 from ctta.report.content import ReportContent, build_content
+from ctta.report.matrix import Matrix
 from ctta.report.numbers_file import format_numbers, parse_numbers, read_numbers
 from ctta.report.runs import OnProgress, read_runs
 
@@ -29,22 +32,18 @@ def write_report(runs: Sequence[Path], out: Path, *, on_progress: OnProgress | N
         DataError: If a folder holds no run, or one that cannot be read.
         ImportError: If the extra ``bench`` is not installed.
     """
-    try:
+    with _name_extra():
         from ctta.report.document import draw_document
         from ctta.report.renderers import render_csv, render_html, render_latex, render_markdown_report
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("ctta"):
-            raise
-        raise ImportError("reports need the extra 'bench': pip install 'ctta[bench]'") from error
     files = [] if isinstance(runs, str | Path) else [Path(path) for path in runs if Path(path).is_file()]
     folders = runs if not files else [path for path in runs if not Path(path).is_file()]
     recorded = read_runs(folders, on_progress=on_progress) if folders or not files else []
-    content = _join_contents([build_content(recorded), *(read_numbers(path) for path in files)])
+    content = _join_contents([build_content(recorded), *(read_numbers(path, ReportContent) for path in files)])
     numbers = format_numbers(content)
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     # From the rounded numbers, so that a report that is written again is the same to the last byte.
-    document = draw_document(parse_numbers(numbers), out, recorded)
+    document = draw_document(parse_numbers(numbers, ReportContent), out, recorded)
     tables, latex = [], ["% needs the packages booktabs and graphicx"]
     for report in document.sections:
         section = report.content
@@ -74,3 +73,35 @@ def _join_contents(contents: Sequence[ReportContent]) -> ReportContent:
         runs=tuple(run for content in contents for run in content.runs),
         missing=tuple(cell for content in contents for cell in content.missing),
     )
+
+
+def write_matrix(matrix: Matrix, out: Path) -> Path:
+    """Write matrix.html, matrix.md, matrix.csv, numbers.json and the heat map of a matrix. Needs the extra ``bench``.
+
+    Args:
+        matrix: The numbers, see :func:`read_matrix`.
+        out: Folder to write to; created if it does not exist.
+
+    Returns:
+        Path of the HTML page.
+
+    Raises:
+        DataError: If there is no protocol on which Source is complete.
+        ImportError: If the extra ``bench`` is not installed.
+    """
+    with _name_extra():
+        from ctta.report.matrix_page import write_matrix_page
+    if not matrix.protocols:
+        raise DataError("Source is not complete on any protocol of the matrix: run 'ctta bench matrix' again")
+    return write_matrix_page(matrix, Path(out))
+
+
+@contextmanager
+def _name_extra() -> Iterator[None]:
+    """Let the error of a missing package name the extra that installs it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("ctta"):
+            raise
+        raise ImportError("reports need the extra 'bench': pip install 'ctta[bench]'") from error
