@@ -17,7 +17,7 @@ TENT on its entropy gets the best of the same learning rates. Scores that the fi
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import product
@@ -89,20 +89,21 @@ def compare_views(network: str, seed: int, scenes: int, fraction: float) -> Scor
     views = multiscale_flip(SCALES)
     for batch in streets(split="choose", num_scenes=scenes, batch_size=1, seed=seed):
         assert batch.y is not None, "drawn scenes have labels"
-        logits = {view: view(model.predict, batch.x) for view in views}
+        logits = [view(model.predict, batch.x) for view in views]
+        probabilities = torch.stack([each.softmax(1) for each in logits])
         direct = model.predict(batch.x).softmax(1)
         confidence = direct.amax(1, keepdim=True)
         for scale in SCALES:
-            alone = sum(logits[view].softmax(1) for view in views if view.scale == scale)
-            assert isinstance(alone, Tensor)
+            alone = probabilities[[view.scale == scale for view in views]].sum(0)
             confusions.add(f"scale {scale:g} alone", batch.domain, alone.argmax(1), batch.y)
-        for (name, scales), power in product(SCALE_SETS.items(), POWERS):
-            chosen = [each for view, each in logits.items() if view.scale in scales]
-            weights = torch.stack([weigh_by_confidence(each, power) for each in chosen])
-            mean = (weights / weights.sum(0) * torch.stack([each.softmax(1) for each in chosen])).sum(0)
-            for threshold in THRESHOLDS:
-                refined = torch.where(confidence < threshold, mean, direct).argmax(1)
-                confusions.add(describe_views(name, power, threshold), batch.domain, refined, batch.y)
+        for power in POWERS:
+            weights = torch.stack([weigh_by_confidence(each, power) for each in logits])
+            for name, scales in SCALE_SETS.items():
+                chosen = torch.tensor([view.scale in scales for view in views])
+                mean = (weights[chosen] * probabilities[chosen]).sum(0) / weights[chosen].sum(0)
+                for threshold in THRESHOLDS:
+                    refined = torch.where(confidence < threshold, mean, direct).argmax(1)
+                    confusions.add(describe_views(name, power, threshold), batch.domain, refined, batch.y)
     return confusions.mious()
 
 
@@ -135,21 +136,18 @@ def describe_learning(loss: str, lr: float) -> str:
 
 
 def measure(
-    title: str, compare: Callable[[str, int], Scores], networks: tuple[str, ...], workers: int, out: Path
+    title: str, compare: Callable[[str, int], Scores], networks: Sequence[str], workers: int, out: Path
 ) -> dict[str, Scores]:
     """Return the scores of each network, averaged over the seeds, from the file or anew; and add them to the file."""
-    known: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
-    if title not in known:
-        trials = list(product(networks, SEEDS))
+    known: dict[str, dict[str, Scores]] = json.loads(out.read_text()) if out.exists() else {}
+    found = known.setdefault(title, {})
+    for network in networks:
+        if network in found:
+            continue
         with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-            scores = list(pool.map(compare, *zip(*trials, strict=True)))
-        known[title] = {
-            network: average([each for (name, _), each in zip(trials, scores, strict=True) if name == network])
-            for network in networks
-        }
+            found[network] = average(list(pool.map(partial(compare, network), SEEDS)))
         with atomic_write(out) as temporary:
             temporary.write_text(json.dumps(known, indent=1) + "\n")
-    found: dict[str, Scores] = known[title]
     return found
 
 
@@ -170,9 +168,9 @@ def main() -> None:
     """Print every score and the chosen settings."""
     parser = argparse.ArgumentParser(description="Choose the settings of CoTTA.segmentation.")
     parser.add_argument("--out", type=Path, required=True, help="file for all scores, .json")
-    parser.add_argument("--scenes", type=int, default=8, help="scenes per condition without learning")
-    parser.add_argument("--learning-scenes", type=int, default=5, help="scenes per condition with learning")
-    parser.add_argument("--rounds", type=int, default=8, help="rounds with learning")
+    parser.add_argument("--scenes", type=int, default=5, help="scenes per condition without learning")
+    parser.add_argument("--learning-scenes", type=int, default=3, help="scenes per condition with learning")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds with learning")
     parser.add_argument("--workers", type=int, default=2, help="number of trials at a time")
     arguments = parser.parse_args()
     run = partial(measure, workers=arguments.workers, out=arguments.out)

@@ -47,6 +47,7 @@ def test_provenance_matches_the_files() -> None:
         "models/embedded_stats.safetensors",
         "models/embedded_stats_frozen.safetensors",
         "models/streets.safetensors",
+        "models/streets_bn.safetensors",
         "datasets/sample.npz",
     ]
     for name, size, digest in rows:

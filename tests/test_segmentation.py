@@ -90,7 +90,7 @@ def test_views_go_through_the_teacher_one_at_a_time() -> None:
 def test_the_preset_for_any_network_picks_the_statistics_that_suit_it() -> None:
     own_norms = nn.Sequential(nn.Conv2d(3, 4, 1), nn.GroupNorm(1, 4), nn.Conv2d(4, 5, 1))
     without_statistics = nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False), nn.Conv2d(3, 5, 1))
-    for net, fraction in ((make_network(), 0.1), (own_norms, 0.0), (without_statistics, 1.0)):
+    for net, fraction in ((make_network(), 1.0), (own_norms, 0.0), (without_statistics, 1.0)):
         model = ctta.CoTTA.segmentation(net)
         assert model.batch_stats == fraction and f"batch_stats={fraction}" in repr(model)
         assert model.view_weights == "confidence" and "view_weights='confidence'" in repr(model)

@@ -30,21 +30,34 @@ def test_network_is_small_and_without_batch_norm() -> None:
     assert all(norm.num_groups == 1 for norm in net.modules() if isinstance(norm, nn.GroupNorm))
 
 
-def test_weights_document_their_training() -> None:
-    with safe_open(MODELS / "streets.safetensors", "pt") as file:
+def test_the_other_network_has_batch_norm_throughout() -> None:
+    net = ctta.models.load("streets-bn")
+    assert not net.training
+    assert (MODELS / "streets_bn.safetensors").stat().st_size <= 4_000_000
+    assert sum(parameter.numel() for parameter in net.parameters()) == 668_817
+    convolutions = [module for module in net.modules() if isinstance(module, nn.Conv2d)]
+    norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert len(norms) == len(convolutions) - 1 == 15
+    assert net(torch.rand(1, 3, 37, 90)).shape == (1, 9, 10, 23)
+
+
+@pytest.mark.parametrize(("name", "network"), [("streets", "segformer"), ("streets_bn", "bn")])
+def test_weights_document_their_training(name: str, network: str) -> None:
+    with safe_open(MODELS / f"{name}.safetensors", "pt") as file:
         metadata = file.metadata()
-    assert set(metadata) == {"data", "steps", "batch_size", "seed", "miou_clear", "torch"}
+    assert set(metadata) == {"data", "network", "steps", "batch_size", "seed", "miou_clear", "torch"}
     script = (Path(__file__).parents[1] / "benchmarks" / "train_streets.py").read_text()
     assert all(f'"{key}": ' in script for key in metadata)
-    # The file was written by version 0.1, in which ctta.synthetic was called ctta.streets.
-    assert metadata["data"] == f"ctta.streets version {ctta.synthetic.VERSION}, split train, clear"
+    assert metadata["data"] == f"ctta.synthetic version {ctta.synthetic.VERSION}, split train, clear"
+    assert metadata["network"] == network
     provenance = (MODELS / "PROVENANCE.md").read_text()
     assert f"mIoU is {100 * float(metadata['miou_clear']):.1f} %" in provenance
     assert re.search(rf"{int(metadata['steps']):,} steps", provenance)
 
 
-def test_network_is_good_in_clear_weather_and_worse_at_night() -> None:
-    net = ctta.models.load("streets")
+@pytest.mark.parametrize("name", ["streets", "streets-bn"])
+def test_network_is_good_in_clear_weather_and_worse_at_night(name: str) -> None:
+    net = ctta.models.load(name)
     mious = {
         condition: ctta.evaluate(ctta.Source(net), streets(conditions=(condition,), num_scenes=6, batch_size=2)).miou
         for condition in ("clear", "night")
@@ -59,7 +72,7 @@ def test_table_has_the_settings_of_the_reference_implementation_and_the_chosen_o
     chosen = ("bn_stats_blended", "tent_entropy", "cotta_segmentation", "cotta_views", "cotta_learning")
     assert task.default_methods == (*published, *chosen)
     assert dict(task.methods["cotta"].settings) == dict(OFFICIAL_SEGMENTATION)
-    for net, fraction in ((nn.Conv2d(3, 9, 1), 0.0), (nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 9, 1)), 0.1)):
+    for net, fraction in ((nn.Conv2d(3, 9, 1), 0.0), (nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 9, 1)), 1.0)):
         models = {name: task.methods[name].build_model(net, 0) for name in chosen[2:]}
         whole, views, learning = (model.hyperparameters for model in models.values())
         assert whole == ctta.CoTTA.segmentation(net).hyperparameters and whole["batch_stats"] == fraction

@@ -21,7 +21,7 @@ from ctta.functional import (
     symmetric_cross_entropy,
 )
 from ctta.method_info import MethodInfo
-from ctta.norms import BatchStats, has_running_statistics, uses_batch_statistics
+from ctta.norms import BatchStats, uses_batch_statistics
 from ctta.optim import OptimizerFactory
 from ctta.parallel import current_reducer
 from ctta.steps import Policy
@@ -59,8 +59,11 @@ OFFICIAL_SEGMENTATION: Mapping[str, Any] = {
 #: Settings for segmentation with any network, chosen by benchmarks/choose_streets_settings.py.
 SEGMENTATION: Mapping[str, Any] = {
     **OFFICIAL_SEGMENTATION,
+    "loss": "cross_entropy",
+    "threshold": 0.9,
+    "views": multiscale_flip((1.0, 1.25, 1.5, 1.75, 2.0)),
     "view_weights": "confidence",
-    "batch_stats": 0.1,  # where there is BatchNorm
+    "batch_stats": 1.0,  # where there is BatchNorm
 }
 
 #: Settings by the name of the classmethod that builds them: :meth:`CoTTA.fast` is the name ``cotta_fast``.
@@ -211,9 +214,8 @@ class CoTTA(AdaptiveModel):
         """Build CoTTA for segmentation with settings that suit the network; its ``repr`` shows what was picked.
 
         Unlike in :meth:`official_segmentation`, scales count by how sure the network is at each
-        (``view_weights="confidence"``), and BatchNorms normalize by a tenth of the scene's statistics and nine tenths
-        of the source's (``batch_stats=0.1``). A network without BatchNorm keeps its norms (0), and one whose BatchNorms
-        keep no statistics of the source uses the scene's (1).
+        (``view_weights="confidence"``), and BatchNorms normalize by the statistics of the scene (``batch_stats=1``). A
+        network without BatchNorm keeps its norms as they are (0).
 
         Args:
             net: The network; its logits are resized to the input.
@@ -224,8 +226,6 @@ class CoTTA(AdaptiveModel):
         """
         has_batch_norm = any(isinstance(module, _BatchNorm) for module in net.modules())
         picked: dict[str, Any] = {} if has_batch_norm else {"batch_stats": 0.0}
-        if not has_running_statistics(net):
-            picked["batch_stats"] = 1.0
         return cls(net, **{**PRESETS["segmentation"], **picked, **overrides})
 
     @classmethod

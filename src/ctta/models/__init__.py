@@ -6,7 +6,7 @@ from ctta.models.resnet20 import ResNet20, embedded, embedded_stats
 from ctta.models.resnext import ResNeXt29
 from ctta.models.segformer import segformer, streets, tiny_segformer
 from ctta.models.sliding_window import SlidingWindow
-from ctta.models.street_cnn import StreetCNN
+from ctta.models.street_cnn import StreetCNN, streets_bn
 from ctta.models.weights import load_weights_
 from ctta.models.wide_resnet import WideResNet, embedded_wide
 
@@ -30,6 +30,7 @@ __all__ = [
     "normalize_input",
     "segformer",
     "streets",
+    "streets_bn",
     "tiny_segformer",
     "to_device",
 ]

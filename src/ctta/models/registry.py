@@ -12,6 +12,7 @@ from ctta.models.resnet20 import embedded
 from ctta.models.resnext import ResNeXt29
 from ctta.models.segformer import streets
 from ctta.models.sliding_window import SlidingWindow
+from ctta.models.street_cnn import streets_bn
 from ctta.models.weights import copy_weights_, read_weights
 from ctta.models.wide_resnet import WideResNet, embedded_wide
 
@@ -23,6 +24,7 @@ def load(spec: str) -> nn.Module:
     ``embedded``                    the ResNet-20 for CIFAR-10 that ships with the library
     ``embedded-wide``               the WRN-28-2 for CIFAR-10, closer to the network of the paper
     ``streets``                     the tiny SegFormer for drawn street scenes that ships with the library
+    ``streets-bn``                  the small convolutional network with BatchNorm for the same scenes
     ``wrn28-10:PATH``               WideResNet-28-10 with weights from a file, such as RobustBench's ``Standard``
     ``resnext29:PATH``              ResNeXt-29 4x32d with weights from a file, such as RobustBench's AugMix
     ``timm:NAME``                   a pretrained timm network, such as ``timm:resnet50.tv_in1k``
@@ -138,6 +140,7 @@ LOADERS: dict[str, Callable[[str], nn.Module]] = {
     "embedded": lambda _: embedded(),
     "embedded-wide": lambda _: embedded_wide(),
     "streets": lambda _: streets(),
+    "streets-bn": lambda _: streets_bn(),
     "wrn28-10:PATH": _load_wide_resnet,
     "resnext29:PATH": _load_resnext,
     "timm:NAME": load_timm,

@@ -1,10 +1,14 @@
-"""A small convolutional network for segmentation with BatchNorm."""
+"""A small convolutional network for segmentation with BatchNorm, and the trained one that ships with the library."""
+
+from importlib.resources import as_file, files
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ctta.models.resnet20 import ResNetBlock
+from ctta.synthetic import CLASSES
 
 
 class StreetCNN(nn.Module):
@@ -49,3 +53,18 @@ def _make_convolution(in_channels: int, out_channels: int, *, stride: int = 1, d
 
 def _enlarge(x: Tensor, like: Tensor) -> Tensor:
     return F.interpolate(x, like.shape[2:], mode="bilinear", align_corners=False)
+
+
+def streets_bn() -> StreetCNN:
+    """Return the convolutional network trained on drawn street scenes in clear weather, in eval mode.
+
+    It has BatchNorm throughout, takes images in [0, 1] and predicts the nine classes of
+    :data:`ctta.synthetic.CLASSES`; ``PROVENANCE.md`` documents its training.
+
+    >>> streets_bn()(torch.rand(1, 3, 128, 256)).shape
+    torch.Size([1, 9, 32, 64])
+    """
+    net = StreetCNN(len(CLASSES))
+    with as_file(files("ctta.models") / "streets_bn.safetensors") as path:
+        net.load_state_dict(load_file(path))
+    return net.eval()

@@ -19,8 +19,8 @@ Average = Literal["logits", "probabilities"]
 #: How much each view counts in an average: all the same, or those more of which the model is surer.
 ViewWeights = Literal["equal", "confidence"]
 
-#: A view with twice the entropy of another counts 2 ** 8 times less. Chosen by benchmarks/choose_streets_settings.py.
-ENTROPY_POWER = 8.0
+#: A view with twice the entropy of another counts 2 ** 4 times less. Chosen by benchmarks/choose_streets_settings.py.
+ENTROPY_POWER = 4.0
 #: The smallest entropy, as a fraction of the largest possible one, that makes a difference: predictions are certain.
 _MIN_ENTROPY = 1e-3
 

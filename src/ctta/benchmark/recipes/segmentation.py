@@ -16,7 +16,7 @@ from ctta.methods.cotta import OFFICIAL_SEGMENTATION, SEGMENTATION
 
 NETWORK = "sliding:hf:nvidia/segformer-b5-finetuned-cityscapes-1024-1024"
 #: Chosen by benchmarks/choose_streets_settings.py on other scenes in other weather.
-CHOSEN_TENT: Mapping[str, Any] = {"optimizer": partial(torch.optim.Adam, lr=1e-4)}
+CHOSEN_TENT: Mapping[str, Any] = {"optimizer": partial(torch.optim.Adam, lr=1e-3)}
 
 
 def acdc(options: BenchmarkOptions) -> BenchmarkTask:
@@ -47,13 +47,13 @@ def streets(options: BenchmarkOptions) -> BenchmarkTask:
 
 def _chosen_methods() -> dict[str, MethodSpec]:
     """Return the methods with settings chosen in other weather, and what each part of CoTTA does by itself."""
-    blended = {"batch_stats": SEGMENTATION["batch_stats"]}
+    statistics = {"batch_stats": SEGMENTATION["batch_stats"]}
     # The classmethod picks the statistics by looking at the network.
     cotta = {name: value for name, value in SEGMENTATION.items() if name != "batch_stats"}
     without_learning = {"optimizer": partial(torch.optim.Adam, lr=0.0), "restore": 0.0}
     return {
-        "bn_stats_blended": MethodSpec("BN Stats, blended", BNStats, blended),
-        "tent_entropy": MethodSpec("TENT on its entropy", Tent, {**CHOSEN_TENT, **blended}),
+        "bn_stats_blended": MethodSpec("BN Stats, blended", BNStats, {"batch_stats": 0.1}),
+        "tent_entropy": MethodSpec("TENT on its entropy", Tent, {**CHOSEN_TENT, **statistics}),
         "cotta_segmentation": MethodSpec("CoTTA segmentation", CoTTA.segmentation, cotta),
         "cotta_views": MethodSpec("CoTTA segmentation: views alone", CoTTA.segmentation, {**cotta, **without_learning}),
         "cotta_learning": MethodSpec("CoTTA segmentation: learning alone", CoTTA.segmentation, {**cotta, "views": ()}),
