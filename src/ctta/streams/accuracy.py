@@ -1,5 +1,6 @@
 """How accurate a network is under pairs of corruptions in quarter severities, which guides the walk of CCC."""
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import permutations
@@ -77,6 +78,14 @@ class AccuracyMatrix:
             raise InputError("an accuracy matrix without pairs has no accuracy on clean images: give at least one pair")
         return float(next(iter(self._tables.values()))[0, 0])
 
+    @property
+    def identity(self) -> str:
+        """What decides the accuracies, the same on every machine; part of the hash of an endless stream."""
+        digest = hashlib.sha256(str(self.num_classes).encode())
+        for pair, table in sorted(self._tables.items()):
+            digest.update(repr(pair).encode() + np.ascontiguousarray(table, "<f8").tobytes())
+        return digest.hexdigest()
+
     def __getitem__(self, pair: Pair) -> AccuracyTable:
         if pair not in self._tables:
             known = ", ".join(f"{first} → {second}" for first, second in self._tables)
@@ -112,14 +121,19 @@ class MeasuredAccuracy(AccuracyMatrix):
         self._device = next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
         pixels, _labels = data.read_clean(rows[:1])
         super().__init__({}, num_classes=self._predict(pixels).shape[1])
+        self._settings = {
+            "network": fingerprint(net),
+            "data": data.content,
+            "num_images": len(rows),
+            "corruptions": VERSION,
+        }
         if folder is not None:
-            settings = {
-                "network": fingerprint(net),
-                "data": data.content,
-                "num_images": len(rows),
-                "corruptions": VERSION,
-            }
-            record_settings(folder / SETTINGS_FILE, settings)
+            record_settings(folder / SETTINGS_FILE, self._settings)
+
+    @property
+    def identity(self) -> str:
+        """What decides the accuracies: the network and the images, whatever has been measured so far."""
+        return str(self._settings)
 
     @property
     def clean_accuracy(self) -> float:

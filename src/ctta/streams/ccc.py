@@ -78,7 +78,7 @@ class EndlessStream:
     """Batches of CCC without an end; created by :func:`ccc` without a number of images.
 
     Iterating continues from ``position``, the number of batches yielded so far, also after a ``break``. To resume, set
-    ``position`` to its earlier value. There is no ``len``; ``hash`` identifies the settings.
+    ``position`` to its earlier value. There is no ``len``.
 
     Args:
         name: The protocol and its settings.
@@ -129,8 +129,9 @@ class EndlessStream:
 
     @property
     def hash(self) -> str:
-        """Hash of the images and the settings; the walk depends on the accuracy matrix as well."""
-        return hashlib.sha256(f"{self._route.data.content} {self.name}".encode()).hexdigest()[:16]
+        """Hash of everything that decides which batches are yielded: images, settings and the accuracy matrix."""
+        identity = f"{self._route.data.content} {self.name} {self._route.matrix.identity}"
+        return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
     def _open(self, number: int) -> Stream:
         segment = self._route.segment(number, self._route.speed)
