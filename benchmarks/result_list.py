@@ -96,6 +96,14 @@ PLANNED: dict[str, PlannedResult] = {
         ),
         0.04,
     ),
+    "streets": PlannedResult(
+        "fog, night, rain and snow on drawn streets, 5 scenes each, ten rounds, 200 steps; no BatchNorm",
+        bench("streets --limit 5"),
+        0.12,
+    ),
+    "streets-bn": PlannedResult(
+        "streets with a convolutional network that has BatchNorm", bench("streets --limit 5 --model streets-bn"), 0.12
+    ),
     "all-methods": PlannedResult(
         "every method on 15 x 2,000 images",
         (*bench("embedded --methods all"), "python benchmarks/all_methods.py RUN"),
