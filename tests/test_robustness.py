@@ -9,6 +9,7 @@ from hand_made_results import make_result
 
 from ctta.evaluation import Result
 from ctta.evaluation.intervals import Interval, estimate_difference
+from ctta.evaluation.metrics import MIOU
 from ctta.evaluation.robustness import (
     compute_visit_errors,
     count_visits,
@@ -44,6 +45,8 @@ SOURCE = make_visits([0, 0, 0, 0], noise=(0,) * 6)
 )
 def test_a_verdict_needs_more_than_noise(difference: Interval | None, verdict: str) -> None:
     assert judge(difference) == verdict
+    opposite = {"better": "worse", "worse": "better", "unclear": "unclear"}
+    assert judge(difference, MIOU) == opposite[verdict], "a higher mIoU is better"
 
 
 def test_a_visit_is_a_result_of_its_own() -> None:
@@ -84,6 +87,7 @@ def test_seeds_widen_the_interval_of_the_drift() -> None:
 )
 def test_time_to_harm(added: list[int], visit: int | None) -> None:
     assert find_time_to_harm([make_visits(added)], [SOURCE]) == visit
+    assert make_visits(added).time_to_harm(SOURCE) == visit
 
 
 def test_a_difference_within_noise_is_no_harm() -> None:

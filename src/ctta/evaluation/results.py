@@ -210,18 +210,22 @@ class Result:
     def time_to_harm(self, source: "Result") -> int | None:
         """Return the first visit, counted from 1, at which this method is worse than the source network.
 
+        Worse by more than noise, see :func:`ctta.evaluation.robustness.find_time_to_harm`.
+
         Args:
             source: The result of :class:`ctta.Source` on the same stream.
 
         Returns:
-            The visit; None if it never is.
+            The visit; None if there is none, or too few batches to tell.
 
         Raises:
             InputError: The results saw different batches.
         """
         if source.stream_hash != self.stream_hash:
             raise InputError(f"{self.method} and {source.method} saw different batches: compare them on one stream")
-        return find_harm(self.visit_values, source.visit_values, self.metric)
+        from ctta.evaluation.robustness import find_time_to_harm  # which is about results
+
+        return find_time_to_harm([self], [source])
 
     @property
     def errors(self) -> tuple[float, ...]:
@@ -350,19 +354,3 @@ class Result:
 
     def _repr_html_(self) -> str:
         return render_html_table(describe_result(self), self.to_records() if self.is_complete else [])
-
-
-def find_harm(values: Sequence[float], source: Sequence[float], metric: Metric) -> int | None:
-    """Return the first visit, counted from 1, at which a method is worse than the source network.
-
-    Args:
-        values: The metric of the method at each visit.
-        source: That of the source network.
-        metric: The metric.
-
-    Returns:
-        The visit; None if there is none.
-    """
-    sign = 1 if metric.best == "lowest" else -1
-    pairs = enumerate(zip(values, source, strict=True), start=1)
-    return next((visit for visit, (value, other) in pairs if sign * (value - other) > 0), None)

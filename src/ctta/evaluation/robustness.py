@@ -11,25 +11,28 @@ from statistics import fmean
 from typing import Literal
 
 from ctta.evaluation.intervals import Interval, estimate_difference
+from ctta.evaluation.metrics import ERROR, Metric
 from ctta.evaluation.results import Result
 
 #: How a method compares with the source network; "unclear" where the difference is not more than noise.
 Verdict = Literal["better", "worse", "unclear"]
 
 
-def judge(difference: Interval | None) -> Verdict:
+def judge(difference: Interval | None, metric: Metric = ERROR) -> Verdict:
     """Return whether a method beats the source network, harms, or neither by more than noise.
 
     Args:
-        difference: The error of the method minus that of Source, as :func:`estimate_difference` returns it; None if
+        difference: The metric of the method minus that of Source, as :func:`estimate_difference` returns it; None if
             there are too few batches for an interval.
+        metric: The metric.
 
     Returns:
-        "better" if the whole interval is below zero, "worse" if it is above, else "unclear".
+        For errors "better" if the whole interval is below zero and "worse" if it is above, and for mIoU the other way
+        around; else "unclear".
     """
     if difference is None or not difference.excludes_zero:
         return "unclear"
-    return "better" if difference.high < 0 else "worse"
+    return "better" if (difference.high < 0) == (metric.best == "lowest") else "worse"
 
 
 def select_visit(result: Result, visit: int) -> Result:
@@ -105,9 +108,9 @@ def estimate_drift(results: Sequence[Result]) -> Interval | None:
 
 
 def find_time_to_harm(results: Sequence[Result], source: Sequence[Result]) -> int | None:
-    """Return the time to harm: the first visit whose error is above Source's in the same visit by more than noise.
+    """Return the time to harm: the first visit that is worse than Source in the same visit by more than noise.
 
-    The 95 % interval of the difference, paired over the batches of that visit, lies above zero. Of visits that are
+    The 95 % interval of the difference, paired over the batches of that visit, excludes zero. Of visits that are
     equal in truth, one in forty does so by chance; therefore the next visit must do so as well, except after the last.
 
     Args:
@@ -122,7 +125,8 @@ def find_time_to_harm(results: Sequence[Result], source: Sequence[Result]) -> in
         judge(
             estimate_difference(
                 [select_visit(result, visit) for result in results], [select_visit(result, visit) for result in source]
-            )
+            ),
+            results[0].metric,
         )
         == "worse"
         for visit in range(num_visits)

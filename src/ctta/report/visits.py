@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 from math import nan
-from statistics import fmean
 
-from ctta.evaluation.results import find_harm
+from ctta.evaluation.robustness import find_time_to_harm
 from ctta.report.layout import MAX_COLUMNS, infer_layout
 from ctta.report.sections import MethodEntry
 from ctta.report.tables import Table, TableCell, TableColumn, TableRow, average
 
 _DRIFT = "Drift: last visit minus first, in points"
-_HARM = ". Harm: the first visit that is worse than Source"
+_HARM = ". Harm: the first visit that is worse than Source by more than noise, and so is the next"
 
 
 def build_visit_table(entries: Sequence[MethodEntry]) -> Table | None:
@@ -25,20 +24,16 @@ def build_visit_table(entries: Sequence[MethodEntry]) -> Table | None:
     has_columns = infer_layout([entries[0].results[0].domains]).by == "round"
     num_shown = 2 if has_columns else min(num_visits, MAX_COLUMNS)
     shown = [round(place * (num_visits - 1) / (num_shown - 1)) for place in range(num_shown)]
-    source = next((_average_visits(entry) for entry in entries if entry.is_source), None)
+    source = next((entry for entry in entries if entry.is_source), None)
     rows = []
     for entry in entries:
         values = [[100 * result.visit_values[visit] for result in entry.results] for visit in shown]
         drifts = [100 * result.drift for result in entry.results]
         cells = [*(average(each) for each in values), average(drifts)]
         if source is not None:
-            cells.append(TableCell(find_harm(_average_visits(entry), source, metric) or nan, decimals=0))
+            cells.append(TableCell(find_time_to_harm(entry.results, source.results) or nan, decimals=0))
         rows.append(TableRow(entry.label, entry.run, len(entry.results), tuple(cells)))
     columns = [TableColumn(f"visit {visit + 1}", f"visit {visit + 1}", metric.best) for visit in shown]
     columns += [TableColumn("drift", "drift", None), *([TableColumn("harm", "harm", None)] if source else [])]
     caption = f"{metric.title} in percent at each visit of the domains. {_DRIFT}{_HARM if source else ''}"
     return Table(tuple(columns), tuple(rows), caption)
-
-
-def _average_visits(entry: MethodEntry) -> list[float]:
-    return [fmean(values) for values in zip(*(result.visit_values for result in entry.results), strict=True)]
