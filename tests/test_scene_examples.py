@@ -148,6 +148,8 @@ def test_example_is_saved_completely_or_not_at_all(tmp_path: Path, monkeypatch: 
 
 
 def test_page_loads_no_images_from_elsewhere() -> None:
-    page = (Path(ctta.__file__).parent / "report" / "page.html").read_text()
+    templates = Path(ctta.__file__).parent / "report"
+    page = (templates / "base.html").read_text()
+    assert all('{% extends "base.html" %}' in (templates / name).read_text() for name in ("page.html", "matrix.html"))
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
     assert policy and policy[1] == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
