@@ -7,7 +7,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ctta.norms import moments, renormalize
 from ctta.norms.moments import batch_var_mean, blend_with_batch, image_var_mean, pass_with_gradient
-from ctta.norms.running import RunningStatistics, track_statistics, use_tracked_statistics_
 
 SHAPES = [(5, 3), (5, 3, 4), (6, 3, 4, 5), (1, 3, 4, 5), (4, 3, 1, 1), (3, 2, 3, 2, 2)]
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
@@ -69,23 +68,6 @@ def test_values_for_blended_statistics(shape: tuple[int, ...], layout: torch.mem
         output = layer(blended)
         results.append((output, *torch.autograd.grad((weights * output).sum(), (values, layer.weight, layer.bias))))
     torch.testing.assert_close(results[1], results[0], rtol=1e-11, atol=1e-11)
-
-
-@pytest.mark.parametrize("momentum", [0.2, 0.3])
-def test_running_statistics_follow_as_in_training(momentum: float) -> None:
-    """Whether the layer has this momentum, and does it itself, or another one."""
-    values, expected = draw((6, 3, 4, 5), torch.contiguous_format), make_layer(3, 4).train()
-    expected.momentum = momentum
-    layer = make_layer(3, 4)
-    layer.momentum = 0.2
-    before = layer.running_mean
-    use_tracked_statistics_(layer, RunningStatistics(momentum, normalize_by="batch"))
-    with track_statistics():
-        torch.testing.assert_close(layer(values), expected(values), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(dict(layer.named_buffers()), dict(expected.named_buffers()))
-    assert before is not None and layer.running_mean is not before, "a graph may still need it"
-    torch.testing.assert_close(layer(values), expected.eval()(values), rtol=1e-12, atol=1e-12)
-    assert layer.momentum == 0.2
 
 
 @pytest.mark.parametrize(("shape", "layout"), CASES)

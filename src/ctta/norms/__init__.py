@@ -130,7 +130,8 @@ class BatchStatistics:
     def rescale(module: _BatchNorm, x: Tensor, num_parts: int, fraction: float) -> Tensor:
         """Return x shifted and scaled so that normalizing by the running statistics gives the blended normalization."""
         assert module.running_mean is not None and module.running_var is not None, "checked when the method is built"
-        if num_parts == 1 and not current_reducer().is_sharded:
+        # The compiler fuses the operations below by itself, and cannot trace ours without a warning.
+        if num_parts == 1 and not current_reducer().is_sharded and not torch.compiler.is_compiling():
             values = blend_with_batch(module, x.to(module.running_mean.dtype), fraction)
             return fix_stride_of_one(values).to(x.dtype)
         along_channels = (-1,) + (1,) * (x.ndim - 2)

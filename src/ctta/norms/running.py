@@ -67,15 +67,10 @@ class RunningStatistics:
         assert module.running_mean is not None and module.running_var is not None, "checked when the method is built"
         values = x.to(module.running_mean.dtype)
         if is_tracking() or self.always:
-            by_layer = self.shrink is None and self.normalize_by == "batch" and self.can_normalize_by_layer(x)
-            if by_layer and module.momentum == self.momentum:
-                self.let_layer_follow_(module)
-                return None
             mean, variance = self.follow_(module, values)
             if self.shrink is None and self.normalize_by == "running":
                 return pass_with_gradient(module, inputs, mean, variance)  # the layer has them now
-            if by_layer:
-                BatchStatistics.set_mode_(module, by_layer)
+            if self.shrink is None and self.can_normalize_by_layer_(module, x):
                 return None
         elif self.shrink is None:
             return None
@@ -87,17 +82,11 @@ class RunningStatistics:
         rescaled = renormalize(module, values, mean, variance, num_spatial)
         return (fix_stride_of_one(rescaled).to(x.dtype), *inputs[1:])
 
-    @staticmethod
-    def can_normalize_by_layer(x: Tensor) -> bool:
-        """Return whether a layer itself can normalize by the statistics of the batch."""
-        return not current_reducer().is_sharded and x.numel() > x.shape[1]
-
-    @staticmethod
-    def let_layer_follow_(module: _BatchNorm) -> None:
-        """Let the layer normalize by the batch and update its running statistics, which takes no time of its own."""
-        module.training = module.track_running_stats = True
-        for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, buffer.clone())
+    def can_normalize_by_layer_(self, module: _BatchNorm, x: Tensor) -> bool:
+        """Return whether the layer itself can normalize by the statistics of the batch; set its mode to do so."""
+        by_layer = not current_reducer().is_sharded and x.numel() > x.shape[1]
+        BatchStatistics.set_mode_(module, by_layer)
+        return by_layer
 
     def follow_(self, module: _BatchNorm, values: Tensor) -> tuple[Tensor, Tensor]:
         """Update the running statistics; return the mean and the variance to normalize by, with gradient."""
@@ -115,8 +104,6 @@ class RunningStatistics:
             module.running_mean, module.running_var = new_mean.detach().flatten(), new_variance.detach().flatten()
         if self.normalize_by == "running":
             return new_mean, new_variance
-        if module.num_batches_tracked is not None:
-            module.num_batches_tracked = module.num_batches_tracked + 1  # as the layer counts in training
         return mean, variance if self.shrink is None else unbiased
 
     @staticmethod
