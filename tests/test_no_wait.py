@@ -106,6 +106,24 @@ def test_parts_of_a_network_of_its_own_class_do_not_count() -> None:
     assert count_step_ratio(ctta.Tent(net), create_stream()) == 3
 
 
+class Wrapped(nn.Module):
+    """A network that returns its logits among others, as those of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = make_net()
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.net(x)
+        return {"logits": logits, "scores": logits.softmax(1)}
+
+
+def test_ratio_does_not_depend_on_how_logits_are_returned() -> None:
+    stream = create_stream()
+    ratios = [count_step_ratio(ctta.adapt(Wrapped(), name), stream) for name in ("source", "tent")]
+    assert ratios == [1, 3]
+
+
 def test_auto_ratio_is_recorded() -> None:
     result = ctta.evaluate(ctta.Tent(make_net()), create_stream(batch_size=6), step_ratio="auto")
     assert result.step_ratio == 3

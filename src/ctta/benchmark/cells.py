@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from math import ceil
 from pathlib import Path
 from typing import Self
 
@@ -14,7 +13,7 @@ from ctta.base import AdaptiveModel
 from ctta.benchmark.recipes import BenchmarkOptions, build_task
 from ctta.distributed import data_parallel, init, rank
 from ctta.evaluation.evaluate import evaluate
-from ctta.evaluation.passes import count_step_ratio
+from ctta.evaluation.passes import count_step_ratio, whole_ratio
 from ctta.evaluation.reading import read_result
 from ctta.evaluation.results import BatchRecord
 from ctta.models import to_device
@@ -121,7 +120,7 @@ class BenchmarkCell:
         if protocol is None or protocol.definition.waits:
             return 1
         ratio, speed = protocol.all_settings["ratio"], float(protocol.all_settings["speed"])
-        return max(1, ceil((count_step_ratio(model, stream) if ratio is None else float(ratio)) * speed))
+        return whole_ratio((count_step_ratio(model, stream) if ratio is None else ratio) * speed)
 
 
 @contextmanager

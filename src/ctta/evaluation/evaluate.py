@@ -16,7 +16,7 @@ from ctta.evaluation.environment import PeakMemory, describe_environment
 from ctta.evaluation.inputs import PlainBatches, as_batches, as_model
 from ctta.evaluation.journal import Journal, write_evaluation
 from ctta.evaluation.label_maps import save_label_maps
-from ctta.evaluation.passes import count_step_ratio
+from ctta.evaluation.passes import count_step_ratio, whole_ratio
 from ctta.evaluation.progress import ProgressLine
 from ctta.evaluation.results import BatchRecord, Result
 from ctta.fingerprints import source_fingerprint
@@ -136,7 +136,9 @@ def _evaluate_stream(
     listeners: Sequence[OnBatch],
 ) -> Result:
     _check_new(model, name)
-    ratio = count_step_ratio(model, stream) if step_ratio == "auto" else check_integer("step_ratio", step_ratio, 1)
+    if step_ratio == "auto":
+        step_ratio = whole_ratio(count_step_ratio(model, stream))
+    ratio = check_integer("step_ratio", step_ratio, 1)
     about = _describe(model, name, stream.name, stream.class_names, reset_at_domain, ratio, labels) | {
         "stream_hash": stream.hash,
         "domains": stream.domains,

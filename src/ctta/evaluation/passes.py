@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from ctta.base import AdaptiveModel
 from ctta.streams import Stream
@@ -50,13 +51,20 @@ def count_passes(kind: type[nn.Module]) -> Iterator[PassCount]:
         if type(module) is not kind:
             return
         depth -= 1
-        if depth == 0 and isinstance(output, Tensor):
-            count.forward += len(output)
-            if output.requires_grad:
-                output.register_hook(count_backward)
+        if depth > 0:
+            return
+        num_images, is_counted = len(inputs[0]), False
+        count.forward += num_images
 
-    def count_backward(gradient: Tensor) -> None:
-        count.backward += len(gradient)
+        def count_backward(gradient: Tensor) -> None:
+            nonlocal is_counted
+            count.backward += 0 if is_counted else num_images  # once, however many outputs the loss uses
+            is_counted = True
+
+        # The logits are extracted after this hook: here the output may still be a dict or an object with several.
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                tensor.register_hook(count_backward)
 
     handles = [
         nn.modules.module.register_module_forward_pre_hook(enter),
@@ -69,8 +77,8 @@ def count_passes(kind: type[nn.Module]) -> Iterator[PassCount]:
             handle.remove()
 
 
-def count_step_ratio(model: AdaptiveModel, stream: Stream) -> int:
-    """Return how many plain forward passes a step of a method costs on the first batches of a stream, rounded up.
+def count_step_ratio(model: AdaptiveModel, stream: Stream) -> float:
+    """Return how many plain forward passes a step of a method costs on the first batches of a stream.
 
     Counted in passes of the network, not measured in seconds, so that it is the same on every machine: a forward pass
     of an image counts 1, a backward pass 2.
@@ -80,7 +88,7 @@ def count_step_ratio(model: AdaptiveModel, stream: Stream) -> int:
         stream: The stream; its position does not change.
 
     Returns:
-        The ratio, at least 1.
+        The ratio, which is seldom a whole number for a method that learns from some of the images.
     """
     fork = model.fork()
     num_batches = min(len(stream), max(MIN_BATCHES, ceil(MIN_IMAGES / stream.batch_size)))
@@ -93,4 +101,9 @@ def count_step_ratio(model: AdaptiveModel, stream: Stream) -> int:
             rows = x[model.coordinator.local_rows(len(x))]
             fork(rows if reference is None else rows.to(reference))
     costs = model.coordinator.all_gather_object(lambda: count.forward + BACKWARD_COST * count.backward)
-    return max(1, ceil(sum(costs) / num_images))
+    return sum(costs) / num_images
+
+
+def whole_ratio(ratio: float) -> int:
+    """Return how many batches arrive during a step that takes this many times as long as a batch to arrive."""
+    return max(1, ceil(ratio))
