@@ -226,10 +226,11 @@ def test_a_stream_is_deterministic_and_resumes() -> None:
     assert len({stream.hash, *(other.hash for other in others)}) == 4
 
 
-def test_the_hash_of_an_endless_stream_depends_on_the_accuracies() -> None:
+def test_the_hash_of_an_endless_stream_depends_on_accuracies_and_target() -> None:
     other = AccuracyMatrix({pair: 0.9 * MATRIX[pair] for pair in MATRIX.pairs}, num_classes=10)
     streams = [ccc(make_data(), matrix, target=0.4, noises=NAMES) for matrix in (MATRIX, MATRIX, other)]
     assert streams[0].hash == streams[1].hash != streams[2].hash
+    assert ccc(make_data(), MATRIX, target=0.4001, noises=NAMES).hash != streams[0].hash, "its name rounds the target"
 
 
 def test_an_endless_stream_begins_like_a_finite_one_and_has_a_position() -> None:

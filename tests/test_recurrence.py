@@ -133,11 +133,25 @@ def test_settings_of_a_protocol_are_typed_after_commas() -> None:
         ("sorted,seed=1", "the protocol 'sorted' has no setting 'seed'"),
         ("rotta,concentration=high", "concentration must be a number"),
         ("rotta,0.1", "NAME=VALUE"),
+        ("rotta,num_slots=abc", "num_slots of the protocol 'rotta' must be a number, got 'abc'"),
+        ("no-wait,ratio=inf", "ratio of the protocol 'no-wait' must be a number, got 'inf'"),
     ],
 )
 def test_mistyped_protocols(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_protocol(text)
+
+
+@pytest.mark.parametrize("name", [name for name, each in PROTOCOLS.items() if "seed" in each.defaults])
+def test_seeds_that_cannot_be(name: str) -> None:
+    with pytest.raises(ConfigError, match="seed must be an integer of at least 0, got -1"):
+        parse_protocol(f"{name},seed=-1").build(BLACK, CorruptionSequence(names=("fog",), batch_size=10))
+
+
+@pytest.mark.parametrize("name", ["recurring", "cyclic", "cdc"])
+def test_numbers_of_visits_that_cannot_be(name: str) -> None:
+    with pytest.raises(ConfigError, match="num_visits must be"):
+        parse_protocol(f"{name},num_visits=0").build(BLACK, CorruptionSequence(names=("fog",), batch_size=10))
 
 
 def make(recipe: str, order: int | None = None, **options: Any) -> Any:

@@ -1,7 +1,8 @@
 """The robustness matrix: methods x protocols on the embedded network, one resumable run per protocol, and one page."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from ctta.benchmark.run import (
 )
 from ctta.distributed import rank
 from ctta.distributed.collectives import run_on_rank_zero
-from ctta.errors import ConfigError
+from ctta.errors import ConfigError, DataError
 from ctta.io.python_files import absolute_file_spec
 from ctta.policies import Policy
 from ctta.report import Matrix, read_matrix, write_matrix
@@ -165,19 +166,20 @@ def run_matrix(
     folder = Path("runs") / f"{MATRIX}-{hash_options(options, threads)}" if folder is None else Path(folder)
     names = list(dict.fromkeys([SOURCE, *(DEFAULT_METHODS if methods is None else methods)]))
     command = command or format_call("run_matrix", [], options, methods=methods, protocols=protocols, seeds=seeds)
-    runs = [
-        plan(
-            folder / RUNS / text,
-            RECIPE,
-            _set_protocol(options, text),
-            methods=names,
-            seeds=[1] if seeds is None else seeds,
-            threads=threads,
-            save_every=save_every,
-            command=command,
-        )
-        for text in chosen
-    ]
+    runs = []
+    for text in chosen:
+        with _naming_protocol(text):
+            run = plan(
+                folder / RUNS / text,
+                RECIPE,
+                _set_protocol(options, text),
+                methods=names,
+                seeds=[1] if seeds is None else seeds,
+                threads=threads,
+                save_every=save_every,
+                command=command,
+            )
+        runs.append(run)
     cells = tuple(cell for run in runs for cell in run.cells)
     left_out = {name: reason for run in runs for name, reason in run.left_out.items()}
     everything = BenchmarkRun(folder, cells, sum(run.num_batches for run in runs), left_out)
@@ -204,6 +206,15 @@ def _choose_protocols(given: Sequence[str] | None) -> tuple[str, ...]:
         if (name := parse_protocol(text).name) not in SIZES:
             raise ConfigError(f"the matrix does not have the protocol {name!r}; expected one of {', '.join(SIZES)}")
     return chosen
+
+
+@contextmanager
+def _naming_protocol(text: str) -> Iterator[None]:
+    """Say which protocol of the matrix lacks data, such as a sampler that needs more images than ``limit`` leaves."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"the protocol {text!r} cannot be built: {error}") from error
 
 
 def _set_protocol(options: BenchmarkOptions, text: str) -> BenchmarkOptions:

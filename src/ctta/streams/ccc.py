@@ -130,7 +130,7 @@ class EndlessStream:
     @property
     def hash(self) -> str:
         """Hash of everything that decides which batches are yielded: images, settings and the accuracy matrix."""
-        identity = f"{self._route.data.content} {self.name} {self._route.matrix.identity}"
+        identity = f"{self._route.data.content} {self.name} {self._route.target!r} {self._route.matrix.identity}"
         return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
     def _open(self, number: int) -> Stream:
@@ -292,9 +292,14 @@ def ccc(
 
     Raises:
         ConfigError: A setting is out of range, or the matrix lacks a pair.
-        TypeError: The data is neither a dataset of clean images nor a stream.
+        TypeError: The data is neither a dataset of clean images nor a stream, or the matrix is no accuracy matrix.
     """
     images = as_clean_images(data, "ccc")
+    if not isinstance(matrix, AccuracyMatrix):
+        raise TypeError(
+            f"matrix must be what measure_accuracy returns, or an AccuracyMatrix, got a {type(matrix).__name__}: wrap "
+            "tables in AccuracyMatrix(tables, num_classes=1000)"
+        )
     names = _choose_noises(noises, target)
     accuracy = (
         target if not isinstance(target, str) else resolve_target(target, matrix.clean_accuracy, matrix.num_classes)

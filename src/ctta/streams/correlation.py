@@ -46,6 +46,7 @@ def correlated(
     """
     check_choice("sampler", sampler, tuple(SAMPLERS))
     check_positive("concentration", concentration)
+    seed = check_integer("seed", seed, 0)
     num_slots = None if num_slots is None else check_integer("num_slots", num_slots, 1)
     sample = SAMPLERS[sampler]
 
@@ -105,7 +106,7 @@ def label_shift(stream: Stream, *, imbalance: float = 500_000.0, num_per_phase: 
         DataError: A segment has no labels.
     """
     _check_imbalance(imbalance)
-    num_per_phase = check_integer("num_per_phase", num_per_phase, 1)
+    num_per_phase, seed = check_integer("num_per_phase", num_per_phase, 1), check_integer("seed", seed, 0)
 
     def draw(number: int, labels: Labels, num_classes: int) -> Rows:
         return draw_label_shift(labels, num_classes, np.random.default_rng([seed, number]), imbalance, num_per_phase)
@@ -144,6 +145,7 @@ def long_tail(
     """
     _check_imbalance(imbalance)
     check_choice("head", head, ("constant", "per_domain"))
+    seed = check_integer("seed", seed, 0)
 
     def draw(number: int, labels: Labels, num_classes: int) -> Rows:
         generator = np.random.default_rng([seed, number, 1])  # not the draws of the sampler

@@ -15,7 +15,9 @@ from ctta.datasets.streets import StreetScenes
 from ctta.errors import ConfigError, DataError
 from ctta.streams.mixture import Mixture
 from ctta.streams.stream import Segment, Stream
+from ctta.synthetic import VERSION
 from ctta.synthetic.frames import MIN_SIDE
+from ctta.validation import check_integer
 
 #: Drawn scenes that are shown again when all have been.
 NUM_STREETS = 500
@@ -40,7 +42,10 @@ class ForeignImages:
     @property
     def name(self) -> str:
         """Name that identifies the images, the same on every machine."""
-        return f"foreign {self.images} seed={self.seed}" if isinstance(self.images, str) else self.images.name
+        if not isinstance(self.images, str):
+            return self.images.name
+        version = f" version={VERSION} scenes={NUM_STREETS}" if self.images == "streets" else ""
+        return f"foreign {self.images}{version} seed={self.seed}"
 
     @cached_property
     def labels(self) -> NDArray[np.integer[Any]]:
@@ -102,6 +107,7 @@ def foreign(stream: Stream, images: Stream | Images | str = "noise", *, fraction
     """
     if not 0 < fraction < 1:
         raise ConfigError(f"fraction must be above 0 and below 1, got {fraction!r}")
+    seed = check_integer("seed", seed, 0)
     if isinstance(images, str) and images not in ("noise", "streets"):
         raise ConfigError(f"images must be 'noise', 'streets', a stream or the images of a dataset, got {images!r}")
     source = Mixture(images.segments) if isinstance(images, Stream) else images

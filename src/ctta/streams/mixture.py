@@ -11,6 +11,7 @@ from torch import Tensor
 from ctta.datasets.base import Rows
 from ctta.errors import DataError
 from ctta.streams.stream import Segment, Stream
+from ctta.validation import check_integer
 
 
 class Mixture:
@@ -87,6 +88,6 @@ def mixed(stream: Stream, *, seed: int = 0) -> Stream:
     Returns:
         A stream of one segment, "mixed"; ``batch.domains`` names the domain of each image.
     """
-    mixture = Mixture(stream.segments)
+    mixture, seed = Mixture(stream.segments), check_integer("seed", seed, 0)
     rows = np.random.default_rng(seed).permutation(len(mixture))
     return stream.with_segments(f"mixed seed={seed}", [Segment("mixed", mixture, rows)])

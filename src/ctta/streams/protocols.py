@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from ctta.errors import ConfigError, did_you_mean
 from ctta.hyperparameters import parse_hyperparameters
@@ -122,7 +122,13 @@ def parse_protocol(text: str) -> ChosenProtocol:
         raise ConfigError(
             f"there is no protocol {name!r}{did_you_mean(name, PROTOCOLS)}; expected one of {', '.join(PROTOCOLS)}"
         )
-    return ChosenProtocol(name, parse_hyperparameters(PROTOCOLS[name].build, settings, owner=f"the protocol {name!r}"))
+    build = PROTOCOLS[name].build
+    chosen = parse_hyperparameters(build, settings, owner=f"the protocol {name!r}")
+    kinds = get_type_hints(build)
+    for key, value in chosen.items():
+        if isinstance(value, str) and kinds[key] in (int | None, float | None):  # no default tells the type
+            raise ConfigError(f"{key} of the protocol {name!r} must be a number, got {value!r}")
+    return ChosenProtocol(name, chosen)
 
 
 #: Every protocol by its name on the command line.

@@ -70,7 +70,7 @@ def recurring(
         DataError: A file of the dataset is missing or damaged, or there are too few images for the sampler.
         TypeError: ``data`` is neither a dataset with corruptions nor a stream.
     """
-    order = order if names is None else None
+    num_visits, order = check_integer("num_visits", num_visits, 1), order if names is None else None
     visit = continual(data, severity=severity, order=order, names=names, limit=limit, batch_size=batch_size)
     return correlated(
         rounds(visit, num_visits), sampler=sampler, concentration=concentration, num_slots=num_slots, seed=seed
@@ -110,7 +110,7 @@ def cyclic(
         DataError: A file of the dataset is missing or damaged.
         TypeError: ``data`` is neither a dataset with corruptions nor a stream.
     """
-    num_visits = check_integer("num_visits", num_visits, 1)
+    num_visits, seed = check_integer("num_visits", num_visits, 1), check_integer("seed", seed, 0)
     chosen, _ = choose_corruptions(order, names)
     base = continual(data, severity=severity, order=order, names=names, limit=limit, batch_size=batch_size)
     segment_of = dict(zip(chosen, base.segments, strict=True))
@@ -159,6 +159,7 @@ def cdc(
         DataError: A file of the dataset is missing or damaged, or there are too few images for the sampler.
         TypeError: ``data`` is neither a dataset with corruptions nor a stream.
     """
+    num_visits = check_integer("num_visits", num_visits, 1)
     base = continual(data, severity=severity, order=order, names=names, limit=limit, batch_size=batch_size)
     whole = correlated(rounds(base, num_visits), sampler=sampler, concentration=concentration, seed=seed)
     pieces = []

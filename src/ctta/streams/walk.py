@@ -1,6 +1,7 @@
 """The walk of CCC from one corruption to the next, along severities of a chosen mean accuracy."""
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ctta.streams.accuracy import AccuracyMatrix, AccuracyTable
 from ctta.validation import check_fraction
@@ -48,13 +49,18 @@ def find_path(table: AccuracyTable, target: float) -> list[Point]:
     for j in reversed(range(size)):
         for i in range(1, size):  # at i = 0 the walk ends
             options = [(i, j + 1), (i - 1, j)] if j + 1 < size else [(i - 1, j)]
-            distances = [abs((total[option] + table[i, j]) / (length[option] + 1) - target) for option in options]
-            best = options[int(np.argmin(distances))]  # the first of equal ones
+            means = [(total[option] + table[i, j]) / (length[option] + 1) for option in options]
+            best = options[_find_nearest(means, target)]
             grows[i, j] = best != (i - 1, j)
             total[i, j], length[i, j] = total[best] + table[i, j], length[best] + 1
-    start = 1 + int(np.argmin(np.abs(total[1:, 0] / length[1:, 0] - target)))
+    start = 1 + _find_nearest(total[1:, 0] / length[1:, 0], target)
     path = [(start, 0)]
     while path[-1][0] > 0:
         i, j = path[-1]
         path.append((i, j + 1) if grows[i, j] else (i - 1, j))
     return path
+
+
+def _find_nearest(means: ArrayLike, target: float) -> int:
+    """Return the index of the mean nearest to the target, the first of equal ones; sums that round are equal."""
+    return int(np.argmin(np.round(np.abs(np.asarray(means) - target), 12)))
