@@ -94,10 +94,10 @@ def test_advice_follows_from_the_numbers(matrix: Matrix) -> None:
     assert write_advice(matrix) == [
         "Below Source by more than noise on all 3 protocols: no method.",
         "Never above Source by more than noise: LAME.",
-        "The lowest mean error over the protocols has TENT, 3.3 points below Source; its worst is recurring, 10.0 "
+        "TENT has the lowest mean error over the protocols, 3.3 points below Source; its worst is recurring, 10.0 "
         "points above Source.",
-        "The lowest error by more than noise: TENT on continual; LAME on recurring. On the other 1, the best ones are "
-        "within noise of each other.",
+        "The lowest error by more than noise: TENT on continual; LAME on recurring. On the other protocol, the best "
+        "ones are within noise of each other.",
     ]
     one = replace(matrix, protocols=matrix.protocols[:1])
     assert write_advice(one) == [
@@ -105,6 +105,15 @@ def test_advice_follows_from_the_numbers(matrix: Matrix) -> None:
         "Never above Source by more than noise: LAME.",
         "The lowest error by more than noise: TENT on continual.",
     ]
+
+
+def test_advice_counts_only_cells_with_an_interval_as_harmless(matrix: Matrix) -> None:
+    clean = matrix.protocols[-1]
+    cells = clean.cells | {"LAME": replace(clean.cells["LAME"], interval=None)}
+    short = replace(matrix, protocols=(*matrix.protocols[:-1], replace(clean, cells=cells)))
+    assert not any(sentence.startswith("Never above Source") for sentence in write_advice(short))
+    (*_, last) = write_advice(replace(matrix, protocols=(clean, replace(clean, name="single"))))
+    assert last.endswith("no method on any protocol. On 2 protocols, the best ones are within noise of each other.")
 
 
 def test_every_format_has_the_same_numbers(matrix: Matrix, tmp_path: Path) -> None:
@@ -192,6 +201,8 @@ def test_the_command_runs_resumes_and_reports(tmp_path: Path) -> None:
     assert found[:2] == [("recurring,num_visits=2", "Source"), ("recurring,num_visits=2", "TENT-continual")]
     assert "matrix.html" in output(report, folder)
     assert "report.html" in output(report, folder / "protocols" / "clean")
+    with pytest.raises(ConfigError, match=r"matrix is a matrix: report it alone, or give its runs .*protocols/\*"):
+        output(report, folder / "protocols" / "clean", folder)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_table_of_visits() -> None:
     assert [column.name for column in table.columns] == ["visit 1", "visit 2", "visit 3", "drift", "harm"]
     row = format_row(table, "Other")
     assert row["visit 2"] == f"{100 * other.visit_errors[1]:.1f}"
-    assert row["drift"] == "0.0" and row["harm"] == NO_NUMBER, "too few batches to tell"
+    assert row["drift"] == "+0.0" and row["harm"] == NO_NUMBER, "too few batches to tell"
     assert format_row(table, "Source")["harm"] == NO_NUMBER
     assert build_visit_table(group_by_method([ctta.evaluate(make_net(), create_stream())])) is None
     with pytest.raises(InputError, match="different batches"):
@@ -44,6 +44,17 @@ def test_visits_that_have_columns_already_are_not_repeated() -> None:
     table = build_visit_table(group_by_method([ctta.evaluate(make_net(), stream, name="Source")]))
     assert table is not None
     assert [column.name for column in table.columns] == ["visit 1", "visit 4", "drift", "harm"]
+
+
+def test_caption_says_what_a_round_is_only_if_it_has_several_segments() -> None:
+    for names, caption in {
+        ("contrast",): "Error in percent",
+        ("gaussian_noise", "shot_noise", "impulse_noise", "brightness", "contrast", "pixelate"): (
+            "Error in percent; each round is the mean of its 6 segments"
+        ),
+    }.items():
+        stream = rounds(create_stream(names=names, limit=2, batch_size=2), 4)
+        assert score_table([ctta.evaluate(make_net(), stream, name="Source")]).caption == caption
 
 
 def test_report_says_how_the_stream_was_made(tmp_path: Path) -> None:

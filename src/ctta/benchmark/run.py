@@ -112,8 +112,8 @@ def run(
         num_images: Images of the whole stream of ``"ccc"``.
         corruptions: Names of corruptions, in order; the recipe's own by default. Those of ``"folder"`` may include
             ``"none"``, the images as they are.
-        severity: Severity of the corruptions, 1 to 5; where images are corrupted as they are read, also a fraction. The
-            recipe's own by default.
+        severity: Severity of the corruptions, 1 to 5; where images are corrupted as they are read, any number from 0 to
+            5. The recipe's own by default.
         size: (height, width) that the images of ``"folder"`` are resized to.
         classes: Names of the classes in the order of the network's outputs, for the images of ``"folder"``; by default
             its sorted class folders.

@@ -175,8 +175,8 @@ def bench(
         typer.Option(
             min=0,
             max=5,
-            help="Use this severity of the corruptions, 1 to 5; where images are corrupted as they are read, also a "
-            "fraction such as 2.25. Default: 5.",
+            help="Use this severity of the corruptions, 1 to 5; where images are corrupted as they are read, any "
+            "number from 0 to 5, such as 2.25. Default: 5.",
             metavar="N",
         ),
     ] = None,

@@ -198,7 +198,7 @@ def parse_severities(text: str) -> list[float]:
     except (ValueError, ConfigError):
         levels = []
     if not levels or not all(levels):
-        raise ConfigError(f"expected severities from 1 to 5, such as 3,5; got {text!r}")
+        raise ConfigError(f"expected severities above 0 and up to 5, such as 3,5 or 2.25; got {text!r}")
     return sorted(set(levels))
 
 

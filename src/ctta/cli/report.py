@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from ctta.cli.console import exit_on_interrupt, print_text, progress_bar
+from ctta.errors import ConfigError
 from ctta.report import read_matrix, write_matrix, write_report
-from ctta.report.matrix import is_matrix
+from ctta.report.matrix import RUNS, is_matrix
 
 
 def report(
@@ -22,7 +23,9 @@ def report(
     to: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="Write to this folder. Default: report/ in the first run, or beside the file.", metavar="DIR"
+            "--out",
+            help="Write to this folder. Default: report/ in the first folder, or in that of the first numbers.json.",
+            metavar="DIR",
         ),
     ] = None,
 ) -> None:
@@ -31,11 +34,19 @@ def report(
     The folder of 'ctta bench matrix' gets the page of the matrix; each of its
     protocols, in protocols/, is a run of its own.
     """
-    first = folders[0].parent if folders[0].is_file() else folders[0]
-    out = to or first / "report"
+    first, *others = folders
+    if others and (matrices := [path for path in folders if is_matrix(path)]):
+        raise ConfigError(_describe_matrix(matrices[0]))
+    out = to or (first.parent if first.is_file() else first) / "report"
     with exit_on_interrupt("Run the same command again."), progress_bar("reading") as update:
-        if len(folders) == 1 and is_matrix(folders[0]):
-            page = write_matrix(read_matrix(folders[0], on_progress=update), out)
+        if is_matrix(first):
+            page = write_matrix(read_matrix(first, on_progress=update), out)
         else:
             page = write_report(folders, out, on_progress=update)
     print_text(f"Report: {page}")
+
+
+def _describe_matrix(path: Path) -> str:
+    """Return why a matrix cannot be reported beside others."""
+    runs = f", or give its runs {path / RUNS}/*" if path.is_dir() else ""
+    return f"{path} is a matrix: report it alone{runs}"

@@ -56,9 +56,9 @@ class ColumnLayout:
         return self.format_heading(column).replace(", round ", " ") if self.by == "domain and round" else ""
 
     def describe(self) -> str:
-        """Return what a column stands for, as part of a caption."""
+        """Return what a column stands for, as part of a caption; empty if its heading says it all."""
         if self.by == "round":
-            return f"each round is the mean of its {self.period} segments"
+            return f"each round is the mean of its {self.period} segments" if self.period > 1 else ""
         if self.by == "domain and round":
             *others, last = (str(number) for number in select_rounds(self.num_rounds))
             return f"each domain in rounds {', '.join(others)} and {last}, and the mean of all {self.num_rounds} rounds"

@@ -121,7 +121,7 @@ class Matrix:
 def is_matrix(path: Path) -> bool:
     """Return whether a path is the folder of a matrix, with one run per protocol, or its ``numbers.json``."""
     if path.is_file():
-        return '"protocols": [' in path.read_text(encoding="utf-8")
+        return '"protocols": [' in path.read_text(encoding="utf-8", errors="replace")
     return any(path.glob(f"{RUNS}/*/run.json"))
 
 

@@ -33,7 +33,7 @@ TITLE = "Robustness matrix: which method for which stream"
 GUIDE_HEADINGS = ("protocol", "lowest error", "within noise of it", "above Source", "error of Source", "stream")
 HEAT_MAP_CAPTION = (
     "Error above Source in points; below zero a method helps. Green: it beats Source by more than noise. Red: it harms "
-    "by more than noise. Gray: noise decides."
+    "by more than noise. Gray: noise decides, or too few batches."
 )
 DIFFERENCE_TEXT = (
     "▼ green: below Source by more than noise, ▲ red: above. Intervals are those of differences on the same batches; "

@@ -101,7 +101,8 @@ def write_advice(matrix: Matrix) -> list[str]:
         return [f"No method is complete {where} yet."]
     verdicts = {method: {cell.verdict for cell in matrix.row(method).values()} for method in complete}
     better = [method for method in complete if verdicts[method] == {"better"}]
-    harmless = [method for method in complete if "worse" not in verdicts[method] and method not in better]
+    known = [method for method in complete if all(cell.interval for cell in matrix.row(method).values())]
+    harmless = [method for method in known if "worse" not in verdicts[method] and method not in better]
     sentences = [f"Below Source by more than noise {where}: {join_names(better) or 'no method'}."]
     if harmless:
         sentences.append(f"Never above Source by more than noise: {join_names(harmless)}.")
@@ -110,7 +111,7 @@ def write_advice(matrix: Matrix) -> list[str]:
     mean, worst = fmean(cell.above_source for cell in row.values()), max(row, key=lambda name: row[name].above_source)
     if len(row) > 1:
         sentences.append(
-            f"The lowest mean error over the protocols has {first}, {_describe_difference(mean)} Source; its worst is "
+            f"{first} has the lowest mean error over the protocols, {_describe_difference(mean)} Source; its worst is "
             f"{worst}, {_describe_difference(row[worst].above_source)} Source."
         )
     return [*sentences, _describe_best(matrix)]
@@ -125,7 +126,11 @@ def _describe_best(matrix: Matrix) -> str:
     leads = "; ".join(f"{method} on {', '.join(names)}" for method, names in found.items())
     sentence = f"The lowest error by more than noise: {leads or 'no method on any protocol'}."
     num_close = len(matrix.protocols) - sum(map(len, found.values()))
-    close = f" On {'the other ' if leads else ''}{num_close}, the best ones are within noise of each other."
+    if num_close == 1:
+        where = "the other protocol" if leads else "1 protocol"
+    else:
+        where = f"{'the other ' if leads else ''}{num_close} protocols"
+    close = f" On {where}, the best ones are within noise of each other."
     return sentence + (close if num_close else "")
 
 

@@ -66,7 +66,7 @@ def build_score_table(entries: Sequence[MethodEntry]) -> Table:
     columns.append(TableColumn("mean", "mean", metric.best))
     published, notes = find_published_table(entries, layout)
     rows = [_build_score_row(entry, layout, published) for entry in entries]
-    caption = f"{metric.title} in percent; {layout.describe()}"
+    caption = "; ".join(filter(None, (f"{metric.title} in percent", layout.describe())))
     statistics = {column: column_statistic(layout, column) for column in layout.columns} | {"mean": average_value}
     return Table(tuple(columns), mark_best(rows, columns, entries, statistics), caption, notes)
 

@@ -1,6 +1,7 @@
 """The table of streams whose domains come back: the score at each visit, its drift, and the first that does harm."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import nan
 
 from ctta.evaluation.robustness import find_time_to_harm
@@ -29,7 +30,7 @@ def build_visit_table(entries: Sequence[MethodEntry]) -> Table | None:
     for entry in entries:
         values = [[100 * result.visit_values[visit] for result in entry.results] for visit in shown]
         drifts = [100 * result.drift for result in entry.results]
-        cells = [*(average(each) for each in values), average(drifts)]
+        cells = [*(average(each) for each in values), replace(average(drifts), is_signed=True)]
         if source is not None:
             cells.append(TableCell(find_time_to_harm(entry.results, source.results) or nan, decimals=0))
         rows.append(TableRow(entry.label, entry.run, len(entry.results), tuple(cells)))
