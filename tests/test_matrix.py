@@ -218,6 +218,11 @@ def test_options_that_do_not_apply_are_refused(arguments: list[object], message:
     assert re.search(message, user_error(bench, *arguments))
 
 
+def test_error_names_the_protocol_that_lacks_images(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"the protocol 'note' cannot be built: .*at least 10 images"):
+        run_matrix(protocols=["note"], methods=["source"], limit=20, folder=tmp_path)
+
+
 def test_protocols_are_a_list() -> None:
     with pytest.raises(TypeError, match=r"give \['rotta'\]"):
         run_matrix(protocols="rotta")
