@@ -105,7 +105,7 @@ def test_user_errors_are_one_line(sample: Path, tmp_path: Path) -> None:
     assert "--severities requires --kind imagenet-c" in user_error(corrupt, sample, folder, "--severities", "5")
     tree = tmp_path / "tree"
     write_images(tree / "cat", range(1))
-    assert "from 1 to 5, such as 3,5; got '6'" in user_error(corrupt, tree, folder, "--severities", "6")
+    assert "above 0 and up to 5, such as 3,5 or 2.25; got '6'" in user_error(corrupt, tree, folder, "--severities", "6")
     write_images(tree / "dog", range(1), side=8)
     assert "give a size" in user_error(corrupt, tree, folder, "--kind", "cifar-c")
     assert not folder.exists()
