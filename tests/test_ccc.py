@@ -243,7 +243,7 @@ def test_an_endless_stream_begins_like_a_finite_one_and_has_a_position() -> None
     endless.position = 3 * 10_000 + 2
     assert len(next(iter(endless)).x) == 4
     assert not hasattr(endless, "__len__")
-    with pytest.raises(ConfigError, match=r"has no end to evaluate it to: give the stream a number of images"):
+    with pytest.raises(ConfigError, match="is endless: build it with num_images=N"):
         ctta.evaluate(Brightness(), endless)
 
 

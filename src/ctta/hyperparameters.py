@@ -79,7 +79,7 @@ def parse_hyperparameters(
         method: The class, or the function, that the arguments are for.
         texts: Each ``NAME=VALUE``, with a Python literal or a plain word as the value.
         given: Arguments that replace the method's defaults; ``lr`` then changes the given optimizer.
-        owner: How errors call the class; by default its name.
+        owner: What errors call the class; by default its name.
 
     Returns:
         The arguments named in the texts.

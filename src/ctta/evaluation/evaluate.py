@@ -58,10 +58,11 @@ def evaluate(
         batch_size: Images per batch, for data of single images; by default 32.
         reset_at_domain: Whether to reset the model at the start of each segment (the starred rows of the paper's
             tables).
-        step_ratio: For a stream that does not wait: how many times longer a step takes than a plain forward pass. The
-            model learns from the first of so many batches, and the others, which arrive meanwhile, are answered by one
-            pass of the adapted network (:meth:`ctta.AdaptiveModel.predict_once`). "auto" counts the passes of the
-            method on the first batches of a stream, a backward pass as two forward passes. 1 waits for every step.
+        step_ratio: For a stream that does not wait: how many times longer a step takes than a plain forward pass. Of
+            every ``step_ratio`` batches the model adapts to the first; the others arrive during that step and are
+            predicted by one pass of the adapted network (:meth:`ctta.AdaptiveModel.predict_once`). "auto" counts the
+            passes of the method on the first batches of a stream, a backward pass as two forward passes. 1 waits for
+            every step.
         folder: Where to write a record of every batch, for ``ctta report``. With a stream, also the state at
             intervals: if the folder holds part of the same evaluation, that is resumed, and the result equals that of
             an uninterrupted one (a copy of ``model`` adapts then). Other data cannot be compared with what a folder

@@ -222,7 +222,7 @@ def _refuse_other_things(data: Any) -> None:
             "for a tree <class>/<image>, or ctta.streams.folder(path) for images without labels"
         )
     if isinstance(data, EndlessStream):
-        raise ConfigError(f"{data.name} has no end to evaluate it to: give the stream a number of images, num_images=")
+        raise ConfigError(f"{data.name} is endless: build it with num_images=N to evaluate it")
     if isinstance(data, Mapping):
         keys = ", ".join(map(repr, list(data)[:5]))
         raise TypeError(f"expected batches, got a dictionary with {keys}: give a pair (images, labels) of its arrays")

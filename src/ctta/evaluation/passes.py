@@ -13,7 +13,7 @@ from ctta.streams import Stream
 
 #: A backward pass costs as much as this many forward passes.
 BACKWARD_COST = 2
-#: Passes are counted over at least this many batches and images, as some methods learn only now and then.
+#: Passes are counted over at least this many batches and images, as some methods do not update at every batch.
 MIN_BATCHES, MIN_IMAGES = 4, 256
 
 

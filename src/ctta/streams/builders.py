@@ -1,7 +1,7 @@
 """The streams of the protocols that have a name: what they have in common, and what each makes of it."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypedDict
 
 from ctta.datasets.base import CorruptionDataset
 from ctta.errors import ConfigError
@@ -15,8 +15,17 @@ from ctta.validation import check_positive
 
 Data = CorruptionDataset | Stream
 
-#: How users call the attributes of :class:`CorruptionSequence` that have another name on the command line.
+#: What users call the attributes of :class:`CorruptionSequence` that have another name on the command line.
 OPTION_NAMES = {"order": "orders", "names": "corruptions", "num_rounds": "rounds"}
+
+
+class Corruptions(TypedDict):
+    """Keyword arguments that the functions for sequences of corruptions share."""
+
+    order: int | None
+    names: tuple[str, ...] | None
+    limit: int | None
+    batch_size: int | None
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,11 @@ class CorruptionSequence:
     num_rounds: int | None = None
 
     @property
+    def corruptions(self) -> Corruptions:
+        """The corruptions and sizes as keyword arguments, without the severity."""
+        return {"order": self.order, "names": self.names, "limit": self.limit, "batch_size": self.batch_size}
+
+    @property
     def chosen_severity(self) -> float:
         """The severity, by default 5."""
         return 5 if self.severity is None else self.severity
@@ -53,15 +67,7 @@ class CorruptionSequence:
         Returns:
             The stream.
         """
-        stream = continual(
-            data,
-            order=self.order,
-            names=self.names,
-            severity=self.chosen_severity,
-            limit=self.limit,
-            batch_size=self.batch_size,
-        )
-        return self.repeat(stream)
+        return self.repeat(continual(data, severity=self.chosen_severity, **self.corruptions))
 
     def repeat(self, stream: Stream) -> Stream:
         """Return the rounds of a stream.
@@ -95,16 +101,7 @@ def build_gradual(
 ) -> Stream:
     """Let the severity of each corruption rise from 1 to 5 and fall again."""
     sequence.refuse(severity="the protocol 'gradual' has every severity")
-    return sequence.repeat(
-        gradual(
-            data,
-            variant=variant,
-            order=sequence.order,
-            names=sequence.names,
-            limit=sequence.limit,
-            batch_size=sequence.batch_size,
-        )
-    )
+    return sequence.repeat(gradual(data, variant=variant, **sequence.corruptions))
 
 
 def build_recurring(
@@ -122,15 +119,12 @@ def build_recurring(
     return recurring(
         data,
         num_visits=num_visits,
-        order=sequence.order,
         sampler=sampler,
         concentration=concentration,
         num_slots=num_slots,
         seed=seed,
         severity=sequence.chosen_severity,
-        names=sequence.names,
-        limit=sequence.limit,
-        batch_size=sequence.batch_size,
+        **sequence.corruptions,
     )
 
 
@@ -222,16 +216,7 @@ def build_single(data: Data, sequence: CorruptionSequence) -> Stream:
 def build_cyclic(data: Data, sequence: CorruptionSequence, *, num_visits: int = 20, seed: int = 0) -> Stream:
     """Repeat the corruptions kind by kind: noise, blur, weather, digital."""
     sequence.refuse(num_rounds="the protocol 'cyclic' has visits (cyclic,num_visits=20)")
-    return cyclic(
-        data,
-        num_visits=num_visits,
-        seed=seed,
-        severity=sequence.chosen_severity,
-        order=sequence.order,
-        names=sequence.names,
-        limit=sequence.limit,
-        batch_size=sequence.batch_size,
-    )
+    return cyclic(data, num_visits=num_visits, seed=seed, severity=sequence.chosen_severity, **sequence.corruptions)
 
 
 def build_cdc(
@@ -252,10 +237,7 @@ def build_cdc(
         concentration=concentration,
         seed=seed,
         severity=sequence.chosen_severity,
-        order=sequence.order,
-        names=sequence.names,
-        limit=sequence.limit,
-        batch_size=sequence.batch_size,
+        **sequence.corruptions,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast, get_args, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ctta.corruptions.registry import check_corruption
+from ctta.corruptions.registry import check_corruption, check_severity
 from ctta.datasets.base import Rows
 from ctta.datasets.corruptible import CorruptibleDataset, Step, format_steps
 from ctta.errors import ConfigError
@@ -188,7 +188,7 @@ class Route:
 
     def segment(self, number: int, num_images: int) -> Segment:
         """Return the images at a point of the walk, with draws of their own."""
-        steps = tuple((name, _shorten(severity)) for name, severity in self.point(number))
+        steps = tuple((name, check_severity(severity)) for name, severity in self.point(number))
         rows = DrawnRows((self.seed, number), len(self.data), num_images)
         # Drawn rows are indexed like an array, which they become when they are read.
         return Segment(format_steps(steps), self.data.combine(*steps, visit=number), cast("Rows", rows))
@@ -223,10 +223,6 @@ def _draw_rows(seed: tuple[int, ...], size: int, count: int) -> NDArray[np.int64
     rows = np.concatenate([generator.permutation(size) for _ in range(-(-count // size))])[:count]
     rows.setflags(write=False)
     return rows
-
-
-def _shorten(severity: float) -> float:
-    return int(severity) if severity == int(severity) else severity
 
 
 @overload
