@@ -1,6 +1,7 @@
 """How sorted and how mixed streams are, foreign images in them, and the error at each visit."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 from statistics import fmean
 
@@ -190,3 +191,11 @@ def test_labels_are_not_needed() -> None:
     assert result.composition is not None and result.composition.classes_per_batch is None
     labeled = ctta.evaluate(make_net(), [(torch.rand(4, 3, 32, 32), torch.from_numpy(LABELS[:4]))])
     assert labeled.composition is None
+
+
+def test_hash_depends_on_how_streets_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes = [foreign(create_stream(), "streets").hash]
+    monkeypatch.setattr(import_module("ctta.streams.foreign"), "VERSION", 99)  # the package has a function of this name
+    hashes.append(foreign(create_stream(), "streets").hash)
+    assert hashes[0] != hashes[1]
+    assert foreign(create_stream(), "noise").hash not in hashes

@@ -46,14 +46,14 @@ RESNET50_ACCURACY, RESNET50_CLASSES = 0.7613, 1000
 SPEED = 1000
 
 
-def resolve_target(target: float | Difficulty, clean_accuracy: float, num_classes: int) -> float:
+def resolve_target(target: Difficulty, clean_accuracy: float, num_classes: int) -> float:
     """Return the mean accuracy that a difficulty stands for.
 
     The published targets are 40, 20 and 0 % for a ResNet-50 with 76.13 % on clean images of 1,000 classes. For another
     network the target is at the same fraction of the way from guessing to its own accuracy on clean images.
 
     Args:
-        target: "easy", "medium" or "hard", or an accuracy, which is returned as it is.
+        target: "easy", "medium" or "hard".
         clean_accuracy: Accuracy of the network without corruptions.
         num_classes: Its number of classes.
 
@@ -65,9 +65,6 @@ def resolve_target(target: float | Difficulty, clean_accuracy: float, num_classe
     >>> [round(resolve_target(name, 0.9, 10), 2) for name in DIFFICULTIES]
     [0.52, 0.31, 0.1]
     """
-    if not isinstance(target, str):
-        check_fraction("target", target)
-        return float(target)
     check_choice("target", target, DIFFICULTIES)
     chance = 1 / RESNET50_CLASSES
     fraction = (TARGETS[target] - chance) / (RESNET50_ACCURACY - chance)
@@ -297,10 +294,11 @@ def ccc(
             "tables in AccuracyMatrix(tables, num_classes=1000)"
         )
     names = _choose_noises(noises, target)
-    accuracy = (
-        target if not isinstance(target, str) else resolve_target(target, matrix.clean_accuracy, matrix.num_classes)
-    )
-    check_fraction("target", accuracy)
+    if isinstance(target, str):
+        accuracy = resolve_target(target, matrix.clean_accuracy, matrix.num_classes)
+    else:
+        check_fraction("target", target)
+        accuracy = float(target)
     speed, seed = check_integer("speed", speed, 1), check_integer("seed", seed, 0)
     route = Route(images, matrix, noises=names, target=accuracy, speed=speed, seed=seed)
     chosen = "" if noises is None else f" noises={'+'.join(names)}"
