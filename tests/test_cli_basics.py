@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 from typer.main import get_command
-from typer.models import CommandInfo
 from typer.testing import CliRunner
 
 import ctta
 from ctta.cli import console
 from ctta.cli.app import app
-from ctta.cli.command import MAX_WIDTH
+from ctta.cli.command import MAX_WIDTH, first_line_of_help
 from ctta.errors import did_you_mean
 
 
@@ -63,6 +62,21 @@ def find(command: tuple[str, ...]) -> Any:
     return found
 
 
+def test_the_list_of_commands_says_the_first_line_of_each(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = " ".join(read_help((), 100, monkeypatch, capsys).split())
+    root: Any = get_command(app)
+    for name, command in root.commands.items():
+        assert f" {name} {first_line_of_help(command)} " in listed
+
+
+def functions() -> list[Any]:
+    """Return the commands of which each is one function."""
+    root: Any = get_command(app)
+    return [command for command in root.commands.values() if not hasattr(command, "commands")]
+
+
 def test_options_are_listed_by_subject_with_their_defaults(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,9 +101,8 @@ def test_short_help_equals_long_help(command: tuple[str, ...]) -> None:
     assert code == 0 and text.startswith("Usage: ")
 
 
-@pytest.mark.parametrize("command", app.registered_commands, ids=lambda command: command.callback.__name__)
-def test_help_texts_are_phrases_in_the_imperative(command: CommandInfo) -> None:
-    assert command.callback is not None
+@pytest.mark.parametrize("command", functions(), ids=lambda command: command.name)
+def test_help_texts_are_phrases_in_the_imperative(command: Any) -> None:
     annotations = {name: each for name, each in command.callback.__annotations__.items() if name != "return"}
     for name, annotation in annotations.items():
         (option,) = annotation.__metadata__
@@ -97,10 +110,9 @@ def test_help_texts_are_phrases_in_the_imperative(command: CommandInfo) -> None:
         assert option.help.split()[0] in VERBS, f"{name}: {option.help!r} does not start with a verb"
 
 
-@pytest.mark.parametrize("command", app.registered_commands, ids=lambda command: command.callback.__name__)
-def test_help_says_the_default_of_every_option(command: CommandInfo) -> None:
+@pytest.mark.parametrize("command", functions(), ids=lambda command: command.name)
+def test_help_says_the_default_of_every_option(command: Any) -> None:
     """Typer prints it, unless it is None; then the text says what that means."""
-    assert command.callback is not None
     for name, parameter in inspect.signature(command.callback).parameters.items():
         (option,) = parameter.annotation.__metadata__
         if parameter.default is None and name not in NOTHING_BY_DEFAULT:

@@ -1,6 +1,7 @@
 """The structure of the package: direction of imports, public names, dependencies, unique class names."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from collections import Counter
@@ -130,13 +131,14 @@ ctta.Guarded
 
 def test_public_names() -> None:
     assert sorted(ctta.__all__) == sorted(set(ctta.__all__))
-    public = {name for name in vars(ctta) if not name.startswith("_")}
     submodules = {path.stem for path in PACKAGE.iterdir() if not path.name.startswith("_")}
-    lazy = {"Comparison", "Result", "calibrate_threshold", "compare", "evaluate"}
-    imports = {"Any", "TYPE_CHECKING", "importlib", "version"}
-    assert (public | lazy) - submodules - imports == set(ctta.__all__) - submodules
+    assert set(top_level_exports()) - submodules == set(ctta.__all__) - submodules  # those that type checkers see
+    for name, module in top_level_exports().items():
+        assert getattr(ctta, name) is getattr(importlib.import_module(f"ctta.{module}"), name)
     for name in ctta.__all__:
-        assert getattr(ctta, name) is not None
+        assert getattr(ctta, name) is not None and name in dir(ctta)
+    public = {name for name in vars(ctta) if not name.startswith("_")}
+    assert public - submodules - {"Any", "ModuleType", "TYPE_CHECKING", "importlib", "sys"} <= set(ctta.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         getattr(ctta, "non" + "sense")
     for name in ("AdaptiveModel", *(cls.__name__ for cls in ctta.METHODS.values())):
@@ -190,6 +192,52 @@ def run_python(script: str, *arguments: object) -> str:
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
     return process.stdout
+
+
+def test_nothing_is_imported_before_it_is_needed() -> None:
+    """In a new interpreter, the list of commands needs no torch, and a method no packages that it does not use."""
+    script = """
+import sys
+from ctta.cli import main
+try:
+    main(["--help"])
+except SystemExit:
+    pass
+heavy = {"torch", "numpy", "safetensors", "matplotlib", "fastapi", "PIL"} & sys.modules.keys()
+import ctta
+ctta.CoTTA, ctta.Guarded, ctta.load, ctta.adapt, ctta.models, ctta.policies, ctta.source_stats
+print([sorted(heavy), sorted(name.removeprefix("ctta.") for name in sys.modules if name.startswith("ctta."))])
+"""
+    *_, last = run_python(script).splitlines()
+    heavy, modules = ast.literal_eval(last)
+    assert heavy == []
+    packages = {name.split(".")[0] for name in modules}
+    assert "methods" in packages
+    assert packages.isdisjoint({"advise", "benchmark", "datasets", "evaluation", "report", "serve", "streams"})
+    assert packages.isdisjoint({"corruptions", "inference", "synthetic", "testing"})
+
+
+def test_a_function_goes_before_a_subpackage_of_its_name() -> None:
+    """In a new interpreter, where the subpackage is imported first."""
+    run_python("import ctta.base, ctta.source_stats\nassert callable(ctta.source_stats), ctta.source_stats")
+
+
+def test_loading_a_guarded_model_imports_the_guard(tmp_path: Path) -> None:
+    """In a new interpreter, where nothing else has imported it."""
+    build = """
+import sys, torch
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
+"""
+    run_python(
+        f"{build}\nimport ctta; ctta.save(ctta.Guarded(ctta.Tent(net)), sys.argv[1])", tmp_path / "a.safetensors"
+    )
+    script = """
+from ctta.checkpoint import load
+assert "ctta.guard" not in sys.modules
+print(type(load(sys.argv[1], net)).__name__)
+"""
+    assert run_python(build + script, tmp_path / "a.safetensors") == "Guarded\n"
 
 
 def test_import_needs_only_the_required_dependencies() -> None:

@@ -9,60 +9,9 @@
 """
 
 import importlib
-from importlib.metadata import version
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
-
-from ctta import errors, functional, guard, models, policies, registry, views
-from ctta.base import AdaptiveModel
-from ctta.checkpoint.files import load, save
-from ctta.errors import CheckpointError, ConfigError, DataError, InputError
-from ctta.fingerprints import fingerprint
-from ctta.guard import Guarded
-from ctta.method_info import MethodInfo
-from ctta.methods import (
-    BNEMA,
-    CMF,
-    DELTA,
-    EATA,
-    ETA,
-    FOA,
-    LAME,
-    MEMO,
-    METHODS,
-    NOTE,
-    PALM,
-    PETAL,
-    REM,
-    RMT,
-    ROID,
-    RPL,
-    SANTA,
-    SAR,
-    SHOTIM,
-    SLR,
-    T3A,
-    TEA,
-    TRIBE,
-    AdaContrast,
-    BNAlpha,
-    BNStats,
-    CoTTA,
-    DeYO,
-    PeTTA,
-    PseudoLabel,
-    RDumb,
-    RoTTA,
-    SoTTA,
-    Source,
-    Tent,
-    TestAug,
-)
-from ctta.optim import OptimizerFactory
-from ctta.posterior import weight_posterior
-from ctta.registry import adapt
-from ctta.source_replay import SourceReplay
-from ctta.source_stats import SourceStats, source_stats
-from ctta.steps import Step
 
 if TYPE_CHECKING:
     from ctta import (
@@ -71,18 +20,75 @@ if TYPE_CHECKING:
         corruptions,
         datasets,
         distributed,
+        errors,
         evaluation,
+        functional,
+        guard,
         inference,
+        models,
+        policies,
+        registry,
         report,
         serve,
         streams,
         synthetic,
         testing,
+        views,
     )
     from ctta.advise import calibrate_threshold
+    from ctta.base import AdaptiveModel
+    from ctta.checkpoint.files import load, save
+    from ctta.errors import CheckpointError, ConfigError, DataError, InputError
     from ctta.evaluation import Comparison, Result, compare, evaluate
+    from ctta.fingerprints import fingerprint
+    from ctta.guard import Guarded
+    from ctta.method_info import MethodInfo
+    from ctta.methods import (
+        BNEMA,
+        CMF,
+        DELTA,
+        EATA,
+        ETA,
+        FOA,
+        LAME,
+        MEMO,
+        METHODS,
+        NOTE,
+        PALM,
+        PETAL,
+        REM,
+        RMT,
+        ROID,
+        RPL,
+        SANTA,
+        SAR,
+        SHOTIM,
+        SLR,
+        T3A,
+        TEA,
+        TRIBE,
+        AdaContrast,
+        BNAlpha,
+        BNStats,
+        CoTTA,
+        DeYO,
+        PeTTA,
+        PseudoLabel,
+        RDumb,
+        RoTTA,
+        SoTTA,
+        Source,
+        Tent,
+        TestAug,
+    )
+    from ctta.optim import OptimizerFactory
+    from ctta.posterior import weight_posterior
+    from ctta.registry import adapt
+    from ctta.source_replay import SourceReplay
+    from ctta.source_stats import SourceStats, source_stats
+    from ctta.steps import Step
 
-__version__ = version("ctta")
+    __version__: str
 
 __all__ = [
     "BNEMA",
@@ -165,23 +171,59 @@ __all__ = [
 ]
 
 
-#: Names that are imported on first use, so that ``import ctta`` stays quick, and the packages that define them.
-_LAZY = {
+#: The modules of public names that are neither methods nor submodules. Every name is imported when it is first used, so
+#: that the command line can answer without torch, and ``import ctta`` takes no time until something is needed.
+_MODULES = {
+    "AdaptiveModel": "ctta.base",
+    "CheckpointError": "ctta.errors",
     "Comparison": "ctta.evaluation",
+    "ConfigError": "ctta.errors",
+    "DataError": "ctta.errors",
+    "Guarded": "ctta.guard",
+    "InputError": "ctta.errors",
+    "MethodInfo": "ctta.method_info",
+    "OptimizerFactory": "ctta.optim",
     "Result": "ctta.evaluation",
+    "SourceReplay": "ctta.source_replay",
+    "SourceStats": "ctta.source_stats",
+    "Step": "ctta.steps",
+    "adapt": "ctta.registry",
     "calibrate_threshold": "ctta.advise",
     "compare": "ctta.evaluation",
     "evaluate": "ctta.evaluation",
+    "fingerprint": "ctta.fingerprints",
+    "load": "ctta.checkpoint.files",
+    "save": "ctta.checkpoint.files",
+    "source_stats": "ctta.source_stats",
+    "weight_posterior": "ctta.posterior",
 }
 
 
+class _Package(ModuleType):
+    """A package in which a public function goes before a subpackage of the same name, whatever is imported first."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _MODULES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    if name in __all__:
-        return importlib.import_module(f"ctta.{name}")
-    raise AttributeError(f"module 'ctta' has no attribute {name!r}")
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version("ctta")
+    elif name not in __all__:
+        raise AttributeError(f"module 'ctta' has no attribute {name!r}")
+    elif name in _MODULES or name[0].isupper():
+        value = getattr(importlib.import_module(_MODULES.get(name, "ctta.methods")), name)
+    else:
+        value = importlib.import_module(f"ctta.{name}")
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})

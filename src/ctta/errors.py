@@ -7,8 +7,10 @@ note: a model annotates its steps with :func:`annotate_network_errors`.
 import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:  # torch takes seconds to import, and the command line reports errors without it
+    from torch import Tensor
 
 __all__ = [
     "CheckpointError",
@@ -51,7 +53,7 @@ class DownloadError(OSError):
 
 
 @contextmanager
-def annotate_network_errors(x: Tensor) -> Iterator[None]:
+def annotate_network_errors(x: "Tensor") -> Iterator[None]:
     """Add a note with the shape of the batch and a hint to any ``RuntimeError`` of a network.
 
     Of nested contexts the innermost one adds its note.

@@ -4,6 +4,7 @@ A model that contains others (a wrapper with the model inside it and a snapshot 
 descriptions of these nested under ``"inside"``, by the name of the submodule.
 """
 
+import importlib
 import inspect
 import sys
 from collections.abc import Iterable, Iterator
@@ -57,6 +58,8 @@ class _Wrapper:
 
 
 _WRAPPERS: dict[str, _Wrapper] = {}
+#: Packages that register wrappers when they are imported, by the names of these; imported for the files that need them.
+_PROVIDERS = {"guarded": "ctta.guard"}
 
 
 def register_wrapper(name: str, cls: type[AdaptiveModel], *, load_only: Iterable[str] = ()) -> None:
@@ -68,6 +71,13 @@ def register_wrapper(name: str, cls: type[AdaptiveModel], *, load_only: Iterable
         load_only: Arguments that are never stored, and that only the caller of ``load`` may give.
     """
     _WRAPPERS[name] = _Wrapper(cls, frozenset(load_only))
+
+
+def _find_wrapper(name: object) -> _Wrapper | None:
+    """Return the wrapper of a stored name; None if it is not one."""
+    if isinstance(name, str) and name in _PROVIDERS:
+        importlib.import_module(_PROVIDERS[name])
+    return _WRAPPERS.get(name) if isinstance(name, str) else None
 
 
 def describe(model: AdaptiveModel) -> dict[str, Any]:
@@ -89,8 +99,8 @@ def describe(model: AdaptiveModel) -> dict[str, Any]:
 def invalid_fields(description: dict[str, Any]) -> list[str]:
     """Return the names of the fields that are missing or of a wrong type."""
     invalid = [key for key, kind in _FIELDS.items() if not isinstance(description.get(key), kind)]
-    inside, method = description.get("inside", {}), description.get("method")
-    if not isinstance(inside, dict) or (isinstance(method, str) and method in _WRAPPERS and "wrapped" not in inside):
+    inside = description.get("inside", {})
+    if not isinstance(inside, dict) or (_find_wrapper(description.get("method")) and "wrapped" not in inside):
         return [*invalid, "inside"]
     for name, part in inside.items():
         invalid += [f"inside.{name}.{key}" for key in invalid_fields(part if isinstance(part, dict) else {})]
@@ -108,7 +118,7 @@ def build(
         method: The class, if it is not one of this library's; for a wrapper that of the model inside.
         given: Hyperparameters of the wrapper and of the model inside that replace or complete the stored ones.
     """
-    wrapper = _WRAPPERS.get(description["method"])
+    wrapper = _find_wrapper(description["method"])
     if wrapper is None:
         cls = _resolve_class(description["method"], method)
         return _construct(cls, net, description, given)

@@ -1,42 +1,82 @@
-"""The commands, in the order in which ``ctta --help`` lists them."""
+"""The commands, in the order in which ``ctta --help`` lists them; each is imported when it is used, torch with it."""
 
 import platform
-from typing import Annotated
+from importlib import metadata
+from typing import Annotated, ClassVar
 
-import torch
 import typer
 
 from ctta import __version__
-from ctta.cli.adapt import adapt
-from ctta.cli.bench import bench
-from ctta.cli.calibrate import calibrate
-from ctta.cli.catalog import methods, protocols, recipes
-from ctta.cli.command import MAX_WIDTH, Command, CommandGroup
+from ctta.cli.command import MAX_WIDTH, LazyGroup
 from ctta.cli.console import print_text
-from ctta.cli.corrupt import corrupt
-from ctta.cli.data import data
-from ctta.cli.demo import demo
-from ctta.cli.report import report
-from ctta.cli.serve import serve
-from ctta.cli.source_stats import compute_source_stats
+
+
+class _Commands(LazyGroup):
+    """All commands: where each is, and what ``ctta --help`` says about it, the first line of its docstring."""
+
+    members: ClassVar = {
+        "demo": (
+            "ctta.cli.demo:demo",
+            "Compare a few methods on fifteen corruptions, with a small network that comes with the library.",
+        ),
+        "adapt": (
+            "ctta.cli.adapt:adapt",
+            "Adapt to your own unlabeled images and write a prediction for each.",
+        ),
+        "serve": (
+            "ctta.cli.serve:serve",
+            "Serve an adaptive model over HTTP: images in, labels out, for many cameras at once.",
+        ),
+        "calibrate": (
+            "ctta.cli.calibrate:calibrate",
+            "Choose CoTTA's settings for your network, on images like those it was trained on.",
+        ),
+        "bench": (
+            "ctta.cli.bench:bench",
+            "Run methods over a benchmark stream and write the results as a resumable run folder.",
+        ),
+        "report": (
+            "ctta.cli.report:report",
+            "Write the tables and plots of runs as one HTML page, Markdown, LaTeX, CSV, JSON, PNG and SVG.",
+        ),
+        "recipes": ("ctta.cli.catalog:recipes", "List the benchmarks that 'ctta bench' can run."),
+        "protocols": (
+            "ctta.cli.catalog:protocols",
+            "List the protocols: the ways in which corruptions can arrive in 'ctta bench'.",
+        ),
+        "methods": (
+            "ctta.cli.catalog:methods",
+            "List the methods and presets, or describe one with its hyperparameters.",
+        ),
+        "corrupt": (
+            "ctta.cli.corrupt:corrupt",
+            "Make a folder in the layout of CIFAR-C or ImageNet-C from clean images.",
+        ),
+        "source-stats": (
+            "ctta.cli.source_stats:compute_source_stats",
+            "Compute statistics of source images for the methods that need them.",
+        ),
+        "data": (
+            "ctta.cli.data:data",
+            "Download public datasets and checkpoints, verified, to a cache folder.",
+        ),
+    }
+
 
 app = typer.Typer(
-    cls=CommandGroup,
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": MAX_WIDTH},
 )
-for command in (demo, adapt, serve, calibrate, bench, report, recipes, protocols, methods, corrupt):
-    app.command(cls=Command)(command)
-app.command("source-stats", cls=Command)(compute_source_stats)
-app.add_typer(data, name="data")
 
 
 def _print_version(is_given: bool) -> None:
     if is_given:
-        print_text(f"ctta {__version__} (Python {platform.python_version()}, torch {torch.__version__})")
+        installed = f"Python {platform.python_version()}, torch {metadata.version('torch')}"
+        print_text(f"ctta {__version__} ({installed})")
         raise typer.Exit
 
 

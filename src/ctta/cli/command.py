@@ -1,9 +1,14 @@
 """The classes of the commands: plain help texts, and corrections of mistyped options."""
 
+import importlib
+from collections import UserDict
+from collections.abc import Callable, Mapping
 from itertools import groupby
-from typing import Any
+from typing import Any, ClassVar
 
+from typer import Typer
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 from typing_extensions import override
 
 #: Help texts are as wide as the terminal, but not wider than one reads with ease.
@@ -71,13 +76,57 @@ class CommandGroup(TyperGroup):
 
     @override
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
-            formatter.write_dl([(name, _first_line(command)) for name, command in commands])
+            formatter.write_dl([(name, self.summarize(ctx, name)) for name in self.list_commands(ctx)])
         _write_parameters(self, ctx, formatter)
 
+    def summarize(self, ctx: Any, name: str) -> str:
+        """Return the first line of the help text of a command."""
+        return first_line_of_help(self.get_command(ctx, name))
 
-def _first_line(command: Any) -> str:
+
+class LazyGroup(CommandGroup):
+    """A command whose subcommands are imported when they are used, and not to list them."""
+
+    #: By name: the function or typer of each, as ``"module:name"``, and the first line of its help text.
+    members: ClassVar[Mapping[str, tuple[str, str]]] = {}
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = _LazyCommands({name: path for name, (path, _) in self.members.items()})
+
+    @override
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.members)
+
+    @override
+    def summarize(self, ctx: Any, name: str) -> str:
+        return self.members[name][1]
+
+
+class _LazyCommands(UserDict[str, Any]):
+    """Commands by name, each a path ``"module:name"`` until it is asked for."""
+
+    @override
+    def __getitem__(self, name: str) -> Any:
+        if isinstance(path := self.data[name], str):
+            module, _, attribute = path.partition(":")
+            self.data[name] = _build_command(name, getattr(importlib.import_module(module), attribute))
+        return self.data[name]
+
+
+def _build_command(name: str, found: Callable[..., Any] | Typer) -> Any:
+    app = found
+    if not isinstance(app, Typer):
+        app = Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+        app.command(cls=Command)(found)
+    command = get_command(app)
+    command.name = name
+    return command
+
+
+def first_line_of_help(command: Any) -> str:
+    """Return the first line of the help text of a command."""
     return str(command.help or "").strip().partition("\n")[0]
 
 

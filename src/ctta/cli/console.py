@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -13,8 +14,6 @@ from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ctta.distributed import init, rank
-from ctta.distributed.collectives import all_reduce_any
 from ctta.io.progress import ProgressLines
 
 stdout = Console(highlight=False, markup=False, emoji=False)
@@ -84,6 +83,8 @@ def interrupt_between_steps() -> Iterator[Callable[[], None]]:
         interrupted = True
 
     def raise_if_interrupted() -> None:
+        from ctta.distributed.collectives import all_reduce_any
+
         # Under torchrun the signal may reach one rank before a step and another after it.
         if all_reduce_any(interrupted):
             raise KeyboardInterrupt
@@ -112,6 +113,11 @@ def exit_on_interrupt(advice: str = "Run the same command again to resume.") -> 
 @contextmanager
 def quiet_except_rank_zero() -> Iterator[None]:
     """Under ``torchrun`` every rank runs the command: let only the first one print."""
+    if "torch" not in sys.modules and "RANK" not in os.environ:  # alone, and quick to answer
+        yield
+        return
+    from ctta.distributed import init, rank
+
     init()
     if rank() == 0:
         yield

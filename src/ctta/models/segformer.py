@@ -10,7 +10,6 @@ from ctta.errors import ConfigError
 from ctta.models.huggingface import TransformersModel
 from ctta.models.normalized import IMAGENET_MEAN, IMAGENET_STD
 from ctta.models.pretrained import get_attribute, import_library
-from ctta.synthetic import CLASSES
 
 
 @dataclass(frozen=True)
@@ -78,6 +77,8 @@ def tiny_segformer() -> TransformersModel:
 
     Needs the extra ``segmentation``.
     """
+    from ctta.synthetic import CLASSES  # here, since drawing scenes has many modules
+
     transformers = import_library("transformers")
     config = get_attribute(transformers, "SegformerConfig")(
         num_labels=len(CLASSES),

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ctta.models.resnet20 import ResNetBlock
-from ctta.synthetic import CLASSES
 
 
 class StreetCNN(nn.Module):
@@ -64,6 +63,8 @@ def streets_bn() -> StreetCNN:
     >>> streets_bn()(torch.rand(1, 3, 128, 256)).shape
     torch.Size([1, 9, 32, 64])
     """
+    from ctta.synthetic import CLASSES  # here, since drawing scenes has many modules
+
     net = StreetCNN(len(CLASSES))
     with as_file(files("ctta.models") / "streets_bn.safetensors") as path:
         net.load_state_dict(load_file(path))
