@@ -76,7 +76,9 @@ def run(*arguments: str) -> int:
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
     text = capsys.readouterr().out
-    for command in ("demo", "bench", "report", "recipes", "methods", "corrupt", "data", "adapt", "calibrate", "serve"):
+    for command in (
+        *("demo", "try", "advise", "adapt", "serve", "bench", "report", "recipes", "methods", "corrupt", "data"),
+    ):
         assert f" {command} " in text
 
 

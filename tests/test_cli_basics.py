@@ -85,8 +85,8 @@ def test_options_are_listed_by_subject_with_their_defaults(
     assert list(sections) == ["Options", "Server", "Streams", "Limits"]
     assert re.search(r"--port N +Listen on this port; 0 picks a free one\. Default: 8000\.\n", sections["Server"])
     assert "Default: --guard." in " ".join(sections["Options"].split())
-    _, text = run("calibrate", "-h")
-    assert "--seed N Seed the choice of images, the corruptions and the views. Default: 0." in text
+    _, text = run("advise", "-h")
+    assert "--seed N Seed the choice of images, the corruptions and the order. Default: 0." in text
 
 
 def test_version() -> None:
@@ -129,12 +129,14 @@ VERBS = set(
         "Apply",
         "Average",
         "Call",
+        "Corrupt",
         "Describe",
         "Detect",
         "Divide",
         "Download",
         "Fail",
         "Give",
+        "Go",
         "Keep",
         "Let",
         "Listen",
@@ -153,11 +155,13 @@ VERBS = set(
         "Score",
         "Seed",
         "Set",
+        "Show",
         "Shuffle",
         "Skip",
         "Spend",
         "Stop",
         "Take",
+        "Try",
         "Update",
         "Use",
         "Write",

@@ -21,10 +21,10 @@ ROWS = [
     ["posterior", "hyperparameters", "method_info", "steps"],
     ["base", "transaction"],
     ["policies", "memory", "contrast", "replay", "source_replay", "methods", "registry"],
-    ["corruptions", "synthetic", "models"],
+    ["corruptions", "synthetic", "models", "config"],
     ["checkpoint", "guard", "distributed", "datasets", "streams"],
     ["testing", "evaluation"],
-    ["report", "benchmark", "advise", "inference", "serve"],
+    ["report", "benchmark", "advisor", "inference", "serve"],
     ["cli"],
     ["__main__"],
 ]
@@ -213,7 +213,7 @@ print([sorted(heavy), sorted(name.removeprefix("ctta.") for name in sys.modules 
     assert heavy == []
     packages = {name.split(".")[0] for name in modules}
     assert "methods" in packages
-    assert packages.isdisjoint({"advise", "benchmark", "datasets", "evaluation", "report", "serve", "streams"})
+    assert packages.isdisjoint({"advisor", "benchmark", "datasets", "evaluation", "report", "serve", "streams"})
     assert packages.isdisjoint({"corruptions", "inference", "synthetic", "testing"})
 
 

@@ -11,8 +11,8 @@ from command_line import invoke, write_images, write_network
 from report_runs import CONTINUAL, write_all_methods, write_run
 
 from ctta.cli.adapt import adapt
+from ctta.cli.advise import advise
 from ctta.cli.bench import bench
-from ctta.cli.calibrate import calibrate
 from ctta.cli.corrupt import corrupt
 from ctta.cli.report import report
 from ctta.cli.source_stats import compute_source_stats
@@ -34,9 +34,10 @@ def bench_arguments(folder: Path) -> Arguments:
     return ("demo", "--methods", "source", "--limit", 2, "--corruptions", "fog", "--out", folder / "run")
 
 
-def calibrate_arguments(folder: Path) -> Arguments:
-    limits = ("--limit", 4, "--views", 1, "--batch-size", 4, "--budget", 0)
-    return ("--model", write_network(folder), "--images", images_of(folder), *limits)
+def advise_arguments(folder: Path) -> Arguments:
+    write_images(folder / "clean", range(16))
+    common = ("--model", write_network(folder), "--images", folder / "clean", "--out", folder / "ctta.toml")
+    return (*common, "--methods", "bn_stats", "--corruptions", "fog", "--batch-size", 8, "--any-input")
 
 
 def corrupt_arguments(folder: Path) -> Arguments:
@@ -59,12 +60,12 @@ def source_stats_arguments(folder: Path) -> Arguments:
     [
         (adapt, adapt_arguments, "adapting"),
         (bench, bench_arguments, "demo"),
-        (calibrate, calibrate_arguments, "calibrating"),
+        (advise, advise_arguments, "advising"),
         (corrupt, corrupt_arguments, "corrupting"),
         (report, report_arguments, "reading"),
         (compute_source_stats, source_stats_arguments, "computing"),
     ],
-    ids=["adapt", "bench", "calibrate", "corrupt", "report", "source-stats"],
+    ids=["adapt", "bench", "advise", "corrupt", "report", "source-stats"],
 )
 def test_long_commands_print_lines(
     command: Any,

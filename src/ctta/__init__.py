@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ctta import (
-        advise,
+        advisor,
         benchmark,
         corruptions,
         datasets,
@@ -35,9 +35,10 @@ if TYPE_CHECKING:
         testing,
         views,
     )
-    from ctta.advise import calibrate_threshold
+    from ctta.advisor import Advice, advise, calibrate_threshold
     from ctta.base import AdaptiveModel
     from ctta.checkpoint.files import load, save
+    from ctta.config import from_config
     from ctta.errors import CheckpointError, ConfigError, DataError, InputError
     from ctta.evaluation import Comparison, Result, compare, evaluate
     from ctta.fingerprints import fingerprint
@@ -116,6 +117,7 @@ __all__ = [
     "TRIBE",
     "AdaContrast",
     "AdaptiveModel",
+    "Advice",
     "BNAlpha",
     "BNStats",
     "CheckpointError",
@@ -142,6 +144,7 @@ __all__ = [
     "TestAug",
     "adapt",
     "advise",
+    "advisor",
     "benchmark",
     "calibrate_threshold",
     "compare",
@@ -152,6 +155,7 @@ __all__ = [
     "evaluate",
     "evaluation",
     "fingerprint",
+    "from_config",
     "functional",
     "guard",
     "inference",
@@ -175,6 +179,7 @@ __all__ = [
 #: that the command line can answer without torch, and ``import ctta`` takes no time until something is needed.
 _MODULES = {
     "AdaptiveModel": "ctta.base",
+    "Advice": "ctta.advisor",
     "CheckpointError": "ctta.errors",
     "Comparison": "ctta.evaluation",
     "ConfigError": "ctta.errors",
@@ -188,10 +193,12 @@ _MODULES = {
     "SourceStats": "ctta.source_stats",
     "Step": "ctta.steps",
     "adapt": "ctta.registry",
-    "calibrate_threshold": "ctta.advise",
+    "advise": "ctta.advisor",
+    "calibrate_threshold": "ctta.advisor",
     "compare": "ctta.evaluation",
     "evaluate": "ctta.evaluation",
     "fingerprint": "ctta.fingerprints",
+    "from_config": "ctta.config",
     "load": "ctta.checkpoint.files",
     "save": "ctta.checkpoint.files",
     "source_stats": "ctta.source_stats",

@@ -14,23 +14,25 @@ from ctta.checkpoint.files import saved_method
 from ctta.cli.console import exit_on_interrupt, interrupt_between_steps, print_notice, print_text, progress_bar
 from ctta.cli.options import (
     ClassesOption,
+    ConfigOption,
     DeviceOption,
     JsonOption,
     MeanOption,
-    ModelOption,
     OptionalMethodOption,
+    OptionalModelOption,
     PolicyOption,
     SeedOption,
     SettingsOption,
     SizeOption,
     StdOption,
+    choose_adaptation,
     join_settings,
-    load_network,
     read_class_names,
 )
 from ctta.inference import InferenceSummary, NormalizedBatches, adapt_folder
 from ctta.registry import resolve_method
 
+DEFAULT_BATCH_SIZE = 32
 ORDER_LINES = {
     "shuffle": "Order: shuffled, always the same for the same names; --order name takes the images by path.",
     "name": "Order: by path.",
@@ -47,11 +49,12 @@ class ImageOrder(StrEnum):
 
 
 def adapt(
-    model: ModelOption,
     images: Annotated[Path, typer.Option(help="Read the images in this folder and below.", metavar="DIR")],
     predictions: Annotated[
         Path, typer.Option("--out", help="Write the table of predictions to this file.", metavar="FILE.csv")
     ],
+    model: OptionalModelOption = None,
+    config: ConfigOption = None,
     state: Annotated[
         Path | None,
         typer.Option(
@@ -63,13 +66,14 @@ def adapt(
     settings: SettingsOption = None,
     policies: PolicyOption = None,
     batch_size: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=1,
-            help="Adapt to N images at a time; the fewer, the more BatchNorm relies on the source's statistics.",
+            help="Adapt to N images at a time; the fewer, the more BatchNorm relies on the source's statistics. "
+            "Default: that of --config, else 32.",
             metavar="N",
         ),
-    ] = 32,
+    ] = None,
     order: Annotated[
         ImageOrder | None,
         typer.Option(
@@ -119,12 +123,22 @@ def adapt(
     Run it later to process images that were added since. The state file can
     also be opened with ctta.load.
     """
-    texts = join_settings(settings, policies, seed)
-    if texts and method is None:
+    chosen = choose_adaptation(
+        config,
+        model=model,
+        method=method,
+        texts=join_settings(settings, policies, seed),
+        mean=mean,
+        std=std,
+        size=size,
+        device=device,
+        batch_size=batch_size,
+    )
+    method = chosen.method
+    if chosen.texts and method is None:
         method = saved_method(state) if state and state.exists() else "cotta"  # settings belong to a method
-    hyperparameters = resolve_method(method).parse(texts) if method else {}
-    class_names = read_class_names(classes) or _default_class_names(model, predictions)
-    net = load_network(model, device, mean, std)
+    hyperparameters = resolve_method(method).parse(chosen.texts) if method else {}
+    class_names = read_class_names(classes) or _default_class_names(chosen.model, predictions)
     with (
         exit_on_interrupt(_describe_state(state)),
         progress_bar("adapting") as update,
@@ -136,14 +150,14 @@ def adapt(
             raise_if_interrupted()
 
         summary = adapt_folder(
-            net,
+            chosen.net,
             images,
             predictions,
             method=method,
             settings=hyperparameters,
             state=state,
-            size=size,
-            batch_size=batch_size,
+            size=chosen.size,
+            batch_size=chosen.batch_size or DEFAULT_BATCH_SIZE,
             order=order.value if order else None,
             strict=strict,
             classes=class_names,

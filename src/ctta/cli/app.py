@@ -19,6 +19,14 @@ class _Commands(LazyGroup):
             "ctta.cli.demo:demo",
             "Compare a few methods on fifteen corruptions, with a small network that comes with the library.",
         ),
+        "try": (
+            "ctta.cli.try_methods:try_methods",
+            "Try a few methods on your own images under corruptions, and print the line to paste.",
+        ),
+        "advise": (
+            "ctta.cli.advise:advise",
+            "Find out whether adaptation helps your network, and which method and settings.",
+        ),
         "adapt": (
             "ctta.cli.adapt:adapt",
             "Adapt to your own unlabeled images and write a prediction for each.",
@@ -26,10 +34,6 @@ class _Commands(LazyGroup):
         "serve": (
             "ctta.cli.serve:serve",
             "Serve an adaptive model over HTTP: images in, labels out, for many cameras at once.",
-        ),
-        "calibrate": (
-            "ctta.cli.calibrate:calibrate",
-            "Choose CoTTA's settings for your network, on images like those it was trained on.",
         ),
         "bench": (
             "ctta.cli.bench:bench",

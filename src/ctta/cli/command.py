@@ -11,6 +11,8 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 from typing_extensions import override
 
+from ctta.errors import ConfigError
+
 #: Help texts are as wide as the terminal, but not wider than one reads with ease.
 MAX_WIDTH = 100
 
@@ -71,8 +73,21 @@ class Command(TyperCommand):
             raise
 
 
+#: Commands of earlier versions, and what to type instead.
+REPLACED = {
+    "calibrate": "'ctta calibrate' is part of 'ctta advise' now, which tries CoTTA, with a threshold for your network, "
+    "among all methods: ctta advise --model SPEC --images DIR, with --methods cotta_fast to try it alone"
+}
+
+
 class CommandGroup(TyperGroup):
     """A command with subcommands, listed with the first line of their help texts in full."""
+
+    @override
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in REPLACED:
+            raise ConfigError(REPLACED[args[0]])
+        return super().resolve_command(ctx, args)
 
     @override
     def format_options(self, ctx: Any, formatter: Any) -> None:

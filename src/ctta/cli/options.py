@@ -1,6 +1,7 @@
 """Options that several commands share, and how their values are parsed."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +9,7 @@ import typer
 from torch import nn
 
 from ctta import models
+from ctta.config import read_config
 from ctta.corruptions.registry import check_severity
 from ctta.errors import ConfigError, DataError
 from ctta.models import to_device
@@ -43,6 +45,45 @@ ModelOption = Annotated[
     typer.Option(
         help="Load this network: embedded, timm:NAME, hf:NAME, torchvision:NAME or file:PATH.py:function.",
         metavar="SPEC",
+    ),
+]
+OptionalModelOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Load this network: embedded, timm:NAME, hf:NAME, torchvision:NAME or file:PATH.py:function. "
+        "Default: that of --config.",
+        metavar="SPEC",
+    ),
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="Read network, method, settings and batch size from this file, as 'ctta advise' writes it; other options "
+        "replace what it says. Default: none.",
+        metavar="FILE.toml",
+    ),
+]
+CleanImagesOption = Annotated[
+    Path,
+    typer.Option(
+        help="Read clean images from a folder, with or without one subfolder per class, or from an .npz file.",
+        metavar="DIR|FILE.npz",
+    ),
+]
+LabelsOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--labels/--no-labels",
+        help="Score against the labels of the images. Default: if there are as many subfolders as classes.",
+    ),
+]
+ArraySizeOption = Annotated[
+    tuple[int, int] | None,
+    typer.Option(
+        help="Resize image files; the arrays of an .npz file keep their size. Default: their own size.",
+        metavar="HEIGHT WIDTH",
+        callback=lambda size: check_size(size),
     ),
 ]
 MeanOption = Annotated[
@@ -99,6 +140,68 @@ def load_network(spec: str, device: str, mean: str | None = None, std: str | Non
     channels = parse_channels("mean", mean), parse_channels("std", std)
     net = models.normalize_input(models.load(spec), spec, *channels)
     return to_device(net, device)
+
+
+@dataclass(frozen=True)
+class ChosenAdaptation:
+    """Network, method and settings of a command, from its options and the file of ``--config``.
+
+    Attributes:
+        model: Name of the network.
+        net: The network, on its device.
+        method: Name of the method; None if nobody names one.
+        texts: Settings and policies, each ``NAME=VALUE``.
+        size: Size to resize images to.
+        batch_size: Images per step; None if nobody says.
+    """
+
+    model: str
+    net: nn.Module
+    method: str | None
+    texts: list[str]
+    size: tuple[int, int] | None
+    batch_size: int | None
+
+
+def choose_adaptation(
+    config: Path | None,
+    *,
+    model: str | None,
+    method: str | None,
+    texts: Sequence[str],
+    mean: str | None,
+    std: str | None,
+    size: tuple[int, int] | None,
+    device: str,
+    batch_size: int | None = None,
+) -> ChosenAdaptation:
+    """Load the network and decide on a method: by the options where they are given, else by the configuration.
+
+    The settings of a configuration belong to its method, so ``--method`` with another name drops them.
+    """
+    if config is None:
+        if model is None:
+            raise ConfigError("give --model SPEC, or --config FILE with a network in it")
+        return ChosenAdaptation(model, load_network(model, device, mean, std), method, list(texts), size, batch_size)
+    found = read_config(config)
+    if model is None and found.model is None:
+        raise ConfigError(f"{config} names no network: give --model SPEC, or add model to its table [network]")
+    if model is None and mean is None and std is None:
+        assert found.model is not None
+        model, net = found.model, found.load_network(device)
+    else:
+        model = model or found.model
+        assert model is not None
+        net = load_network(model, device, mean, std)
+    is_same = method is None or method == found.method
+    return ChosenAdaptation(
+        model,
+        net,
+        method or found.method,
+        [*(found.texts if is_same else []), *texts],
+        size or found.size,
+        batch_size or found.batch_size,
+    )
 
 
 def parse_channels(what: str, text: str | None) -> tuple[float, ...] | None:

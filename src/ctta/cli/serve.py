@@ -13,16 +13,17 @@ from ctta.cli.console import print_text
 from ctta.cli.options import (
     METHOD_HELP,
     ClassesOption,
+    ConfigOption,
     DeviceOption,
     MeanOption,
-    ModelOption,
+    OptionalModelOption,
     PolicyOption,
     SeedOption,
     SettingsOption,
     SizeOption,
     StdOption,
+    choose_adaptation,
     join_settings,
-    load_network,
     read_class_names,
 )
 from ctta.errors import ConfigError
@@ -33,10 +34,13 @@ SERVER, STREAMS, LIMITS = "Server", "Streams", "Limits"
 
 
 def serve(
-    model: ModelOption,
+    model: OptionalModelOption = None,
+    config: ConfigOption = None,
     method: Annotated[
         str | None,
-        typer.Option(help=f"{METHOD_HELP} Default: that of the saved streams, else cotta_fast.", metavar="NAME"),
+        typer.Option(
+            help=f"{METHOD_HELP} Default: that of --config or of the saved streams, else cotta_fast.", metavar="NAME"
+        ),
     ] = None,
     settings: SettingsOption = None,
     policies: PolicyOption = None,
@@ -196,7 +200,6 @@ def serve(
         raise ImportError(f"serving needs {error.name}, which is not installed: pip install 'ctta[serve]'") from error
     tokens = serving.read_tokens(token_file, admin_token_file)
     serving.check_host(host, tokens)
-    class_names = read_class_names(classes) or models.class_names(model)
     if request_memory is None:
         request_memory = max(memory // 4, 2 * body)
     if request_memory >= memory:
@@ -215,10 +218,22 @@ def serve(
         request_timeout=timeout,
     )
     torch.set_num_threads(threads)
-    net = load_network(model, device, mean, std)
-    texts = join_settings(settings, policies, seed)
-    adaptive = serving.build_method(net, method, texts) if method else serving.resume_method(net, state, texts)
-    size = size or ((32, 32) if model in models.CIFAR10_NETWORKS else None)
+    chosen = choose_adaptation(
+        config,
+        model=model,
+        method=method,
+        texts=join_settings(settings, policies, seed),
+        mean=mean,
+        std=std,
+        size=size,
+        device=device,
+    )
+    class_names = read_class_names(classes) or models.class_names(chosen.model)
+    if chosen.method:
+        adaptive = serving.build_method(chosen.net, chosen.method, chosen.texts)
+    else:
+        adaptive = serving.resume_method(chosen.net, state, chosen.texts)
+    size = chosen.size or ((32, 32) if chosen.model in models.CIFAR10_NETWORKS else None)
     if guard:
         adaptive = Guarded(adaptive, input_spec=InputSpec(low=0, high=1, any_size=size is None))
     with nullcontext(state) if state else tempfile.TemporaryDirectory(prefix="ctta-serve-") as folder:
