@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup browser test check demo bench results dist clean
+.PHONY: help setup browser test check docs demo bench results dist clean
 
 help:
 	@echo "make demo    minutes: a few methods, fifteen corruptions, a table and a report"
 	@echo "make test    the whole test suite"
-	@echo "make check   ruff, mypy --strict, the lock of the dependencies, and the import-direction test"
+	@echo "make check   ruff, mypy --strict, the lock of the dependencies, the import-direction test, and the docs"
+	@echo "make docs    the site in docs/_build/html; a warning, such as a broken link, is an error"
 	@echo "make bench   what a step costs relative to the bare network (minutes)"
 	@echo "make results measure docs/results again (days; ONLY=demo,full for some, CIFAR=folder of CIFAR-10)"
 
@@ -35,13 +36,17 @@ browser:
 test: $(READY) browser
 	$(BIN)/pytest
 
-check: $(READY)
+check: $(READY) docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python scripts/lock.py --check
 	$(BIN)/pip check
 	$(BIN)/pytest -q -n 0 tests/test_layout.py
+
+# Read anew, so that a warning of an earlier build is not forgotten.
+docs: $(READY)
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet --jobs auto docs docs/_build/html
 
 demo: $(READY)
 	$(BIN)/ctta demo
@@ -59,4 +64,4 @@ dist: $(READY)
 	$(BIN)/python -m build --no-isolation
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) docs/_build docs/reference/api .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Draw docs/corruptions.png: one photograph under every corruption and severity.
+"""Draw docs/figures/corruptions.png: one photograph under every corruption and severity.
 
     python benchmarks/draw_corruptions.py [IMAGE] [--out PNG]
 
@@ -60,7 +60,7 @@ def main() -> None:
     """Parse arguments, draw and save."""
     parser = argparse.ArgumentParser(description="Draw one image under every corruption and severity.")
     parser.add_argument("image", type=Path, nargs="?", help="by default a photograph of the tests")
-    parser.add_argument("--out", type=Path, default=REPOSITORY / "docs" / "corruptions.png")
+    parser.add_argument("--out", type=Path, default=REPOSITORY / "docs" / "figures" / "corruptions.png")
     arguments = parser.parse_args()
     draw_sheet(load_image(arguments.image)).save(arguments.out, optimize=True)
     print(arguments.out)

@@ -1,4 +1,4 @@
-"""Draw docs/streets.png: synthetic street scenes in every condition, with their labels and distances.
+"""Draw docs/figures/streets.png: synthetic street scenes in every condition, with their labels and distances.
 
 python benchmarks/draw_streets.py [--scenes 39 45] [--out PNG]
 """
@@ -59,7 +59,7 @@ def main() -> None:
     """Parse arguments, draw and save."""
     parser = argparse.ArgumentParser(description="Draw synthetic street scenes in every condition.")
     parser.add_argument("--scenes", type=int, nargs="+", default=[39, 45])
-    parser.add_argument("--out", type=Path, default=REPOSITORY / "docs" / "streets.png")
+    parser.add_argument("--out", type=Path, default=REPOSITORY / "docs" / "figures" / "streets.png")
     arguments = parser.parse_args()
     sheet = np.asarray(draw_sheet(arguments.scenes)) & np.uint8(KEPT_BITS)
     Image.fromarray(sheet).save(arguments.out, optimize=True)

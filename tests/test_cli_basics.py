@@ -2,7 +2,6 @@
 
 import inspect
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -200,15 +199,3 @@ def test_progress_is_printed_in_lines_without_a_terminal(
         "adapting: 1,000 of 4,000 (25 %) after 0:00:12, about 0:01:00 left",
         "adapting: 4,000 of 4,000 (100 %) after 0:01:15",
     ]
-
-
-def test_the_reference_page_has_every_option() -> None:
-    """If it fails: python scripts/commands.py."""
-    page = (Path(__file__).parent.parent / "docs" / "commands.md").read_text(encoding="utf-8")
-    sections = dict(re.findall(r"^## ctta ([a-z -]+)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
-    root: Any = get_command(app)
-    for name, command in root.commands.items():
-        for each, subcommand in getattr(command, "commands", {"": command}).items():
-            section = sections[f"{name} {each}".strip()]
-            names = [parameter.opts[0] for parameter in subcommand.params if parameter.opts[0].startswith("--")]
-            assert [option for option in names if option != "--help" and f"`{option}" not in section] == []

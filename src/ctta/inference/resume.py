@@ -81,8 +81,8 @@ def build_model(net: nn.Module, method: str, settings: dict[str, Any]) -> Adapti
     """Build a new model, with blended statistics unless a preset or the user pins them.
 
     On images like those of its training a network loses several points with batch statistics alone, at any batch size;
-    blended ones keep most of them, and are no worse under corruptions (docs/methods.md). How far they are blended also
-    depends on how sure the source is of a batch, see :mod:`ctta.inference.blending`.
+    blended ones keep most of them, and are no worse under corruptions (docs/results/choices.md). How far they are
+    blended also depends on how sure the source is of a batch, see :mod:`ctta.inference.blending`.
     """
     named = resolve_method(method)
     default = signature(named.method).parameters.get("batch_stats")

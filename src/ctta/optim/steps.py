@@ -105,8 +105,8 @@ def sharpness_aware_step_(
 ) -> bool:
     """Take one step with the gradient at the worst weights nearby (sharpness-aware minimization).
 
-    The weights w climb to w + radius * g / |g|, the second loss is computed there, and the optimizer steps from w with
-    its gradient. g is the gradient of the first loss, and its norm is one number over all parameters.
+    The weights w climb to ``w + radius * g / |g|``, the second loss is computed there, and the optimizer steps from w
+    with its gradient. g is the gradient of the first loss, and its norm is one number over all parameters.
 
     Args:
         optimizer: The optimizer.

@@ -1,0 +1,117 @@
+"""The code of the documentation runs, its commands exist, and every method has a page."""
+
+import html
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from command_pages import describe_commands, describe_routes, read_openapi
+from documents import PAGES, PREAMBLE, ROOT, read_commands, read_python
+from repository_links import rewrite_links
+from typer.main import get_command
+
+from ctta.cli.app import app
+from ctta.methods import METHODS
+
+METHOD_PAGES = ROOT / "docs" / "reference" / "methods"
+WITH_PYTHON = [page for page in PAGES if read_python(page)]
+COMMANDS = sorted({(page, shlex.join(words)) for page in PAGES for words in read_commands(page)})
+
+
+def name_page(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=name_page)
+def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    module = ModuleType("page")  # a class of the page is pickled by its name
+    monkeypatch.setitem(sys.modules, "page", module)
+    vars(module)["monkeypatch"] = monkeypatch
+    exec(compile(PREAMBLE + read_python(page), str(page), "exec"), vars(module))
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[f"{name_page(page)}: {line}" for page, line in COMMANDS])
+def test_commands_of_a_page_exist(page: Path, line: str) -> None:
+    """Parse the options of a command without running it."""
+    words = shlex.split(line)[1:]
+    command: Any = get_command(app)
+    while hasattr(command, "commands") and words and not words[0].startswith("-"):
+        assert words[0] in command.commands, f"{page}: {line}"
+        command = command.commands[words.pop(0)]
+    if words not in (["-h"], ["--version"], []):
+        command.make_context("ctta", words)
+
+
+def test_code_is_found() -> None:
+    assert {"README.md", "docs/get-started/five-minutes.md", "docs/how-to/deploy.md"} <= set(
+        map(name_page, WITH_PYTHON)
+    )
+    assert len(COMMANDS) > 30
+
+
+def test_every_method_has_a_page_with_its_equation() -> None:
+    pages = {path.stem: path.read_text() for path in METHOD_PAGES.glob("*.md") if path.stem != "index"}
+    assert pages.keys() == METHODS.keys()
+    for name, text in pages.items():
+        assert f"```{{method-facts}} {name}\n" in text and f"```{{method-numbers}} {name}\n" in text, name
+        assert re.search(r"^\$\$.+\$\$$", text, re.MULTILINE), name
+    tables = (METHOD_PAGES / "index.md").read_text()
+    listed = [name for block in re.findall(r"```{method-table}\n(.*?)```", tables, re.DOTALL) for name in block.split()]
+    assert sorted(listed) == sorted(METHODS)
+
+
+def test_published_numbers_have_a_source() -> None:
+    published = json.loads((METHOD_PAGES / "published.json").read_text())
+    assert {row["method"] for row in published["rows"]} <= METHODS.keys()
+    assert {row["source"] for row in published["rows"]} == published["sources"].keys()
+
+
+def test_the_command_reference_has_every_option() -> None:
+    sections = dict(re.findall(r"^## ctta ([a-z -]+)\n(.*?)(?=^## |\Z)", describe_commands(), re.MULTILINE | re.DOTALL))
+    root: Any = get_command(app)
+    for name, command in root.commands.items():
+        for each, subcommand in getattr(command, "commands", {"": command}).items():
+            section = sections[f"{name} {each}".strip()]
+            names = [parameter.opts[0] for parameter in subcommand.params if parameter.opts[0].startswith("--")]
+            assert [option for option in names if option != "--help" and f"`{option}" not in section] == []
+
+
+def test_the_http_reference_has_every_route() -> None:
+    api = read_openapi()
+    text = html.unescape(describe_routes(api))
+    for path, methods in api["paths"].items():
+        for method, route in methods.items():
+            section = text.partition(f"### {method.upper()} {path}\n")[2].partition("\n### ")[0]
+            assert section and all(f"| {status} |" in section for status in route["responses"]), path
+            assert all(f"`{parameter['name']}`" in section for parameter in route.get("parameters", ())), path
+
+
+def test_links_into_the_repository() -> None:
+    page = ROOT / "docs" / "how-to" / "speed.md"
+    text = "[a](../../Makefile) [b](../results/demo/) [c](evaluate.md#intervals) ![d](../figures/streets.png)"
+    assert rewrite_links(text, page) == (
+        "[a](https://github.com/ctta-project/ctta/blob/main/Makefile) [b](../results/demo/README.md) "
+        "[c](evaluate.md#intervals) ![d](../figures/streets.png)"
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_page)
+def test_external_links_are_well_formed(page: Path) -> None:
+    """They cannot be opened in a test; the form shows a typing mistake."""
+    for link in re.findall(r"\]\((\w+:[^)]*)\)|<(\w+:[^>]*)>", page.read_text()):
+        address = urlsplit("".join(link))
+        assert address.scheme == "https" and "." in (address.hostname or ""), link
+
+
+def test_the_readme_is_short() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 120
+    assert (ROOT / ".ci" / "run").read_text().splitlines()[-1] in text
+    assert f"{len(METHODS) - 1} other methods" in text
