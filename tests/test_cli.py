@@ -77,7 +77,20 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
     text = capsys.readouterr().out
     for command in (
-        *("demo", "try", "advise", "adapt", "serve", "bench", "report", "recipes", "methods", "corrupt", "data"),
+        *(
+            "demo",
+            "try",
+            "advise",
+            "certify",
+            "adapt",
+            "serve",
+            "bench",
+            "report",
+            "recipes",
+            "methods",
+            "corrupt",
+            "data",
+        ),
     ):
         assert f" {command} " in text
 

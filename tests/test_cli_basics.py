@@ -160,6 +160,7 @@ VERBS = set(
         "Spend",
         "Stop",
         "Take",
+        "Test",
         "Try",
         "Update",
         "Use",

@@ -90,3 +90,23 @@ def test_coverage_of_a_difference_without_effect(correlation: float, num_segment
         naive_hits += abs(difference.estimate) < 1.96 * sqrt(2 * fraction * (1 - fraction) / (wrong.size / 2 * 100))
     assert abs(hits / num_trials - expected) <= 3 * sqrt(expected * (1 - expected) / num_trials)
     assert naive_hits / num_trials < 0.85
+
+
+def test_short_blocks_are_as_many_as_divide_the_batches() -> None:
+    for num_batches, num_blocks in ((4, 0), (5, 5), (6, 6), (12, 6), (13, 10), (16, 8), (20, 10), (96, 8)):
+        result = make_result([[number % 3 for number in range(num_batches)]] * 2)
+        assert len(result.short_left_out_blocks) == num_blocks
+        interval = estimate_interval([result], short_blocks=True)
+        assert interval is None if num_blocks == 0 else interval is not None and interval.num_blocks == num_blocks
+    assert len(make_result([range(16)]).left_out_blocks) == 5
+
+
+def test_short_blocks_cover_the_truth_where_batches_are_independent() -> None:
+    generator, hits = np.random.default_rng(0), 0
+    for _ in range(300):
+        wrong = generator.binomial(32, 0.3, (3, 10)) - generator.binomial(32, 0.2, (3, 10))
+        one, other = make_result(wrong + 32, size=32), make_result(np.full((3, 10), 32), size=32)
+        interval = estimate_difference([one], [other], short_blocks=True)
+        assert interval is not None
+        hits += interval.low <= 0.1 <= interval.high
+    assert 0.92 <= hits / 300 <= 0.98

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         testing,
         views,
     )
-    from ctta.advisor import Advice, advise, calibrate_threshold
+    from ctta.advisor import Advice, Certificate, advise, calibrate_threshold, certify
     from ctta.base import AdaptiveModel
     from ctta.checkpoint.files import load, save
     from ctta.config import from_config
@@ -120,6 +120,7 @@ __all__ = [
     "Advice",
     "BNAlpha",
     "BNStats",
+    "Certificate",
     "CheckpointError",
     "CoTTA",
     "Comparison",
@@ -147,6 +148,7 @@ __all__ = [
     "advisor",
     "benchmark",
     "calibrate_threshold",
+    "certify",
     "compare",
     "corruptions",
     "datasets",
@@ -180,6 +182,7 @@ __all__ = [
 _MODULES = {
     "AdaptiveModel": "ctta.base",
     "Advice": "ctta.advisor",
+    "Certificate": "ctta.advisor",
     "CheckpointError": "ctta.errors",
     "Comparison": "ctta.evaluation",
     "ConfigError": "ctta.errors",
@@ -195,6 +198,7 @@ _MODULES = {
     "adapt": "ctta.registry",
     "advise": "ctta.advisor",
     "calibrate_threshold": "ctta.advisor",
+    "certify": "ctta.advisor",
     "compare": "ctta.evaluation",
     "evaluate": "ctta.evaluation",
     "fingerprint": "ctta.fingerprints",

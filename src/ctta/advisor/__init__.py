@@ -2,6 +2,9 @@
 
 from ctta.advisor.advice import Advice
 from ctta.advisor.advise import advise
+from ctta.advisor.certificate import Certificate, ScenarioOutcome
+from ctta.advisor.certify import certify
+from ctta.advisor.influence import Influence, measure_influence
 from ctta.advisor.input_check import InputCheck, check_input
 from ctta.advisor.pictures import label_pictures
 from ctta.advisor.race import Race, RaceRow
@@ -10,13 +13,18 @@ from ctta.advisor.trial import MethodTrial, try_methods
 
 __all__ = [
     "Advice",
+    "Certificate",
+    "Influence",
     "InputCheck",
     "MethodTrial",
     "Race",
     "RaceRow",
+    "ScenarioOutcome",
     "advise",
     "calibrate_threshold",
+    "certify",
     "check_input",
     "label_pictures",
+    "measure_influence",
     "try_methods",
 ]

@@ -14,6 +14,7 @@ from ctta.advisor.race import CHEAP, Race, RaceRow, RaceSettings
 from ctta.base import AdaptiveModel
 from ctta.config import AdaptationConfig, relative_model
 from ctta.evaluation.display import format_range, join_names, render_text_table
+from ctta.evaluation.intervals import estimate_interval
 from ctta.registry import resolve_method
 
 
@@ -165,7 +166,7 @@ class Advice:
         rows = []
         chosen = self.recommended
         for row in (self.race.source, *self.race.finalists):
-            interval = row.result.interval
+            interval = estimate_interval([row.result], short_blocks=True)
             half = "" if interval is None else f" ±{50 * (interval.high - interval.low):.1f}"
             rows.append(
                 {

@@ -234,13 +234,14 @@ class CorruptedPictures:
                 at a time (the sampler of RoTTA with concentration 0.1); or "sorted", class by class.
             limit: Take only the first pictures.
             visits: How often the corruptions come.
-            seed: Seed of the order.
+            seed: Seed of the order; 0 keeps that of the pictures where nothing else is drawn.
 
         Returns:
             The stream.
         """
         check_choice("order", order, STREAM_ORDERS)
         rows = np.arange(len(self.pictures.images))[:limit]
+        rows = np.random.default_rng(seed).permutation(rows) if seed else rows
         segments = [
             Segment(_name_step(step), self._corrupt(step), rows, visit) for visit in range(visits) for step in steps
         ]

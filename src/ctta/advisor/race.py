@@ -5,8 +5,8 @@ stopped. What depends on measured times, such as the number of pictures of the f
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ class Race:
         chosen = self.source
         for row in sorted(self.finalists, key=lambda row: row.result.ms_per_image):
             is_affordable = max_cost is None or row.result.ms_per_image <= max_cost * self.source.result.ms_per_image
-            lead = estimate_difference([row.result], [chosen.result])
+            lead = estimate_difference([row.result], [chosen.result], short_blocks=True)
             if is_affordable and lead is not None and lead.high < 0:
                 chosen = row
         return chosen
@@ -204,7 +204,7 @@ class Racer:
         rows = [RaceRow(SOURCE, source, None, self.probes[SOURCE.key].memory)]
         for candidate in candidates:
             result = self.evaluate(candidate, stream, round_name)
-            difference = estimate_difference([result], [source])
+            difference = estimate_difference([result], [source], short_blocks=True)
             rows.append(RaceRow(candidate, result, difference, self.probes[candidate.key].memory))
         return rows
 
@@ -264,11 +264,11 @@ def run_race(
     finalists = [row.candidate for row in chosen]
     racer.progress.plan(sum(racer.seconds(each, num_final) for each in (SOURCE, *finalists)))
     final_source, *final_rows = racer.run_round(finalists, num_final, "final")
-    final_rows.sort(key=lambda row: row.result.error)
-    final_rows += _refine(racer, final_rows, num_final)
-    final_rows.sort(key=lambda row: row.result.error)
-    is_dropped = [row for row in rows if row.candidate not in finalists]
-    return Race(final_source, final_rows, is_dropped, left_out, num_screened, num_final)
+    dropped = [row for row in rows if row.candidate not in finalists]
+    race = Race(final_source, final_rows, dropped, left_out, num_screened, num_final)
+    race.finalists += _refine(racer, race.choose(), num_final)
+    race.finalists.sort(key=lambda row: row.result.error)
+    return race
 
 
 def _select_finalists(source: RaceRow, rows: Sequence[RaceRow]) -> list[RaceRow]:
@@ -282,17 +282,16 @@ def _select_finalists(source: RaceRow, rows: Sequence[RaceRow]) -> list[RaceRow]
 
 
 def _is_worse(row: RaceRow, other: RaceRow) -> bool:
-    difference = estimate_difference([row.result], [other.result])
+    difference = estimate_difference([row.result], [other.result], short_blocks=True)
     return difference is not None and difference.low > 0
 
 
-def _refine(racer: Racer, rows: Sequence[RaceRow], num_images: int) -> list[RaceRow]:
-    """Try variants of the best candidate, unless it is worse than Source; return those that are an improvement."""
-    if not rows or rows[0].gain <= 0:
+def _refine(racer: Racer, chosen: RaceRow, num_images: int) -> list[RaceRow]:
+    """Try variants of the chosen candidate, unless that is Source; return those that are an improvement."""
+    if chosen.candidate == SOURCE:
         return []
-    variants = vary(rows[0].candidate, racer.net)
-    cost: Mapping[str, Probe] = {each.key: racer.probes[rows[0].candidate.key] for each in variants}
-    racer.probes |= cost
+    variants = vary(chosen.candidate, racer.net)
+    racer.probes |= {each.key: racer.probes[chosen.candidate.key] for each in variants}
     racer.progress.plan(sum(racer.seconds(each, num_images) for each in variants))
     found = racer.run_round(variants, num_images, "final")[1:]
-    return [replace(row, memory=rows[0].memory) for row in found if _is_worse(rows[0], row)]
+    return [row for row in found if _is_worse(chosen, row)]

@@ -27,6 +27,10 @@ class _Commands(LazyGroup):
             "ctta.cli.advise:advise",
             "Find out whether adaptation helps your network, and which method and settings.",
         ),
+        "certify": (
+            "ctta.cli.certify:certify",
+            "Test whether a method harms your network: pass or fail against no adaptation, on one page.",
+        ),
         "adapt": (
             "ctta.cli.adapt:adapt",
             "Adapt to your own unlabeled images and write a prediction for each.",

@@ -12,6 +12,9 @@ both cancels in their difference.
 In simulations with 60 batches, 95 % of the intervals hold the truth if batches are independent, 94 % if neighboring
 batches have a correlation of 0.3, and 93 % if it is 0.6; with 10 batches these are 95, 92 and 82 %.
 
+Where batches are few and shuffled, as in a short comparison on one's own images, blocks may be as short as a batch
+(``short_blocks``): more of them, of equal size if possible, which costs coverage only where batches are correlated.
+
 With several seeds or orders, the spread between them is added. With a single one, an interval does not cover what
 another seed or order would change.
 """
@@ -69,11 +72,14 @@ def average_value(result: "Result", scores: Sequence[BatchScore | None]) -> floa
     return fmean(score.value for score in scores if score is not None)
 
 
-def leave_out_blocks(segments: Sequence[Sequence[BatchScore]]) -> tuple[tuple[BatchScore | None, ...], ...]:
+def leave_out_blocks(
+    segments: Sequence[Sequence[BatchScore]], *, short_blocks: bool = False
+) -> tuple[tuple[BatchScore | None, ...], ...]:
     """Return the score of each segment without the first block, without the second, and so on.
 
     Args:
         segments: The scores of the batches of each segment.
+        short_blocks: Whether blocks may be as short as a batch.
 
     Returns:
         One tuple per block, with None for segments that are left out as a whole; empty if there are too few batches.
@@ -81,6 +87,8 @@ def leave_out_blocks(segments: Sequence[Sequence[BatchScore]]) -> tuple[tuple[Ba
     fewest = min(len(segment) for segment in segments)
     if fewest >= MIN_BLOCKS:
         count = min(MAX_BLOCKS, max(MIN_BLOCKS, fewest // BLOCK_LENGTH))
+        if short_blocks:
+            count = max(range(MIN_BLOCKS, min(MAX_BLOCKS, fewest) + 1), key=lambda each: (fewest % each == 0, each))
         parts = [[Score.sum(part) for part in _cut(segment, count)] for segment in segments]
         return tuple(
             tuple(Score.sum(part for place, part in enumerate(blocks) if place != left_out) for blocks in parts)
@@ -95,22 +103,29 @@ def leave_out_blocks(segments: Sequence[Sequence[BatchScore]]) -> tuple[tuple[Ba
     return ()
 
 
-def estimate_interval(results: Sequence["Result"], statistic: Statistic = average_value) -> Interval | None:
+def estimate_interval(
+    results: Sequence["Result"], statistic: Statistic = average_value, *, short_blocks: bool = False
+) -> Interval | None:
     """Return the interval of a number of one method.
 
     Args:
         results: Complete results that differ in seed and order only.
         statistic: The number, a fraction, averaged over the results; by default the mean of the metric.
+        short_blocks: Whether blocks may be as short as a batch.
 
     Returns:
         The interval, cut at 0 and 1; None if there are too few batches for one.
     """
-    interval = _combine([_replicate(result, statistic) for result in results])
+    interval = _combine([_replicate(result, statistic, short_blocks=short_blocks) for result in results])
     return interval and replace(interval, low=max(0.0, interval.low), high=min(1.0, interval.high))
 
 
 def estimate_difference(
-    one: Sequence["Result"], other: Sequence["Result"], statistic: Statistic = average_value
+    one: Sequence["Result"],
+    other: Sequence["Result"],
+    statistic: Statistic = average_value,
+    *,
+    short_blocks: bool = False,
 ) -> Interval | None:
     """Return the interval of the difference of two methods, one minus the other, on the same streams.
 
@@ -119,12 +134,13 @@ def estimate_difference(
         other: Those of another method. Equal orders and seeds are paired; a result without a seed, of a method without
             randomness, is paired with every seed.
         statistic: The number, averaged over the pairs; by default the mean of the metric.
+        short_blocks: Whether blocks may be as short as a batch.
 
     Returns:
         The interval; None if there are too few batches for one, or no result has a partner.
     """
     pairs = _pair(one, other)
-    replicated = [(_replicate(first, statistic), _replicate(second, statistic)) for first, second in pairs]
+    replicated = [[_replicate(each, statistic, short_blocks=short_blocks) for each in pair] for pair in pairs]
     if any(len(first) != len(second) for first, second in replicated):
         return None
     return _combine([[a - b for a, b in zip(*pair, strict=True)] for pair in replicated])
@@ -135,9 +151,10 @@ def _cut(batches: Sequence[BatchScore], count: int) -> list[Sequence[BatchScore]
     return [batches[first:last] for first, last in pairwise(cuts)]
 
 
-def _replicate(result: "Result", statistic: Statistic) -> list[float]:
+def _replicate(result: "Result", statistic: Statistic, *, short_blocks: bool) -> list[float]:
     """Return the number of the whole result, followed by its value without each block."""
-    return [statistic(result, scores) for scores in (result.segments, *result.left_out_blocks)]
+    blocks = result.short_left_out_blocks if short_blocks else result.left_out_blocks
+    return [statistic(result, scores) for scores in (result.segments, *blocks)]
 
 
 def _combine(runs: Sequence[Sequence[float]]) -> Interval | None:

@@ -146,6 +146,11 @@ class Result:
         """The score of each segment without each block of the stream, see :mod:`ctta.evaluation.intervals`."""
         return leave_out_blocks(self._scores_by_segment)
 
+    @cached_property
+    def short_left_out_blocks(self) -> tuple[tuple[BatchScore | None, ...], ...]:
+        """The same with more and shorter blocks, for batches that count as independent."""
+        return leave_out_blocks(self._scores_by_segment, short_blocks=True)
+
     @property
     def _scores_by_segment(self) -> list[list[BatchScore]]:
         grouped: list[list[BatchScore]] = [[] for _ in self.domains]

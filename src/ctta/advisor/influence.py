@@ -1,0 +1,106 @@
+"""How many of the other answers of a batch one foreign picture changes, through the statistics that they share.
+
+BatchNorm with statistics of the batch makes every answer depend on every picture of the batch. One picture is replaced,
+and the other answers are compared with what they were before. A hostile picture is found by following the gradient of
+the other answers' loss.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean, stdev
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ctta.advisor.pictures import Pictures, iter_batches
+from ctta.norms import BatchStats, has_running_statistics
+from ctta.surgery import copy_for_adaptation
+
+#: What BatchNorm may normalize by, and what each is called on the page.
+MODES: dict[str, BatchStats] = {
+    "batch statistics": 1.0,
+    "blended by the size of the batch": "blend",
+    "a tenth of the batch": 0.1,
+    "the source's statistics": 0.0,
+}
+NUM_BATCHES, NUM_STEPS, STEP_SIZE = 6, 20, 0.1
+
+
+@dataclass(frozen=True)
+class Influence:
+    """What one picture does to the other answers of its batch.
+
+    Attributes:
+        mode: What BatchNorm normalizes by.
+        picture: What the picture is: "noise", "white" or "hostile".
+        flipped: Mean fraction of the other answers that change.
+        half_width: Half of the 95 % interval of the mean, by the spread between batches.
+        worst: The largest fraction in a batch.
+        batch_size: Pictures in a batch.
+    """
+
+    mode: str
+    picture: str
+    flipped: float
+    half_width: float
+    worst: float
+    batch_size: int
+
+
+def measure_influence(net: nn.Module, pictures: Pictures, *, batch_size: int, seed: int = 0) -> list[Influence]:
+    """Measure how many of the other answers of a batch one foreign or hostile picture changes.
+
+    Args:
+        net: The network, for images in [0, 1].
+        pictures: Clean pictures.
+        batch_size: Pictures in a batch.
+        seed: Seed of the noise.
+
+    Returns:
+        A row for each mode and kind of picture; empty for a network without BatchNorm, whose answers are independent,
+        or for batches of one.
+    """
+    has_batch_norm = any(isinstance(module, _BatchNorm) for module in net.modules())
+    if not has_batch_norm or batch_size < 2:
+        return []
+    batches = [x for x in iter_batches(net, pictures.images, batch_size) if len(x) == batch_size][:NUM_BATCHES]
+    rows = []
+    for mode, fraction in MODES.items() if has_running_statistics(net) else [("batch statistics", 1.0)]:
+        shared = copy_for_adaptation(net, batch_stats=fraction, output=None).requires_grad_(False)
+        for picture in ("noise", "white", "hostile"):
+            changes = [_count_flips(shared, x, picture, seed + number) for number, x in enumerate(batches)]
+            rows.append(_summarize(mode, picture, changes, batch_size))
+    return rows
+
+
+def _count_flips(net: nn.Module, x: Tensor, kind: str, seed: int) -> float:
+    """Return the fraction of the other answers that change if the first picture is replaced."""
+    with torch.no_grad():
+        before = net(x).argmax(1)[1:]
+    picture = _make_picture(net, x, before, kind, seed)
+    with torch.no_grad():
+        after = net(torch.cat([picture, x[1:]])).argmax(1)[1:]
+    return float((before != after).double().mean())
+
+
+def _make_picture(net: nn.Module, x: Tensor, answers: Tensor, kind: str, seed: int) -> Tensor:
+    if kind == "white":
+        return torch.ones_like(x[:1])
+    generator = torch.Generator().manual_seed(seed)
+    picture = torch.rand(x[:1].shape, generator=generator).to(x)
+    if kind == "noise":
+        return picture
+    for _ in range(NUM_STEPS):
+        picture.requires_grad_(True)
+        loss = F.cross_entropy(net(torch.cat([picture, x[1:]]))[1:], answers)
+        (gradient,) = torch.autograd.grad(loss, picture)
+        picture = (picture + STEP_SIZE * gradient.sign()).clamp(0, 1).detach()
+    return picture
+
+
+def _summarize(mode: str, picture: str, changes: Sequence[float], batch_size: int) -> Influence:
+    half = 1.96 * stdev(changes) / sqrt(len(changes)) if len(changes) > 1 else float("nan")
+    return Influence(mode, picture, fmean(changes), half, max(changes), batch_size)

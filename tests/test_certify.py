@@ -1,0 +1,114 @@
+"""``ctta certify``: a method that harms fails, one that does nothing passes, and the page says what was tested."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command_line import invoke, user_error, write_network
+from torch import nn
+
+import ctta
+from ctta.advisor import ScenarioOutcome, label_pictures, measure_influence
+from ctta.cli.certify import certify
+from ctta.datasets import CleanImages
+from ctta.evaluation import Interval
+
+HARMFUL = """
+import ctta, torch
+
+class Harmful(ctta.AdaptiveModel):
+    def __init__(self, net, *, seed=0, patience=4):
+        super().__init__(net, batch_stats=0, seed=seed)
+        self.patience = patience
+
+    def adapt_step(self, x):
+        logits = self.source(x)
+        return logits.flip(1) if self.num_steps >= self.patience else logits
+"""
+SCENARIOS = [
+    *("clean pictures", "corruptions", "batches of 4", "sorted by class", "5 visits", "foreign pictures"),
+]
+FAST = ("--batch-size", 8, "--batch-sizes", "4", "--corruptions", "fog", "--visits", 5, "--seeds", 2, "--limit", 40)
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> tuple[object, ...]:
+    images = np.random.default_rng(0).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
+    np.savez(tmp_path / "clean.npz", images=images)
+    (tmp_path / "harmful.py").write_text(HARMFUL)
+    common = ("--model", write_network(tmp_path), "--images", tmp_path / "clean.npz", "--out", tmp_path / "out")
+    return (*common, *FAST)
+
+
+def test_a_method_that_harms_fails_and_the_page_says_where(arguments: tuple[object, ...], tmp_path: Path) -> None:
+    result = invoke(certify, *arguments, "--method", f"file:{tmp_path}/harmful.py:Harmful", "--no-guard")
+    assert result.exit_code == 1 and "FAIL: " in result.stdout
+    found = json.loads((tmp_path / "out" / "certificate.json").read_text())
+    assert [each["name"] for each in found["scenarios"]] == SCENARIOS and not found["passed"]
+    outcomes = {each["name"]: each["outcome"] for each in found["scenarios"]}
+    assert outcomes["corruptions"] == outcomes["5 visits"] == "fail"
+    page = (tmp_path / "out" / "certificate.html").read_text()
+    assert "FAIL: Harmful" in page and "20 % of noise" in page and "hostile" in page
+
+
+def test_what_changes_no_answer_passes(arguments: tuple[object, ...], tmp_path: Path) -> None:
+    harmless = ("--method", f"file:{tmp_path}/harmful.py:Harmful", "--set", "patience=10000", "--no-guard")
+    result = invoke(certify, *arguments, *harmless, "--json")
+    found = json.loads(result.stdout)
+    assert result.exit_code == 0 and found["passed"] and found["verdict"].startswith("PASS: Harmful patience=10000")
+    assert all(each["difference"]["high"] == 0 for each in found["scenarios"])
+
+
+def test_the_worst_seed_counts(arguments: tuple[object, ...], tmp_path: Path) -> None:
+    (tmp_path / "seeded.py").write_text(
+        HARMFUL.replace("self.patience = patience", "self.patience = 4 if seed else 999")
+    )
+    seeded = ("--method", f"file:{tmp_path}/seeded.py:Harmful", "--no-guard")
+    codes = [invoke(certify, *arguments, *seeded, "--seeds", seeds).exit_code for seeds in (1, 2)]
+    assert codes == [0, 1]
+
+
+def test_outcomes() -> None:
+    scenario = ScenarioOutcome("clean", "", 0.2, 0.2, None, 3, tolerance=0.02)
+
+    def outcome(low: float, high: float) -> str:
+        return replace(scenario, difference=Interval((low + high) / 2, low, high, 5)).outcome
+
+    assert scenario.outcome == "unclear"
+    assert outcome(-0.1, 0.02) == outcome(0.005, 0.015) == "pass"
+    assert outcome(-0.01, 0.03) == "unclear" and outcome(0.01, 0.03) == "fail"
+
+
+def test_one_picture_changes_other_answers_by_batch_statistics_only() -> None:
+    torch.manual_seed(0)
+    layers: list[Any] = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 10)]
+    net = nn.Sequential(*layers).eval()
+    images = np.random.default_rng(0).integers(90, 150, (32, 16, 16, 3), dtype=np.uint8)
+    pictures = label_pictures(net, CleanImages(images, None))
+    rows = {(row.mode, row.picture): row for row in measure_influence(net, pictures, batch_size=8)}
+    assert len(rows) == 12 and rows["batch statistics", "hostile"].batch_size == 8
+    flipped = {key: row.flipped for key, row in rows.items()}
+    assert all(flipped["the source's statistics", kind] == 0 for kind in ("noise", "white", "hostile"))
+    assert flipped["batch statistics", "hostile"] >= flipped["batch statistics", "noise"] > 0
+    assert flipped["batch statistics", "hostile"] > flipped["a tenth of the batch", "hostile"]
+    assert measure_influence(nn.Sequential(nn.Flatten(), nn.Linear(768, 10)), pictures, batch_size=8) == []
+    assert measure_influence(net, pictures, batch_size=1) == []
+
+
+def test_user_errors(arguments: tuple[object, ...]) -> None:
+    assert "Source is what methods are compared with" in user_error(certify, *arguments, "--method", "source")
+    assert "there is no method" in user_error(certify, *arguments, "--method", "tnet")
+    assert invoke(certify, *arguments).exit_code == 2
+
+
+def test_python() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 3)).eval()
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
+    sizes: dict[str, Any] = {"batch_size": 8, "batch_sizes": [4], "num_seeds": 1, "num_visits": 5}
+    certificate = ctta.certify(net, images, method="tent", settings={"lr": 1e-5}, corruptions=["fog"], **sizes)
+    assert isinstance(certificate, ctta.Certificate) and certificate.guarded and len(certificate.scenarios) == 6
+    assert "TENT lr=1e-05 (guarded)" in repr(certificate)
