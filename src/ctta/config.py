@@ -141,7 +141,7 @@ def read_config(path: str | os.PathLike[str]) -> AdaptationConfig:
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"there is no file {file}: 'ctta advise' writes one, see also docs/advise.md") from None
+        raise ConfigError(f"there is no file {file}: 'ctta advise' writes one") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
         raise ConfigError(f"{file} is not a TOML file: {error}") from error
     tables = {name: content.pop(name, {}) for name in KEYS}
