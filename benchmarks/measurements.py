@@ -2,10 +2,11 @@
 
 import gc
 import json
+import math
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,12 +17,23 @@ from torch.profiler import ProfilerActivity, profile
 
 @dataclass(frozen=True)
 class Measurement:
-    """One row of the table: a measured ratio and its target, an upper bound; the time of an image where it is one."""
+    """One row of the table.
+
+    Attributes:
+        name: What is divided by what.
+        ratio: The measured ratio, a median over pairs where it is one of times.
+        target: Its upper bound.
+        ms_per_image: The time of an image, where it is a step of a method.
+        low: The lower end of the ratio's 95 % interval, where pairs were repeated.
+        high: Its upper end.
+    """
 
     name: str
     ratio: float
     target: float
     ms_per_image: float | None = None
+    low: float | None = None
+    high: float | None = None
 
     @property
     def is_met(self) -> bool:
@@ -30,7 +42,8 @@ class Measurement:
 
     def __str__(self) -> str:
         time = "" if self.ms_per_image is None else f"{self.ms_per_image:8.2f} ms/image"
-        return f"{self.name:74}{self.ratio:7.3f}{self.target:8.3f}{time}  {'' if self.is_met else 'missed'}"
+        interval = "" if self.low is None else f"  {self.low:.3f} to {self.high:.3f}"
+        return f"{self.name:74}{self.ratio:7.3f}{self.target:8.3f}{time}{interval}  {'' if self.is_met else 'missed'}"
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -60,26 +73,46 @@ class PairedTimes:
     Attributes:
         ratio: The median ratio over the pairs.
         ours: The median time of the first call in seconds.
+        low: The lower end of the 95 % interval of the median ratio.
+        high: Its upper end.
     """
 
     ratio: float
     ours: float
+    low: float
+    high: float
 
 
-def compare_times(ours: Callable[[], object], baseline: Callable[[], object], *, budget: float) -> PairedTimes:
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of the median, whatever the distribution: two of the sorted values.
+
+    With fewer than six values, whose range covers the median less often, it is their range.
+    """
+    ordered, count = sorted(values), len(values)
+    rank, tail = 0, 0.5**count  # probability that at most ``rank`` values lie below the median
+    while rank + 1 < count / 2 and tail + math.comb(count, rank + 1) * 0.5**count <= 0.025:
+        rank += 1
+        tail += math.comb(count, rank) * 0.5**count
+    return ordered[rank], ordered[-1 - rank]
+
+
+def compare_times(
+    ours: Callable[[], object], baseline: Callable[[], object], *, budget: float, max_pairs: int = 25
+) -> PairedTimes:
     """Compare the times that this process computes, whose number of threads is one; waiting for a core is not counted.
 
     Args:
         ours: The call to measure, whose order within a pair alternates.
         baseline: What it is compared to.
-        budget: The seconds that the pairs may take. There are at least three and at most 25.
+        budget: The seconds that the pairs may take. There are at least three.
+        max_pairs: The largest number of pairs.
 
     Returns:
         The times.
     """
     times: list[tuple[float, float]] = []
     spent = 0.0
-    while len(times) < 3 or (spent < budget and len(times) < 25):
+    while len(times) < 3 or (spent < budget and len(times) < max_pairs):
         pair = {}
         for call in (baseline, ours) if len(times) % 2 == 0 else (ours, baseline):
             started = time.process_time()
@@ -87,8 +120,10 @@ def compare_times(ours: Callable[[], object], baseline: Callable[[], object], *,
             pair[call] = time.process_time() - started
         times.append((pair[ours], pair[baseline]))
         spent += sum(pair.values())
-    ratio = statistics.median(mine / other for mine, other in times)
-    return PairedTimes(ratio, statistics.median(mine for mine, _ in times))
+    ratios = [mine / other for mine, other in times]
+    return PairedTimes(
+        statistics.median(ratios), statistics.median(mine for mine, _ in times), *median_interval(ratios)
+    )
 
 
 def live_bytes() -> int:

@@ -14,12 +14,13 @@ import growth
 import guard_speed
 import memory_use
 import method_speed
+import norm_speed
 import segformer_step
 import step_speed
 from measurements import Measurement, read_results, write_results
 
 RESULTS = Path(__file__).parent / "results.json"
-MODULES = (step_speed, method_speed, guard_speed, segformer_step, growth, memory_use, checkpoint_speed)
+MODULES = (step_speed, norm_speed, method_speed, guard_speed, segformer_step, growth, memory_use, checkpoint_speed)
 
 
 def main() -> None:

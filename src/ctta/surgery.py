@@ -24,6 +24,7 @@ from ctta.norms import (
     avoid_group_norm_crash_,
     find_norm_parameters,
     make_contiguous_if_constant,
+    show_running_statistics,
     use_batch_statistics_,
 )
 from ctta.norms.balanced import BalancedStatistics
@@ -65,7 +66,9 @@ def copy_without_hooks(net: nn.Module) -> nn.Module:
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
             for key in [key for key, hook in hooks.items() if _is_own_hook(hook)]:
                 del hooks[key]
+                module._forward_hooks_always_called.pop(key, None)
         if isinstance(module, _BatchNorm):
+            show_running_statistics(module)
             module.track_running_stats = module.running_mean is not None
     return net.eval()
 
@@ -82,7 +85,7 @@ def _is_own_hook(hook: Any) -> bool:
     """Return whether this library registered the hook."""
     of_networks, of_norms = ExtractLogits | RecordFeatures, BatchStatistics | RunningStatistics | BalancedStatistics
     kinds = of_networks | of_norms | Renormalization | FollowAfterUse
-    return isinstance(hook, kinds) or hook in (clone_input, make_contiguous_if_constant)
+    return isinstance(hook, kinds) or hook in (clone_input, make_contiguous_if_constant, show_running_statistics)
 
 
 def clone_input(net: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ctta.errors import ConfigError, InputError
-from ctta.norms.moments import blend_with_batch, fix_stride_of_one
+from ctta.norms.moments import blend_with_batch, carry_blended_gradient, fix_stride_of_one
 from ctta.parallel import current_reducer
 
 #: Batches of at least this many images are normalized by their own statistics under "auto".
@@ -97,7 +97,7 @@ class BatchStatistics:
     fraction: BatchStats
 
     def __call__(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        """Set the mode of the layer and, unless it can compute the statistics itself, rescale its input."""
+        """Set the mode of the layer, and blend its statistics or rescale its input unless it can do without."""
         x, num_parts, batch = inputs[0], _num_parts.get(), current_reducer()
         num_images = images_in_batch() or batch.total_count(len(x)) // (num_parts or 1)
         fraction = self.choose_fraction(module, num_images)
@@ -108,8 +108,12 @@ class BatchStatistics:
             )
         by_layer = fraction == 1 and num_parts is None and not batch.is_sharded
         self.set_mode_(module, by_layer)
+        show_running_statistics(module)
         if by_layer or fraction == 0:
             return None
+        # The compiler fuses the rescaling with the layer by itself.
+        if (num_parts or 1) == 1 and not batch.is_sharded and not torch.compiler.is_compiling():
+            return self.blend_(module, inputs, fraction)
         return (self.rescale(module, x, num_parts or 1, fraction), *inputs[1:])
 
     def choose_fraction(self, module: _BatchNorm, num_images: int) -> float:
@@ -123,17 +127,28 @@ class BatchStatistics:
     @staticmethod
     def set_mode_(module: _BatchNorm, by_layer: bool) -> None:
         """Let the layer compute batch statistics, tracking nothing, or let it read its running statistics."""
-        module.training = by_layer
-        module.track_running_stats = not by_layer
+        if module.training is not by_layer or module.track_running_stats is by_layer:  # which torch sets slowly
+            module.training = by_layer
+            module.track_running_stats = not by_layer
+
+    @staticmethod
+    def blend_(module: _BatchNorm, inputs: tuple[Tensor, ...], fraction: float) -> tuple[Tensor, ...] | None:
+        """Let the layer normalize this call by blended statistics; :func:`show_running_statistics` ends it."""
+        assert module.running_mean is not None and module.running_var is not None, "checked when the method is built"
+        x = inputs[0]
+        values = x.to(module.running_mean.dtype)
+        blended = blend_with_batch(module.running_mean, module.running_var, values.detach(), fraction)
+        # Attributes of the instance hide the buffers of the same names, which keep the running statistics: whatever
+        # interrupts the call, they are what is saved and copied.
+        vars(module).update(running_mean=blended.mean, running_var=blended.variance)
+        if not (torch.is_grad_enabled() and x.requires_grad):
+            return None
+        return (carry_blended_gradient(x, blended, module.eps), *inputs[1:])
 
     @staticmethod
     def rescale(module: _BatchNorm, x: Tensor, num_parts: int, fraction: float) -> Tensor:
         """Return x shifted and scaled so that normalizing by the running statistics gives the blended normalization."""
         assert module.running_mean is not None and module.running_var is not None, "checked when the method is built"
-        # The compiler fuses the operations below by itself, and cannot trace ours without a warning.
-        if num_parts == 1 and not current_reducer().is_sharded and not torch.compiler.is_compiling():
-            values = blend_with_batch(module, x.to(module.running_mean.dtype), fraction)
-            return fix_stride_of_one(values).to(x.dtype)
         along_channels = (-1,) + (1,) * (x.ndim - 2)
         mean, variance = module.running_mean.view(along_channels), module.running_var.view(along_channels)
         values = x.to(mean.dtype).unflatten(0, (num_parts, -1))
@@ -141,6 +156,12 @@ class BatchStatistics:
         batch_variance, batch_mean = current_reducer().var_mean(values, axes)
         blended = mean.lerp(batch_mean, fraction), variance.lerp(batch_variance, fraction)
         return fix_stride_of_one(renormalize(module, values, *blended, x.ndim - 2).flatten(0, 1)).to(x.dtype)
+
+
+def show_running_statistics(module: nn.Module, *_: object) -> None:
+    """Show the running statistics of a BatchNorm again that blended ones have hidden; also a forward hook."""
+    vars(module).pop("running_mean", None)
+    vars(module).pop("running_var", None)
 
 
 def renormalize(module: _BatchNorm, values: Tensor, mean: Tensor, variance: Tensor, num_spatial: int) -> Tensor:
@@ -178,6 +199,7 @@ def use_batch_statistics_(net: nn.Module, fraction: BatchStats) -> None:
                 )
             BatchStatistics.set_mode_(module, by_layer=fraction == 1)
             module.register_forward_pre_hook(BatchStatistics(fraction))
+            module.register_forward_hook(show_running_statistics, always_call=True)
 
 
 def use_running_statistics_(net: nn.Module) -> None:
@@ -187,6 +209,7 @@ def use_running_statistics_(net: nn.Module) -> None:
             hooks = module._forward_pre_hooks
             for key in [key for key, hook in hooks.items() if isinstance(hook, BatchStatistics)]:
                 del hooks[key]
+            show_running_statistics(module)
             module.training, module.track_running_stats = False, module.running_mean is not None
 
 
