@@ -46,7 +46,7 @@ nitpick_ignore_regex = [(r"py:.*", r"(?!ctta\b).*")]  # types of torch, numpy an
 
 html_theme = "furo"
 html_title = f"ctta {release}"
-html_static_path = ["_static", "figures"]
+html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False

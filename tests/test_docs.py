@@ -9,10 +9,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
+from xml.etree import ElementTree
 
+import draw_cotta
 import pytest
 from command_pages import describe_commands, describe_routes, read_openapi
 from documents import PAGES, PREAMBLE, ROOT, read_commands, read_python
+from PIL import Image, ImageSequence
 from repository_links import rewrite_links
 from typer.main import get_command
 
@@ -108,6 +111,23 @@ def test_external_links_are_well_formed(page: Path) -> None:
     for link in re.findall(r"\]\((\w+:[^)]*)\)|<(\w+:[^>]*)>", page.read_text()):
         address = urlsplit("".join(link))
         assert address.scheme == "https" and "." in (address.hostname or ""), link
+
+
+@pytest.mark.parametrize("name", draw_cotta.THEMES)
+def test_the_figure_of_cotta_is_drawn_by_its_script(name: str) -> None:
+    """If it fails: python benchmarks/draw_cotta.py."""
+    drawn = draw_cotta.draw(draw_cotta.THEMES[name])
+    assert (draw_cotta.FOLDER / f"cotta-{name}.svg").read_text() == drawn
+    assert ElementTree.fromstring(drawn).tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_the_clip_is_short_and_small() -> None:
+    path = draw_cotta.FOLDER / "snow.webp"
+    assert path.stat().st_size < 1_000_000
+    with Image.open(path) as clip:
+        frames = list(ImageSequence.Iterator(clip))
+        assert sum(frame.info["duration"] for frame in frames) == 20_000
+        assert getattr(clip, "n_frames", 1) == len(frames) == 20
 
 
 def test_the_readme_is_short() -> None:

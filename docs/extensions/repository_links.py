@@ -31,7 +31,7 @@ def rewrite_links(text: str, page: Path) -> str:
             return f"[{label}]({REPOSITORY}/{kind}/main/{path.relative_to(DOCS.parent)}{anchor})"
         elif path.is_dir() and (path / "README.md").exists():
             return f"[{label}]({target.rstrip('/')}/README.md{anchor})"
-        elif path.suffix not in (".md", ".png", ".svg"):
+        elif path.suffix not in (".md", ".png", ".svg", ".webp"):
             kind = "tree" if path.is_dir() else "blob"
             return f"[{label}]({REPOSITORY}/{kind}/main/{path.relative_to(DOCS.parent)}{anchor})"
         return match[0]
