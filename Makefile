@@ -62,6 +62,7 @@ results: $(READY)
 dist: $(READY)
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
+	$(BIN)/python scripts/check_distribution.py
 
 clean:
 	rm -rf $(VENV) docs/_build docs/reference/api .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -124,10 +124,12 @@ def test_the_figure_of_cotta_is_drawn_by_its_script(name: str) -> None:
 def test_the_clip_is_short_and_small() -> None:
     path = draw_cotta.FOLDER / "snow.webp"
     assert path.stat().st_size < 1_000_000
+    durations = []
     with Image.open(path) as clip:
-        frames = list(ImageSequence.Iterator(clip))
-        assert sum(frame.info["duration"] for frame in frames) == 20_000
-        assert getattr(clip, "n_frames", 1) == len(frames) == 20
+        for frame in ImageSequence.Iterator(clip):
+            frame.load()
+            durations.append(frame.info["duration"])
+    assert durations == 20 * [1000]
 
 
 def test_the_readme_is_short() -> None:

@@ -24,7 +24,7 @@ ROWS = [
     ["corruptions", "synthetic", "models", "config"],
     ["checkpoint", "guard", "distributed", "datasets", "streams"],
     ["testing", "evaluation"],
-    ["report", "benchmark", "advisor", "inference", "serve"],
+    ["report", "benchmark", "advisor", "inference", "installation", "serve"],
     ["cli"],
     ["__main__"],
 ]

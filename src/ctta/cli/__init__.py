@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from ctta.errors import is_user_error
 
@@ -22,6 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("ctta"):
             raise
+        if list(sys.argv[1:] if arguments is None else arguments) == ["doctor"]:
+            _print_doctor()
         sys.exit(f"ctta: the command needs {error.name}, which is not installed: pip install 'ctta[bench]'")
     try:
         with quiet_except_rank_zero():
@@ -31,3 +34,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         rank = os.environ.get("RANK", "0")
         sys.exit(f"{'ctta' if rank == '0' else f'rank {rank}'}: {error}")
+
+
+def _print_doctor() -> NoReturn:
+    """Check an installation that lacks what commands need."""
+    from ctta.installation import inspect_installation
+
+    found = inspect_installation()
+    sys.stdout.write(f"{found.describe()}\n")
+    sys.exit(1 if found.problems else 0)

@@ -68,6 +68,10 @@ class _Commands(LazyGroup):
             "ctta.cli.data:data",
             "Download public datasets and checkpoints, verified, to a cache folder.",
         ),
+        "doctor": (
+            "ctta.cli.doctor:doctor",
+            "Check the installation: versions, devices, extras, what is missing and how to get it.",
+        ),
     }
 
 
