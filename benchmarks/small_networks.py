@@ -81,7 +81,7 @@ class Block(nn.Module):
 class SmallViT(nn.Module):
     """A vision transformer with a class token, for images of 32x32 in patches of 4x4."""
 
-    def __init__(self, width: int = 96, num_blocks: int = 4, num_heads: int = 3) -> None:
+    def __init__(self, width: int = 64, num_blocks: int = 3, num_heads: int = 2) -> None:
         super().__init__()
         self.patch_embed = nn.Conv2d(3, width, 4, stride=4)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
@@ -101,7 +101,7 @@ class SmallViT(nn.Module):
 RECIPES: dict[str, tuple[Callable[[], nn.Module], int, float]] = {
     "bn": (lambda: ConvNet(nn.BatchNorm2d), 8, 4e-3),
     "group_norm": (lambda: ConvNet(lambda width: nn.GroupNorm(8, width)), 5, 4e-3),
-    "vit": (SmallViT, 8, 1e-3),
+    "vit": (SmallViT, 5, 2e-3),
 }
 
 

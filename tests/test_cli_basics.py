@@ -128,6 +128,7 @@ VERBS = set(
         "Apply",
         "Average",
         "Call",
+        "Compare",
         "Corrupt",
         "Describe",
         "Detect",

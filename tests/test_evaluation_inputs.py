@@ -196,7 +196,7 @@ def test_batch_size_is_for_single_images() -> None:
 def test_a_folder_of_plain_batches_is_written_once_and_not_resumed(tmp_path: Path) -> None:
     result = ctta.evaluate(ctta.Tent(make_net()), in_batches(), folder=tmp_path / "run")
     assert read_result(tmp_path / "run") == result
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["about.json", "batches.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["about.json", "batches.jsonl", "facts.json"]
     with pytest.raises(ConfigError, match=r"holds an evaluation already, and list cannot be compared .* which resumes"):
         ctta.evaluate(ctta.Tent(make_net()), in_batches(), folder=tmp_path / "run")
 

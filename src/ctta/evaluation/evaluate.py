@@ -13,6 +13,7 @@ from ctta.base import AdaptiveModel
 from ctta.errors import ConfigError, InputError
 from ctta.evaluation.batch import check_classes, check_labeled, check_same_kind, evaluate_batch
 from ctta.evaluation.environment import PeakMemory, describe_environment
+from ctta.evaluation.facts import write_facts
 from ctta.evaluation.inputs import PlainBatches, as_batches, as_model
 from ctta.evaluation.journal import Journal, write_evaluation
 from ctta.evaluation.label_maps import save_label_maps
@@ -154,6 +155,7 @@ def _evaluate_stream(
         if folder is None:
             return []
         journal = Journal(folder, about, save_every=save_every)
+        write_facts(folder, model, stream)
         model, done = journal.resume(model)
         return [record.to_json() for record in done]
 
@@ -270,6 +272,7 @@ def evaluate_together(
         }
         if name in folders and model.coordinator.is_rank_zero:
             write_evaluation(folders[name], about, records[name])
+            write_facts(folders[name], model, None)
         results[name] = Result.from_batches(about, records[name])
     return results
 

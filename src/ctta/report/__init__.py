@@ -4,6 +4,7 @@
 elsewhere and needs no extra.
 """
 
+from ctta.report.differences import Difference, RunDifferences, diff_runs
 from ctta.report.matrix import Matrix, MatrixCell, MatrixProtocol, read_matrix
 from ctta.report.runs import RecordedRun, read_runs
 from ctta.report.score_tables import score_table
@@ -11,14 +12,17 @@ from ctta.report.tables import Table, TableCell, TableColumn, TableRow
 from ctta.report.writer import write_matrix, write_report
 
 __all__ = [
+    "Difference",
     "Matrix",
     "MatrixCell",
     "MatrixProtocol",
     "RecordedRun",
+    "RunDifferences",
     "Table",
     "TableCell",
     "TableColumn",
     "TableRow",
+    "diff_runs",
     "read_matrix",
     "read_runs",
     "score_table",
