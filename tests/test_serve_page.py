@@ -20,12 +20,20 @@ CLASSES = ["bird", "cat", "dog", "frog", "ship"]
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     folder = tmp_path_factory.mktemp("page")
-    service = Service(Guarded(make_tent(folder)), folder / "state", image_size=SIZE, class_names=CLASSES, window_size=0)
+    service = Service(
+        Guarded(make_tent(folder)),
+        folder / "state",
+        image_size=SIZE,
+        class_names=CLASSES,
+        window_size=0,
+        num_answers=100,
+    )
     with serve_in_thread(service, TOKENS) as client:
         for number in range(6):
             for name in ("camera2", "camera10", "ward.A"):
                 client.infer(name, make_images(8, number))
         client.json("POST", "/streams/camera10/freeze")
+        client.json("POST", "/streams/camera2/feedback", json={"ids": list(range(40)), "labels": ["cat"] * 40})
         yield client
 
 
@@ -53,6 +61,11 @@ def give_token(browser: webdriver.Chrome, token: str) -> None:
 
 def card(name: str) -> str:
     return f"document.querySelector('[data-stream=\"{name}\"]')"
+
+
+def test_a_card_says_what_labels_say(browser: webdriver.Chrome) -> None:
+    texts = [element.text for element in browser.find_elements(By.CSS_SELECTOR, "article .gain")]
+    assert texts[0].startswith("adapting: ") and texts[0].endswith(" points by 40 labels") and texts[1:] == ["", ""]
 
 
 def test_a_card_for_each_stream(browser: webdriver.Chrome) -> None:

@@ -2,6 +2,7 @@
 
 import tempfile
 from contextlib import nullcontext
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +32,13 @@ from ctta.guard import Guarded, InputSpec
 
 # Panels of ``ctta serve --help``.
 SERVER, STREAMS, LIMITS = "Server", "Streams", "Limits"
+
+
+class HarmRemedy(StrEnum):
+    """What to do with a stream that adaptation harms."""
+
+    RESET = "reset"
+    FREEZE = "freeze"
 
 
 def serve(
@@ -143,6 +151,25 @@ def serve(
             rich_help_panel=STREAMS,
         ),
     ] = None,
+    feedback: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=1_000_000,
+            help="Remember the last N answers of each stream and those of the source, so that labels can tell whether "
+            "adaptation helps; costs a pass of the source per request.",
+            metavar="N",
+            rich_help_panel=STREAMS,
+        ),
+    ] = 0,
+    on_harm: Annotated[
+        HarmRemedy | None,
+        typer.Option(
+            help="Reset or freeze a stream whose labels show that adaptation harms. Default: only report it.",
+            metavar="|".join(HarmRemedy),
+            rich_help_panel=STREAMS,
+        ),
+    ] = None,
     live_streams: Annotated[
         int,
         typer.Option(
@@ -250,6 +277,8 @@ def serve(
             num_workers=workers,
             snapshot_interval=snapshot_every,
             unready_after=unready_after,
+            num_answers=feedback,
+            on_harm=on_harm.value if on_harm else None,
         )
 
         def on_listening(address: str) -> None:

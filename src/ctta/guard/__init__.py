@@ -10,13 +10,24 @@
 
 from ctta.checkpoint.encoding import register_settings_class
 from ctta.checkpoint.manifest import register_wrapper
+from ctta.guard.answers import AnswerLog, FeedbackSummary
 from ctta.guard.detector import CollapseThresholds
 from ctta.guard.events import Event, EventKind
 from ctta.guard.health import Health, Monitored
 from ctta.guard.validator import InputSpec
 from ctta.guard.wrapper import Guarded
 
-__all__ = ["CollapseThresholds", "Event", "EventKind", "Guarded", "Health", "InputSpec", "Monitored"]
+__all__ = [
+    "AnswerLog",
+    "CollapseThresholds",
+    "Event",
+    "EventKind",
+    "FeedbackSummary",
+    "Guarded",
+    "Health",
+    "InputSpec",
+    "Monitored",
+]
 
 register_settings_class("guard", "input_spec", InputSpec)
 register_settings_class("guard", "collapse_thresholds", CollapseThresholds)

@@ -25,6 +25,7 @@ class EventKind(StrEnum):
     BAD_ROWS = "bad_rows"  # inputs of a batch that were answered by the source
     SKIPPED = "skipped"  # an update with a loss or gradient that is not finite
     SHADOW = "shadow"  # how many predictions would have differed
+    HARM = "harm"  # labels show more errors than without adaptation
     LOAD = "load"  # from a file
 
 

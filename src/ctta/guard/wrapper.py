@@ -1,7 +1,7 @@
 """The guard around a method."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Self, get_args
 
 import torch
@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from ctta.base import AdaptiveModel
 from ctta.errors import CheckpointError, ConfigError
+from ctta.guard.answers import AnswerLog, FeedbackSummary
 from ctta.guard.detector import HEALTHY_SCORE, CollapseDetector, CollapseThresholds
 from ctta.guard.diagnostics import (
     Diagnostics,
@@ -62,6 +63,10 @@ class Guarded(AdaptiveModel):
         inspect_every: Inspect every n-th batch while the stream is healthy; otherwise every batch is inspected.
         snapshot_every: Batches to adapt to between two snapshots, which are taken of healthy states only.
         cooldown: Batches without adaptation after an alarm.
+        remember_answers: Number of last answers to remember, each with that of the source, for :meth:`feedback`; 0 for
+            none. The source then answers every batch, which costs a pass.
+        on_harm: What to do when labels show that adaptation harms by more than noise: ``"reset"`` to the source,
+            ``"freeze"`` (roll back and stop adapting), or None to only report.
         audit: File that gets a line of JSON per event. It is not saved with the stream, and forks do not get it.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
@@ -93,6 +98,8 @@ class Guarded(AdaptiveModel):
         inspect_every: int = 4,
         snapshot_every: int = 10,
         cooldown: int = 10,
+        remember_answers: int = 0,
+        on_harm: Literal["reset", "freeze"] | None = None,
         audit: str | os.PathLike[str] | None = None,
     ) -> None:
         if not isinstance(model, AdaptiveModel) or isinstance(model, Guarded):
@@ -110,6 +117,9 @@ class Guarded(AdaptiveModel):
         check_choice("bad_rows", bad_rows, ("refuse", "source"))
         if on_collapse is not None:
             check_choice("on_collapse", on_collapse, get_args(Remedy))
+        if on_harm is not None:
+            check_choice("on_harm", on_harm, ("reset", "freeze"))
+        check_integer("remember_answers", remember_answers, 0)
         if reset_every is not None:
             check_integer("reset_every", reset_every, 1)
         if max_update is not None and not max_update > 0:
@@ -130,6 +140,10 @@ class Guarded(AdaptiveModel):
         self.detector = CollapseDetector(thresholds)
         self.schedule = Schedule(adapt_every, inspect_every, snapshot_every, cooldown)
         self.validator = InputValidator(input_spec)
+        self.remember_answers, self.on_harm = remember_answers, on_harm
+        self.answers = AnswerLog(remember_answers) if remember_answers else None
+        self.last_ids: range | None = None
+        self._source_logits: Tensor | None = None  # within a step only
         self.audit, self.health = audit, Health(step=0)
         # A tuple, which is replaced: what a failed step recorded is undone with the step.
         self._events: tuple[Event, ...] = ()
@@ -159,9 +173,20 @@ class Guarded(AdaptiveModel):
             cause = f"{num_bad} of {len(x)} inputs, not finite or out of range, are predicted by the source"
             self.record(EventKind.BAD_ROWS, cause)
         logits = self._replace_bad_rows(x, self._adapt)
+        self._remember_answers(x, logits)
         if self.reset_every is not None and (self.num_steps + 1) % self.reset_every == 0:
             self._apply_remedy("reset", f"every {self.reset_every} batches", EventKind.PERIODIC_RESET)
         return logits
+
+    def _remember_answers(self, x: Tensor, logits: Tensor) -> None:
+        """Remember the answers to a batch beside the source's, if they are asked for."""
+        source_logits, self._source_logits = self._source_logits, None
+        if self.answers is None or logits.ndim != 2:
+            return
+        if source_logits is None or len(source_logits) != len(x):  # some inputs were not valid
+            with torch.no_grad():
+                source_logits = source_as_trained(self.source)(x)
+        self.last_ids = self.answers.add_(logits.argmax(1), source_logits.argmax(1))
 
     @override
     def predict_step(self, x: Tensor) -> Tensor:
@@ -189,6 +214,7 @@ class Guarded(AdaptiveModel):
 
     def _adapt(self, x: Tensor) -> Tensor:
         references = self._evaluate_references(x)  # first, since nothing is to be learned from a batch of few classes
+        self._source_logits = references.source_logits
         inspect = references.is_inspected
         adapt = self.schedule.should_adapt(self.num_steps, even_if_sorted=self.on_collapse is None)
         adapt = adapt and (references.few_classes < 1 or self.on_collapse is None)
@@ -219,7 +245,7 @@ class Guarded(AdaptiveModel):
             x,
             self.detector,
             inspect=self.schedule.should_inspect(),
-            evaluate_source=self.shadow or self.schedule.is_sorted,
+            evaluate_source=self.shadow or self.schedule.is_sorted or self.answers is not None,
         )
 
     def _diagnose(self, x: Tensor, logits: Tensor, references: References) -> Diagnostics:
@@ -335,6 +361,38 @@ class Guarded(AdaptiveModel):
         self._apply_remedy("rollback", "requested")
         return self
 
+    # ---- labels ----
+
+    def feedback(self, ids: Sequence[int] | Tensor, labels: Sequence[int] | Tensor) -> FeedbackSummary:
+        """Take labels for some of the last answers, and tell by them whether adaptation helps.
+
+        Nothing is trained on the labels. If they show harm by more than noise, ``on_harm`` is applied.
+
+        Args:
+            ids: Ids of the answers: :attr:`last_ids` after each call has one for each input. Those that are not
+                remembered any more are ignored.
+            labels: The right class of each.
+
+        Returns:
+            The accuracy of the labeled answers, that of the source, and their difference with an interval.
+
+        Raises:
+            ConfigError: The guard remembers no answers.
+            InputError: There are more or fewer labels than ids, or a label is negative.
+        """
+        if self.answers is None:
+            raise ConfigError("the guard remembers no answers to take labels for: give remember_answers=1000, say")
+        self.answers.set_labels_(ids, labels)
+        summary = self.answers.summarize()
+        if summary.is_harmful:
+            cause = f"{summary}"
+            if self.on_harm is None:
+                self.record(EventKind.HARM, cause)
+            else:
+                self._apply_remedy(self.on_harm, cause, EventKind.HARM)
+                self.answers.forget_labels_()
+        return summary
+
     # ---- events ----
 
     def record(self, kind: EventKind, cause: str) -> None:
@@ -378,8 +436,11 @@ class Guarded(AdaptiveModel):
     @override
     def reset(self) -> Self:
         events, audit = self._events, self.audit  # they stay
+        num_answered = self.answers.num_answered if self.answers is not None else 0
         super().reset()
         self._events, self.audit = events, audit
+        if self.answers is not None:
+            self.answers.count.fill_(num_answered)  # an id never stands for two answers
         self.record(EventKind.RESET, "requested")
         return self
 
@@ -400,7 +461,7 @@ class Guarded(AdaptiveModel):
         fresh = type(self)(self.wrapped.fork(), **self.hyperparameters)
         for name, buffer in self.named_buffers():  # move what was built on the default device and dtype
             part, _, own = name.rpartition(".")
-            if part in ("detector", "schedule", "validator"):
+            if part in ("detector", "schedule", "validator", "answers"):
                 setattr(fresh.get_submodule(part), own, fresh.get_buffer(name).to(buffer))
         return fresh
 

@@ -86,6 +86,14 @@ async function act(name, button) {
   button.disabled = false;
 }
 
+// The gain over the network without adaptation, such as "+6.2 ± 1.8 points"; streams without labels have none.
+function formatGain(feedback) {
+  if (!feedback || feedback.gain === null) return "";
+  const points = (100 * feedback.gain).toFixed(1).replace("-", "−");
+  const half = (50 * (feedback.high - feedback.low)).toFixed(1);
+  return `adapting: ${feedback.gain < 0 ? "" : "+"}${points} ± ${half} points by ${feedback.num_labels} labels`;
+}
+
 const isAlarmed = stream => stream.collapse_score !== null && stream.collapse_score >= 1;
 
 function showStream(stream) {
@@ -114,6 +122,7 @@ function showStream(stream) {
   setText(".updates", compact.format(stream.updates));
   setText(".images", compact.format(stream.images));
   setText(".skipped", compact.format(stream.skipped.not_finite + stream.skipped.budget));
+  setText(".gain", formatGain(stream.feedback));
   setText(".used", formatAge(Date.now() / 1000 - stream.used_at));
   setText(".number", `(${stream.events.length})`);
   showEvents(card.querySelector("ol"), stream.events);

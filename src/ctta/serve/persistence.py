@@ -200,6 +200,8 @@ class StreamFactory:
         window_size: Images in the window of each stream.
         update_every: Images between two updates.
         time_budget: Fraction of time for updates; None for no limit.
+        num_answers: Number of last answers of each stream to remember for feedback.
+        on_harm: What to do when labels show harm: "reset", "freeze", or None to only report.
     """
 
     template: AdaptiveModel
@@ -209,6 +211,8 @@ class StreamFactory:
     window_size: int
     update_every: int
     time_budget: float | None
+    num_answers: int = 0
+    on_harm: str | None = None
 
     def create(self, name: str) -> ServedStream:
         """Return a new stream."""
@@ -266,6 +270,8 @@ class StreamFactory:
             window=SampleWindow(self.window_size, self.update_every),
             budget=TimeBudget(self.time_budget),
             log=self.log,
+            num_answers=self.num_answers,
+            on_harm=self.on_harm,
         )
 
 

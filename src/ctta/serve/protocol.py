@@ -154,6 +154,7 @@ async def _answer(service: Service, request: "InferRequest", x: Tensor) -> Respo
             "sequence_id": stream,
             "adapted": result.adapted,
             "update": result.num_updates,
+            **({} if result.ids is None else {"first_id": result.ids[0]}),
             "batch_stats": result.batch_stats,
         },
     }

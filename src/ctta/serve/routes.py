@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from fastapi import APIRouter, Depends, Query, Response
 from fastapi import Path as PathParameter
-from pydantic import AfterValidator
+from pydantic import AfterValidator, ValidationError
 
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.files import save
@@ -25,6 +25,8 @@ from ctta.serve.limits import BodyReader, Limits, return_freed_memory
 from ctta.serve.schemas import (
     STREAM_ERRORS,
     STREAM_NAME_PATTERN,
+    FeedbackRequest,
+    FeedbackResponse,
     ImageResponse,
     binary_response,
     describe_body,
@@ -97,6 +99,7 @@ def stream_routes(service: Service, auth: Authenticator, read_body: BodyReader) 
             source = await asyncio.to_thread(service.predict_source, image.pixels) if compare else None
             result = await service.infer_file(name, image, adapt=adapt)
         return {
+            "id": None if result.ids is None else result.ids[0],
             "stream": name,
             **service.classify(result.logits),
             "update": result.num_updates,
@@ -106,6 +109,23 @@ def stream_routes(service: Service, auth: Authenticator, read_body: BodyReader) 
             "resized": result.resized_to,
             "source": None if source is None else service.classify(source),
         }
+
+    @router.post(
+        "/{name}/feedback",
+        dependencies=admin,
+        response_model=FeedbackResponse,
+        responses=error_responses(400, 404, *STREAM_ERRORS),
+        openapi_extra=describe_body("application/json", schema=FeedbackRequest.model_json_schema()),
+    )
+    async def give_feedback(name: Name, body: Body) -> dict[str, Any]:
+        """Take labels for some of the last answers, and say by them whether adaptation helps; nothing is trained."""
+        try:
+            request = FeedbackRequest.model_validate_json(body)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"][:2]))
+            raise ApiError(400, f"expected {{'ids': [...], 'labels': [...]}}; {place}: {first['msg']}") from error
+        return await service.feedback(name, request.ids, request.labels)
 
     @router.post("/{name}/{action}", dependencies=admin, responses=error_responses(400, 404, *STREAM_ERRORS))
     async def act(name: Name, action: Literal["reset", "freeze", "unfreeze", "rollback"]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Names, JSON bodies and error statuses of the API, as /openapi.json describes them."""
 
 import re
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
@@ -37,9 +37,32 @@ class Prediction(BaseModel):
     confidence: float
 
 
+class FeedbackRequest(BaseModel):
+    """Labels for some of the last answers of a stream: the number of the right class of each, or its name."""
+
+    ids: list[Annotated[int, Field(strict=True, ge=0, lt=2**63)]] = Field(max_length=10_000)
+    labels: list[Annotated[int, Field(strict=True, ge=0, lt=2**31)] | Annotated[str, Field(strict=True)]] = Field(
+        max_length=10_000
+    )
+
+
+class FeedbackResponse(BaseModel):
+    """What the labels say about the last answers of a stream, with and without adaptation."""
+
+    stream: str
+    num_labels: int
+    accuracy: float | None
+    source_accuracy: float | None
+    gain: float | None
+    low: float | None
+    high: float | None
+    unknown: int
+
+
 class ImageResponse(Prediction):
     """The prediction of a stream, and on request that of the source network."""
 
+    id: int | None
     stream: str
     update: int
     adapted: bool

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from ctta.serve.schemas import validate_stream_name
 from ctta.serve.store import StreamStore
 from ctta.serve.stream import OVER_BUDGET, ImageFile, InferenceResult, ServedStream
 from ctta.serve.window import DEFAULT_UPDATE_EVERY, DEFAULT_WINDOW_SIZE, TimeBudget
+from ctta.validation import check_choice, check_integer
 
 
 class Service:
@@ -45,6 +46,9 @@ class Service:
         snapshot_interval: Seconds between two snapshots of a stream that changes.
         unready_after: Seconds that a change may stay unsaved before the service reports that it is not ready; by
             default four times ``snapshot_interval``.
+        num_answers: Number of last answers of each stream to remember for feedback, each with that of the source, which
+            costs a pass; 0 for none.
+        on_harm: What to do with a stream whose labels show harm: "reset", "freeze", or None to only report.
 
     Raises:
         ConfigError: If the arguments contradict each other, the network or the streams in ``state_dir``, or if another
@@ -66,7 +70,12 @@ class Service:
         num_workers: int | None = None,
         snapshot_interval: float = 30.0,
         unready_after: float | None = None,
+        num_answers: int = 0,
+        on_harm: Literal["reset", "freeze"] | None = None,
     ) -> None:
+        check_integer("num_answers", num_answers, 0, 10**6)
+        if on_harm is not None:
+            check_choice("on_harm", on_harm, ("reset", "freeze"))
         if window_size is None:
             window_size = DEFAULT_WINDOW_SIZE if uses_batch_statistics(model.source) else 0
         if update_every is None:
@@ -111,6 +120,8 @@ class Service:
                 window_size,
                 update_every,
                 time_budget,
+                num_answers,
+                on_harm,
             )
             num_workers = num_workers or max(1, (os.cpu_count() or 1) // 2)
             self.store = StreamStore(
@@ -165,6 +176,35 @@ class Service:
         result = await self.store.run(stream, classify, create=True)
         self._count_images(result)
         return result
+
+    async def feedback(self, stream: str, ids: Sequence[int], labels: Sequence[int | str]) -> dict[str, Any]:
+        """Take labels for some of the last answers of a stream.
+
+        Args:
+            stream: Name of the stream.
+            ids: Ids of the answers.
+            labels: The right class of each: its number, or its name.
+
+        Returns:
+            What the labels say about adaptation, as the API names it.
+
+        Raises:
+            ApiError: With the status for the client.
+        """
+        numbers = [self._parse_label(label) for label in labels]
+        if len(ids) != len(numbers):
+            raise ApiError(400, f"expected one label per id, got {len(numbers)} labels for {len(ids)} ids")
+        summary, num_unknown = await self.store.run(stream, lambda served: served.feedback(ids, numbers))
+        return {"stream": stream, **summary.as_dict(), "unknown": num_unknown}
+
+    def _parse_label(self, label: int | str) -> int:
+        if isinstance(label, str):
+            if label not in (self.class_names or ()):
+                raise ApiError(400, f"there is no class {label!r}: give one of --classes, or the number of a class")
+            return (self.class_names or []).index(label)
+        if label < 0 or (self.num_classes is not None and label >= self.num_classes):
+            raise ApiError(400, f"there is no class {label}: expected numbers from 0, below the number of classes")
+        return label
 
     def _prepare(self, x: Tensor) -> Tensor:
         # One memory layout, since rounding depends on it: the one in which a window comes back from disk.
@@ -270,6 +310,7 @@ class Service:
             ("live_bytes", "Memory of the live streams without their source.", lambda: store.num_live_bytes),
             ("waiting_requests", "Requests that wait or are being worked on.", lambda: store.num_waiting),
             ("unsaved_seconds", "Age of the oldest change that is not saved.", lambda: store.unsaved_seconds),
+            ("harmed_streams", "Streams whose labels show harm by adaptation.", lambda: store.num_harmed),
             ("alarmed_streams", "Streams with a collapse score of 1 or more.", lambda: store.num_alarmed),
         ):
             self.metrics.add_gauge(name, text, value)

@@ -150,6 +150,12 @@ class StreamStore:
         return sum(score is not None and score >= 1 for score in scores)
 
     @property
+    def num_harmed(self) -> int:
+        """Number of streams whose labels show that adaptation harms, by more than noise."""
+        found = [(slot.last_summary or {}).get("feedback") for slot in self.slots.values()]
+        return sum(each is not None and each["high"] is not None and each["high"] < 0 for each in found)
+
+    @property
     def unsaved_seconds(self) -> float:
         """Age of the oldest change that is not saved; 0 if there is none."""
         times = [slot.unsaved_since for slot in self._live.values() if slot.unsaved_since is not None]

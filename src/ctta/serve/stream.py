@@ -4,7 +4,7 @@ import copy
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ctta.base import AdaptiveModel
 from ctta.errors import InputError, annotate_network_errors
 from ctta.functional import confidence
-from ctta.guard import Event, Monitored
+from ctta.guard import AnswerLog, Event, EventKind, FeedbackSummary, Monitored
 from ctta.serve.audit import AuditLog, StreamEvent
 from ctta.serve.errors import ApiError
 from ctta.serve.window import SampleWindow, TimeBudget
@@ -40,6 +40,7 @@ class InferenceResult:
         batch_stats: Fraction of the batch in the statistics that normalized the images; the rest is the source's.
         reason: Why there was no update, if adaptation was requested.
         resized_to: (height, width) that an image file was resized to; None if it had that size.
+        ids: Ids of the answers, for feedback; None if the stream remembers none, or the images are not part of it.
     """
 
     logits: Tensor
@@ -48,6 +49,7 @@ class InferenceResult:
     batch_stats: float
     reason: str | None = None
     resized_to: tuple[int, int] | None = None
+    ids: range | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ class ServedStream:
         window: Its last images.
         budget: Time for its updates.
         log: Audit log for its events.
+        num_answers: Number of last answers to remember for feedback; 0 for none.
+        on_harm: What to do when labels show harm: "reset", "freeze", or None to only report.
     """
 
     def __init__(
@@ -98,7 +102,11 @@ class ServedStream:
         window: SampleWindow,
         budget: TimeBudget,
         log: AuditLog,
+        num_answers: int = 0,
+        on_harm: str | None = None,
     ) -> None:
+        self.num_answers, self.on_harm = num_answers, on_harm
+        self.answers = AnswerLog(num_answers) if num_answers else None
         self.name, self.model, self.reference = name, model, reference
         self.window, self.budget, self.log = window, budget, log
         self.num_requests = self.num_images = self.num_over_budget = self.num_resized = 0
@@ -139,6 +147,7 @@ class ServedStream:
             logits = logits[-len(x) :]
             if check is not None:
                 check(logits)
+            source_classes = self._answer_by_source(x) if adapt and logits.ndim == 2 else None
             self._record_guard_events()
             if reason is None and isinstance(self.model, Monitored) and not self.model.health.adapted:
                 reason = PAUSED
@@ -151,7 +160,18 @@ class ServedStream:
                 if resized_to is not None:
                     self._count_resized(resized_to)
         fraction, why = self._batch_stats(batch), reason if adapt else None
-        return InferenceResult(logits, self.num_updates, reason is None, fraction, why, resized_to)
+        ids = None
+        if self.answers is not None and source_classes is not None:
+            ids = self.answers.add_(logits.argmax(1), source_classes)
+        return InferenceResult(logits, self.num_updates, reason is None, fraction, why, resized_to, ids)
+
+    def _answer_by_source(self, x: Tensor) -> Tensor | None:
+        """Return the classes that the source answers, if answers are remembered."""
+        if self.answers is None:
+            return None
+        with torch.no_grad(), annotate_network_errors(x):
+            classes: Tensor = self.reference(x).argmax(1)
+        return classes
 
     def infer_file(
         self, image: ImageFile, *, adapt: bool, check: Callable[[Tensor], object], prepare: Callable[[Tensor], Tensor]
@@ -260,6 +280,28 @@ class ServedStream:
             if not self._record_guard_events():
                 self.record(action, "requested")
 
+    def feedback(self, ids: Sequence[int], labels: Sequence[int]) -> tuple[FeedbackSummary, int]:
+        """Take labels for some of the last answers; if they show harm, do what ``on_harm`` says.
+
+        Args:
+            ids: Ids of the answers.
+            labels: The right class of each.
+
+        Returns:
+            What the labels say, and how many ids are unknown.
+        """
+        if self.answers is None:
+            raise ApiError(409, "the service remembers no answers: start it with --feedback 1000, say")
+        num_unknown = self.answers.set_labels_(ids, labels)
+        summary = self.answers.summarize()
+        if summary.is_harmful:
+            self.record(EventKind.HARM, str(summary))
+            if self.on_harm is not None:
+                self.act(self.on_harm)
+                self.answers.forget_labels_()
+        self.num_changes += 1
+        return summary, num_unknown
+
     def load(self, model: AdaptiveModel) -> None:
         """Continue with another model; the window, which is not part of a saved state, starts empty."""
         with self._unchanged_on_failure(changes_model=False):
@@ -321,6 +363,7 @@ class ServedStream:
             "skipped": {"not_finite": self.model.num_skipped, "budget": self.num_over_budget},
             "used_at": round(self.used_at, 3),
             "collapse_score": _collapse_score(self.model),
+            "feedback": None if self.answers is None else self.answers.summarize().as_dict(),
             "health": self.model.health.as_dict() if isinstance(self.model, Monitored) else {},
             "confidences": list(self.confidences),
             "collapse_scores": list(self.collapse_scores),
@@ -330,6 +373,8 @@ class ServedStream:
     def restore(self, summary: dict[str, Any]) -> None:
         """Take over the counts and the history of a :meth:`summary`."""
         self.num_requests, self.num_images = int(summary["requests"]), int(summary["images"])
+        if self.answers is not None:  # answers of before are not saved, and their ids are not given again
+            self.answers = AnswerLog(self.num_answers, first_id=self.num_images)
         self.num_over_budget, self.used_at = int(summary["skipped"]["budget"]), float(summary["used_at"])
         # Summaries of ctta 0.1 have neither.
         if (size := summary.get("image_size")) is not None:

@@ -1,0 +1,153 @@
+"""A few delayed labels: the last answers of a model and of its source, and what labels say about them."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctta.errors import InputError
+from ctta.validation import check_integer
+
+UNKNOWN = -1
+Z = 1.96  # of a two-sided interval of 95 %
+
+
+@dataclass(frozen=True)
+class FeedbackSummary:
+    """What labels say about the last answers, adapted and not.
+
+    The gain is unbiased if it does not depend on the answers which of them are labeled: those of every hundredth image,
+    say, and not only those that looked wrong. Its interval is that of Agresti and Min for paired answers.
+
+    Attributes:
+        num_labels: Labels among the answers that are remembered.
+        accuracy: Fraction of right answers among the labeled ones; None without labels.
+        source_accuracy: The same for the network without adaptation.
+        gain: ``accuracy`` minus ``source_accuracy``.
+        low: Lower end of the 95 % interval of the gain.
+        high: Upper end.
+    """
+
+    num_labels: int
+    accuracy: float | None = None
+    source_accuracy: float | None = None
+    gain: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def is_harmful(self) -> bool:
+        """Whether adaptation harms by more than noise: the whole interval of the gain is below zero."""
+        return self.high is not None and self.high < 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        if self.gain is None or self.low is None or self.high is None:
+            return "no labels"
+        half = 50 * (self.high - self.low)
+        return f"adapting: {100 * self.gain:+.1f} ± {half:.1f} points by {self.num_labels} labels"
+
+
+class AnswerLog(nn.Module):
+    """The last answers, in buffers of a fixed size. An answer has an id: the number of answers before it.
+
+    Args:
+        size: Number of answers to remember.
+        first_id: Id of the first answer.
+
+    >>> log = AnswerLog(100)
+    >>> log.add_(torch.tensor([0, 1, 2]), torch.tensor([0, 2, 2]))
+    range(0, 3)
+    >>> log.set_labels_([1, 2], [1, 2])
+    0
+    >>> log.summarize().gain
+    0.5
+    """
+
+    classes: Tensor
+    source_classes: Tensor
+    labels: Tensor
+    count: Tensor
+
+    def __init__(self, size: int, first_id: int = 0) -> None:
+        super().__init__()
+        self.size = check_integer("size", size, 1, 10**6)
+        for name in ("classes", "source_classes", "labels"):
+            self.register_buffer(name, torch.full((self.size,), UNKNOWN))
+        self.register_buffer("count", torch.tensor(first_id))
+
+    @property
+    def num_answered(self) -> int:
+        """Number of answers so far, the id of the next one."""
+        return int(self.count)
+
+    @torch.inference_mode(False)
+    def add_(self, classes: Tensor, source_classes: Tensor) -> range:
+        """Remember answers.
+
+        Args:
+            classes: The class that was answered for each image.
+            source_classes: The class that the source answers.
+
+        Returns:
+            The ids of the answers.
+        """
+        ids = range(self.num_answered, self.num_answered + len(classes))
+        kept = torch.tensor(ids[-self.size :], device=self.classes.device)
+        rows = kept % self.size
+        for buffer, values in ((self.classes, classes), (self.source_classes, source_classes)):
+            buffer[rows] = values.detach()[-self.size :].to(buffer)
+        self.labels[rows] = UNKNOWN
+        self.count += len(classes)
+        return ids
+
+    def set_labels_(self, ids: Sequence[int] | Tensor, labels: Sequence[int] | Tensor) -> int:
+        """Remember the labels of answers.
+
+        Args:
+            ids: Ids of the answers.
+            labels: The right class of each.
+
+        Returns:
+            How many ids are unknown, because the answers are too old or were never given; they are ignored.
+
+        Raises:
+            InputError: There are more or fewer labels than ids, or a label is negative.
+        """
+        numbers, values = torch.as_tensor(ids, dtype=torch.long), torch.as_tensor(labels, dtype=torch.long)
+        if numbers.ndim != 1 or numbers.shape != values.shape:
+            raise InputError(f"expected one label per id, got {tuple(values.shape)} for ids {tuple(numbers.shape)}")
+        if len(values) and int(values.min()) < 0:
+            raise InputError(f"labels must be class numbers from 0, got {int(values.min())}")
+        oldest = max(0, self.num_answered - self.size)
+        is_known = (numbers >= oldest) & (numbers < self.num_answered)
+        rows = (numbers % self.size).to(self.classes.device)
+        is_known &= (self.classes[rows] != UNKNOWN).cpu()
+        self.labels[rows[is_known]] = values[is_known].to(self.labels)
+        return int((~is_known).sum())
+
+    def forget_labels_(self) -> None:
+        """Forget all labels, as those of answers before a remedy say nothing about what follows."""
+        self.labels.fill_(UNKNOWN)
+
+    def summarize(self) -> FeedbackSummary:
+        """Return what the labels say about the answers that are remembered."""
+        labeled = self.labels != UNKNOWN
+        number = int(labeled.sum())
+        if number == 0:
+            return FeedbackSummary(0)
+        right = (self.classes == self.labels)[labeled]
+        source_right = (self.source_classes == self.labels)[labeled]
+        better, worse = int((right & ~source_right).sum()), int((~right & source_right).sum())
+        # Agresti and Min (2005): one half is added to each of the four cells.
+        center = (better - worse) / (number + 2)
+        error = sqrt((better + worse + 1) - (better - worse) ** 2 / (number + 2)) / (number + 2)
+        accuracy, source_accuracy = float(right.double().mean()), float(source_right.double().mean())
+        ends = max(-1.0, center - Z * error), min(1.0, center + Z * error)
+        return FeedbackSummary(number, accuracy, source_accuracy, accuracy - source_accuracy, *ends)

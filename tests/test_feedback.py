@@ -1,0 +1,180 @@
+"""A few delayed labels: whether adaptation helps, by the labels of some of the last answers."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from serving import SIZE, make_images, make_tent, serve_in_thread
+from torch import nn
+
+import ctta
+from ctta.errors import ConfigError, InputError
+from ctta.guard import AnswerLog, EventKind
+from ctta.serve import Service
+
+
+def make_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5)).eval()
+
+
+def make_model(**settings: Any) -> ctta.Guarded:
+    return ctta.Guarded(ctta.Tent(make_net(), lr=0.05), on_collapse=None, remember_answers=100, **settings)
+
+
+def draw(seed: int) -> torch.Tensor:
+    return torch.rand(16, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def run(model: ctta.Guarded, num_batches: int = 4) -> tuple[list[int], list[int], list[int]]:
+    """Return the ids, the answers, and those of the network without adaptation."""
+    source, ids, answers, plain = ctta.Source(make_net()), [], [], []
+    for number in range(num_batches):
+        answers += model(draw(number)).argmax(1).tolist()
+        plain += source(draw(number)).argmax(1).tolist()
+        ids += list(model.last_ids or ())
+    return ids, answers, plain
+
+
+def test_labels_tell_gain_from_harm() -> None:
+    model = make_model()
+    ids, answers, plain = run(model)
+    assert ids == list(range(64)) and answers != plain
+    gain = model.feedback(ids, answers)  # adaptation is always right
+    differing = sum(a != b for a, b in zip(answers, plain, strict=True)) / 64
+    assert gain.num_labels == 64 and gain.accuracy == 1 and gain.gain == pytest.approx(differing)
+    assert gain.low is not None and gain.high is not None and gain.low < differing < gain.high + 0.05
+    harm = model.feedback(ids, plain)
+    assert harm.gain == pytest.approx(-differing) and harm.is_harmful and "adapting: -" in str(harm)
+    assert [event.kind for event in model.events] == [EventKind.HARM] and not model.frozen
+
+
+def test_harm_can_veto_adaptation() -> None:
+    frozen = make_model(on_harm="freeze")
+    ids, _, plain = run(frozen)
+    frozen.feedback(ids, plain)
+    assert frozen.frozen and frozen.events[-1].kind == EventKind.HARM
+    assert frozen.answers is not None and frozen.answers.summarize().num_labels == 0
+    reset = make_model(on_harm="reset")
+    ids, _, plain = run(reset)
+    reset.feedback(ids, plain)
+    assert not reset.frozen and reset.wrapped.num_steps == 0
+
+
+def test_labels_train_nothing() -> None:
+    first, second = make_model(), make_model()
+    ids, answers, _ = run(first)
+    run(second)
+    first.feedback(ids[:10], answers[:10])
+    assert torch.equal(first(draw(9)), second(draw(9)))
+
+
+def test_old_ids_are_ignored_and_mistakes_are_named() -> None:
+    model = make_model()
+    ids, answers, _ = run(model, 8)  # 128 answers, of which 100 are remembered
+    assert model.feedback(ids, answers).num_labels == 100
+    assert model.feedback([10_000], [1]).num_labels == 100
+    with pytest.raises(InputError, match="one label per id"):
+        model.feedback([1, 2], [1])
+    with pytest.raises(InputError, match="from 0, got -1"):
+        model.feedback([100], [-1])
+    with pytest.raises(ConfigError, match="remember_answers=1000"):
+        ctta.Guarded(ctta.Tent(make_net())).feedback([0], [0])
+
+
+def test_answers_are_saved_and_ids_survive_a_reset(tmp_path: Path) -> None:
+    model = make_model()
+    ids, answers, _ = run(model)
+    model.feedback(ids[:20], answers[:20])
+    ctta.save(model, tmp_path / "state.safetensors")
+    loaded = ctta.load(tmp_path / "state.safetensors", make_net())
+    assert isinstance(loaded, ctta.Guarded)
+    assert loaded.feedback(ids[20:], answers[20:]) == model.feedback(ids[20:], answers[20:])
+    loaded.reset()
+    assert loaded.feedback(ids, answers).num_labels == 0
+    loaded(draw(0))
+    assert loaded.last_ids == range(64, 80)
+
+
+def test_rows_that_the_source_answers_have_ids_too() -> None:
+    model = make_model(bad_rows="source", input_spec=ctta.guard.InputSpec(low=0, high=1))
+    x = draw(0)
+    x[3] = float("nan")
+    model(x)
+    assert model.last_ids == range(16)
+
+
+def test_the_interval_covers_the_truth() -> None:
+    generator, hits = np.random.default_rng(0), 0
+    for _ in range(400):
+        log = AnswerLog(60)
+        kind = generator.choice(4, 60, p=[0.6, 0.15, 0.1, 0.15])  # both right, only adapted, only source, none
+        log.add_(
+            torch.from_numpy(np.isin(kind, (0, 1)).astype(int)), torch.from_numpy(np.isin(kind, (0, 2)).astype(int))
+        )
+        log.set_labels_(range(60), [1] * 60)
+        found = log.summarize()
+        assert found.low is not None and found.high is not None
+        hits += found.low <= 0.05 <= found.high
+    assert 0.92 <= hits / 400 <= 0.98
+
+
+def test_the_service_takes_labels(tmp_path: Path) -> None:
+    service = Service(
+        make_tent(tmp_path), tmp_path / "state", image_size=SIZE, window_size=0, num_answers=50, on_harm="freeze"
+    )
+    source = ctta.Source(make_tent(tmp_path).source)
+    with serve_in_thread(service) as client:
+        answers, plain = [], []
+        for step in range(3):
+            x = make_images(8, step)
+            answer = client.infer("camera", x)
+            assert answer["first_id"] == 8 * step
+            answers += answer["label"].tolist()
+            plain += source.predict(x).argmax(1).tolist()
+        body = {"ids": list(range(24)), "labels": answers}
+        found = client.json("POST", "/streams/camera/feedback", json=body)
+        assert (found["num_labels"], found["accuracy"], found["unknown"]) == (24, 1.0, 0)
+        expected = 1 - sum(a != b for a, b in zip(answers, plain, strict=True)) / 24
+        assert found["source_accuracy"] == pytest.approx(expected)
+        assert client.json("GET", "/streams/camera")["feedback"]["num_labels"] == 24
+        assert client.json("POST", "/streams/camera/feedback", json={"ids": [99], "labels": [0]})["unknown"] == 1
+        for wrong in (
+            {"ids": [0]},
+            {"ids": [0], "labels": []},
+            {"ids": [0], "labels": [77]},
+            {"ids": [0], "labels": ["cat"]},
+        ):
+            assert client.call("POST", "/streams/camera/feedback", json=wrong).status_code == 400
+        assert client.call("POST", "/streams/nobody/feedback", json=body).status_code == 404
+        assert "ctta_harmed_streams 0.0" in client.call("GET", "/metrics").text
+
+
+def test_the_service_freezes_a_stream_that_labels_show_to_be_harmed(tmp_path: Path) -> None:
+    service = Service(
+        make_tent(tmp_path, lr=0.3),
+        tmp_path / "state",
+        image_size=SIZE,
+        window_size=0,
+        num_answers=80,
+        on_harm="freeze",
+    )
+    source = ctta.Source(make_tent(tmp_path).source)
+    with serve_in_thread(service) as client:
+        for step in range(10):
+            client.infer("camera", make_images(8, step))
+        plain = [int(each) for step in range(10) for each in source.predict(make_images(8, step)).argmax(1)]
+        found = client.json("POST", "/streams/camera/feedback", json={"ids": list(range(80)), "labels": plain})
+        assert found["high"] < 0
+        summary = client.json("GET", "/streams/camera")
+        assert summary["frozen"] and [event["kind"] for event in summary["events"]][-2:] == ["harm", "freeze"]
+
+
+def test_a_service_without_memory_says_how_to_get_one(tmp_path: Path) -> None:
+    with serve_in_thread(Service(make_tent(tmp_path), tmp_path / "state", image_size=SIZE, window_size=0)) as client:
+        answer = client.infer("camera", make_images(4, 0))
+        assert "first_id" not in answer
+        response = client.call("POST", "/streams/camera/feedback", json={"ids": [0], "labels": [0]})
+        assert response.status_code == 409 and "--feedback" in response.json()["error"]
