@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import ctta
 from ctta.testing.networks import BlockViT
-from ctta.views import image_views
+from ctta.views import geometric_views, image_views
 
 TARGET = 1.10
 #: Seconds for the pairs of one method, of which there are at least three.
@@ -76,6 +76,7 @@ PASSES: dict[str, Passes] = {
     "delta": ENTROPY,
     "rem": Passes(learned=3),
     "foa": Passes(constant=28),
+    "vane": Passes(predict=1, constant=4, learned=1, views=(geometric_views(4),)),
 }
 
 

@@ -363,6 +363,8 @@ def test_an_unguarded_optimizer_step_is_found() -> None:
 #: Those with an optimizer, except for MEMO, which forgets within the step.
 LEARNING = [name for name, method in ctta.METHODS.items() if method.info and method.info.backward_passes]
 LEARNING.remove("memo")
+#: Networks on which a method learns nothing: VANE learns from one prediction per image.
+NOT_LEARNED_ON = {("vane", "segmentation")}
 
 
 @pytest.mark.parametrize("method", LEARNING)
@@ -370,7 +372,9 @@ def test_learning_methods_learn_on_every_network(method: str) -> None:
     """Without this, checks of a method that selects nothing would say nothing."""
     cls = ctta.METHODS[method]
     for network, make_network in select_networks(cls).items():
-        assert count_learned_batches(ContractCase(cls, make_network, choose_settings(method, network))) == 3, network
+        expected = 0 if (method, network) in NOT_LEARNED_ON else 3
+        learned = count_learned_batches(ContractCase(cls, make_network, choose_settings(method, network)))
+        assert learned == expected, network
 
 
 def test_every_assertion_of_the_contract_says_what_is_wrong() -> None:

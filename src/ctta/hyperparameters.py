@@ -17,7 +17,7 @@ import torch
 from ctta.errors import CheckpointError, ConfigError, did_you_mean
 from ctta.optim import OptimizerFactory
 from ctta.source_stats import SourceStats
-from ctta.views import AugMixViews, ImageViews, image_views
+from ctta.views import AugMixViews, GeometricViews, ImageViews, image_views
 
 
 def read_hyperparameters(model: object) -> dict[str, Any]:
@@ -179,7 +179,8 @@ def _convert_views(value: Any, default: Any) -> Any:
         return ()
     if isinstance(default, tuple) and default:  # random views rotate images, which fixed views for segmentation avoid
         raise ConfigError(f"views are {len(default)} fixed ones here: leave the setting out, or give 0 for none")
-    return replace(default, num_views=value) if isinstance(default, ImageViews | AugMixViews) else image_views(value)
+    known = ImageViews | AugMixViews | GeometricViews
+    return replace(default, num_views=value) if isinstance(default, known) else image_views(value)
 
 
 def _bind_arguments(factory: OptimizerFactory, arguments: dict[str, Any]) -> OptimizerFactory:

@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 #: The method of :func:`adapt` unless the user names one.
-DEFAULT_METHOD = "cotta"
+DEFAULT_METHOD = "vane"
 #: The group of entry points that installed packages provide methods in.
 ENTRY_POINTS = "ctta.methods"
 _FORM = "expected 'file:PATH.py:Class', such as 'file:mine.py:MyMethod'"

@@ -11,12 +11,13 @@ import torch
 
 from ctta.policies import POLICIES
 from ctta.source_stats import SourceStats
-from ctta.views import AugMixViews, ImageViews, ScaledView
+from ctta.views import AugMixViews, GeometricViews, ImageViews, ScaledView
 
 #: Classes that a file holds as their attributes, by tag and stored name; :func:`register_settings_class` adds to it.
 _SETTINGS_CLASSES: dict[tuple[str, str], type] = {
     ("view", "image_views"): ImageViews,
     ("view", "augmix_views"): AugMixViews,
+    ("view", "geometric_views"): GeometricViews,
     ("view", "scaled_view"): ScaledView,
     ("statistics", "source_stats"): SourceStats,
     **{("policy", name): cls for name, cls in POLICIES.items()},

@@ -36,6 +36,7 @@ from ctta.methods.tea import TEA
 from ctta.methods.tent import Tent
 from ctta.methods.test_aug import TestAug
 from ctta.methods.tribe import TRIBE
+from ctta.methods.vane import VANE
 
 __all__ = [
     "BNEMA",
@@ -61,6 +62,7 @@ __all__ = [
     "T3A",
     "TEA",
     "TRIBE",
+    "VANE",
     "AdaContrast",
     "BNAlpha",
     "BNStats",
@@ -113,4 +115,5 @@ METHODS: dict[str, type[AdaptiveModel]] = {
     "delta": DELTA,
     "rem": REM,
     "foa": FOA,
+    "vane": VANE,
 }

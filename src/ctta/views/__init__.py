@@ -19,6 +19,7 @@ from ctta.views.average import (
     check_views,
     draw_views,
 )
+from ctta.views.geometric import GeometricViews, geometric_views
 from ctta.views.image_view import ImageView
 from ctta.views.multiscale import ScaledView, multiscale_flip
 from ctta.views.sampling import ImageViews, fast_image_views, image_views
@@ -28,6 +29,7 @@ __all__ = [
     "AugMixViews",
     "Average",
     "DrawnViews",
+    "GeometricViews",
     "ImageView",
     "ImageViews",
     "ScaledView",
@@ -41,6 +43,7 @@ __all__ = [
     "check_views",
     "draw_views",
     "fast_image_views",
+    "geometric_views",
     "image_views",
     "multiscale_flip",
 ]

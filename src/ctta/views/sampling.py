@@ -181,8 +181,8 @@ class ImageViews(NormalizedViews):
     def ranges(self) -> dict[str, tuple[float, float]]:
         """The range of each uniformly drawn parameter."""
         return (
-            {name: _shrink_range(*bounds, self.color) for name, bounds in COLOR_RANGES.items()}
-            | {name: _shrink_range(*bounds, self.motion) for name, bounds in MOTION_RANGES.items()}
+            {name: shrink_range(*bounds, self.color) for name, bounds in COLOR_RANGES.items()}
+            | {name: shrink_range(*bounds, self.motion) for name, bounds in MOTION_RANGES.items()}
             | BLUR_RANGES
         )
 
@@ -264,7 +264,7 @@ def _permute_columns(num_rows: int, num_columns: int, generator: torch.Generator
     return torch.stack([torch.randperm(num_rows, generator=generator) for _ in range(num_columns)], 1)
 
 
-def _shrink_range(low: float, high: float, fraction: float) -> tuple[float, float]:
+def shrink_range(low: float, high: float, fraction: float) -> tuple[float, float]:
     """Return the middle ``fraction`` of a range."""
     middle, half = (low + high) / 2, fraction * (high - low) / 2
     return (low, high) if fraction == 1 else (middle - half, middle + half)

@@ -104,6 +104,8 @@ PUBLISHED: Mapping[str, Mapping[DataSet, Mapping[str, Any]]] = {
             "optimizer": partial(torch.optim.Adam, lr=5e-4),
         },
     },
+    # One setting for all data, chosen on hold-out corruptions.
+    "vane": {},
     # Authors, after CoTTA; its settings for ImageNet-C, without the prior, which needs snapshots of a training.
     "petal": {
         "cifar10": {"threshold": 0.92},

@@ -1,0 +1,192 @@
+"""VANE: views, label autocorrelation, normalization by distance, and entropy; the default of :func:`ctta.adapt`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from ctta.base import AdaptiveModel
+from ctta.functional import at_least_float32, confidence, mean_probabilities, soft_likelihood_ratio
+from ctta.label_chain import LabelChain
+from ctta.method_info import MethodInfo
+from ctta.norms import FULL_BATCH_SIZE, find_norm_parameters, images_in_batch
+from ctta.norms.shift import FollowedBatch, follow_shift, use_shift_statistics_
+from ctta.optim import OptimizerFactory
+from ctta.parallel import current_reducer
+from ctta.policies import average_with_source
+from ctta.state import remember_buffers
+from ctta.steps import Policy
+from ctta.surgery import Output
+from ctta.validation import check_each, check_fraction, check_non_negative
+from ctta.views import ScaledView, Views, average_views, check_views, draw_views, geometric_views
+
+MOVED: Views = geometric_views(4)
+FLIP: Views = (ScaledView(1.0, flip=True, multiple_of=None),)
+MOMENTUM = 0.9  # of the class frequencies that predictions are kept diverse by, as in SLR
+
+
+class VANE(AdaptiveModel):
+    """Adapt to a stream whatever its order and its batch size are; what ``ctta.adapt(net)`` uses.
+
+    It has four parts, and each can be switched off:
+
+    * Statistics of BatchNorm are those of recent images, the more, the further they are from the source's.
+    * Predictions are averaged over views, each with statistics of its own.
+    * Where consecutive images tend to have the same label, the prediction for one counts for its neighbors.
+    * The scales and shifts of norm layers learn as in SLR and stay near the source's, but not while labels repeat.
+
+    The last two are for networks with one prediction per image.
+
+    Args:
+        net: Any network. Without BatchNorm the first part does nothing, and without norm layers the last.
+        tolerance: The distance from the source's statistics at which those of the stream count as much; None to keep
+            the source's.
+        prior: How many images the source's statistics count for.
+        horizon: How many images the statistics of the stream remember.
+        views: What to average over beside the images themselves; () for nothing. Inputs that are not images have none.
+        pixel_views: The same for networks that segment. Motion would cost sharpness, so the default is a flip.
+        min_stickiness: How much labels must repeat before predictions are corrected for it; 1 for never.
+        learn: Whether norm layers learn.
+        optimizer: A factory of the optimizer.
+        lr: The learning rate, if it should differ from that of ``optimizer``.
+        keep: The fraction of the adapted weights that a step keeps; the rest are the source's.
+        weight: The weight of the likelihood ratio beside the diversity of the predictions, as in SLR.
+        policies: What happens around the updates, see :mod:`ctta.policies`.
+        seed: The seed of the views.
+        output: Where the logits are in the network's output; by default the usual places.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
+    >>> logits = VANE(net)(torch.rand(16, 3, 8, 8))    # predicts and adapts
+    """
+
+    info = MethodInfo("VANE", trains="norm layers", forward_passes="2, and views", backward_passes=1, num_networks=2)
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {"views": FLIP}}
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        tolerance: float | None = 0.2,
+        prior: float = 8.0,
+        horizon: float = 64.0,
+        views: Views = MOVED,
+        pixel_views: Views = FLIP,
+        min_stickiness: float = 0.45,
+        learn: bool = True,
+        optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
+        lr: float | None = None,
+        keep: float = 0.99,
+        weight: float = 0.025,
+        policies: Sequence[Policy] = (),
+        seed: int = 0,
+        output: Output = None,
+    ) -> None:
+        super().__init__(net, policies=policies, batch_stats=0.0, seed=seed, output=output)
+        check_each(check_non_negative, tolerance=tolerance or 0.0, prior=prior, horizon=horizon, weight=weight)
+        check_views(views, pixel_views)
+        check_fraction("min_stickiness", min_stickiness)
+        self.tolerance, self.prior, self.horizon = tolerance, prior, horizon
+        self.views, self.pixel_views = views, pixel_views
+        self.min_stickiness, self.learn, self.keep, self.weight = min_stickiness, learn, keep, weight
+        self.student = self.copy_of_source()
+        self.statistics = nn.ModuleList()
+        if tolerance is not None:
+            self.statistics = use_shift_statistics_(self.student, tolerance, prior, horizon)
+        self.source_chain, self.chain = LabelChain(), LabelChain()
+        self.train_norms_(self.student)
+        if find_norm_parameters(self.student) or policies:
+            self.optimize(self.student, optimizer, lr)
+            self.use_policies(average_with_source(keep))
+
+    @classmethod
+    def fast(cls, net: nn.Module, **overrides: Any) -> Self:
+        """Build VANE with one view, the flipped images: about half of the passes.
+
+        Args:
+            net: The network.
+            **overrides: Keyword arguments that differ.
+
+        Returns:
+            The model.
+        """
+        return cls(net, **{**cls.presets["fast"], **overrides})
+
+    @property
+    @override
+    def step_scale(self) -> float:
+        return min(1.0, (images_in_batch() or FULL_BATCH_SIZE) / FULL_BATCH_SIZE) ** 2
+
+    @override
+    def extra_repr(self) -> str:
+        labels = "change" if self.chain.stickiness <= self.min_stickiness else "repeat"
+        return f"{super().extra_repr()}, followed_layers={len(self.statistics)}, labels={labels!r}"
+
+    @override
+    def adapt_step(self, x: Tensor) -> Tensor:
+        forget = self._remember()
+        logits, answer = self._predict(x)
+        if self.learn and self.optimizer is not None and self._labels_change(logits):
+            self._learn(logits)
+        if not current_reducer().all(answer.isfinite()):
+            forget()
+        return answer
+
+    @override
+    def predict_step(self, x: Tensor) -> Tensor:
+        forget = self._remember()
+        answer = self._predict(x)[1]
+        forget()
+        return answer
+
+    def _remember(self) -> Callable[[], None]:
+        return remember_buffers(self.student, self.statistics, self.source_chain, self.chain)
+
+    def _labels_change(self, logits: Tensor) -> bool:
+        return logits.ndim == 2 and self.chain.stickiness <= self.min_stickiness
+
+    def _predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the student's logits and the answer, and follow the stream."""
+        reducer, batch = current_reducer(), FollowedBatch(images_in_batch() or len(x), images_in_batch() or len(x))
+        if self.statistics:
+            with torch.no_grad():
+                source = self.source(x)
+            if source.ndim == 2:
+                # Of the source, since a prediction by batch statistics depends on the other labels of the batch.
+                self.source_chain.follow_(reducer.gather(source))
+                stickiness = self.source_chain.stickiness
+                batch = batch._replace(worth=batch.worth * (1 - stickiness) / (1 + stickiness))
+            # First, as they do not count, and each has its own statistics.
+            with follow_shift(batch._replace(is_view=True)):
+                refined = self._average_views(x, source)
+            with follow_shift(batch):
+                logits: Tensor = self.student(x)
+        else:
+            logits = self.student(x)
+            refined = self._average_views(x, logits)
+        answer = at_least_float32(logits.detach())
+        if refined is not None:
+            mean, num_views = refined
+            answer = (answer + num_views * mean) / (num_views + 1)
+        if logits.ndim == 2:
+            corrected = reducer.local(self.chain.follow_(reducer.gather(answer)))
+            answer = answer if self._labels_change(logits) else corrected
+        return logits, answer
+
+    @torch.no_grad()
+    def _average_views(self, x: Tensor, like: Tensor) -> tuple[Tensor, int] | None:
+        """Return the student's mean prediction over the views and their number; None if there are none."""
+        given = self.views if like.ndim == 2 else self.pixel_views
+        if not given or x.ndim != 4:
+            return None
+        views = draw_views(given, self.generator("views"))
+        return average_views(views, self.student, x, "logits"), len(views)
+
+    def _learn(self, logits: Tensor) -> None:
+        p = mean_probabilities(logits)
+        frequencies = MOMENTUM * self.chain.frequencies.to(p) + (1 - MOMENTUM) * p
+        diversity = torch.special.xlogy(frequencies, frequencies).sum()
+        ratio = soft_likelihood_ratio(logits).mean()
+        self.minimize(diversity + self.weight * ratio, confidence=confidence(logits.detach()).mean())

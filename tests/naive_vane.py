@@ -1,0 +1,218 @@
+"""An independent implementation of VANE with plain loops. See naive.py."""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from naive import NaiveAdam, add_up, probabilities
+from naive_entropy import likelihood_ratio, mean_probabilities
+from torch import Tensor, nn
+
+from ctta.views import View
+from ctta.views.geometric import MovedView
+
+Matrix = list[list[float]]
+#: How many predictions the class frequencies remember, and how many uniform ones they start from.
+CLASS_MEMORY, FIRST_COUNT = 200, 200
+
+
+def normalized(values: Sequence[float]) -> list[float]:
+    return [value / sum(values) for value in values]
+
+
+class NaiveChain:
+    """Labels that stay with probability s and are drawn from pi otherwise, by the whole transition matrix."""
+
+    def __init__(self) -> None:
+        self.counts: list[float] = []
+        self.message: list[float] | None = None
+        self.stays, self.transitions = 0.0, 0.0
+
+    @property
+    def stickiness(self) -> float:
+        return (self.stays + 1) / (self.transitions + 6)
+
+    @property
+    def frequencies(self) -> list[float]:
+        return [0.9 * count / sum(self.counts) + 0.1 / len(self.counts) for count in self.counts]
+
+    def follow(self, logits: Tensor) -> Matrix:
+        """Return the posteriors of the batch."""
+        p = [[float(q) for q in probabilities(vector / 2)] for vector in logits.detach()]
+        classes = range(logits.shape[1])
+        self.counts = self.counts or [FIRST_COUNT / len(classes) for _ in classes]
+        self.counts = [math.exp(-len(p) / CLASS_MEMORY) * self.counts[j] + sum(q[j] for q in p) for j in classes]
+        old_stays, old_transitions, s = self.stays, self.transitions, self.stickiness
+        forward, posteriors = list[list[float]](), list[list[float]]()
+        for _ in range(2):
+            forward, posteriors, stays = self.forward_backward(p, s)
+            self.stays = math.exp(-len(p) / 100) * old_stays + stays
+            self.transitions = math.exp(-len(p) / 100) * old_transitions + len(p)
+            s = self.stickiness
+        self.message = forward[-1]
+        return posteriors
+
+    def forward_backward(self, p: Matrix, s: float) -> tuple[Matrix, Matrix, float]:
+        pi, classes = self.frequencies, range(len(self.counts))
+        matrix = [[s * (i == j) + (1 - s) * pi[j] for j in classes] for i in classes]
+        evidence = [[q[j] / pi[j] for j in classes] for q in p]
+        forward, before = list[list[float]](), self.message
+        for e in evidence:
+            prior = pi if before is None else [sum(before[i] * matrix[i][j] for i in classes) for j in classes]
+            before = normalized([prior[j] * e[j] for j in classes])
+            forward.append(before)
+        backward = [[1.0 for _ in classes]]
+        for e in reversed(evidence[1:]):
+            later = backward[0]
+            backward.insert(0, normalized([sum(matrix[i][j] * e[j] * later[j] for j in classes) for i in classes]))
+        posteriors = [normalized([f[j] * b[j] for j in classes]) for f, b in zip(forward, backward, strict=True)]
+        stays = 0.0
+        for t, e in enumerate(evidence):
+            previous = forward[t - 1] if t else self.message
+            if previous is not None:
+                pairs = [[previous[i] * matrix[i][j] * e[j] * backward[t][j] for j in classes] for i in classes]
+                # A label that equals the one before has stayed, or was drawn again.
+                repeated = sum(pairs[j][j] * s / matrix[j][j] for j in classes)
+                stays += repeated / sum(sum(row) for row in pairs)
+        return forward, posteriors, stays
+
+
+class NaiveShiftNorm(nn.Module):
+    """A BatchNorm whose statistics move from the source's to those of the stream as these move away."""
+
+    def __init__(self, layer: nn.BatchNorm1d | nn.BatchNorm2d, tolerance: float, prior: float, horizon: float) -> None:
+        super().__init__()
+        assert layer.running_mean is not None and layer.running_var is not None
+        self.weight, self.bias, self.eps = layer.weight, layer.bias, layer.eps
+        self.tolerance, self.prior, self.horizon = tolerance, prior, horizon
+        self.source_mean, self.source_variance = layer.running_mean.tolist(), layer.running_var.tolist()
+        self.mean, self.variance, self.count = list(self.source_mean), list(self.source_variance), 0.0
+        self.worth, self.remembers = 0.0, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        channels, w = range(x.shape[1]), self.worth
+        k = math.exp(-math.sqrt(len(x) * w) / self.horizon) * self.count
+        a = w / (k + w)
+        means, variances, of_means, of_variances = [], [], 0.0, 0.0
+        for c in channels:
+            values = x[:, c]
+            b = values.sum() / values.numel()
+            v = ((values - b) ** 2).sum() / values.numel()
+            means.append((1 - a) * self.mean[c] + a * b)
+            variances.append((1 - a) * self.variance[c] + a * v + a * (1 - a) * (b - self.mean[c]) ** 2)
+            of_means += (float(means[c].detach()) - self.source_mean[c]) ** 2 / self.source_variance[c] / len(channels)
+            of_variances += math.log(float(variances[c].detach()) / self.source_variance[c]) ** 2 / len(channels)
+        d = of_means + of_variances
+        m = d / (d + self.tolerance) * (k + w) / (k + w + self.prior)
+        outputs = []
+        for c in channels:
+            mean = (1 - m) * self.source_mean[c] + m * means[c]
+            variance = (1 - m) * self.source_variance[c] + m * variances[c]
+            outputs.append((x[:, c] - mean) / (variance + self.eps) ** 0.5 * self.weight[c] + self.bias[c])
+        if self.remembers:
+            self.mean, self.variance = [float(b.detach()) for b in means], [float(v.detach()) for v in variances]
+            self.count = k + w
+        return torch.stack(outputs, 1)
+
+
+def naive_motion(view: MovedView, x: Tensor) -> Tensor:
+    """Return the batch as a view shows it, computed pixel by pixel; beyond its edges an image goes on as it ends."""
+    height, width = x.shape[2:]
+    angle, moved = math.radians(view.degrees), torch.zeros_like(x)
+    for r in range(height):
+        for c in range(width):
+            right = c - (width - 1) / 2 - round(2 * view.translate_x * width)
+            down = r - (height - 1) / 2 - round(2 * view.translate_y * height)
+            from_c = (math.cos(angle) * right + math.sin(angle) * down) / view.scale + (width - 1) / 2
+            from_r = (math.cos(angle) * down - math.sin(angle) * right) / view.scale + (height - 1) / 2
+            from_c, from_r = min(max(from_c, 0), width - 1), min(max(from_r, 0), height - 1)
+            left, top = math.floor(from_c), math.floor(from_r)
+            for row, row_weight in ((top, 1 - (from_r - top)), (min(top + 1, height - 1), from_r - top)):
+                for column, weight in ((left, 1 - (from_c - left)), (min(left + 1, width - 1), from_c - left)):
+                    moved[:, :, r, width - 1 - c if view.flip else c] += row_weight * weight * x[:, :, row, column]
+    return moved
+
+
+@dataclass
+class NaiveRun:
+    """Predictions, the student, and for each batch the stickiness of both chains and whether it was learned from."""
+
+    student: nn.Sequential
+    predictions: list[Tensor] = field(default_factory=list)
+    stickiness: list[float] = field(default_factory=list)
+    source_stickiness: list[float] = field(default_factory=list)
+    learned: list[bool] = field(default_factory=list)
+
+
+def shifted_copy(net: nn.Sequential, tolerance: float | None, prior: float, horizon: float) -> nn.Sequential:
+    net = copy.deepcopy(net).eval()
+    for number, layer in enumerate(net):
+        if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d) and tolerance is not None:
+            net[number] = NaiveShiftNorm(layer, tolerance, prior, horizon)
+    return net
+
+
+def naive_vane(
+    net: nn.Sequential,
+    batches: list[Tensor],
+    *,
+    draw: Callable[[int], Sequence[View]],
+    tolerance: float | None = 0.2,
+    prior: float = 8.0,
+    horizon: float = 64.0,
+    min_stickiness: float = 0.45,
+    learn: bool = True,
+    lr: float = 1e-3,
+    eps: float = 1e-8,
+    keep: float = 0.99,
+    weight: float = 0.025,
+) -> NaiveRun:
+    """Run VANE with Adam; ``draw`` returns the views of a step."""
+    student, source = shifted_copy(net, tolerance, prior, horizon), copy.deepcopy(net).eval()
+    shifting = [layer for layer in student if isinstance(layer, NaiveShiftNorm)]
+    kinds: Any = NaiveShiftNorm | nn.BatchNorm2d | nn.GroupNorm
+    trained = [p for layer in student if isinstance(layer, kinds) for p in (layer.weight, layer.bias)]
+    original = [p.detach().clone() for p in trained]
+    descent, run = NaiveAdam(trained, eps=eps), NaiveRun(student)
+    source_chain, chain = NaiveChain(), NaiveChain()
+    for step, x in enumerate(batches):
+        worth = float(len(x))
+        if shifting:
+            logits = source(x)
+            if logits.ndim == 2:
+                source_chain.follow(logits)
+                worth *= (1 - source_chain.stickiness) / (1 + source_chain.stickiness)
+        for layer in shifting:
+            layer.worth, layer.remembers = worth, False
+        with torch.no_grad():
+            terms = [view(student, x) for view in draw(step)]
+        for layer in shifting:
+            layer.remembers = True
+        direct = student(x)
+        answer = add_up([direct.detach(), *terms]) / (1 + len(terms))
+        learns = False
+        if direct.ndim == 2:
+            posteriors = chain.follow(answer)
+            if chain.stickiness > min_stickiness:
+                answer = torch.tensor([[math.log(q) for q in row] for row in posteriors], dtype=answer.dtype)
+            learns = learn and bool(trained) and chain.stickiness <= min_stickiness
+        if learns:
+            vectors = list(direct)
+            p = mean_probabilities(vectors)
+            frequencies = [0.9 * pi + 0.1 * q for pi, q in zip(chain.frequencies, p, strict=True)]
+            diversity = add_up(f * f.log() for f in frequencies)
+            ratio = add_up(likelihood_ratio(vector) for vector in vectors) / len(vectors)
+            scale = min(1.0, len(x) / 16) ** 2
+            descent.lr = lr * scale
+            descent.step(torch.autograd.grad(diversity + weight * ratio, trained))
+            with torch.no_grad():
+                for parameter, first in zip(trained, original, strict=True):
+                    parameter.copy_(keep**scale * parameter + (1 - keep**scale) * first)
+        run.predictions.append(answer)
+        run.stickiness.append(chain.stickiness)
+        run.source_stickiness.append(source_chain.stickiness)
+        run.learned.append(learns)
+    return run

@@ -1,0 +1,426 @@
+"""Twenty steps of VANE agree with the naive implementation to 1e-10; what its parts do, and their edge cases."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from naive import step_generator
+from naive_vane import NaiveChain, NaiveRun, NaiveShiftNorm, naive_motion, naive_vane
+from test_mathematics import (
+    CLOSE,
+    EPS,
+    STEPS,
+    assert_same_run,
+    assert_same_weights,
+    classifier,
+    pixel_classifier,
+    stream,
+)
+from torch import Tensor, nn
+
+import ctta
+from ctta.errors import ConfigError, InputError
+from ctta.label_chain import LabelChain
+from ctta.norms.shift import FollowedBatch, ShiftStatistics, follow_shift, use_shift_statistics_
+from ctta.views import View, geometric_views
+from ctta.views.geometric import MovedView
+
+SIZES = (7, 1, 12, 16, 3, 20, 1, 5, 9, 2, 8, 1, 6, 10, 4, 1, 18, 2, 11, 5)
+#: Large steps, so that twenty of them leave the source far behind.
+OPTIMIZER = partial(torch.optim.Adam, lr=0.02, eps=EPS)
+NAIVE_OPTIMIZER: dict[str, Any] = {"lr": 0.02, "eps": EPS}
+COLORS = torch.tensor([[0.2, 0.3, 0.9], [0.9, 0.2, 0.3], [0.3, 0.9, 0.2], [0.8, 0.8, 0.7]], dtype=torch.float64)
+
+
+def images(labels: Tensor, noise: float = 0.3) -> Tensor:
+    """Return images whose color tells the class."""
+    generator = torch.Generator().manual_seed(7)
+    values = torch.randn(len(labels), 3, 4, 4, generator=generator, dtype=torch.float64)
+    return COLORS[labels][:, :, None, None] + noise * values
+
+
+def draw_labels(num_images: int, run_length: int, seed: int = 1) -> Tensor:
+    """Return labels in runs of this length."""
+    runs = torch.randint(4, (num_images // run_length + 1,), generator=torch.Generator().manual_seed(seed))
+    return runs.repeat_interleave(run_length)[:num_images]
+
+
+def color_stream(run_length: int) -> list[Tensor]:
+    """Return batches of many sizes under a shift: darker images of less contrast."""
+    return list((0.7 * images(draw_labels(sum(SIZES), run_length)) - 0.1).split(SIZES))
+
+
+def tell_colors(net: nn.Sequential) -> nn.Sequential:
+    """Train a network on images of the colors: its statistics, and a head that chooses the nearest mean of features."""
+    labels = torch.arange(4).repeat(25)
+    for layer in net:
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.momentum = None  # one batch decides
+    net.train()(images(labels))
+    features = net.eval()[:-1](images(labels)).detach()
+    means = torch.stack([features[labels == c].mean(0) for c in range(4)])
+    variance = (features - means[labels]).square().mean()
+    head = net[-1]
+    assert isinstance(head, nn.Linear)
+    with torch.no_grad():
+        head.weight.copy_(means / variance)
+        head.bias.copy_(-means.square().sum(1) / variance / 2)
+    return net
+
+
+def batch_norm_classifier() -> nn.Sequential:
+    return tell_colors(classifier())
+
+
+def group_norm_classifier() -> nn.Sequential:
+    net = classifier()
+    net[1], net[4] = nn.GroupNorm(2, 4).double(), nn.GroupNorm(1, 3).double()
+    return tell_colors(net)
+
+
+def classifier_without_norms() -> nn.Sequential:
+    net = classifier()
+    net[1], net[4] = nn.Tanh(), nn.Tanh()
+    return tell_colors(net)
+
+
+def vector_classifier() -> nn.Sequential:
+    torch.manual_seed(6)
+    norm = nn.BatchNorm1d(8)
+    assert norm.running_mean is not None and norm.running_var is not None
+    norm.running_mean.normal_(0.1, 0.3)
+    norm.running_var.uniform_(0.5, 2)
+    return nn.Sequential(nn.Linear(6, 8), norm, nn.ReLU(), nn.Linear(8, 4)).double().eval()
+
+
+def vectors() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return [2 + torch.randn(size, 6, generator=generator, dtype=torch.float64) for size in SIZES]
+
+
+def draw_four(step: int) -> Sequence[View]:
+    return geometric_views(4).draw(step_generator(0, step, "views"))
+
+
+def draw_none(step: int) -> Sequence[View]:
+    return ()
+
+
+def assert_equals_twin(
+    net: nn.Sequential, batches: list[Tensor], draw: Callable[[int], Sequence[View]] = draw_four, **settings: Any
+) -> NaiveRun:
+    """Compare predictions, weights, statistics and chains; return the naive run."""
+    naive_settings = {name: value for name, value in settings.items() if name != "views"}
+    run = naive_vane(net, batches, draw=draw, **NAIVE_OPTIMIZER, **naive_settings)
+    model = ctta.VANE(net, optimizer=OPTIMIZER, **settings)
+    assert_same_run(model, batches, run.predictions)
+    assert_same_weights(model.student, run.student)
+    naive_layers = [layer for layer in run.student if isinstance(layer, NaiveShiftNorm)]
+    for layer, naive in zip(model.statistics, naive_layers, strict=True):
+        assert isinstance(layer, ShiftStatistics)
+        CLOSE([layer.mean.tolist(), layer.variance.tolist()], [naive.mean, naive.variance])
+        CLOSE(float(layer.worth), naive.count)
+    CLOSE(model.chain.stickiness, run.stickiness[-1])
+    CLOSE(model.source_chain.stickiness, run.source_stickiness[-1])
+    return run
+
+
+def distance(net: nn.Module, other: nn.Module) -> float:
+    pairs = zip(net.parameters(), other.parameters(), strict=True)
+    return max(float((one - two).detach().abs().max()) for one, two in pairs)
+
+
+def snapshot(model: ctta.AdaptiveModel) -> dict[str, Tensor]:
+    """Return all that a step may change."""
+    found = {name: value.clone() for name, value in model.state_dict().items()}
+    if model.optimizer is not None:
+        for number, state in model.optimizer.state_dict()["state"].items():
+            found |= {f"optimizer.{number}.{name}": torch.as_tensor(value).clone() for name, value in state.items()}
+    return found
+
+
+def assert_unchanged(model: ctta.AdaptiveModel, before: dict[str, Tensor]) -> None:
+    after = snapshot(model)
+    assert before.keys() == after.keys()
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+
+
+# ---- the method and its naive twin ----
+
+
+@pytest.mark.parametrize("build", [batch_norm_classifier, group_norm_classifier])
+def test_runs_of_labels(build: Callable[[], nn.Sequential]) -> None:
+    run = assert_equals_twin(net := build(), color_stream(run_length=8))
+    assert run.stickiness[2] < 0.45 < run.stickiness[-1], "the chain opens on the way"
+    assert run.learned[0] and not run.learned[-1] and distance(net, run.student) > 1e-3
+    assert build is group_norm_classifier or run.source_stickiness[-1] > 0.45
+
+
+@pytest.mark.parametrize("build", [batch_norm_classifier, group_norm_classifier])
+def test_shuffled_labels(build: Callable[[], nn.Sequential]) -> None:
+    run = assert_equals_twin(net := build(), color_stream(run_length=1))
+    assert max(run.stickiness) < 0.45 and all(run.learned) and distance(net, run.student) > 0.01
+    assert len(set(torch.cat(run.predictions).argmax(1).tolist())) == 4
+
+
+def test_other_settings() -> None:
+    settings: dict[str, Any] = {"tolerance": 1.0, "prior": 2.0, "horizon": 16.0, "keep": 0.9, "weight": 0.5}
+    run = assert_equals_twin(batch_norm_classifier(), color_stream(run_length=8), min_stickiness=0.3, **settings)
+    assert 0 < sum(run.learned) < STEPS
+
+
+def test_source_statistics_alone() -> None:
+    net, batches = batch_norm_classifier(), color_stream(run_length=8)
+    run = assert_equals_twin(net, batches, tolerance=None)
+    assert 0 < sum(run.learned) < STEPS
+    model = ctta.VANE(net, tolerance=None)
+    for x in batches:
+        model(x)
+    assert all(map(torch.equal, model.student.buffers(), model.source.buffers()))
+
+
+def test_without_views() -> None:
+    run = assert_equals_twin(batch_norm_classifier(), color_stream(run_length=8), draw_none, views=())
+    assert 0 < sum(run.learned) < STEPS
+
+
+def test_views_of_the_user() -> None:
+    views = (lambda model, x: model(x.flip(-1)), lambda model, x: model(0.8 * x))
+    assert_equals_twin(batch_norm_classifier(), color_stream(run_length=1), lambda step: views, views=views)
+
+
+def test_labels_that_repeat_can_be_ignored() -> None:
+    run = assert_equals_twin(batch_norm_classifier(), color_stream(run_length=8), min_stickiness=1.0)
+    assert all(run.learned) and run.stickiness[-1] > 0.45
+
+
+def test_without_learning() -> None:
+    net = batch_norm_classifier()
+    run = assert_equals_twin(net, color_stream(run_length=1), learn=False)
+    assert not any(run.learned) and distance(net, run.student) == 0
+
+
+def test_pixels() -> None:
+    net, flip = pixel_classifier(), (lambda model, x: model(x.flip(-1)).flip(-1),)
+    run = assert_equals_twin(net, stream(2), lambda step: flip)
+    assert not any(run.learned) and distance(net, run.student) == 0
+    assert run.stickiness[-1] == run.source_stickiness[-1] == 1 / 6  # no chain follows pixels
+
+
+def test_vectors() -> None:
+    run = assert_equals_twin(vector_classifier(), vectors(), draw_none)
+    assert all(run.learned) and distance(vector_classifier(), run.student) > 1e-3
+
+
+def test_a_network_without_norm_layers() -> None:
+    net, batches = classifier_without_norms(), color_stream(run_length=8)
+    run = assert_equals_twin(net, batches)
+    assert run.stickiness[-1] > 0.45 and not any(run.learned)
+    model = ctta.VANE(net)
+    model(batches[0])
+    assert model.optimizer is None and model.last_step is None and distance(model.student, net) == 0
+
+
+BUILDERS = [batch_norm_classifier, group_norm_classifier, classifier_without_norms, pixel_classifier]
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+def test_predict_equals_adapt_and_changes_nothing(build: Callable[[], nn.Sequential]) -> None:
+    model = ctta.VANE(build(), lr=0.02, min_stickiness=0.3)
+    for x in color_stream(run_length=8)[:5]:
+        before = snapshot(model)
+        predicted = model.predict(x)
+        assert_unchanged(model, before)
+        assert torch.equal(predicted, model(x))
+
+
+def test_views_depend_on_the_seed() -> None:
+    x = color_stream(run_length=1)[0]
+    first, same, other = (ctta.VANE(batch_norm_classifier(), seed=seed)(x) for seed in (0, 0, 1))
+    assert torch.equal(first, same) and not torch.allclose(first, other)
+
+
+def test_the_deployed_network_has_the_latest_statistics() -> None:
+    model = ctta.VANE(batch_norm_classifier(), views=(), min_stickiness=1.0, learn=False)
+    answers = [model(x) for x in color_stream(run_length=1)]
+    CLOSE(model.deploy()(color_stream(run_length=1)[-1]).detach(), answers[-1])
+
+
+@pytest.mark.parametrize("build", [batch_norm_classifier, group_norm_classifier, pixel_classifier])
+@pytest.mark.parametrize("num_before", [0, 3])
+def test_a_batch_that_overflows_leaves_no_trace(build: Callable[[], nn.Sequential], num_before: int) -> None:
+    model, batches = ctta.VANE(build(), lr=0.02), color_stream(run_length=1)
+    for x in batches[:num_before]:
+        model(x)
+    before = snapshot(model)
+    assert not model(torch.full_like(batches[3], 1e308)).isfinite().all()
+    assert_unchanged(model, before)
+    with pytest.raises(InputError, match="NaN"):
+        model(torch.full_like(batches[3], math.nan))
+    assert_unchanged(model, before)
+    assert model(batches[3]).isfinite().all()
+
+
+# ---- the chain of labels ----
+
+
+def noisy_logits(labels: Tensor, signal: float, num_classes: int = 4) -> Tensor:
+    """Return logits of a calibrated network that sees the labels through Gaussian noise."""
+    generator = torch.Generator().manual_seed(3)
+    noise = torch.randn(len(labels), num_classes, generator=generator, dtype=torch.float64)
+    return signal * (signal * nn.functional.one_hot(labels, num_classes) + noise)
+
+
+@pytest.mark.parametrize("run_length", [1, 5])
+def test_chain_equals_its_twin(run_length: int) -> None:
+    chain, twin = LabelChain(), NaiveChain()
+    for logits in noisy_logits(draw_labels(60, run_length), 2.0, num_classes=6).split((1, 9, 1, 1, 20, 28)):
+        CLOSE(chain.follow_(logits).exp(), torch.tensor(twin.follow(logits), dtype=torch.float64))
+        CLOSE(chain.stickiness, twin.stickiness)
+        CLOSE(chain.frequencies.tolist(), twin.frequencies)
+
+
+@pytest.mark.parametrize("batch_size", [1, 20])
+def test_independent_labels_do_not_stick_however_biased_the_network_is(batch_size: int) -> None:
+    chain, logits = LabelChain(), noisy_logits(draw_labels(400, 1), 2.0)
+    logits[:, 0] += 4.0
+    assert (logits.argmax(1) == 0).double().mean() > 0.6
+    found = []
+    for batch in logits.split(batch_size):
+        chain.follow_(batch)
+        found.append(chain.stickiness)
+    assert max(found) < 0.45 and found[-1] < 0.3
+
+
+def test_runs_of_labels_stick_within_a_few_batches_and_correct_predictions() -> None:
+    chain, labels = LabelChain(), draw_labels(400, 10)
+    logits, posteriors = noisy_logits(labels, 2.0), []
+    for number, batch in enumerate(logits.split(20)):
+        posteriors.append(chain.follow_(batch))
+        assert number < 5 or chain.stickiness > 0.45
+    before, after = ((each.argmax(1) == labels).double().mean() for each in (logits, torch.cat(posteriors)))
+    assert 0.7 < before < 0.85 and after > before + 0.12
+
+
+def test_posteriors_of_labels_that_never_stay_are_the_predictions() -> None:
+    chain, logits = LabelChain(), noisy_logits(draw_labels(40, 10), 2.0)
+    CLOSE(chain.follow_(logits[:1]).exp(), (logits[:1] / 2).softmax(1))  # nothing comes before the first image
+    chain.transitions.copy_(torch.tensor([0.0, 1e13]))
+    CLOSE(chain.follow_(logits).exp(), (logits / 2).softmax(1))
+    chain.transitions.copy_(torch.tensor([1e13, 1.1e13]))
+    assert not torch.allclose(chain.follow_(logits).exp(), (logits / 2).softmax(1), atol=0.1)
+
+
+# ---- statistics ----
+
+
+def follow(norm: nn.BatchNorm2d, *batches: Tensor, tolerance: float = 0.2) -> tuple[ShiftStatistics, Tensor]:
+    """Return the state after batches of independent images, and the output for the last of them."""
+    (statistics,) = use_shift_statistics_(nn.Sequential(norm), tolerance, prior=8.0, horizon=64.0)
+    assert isinstance(statistics, ShiftStatistics)
+    for x in batches:
+        with follow_shift(FollowedBatch(len(x), len(x))):
+            output = norm(x)
+    return statistics, output
+
+
+def norm_and_images(dtype: torch.dtype = torch.float64) -> tuple[nn.BatchNorm2d, Tensor]:
+    """Return a layer and images of its source."""
+    norm = nn.BatchNorm2d(2).to(dtype).eval()
+    norm.running_mean, norm.running_var = torch.tensor([1.0, -2.0], dtype=dtype), torch.tensor([4.0, 0.25], dtype=dtype)
+    values = torch.randn(64, 2, 8, 8, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    return norm, values * torch.tensor([2.0, 0.5], dtype=dtype)[:, None, None] + norm.running_mean[:, None, None]
+
+
+@pytest.mark.parametrize(
+    ("shift", "scale", "low", "high"),
+    [(0.0, 1.0, 0.0, 0.02), (3.0, 1.0, 0.8, 64 / 72), (0.0, 3.0, 0.8, 64 / 72), (0.1, 1.0, 0.01, 0.8)],
+)
+def test_statistics_move_by_the_distance_of_the_stream(shift: float, scale: float, low: float, high: float) -> None:
+    norm, x = norm_and_images()
+    statistics, _ = follow(norm, x * scale + shift)
+    assert norm.running_var is not None
+    fraction = (norm.running_var - statistics.source_var) / (statistics.variance - statistics.source_var)
+    CLOSE(fraction[0], fraction[1])  # one for all channels
+    assert low <= fraction[0] < high
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("stays_constant", [True, False])
+def test_a_channel_that_is_constant_in_the_source(dtype: torch.dtype, stays_constant: bool) -> None:
+    norm, x = norm_and_images(dtype)
+    assert norm.running_var is not None and norm.running_mean is not None
+    norm.running_var[0] = 0
+    if stays_constant:
+        x[:, 0] = norm.running_mean[0]
+    statistics, output = follow(norm, x, x)
+    assert output.isfinite().all() and all(buffer.isfinite().all() for buffer in statistics.buffers())
+    if stays_constant:
+        CLOSE(output[:, 0], torch.zeros_like(output[:, 0]))
+    model = ctta.VANE(nn.Sequential(norm, nn.Flatten(), nn.Linear(128, 4)).to(dtype))
+    assert all(model(x).isfinite().all() for _ in range(3)) and model.num_skipped == 0
+
+
+def test_a_layer_outside_of_a_step_repeats_the_last_one() -> None:
+    norm, x = norm_and_images()
+    statistics, output = follow(norm, x + 1, x + 2)
+    before = [buffer.clone() for buffer in statistics.buffers()]
+    CLOSE(norm(x + 2), output)
+    with follow_shift(FollowedBatch(64, 64, is_view=True)):
+        norm(x + 5)
+    assert all(map(torch.equal, before, statistics.buffers()))
+    assert not torch.allclose(norm(x + 2), output)  # what it used last were the statistics of the view
+
+
+# ---- views ----
+
+
+def test_moved_views_of_images_of_any_range_and_number_of_channels() -> None:
+    x = 3 * torch.randn(2, 5, 6, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for view in geometric_views(4, motion=1.0).draw(torch.Generator().manual_seed(0)):
+        CLOSE(view.augment(x), naive_motion(view, x))
+
+
+def test_draws_cover_half_of_the_ranges_of_cotta() -> None:
+    views = geometric_views(64).draw(torch.Generator().manual_seed(0))
+    for name, low, high in (("degrees", -7.5, 7.5), ("translate_x", -1 / 32, 1 / 32), ("scale", 0.95, 1.05)):
+        values = sorted(getattr(view, name) for view in views)
+        width = high - low
+        assert low <= values[0] < low + width / 32 and high - width / 32 < values[-1] <= high
+    assert sum(view.flip for view in views) == 32
+    assert all(view.scale == 1 and view.degrees == 0 for view in geometric_views(3, motion=0.0).draw(torch.Generator()))
+
+
+@pytest.mark.parametrize(
+    ("view", "margin", "atol"),
+    [
+        (MovedView(0.0, 0.0, 0.0, 1.0, flip=True), 0, 1e-12),
+        (MovedView(0.0, 1 / 16, -1 / 32, 1.0, flip=True), 2, 1e-12),
+        (MovedView(10.0, 1 / 32, 1 / 16, 1.1, flip=True), 5, 0.01),
+    ],
+)
+def test_dense_logits_are_moved_back(view: MovedView, margin: int, atol: float) -> None:
+    rows, columns = torch.meshgrid(*[torch.arange(16, dtype=torch.float64)] * 2, indexing="ij")
+    x = torch.stack([rows + 3 * columns, rows - columns])[None]
+    inner = (..., slice(margin, 16 - margin), slice(margin, 16 - margin))
+    torch.testing.assert_close(view(lambda image: image, x)[inner], x[inner], rtol=0, atol=atol)
+    assert view.augment(x).sub(x)[inner].abs().max() > 1
+
+
+def test_logits_of_images_are_not_moved() -> None:
+    view, logits = geometric_views(1).draw(torch.Generator())[0], torch.rand(2, 4)
+    assert torch.equal(view(lambda image: logits, torch.rand(2, 3, 4, 4)), logits)
+
+
+def test_equal_generators_give_equal_views() -> None:
+    first, same, other = (geometric_views(4).draw(torch.Generator().manual_seed(seed)) for seed in (0, 0, 1))
+    assert first == same != other and len(set(first)) == 4
+
+
+@pytest.mark.parametrize(("num_views", "motion"), [(0, 0.5), (4097, 0.5), (1.5, 0.5), (4, 2), (4, -0.1), (4, math.nan)])
+def test_views_that_cannot_be_drawn(num_views: Any, motion: float) -> None:
+    with pytest.raises(ConfigError, match="geometric_views takes 1 to 4096" if motion == 0.5 else "motion"):
+        geometric_views(num_views, motion=motion)
