@@ -25,7 +25,7 @@ import ctta
 from ctta.errors import ConfigError, InputError
 from ctta.label_chain import LabelChain
 from ctta.norms.shift import FollowedBatch, ShiftStatistics, follow_shift, use_shift_statistics_
-from ctta.views import View, geometric_views
+from ctta.views import SplitView, View, geometric_views
 from ctta.views.geometric import MovedView
 
 SIZES = (7, 1, 12, 16, 3, 20, 1, 5, 9, 2, 8, 1, 6, 10, 4, 1, 18, 2, 11, 5)
@@ -378,31 +378,40 @@ def test_a_layer_outside_of_a_step_repeats_the_last_one() -> None:
 # ---- views ----
 
 
-def test_moved_views_of_images_of_any_range_and_number_of_channels() -> None:
+def draw_moved(num_moved: int, motion: float = 0.5) -> list[MovedView]:
+    """Return drawn views but the first, which only flips."""
+    _, *views = geometric_views(num_moved + 1, motion=motion).draw(torch.Generator().manual_seed(0))
+    return [view for view in views if isinstance(view, MovedView)]
+
+
+def test_views_of_images_of_any_range_and_number_of_channels() -> None:
     x = 3 * torch.randn(2, 5, 6, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    for view in geometric_views(4, motion=1.0).draw(torch.Generator().manual_seed(0)):
+    first, *others = geometric_views(3).draw(torch.Generator().manual_seed(0))
+    assert torch.equal(first.augment(x), x.flip(-1)) and len(others) == 2
+    for view in draw_moved(4, motion=1.0):
         CLOSE(view.augment(x), naive_motion(view, x))
 
 
 def test_draws_cover_half_of_the_ranges_of_cotta() -> None:
-    views = geometric_views(64).draw(torch.Generator().manual_seed(0))
+    views = draw_moved(64)
     for name, low, high in (("degrees", -7.5, 7.5), ("translate_x", -1 / 32, 1 / 32), ("scale", 0.95, 1.05)):
         values = sorted(getattr(view, name) for view in views)
         width = high - low
         assert low <= values[0] < low + width / 32 and high - width / 32 < values[-1] <= high
     assert sum(view.flip for view in views) == 32
-    assert all(view.scale == 1 and view.degrees == 0 for view in geometric_views(3, motion=0.0).draw(torch.Generator()))
+    assert all(view.scale == 1 and view.degrees == 0 for view in draw_moved(3, motion=0.0))
 
 
 @pytest.mark.parametrize(
     ("view", "margin", "atol"),
     [
+        (geometric_views(1).draw(torch.Generator())[0], 0, 1e-12),
         (MovedView(0.0, 0.0, 0.0, 1.0, flip=True), 0, 1e-12),
         (MovedView(0.0, 1 / 16, -1 / 32, 1.0, flip=True), 2, 1e-12),
         (MovedView(10.0, 1 / 32, 1 / 16, 1.1, flip=True), 5, 0.01),
     ],
 )
-def test_dense_logits_are_moved_back(view: MovedView, margin: int, atol: float) -> None:
+def test_dense_logits_are_moved_back(view: SplitView, margin: int, atol: float) -> None:
     rows, columns = torch.meshgrid(*[torch.arange(16, dtype=torch.float64)] * 2, indexing="ij")
     x = torch.stack([rows + 3 * columns, rows - columns])[None]
     inner = (..., slice(margin, 16 - margin), slice(margin, 16 - margin))
@@ -411,8 +420,9 @@ def test_dense_logits_are_moved_back(view: MovedView, margin: int, atol: float) 
 
 
 def test_logits_of_images_are_not_moved() -> None:
-    view, logits = geometric_views(1).draw(torch.Generator())[0], torch.rand(2, 4)
-    assert torch.equal(view(lambda image: logits, torch.rand(2, 3, 4, 4)), logits)
+    logits = torch.rand(2, 4)
+    for view in geometric_views(3).draw(torch.Generator()):
+        assert torch.equal(view(lambda image: logits, torch.rand(2, 3, 4, 4)), logits)
 
 
 def test_equal_generators_give_equal_views() -> None:
