@@ -60,7 +60,7 @@ class LabelChain(LazyModule):
         Returns:
             The logarithms of the posteriors (N, C).
         """
-        tempered = (logits.double() / TEMPERATURE).softmax(1)
+        tempered = (logits.double() / TEMPERATURE).softmax(1).nan_to_num(1 / logits.shape[1])  # which says nothing
         if not self.is_allocated:
             self.allocate_("message", torch.zeros_like(tempered[0]))
             self.allocate_("class_counts", torch.full_like(tempered[0], CLASS_MEMORY / tempered.shape[1]))

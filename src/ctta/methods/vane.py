@@ -20,7 +20,7 @@ from ctta.policies import average_with_source
 from ctta.state import remember_buffers
 from ctta.steps import Policy
 from ctta.surgery import Output
-from ctta.validation import check_each, check_fraction, check_non_negative
+from ctta.validation import check_each, check_fraction, check_non_negative, check_positive
 from ctta.views import ScaledView, Views, average_views, check_views, draw_views, geometric_views
 
 MOVED: Views = geometric_views(4)
@@ -85,7 +85,8 @@ class VANE(AdaptiveModel):
         output: Output = None,
     ) -> None:
         super().__init__(net, policies=policies, batch_stats=0.0, seed=seed, output=output)
-        check_each(check_non_negative, tolerance=tolerance or 0.0, prior=prior, horizon=horizon, weight=weight)
+        check_each(check_non_negative, tolerance=tolerance or 0.0, prior=prior, weight=weight)
+        check_positive("horizon", horizon)
         check_views(views, pixel_views)
         check_fraction("min_stickiness", min_stickiness)
         self.tolerance, self.prior, self.horizon = tolerance, prior, horizon
@@ -130,6 +131,7 @@ class VANE(AdaptiveModel):
         logits, answer = self._predict(x)
         if self.learn and self.optimizer is not None and self._labels_change(logits):
             self._learn(logits)
+        self.show_policies(logits)
         if not current_reducer().all(answer.isfinite()):
             forget()
         return answer
