@@ -21,6 +21,7 @@ from matplotlib import pyplot
 from method_numbers import MergeError, Row, add_errors, add_results
 
 from ctta.benchmark import BenchmarkOptions, build_task
+from ctta.benchmark.recipes import add_methods
 from ctta.evaluation import Result, read_result
 from ctta.fingerprints import fingerprint
 from ctta.methods import METHODS
@@ -67,7 +68,8 @@ def read_run(folder: Path) -> tuple[list[Result], int | None]:
 def measure_milliseconds(name: str) -> float:
     """Return the time of one core per image, the median of three batches after a first one."""
     task = build_task("embedded", BenchmarkOptions())
-    model, stream = task.methods[name].build_model(task.make_network(), seed=1), task.make_stream(None)
+    spec = add_methods(task.methods, [name])[name]
+    model, stream = spec.build_model(task.make_network(), seed=1), task.make_stream(None)
     rows = slice(20 if name == "memo" else None)  # MEMO adapts to each image by itself, 32 views of it
     per_image = []
     for number in range(4):

@@ -21,6 +21,7 @@ from ctta.advisor.race import SOURCE, OnProgress
 from ctta.corruptions.registry import check_corruption
 from ctta.datasets.corruptible import CLEAN
 from ctta.evaluation import Comparison, evaluate
+from ctta.registry import DEFAULT_METHOD
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,7 +60,7 @@ def try_methods(
     images: ImageSource,
     labels: ArrayLike | None = None,
     *,
-    methods: Sequence[str] = ("bn_stats", "tent", "cotta_fast"),
+    methods: Sequence[str] = ("bn_stats", "tent", "cotta_fast", DEFAULT_METHOD),
     corruptions: Sequence[str] = DEFAULT_CORRUPTIONS,
     severity: float = DEFAULT_SEVERITY,
     batch_size: int = 32,

@@ -21,7 +21,7 @@ from ctta.cli.options import (
 )
 
 #: What is tried by default.
-METHODS = "bn_stats,tent,cotta_fast"
+METHODS = "bn_stats,tent,cotta_fast,vane"
 
 
 def try_methods(
