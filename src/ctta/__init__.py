@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         testing,
         views,
     )
-    from ctta.advisor import Advice, Certificate, advise, calibrate_threshold, certify
+    from ctta.advisor import Advice, Certificate, advise, calibrate_gain, calibrate_threshold, certify
     from ctta.base import AdaptiveModel
     from ctta.checkpoint.files import load, save
     from ctta.config import from_config
@@ -149,6 +149,7 @@ __all__ = [
     "advise",
     "advisor",
     "benchmark",
+    "calibrate_gain",
     "calibrate_threshold",
     "certify",
     "compare",
@@ -199,6 +200,7 @@ _MODULES = {
     "Step": "ctta.steps",
     "adapt": "ctta.registry",
     "advise": "ctta.advisor",
+    "calibrate_gain": "ctta.advisor",
     "calibrate_threshold": "ctta.advisor",
     "certify": "ctta.advisor",
     "compare": "ctta.evaluation",

@@ -1,6 +1,7 @@
 """Whether adaptation helps a network, and which method and settings."""
 
 from ctta.advisor.advice import Advice
+from ctta.advisor.calibration import calibrate_gain
 from ctta.advisor.certificate import Certificate, ScenarioOutcome
 from ctta.advisor.influence import Influence, measure_influence
 from ctta.advisor.input_check import InputCheck, check_input
@@ -21,6 +22,7 @@ __all__ = [
     "RaceRow",
     "ScenarioOutcome",
     "advise",
+    "calibrate_gain",
     "calibrate_threshold",
     "certify",
     "check_input",

@@ -15,6 +15,7 @@ from ctta.base import AdaptiveModel
 from ctta.config import AdaptationConfig, relative_model
 from ctta.evaluation.display import format_range, join_names, render_text_table
 from ctta.evaluation.intervals import estimate_interval
+from ctta.guard import GainEstimator
 from ctta.registry import resolve_method
 
 
@@ -68,6 +69,7 @@ class Advice:
         settings: Corruptions, batch size and order of the stream.
         race: The results of all methods that were tried, and why others were not.
         net: The network.
+        estimator: What estimates the accuracy of the recommended method without labels; None for Source.
     """
 
     network: NetworkFacts
@@ -75,6 +77,7 @@ class Advice:
     settings: RaceSettings
     race: Race
     net: nn.Module
+    estimator: GainEstimator | None = None
 
     @property
     def recommended(self) -> RaceRow:
@@ -117,6 +120,8 @@ class Advice:
         if row.difference:
             evidence |= {"gain_low": round(-row.difference.high, 4), "gain_high": round(-row.difference.low, 4)}
         tables = {"evidence": evidence} if candidate is None else {}
+        if candidate is None and self.estimator is not None:
+            tables["estimate"] = self.estimator.as_dict()
         return AdaptationConfig(chosen.method, settings, batch_size=self.settings.batch_size, tables=tables)
 
     def save(

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from torch import nn
 
 from ctta.advisor.advice import Advice, NetworkFacts, PictureFacts
+from ctta.advisor.calibration import SEVERITIES, collect_signals, fit_estimator
 from ctta.advisor.candidates import count_norm_layers, list_candidates
 from ctta.advisor.input_check import check_input
 from ctta.advisor.pictures import (
@@ -23,7 +24,7 @@ from ctta.advisor.pictures import (
     iter_batches,
     label_pictures,
 )
-from ctta.advisor.race import OnProgress, RaceSettings, run_race
+from ctta.advisor.race import SOURCE, OnProgress, RaceSettings, run_race
 from ctta.advisor.threshold import calibrate_threshold
 from ctta.corruptions.registry import check_corruption
 from ctta.datasets.corruptible import CLEAN
@@ -34,6 +35,8 @@ from ctta.validation import check_choice, check_integer, check_positive
 
 #: How many pictures are used by default, and batches if these have more.
 NUM_PICTURES, NUM_BATCHES = 512, 10
+#: Pictures of each domain that the estimate of accuracy without labels is calibrated on.
+CALIBRATION_IMAGES = 192
 
 
 def advise(
@@ -117,6 +120,10 @@ def advise(
     with tempfile.TemporaryDirectory(prefix="ctta-advise-") if folder is None else nullcontext(folder) as path:
         race = run_race(net, corrupted, candidates, settings, Path(path), on_progress=on_progress)
     race.left_out = left_out | race.left_out
+    estimator, chosen = None, race.choose().candidate
+    if chosen != SOURCE:
+        few = pictures.select(slice(CALIBRATION_IMAGES))
+        estimator = fit_estimator(collect_signals(net, few, chosen, SEVERITIES, batch_size, on_progress))
     height, width = pictures.images.shape[1:3]
     inner = net.net if isinstance(net, Normalized) else net
     return Advice(
@@ -138,4 +145,5 @@ def advise(
         settings,
         race,
         net,
+        estimator,
     )

@@ -163,6 +163,7 @@ def adapt(
             classes=class_names,
             compare=compare,
             guard=guard,
+            estimator=chosen.estimator,
             audit=_audit_path(predictions),
             escape_formulas=escape_formulas,
             on_progress=on_progress,
@@ -219,6 +220,13 @@ def _format_summary(
                 f"Guard: {summary.num_by_source} images ({100 * summary.num_by_source / num_images:.1f} %) were "
                 "answered by the network without adaptation."
             )
+    if summary.estimated_gain is not None:
+        low, high = summary.estimated_gain_low or 0.0, summary.estimated_gain_high or 0.0
+        half = 50 * (high - low)
+        lines.append(
+            f"Adapting: {100 * summary.estimated_gain:+.1f} ± {half:.1f} points of accuracy over the network without "
+            "adaptation, estimated without labels over the last batches."
+        )
     if summary.num_skipped:
         lines.append(f"{summary.num_skipped} updates were skipped because they were not finite: try a lower lr.")
     return [*lines, _describe_state(state)]

@@ -12,6 +12,7 @@ from ctta import models
 from ctta.config import read_config
 from ctta.corruptions.registry import check_severity
 from ctta.errors import ConfigError, DataError
+from ctta.guard import GainEstimator
 from ctta.models import to_device
 from ctta.streams.orders import RANDOM_ORDERS
 
@@ -153,6 +154,7 @@ class ChosenAdaptation:
         texts: Settings and policies, each ``NAME=VALUE``.
         size: Size to resize images to.
         batch_size: Images per step; None if nobody says.
+        estimator: What estimates the accuracy of the method without labels; None if the configuration has none.
     """
 
     model: str
@@ -161,6 +163,7 @@ class ChosenAdaptation:
     texts: list[str]
     size: tuple[int, int] | None
     batch_size: int | None
+    estimator: GainEstimator | None = None
 
 
 def choose_adaptation(
@@ -201,6 +204,7 @@ def choose_adaptation(
         [*(found.texts if is_same else []), *texts],
         size or found.size,
         batch_size or found.batch_size,
+        found.estimator if is_same and not texts else None,  # it holds for these settings only
     )
 
 

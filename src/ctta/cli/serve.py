@@ -4,7 +4,7 @@ import tempfile
 from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import typer
@@ -39,6 +39,10 @@ class HarmRemedy(StrEnum):
 
     RESET = "reset"
     FREEZE = "freeze"
+
+
+def _get_remedy(chosen: HarmRemedy | None) -> Literal["reset", "freeze"] | None:
+    return None if chosen is None else chosen.value
 
 
 def serve(
@@ -262,7 +266,8 @@ def serve(
         adaptive = serving.resume_method(chosen.net, state, chosen.texts)
     size = chosen.size or ((32, 32) if chosen.model in models.CIFAR10_NETWORKS else None)
     if guard:
-        adaptive = Guarded(adaptive, input_spec=InputSpec(low=0, high=1, any_size=size is None))
+        spec = InputSpec(low=0, high=1, any_size=size is None)
+        adaptive = Guarded(adaptive, input_spec=spec, estimator=chosen.estimator, on_harm=_get_remedy(on_harm))
     with nullcontext(state) if state else tempfile.TemporaryDirectory(prefix="ctta-serve-") as folder:
         service = serving.Service(
             adaptive,
@@ -278,7 +283,7 @@ def serve(
             snapshot_interval=snapshot_every,
             unready_after=unready_after,
             num_answers=feedback,
-            on_harm=on_harm.value if on_harm else None,
+            on_harm=_get_remedy(on_harm),
         )
 
         def on_listening(address: str) -> None:

@@ -12,6 +12,7 @@ from ctta.checkpoint.encoding import register_settings_class
 from ctta.checkpoint.manifest import register_wrapper
 from ctta.guard.answers import AnswerLog, FeedbackSummary
 from ctta.guard.detector import CollapseThresholds
+from ctta.guard.estimate import GainEstimate, GainEstimator
 from ctta.guard.events import Event, EventKind
 from ctta.guard.health import Health, Monitored
 from ctta.guard.validator import InputSpec
@@ -23,6 +24,8 @@ __all__ = [
     "Event",
     "EventKind",
     "FeedbackSummary",
+    "GainEstimate",
+    "GainEstimator",
     "Guarded",
     "Health",
     "InputSpec",
@@ -31,4 +34,5 @@ __all__ = [
 
 register_settings_class("guard", "input_spec", InputSpec)
 register_settings_class("guard", "collapse_thresholds", CollapseThresholds)
+register_settings_class("guard", "gain_estimator", GainEstimator)
 register_wrapper("guarded", Guarded, load_only=["audit"])  # a file from elsewhere must not say where to write

@@ -45,6 +45,12 @@ class Health:
         adapted: Whether the method adapted to this batch.
         answered_by_source: Whether the source's weights gave the predictions.
         collapse_score: Score of the last inspected batch; an alarm is raised at 1.
+        estimated_accuracy: Accuracy of the method over the last inspected batches, estimated without labels; None
+            without an estimator, and until a hundred images were inspected.
+        estimated_source_accuracy: The same for the source.
+        estimated_gain: Their difference.
+        estimated_gain_low: Lower end of its 90 % interval.
+        estimated_gain_high: Upper end.
     """
 
     step: int
@@ -68,6 +74,11 @@ class Health:
     adapted: bool = False
     answered_by_source: bool = False
     collapse_score: float = 0.0
+    estimated_accuracy: float | None = None
+    estimated_source_accuracy: float | None = None
+    estimated_gain: float | None = None
+    estimated_gain_low: float | None = None
+    estimated_gain_high: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the signals for JSON, which has neither NaN nor infinity: both become None.

@@ -21,6 +21,7 @@ from ctta.guard.diagnostics import (
     record_step,
     source_as_trained,
 )
+from ctta.guard.estimate import GainEstimator, GainMonitor
 from ctta.guard.events import MAX_EVENTS, Event, EventKind, append_event
 from ctta.guard.health import Health, relative_norm, trained_pairs
 from ctta.guard.remedies import REMEDIES, Remedy, take_snapshot
@@ -65,8 +66,10 @@ class Guarded(AdaptiveModel):
         cooldown: Batches without adaptation after an alarm.
         remember_answers: Number of last answers to remember, each with that of the source, for :meth:`feedback`; 0 for
             none. The source then answers every batch, which costs a pass.
-        on_harm: What to do when labels show that adaptation harms by more than noise: ``"reset"`` to the source,
-            ``"freeze"`` (roll back and stop adapting), or None to only report.
+        estimator: What estimates accuracies without labels, from :func:`ctta.calibrate_gain`, for
+            ``health.estimated_gain``; None for no estimate. It costs no pass, as it uses what inspections evaluate.
+        on_harm: What to do when labels, or the estimate, show that adaptation harms by more than noise: ``"reset"`` to
+            the source, ``"freeze"`` (roll back and stop adapting), or None to only report.
         audit: File that gets a line of JSON per event. It is not saved with the stream, and forks do not get it.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
@@ -99,6 +102,7 @@ class Guarded(AdaptiveModel):
         snapshot_every: int = 10,
         cooldown: int = 10,
         remember_answers: int = 0,
+        estimator: GainEstimator | None = None,
         on_harm: Literal["reset", "freeze"] | None = None,
         audit: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -120,6 +124,8 @@ class Guarded(AdaptiveModel):
         if on_harm is not None:
             check_choice("on_harm", on_harm, ("reset", "freeze"))
         check_integer("remember_answers", remember_answers, 0)
+        if estimator is not None and not isinstance(estimator, GainEstimator):
+            raise TypeError(f"expected estimator=ctta.calibrate_gain(...), got {type(estimator).__name__}")
         if reset_every is not None:
             check_integer("reset_every", reset_every, 1)
         if max_update is not None and not max_update > 0:
@@ -140,7 +146,8 @@ class Guarded(AdaptiveModel):
         self.detector = CollapseDetector(thresholds)
         self.schedule = Schedule(adapt_every, inspect_every, snapshot_every, cooldown)
         self.validator = InputValidator(input_spec)
-        self.remember_answers, self.on_harm = remember_answers, on_harm
+        self.remember_answers, self.estimator, self.on_harm = remember_answers, estimator, on_harm
+        self.gain_monitor = None if estimator is None else GainMonitor(estimator)
         self.answers = AnswerLog(remember_answers) if remember_answers else None
         self.last_ids: range | None = None
         self._source_logits: Tensor | None = None  # within a step only
@@ -223,6 +230,8 @@ class Guarded(AdaptiveModel):
         with record_step(self.wrapped, self.max_update, inspect=inspect) as step:
             logits = self.wrapped.adapt(x) if adapt else self.wrapped.predict(x)
         diagnostics = self._diagnose(x, logits, references)
+        if self.gain_monitor is not None and references.source is not None and logits.ndim == 2:
+            self.gain_monitor.add_(diagnostics.predictions, references.source)
         self.validator.learn_(x)
         self.last_step = self.wrapped.last_step if adapt else None
         selected = self._select_logits(logits, diagnostics)
@@ -237,6 +246,7 @@ class Guarded(AdaptiveModel):
         if self.shadow:
             self._count_differences(diagnostics)
         self._apply_verdict(diagnostics)
+        self._check_gain()
         return selected
 
     def _evaluate_references(self, x: Tensor) -> References:
@@ -289,7 +299,30 @@ class Guarded(AdaptiveModel):
             adapted=adapted,
             answered_by_source=by_source,
             collapse_score=self.health.collapse_score if found.score is None else found.score,
+            **self._estimate_gain(),
         )
+
+    def _estimate_gain(self) -> dict[str, float]:
+        """Return the estimated accuracies as fields of :class:`Health`."""
+        found = None if self.gain_monitor is None else self.gain_monitor.estimate()
+        if found is None:
+            return {}
+        half = found.estimator.gain_half_width
+        return {
+            "estimated_accuracy": found.accuracy,
+            "estimated_source_accuracy": found.source_accuracy,
+            "estimated_gain": found.gain,
+            "estimated_gain_low": found.gain - half,
+            "estimated_gain_high": found.gain + half,
+        }
+
+    def _check_gain(self) -> None:
+        """Apply ``on_harm`` if the estimate shows harm by more than its uncertainty."""
+        found = None if self.gain_monitor is None else self.gain_monitor.estimate()
+        if self.gain_monitor is None or found is None or not found.is_harmful or self.on_harm is None:
+            return
+        self._apply_remedy(self.on_harm, str(found), EventKind.HARM)
+        self.gain_monitor.forget_()
 
     def _count_differences(self, diagnostics: Diagnostics) -> None:
         """Count the predictions that differ from the source's, and report them regularly."""
@@ -461,7 +494,7 @@ class Guarded(AdaptiveModel):
         fresh = type(self)(self.wrapped.fork(), **self.hyperparameters)
         for name, buffer in self.named_buffers():  # move what was built on the default device and dtype
             part, _, own = name.rpartition(".")
-            if part in ("detector", "schedule", "validator", "answers"):
+            if part in ("detector", "schedule", "validator", "answers", "gain_monitor"):
                 setattr(fresh.get_submodule(part), own, fresh.get_buffer(name).to(buffer))
         return fresh
 

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from ctta.base import AdaptiveModel
 from ctta.datasets.image_files import decode_file, find_images
 from ctta.datasets.image_order import Order, check_order, is_class_tree, sort_images
 from ctta.distributed import data_parallel, init
 from ctta.distributed.collectives import run_on_rank_zero
 from ctta.errors import ConfigError, DataError
-from ctta.guard import Monitored
+from ctta.guard import GainEstimator, Monitored
 from ctta.hyperparameters import format_hyperparameters
 from ctta.inference.blending import NormalizedBatches
 from ctta.inference.predictions import ERROR, PredictionFile
@@ -56,6 +57,10 @@ class InferenceSummary:
         order: "shuffle", "name" or "time".
         events: Number of guard events of each kind, among the last hundred; None without a guard.
         warning: What makes the predictions look worse than the source's; None if nothing does.
+        estimated_gain: Accuracy above the source's over the last batches, estimated without labels; None without an
+            estimator, or with too few images.
+        estimated_gain_low: Lower end of its 90 % interval.
+        estimated_gain_high: Upper end.
     """
 
     num_images: int
@@ -74,6 +79,9 @@ class InferenceSummary:
     order: Order
     events: dict[str, int] | None
     warning: str | None
+    estimated_gain: float | None = None
+    estimated_gain_low: float | None = None
+    estimated_gain_high: float | None = None
 
 
 def adapt_folder(
@@ -91,6 +99,7 @@ def adapt_folder(
     classes: Sequence[str] | None = None,
     compare: bool = False,
     guard: bool | None = None,
+    estimator: GainEstimator | None = None,
     audit: str | os.PathLike[str] | None = None,
     escape_formulas: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
@@ -122,6 +131,8 @@ def adapt_folder(
         compare: Whether to also predict with the unadapted source network, for additional columns.
         guard: Whether to wrap the method in :class:`ctta.guard.Guarded`. By default a new state is guarded, unless
             several processes share the stream, and a saved state goes on as it was.
+        estimator: What estimates the accuracy of the method without labels, from :func:`ctta.calibrate_gain`; it is
+            part of the guard, and a saved state goes on with its own.
         audit: File for the events of the guard, one line of JSON each.
         escape_formulas: Whether to write an apostrophe before a name that a spreadsheet would run as a formula, such as
             ``=1+1.png``.
@@ -152,7 +163,7 @@ def adapt_folder(
     files = FolderImages(root.name, tuple(root / name for name in names), None, resize, strict=strict)
     with ExitStack() as stack:
         run_on_rank_zero(lambda: stack.enter_context(lock_state(state_path)))
-        model, is_new = open_model(net, state_path, method, dict(settings or {}), guard=guard)
+        model, is_new = open_model(net, state_path, method, dict(settings or {}), guard=guard, estimator=estimator)
         model = data_parallel(model)
         source = data_parallel(Source(net, output=model.output)) if compare else None
         run = InferenceRun(model, source, file, state_path, classes)
@@ -201,7 +212,14 @@ def adapt_folder(
         order=order,
         events=dict(Counter(event.kind for event in model.events)) if isinstance(model, Monitored) else None,
         warning=run.comparison.describe_harm(),
+        **_read_estimate(model),
     )
+
+
+def _read_estimate(model: AdaptiveModel) -> dict[str, float | None]:
+    """Return the estimated gain of a monitored model as fields of the summary."""
+    names = ("estimated_gain", "estimated_gain_low", "estimated_gain_high")
+    return {name: getattr(model.health, name) if isinstance(model, Monitored) else None for name in names}
 
 
 def _list_images(root: Path, order: Order | None) -> tuple[list[str], Order]:

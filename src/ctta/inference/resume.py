@@ -15,7 +15,7 @@ from ctta.checkpoint.encoding import encode
 from ctta.checkpoint.files import load, save
 from ctta.distributed import world_size
 from ctta.errors import ConfigError, DataError
-from ctta.guard import Guarded, InputSpec, Monitored
+from ctta.guard import GainEstimator, Guarded, InputSpec, Monitored
 from ctta.inference.predictions import PredictionFile
 from ctta.io.atomic import atomic_write
 from ctta.io.provenance import check_same_settings
@@ -50,14 +50,20 @@ def lock_state(state: Path | None) -> Iterator[None]:
 
 
 def open_model(
-    net: nn.Module, state: Path | None, method: str | None, settings: dict[str, Any], *, guard: bool | None
+    net: nn.Module,
+    state: Path | None,
+    method: str | None,
+    settings: dict[str, Any],
+    *,
+    guard: bool | None,
+    estimator: GainEstimator | None = None,
 ) -> tuple[AdaptiveModel, bool]:
     """Load the model from the state file, or build a new one; return it and whether it is new."""
     if state is None or not state.exists():
         model = build_model(net, method or "cotta", settings)
         # Ranks that share a stream cannot be guarded; those who ask for it nevertheless are told so.
         is_guarded = world_size() == 1 if guard is None else guard
-        return Guarded(model, input_spec=_ANY_IMAGE) if is_guarded else model, True
+        return Guarded(model, input_spec=_ANY_IMAGE, estimator=estimator) if is_guarded else model, True
     model = load(state, net, method=method)
     if model.frozen:
         raise ConfigError(f"{state} was saved frozen and would not adapt: load it, call unfreeze() and save it again")

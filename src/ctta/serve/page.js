@@ -94,6 +94,14 @@ function formatGain(feedback) {
   return `adapting: ${feedback.gain < 0 ? "" : "+"}${points} ± ${half} points by ${feedback.num_labels} labels`;
 }
 
+// The same without labels, if the guard has an estimator.
+function formatEstimate(health) {
+  if ((health.estimated_gain ?? null) === null) return "";
+  const points = (100 * health.estimated_gain).toFixed(1).replace("-", "−");
+  const half = (50 * (health.estimated_gain_high - health.estimated_gain_low)).toFixed(1);
+  return `adapting: ${health.estimated_gain < 0 ? "" : "+"}${points} ± ${half} points, estimated`;
+}
+
 const isAlarmed = stream => stream.collapse_score !== null && stream.collapse_score >= 1;
 
 function showStream(stream) {
@@ -122,7 +130,7 @@ function showStream(stream) {
   setText(".updates", compact.format(stream.updates));
   setText(".images", compact.format(stream.images));
   setText(".skipped", compact.format(stream.skipped.not_finite + stream.skipped.budget));
-  setText(".gain", formatGain(stream.feedback));
+  setText(".gain", formatGain(stream.feedback) || formatEstimate(stream.health));
   setText(".used", formatAge(Date.now() / 1000 - stream.used_at));
   setText(".number", `(${stream.events.length})`);
   showEvents(card.querySelector("ol"), stream.events);

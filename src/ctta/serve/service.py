@@ -310,6 +310,7 @@ class Service:
             ("live_bytes", "Memory of the live streams without their source.", lambda: store.num_live_bytes),
             ("waiting_requests", "Requests that wait or are being worked on.", lambda: store.num_waiting),
             ("unsaved_seconds", "Age of the oldest change that is not saved.", lambda: store.unsaved_seconds),
+            ("estimated_gain", "Mean estimated gain of accuracy over no adaptation.", lambda: store.estimated_gain),
             ("harmed_streams", "Streams whose labels show harm by adaptation.", lambda: store.num_harmed),
             ("alarmed_streams", "Streams with a collapse score of 1 or more.", lambda: store.num_alarmed),
         ):

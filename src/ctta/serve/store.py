@@ -150,6 +150,13 @@ class StreamStore:
         return sum(score is not None and score >= 1 for score in scores)
 
     @property
+    def estimated_gain(self) -> float:
+        """Mean estimated gain of the streams that have one; NaN if there is none."""
+        summaries = [slot.last_summary or {} for slot in self.slots.values()]
+        found = [gain for each in summaries if (gain := each.get("health", {}).get("estimated_gain")) is not None]
+        return sum(found) / len(found) if found else float("nan")
+
+    @property
     def num_harmed(self) -> int:
         """Number of streams whose labels show that adaptation harms, by more than noise."""
         found = [(slot.last_summary or {}).get("feedback") for slot in self.slots.values()]

@@ -1,0 +1,177 @@
+"""The accuracy of a stream without labels: of the adapted network, of its source, and the difference.
+
+A network that is unsure, or whose answers adaptation changes, is wrong more often. How often, is a property of the
+network and the method, so it is measured: :func:`ctta.calibrate_gain` fits accuracy to three signals of corrupted
+images with known answers, and how far the fit is off for corruptions that it has not seen is the half-width of the
+interval.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctta.errors import ConfigError
+from ctta.guard.health import PredictionSummary, disagreement
+
+NUM_SIGNALS = 4  # with the constant
+MIN_IMAGES = 100  # before there is an estimate
+MEMORY = 250.0  # images that the averages of the signals stand for
+_CLIP = 0.005
+
+
+@dataclass(frozen=True)
+class GainEstimator:
+    """How accuracy follows from what shows without labels, for one network and method.
+
+    The logit of the accuracy is a weighted sum of one, the logit of the mean confidence, the logit of the agreement of
+    adapted and plain answers, and the entropy of the mean prediction relative to its largest value.
+
+    Attributes:
+        weights: The weights for the adapted network.
+        source_weights: The weights for the network without adaptation.
+        half_width: Half of the 90 % interval of the accuracy of the adapted network.
+        source_half_width: The same for the network without adaptation.
+        gain_half_width: The same for their difference.
+    """
+
+    weights: tuple[float, ...]
+    source_weights: tuple[float, ...]
+    half_width: float
+    source_half_width: float
+    gain_half_width: float
+
+    def __post_init__(self) -> None:
+        for name in ("weights", "source_weights"):
+            object.__setattr__(self, name, tuple(float(value) for value in getattr(self, name)))
+            if len(getattr(self, name)) != NUM_SIGNALS:
+                raise ConfigError(f"{name} must be {NUM_SIGNALS} numbers, got {getattr(self, name)}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the attributes for ``ctta.toml`` and JSON."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    def estimate(self, signals: Sequence[float], source_signals: Sequence[float]) -> "GainEstimate":
+        """Return the accuracies that signals stand for.
+
+        Args:
+            signals: Those of the adapted network, see :func:`measure_signals`.
+            source_signals: Those of the network without adaptation.
+
+        Returns:
+            The estimate with its 90 % intervals.
+        """
+        accuracy, source_accuracy = (
+            1 / (1 + math.exp(-sum(weight * value for weight, value in zip(weights, values, strict=True))))
+            for weights, values in ((self.weights, signals), (self.source_weights, source_signals))
+        )
+        return GainEstimate(accuracy, source_accuracy, self)
+
+
+@dataclass(frozen=True)
+class GainEstimate:
+    """Accuracies that were estimated without labels.
+
+    Attributes:
+        accuracy: That of the adapted network.
+        source_accuracy: That of the network without adaptation.
+        estimator: What estimated it.
+    """
+
+    accuracy: float
+    source_accuracy: float
+    estimator: GainEstimator
+
+    @property
+    def gain(self) -> float:
+        """Accuracy above that of the network without adaptation."""
+        return self.accuracy - self.source_accuracy
+
+    @property
+    def is_harmful(self) -> bool:
+        """Whether the whole 90 % interval of the gain is below zero."""
+        return self.gain + self.estimator.gain_half_width < 0
+
+    def __str__(self) -> str:
+        return f"adapting: {100 * self.gain:+.1f} ± {100 * self.estimator.gain_half_width:.1f} points, estimated"
+
+
+def to_signals(confidence: float, agreement: float, evenness: float) -> tuple[float, ...]:
+    """Return what the accuracy is a weighted sum of.
+
+    Args:
+        confidence: Mean confidence.
+        agreement: Fraction of answers that are the same with and without adaptation.
+        evenness: Entropy of the mean prediction, relative to its largest value.
+
+    Returns:
+        The signals, the constant first.
+
+    >>> to_signals(0.5, 0.5, 1.0)
+    (1.0, 0.0, 0.0, 1.0)
+    """
+    return 1.0, _logit(confidence), _logit(agreement), evenness
+
+
+def measure(summary: PredictionSummary, source: PredictionSummary) -> tuple[float, ...]:
+    """Return the averages that an estimate needs, of one batch.
+
+    Args:
+        summary: Answers of the adapted network.
+        source: Answers of the network without adaptation.
+
+    Returns:
+        Both confidences, the agreement, and both evennesses.
+    """
+    largest = math.log(max(2, summary.num_bins))
+    evenness = [each.mean_prediction_entropy / largest for each in (summary, source)]
+    return summary.confidence, source.confidence, 1 - disagreement(summary, source), *evenness
+
+
+class GainMonitor(nn.Module):
+    """Averages of the signals over the last inspected batches, in buffers, so that a saved stream goes on.
+
+    Args:
+        estimator: What turns the signals into accuracies.
+    """
+
+    averages: Tensor
+    num_images: Tensor
+
+    def __init__(self, estimator: GainEstimator) -> None:
+        super().__init__()
+        self.estimator = estimator
+        self.register_buffer("averages", torch.zeros(5, dtype=torch.float64))
+        self.register_buffer("num_images", torch.zeros((), dtype=torch.float64))
+
+    @torch.inference_mode(False)
+    def add_(self, summary: PredictionSummary, source: PredictionSummary) -> None:
+        """Take the signals of an inspected batch into the averages."""
+        if not (summary.is_finite and source.is_finite):
+            return
+        number = summary.classes.numel()
+        self.num_images += number
+        share = number / min(max(float(self.num_images), 1.0), MEMORY + number)
+        self.averages.lerp_(torch.tensor(measure(summary, source)).to(self.averages), share)
+
+    def forget_(self) -> None:
+        """Start the averages anew, as after a remedy."""
+        self.averages.zero_()
+        self.num_images.zero_()
+
+    def estimate(self) -> GainEstimate | None:
+        """Return the estimate; None until enough images were inspected."""
+        if float(self.num_images) < MIN_IMAGES:
+            return None
+        confidence, source_confidence, agreement, evenness, source_evenness = self.averages.tolist()
+        return self.estimator.estimate(
+            to_signals(confidence, agreement, evenness), to_signals(source_confidence, agreement, source_evenness)
+        )
+
+
+def _logit(value: float) -> float:
+    clipped = min(max(value, _CLIP), 1 - _CLIP)
+    return math.log(clipped / (1 - clipped))
