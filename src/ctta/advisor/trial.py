@@ -51,7 +51,11 @@ class MethodTrial:
         return f'model = ctta.adapt(net, "{self.best}")'
 
     def __repr__(self) -> str:
-        verdict = "" if self.best != SOURCE.key else "No method beats Source by more than noise.\n"
+        verdict = ""
+        if self.best == SOURCE.key:
+            is_short = any(result.interval is None for result in self.comparison.results.values())
+            verdict = "No method beats Source by more than noise.\n"
+            verdict = "There are too few batches to tell a gain from noise: raise --limit.\n" if is_short else verdict
         return f"{self.comparison!r}\nScored against {self.reference}.\n{verdict}\n{self.python}"
 
 
