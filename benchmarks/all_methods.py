@@ -21,7 +21,7 @@ from matplotlib import pyplot
 from method_numbers import MergeError, Row, add_errors, add_results
 
 from ctta.benchmark import BenchmarkOptions, build_task
-from ctta.benchmark.recipes import add_methods
+from ctta.benchmark.recipes.base import add_methods
 from ctta.evaluation import Result, read_result
 from ctta.fingerprints import fingerprint
 from ctta.methods import METHODS

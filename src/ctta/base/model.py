@@ -275,6 +275,20 @@ class AdaptiveModel(MethodUpdates, ABC):
         """
         return copy.deepcopy(self, {id(self.source): self.source}).adapt(x)
 
+    def anchor_logits(self, x: Tensor) -> Tensor | None:
+        """Return what the method would predict for a batch if it had learned nothing, for a guard to compare with.
+
+        The default of None is right for a method whose predictions without learning are those of ``source`` with the
+        statistics of ``batch_stats``. Nothing may change.
+
+        Args:
+            x: A checked, non-empty batch.
+
+        Returns:
+            Logits (N, C, ...), or None.
+        """
+        return None
+
     def check_input(self, x: Tensor) -> None:
         """Raise for a batch that the method or its views cannot process, before anything changes.
 

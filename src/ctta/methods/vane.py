@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from typing_extensions import override
 
 from ctta.base import AdaptiveModel
@@ -21,7 +22,7 @@ from ctta.state import remember_buffers
 from ctta.steps import Policy
 from ctta.surgery import Output
 from ctta.validation import check_each, check_fraction, check_non_negative, check_positive
-from ctta.views import ScaledView, Views, average_views, check_views, draw_views, geometric_views
+from ctta.views import Model, ScaledView, Views, average_views, check_views, draw_views, geometric_views
 
 MOVED: Views = geometric_views(4)
 FLIP: Views = (ScaledView(1.0, flip=True, multiple_of=None),)
@@ -128,7 +129,7 @@ class VANE(AdaptiveModel):
     @override
     def adapt_step(self, x: Tensor) -> Tensor:
         forget = self._remember()
-        logits, answer = self._predict(x)
+        logits, answer = self._predict(x, self.student)
         if self.learn and self.optimizer is not None and self._labels_change(logits):
             self._learn(logits)
         self.show_policies(logits)
@@ -139,7 +140,17 @@ class VANE(AdaptiveModel):
     @override
     def predict_step(self, x: Tensor) -> Tensor:
         forget = self._remember()
-        answer = self._predict(x)[1]
+        answer = self._predict(x, self.student)[1]
+        forget()
+        return answer
+
+    @override
+    @torch.no_grad()
+    def anchor_logits(self, x: Tensor) -> Tensor:
+        """Return the answer of a model that has followed the stream and learned nothing, without views."""
+        forget = self._remember()
+        weights = dict(self.source.named_parameters())
+        answer = self._predict(x, lambda images: functional_call(self.student, weights, (images,)), views=())[1]
         forget()
         return answer
 
@@ -149,8 +160,8 @@ class VANE(AdaptiveModel):
     def _labels_change(self, logits: Tensor) -> bool:
         return logits.ndim == 2 and self.chain.stickiness <= self.min_stickiness
 
-    def _predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the student's logits and the answer, and follow the stream."""
+    def _predict(self, x: Tensor, student: Model, views: Views | None = None) -> tuple[Tensor, Tensor]:
+        """Return the student's logits and the answer, and follow the stream; with these views if there are any."""
         reducer, batch = current_reducer(), FollowedBatch(images_in_batch() or len(x), images_in_batch() or len(x))
         if self.statistics:
             with torch.no_grad():
@@ -162,12 +173,12 @@ class VANE(AdaptiveModel):
                 batch = batch._replace(worth=batch.worth * (1 - stickiness) / (1 + stickiness))
             # First, as they do not count, and each has its own statistics.
             with follow_shift(batch._replace(is_view=True)):
-                refined = self._average_views(x, source)
+                refined = self._average_views(x, student, source, views)
             with follow_shift(batch):
-                logits: Tensor = self.student(x)
+                logits = student(x)
         else:
-            logits = self.student(x)
-            refined = self._average_views(x, logits)
+            logits = student(x)
+            refined = self._average_views(x, student, logits, views)
         answer = at_least_float32(logits.detach())
         if refined is not None:
             mean, num_views = refined
@@ -178,13 +189,14 @@ class VANE(AdaptiveModel):
         return logits, answer
 
     @torch.no_grad()
-    def _average_views(self, x: Tensor, like: Tensor) -> tuple[Tensor, int] | None:
+    def _average_views(self, x: Tensor, student: Model, like: Tensor, given: Views | None) -> tuple[Tensor, int] | None:
         """Return the student's mean prediction over the views and their number; None if there are none."""
-        given = self.views if like.ndim == 2 else self.pixel_views
+        if given is None:
+            given = self.views if like.ndim == 2 else self.pixel_views
         if not given or x.ndim != 4:
             return None
         views = draw_views(given, self.generator("views"))
-        return average_views(views, self.student, x, "logits"), len(views)
+        return average_views(views, student, x, "logits"), len(views)
 
     def _learn(self, logits: Tensor) -> None:
         p = mean_probabilities(logits)

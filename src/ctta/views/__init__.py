@@ -10,6 +10,7 @@ from ctta.views.augmix import AugMixView, AugMixViews, augmix_views
 from ctta.views.average import (
     Average,
     DrawnViews,
+    Model,
     SplitView,
     View,
     Views,
@@ -32,6 +33,7 @@ __all__ = [
     "GeometricViews",
     "ImageView",
     "ImageViews",
+    "Model",
     "ScaledView",
     "SplitView",
     "View",
