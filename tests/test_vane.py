@@ -434,3 +434,28 @@ def test_equal_generators_give_equal_views() -> None:
 def test_views_that_cannot_be_drawn(num_views: Any, motion: float) -> None:
     with pytest.raises(ConfigError, match="geometric_views takes 1 to 4096" if motion == 0.5 else "motion"):
         geometric_views(num_views, motion=motion)
+
+
+# ---- with a guard ----
+
+
+def test_a_guard_takes_repeated_labels_for_no_collapse() -> None:
+    """Answers that follow the chain differ from the source's; the anchor is the method without what it has learned."""
+    net, batches = batch_norm_classifier(), color_stream(run_length=10)
+    spec = ctta.guard.InputSpec(low=-10.0, high=10.0)
+    model, guarded = ctta.VANE(net), ctta.Guarded(ctta.VANE(net), input_spec=spec)
+    for x in batches:
+        CLOSE(guarded(x), model(x))
+    assert model.chain.stickiness > model.min_stickiness
+    assert not guarded.events
+
+
+def test_the_anchor_is_the_answer_until_something_is_learned() -> None:
+    x, *others = color_stream(run_length=1)
+    model = ctta.VANE(batch_norm_classifier(), lr=0.02)
+    before = snapshot(model)
+    CLOSE(model.anchor_logits(x), model.predict(x))
+    assert_unchanged(model, before)
+    for batch in others:
+        model(batch)
+    assert not torch.allclose(model.anchor_logits(x), model.predict(x))

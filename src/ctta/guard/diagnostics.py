@@ -43,6 +43,7 @@ class References:
     source: PredictionSummary | None = None
     anchor: PredictionSummary | None = None
     few_classes: float = 0.0  # score of the batch alone
+    tests_sorting: bool = False  # whether class-sorted batches would spoil the method's statistics
 
     @property
     def is_inspected(self) -> bool:
@@ -52,17 +53,18 @@ class References:
 
 @torch.no_grad()
 def evaluate_references(
-    source: nn.Module, x: Tensor, detector: CollapseDetector, *, inspect: bool, evaluate_source: bool
+    model: AdaptiveModel, x: Tensor, detector: CollapseDetector, *, inspect: bool, evaluate_source: bool
 ) -> References:
-    """Let the source predict a batch as it was trained, and with the method's normalization statistics.
+    """Let the source predict a batch as it was trained, and as the method would if it had learned nothing.
 
     Args:
-        source: Source network of the method; its BatchNorms use the method's statistics.
+        model: The method; BatchNorms of its source use its statistics, unless it has an anchor of its own.
         x: The batch.
         detector: Tells whether the batch has few classes.
         inspect: Whether the batch is to be judged. It is in any case if a part of it looks as if it had few classes.
         evaluate_source: Whether to evaluate the source also if the batch is not judged.
     """
+    source = model.source
     is_same = not uses_batch_statistics(source)
     inspect = inspect or (not is_same and _looks_sorted(source, x, detector))
     if not inspect and not evaluate_source:
@@ -71,10 +73,15 @@ def evaluate_references(
     predictions = summarize(source_logits)
     if not inspect:
         return References(source_logits, source=predictions)
-    anchor_logits = source_logits if is_same else source(x)
-    anchor = predictions if is_same else summarize(anchor_logits)
-    few_classes = 0.0 if is_same or source_logits.ndim != 2 else detector.judge_batch(predictions, anchor)
-    return References(source_logits, anchor_logits, predictions, anchor, few_classes)
+    if is_same:
+        anchor_logits = model.anchor_logits(x)
+        if anchor_logits is None:
+            return References(source_logits, source_logits, predictions, predictions)
+        return References(source_logits, anchor_logits, predictions, summarize(anchor_logits))
+    anchor_logits = source(x)
+    anchor, labels_images = summarize(anchor_logits), source_logits.ndim == 2
+    few_classes = detector.judge_batch(predictions, anchor) if labels_images else 0.0
+    return References(source_logits, anchor_logits, predictions, anchor, few_classes, tests_sorting=labels_images)
 
 
 def _looks_sorted(source: nn.Module, x: Tensor, detector: CollapseDetector) -> bool:
@@ -118,12 +125,12 @@ class Diagnostics:
 
 @torch.no_grad()
 def diagnose(
-    source: nn.Module, x: Tensor, logits: Tensor, references: References, detector: CollapseDetector
+    model: AdaptiveModel, x: Tensor, logits: Tensor, references: References, detector: CollapseDetector
 ) -> Diagnostics:
     """Diagnose the logits of a method.
 
     Args:
-        source: Source network of the method.
+        model: The method.
         x: The batch.
         logits: The method's.
         references: What the source's weights predict; evaluated now if the logits are not finite.
@@ -131,11 +138,11 @@ def diagnose(
     """
     predictions = summarize(logits)
     if not predictions.is_finite and not references.is_inspected:
-        references = evaluate_references(source, x, detector, inspect=True, evaluate_source=True)
+        references = evaluate_references(model, x, detector, inspect=True, evaluate_source=True)
     if references.anchor is None:
         return Diagnostics(predictions, references)
-    tests_sorting = logits.ndim == 2 and references.anchor is not references.source
-    verdict = detector.judge(predictions, references.anchor, references.source if tests_sorting else None)
+    source = references.source if references.tests_sorting else None
+    verdict = detector.judge(predictions, references.anchor, source)
     return Diagnostics(predictions, references, verdict)
 
 

@@ -251,7 +251,7 @@ class Guarded(AdaptiveModel):
 
     def _evaluate_references(self, x: Tensor) -> References:
         return evaluate_references(
-            self.source,
+            self.wrapped,
             x,
             self.detector,
             inspect=self.schedule.should_inspect(),
@@ -259,7 +259,7 @@ class Guarded(AdaptiveModel):
         )
 
     def _diagnose(self, x: Tensor, logits: Tensor, references: References) -> Diagnostics:
-        return diagnose(self.source, x, logits, references, self.detector)
+        return diagnose(self.wrapped, x, logits, references, self.detector)
 
     def _select_logits(self, logits: Tensor, diagnostics: Diagnostics) -> Tensor:
         """Return the method's logits, or the source's where those cannot be trusted."""

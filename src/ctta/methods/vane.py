@@ -147,10 +147,10 @@ class VANE(AdaptiveModel):
     @override
     @torch.no_grad()
     def anchor_logits(self, x: Tensor) -> Tensor:
-        """Return the answer of a model that has followed the stream and learned nothing, without views."""
+        """Return the answer of a model that has followed the stream and learned nothing."""
         forget = self._remember()
-        weights = dict(self.source.named_parameters())
-        answer = self._predict(x, lambda images: functional_call(self.student, weights, (images,)), views=())[1]
+        weights: dict[str, Tensor] = dict(self.source.named_parameters())
+        answer = self._predict(x, lambda images: functional_call(self.student, weights, (images,)))[1]
         forget()
         return answer
 
@@ -160,8 +160,8 @@ class VANE(AdaptiveModel):
     def _labels_change(self, logits: Tensor) -> bool:
         return logits.ndim == 2 and self.chain.stickiness <= self.min_stickiness
 
-    def _predict(self, x: Tensor, student: Model, views: Views | None = None) -> tuple[Tensor, Tensor]:
-        """Return the student's logits and the answer, and follow the stream; with these views if there are any."""
+    def _predict(self, x: Tensor, student: Model) -> tuple[Tensor, Tensor]:
+        """Return the student's logits and the answer, and follow the stream."""
         reducer, batch = current_reducer(), FollowedBatch(images_in_batch() or len(x), images_in_batch() or len(x))
         if self.statistics:
             with torch.no_grad():
@@ -173,12 +173,12 @@ class VANE(AdaptiveModel):
                 batch = batch._replace(worth=batch.worth * (1 - stickiness) / (1 + stickiness))
             # First, as they do not count, and each has its own statistics.
             with follow_shift(batch._replace(is_view=True)):
-                refined = self._average_views(x, student, source, views)
+                refined = self._average_views(x, student, source)
             with follow_shift(batch):
                 logits = student(x)
         else:
             logits = student(x)
-            refined = self._average_views(x, student, logits, views)
+            refined = self._average_views(x, student, logits)
         answer = at_least_float32(logits.detach())
         if refined is not None:
             mean, num_views = refined
@@ -189,10 +189,9 @@ class VANE(AdaptiveModel):
         return logits, answer
 
     @torch.no_grad()
-    def _average_views(self, x: Tensor, student: Model, like: Tensor, given: Views | None) -> tuple[Tensor, int] | None:
+    def _average_views(self, x: Tensor, student: Model, like: Tensor) -> tuple[Tensor, int] | None:
         """Return the student's mean prediction over the views and their number; None if there are none."""
-        if given is None:
-            given = self.views if like.ndim == 2 else self.pixel_views
+        given = self.views if like.ndim == 2 else self.pixel_views
         if not given or x.ndim != 4:
             return None
         views = draw_views(given, self.generator("views"))
