@@ -146,6 +146,7 @@ VERBS = set(
         "Print",
         "Process",
         "Read",
+        "Remember",
         "Reject",
         "Repeat",
         "Report",
