@@ -24,7 +24,7 @@ ROWS = [
     ["corruptions", "synthetic", "models"],
     ["checkpoint", "guard", "config", "distributed", "datasets", "streams"],
     ["testing", "evaluation"],
-    ["report", "benchmark", "advisor", "inference", "installation", "serve"],
+    ["report", "benchmark", "advisor", "inference", "installation", "integrations", "serve"],
     ["cli"],
     ["__main__"],
 ]
