@@ -12,7 +12,8 @@ from typing_extensions import override
 
 from ctta.base.updates import MethodUpdates
 from ctta.errors import annotate_network_errors
-from ctta.hyperparameters import format_hyperparameters, read_hyperparameters
+from ctta.hyperparameters import format_hyperparameters, format_value, read_hyperparameters
+from ctta.io.html import render_facts
 from ctta.method_info import MethodInfo
 from ctta.norms import BatchStats, count_images, estimate_running_statistics_, use_batch_statistics_
 from ctta.optim import load_state_
@@ -324,6 +325,21 @@ class AdaptiveModel(MethodUpdates, ABC):
     def extra_repr(self) -> str:
         shown = format_hyperparameters(self.hyperparameters)
         return f"{shown}, skipped_layers=({', '.join(self.skipped_layers)})" if self.skipped_layers else shown
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the method, how far it is, and its settings."""
+        networks = [net for name, net in self.named_children() if name != "source"] or [self.source]
+        sizes = [parameter.numel() for net in networks for parameter in net.parameters() if parameter.requires_grad]
+        total = sum(parameter.numel() for parameter in self.source.parameters())
+        facts = {
+            "network": type(self.source).__name__,
+            "trains": f"{sum(sizes):,} of {total:,} parameters" if self.optimizer is not None else "nothing",
+            "steps": f"{self.num_steps}{', frozen' if self.frozen else ''}",
+        }
+        if (step := self.unwrapped.last_step) is not None:
+            facts["last loss"] = f"{float(step.loss):.4g}{', skipped' if step.skipped else ''}"
+        settings = {name: format_value(value) for name, value in self.hyperparameters.items()}
+        return render_facts(self.info.title if self.info else type(self).__name__, facts | settings)
 
     @torch.inference_mode(False)
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ctta.base import AdaptiveModel
 from ctta.functional import at_least_float32
 from ctta.guard.events import Event
+from ctta.io.html import render_facts
 
 NUM_BINS = 64  # more classes share bins, so that histories have a fixed size
 
@@ -90,6 +91,12 @@ class Health:
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in asdict(self).items()
         }
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the signals that were computed, and whether they raise an alarm."""
+        state = "alarm" if self.collapse_score >= 1 else "healthy"
+        facts = {name.replace("_", " "): value for name, value in asdict(self).items() if value is not None}
+        return render_facts(f"Health: {state}", facts)
 
 
 @runtime_checkable
