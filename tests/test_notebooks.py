@@ -35,7 +35,7 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         exec(statements, names)
         if shown is not None:
             value = eval(shown, names)
-            assert getattr(value, "_repr_html_", value.__repr__)()
+            assert value._repr_html_() if hasattr(type(value), "_repr_html_") else repr(value)
     plt.close("all")
 
 
