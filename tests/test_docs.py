@@ -136,4 +136,5 @@ def test_the_readme_is_short() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 120
     assert (ROOT / ".ci" / "run").read_text().splitlines()[-1] in text
-    assert f"{len(METHODS) - 1} other methods" in text
+    for page in (text, (ROOT / "docs" / "index.md").read_text()):
+        assert f"{len(METHODS) - 1} other methods" in page
