@@ -115,7 +115,9 @@ class NamedMethod:
         return self.method(net, **{**self.settings, **hyperparameters})
 
 
-def adapt(net: nn.Module, method: str = DEFAULT_METHOD, **hyperparameters: Any) -> AdaptiveModel:
+def adapt(
+    net: nn.Module, method: str = DEFAULT_METHOD, *, compile: bool = False, **hyperparameters: Any
+) -> AdaptiveModel:
     """Wrap a network in a method by name.
 
     Args:
@@ -123,6 +125,7 @@ def adapt(net: nn.Module, method: str = DEFAULT_METHOD, **hyperparameters: Any) 
         method: A method such as ``"tent"``, a preset such as ``"cotta_fast"``, a class of a file such as
             ``"file:mine.py:MyMethod"``, or a method of an installed package. :func:`ctta.registry.list_methods` lists
             the names.
+        compile: Whether to compile the networks, see :meth:`ctta.AdaptiveModel.compile`.
         **hyperparameters: Keyword arguments of the method.
 
     Returns:
@@ -134,7 +137,8 @@ def adapt(net: nn.Module, method: str = DEFAULT_METHOD, **hyperparameters: Any) 
     >>> net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
     >>> model = adapt(net, "tent", lr=1e-4)
     """
-    return resolve_method(method).build(net, **hyperparameters)
+    model = resolve_method(method).build(net, **hyperparameters)
+    return model.compile() if compile else model
 
 
 def resolve_method(name: str) -> NamedMethod:

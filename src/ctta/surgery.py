@@ -7,6 +7,7 @@ pre-hook, so it survives ``eval()``, ``deepcopy`` and pickle, and :func:`copy_wi
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -66,7 +67,6 @@ def copy_without_hooks(net: nn.Module) -> nn.Module:
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
             for key in [key for key, hook in hooks.items() if _is_own_hook(hook)]:
                 del hooks[key]
-                module._forward_hooks_always_called.pop(key, None)
         if isinstance(module, _BatchNorm):
             show_running_statistics(module)
             module.track_running_stats = module.running_mean is not None
@@ -86,6 +86,18 @@ def _is_own_hook(hook: Any) -> bool:
     of_networks, of_norms = ExtractLogits | RecordFeatures, BatchStatistics | RunningStatistics | BalancedStatistics
     kinds = of_networks | of_norms | Renormalization | FollowAfterUse
     return isinstance(hook, kinds) or hook in (clone_input, make_contiguous_if_constant, show_running_statistics)
+
+
+def find_untraceable_hooks(net: nn.Module) -> list[str]:
+    """Return the names of this library's hooks on a network that ``torch.compile`` cannot trace: they keep a state."""
+    hooks = [hook for module in net.modules() for hook in _hooks(module) if _is_own_hook(hook)]
+    traceable = BatchStatistics, ExtractLogits, FunctionType
+    return sorted({type(hook).__name__ for hook in hooks if type(hook) not in traceable})
+
+
+def _hooks(module: nn.Module) -> Iterator[Any]:
+    yield from module._forward_pre_hooks.values()
+    yield from module._forward_hooks.values()
 
 
 def clone_input(net: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.base.updates import MethodUpdates
+from ctta.compilation import Compilation
 from ctta.errors import annotate_network_errors
 from ctta.hyperparameters import format_hyperparameters, format_value, read_hyperparameters
 from ctta.io.html import render_facts
@@ -57,6 +58,8 @@ class AdaptiveModel(MethodUpdates, ABC):
     coordinator: Coordinator = SINGLE_PROCESS
     #: Whether several processes can compute a stream of this class together.
     supports_data_parallel = True
+    #: How the networks are compiled; None unless :meth:`compile` was called.
+    _compilation: Compilation | None = None
     #: The model that this one wraps and delegates to; None unless this is a wrapper, such as a guard.
     wrapped: "AdaptiveModel | None"
 
@@ -151,6 +154,12 @@ class AdaptiveModel(MethodUpdates, ABC):
         network: nn.Module = getattr(self, "teacher", getattr(self, "student", self.source))
         return network
 
+    def _compile_networks(self) -> None:
+        """Compile source, student and teacher if asked to; copies of compiled networks start uncompiled."""
+        if self._compilation is not None:
+            found = (getattr(self, name, None) for name in ("source", "student", "teacher"))
+            self._compilation.apply_(*(net for net in found if isinstance(net, nn.Module)))
+
     def _run(self, step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Check a batch and return the logits of a step on it."""
         with self.coordinator.fail_together():
@@ -158,6 +167,7 @@ class AdaptiveModel(MethodUpdates, ABC):
         with self.coordinator.step(self, x) as rows:
             if len(rows) == 0:
                 return x
+            self._compile_networks()
             with (
                 count_images(current_reducer().total_count(len(rows))),
                 annotate_network_errors(x),
@@ -180,6 +190,29 @@ class AdaptiveModel(MethodUpdates, ABC):
         self.frozen = False
         return self
 
+    @override
+    def compile(self, **options: Any) -> Self:  # type: ignore[override]
+        """Compile the networks of the model with :func:`torch.compile`; the first steps then take longer.
+
+        Student, teacher, source and all forks share compiled code, and :meth:`reset`, copies and rolled-back models
+        stay compiled. Files do not hold it: call it again after :func:`ctta.load`. Results may differ by rounding.
+        Where the compiler fails, or the method keeps a state in layers, a warning says so once and the networks run as
+        they are; so they do where several processes share a batch.
+
+        Args:
+            **options: Keyword arguments of :func:`torch.compile`, such as ``mode="max-autotune"``.
+
+        Returns:
+            The model itself.
+
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
+        >>> from ctta.methods import Tent
+        >>> model = Tent(net).compile(backend="eager")
+        >>> logits = model(torch.rand(16, 3, 8, 8))    # compiles, predicts and adapts
+        """
+        self.unwrapped._compilation = Compilation(options)
+        return self
+
     # ---- for users: a stream ----
 
     def reset(self) -> Self:
@@ -192,6 +225,7 @@ class AdaptiveModel(MethodUpdates, ABC):
         """Return a new stream with the same hyperparameters that shares the source weights of this one."""
         fresh = type(self)(self.copy_of_source(), **self.hyperparameters)
         fresh.source, fresh.coordinator = copy_sharing_tensors(self.source), self.coordinator
+        fresh._compilation = self._compilation
         # Buffers and further submodules were built on the default device and dtype: move them to this model's.
         for name, buffer in self.named_buffers(recurse=False):
             setattr(fresh, name, getattr(fresh, name).to(buffer))

@@ -1,6 +1,6 @@
 """Diagnostics of one batch: the method's predictions beside the source's, and what its optimizer step did."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -164,6 +164,7 @@ def record_step(model: AdaptiveModel, max_update: float | None, *, inspect: bool
     with ExitStack() as stack:
         if model.optimizer is not None and (inspect or max_update is not None):
             stack.enter_context(_limit_updates(model, model.optimizer, max_update, record))
+        model._compile_networks()
         if inspect and hasattr(model, "teacher") and isinstance(student := getattr(model, "student", None), nn.Module):
             stack.enter_context(_record_classes(student, record))
         yield record
@@ -198,11 +199,17 @@ def _limit_updates(
 
 @contextmanager
 def _record_classes(student: nn.Module, record: StepRecord) -> Iterator[None]:
-    def keep(module: nn.Module, inputs: Any, logits: Tensor) -> None:
-        record.student_classes = logits.detach().argmax(1)
+    # Around the call and not a hook within it, for which a compiled student would be compiled anew.
+    compiled = student._compiled_call_impl
+    call: Callable[..., Tensor] = student._call_impl if compiled is None else compiled
 
-    handle = student.register_forward_hook(keep)
+    def call_and_keep(*inputs: Any) -> Tensor:
+        logits = call(*inputs)
+        record.student_classes = logits.detach().argmax(1)
+        return logits
+
+    student._compiled_call_impl = call_and_keep
     try:
         yield
     finally:
-        handle.remove()
+        student._compiled_call_impl = compiled

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -13,7 +13,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ctta.errors import ConfigError, InputError
 from ctta.norms.moments import blend_with_batch, carry_blended_gradient, fix_stride_of_one
-from ctta.parallel import current_reducer
+from ctta.parallel import LocalReducer, current_reducer
 
 #: Batches of at least this many images are normalized by their own statistics under "auto".
 FULL_BATCH_SIZE = 16
@@ -83,6 +83,24 @@ def automatic_fraction(num_images: int, rule: Literal["auto", "blend"] = "auto")
     return num_images / (num_images + PRIOR_SIZE)
 
 
+@dataclass
+class TracedCall:
+    """What a call of a compiled network depends on besides its input, where the compiler finds it.
+
+    The context variables above cannot be traced. :func:`prepare_traced_call` reads them before each call; the layers of
+    a network share one object.
+
+    Attributes:
+        num_parts: How many parts have statistics of their own; None for the whole batch.
+        fraction: The fraction of the batch in the statistics: 0, 1, or None if the tensor has it.
+        blend: That fraction as a tensor, so that a new one needs no new code.
+    """
+
+    num_parts: int | None = None
+    fraction: int | None = None
+    blend: Tensor = field(default_factory=lambda: torch.zeros(()))
+
+
 @dataclass(frozen=True)
 class BatchStatistics:
     """A forward pre-hook of a BatchNorm that normalizes by (1-m) * running + m * batch statistics.
@@ -92,29 +110,40 @@ class BatchStatistics:
 
     Attributes:
         fraction: M, the fraction of the batch statistics, or the rule of :func:`automatic_fraction`.
+        traced: What the layer does within a compiled call.
     """
 
     fraction: BatchStats
+    traced: TracedCall = field(default_factory=TracedCall, compare=False, repr=False)
 
     def __call__(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Set the mode of the layer, and blend its statistics or rescale its input unless it can do without."""
+        if torch.compiler.is_compiling():
+            return self.trace(module, inputs)
         x, num_parts, batch = inputs[0], _num_parts.get(), current_reducer()
         num_images = images_in_batch() or batch.total_count(len(x)) // (num_parts or 1)
         fraction = self.choose_fraction(module, num_images)
-        if fraction == 1 and batch.total_count(x.numel()) == x.shape[1] * (num_parts or 1):
-            raise InputError(
-                f"batch statistics need more than one value per channel, and a BatchNorm got {tuple(x.shape)}: "
-                "give larger batches, or blend in the source's statistics with batch_stats=0.1, say"
-            )
+        if fraction == 1:
+            _check_count(x, batch.total_count(x.numel()), num_parts)
         by_layer = fraction == 1 and num_parts is None and not batch.is_sharded
         self.set_mode_(module, by_layer)
         show_running_statistics(module)
         if by_layer or fraction == 0:
             return None
-        # The compiler fuses the rescaling with the layer by itself.
-        if (num_parts or 1) == 1 and not batch.is_sharded and not torch.compiler.is_compiling():
+        if (num_parts or 1) == 1 and not batch.is_sharded:
             return self.blend_(module, inputs, fraction)
         return (self.rescale(module, x, num_parts or 1, fraction), *inputs[1:])
+
+    def trace(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """Do the same in a form that can be traced; :func:`prepare_traced_call` has set the mode of the layer."""
+        call, x = self.traced, inputs[0]
+        fraction: float | Tensor | None = 1 if module.running_mean is None else call.fraction
+        if fraction == 1:
+            _check_count(x, x.numel(), call.num_parts)
+        if fraction == 0 or (fraction == 1 and call.num_parts is None):
+            return None
+        # The compiler fuses this with the layer.
+        return (self.rescale(module, x, call.num_parts or 1, call.blend if fraction is None else fraction), *inputs[1:])
 
     def choose_fraction(self, module: _BatchNorm, num_images: int) -> float:
         """Return the fraction of the batch for a call on this many images."""
@@ -146,20 +175,49 @@ class BatchStatistics:
         return (carry_blended_gradient(x, blended, module.eps), *inputs[1:])
 
     @staticmethod
-    def rescale(module: _BatchNorm, x: Tensor, num_parts: int, fraction: float) -> Tensor:
+    def rescale(module: _BatchNorm, x: Tensor, num_parts: int, fraction: float | Tensor) -> Tensor:
         """Return x shifted and scaled so that normalizing by the running statistics gives the blended normalization."""
         assert module.running_mean is not None and module.running_var is not None, "checked when the method is built"
         along_channels = (-1,) + (1,) * (x.ndim - 2)
         mean, variance = module.running_mean.view(along_channels), module.running_var.view(along_channels)
         values = x.to(mean.dtype).unflatten(0, (num_parts, -1))
         axes = [axis for axis in range(values.ndim) if axis not in (0, 2)]
-        batch_variance, batch_mean = current_reducer().var_mean(values, axes)
+        batch = LocalReducer() if torch.compiler.is_compiling() else current_reducer()
+        batch_variance, batch_mean = batch.var_mean(values, axes)
         blended = mean.lerp(batch_mean, fraction), variance.lerp(batch_variance, fraction)
         return fix_stride_of_one(renormalize(module, values, *blended, x.ndim - 2).flatten(0, 1)).to(x.dtype)
 
 
+def _check_count(x: Tensor, num_values: int, num_parts: int | None) -> None:
+    """Raise an InputError if each channel of each part has a single value."""
+    if num_values == x.shape[1] * (num_parts or 1):
+        raise InputError(
+            f"batch statistics need more than one value per channel, and a BatchNorm got {tuple(x.shape)}: "
+            "give larger batches, or blend in the source's statistics with batch_stats=0.1, say"
+        )
+
+
+def prepare_traced_call(net: nn.Module, x: Tensor) -> None:
+    """Let a compiled network treat its next call, on these inputs, as the context variables say."""
+    num_parts = _num_parts.get()
+    num_images = images_in_batch() or len(x) // (num_parts or 1)
+    call: TracedCall | None = None
+    for module in net.modules():
+        if isinstance(module, _BatchNorm) and (hook := _find_hook(module)) is not None:
+            fraction = hook.choose_fraction(module, num_images)
+            hook.set_mode_(module, by_layer=fraction == 1 and num_parts is None)
+            show_running_statistics(module)
+            if call is None and module.running_mean is not None:
+                call = hook.traced
+                call.num_parts, call.fraction = num_parts, int(fraction) if fraction in (0, 1) else None
+                if call.fraction is None:
+                    call.blend = torch.tensor(fraction, dtype=module.running_mean.dtype, device=x.device)
+
+
 def show_running_statistics(module: nn.Module, *_: object) -> None:
     """Show the running statistics of a BatchNorm again that blended ones have hidden; also a forward hook."""
+    if torch.compiler.is_compiling():
+        return  # none are hidden in a compiled call
     vars(module).pop("running_mean", None)
     vars(module).pop("running_var", None)
 
@@ -190,6 +248,7 @@ def use_batch_statistics_(net: nn.Module, fraction: BatchStats) -> None:
     """
     if isinstance(fraction, str) and not has_running_statistics(net):
         fraction = 1.0
+    traced = TracedCall()
     for name, module in net.named_modules():
         if isinstance(module, _BatchNorm):
             if not isinstance(fraction, str) and fraction < 1 and module.running_mean is None:
@@ -198,8 +257,8 @@ def use_batch_statistics_(net: nn.Module, fraction: BatchStats) -> None:
                     "statistics; use batch_stats=1"
                 )
             BatchStatistics.set_mode_(module, by_layer=fraction == 1)
-            module.register_forward_pre_hook(BatchStatistics(fraction))
-            module.register_forward_hook(show_running_statistics, always_call=True)
+            module.register_forward_pre_hook(BatchStatistics(fraction, traced))
+            module.register_forward_hook(show_running_statistics)
 
 
 def use_running_statistics_(net: nn.Module) -> None:
