@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 import torch
-from measurements import Measurement, time_ratio
+from measurements import Measurement, compare_times
 from torch import Tensor
 
 import ctta
@@ -19,12 +19,17 @@ PERIOD = 20  # batches, in which the default guard inspects five times and takes
 def measure() -> Iterator[Measurement]:
     """Yield the ratios of TENT and CoTTA."""
     name = "guarded / bare, ResNet-20, batch 50"
-    yield Measurement(f"TENT {name}", measure_ratio(ctta.Tent, 4), 1.35)
-    yield Measurement(f"TENT {name}, every batch inspected", measure_ratio(ctta.Tent, 1), 2.2)
-    yield Measurement(f"CoTTA.fast {name}", measure_ratio(ctta.CoTTA.fast, 4), 1.08)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield measure_guard(f"TENT {name}", ctta.Tent, 4, 1.15)
+        yield measure_guard(f"TENT {name}, every batch inspected", ctta.Tent, 1, 2.2)
+        yield measure_guard(f"CoTTA.fast {name}", ctta.CoTTA.fast, 4, 1.05)
+    finally:
+        torch.set_num_threads(num_threads)
 
 
-def measure_ratio(build: Callable[..., AdaptiveModel], inspect_every: int) -> float:
+def measure_guard(name: str, build: Callable[..., AdaptiveModel], inspect_every: int, target: float) -> Measurement:
     """Return the time of guarded steps relative to bare ones."""
     bare, wrapped = build(ctta.models.embedded()), build(ctta.models.embedded())
     guarded = Guarded(wrapped, thresholds=NEVER, inspect_every=inspect_every)
@@ -36,4 +41,11 @@ def measure_ratio(build: Callable[..., AdaptiveModel], inspect_every: int) -> fl
         for _ in range(PERIOD):
             model(x)
 
-    return time_ratio(lambda: run_period(guarded, x), lambda: run_period(bare, x), pairs=3)
+    run_period(bare, x)
+    times = compare_times(lambda: run_period(guarded, x), lambda: run_period(bare, x), budget=20)
+    return Measurement(name, times.ratio, target, low=times.low, high=times.high)
+
+
+if __name__ == "__main__":
+    for row in measure():
+        print(row, flush=True)

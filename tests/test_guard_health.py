@@ -22,6 +22,7 @@ import ctta
 from ctta.errors import ConfigError
 from ctta.guard import CollapseThresholds, Guarded, Health, Monitored
 from ctta.guard.diagnostics import source_as_trained
+from ctta.views import image_views
 
 
 @pytest.fixture
@@ -54,6 +55,22 @@ def test_signals_have_the_documented_values(source: nn.Module) -> None:
     assert health.distance_to_source == pytest.approx(float(moved / flatten(original).norm()), rel=1e-4)
     assert health.update_norm is not None and health.update_norm > 0
     assert health.student_disagreement is not None
+
+
+def test_a_source_pass_that_the_method_needs_too_is_not_repeated(source: nn.Module) -> None:
+    """CoTTA's gate asks the source about the batch that the guard inspects; its results stay as they are alone."""
+    settings: dict[str, Any] = {"views": image_views(2), "gate": "element"}
+    model, bare = Guarded(ctta.CoTTA(source, **settings), inspect_every=1), ctta.CoTTA(source, **settings)
+    source_as_trained(model.source)  # a copy, which is not counted
+    calls: list[int] = []
+    model.source.register_forward_hook(lambda *_: calls.append(1))
+    for number, x in enumerate(make_batches(3), 1):
+        assert torch.equal(model(x), bare(x))
+        assert len(calls) == number
+    model.predict(x)
+    assert len(calls) == 4
+    model.wrapped.predict(x)  # nothing is remembered from the guard's
+    assert len(calls) == 5
 
 
 def test_an_infinite_signal_is_none_in_json() -> None:

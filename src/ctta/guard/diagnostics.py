@@ -13,7 +13,12 @@ from torch.optim import Optimizer
 from ctta.base import AdaptiveModel
 from ctta.guard.detector import MIN_BATCH_SIZE, CollapseDetector, Verdict
 from ctta.guard.health import PredictionSummary, disagreement, relative_norm, summarize, trained_pairs
-from ctta.norms import use_running_statistics_, uses_batch_statistics
+from ctta.norms import (
+    has_own_statistics_context,
+    images_in_batch,
+    use_running_statistics_,
+    uses_batch_statistics,
+)
 from ctta.surgery import copy_sharing_tensors
 
 SCREEN_SIZE = 16  # inputs of a batch, at least, that the source predicts to find out whether it has few classes
@@ -93,6 +98,31 @@ def _looks_sorted(source: nn.Module, x: Tensor, detector: CollapseDetector) -> b
         return False
     excess, chance = detector.measure_concentration(summarize(logits))
     return chance < MAX_SCREEN_CHANCE and excess >= detector.thresholds.few_classes
+
+
+@contextmanager
+def reuse_source_pass(source: nn.Module, x: Tensor, references: References) -> Iterator[None]:
+    """Let a method that asks its source for this very batch have the logits that were computed to judge the batch.
+
+    Args:
+        source: Source network of the method.
+        x: The batch.
+        references: What :func:`evaluate_references` returned for it.
+    """
+    known, version = references.anchor_logits, x._version
+    if known is None:
+        yield
+        return
+
+    def is_known(given: Tensor) -> bool:
+        # With gradients on, torch may pick kernels that round differently.
+        if torch.is_grad_enabled() or has_own_statistics_context() or images_in_batch() != len(x):
+            return False
+        same_values = given.data_ptr() == x.data_ptr() and given._version == version
+        return same_values and given.shape == x.shape and given.stride() == x.stride()
+
+    with _replace_call(source, lambda call, given: known.clone() if is_known(given) else call(given)):
+        yield
 
 
 @dataclass(frozen=True)
@@ -199,17 +229,27 @@ def _limit_updates(
 
 @contextmanager
 def _record_classes(student: nn.Module, record: StepRecord) -> Iterator[None]:
-    # Around the call and not a hook within it, for which a compiled student would be compiled anew.
-    compiled = student._compiled_call_impl
-    call: Callable[..., Tensor] = student._call_impl if compiled is None else compiled
-
-    def call_and_keep(*inputs: Any) -> Tensor:
-        logits = call(*inputs)
+    def call_and_keep(call: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        logits = call(x)
         record.student_classes = logits.detach().argmax(1)
         return logits
 
-    student._compiled_call_impl = call_and_keep
+    with _replace_call(student, call_and_keep):
+        yield
+
+
+@contextmanager
+def _replace_call(
+    net: nn.Module, replacement: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
+) -> Iterator[None]:
+    """Let calls of a network within the context be ``replacement(call, x)``, with its own call as the first argument.
+
+    Around the call and not a hook within it, for which a compiled network would be compiled anew.
+    """
+    compiled = net._compiled_call_impl
+    call: Callable[[Tensor], Tensor] = net._call_impl if compiled is None else compiled
+    net._compiled_call_impl = lambda x: replacement(call, x)
     try:
         yield
     finally:
-        student._compiled_call_impl = compiled
+        net._compiled_call_impl = compiled

@@ -19,6 +19,7 @@ from ctta.guard.diagnostics import (
     diagnose,
     evaluate_references,
     record_step,
+    reuse_source_pass,
     source_as_trained,
 )
 from ctta.guard.estimate import GainEstimator, GainMonitor
@@ -216,7 +217,8 @@ class Guarded(AdaptiveModel):
 
     def _predict(self, x: Tensor) -> Tensor:
         references = self._evaluate_references(x)
-        logits = self.wrapped.predict(x)
+        with reuse_source_pass(self.source, x, references):
+            logits = self.wrapped.predict(x)
         return self._select_logits(logits, self._diagnose(x, logits, references))
 
     def _adapt(self, x: Tensor) -> Tensor:
@@ -227,7 +229,10 @@ class Guarded(AdaptiveModel):
         adapt = adapt and (references.few_classes < 1 or self.on_collapse is None)
         # Before the step, since the predictions show the health of these weights, and not of the updated ones.
         candidate = take_snapshot(self.wrapped) if adapt and inspect and self.schedule.should_snapshot() else None
-        with record_step(self.wrapped, self.max_update, inspect=inspect) as step:
+        with (
+            record_step(self.wrapped, self.max_update, inspect=inspect) as step,
+            reuse_source_pass(self.source, x, references),
+        ):
             logits = self.wrapped.adapt(x) if adapt else self.wrapped.predict(x)
         diagnostics = self._diagnose(x, logits, references)
         if self.gain_monitor is not None and references.source is not None and logits.ndim == 2:

@@ -68,6 +68,11 @@ def blend_statistics(fraction: float) -> Iterator[None]:
         _fraction.reset(token)
 
 
+def has_own_statistics_context() -> bool:
+    """Return whether the call in progress is within :func:`separate_statistics` or :func:`blend_statistics`."""
+    return _num_parts.get() is not None or _fraction.get() is not None
+
+
 def automatic_fraction(num_images: int, rule: Literal["auto", "blend"] = "auto") -> float:
     """Return the fraction of the batch in the statistics for a batch of this size.
 
@@ -114,7 +119,7 @@ class BatchStatistics:
     """
 
     fraction: BatchStats
-    traced: TracedCall = field(default_factory=TracedCall, compare=False, repr=False)
+    traced: TracedCall = field(default_factory=TracedCall, compare=False, repr=False, kw_only=True)
 
     def __call__(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Set the mode of the layer, and blend its statistics or rescale its input unless it can do without."""
@@ -257,7 +262,7 @@ def use_batch_statistics_(net: nn.Module, fraction: BatchStats) -> None:
                     "statistics; use batch_stats=1"
                 )
             BatchStatistics.set_mode_(module, by_layer=fraction == 1)
-            module.register_forward_pre_hook(BatchStatistics(fraction, traced))
+            module.register_forward_pre_hook(BatchStatistics(fraction, traced=traced))
             module.register_forward_hook(show_running_statistics)
 
 
