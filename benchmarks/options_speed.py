@@ -31,10 +31,8 @@ def cotta(net: nn.Module, **settings: Any) -> ctta.CoTTA:
 
 
 def compiled(net: nn.Module) -> ctta.CoTTA:
-    """Return a model whose teacher is compiled."""
-    model = cotta(net)
-    model.teacher.compile()
-    return model
+    """Return a model whose networks are compiled."""
+    return cotta(net).compile()
 
 
 def compare(plain: ctta.CoTTA, faster: ctta.CoTTA, x: Tensor, pairs: int = 3) -> float:
