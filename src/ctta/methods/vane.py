@@ -140,9 +140,10 @@ class VANE(AdaptiveModel):
     @override
     def predict_step(self, x: Tensor) -> Tensor:
         forget = self._remember()
-        answer = self._predict(x, self.student)[1]
-        forget()
-        return answer
+        try:
+            return self._predict(x, self.student)[1]
+        finally:
+            forget()
 
     @override
     @torch.no_grad()
@@ -150,9 +151,10 @@ class VANE(AdaptiveModel):
         """Return the answer of a model that has followed the stream and learned nothing."""
         forget = self._remember()
         weights: dict[str, Tensor] = dict(self.source.named_parameters())
-        answer = self._predict(x, lambda images: functional_call(self.student, weights, (images,)))[1]
-        forget()
-        return answer
+        try:
+            return self._predict(x, lambda images: functional_call(self.student, weights, (images,)))[1]
+        finally:
+            forget()
 
     def _remember(self) -> Callable[[], None]:
         return remember_buffers(self.student, self.statistics, self.source_chain, self.chain)
