@@ -111,7 +111,7 @@ PLANNED: dict[str, PlannedResult] = {
         run=None,
     ),
     "matrix": PlannedResult(
-        "which method for which stream: ten methods on every protocol, against Source",
+        "which method for which stream: eleven methods on every protocol, against Source",
         (*bench("matrix"), "python benchmarks/matrix_results.py RUN"),
         1.0,
         run=None,

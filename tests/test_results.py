@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import all_methods
+import matrix_results
 import pytest
 import result_pages
 import results
@@ -116,3 +117,11 @@ def test_links_of_the_list_exist() -> None:
     for name in re.findall(r"\]\((\S+?)\)", text):
         assert (RESULTS / name).is_dir()
     assert all(f"[{name}](" in text or f"{name} (not measured yet)" in text for name in PLANNED)
+
+
+def test_the_page_of_the_matrix_is_that_of_its_numbers(tmp_path: Path) -> None:
+    """If it fails: python benchmarks/matrix_results.py docs/results/matrix/numbers.json."""
+    folder = RESULTS / "matrix"
+    matrix_results.write_results(folder / "numbers.json", tmp_path)
+    for name in ("README.md", "numbers.json"):
+        assert (tmp_path / name).read_text() == (folder / name).read_text()

@@ -24,6 +24,7 @@ from ctta.distributed.collectives import run_on_rank_zero
 from ctta.errors import ConfigError, DataError
 from ctta.io.python_files import absolute_file_spec
 from ctta.policies import Policy
+from ctta.registry import DEFAULT_METHOD
 from ctta.report import Matrix, read_matrix, write_matrix
 from ctta.report.matrix import RUNS
 from ctta.streams import parse_protocol
@@ -32,7 +33,19 @@ from ctta.streams import parse_protocol
 MATRIX = "matrix"
 RECIPE, SOURCE = "embedded", "source"
 #: What a user is likely to consider, cheap enough to run on every protocol.
-DEFAULT_METHODS = (SOURCE, "bn_stats", "lame", "tent", "eata", "sar", "roid", "note", "rotta", "cotta_fast")
+DEFAULT_METHODS = (
+    SOURCE,
+    "bn_stats",
+    "lame",
+    "tent",
+    "eata",
+    "sar",
+    "roid",
+    "note",
+    "rotta",
+    "cotta_fast",
+    DEFAULT_METHOD,
+)
 
 
 @dataclass(frozen=True)
@@ -50,8 +63,8 @@ class MatrixSize:
     settings: str = ""
 
 
-#: The protocols of the matrix. The sizes are a compromise: all of them with the default methods take about an hour of
-#: one core.
+#: The protocols of the matrix. The sizes are a compromise: all of them with the default methods take about 70 minutes
+#: of one core.
 SIZES: Mapping[str, MatrixSize] = {
     "continual": MatrixSize(400, 200),
     "gradual": MatrixSize(50, 50),
