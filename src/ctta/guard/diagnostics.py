@@ -49,6 +49,7 @@ class References:
     anchor: PredictionSummary | None = None
     few_classes: float = 0.0  # score of the batch alone
     tests_sorting: bool = False  # whether class-sorted batches would spoil the method's statistics
+    called_source: Tensor | None = None  # what the method's source returns for the batch
 
     @property
     def is_inspected(self) -> bool:
@@ -81,12 +82,21 @@ def evaluate_references(
     if is_same:
         anchor_logits = model.anchor_logits(x)
         if anchor_logits is None:
-            return References(source_logits, source_logits, predictions, predictions)
-        return References(source_logits, anchor_logits, predictions, summarize(anchor_logits))
+            return References(source_logits, source_logits, predictions, predictions, called_source=source_logits)
+        anchor = summarize(anchor_logits)
+        return References(source_logits, anchor_logits, predictions, anchor, called_source=source_logits)
     anchor_logits = source(x)
     anchor, labels_images = summarize(anchor_logits), source_logits.ndim == 2
     few_classes = detector.judge_batch(predictions, anchor) if labels_images else 0.0
-    return References(source_logits, anchor_logits, predictions, anchor, few_classes, tests_sorting=labels_images)
+    return References(
+        source_logits,
+        anchor_logits,
+        predictions,
+        anchor,
+        few_classes,
+        tests_sorting=labels_images,
+        called_source=anchor_logits,
+    )
 
 
 def _looks_sorted(source: nn.Module, x: Tensor, detector: CollapseDetector) -> bool:
@@ -109,7 +119,7 @@ def reuse_source_pass(source: nn.Module, x: Tensor, references: References) -> I
         x: The batch.
         references: What :func:`evaluate_references` returned for it.
     """
-    known, version = references.anchor_logits, x._version
+    known, version = references.called_source, x._version
     if known is None:
         yield
         return
