@@ -70,6 +70,9 @@ def test_renamed_settings_keep_their_values() -> None:
         "inspect_every": 2,
         "snapshot_every": 3,
         "cooldown": 4,
+        "remember_answers": 0,  # not known then
+        "on_harm": None,
+        "estimator": None,
     }
     assert model.counters == {"num_steps": 10, "num_skipped": 0, "num_compared": 60, "num_differing": 60}
     assert model.unwrapped.hyperparameters["optimizer"].keywords == {"lr": 0.01, "momentum": 0.9}

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from ctta.base import AdaptiveModel
 from ctta.errors import ConfigError
-from ctta.registry import adapt
+from ctta.registry import DEFAULT_METHOD, adapt
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -57,8 +57,7 @@ class AdaptCallback(Callback):  # type: ignore[misc]  # mypy does not read Light
             kind = type(pl_module).__name__
             raise ConfigError(f"{kind} has no network {self.network!r}: name the attribute that predict_step calls")
         if self.model is None:
-            named = {} if self._method is None else {"method": self._method}
-            self.model = adapt(found, **named, **self._hyperparameters)
+            self.model = adapt(found, self._method or DEFAULT_METHOD, **self._hyperparameters)
         self._replaced = found
         setattr(owner, name, self.model.to(pl_module.device))
 

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from ctta.base import AdaptiveModel
 from ctta.errors import ConfigError
-from ctta.registry import adapt
+from ctta.registry import DEFAULT_METHOD, adapt
 
 #: Outputs by what a network labels: images or pixels.
 _OUTPUTS = {2: "ImageClassifierOutput", 4: "SemanticSegmenterOutput"}
@@ -79,6 +79,6 @@ def adapt_pipeline(pipeline: Pipeline, method: str | AdaptiveModel | None = None
     if isinstance(method, AdaptiveModel):
         model = method
     else:
-        model = adapt(any_pipeline.model, **({} if method is None else {"method": method}), **hyperparameters)
+        model = adapt(any_pipeline.model, method or DEFAULT_METHOD, **hyperparameters)
     any_pipeline.model = AdaptedPretrainedModel(model).to(any_pipeline.model.device)
     return pipeline

@@ -99,8 +99,10 @@ class TracedCall:
         num_parts: How many parts have statistics of their own; None for the whole batch.
         fraction: The fraction of the batch in the statistics: 0, 1, or None if the tensor has it.
         blend: That fraction as a tensor, so that a new one needs no new code.
+        is_prepared: Whether the above is set before each call; not if a user compiles a network of a method.
     """
 
+    is_prepared: bool = False
     num_parts: int | None = None
     fraction: int | None = None
     blend: Tensor = field(default_factory=lambda: torch.zeros(()))
@@ -124,20 +126,31 @@ class BatchStatistics:
     def __call__(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Set the mode of the layer, and blend its statistics or rescale its input unless it can do without."""
         if torch.compiler.is_compiling():
-            return self.trace(module, inputs)
-        x, num_parts, batch = inputs[0], _num_parts.get(), current_reducer()
+            return self.trace(module, inputs) if self.traced.is_prepared else self.interrupt(module, inputs)
+        fraction, num_parts = self.set_mode_by_call_(module, inputs[0]), _num_parts.get() or 1
+        show_running_statistics(module)
+        if fraction is None:
+            return None
+        if num_parts == 1 and not current_reducer().is_sharded:
+            return self.blend_(module, inputs, fraction)
+        return (self.rescale(module, inputs[0], num_parts, fraction), *inputs[1:])
+
+    def set_mode_by_call_(self, module: _BatchNorm, x: Tensor) -> float | None:
+        """Set the mode of the layer as the context says; return the fraction unless the layer can do without it."""
+        num_parts, batch = _num_parts.get(), current_reducer()
         num_images = images_in_batch() or batch.total_count(len(x)) // (num_parts or 1)
         fraction = self.choose_fraction(module, num_images)
         if fraction == 1:
             _check_count(x, batch.total_count(x.numel()), num_parts)
         by_layer = fraction == 1 and num_parts is None and not batch.is_sharded
         self.set_mode_(module, by_layer)
-        show_running_statistics(module)
-        if by_layer or fraction == 0:
-            return None
-        if (num_parts or 1) == 1 and not batch.is_sharded:
-            return self.blend_(module, inputs, fraction)
-        return (self.rescale(module, x, num_parts or 1, fraction), *inputs[1:])
+        return None if by_layer or fraction == 0 else fraction
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def interrupt(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """Rescale the input outside of the compiled graph, where the context variables can be read."""
+        fraction = self.set_mode_by_call_(module, inputs[0])
+        return None if fraction is None else (self.rescale(module, inputs[0], _num_parts.get() or 1, fraction),)
 
     def trace(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Do the same in a form that can be traced; :func:`prepare_traced_call` has set the mode of the layer."""
@@ -214,6 +227,7 @@ def prepare_traced_call(net: nn.Module, x: Tensor) -> None:
             show_running_statistics(module)
             if call is None and module.running_mean is not None:
                 call = hook.traced
+                call.is_prepared = True
                 call.num_parts, call.fraction = num_parts, int(fraction) if fraction in (0, 1) else None
                 if call.fraction is None:
                     call.blend = torch.tensor(fraction, dtype=module.running_mean.dtype, device=x.device)
