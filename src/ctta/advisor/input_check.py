@@ -219,8 +219,9 @@ def _find_better(scores: Mapping[str, _Answers]) -> str | None:
     """Return the normalization that clearly suits the network better than the given one, which is named ""."""
     given, others = scores[""], {name: score for name, score in scores.items() if name}
     if given.wrong is not None:
-        best = min(others, key=lambda name: float(others[name].wrong.mean()))  # type: ignore[union-attr]
-        gain = given.wrong.astype(int) - others[best].wrong.astype(int)  # type: ignore[union-attr]
+        wrong = {name: each.wrong for name, each in others.items() if each.wrong is not None}
+        best = min(wrong, key=lambda name: float(wrong[name].mean()))
+        gain = given.wrong.astype(int) - wrong[best].astype(int)
         is_clear = gain.sum() > MIN_DEVIATIONS * np.sqrt((gain != 0).sum()) and gain.mean() > MIN_GAIN
         return best if is_clear else None
     if given.distance is not None:

@@ -194,7 +194,7 @@ class AdaptiveModel(MethodUpdates, ABC):
     def compile(self, **options: Any) -> Self:  # type: ignore[override]
         """Compile the networks of the model with :func:`torch.compile`; the first steps then take longer.
 
-        Student, teacher, source and all forks share compiled code, and :meth:`reset`, copies and rolled-back models
+        Student, teacher, source and all forks share compiled code, and :meth:`reset`, copies and restored models
         stay compiled. Files do not hold it: call it again after :func:`ctta.load`. Results may differ by rounding.
         Where the compiler fails, or the method keeps a state in layers, a warning says so once and the networks run as
         they are; so they do where several processes share a batch.

@@ -254,11 +254,13 @@ def _format_values(a: Any, b: Any) -> tuple[str, str]:
     """Return two different values as text; of mappings and lists only where they differ."""
     if isinstance(a, dict) and isinstance(b, dict):
         names = [name for name in {**a, **b} if a.get(name) != b.get(name)]
-        return tuple(", ".join(f"{n} {v[n]}" if n in v else f"no {n}" for n in names) for v in (a, b))  # type: ignore[return-value]
+        first, second = (", ".join(f"{n} {v[n]}" if n in v else f"no {n}" for n in names) for v in (a, b))
+        return first, second
     if isinstance(a, list) and isinstance(b, list):
         only = [[item for item in one if item not in other] for one, other in ((a, b), (b, a))]
         if any(only):
-            return tuple(f"{len(v)}, of them only here: {_join(o)}" for v, o in zip((a, b), only, strict=True))  # type: ignore[return-value]
+            first, second = (f"{len(v)}, of them only here: {_join(o)}" for v, o in zip((a, b), only, strict=True))
+            return first, second
         return f"{_join(a)}", f"{_join(b)} (the same in another order)"
     return str(a), str(b)
 

@@ -95,10 +95,7 @@ class MovedView(SplitView):
 
     @override
     def align(self, logits: Tensor, x: Tensor) -> Tensor:
-        if logits.ndim < x.ndim:
-            return logits  # one prediction per image
-        exact = at_least_float32(logits)
-        return self._motion(x).undo(exact.flip(-1) if self.flip else exact).to(logits.dtype)
+        return self._motion(x).align(logits, x, self.flip)
 
     def _motion(self, image: Tensor) -> Motion:
         height, width = image.shape[2:]

@@ -144,10 +144,7 @@ class ImageView(SplitView):
 
     @override
     def align(self, logits: Tensor, x: Tensor) -> Tensor:
-        if logits.ndim < x.ndim:
-            return logits  # one prediction per image
-        exact = at_least_float32(logits)
-        return self._motion(x).undo(exact.flip(-1) if self.flip else exact).to(logits.dtype)
+        return self._motion(x).align(logits, x, self.flip)
 
     def _adjust_color_(self, image: Tensor) -> None:
         adjustments = (

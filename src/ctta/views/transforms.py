@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ctta.functional import at_least_float32
+
 #: ITU-R 601 luma, to the four digits that torchvision uses.
 LUMA = (0.2989, 0.587, 0.114)
 
@@ -113,6 +115,16 @@ class Motion:
         moved_x = (x * cos - y * sin) * self.scale + self.right
         moved_y = (x * sin + y * cos) * self.scale + self.down
         return _sample_bilinear(logits, moved_x, moved_y)
+
+    def align(self, logits: Tensor, x: Tensor, flip: bool) -> Tensor:
+        """Return the logits of a moved and then, if asked, flipped batch ``x`` where its pixels are.
+
+        Those with one prediction per image are returned as they are.
+        """
+        if logits.ndim < x.ndim:
+            return logits
+        exact = at_least_float32(logits)
+        return self.undo(exact.flip(-1) if flip else exact).to(logits.dtype)
 
     @property
     def _cos_sin(self) -> tuple[float, float]:
