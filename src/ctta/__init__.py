@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ctta.advisor import Advice, Certificate, advise, calibrate_gain, calibrate_threshold, certify
     from ctta.base import AdaptiveModel
     from ctta.checkpoint.files import load, save
+    from ctta.checkpoint.library import StateLibrary
     from ctta.config import from_config
     from ctta.errors import CheckpointError, ConfigError, DataError, InputError
     from ctta.evaluation import Comparison, Result, compare, evaluate
@@ -143,6 +144,7 @@ __all__ = [
     "Source",
     "SourceReplay",
     "SourceStats",
+    "StateLibrary",
     "Step",
     "Tent",
     "TestAug",
@@ -209,6 +211,7 @@ _MODULES = {
     "evaluate": "ctta.evaluation",
     "fingerprint": "ctta.fingerprints",
     "from_config": "ctta.config",
+    "StateLibrary": "ctta.checkpoint.library",
     "load": "ctta.checkpoint.files",
     "save": "ctta.checkpoint.files",
     "source_stats": "ctta.source_stats",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ctta.errors import first_line
-from ctta.norms import prepare_traced_call
+from ctta.norms import prepare_traced_call, uses_recorded_statistics
 from ctta.parallel import current_reducer
 from ctta.surgery import find_untraceable_hooks
 
@@ -61,8 +61,8 @@ class _CompiledCall:
         self.net, self.compilation = net, compilation
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        # Rows on other processes need collective operations within the network.
-        if self.compilation.is_given_up or current_reducer().is_sharded:
+        # Rows on other processes need collective operations within the network, and recorded statistics are not traced.
+        if self.compilation.is_given_up or current_reducer().is_sharded or uses_recorded_statistics():
             return _call(self.net, *inputs)
         prepare_traced_call(self.net, inputs[0])
         try:

@@ -138,6 +138,8 @@ def _convert(name: str, value: Any, default: Any) -> Any:
         return partial(optimizer)
     if name == "views":
         return _convert_views(value, default)
+    if name == "views_at_once" and value == "auto":
+        return value
     if name in ("source_stats", "posterior"):
         return load_stats_setting(name, str(value))
     if name == "replay":

@@ -23,6 +23,7 @@ from typing import Any
 
 from torch import nn
 
+from ctta.activations import MemoryReduction
 from ctta.base import AdaptiveModel
 from ctta.errors import ConfigError, did_you_mean, first_line
 from ctta.hyperparameters import parse_hyperparameters
@@ -116,7 +117,12 @@ class NamedMethod:
 
 
 def adapt(
-    net: nn.Module, method: str = DEFAULT_METHOD, *, compile: bool = False, **hyperparameters: Any
+    net: nn.Module,
+    method: str = DEFAULT_METHOD,
+    *,
+    compile: bool = False,
+    reduce_memory: MemoryReduction | None = None,
+    **hyperparameters: Any,
 ) -> AdaptiveModel:
     """Wrap a network in a method by name.
 
@@ -126,6 +132,8 @@ def adapt(
             ``"file:mine.py:MyMethod"``, or a method of an installed package. :func:`ctta.registry.list_methods` lists
             the names.
         compile: Whether to compile the networks, see :meth:`ctta.AdaptiveModel.compile`.
+        reduce_memory: ``"checkpoint"`` or ``"frozen"`` to keep fewer activations for the backward pass, see
+            :meth:`ctta.AdaptiveModel.reduce_memory`; None to keep what torch keeps.
         **hyperparameters: Keyword arguments of the method.
 
     Returns:
@@ -138,6 +146,8 @@ def adapt(
     >>> model = adapt(net, "tent", lr=1e-4)
     """
     model = resolve_method(method).build(net, **hyperparameters)
+    if reduce_memory is not None:
+        model.reduce_memory(reduce_memory)
     return model.compile() if compile else model
 
 

@@ -1,36 +1,39 @@
 """Steps that happen completely or not at all: what a block did to a model is undone if the block raises."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from ctta.base import AdaptiveModel
 from ctta.optim import load_state_
 
 _TABLES = ("_parameters", "_buffers", "_modules")  # where a module keeps what it consists of
 
-# Models that an outer block restores. A property of the call: streams in other threads have blocks of their own.
-_protected: ContextVar[frozenset[int]] = ContextVar("_protected", default=frozenset())
+# The saved states of models that an outer block restores, by id. A property of the call: streams in other threads have
+# blocks of their own.
+_protected: ContextVar[Mapping[int, "_SavedModel"]] = ContextVar("_protected", default=MappingProxyType({}))
 
 
 @contextmanager
-def restore_on_error(model: AdaptiveModel) -> Iterator[None]:
+def restore_on_error(model: AdaptiveModel) -> Iterator[Callable[[], None]]:
     """Undo, bit for bit, what the block does to a model if it raises: weights, optimizer, buffers, counters, records.
 
     Only tensors that a step may change are cloned, rather than the whole model, since every guarded step pays for it.
-    Within another block of the same model, or of one that wraps it, nothing is cloned again: the outer block restores.
+    Within another block of the same model, or of one that wraps it, in which it has made no step yet, nothing is cloned
+    again: the outer block restores.
 
     Args:
         model: The model, with everything that it wraps.
 
     Yields:
-        Nothing; the error propagates.
+        A function that undoes what the block did so far, also if it does not raise. An error propagates.
 
     >>> import ctta
     >>> model = ctta.Tent(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))
@@ -42,20 +45,25 @@ def restore_on_error(model: AdaptiveModel) -> Iterator[None]:
     ...     model.num_steps
     0
     """
-    if id(model) in _protected.get():
-        yield
+    parts, protected = list(_wrapped_models(model)), _protected.get()
+    known = [own for part in parts if (own := protected.get(id(part))) is not None and own.is_current]
+    if len(known) == len(parts):
+        yield partial(_restore_all_, known)
         return
-    parts = list(_wrapped_models(model))
     saved = [_SavedModel(part) for part in parts]
-    token = _protected.set(_protected.get() | {id(part) for part in parts})
+    token = _protected.set({**protected, **{id(each.model): each for each in saved}})
     try:
-        yield
+        yield partial(_restore_all_, saved)
     except BaseException:
-        for part in saved:
-            part.restore_()
+        _restore_all_(saved)
         raise
     finally:
         _protected.reset(token)
+
+
+def _restore_all_(saved: "list[_SavedModel]") -> None:
+    for part in saved:
+        part.restore_()
 
 
 def untrained_parameters(model: AdaptiveModel) -> list[Tensor]:
@@ -94,24 +102,28 @@ class _SavedModel:
         }
         with torch.inference_mode(False):
             self.tensors = [(tensor, tensor.detach().clone()) for tensor in own.values()]
-            self.optimizer_state = None if model.optimizer is None else _clone_state(model.optimizer)
+            self.optimizer_state = None if model.optimizer is None else _clone_state(model.optimizer.state_dict())
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the model has made no step since."""
+        return bool(self.model.num_steps == self.attributes["num_steps"])
 
     def restore_(self) -> None:
-        """Give the model this state again."""
+        """Give the model this state again; what happens to it afterwards leaves the saved state as it is."""
         with torch.no_grad():
             for tensor, old in self.tensors:
                 tensor.copy_(old)
         vars(self.model).clear()
         vars(self.model).update(self.attributes)
         for module, tables in self.tables:
-            vars(module).update(tables)
+            vars(module).update({name: dict(table) for name, table in tables.items()})
         if self.model.optimizer is not None and self.optimizer_state is not None:
-            load_state_(self.model.optimizer, self.optimizer_state)
+            load_state_(self.model.optimizer, _clone_state(self.optimizer_state))
 
 
-def _clone_state(optimizer: Optimizer) -> dict[str, Any]:
-    """Return a copy of the state; ``deepcopy``, which does the same, takes several times as long for many tensors."""
-    state = optimizer.state_dict()
+def _clone_state(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of an optimizer's state; ``deepcopy`` takes several times as long for many tensors."""
     values = {
         index: {
             name: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value) for name, value in own.items()

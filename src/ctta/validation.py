@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ctta.errors import ConfigError, InputError
 from ctta.norms import BatchStats, has_running_statistics
 from ctta.surgery import MissingLogitsError, Output, infer_input_rank
-from ctta.views import Views
+from ctta.views import Views, ViewsAtOnce
 from ctta.views.average import require_split_view
 
 
@@ -89,8 +89,10 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
         raise ConfigError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
-def check_views_at_once(views_at_once: int, views: Views, net: nn.Module) -> None:
+def check_views_at_once(views_at_once: ViewsAtOnce, views: Views, net: nn.Module) -> None:
     """Raise unless this many views can go through the network together, each with its own batch statistics."""
+    if views_at_once == "auto":
+        return
     if check_integer("views_at_once", views_at_once, 1) == 1:
         return
     for view in views if isinstance(views, Sequence) else ():  # drawn views are checked once they are drawn

@@ -4,15 +4,16 @@ import copy
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_args
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from ctta.activations import ActivationPlan, MemoryReduction
 from ctta.base.updates import MethodUpdates
 from ctta.compilation import Compilation
-from ctta.errors import annotate_network_errors
+from ctta.errors import ConfigError, annotate_network_errors
 from ctta.hyperparameters import format_hyperparameters, format_value, read_hyperparameters
 from ctta.io.html import render_facts
 from ctta.method_info import MethodInfo
@@ -22,8 +23,11 @@ from ctta.parallel import SINGLE_PROCESS, Coordinator, current_reducer
 from ctta.state import release_lazy_buffers_
 from ctta.steps import Policy
 from ctta.surgery import ExtractLogits, Output, copy_sharing_tensors, copy_without_hooks, iter_inputs, train_only_
-from ctta.validation import check_batch, translate_rank_errors, validate_batches
+from ctta.validation import check_batch, check_choice, translate_rank_errors, validate_batches
 from ctta.views import check_images
+
+#: Attributes that hold the network that a method trains.
+_TRAINED_NETWORKS = ("student", "adapted")
 
 
 class AdaptiveModel(MethodUpdates, ABC):
@@ -60,6 +64,8 @@ class AdaptiveModel(MethodUpdates, ABC):
     supports_data_parallel = True
     #: How the networks are compiled; None unless :meth:`compile` was called.
     _compilation: Compilation | None = None
+    #: What the trained network keeps for the backward pass; None unless :meth:`reduce_memory` was called.
+    _activation_plan: ActivationPlan | None = None
     #: The model that this one wraps and delegates to; None unless this is a wrapper, such as a guard.
     wrapped: "AdaptiveModel | None"
 
@@ -154,11 +160,17 @@ class AdaptiveModel(MethodUpdates, ABC):
         network: nn.Module = getattr(self, "teacher", getattr(self, "student", self.source))
         return network
 
-    def _compile_networks(self) -> None:
-        """Compile source, student and teacher if asked to; copies of compiled networks start uncompiled."""
+    def _prepare_networks(self) -> None:
+        """Compile networks, or reduce their memory, if asked to; copies of such networks start without it."""
         if self._compilation is not None:
-            found = (getattr(self, name, None) for name in ("source", "student", "teacher"))
-            self._compilation.apply_(*(net for net in found if isinstance(net, nn.Module)))
+            self._compilation.apply_(*self._find_networks("source", "student", "teacher"))
+        if self._activation_plan is not None:
+            for net in self._find_networks(*_TRAINED_NETWORKS):
+                self._activation_plan.apply_(net)
+
+    def _find_networks(self, *names: str) -> list[nn.Module]:
+        found = (getattr(self, name, None) for name in names)
+        return [net for net in found if isinstance(net, nn.Module)]
 
     def _run(self, step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Check a batch and return the logits of a step on it."""
@@ -167,7 +179,7 @@ class AdaptiveModel(MethodUpdates, ABC):
         with self.coordinator.step(self, x) as rows:
             if len(rows) == 0:
                 return x
-            self._compile_networks()
+            self._prepare_networks()
             with (
                 count_images(current_reducer().total_count(len(rows))),
                 annotate_network_errors(x),
@@ -210,7 +222,43 @@ class AdaptiveModel(MethodUpdates, ABC):
         >>> model = Tent(net).compile(backend="eager")
         >>> logits = model(torch.rand(16, 3, 8, 8))    # compiles, predicts and adapts
         """
+        if self.unwrapped._activation_plan is not None:
+            raise ConfigError("a model whose memory is reduced cannot be compiled: choose one of the two")
         self.unwrapped._compilation = Compilation(options)
+        return self
+
+    def reduce_memory(self, kind: MemoryReduction = "checkpoint") -> Self:
+        """Keep fewer activations for the backward pass; predictions and gradients stay the same.
+
+        It lasts through :meth:`reset`, forks and copies. Files do not hold it: call it again after :func:`ctta.load`.
+
+        Args:
+            kind: ``"checkpoint"`` keeps the inputs of the network's blocks and computes the rest again when it is
+                needed, which takes about one more forward pass (gradient checkpointing). ``"frozen"`` is for methods
+                that train norm layers only, such as TENT: layers that do not train keep nothing that the trained ones
+                do without, so a convolution keeps no input and a ReLU a byte for each value. It takes hardly any time;
+                networks without convolutions gain nothing. ``"checkpoint"`` does this too where it applies.
+
+        Returns:
+            The model itself.
+
+        Raises:
+            ConfigError: The network has no blocks to compute again, the method keeps a state in its layers or, for
+                ``"frozen"``, trains other layers, the method does not learn, or the model is compiled.
+
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
+        >>> from ctta.methods import Tent
+        >>> model = Tent(net).reduce_memory("frozen")
+        >>> logits = model(torch.rand(16, 3, 8, 8))    # predicts and adapts
+        """
+        check_choice("kind", kind, get_args(MemoryReduction))
+        model = self.unwrapped
+        if model._compilation is not None:
+            raise ConfigError("the memory of a compiled model cannot be reduced: choose one of the two")
+        networks = model._find_networks(*_TRAINED_NETWORKS)
+        if model.optimizer is None or not networks:
+            raise ConfigError(f"{type(model).__name__} trains no network, so it keeps no activations to reduce")
+        model._activation_plan = ActivationPlan.make(kind, networks[0])
         return self
 
     # ---- for users: a stream ----
@@ -225,7 +273,7 @@ class AdaptiveModel(MethodUpdates, ABC):
         """Return a new stream with the same hyperparameters that shares the source weights of this one."""
         fresh = type(self)(self.copy_of_source(), **self.hyperparameters)
         fresh.source, fresh.coordinator = copy_sharing_tensors(self.source), self.coordinator
-        fresh._compilation = self._compilation
+        fresh._compilation, fresh._activation_plan = self._compilation, self._activation_plan
         # Buffers and further submodules were built on the default device and dtype: move them to this model's.
         for name, buffer in self.named_buffers(recurse=False):
             setattr(fresh, name, getattr(fresh, name).to(buffer))

@@ -12,6 +12,7 @@ one, extend :class:`ctta.policies.Policy`; a checkpoint holds the policies of th
 
 from ctta.policies.averaging import AverageWithSource, FrozenTeacher, Kalman
 from ctta.policies.names import POLICIES, format_policy, parse_policy
+from ctta.policies.recalling import Recall
 from ctta.policies.resetting import AdaptiveReset, ResetEvery, ResetOnLowEntropy
 from ctta.policies.restoring import Restore, RestoreByFisher
 from ctta.steps import Policy
@@ -23,6 +24,7 @@ __all__ = [
     "FrozenTeacher",
     "Kalman",
     "Policy",
+    "Recall",
     "ResetEvery",
     "ResetOnLowEntropy",
     "Restore",
@@ -33,6 +35,7 @@ __all__ = [
     "frozen_teacher",
     "kalman",
     "parse_policy",
+    "recall",
     "reset_every",
     "reset_on_low_entropy",
     "restore",
@@ -48,3 +51,4 @@ frozen_teacher = FrozenTeacher
 reset_every = ResetEvery
 reset_on_low_entropy = ResetOnLowEntropy
 adaptive_reset = AdaptiveReset
+recall = Recall

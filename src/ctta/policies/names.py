@@ -5,6 +5,7 @@ from dataclasses import fields
 from ctta.errors import ConfigError, did_you_mean
 from ctta.hyperparameters import parse_hyperparameters
 from ctta.policies.averaging import AverageWithSource, FrozenTeacher, Kalman
+from ctta.policies.recalling import Recall
 from ctta.policies.resetting import AdaptiveReset, ResetEvery, ResetOnLowEntropy
 from ctta.policies.restoring import Restore, RestoreByFisher
 from ctta.steps import Policy
@@ -18,6 +19,7 @@ BuiltIn = (
     | ResetEvery
     | ResetOnLowEntropy
     | AdaptiveReset
+    | Recall
 )
 
 #: Every policy by its name.
@@ -32,6 +34,7 @@ POLICIES: dict[str, type[BuiltIn]] = {
         ResetEvery,
         ResetOnLowEntropy,
         AdaptiveReset,
+        Recall,
     )
 }
 
