@@ -1,6 +1,7 @@
 """CoTTA: continual test-time adaptation by a weight-averaged teacher, augmented views and stochastic restore."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
@@ -21,7 +22,13 @@ from ctta.functional import (
     symmetric_cross_entropy,
 )
 from ctta.method_info import MethodInfo
-from ctta.norms import BatchStats, uses_batch_statistics
+from ctta.norms import (
+    BatchStats,
+    RecordedStatistics,
+    blend_with_recorded,
+    record_statistics,
+    uses_batch_statistics,
+)
 from ctta.optim import OptimizerFactory
 from ctta.parallel import current_reducer
 from ctta.steps import Policy
@@ -30,10 +37,12 @@ from ctta.validation import check_choice, check_fraction, check_number, check_vi
 from ctta.views import (
     Average,
     Views,
+    ViewsAtOnce,
     ViewWeights,
     average_views,
     check_images,
     check_views,
+    choose_views_at_once,
     draw_views,
     fast_image_views,
     image_views,
@@ -73,7 +82,17 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "segmentation": SEGMENTATION,
     "paper": {"gate": "element", "average": "probabilities", "predict_with": "teacher"},
     "fast": {"views": fast_image_views()},
+    "faster": {
+        "views": fast_image_views(),
+        "gate": "element",
+        "gate_with": "teacher",
+        "threshold": 0.7,
+        "views_for": "uncertain",
+    },
 }
+#: The part of the uncertain images in the statistics of their views, where the rest are those of the whole batch.
+#: Chosen with the threshold of "faster" by benchmarks/choose_uncertain_views.py.
+UNCERTAIN_FRACTION = 0.5
 
 
 class CoTTA(AdaptiveModel):
@@ -83,7 +102,8 @@ class CoTTA(AdaptiveModel):
     prediction over augmented views. After each step a few random weights are restored to the source's values.
     The defaults are the authors' code for CIFAR10-C, except for batches of fewer than 16 images. See
     :meth:`official_segmentation` for their code for street scenes, :meth:`segmentation` for settings that suit the
-    network, :meth:`paper` for the text of the paper and :meth:`fast` for a quarter of the views.
+    network, :meth:`paper` for the text of the paper, :meth:`fast` for a quarter of the views and :meth:`faster` for
+    views of uncertain images only.
 
     Args:
         net: Any network; every parameter that requires grad is trained and restored.
@@ -100,6 +120,11 @@ class CoTTA(AdaptiveModel):
             :mod:`ctta.views`.
         gate: Compare the threshold with the mean confidence of the ``"batch"`` (the authors' code), or with that of
             each ``"element"``, an image or a pixel (the paper).
+        gate_with: Whose confidence that is: that of the ``"source"``, as in paper and code, or of the ``"teacher"``'s
+            direct prediction, which saves the source's pass.
+        views_for: With the gate ``"element"`` and batch statistics, which need every image, ``"all"`` images go
+            through the views. ``"uncertain"`` images only are faster but an approximation: half of the statistics of
+            their views are those of the whole batch, without a view.
         average: The mean over views of ``"logits"`` (the authors' code) or of ``"probabilities"`` (the paper).
         view_weights: In that mean, views count ``"equal"`` as in paper and code, or by the teacher's ``"confidence"``
             in each for the image at hand: a scale at which the network is unsure then hardly counts.
@@ -108,7 +133,8 @@ class CoTTA(AdaptiveModel):
         loss: ``"cross_entropy"`` (the paper), ``"symmetric"`` (the mean of both directions, the authors' code for
             ImageNet) or ``"hard"`` (against the target's argmax, the authors' code for segmentation).
         views_at_once: How many views go through the teacher together, each with its own batch statistics. The default
-            of 1 needs the least memory; more are faster where one view leaves the device idle.
+            of 1 needs the least memory; more are faster where one view leaves the device idle. ``"auto"`` chooses by
+            the size of the batch, see :func:`ctta.views.choose_views_at_once`.
         policies: What happens around the updates, see :mod:`ctta.policies`.
         batch_stats: The fraction of the batch in BatchNorm's statistics, in student, teacher and source. The default
             ``"auto"`` uses only the batch from 16 images on, and blends fewer with the source's statistics; 1 for only
@@ -146,11 +172,13 @@ class CoTTA(AdaptiveModel):
         threshold: float = 0.92,
         views: Views = image_views(32),
         gate: Literal["batch", "element"] = "batch",
+        gate_with: Literal["source", "teacher"] = "source",
+        views_for: Literal["all", "uncertain"] = "all",
         average: Average = "logits",
         view_weights: ViewWeights = "equal",
         predict_with: Literal["refined", "teacher"] = "refined",
         loss: Literal["cross_entropy", "symmetric", "hard"] = "cross_entropy",
-        views_at_once: int = 1,
+        views_at_once: ViewsAtOnce = 1,
         policies: Sequence[Policy] = (),
         batch_stats: BatchStats = "auto",
         seed: int = 0,
@@ -160,6 +188,12 @@ class CoTTA(AdaptiveModel):
         check_fraction("decay", decay)
         check_fraction("restore", restore)
         check_choice("gate", gate, ("batch", "element"))
+        check_choice("gate_with", gate_with, ("source", "teacher"))
+        check_choice("views_for", views_for, ("all", "uncertain"))
+        if views_for == "uncertain" and gate == "batch":
+            raise ConfigError(
+                'views_for="uncertain" needs gate="element": otherwise a whole batch is uncertain, or none'
+            )
         check_choice("average", average, ("logits", "probabilities"))
         check_choice("view_weights", view_weights, ("equal", "confidence"))
         check_choice("predict_with", predict_with, ("refined", "teacher"))
@@ -171,7 +205,7 @@ class CoTTA(AdaptiveModel):
             raise ConfigError("CoTTA restores weights itself: give restore=0 to do it by a policy, or leave that out")
         self.decay, self.restore, self.threshold, self.views = decay, restore, threshold, views
         self.gate, self.average, self.predict_with, self.loss = gate, average, predict_with, loss
-        self.view_weights = view_weights
+        self.view_weights, self.gate_with, self.views_for = view_weights, gate_with, views_for
         self._views_at_once = views_at_once
         self.student = self.copy_of_source()
         self.teacher = self.copy_of_source().requires_grad_(False)
@@ -261,8 +295,24 @@ class CoTTA(AdaptiveModel):
         """
         return cls(net, **{**PRESETS["fast"], **overrides})
 
+    @classmethod
+    def faster(cls, net: nn.Module, **overrides: Any) -> Self:
+        """Build :meth:`fast` with views of uncertain images only: those of which the teacher is less than 0.7 sure.
+
+        It needs about half the time of :meth:`fast`. The settings were chosen on hold-out corruptions by
+        ``benchmarks/choose_uncertain_views.py``; docs/how-to/speed.md has the errors.
+
+        Args:
+            net: The network.
+            **overrides: Keyword arguments that differ.
+
+        Returns:
+            The model.
+        """
+        return cls(net, **{**PRESETS["faster"], **overrides})
+
     @property
-    def views_at_once(self) -> int:
+    def views_at_once(self) -> ViewsAtOnce:
         """How many views go through the teacher together; read-only, because forks share layers that depend on it."""
         return self._views_at_once
 
@@ -275,59 +325,78 @@ class CoTTA(AdaptiveModel):
     @override
     def adapt_step(self, x: Tensor) -> Tensor:
         """Run Algorithm 1 of the paper."""
-        is_uncertain, source_confidence = self._find_uncertain(x)
-        direct = self._predict_directly(x) if self.predict_with == "teacher" else None
-        target = self._compute_target(x, is_uncertain, direct)  # Eq. 3-4
+        prediction, target, is_uncertain, gate_confidence = self._predict_and_refine(x)  # Eq. 3-4
         loss = LOSSES[self.loss](self.student(x), target).mean()  # Eq. 5
-        if self.minimize(loss, confidence=source_confidence, augmented=is_uncertain.float().mean()):
+        if self.minimize(loss, confidence=gate_confidence, augmented=is_uncertain.float().mean()):
             # A small batch is a part of a step: as many as make a whole one keep and restore what that would.
             decay, restore = self.decay**self.step_scale, self.restore * self.step_scale
             ema_update_(self.teacher, self.student, decay)  # Eq. 2
             stochastic_restore_(self.student, self.source, restore, self.generator("restore"))  # Eq. 7-8
-        return target if direct is None else direct
+        return prediction
 
     @override
     def predict_step(self, x: Tensor) -> Tensor:
         if self.predict_with == "teacher":
-            return self._predict_directly(x)
-        return self._compute_target(x, self._find_uncertain(x)[0])
+            return self._predict_directly(x)[0]
+        return self._predict_and_refine(x)[0]
+
+    def _predict_and_refine(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Return the answer, the target y', where that is averaged over views, and the mean confidence of the gate."""
+        direct, recorded = None, None
+        if self.predict_with == "teacher" or self._asks_teacher or self.views_for == "uncertain":
+            direct, recorded = self._predict_directly(x)
+        is_uncertain, mean_confidence = self._find_uncertain(x, direct)
+        target = self._compute_target(x, is_uncertain, direct, recorded)
+        answer = direct if direct is not None and self.predict_with == "teacher" else target
+        return answer, target, is_uncertain, mean_confidence
+
+    @property
+    def _asks_teacher(self) -> bool:
+        return self.gate_with == "teacher" and bool(self.views) and 0 < self.threshold <= 1
 
     @torch.no_grad()
-    def _find_uncertain(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return where to average over views, as one flag or one per element, and the source's mean confidence."""
+    def _find_uncertain(self, x: Tensor, direct: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return where to average over views, as one flag or one per element, and the mean confidence of the gate."""
         if not self.views or self.threshold <= 0 or self.threshold > 1:
-            # Decided without the source.
+            # Decided without a network.
             return torch.tensor(bool(self.views) and self.threshold > 1, device=x.device), None
-        per_element = confidence(self.source(x))
+        per_element = confidence(direct if self._asks_teacher and direct is not None else self.source(x))
         mean = per_element.mean()
         return (current_reducer().mean(mean) if self.gate == "batch" else per_element) < self.threshold, mean
 
     @torch.no_grad()
-    def _compute_target(self, x: Tensor, is_uncertain: Tensor, direct: Tensor | None = None) -> Tensor:
+    def _compute_target(
+        self, x: Tensor, is_uncertain: Tensor, direct: Tensor | None, recorded: RecordedStatistics | None
+    ) -> Tensor:
         """Return the target y' as logits: the direct prediction, or the mean over views where uncertain."""
         batch = current_reducer()
         is_all_uncertain = batch.all(is_uncertain)
         if direct is None and not is_all_uncertain:
-            direct = self._predict_directly(x)
+            direct, recorded = self._predict_directly(x)
         if direct is not None and not batch.any(is_uncertain):
             return direct
         if direct is None or is_all_uncertain:
             return self._predict_over_views(x)
-        if uses_batch_statistics(self.teacher):
+        if uses_batch_statistics(self.teacher) and self.views_for == "all":
             refined = self._predict_over_views(x)  # the statistics need every image
         else:
             rows = is_uncertain.reshape(len(is_uncertain), -1).any(1)
             refined = direct.clone()
-            with batch.subset(rows):
+            statistics = blend_with_recorded(recorded, UNCERTAIN_FRACTION) if recorded else nullcontext()
+            with batch.subset(rows), statistics:
                 if rows.any():  # all uncertain rows may be on other processes
                     refined[rows] = self._predict_over_views(x[rows])
         return torch.where(is_uncertain.unsqueeze(1), refined, direct)
 
-    def _predict_directly(self, x: Tensor) -> Tensor:
-        """Return the teacher's prediction for the batch as it is."""
-        return at_least_float32(self.teacher(x))
+    def _predict_directly(self, x: Tensor) -> tuple[Tensor, RecordedStatistics | None]:
+        """Return the teacher's prediction for the batch as it is, and its statistics if the views need them."""
+        if self.views_for == "all":
+            return at_least_float32(self.teacher(x)), None
+        with record_statistics() as recorded:
+            return at_least_float32(self.teacher(x)), recorded
 
     def _predict_over_views(self, x: Tensor) -> Tensor:
         """Return the teacher's mean prediction over the views of this step."""
         views = draw_views(self.views, self.generator("views"))
-        return average_views(views, self.teacher, x, self.average, self.views_at_once, self.view_weights)
+        at_once = choose_views_at_once(self.views_at_once, views, self.teacher, x)
+        return average_views(views, self.teacher, x, self.average, at_once, self.view_weights)

@@ -11,7 +11,16 @@ from ctta.method_info import MethodInfo
 from ctta.norms import BatchStats
 from ctta.surgery import Output
 from ctta.validation import check_choice, check_views_at_once
-from ctta.views import Average, Views, average_views, check_views, draw_views, image_views
+from ctta.views import (
+    Average,
+    Views,
+    ViewsAtOnce,
+    average_views,
+    check_views,
+    choose_views_at_once,
+    draw_views,
+    image_views,
+)
 
 
 class TestAug(AdaptiveModel):
@@ -23,7 +32,8 @@ class TestAug(AdaptiveModel):
             :func:`ctta.views.image_views`.
         average: The mean of ``"logits"`` (default, as in CoTTA's code) or of ``"probabilities"``.
         views_at_once: How many views go through the network together, each with its own batch statistics. The default
-            of 1 needs the least memory.
+            of 1 needs the least memory. ``"auto"`` chooses by the size of the batch, see
+            :func:`ctta.views.choose_views_at_once`.
         batch_stats: The fraction of the batch in BatchNorm's statistics. The default ``"auto"`` uses only the batch
             from 16 images on, and blends fewer with the source's statistics; 1 for only the batch.
         seed: The seed of the random views.
@@ -46,7 +56,7 @@ class TestAug(AdaptiveModel):
         *,
         views: Views = image_views(32),
         average: Average = "logits",
-        views_at_once: int = 1,
+        views_at_once: ViewsAtOnce = 1,
         batch_stats: BatchStats = "auto",
         seed: int = 0,
         output: Output = None,
@@ -60,7 +70,7 @@ class TestAug(AdaptiveModel):
         self.views, self.average, self._views_at_once = views, average, views_at_once
 
     @property
-    def views_at_once(self) -> int:
+    def views_at_once(self) -> ViewsAtOnce:
         """How many views go through the network together; read-only, because forks share layers that depend on it."""
         return self._views_at_once
 
@@ -71,4 +81,5 @@ class TestAug(AdaptiveModel):
     @override
     def predict_step(self, x: Tensor) -> Tensor:
         views = draw_views(self.views, self.generator("views"))
-        return average_views(views, self.source, x, self.average, self.views_at_once)
+        at_once = choose_views_at_once(self.views_at_once, views, self.source, x)
+        return average_views(views, self.source, x, self.average, at_once)

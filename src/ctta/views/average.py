@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ctta.errors import ConfigError
 from ctta.functional import at_least_float32, entropy
-from ctta.norms import separate_statistics
+from ctta.norms import has_running_statistics, separate_statistics, uses_batch_statistics
 from ctta.parallel import current_reducer
 
 Model = Callable[[Tensor], Tensor]
@@ -19,6 +19,12 @@ Average = Literal["logits", "probabilities"]
 #: How much each view counts in an average: all the same, or those more of which the model is surer.
 ViewWeights = Literal["equal", "confidence"]
 
+#: How many views go through a model together; ``"auto"`` to let :func:`choose_views_at_once` decide.
+ViewsAtOnce = int | Literal["auto"]
+
+#: The largest number of input values that go through a model together under ``"auto"``, 42 images of 32x32. Measured on
+#: a CPU (docs/results/performance.md): larger stacks are slower than views one by one.
+MAX_STACKED_VALUES = 2**17
 #: A view with twice the entropy of another counts 2 ** 4 times less. Chosen by benchmarks/choose_streets_settings.py.
 ENTROPY_POWER = 4.0
 #: The smallest entropy, as a fraction of the largest possible one, that makes a difference: predictions are certain.
@@ -174,6 +180,30 @@ def draw_views(views: Views, generator: torch.Generator) -> Sequence[View]:
         A sequence of views.
     """
     return views.draw(generator) if isinstance(views, DrawnViews) else views
+
+
+def choose_views_at_once(setting: ViewsAtOnce, views: Sequence[View], net: nn.Module, x: Tensor) -> int:
+    """Return how many views of a batch go through a network together.
+
+    Under ``"auto"`` these are as many as keep the stack small, so that memory does not grow much. Views that are not
+    split into two halves, layers without running statistics, and batches of several images whose statistics would have
+    to be separated are left one by one.
+
+    Args:
+        setting: The hyperparameter ``views_at_once``.
+        views: The views of a step.
+        net: The network.
+        x: The batch.
+
+    Returns:
+        The number, at least 1.
+    """
+    if setting != "auto":
+        return setting
+    is_simple = len(x) == 1 or not uses_batch_statistics(net)
+    if not is_simple or not has_running_statistics(net) or not all(isinstance(view, SplitView) for view in views):
+        return 1
+    return max(1, min(len(views), MAX_STACKED_VALUES // x.numel()))
 
 
 def average_views(
