@@ -26,7 +26,8 @@ def normalized(values: Sequence[float]) -> list[float]:
 class NaiveChain:
     """Labels that stay with probability s and are drawn from pi otherwise, by the whole transition matrix."""
 
-    def __init__(self) -> None:
+    def __init__(self, doubt: float = 0.0) -> None:
+        self.doubt = doubt
         self.counts: list[float] = []
         self.message: list[float] | None = None
         self.stays, self.transitions = 0.0, 0.0
@@ -58,7 +59,7 @@ class NaiveChain:
     def forward_backward(self, p: Matrix, s: float) -> tuple[Matrix, Matrix, float]:
         pi, classes = self.frequencies, range(len(self.counts))
         matrix = [[s * (i == j) + (1 - s) * pi[j] for j in classes] for i in classes]
-        evidence = [[q[j] / pi[j] for j in classes] for q in p]
+        evidence = [[(1 - self.doubt) * q[j] / pi[j] + self.doubt for j in classes] for q in p]
         forward, before = list[list[float]](), self.message
         for e in evidence:
             prior = pi if before is None else [sum(before[i] * matrix[i][j] for i in classes) for j in classes]
@@ -145,6 +146,7 @@ class NaiveRun:
     stickiness: list[float] = field(default_factory=list)
     source_stickiness: list[float] = field(default_factory=list)
     learned: list[bool] = field(default_factory=list)
+    hidden: list[bool] = field(default_factory=list)
 
 
 def shifted_copy(net: nn.Sequential, tolerance: float | None, prior: float, horizon: float) -> nn.Sequential:
@@ -177,13 +179,14 @@ def naive_vane(
     trained = [p for layer in student if isinstance(layer, kinds) for p in (layer.weight, layer.bias)]
     original = [p.detach().clone() for p in trained]
     descent, run = NaiveAdam(trained, eps=eps), NaiveRun(student)
-    source_chain, chain = NaiveChain(), NaiveChain()
+    source_chain, doubting_chain, chain = NaiveChain(), NaiveChain(doubt=0.3), NaiveChain()
     for step, x in enumerate(batches):
-        worth = float(len(x))
+        worth, of_source = float(len(x)), None
         if shifting:
             logits = source(x)
             if logits.ndim == 2:
                 source_chain.follow(logits)
+                of_source = doubting_chain.follow(logits)
                 worth *= (1 - source_chain.stickiness) / (1 + source_chain.stickiness)
         for layer in shifting:
             layer.worth, layer.remembers = worth, False
@@ -196,9 +199,14 @@ def naive_vane(
         learns = False
         if direct.ndim == 2:
             posteriors = chain.follow(answer)
-            if chain.stickiness > min_stickiness:
-                answer = torch.tensor([[math.log(q) for q in row] for row in posteriors], dtype=answer.dtype)
-            learns = learn and bool(trained) and chain.stickiness <= min_stickiness
+            hidden = doubting_chain.stickiness - chain.stickiness > 0.2 and doubting_chain.stickiness > 0.7
+            hidden = hidden and min_stickiness < doubting_chain.stickiness
+            repeat = chain.stickiness > min_stickiness or hidden
+            if repeat:
+                rows = of_source if hidden and of_source is not None else posteriors
+                answer = torch.tensor([[math.log(q) for q in row] for row in rows], dtype=answer.dtype)
+            learns = learn and bool(trained) and not repeat
+            run.hidden.append(hidden)
         if learns:
             vectors = list(direct)
             p = mean_probabilities(vectors)

@@ -159,6 +159,18 @@ def test_runs_of_labels(build: Callable[[], nn.Sequential]) -> None:
     assert build is group_norm_classifier or run.source_stickiness[-1] > 0.45
 
 
+def test_labels_that_the_statistics_hide() -> None:
+    """Statistics of the batch alone, of one class, take away what tells the class: the source's predictions count."""
+    labels = torch.arange(4).repeat_interleave(60)
+    batches = list((0.9 * images(labels, noise=0.2)).split(20))
+    run = assert_equals_twin(batch_norm_classifier(), batches, draw_none, views=(), tolerance=0.0, prior=0.0, horizon=1)
+    assert not run.hidden[0] and run.hidden[-1] and not run.learned[-1]
+    assert not any(learned and hidden for learned, hidden in zip(run.learned, run.hidden, strict=True))
+    wrong = (torch.cat(run.predictions).argmax(1) != labels).double()
+    hidden = torch.tensor(run.hidden).repeat_interleave(20)
+    assert wrong[hidden].mean() < 0.1 < wrong[~hidden].mean()
+
+
 @pytest.mark.parametrize("build", [batch_norm_classifier, group_norm_classifier])
 def test_shuffled_labels(build: Callable[[], nn.Sequential]) -> None:
     run = assert_equals_twin(net := build(), color_stream(run_length=1))
@@ -274,9 +286,9 @@ def noisy_logits(labels: Tensor, signal: float, num_classes: int = 4) -> Tensor:
     return signal * (signal * nn.functional.one_hot(labels, num_classes) + noise)
 
 
-@pytest.mark.parametrize("run_length", [1, 5])
-def test_chain_equals_its_twin(run_length: int) -> None:
-    chain, twin = LabelChain(), NaiveChain()
+@pytest.mark.parametrize(("run_length", "doubt"), [(1, 0.0), (5, 0.0), (5, 0.3)])
+def test_chain_equals_its_twin(run_length: int, doubt: float) -> None:
+    chain, twin = LabelChain(doubt), NaiveChain(doubt)
     for logits in noisy_logits(draw_labels(60, run_length), 2.0, num_classes=6).split((1, 9, 1, 1, 20, 28)):
         CLOSE(chain.follow_(logits).exp(), torch.tensor(twin.follow(logits), dtype=torch.float64))
         CLOSE(chain.stickiness, twin.stickiness)
@@ -305,13 +317,17 @@ def test_runs_of_labels_stick_within_a_few_batches_and_correct_predictions() -> 
     assert 0.7 < before < 0.85 and after > before + 0.12
 
 
-def test_posteriors_of_labels_that_never_stay_are_the_predictions() -> None:
-    chain, logits = LabelChain(), noisy_logits(draw_labels(40, 10), 2.0)
-    CLOSE(chain.follow_(logits[:1]).exp(), (logits[:1] / 2).softmax(1))  # nothing comes before the first image
+def test_posteriors_of_labels_that_never_stay_follow_the_predictions() -> None:
+    chain, logits = LabelChain(doubt=0.3), noisy_logits(draw_labels(40, 10), 2.0)
+
+    def doubted(batch: Tensor) -> Tensor:
+        return 0.7 * (batch / 2).softmax(1) + 0.3 * chain.frequencies
+
+    CLOSE(chain.follow_(logits[:1]).exp(), doubted(logits[:1]))  # nothing comes before the first image
     chain.transitions.copy_(torch.tensor([0.0, 1e13]))
-    CLOSE(chain.follow_(logits).exp(), (logits / 2).softmax(1))
+    CLOSE(chain.follow_(logits).exp(), doubted(logits))
     chain.transitions.copy_(torch.tensor([1e13, 1.1e13]))
-    assert not torch.allclose(chain.follow_(logits).exp(), (logits / 2).softmax(1), atol=0.1)
+    assert not torch.allclose(chain.follow_(logits).exp(), doubted(logits), atol=0.1)
 
 
 # ---- statistics ----

@@ -23,18 +23,23 @@ class LabelChain(LazyModule):
     """A Markov chain over the hidden labels of consecutive images.
 
     With probability ``stickiness`` an image has the label of the one before, else one drawn from the class frequencies
-    pi of the stream: P(j | i) = s [i = j] + (1 - s) pi_j. A prediction p_t(j) counts as evidence p_t(j) / pi_j, so that
-    with s = 0 the posterior is the prediction itself, however biased the network is; only what repeats from image to
-    image more often than pi explains moves s away from zero. The stickiness is learned online by expectation
-    maximization, from the forward-backward posteriors of each batch.
+    pi of the stream: P(j | i) = s [i = j] + (1 - s) pi_j. A prediction p_t(j) counts as evidence
+    (1 - doubt) p_t(j) / pi_j + doubt, so that with s = 0 the posterior follows the prediction itself, however biased
+    the network is; only what repeats from image to image more often than pi explains moves s away from zero. The
+    stickiness is learned online by expectation maximization, from the forward-backward posteriors of each batch.
+
+    Args:
+        doubt: The probability that a prediction has nothing to do with its image. It limits what one confident error
+            can outweigh, so that a network that is often wrong still shows labels that repeat.
     """
 
     message: Tensor
     class_counts: Tensor
     transitions: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, doubt: float = 0.0) -> None:
         super().__init__()
+        self.doubt = doubt
         self.register_lazy_buffer("message", None, dtype=torch.float64)  # zeros before the first image
         self.register_lazy_buffer("class_counts", None, dtype=torch.float64)
         self.register_buffer("transitions", torch.zeros(2, dtype=torch.float64))  # how many stayed, of how many
@@ -66,7 +71,8 @@ class LabelChain(LazyModule):
             self.allocate_("class_counts", torch.full_like(tempered[0], CLASS_MEMORY / tempered.shape[1]))
         # First, since a network that prefers a class in a new domain must not look like labels that repeat.
         self.class_counts.mul_(np.exp(-len(tempered) / CLASS_MEMORY)).add_(tempered.sum(0))
-        p, pi = tempered.cpu().numpy(), self.frequencies.cpu().numpy()
+        pi = self.frequencies.cpu().numpy()
+        p = (1 - self.doubt) * tempered.cpu().numpy() + self.doubt * pi
         before = self.message.double().cpu().numpy()
         kept = np.exp(-len(p) / TRANSITION_MEMORY)
         old_stays, old_transitions = self.transitions.tolist()

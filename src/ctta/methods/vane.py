@@ -27,6 +27,9 @@ from ctta.views import Model, ScaledView, Views, average_views, check_views, dra
 MOVED: Views = geometric_views(4)
 FLIP: Views = (ScaledView(1.0, flip=True, multiple_of=None),)
 MOMENTUM = 0.9  # of the class frequencies that predictions are kept diverse by, as in SLR
+#: Statistics of few classes hide them. They do if labels repeat this clearly for the source, whose predictions are
+#: taken to say nothing this often, and by this much less for the student.
+CLEAR_STICKINESS, DOUBT, HIDDEN_STICKINESS = 0.7, 0.3, 0.2
 
 
 class VANE(AdaptiveModel):
@@ -97,7 +100,7 @@ class VANE(AdaptiveModel):
         self.statistics = nn.ModuleList()
         if tolerance is not None:
             self.statistics = use_shift_statistics_(self.student, tolerance, prior, horizon)
-        self.source_chain, self.chain = LabelChain(), LabelChain()
+        self.source_chain, self.doubting_chain, self.chain = LabelChain(), LabelChain(DOUBT), LabelChain()
         self.train_norms_(self.student)
         if find_norm_parameters(self.student) or policies:
             self.optimize(self.student, optimizer, lr)
@@ -123,14 +126,14 @@ class VANE(AdaptiveModel):
 
     @override
     def extra_repr(self) -> str:
-        labels = "change" if self.chain.stickiness <= self.min_stickiness else "repeat"
+        labels = "change" if self._labels_change() else "repeat"
         return f"{super().extra_repr()}, followed_layers={len(self.statistics)}, labels={labels!r}"
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:
         forget = self._remember()
         logits, answer = self._predict(x, self.student)
-        if self.learn and self.optimizer is not None and self._labels_change(logits):
+        if self.learn and self.optimizer is not None and logits.ndim == 2 and self._labels_change():
             self._learn(logits)
         self.show_policies(logits)
         if not current_reducer().all(answer.isfinite()):
@@ -157,20 +160,28 @@ class VANE(AdaptiveModel):
             forget()
 
     def _remember(self) -> Callable[[], None]:
-        return remember_buffers(self.student, self.statistics, self.source_chain, self.chain)
+        return remember_buffers(self.student, self.statistics, self.source_chain, self.doubting_chain, self.chain)
 
-    def _labels_change(self, logits: Tensor) -> bool:
-        return logits.ndim == 2 and self.chain.stickiness <= self.min_stickiness
+    def _labels_change(self) -> bool:
+        return self.chain.stickiness <= self.min_stickiness and not self._labels_are_hidden()
+
+    def _labels_are_hidden(self) -> bool:
+        """Return whether the source sees labels that repeat and the student does not, for its statistics hide them."""
+        of_source = self.doubting_chain.stickiness
+        return of_source > max(self.min_stickiness, CLEAR_STICKINESS, self.chain.stickiness + HIDDEN_STICKINESS)
 
     def _predict(self, x: Tensor, student: Model) -> tuple[Tensor, Tensor]:
         """Return the student's logits and the answer, and follow the stream."""
         reducer, batch = current_reducer(), FollowedBatch(images_in_batch() or len(x), images_in_batch() or len(x))
+        of_source = None
         if self.statistics:
             with torch.no_grad():
                 source = self.source(x)
             if source.ndim == 2:
                 # Of the source, since a prediction by batch statistics depends on the other labels of the batch.
-                self.source_chain.follow_(reducer.gather(source))
+                whole = reducer.gather(source)
+                self.source_chain.follow_(whole)
+                of_source = reducer.local(self.doubting_chain.follow_(whole))
                 stickiness = self.source_chain.stickiness
                 batch = batch._replace(worth=batch.worth * (1 - stickiness) / (1 + stickiness))
             # First, as they do not count, and each has its own statistics.
@@ -187,7 +198,10 @@ class VANE(AdaptiveModel):
             answer = (answer + num_views * mean) / (num_views + 1)
         if logits.ndim == 2:
             corrected = reducer.local(self.chain.follow_(reducer.gather(answer)))
-            answer = answer if self._labels_change(logits) else corrected
+            if of_source is not None and self._labels_are_hidden():
+                answer = of_source
+            elif not self._labels_change():
+                answer = corrected
         return logits, answer
 
     @torch.no_grad()
