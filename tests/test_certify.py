@@ -13,6 +13,7 @@ from torch import nn
 
 import ctta
 from ctta.advisor import ScenarioOutcome, label_pictures, measure_influence
+from ctta.advisor.influence import use_median_
 from ctta.cli.certify import certify
 from ctta.datasets import CleanImages
 from ctta.evaluation import Interval
@@ -90,13 +91,27 @@ def test_one_picture_changes_other_answers_by_batch_statistics_only() -> None:
     images = np.random.default_rng(0).integers(90, 150, (32, 16, 16, 3), dtype=np.uint8)
     pictures = label_pictures(net, CleanImages(images, None))
     rows = {(row.mode, row.picture): row for row in measure_influence(net, pictures, batch_size=8)}
-    assert len(rows) == 12 and rows["batch statistics", "hostile"].batch_size == 8
+    assert len(rows) == 18 and rows["batch statistics", "hostile"].batch_size == 8
     flipped = {key: row.flipped for key, row in rows.items()}
     assert all(flipped["the source's statistics", kind] == 0 for kind in ("noise", "white", "hostile"))
     assert flipped["batch statistics", "hostile"] >= flipped["batch statistics", "noise"] > 0
-    assert flipped["batch statistics", "hostile"] > flipped["a tenth of the batch", "hostile"]
+    for remedy in ("a tenth of the batch", "batch statistics over four batches", "the median over images"):
+        assert flipped["batch statistics", "hostile"] > flipped[remedy, "hostile"]
     assert measure_influence(nn.Sequential(nn.Flatten(), nn.Linear(768, 10)), pictures, batch_size=8) == []
     assert measure_influence(net, pictures, batch_size=1) == []
+    few = measure_influence(net, pictures, batch_size=16)  # too few batches for a window of four
+    assert len(few) == 15 and "batch statistics over four batches" not in {row.mode for row in few}
+
+
+def test_medians_ignore_one_picture_and_are_what_the_layer_expects() -> None:
+    norm = nn.BatchNorm2d(2).eval()
+    norm.running_mean, norm.running_var = torch.tensor([1.0, -1.0]), torch.tensor([4.0, 0.25])
+    use_median_(norm)
+    x = torch.randn(9, 2, 8, 8, generator=torch.Generator().manual_seed(0)) * 3 + 5
+    changed = x.clone()
+    changed[0] = 1e6
+    for found in (norm(x), norm(changed)[1:]):
+        assert found.mean((0, 2, 3)).abs().max() < 0.3 and (found.std((0, 2, 3)) - 1).abs().max() < 0.3
 
 
 def test_user_errors(arguments: tuple[object, ...]) -> None:

@@ -11,7 +11,8 @@ from torch import nn
 
 import ctta
 from ctta.errors import ConfigError, InputError
-from ctta.guard import AnswerLog, EventKind
+from ctta.guard import AnswerLog, EventKind, GainEstimate, GainEstimator
+from ctta.guard.estimate import GainMonitor
 from ctta.serve import Service
 
 
@@ -119,6 +120,83 @@ def test_the_interval_covers_the_truth() -> None:
         assert found.low is not None and found.high is not None
         hits += found.low <= 0.05 <= found.high
     assert 0.92 <= hits / 400 <= 0.98
+
+
+def test_labels_correct_the_estimate_by_what_they_are_worth() -> None:
+    estimator = GainEstimator((0.0,) * 4, (0.0,) * 4, 0.1645, 0.1645, 0.1645)  # 0.5 and 0.5: no gain, ± 0.1 standard
+    monitor, log = GainMonitor(estimator), AnswerLog(200)
+    monitor.num_images.fill_(1000)
+    estimate = monitor.estimate_without_labels()
+    assert estimate is not None and estimate.gain == 0.0
+    # In truth adapted answers are right in four of five cases, the source's in two of five.
+    log.add_(torch.tensor([1, 1, 1, 1, 0] * 40), torch.tensor([1, 1, 0, 0, 0] * 40), estimate)
+    gains, widths = [0.0], [0.1645]
+    for number in (5, 50, 200):
+        log.set_labels_(range(number), [1] * number)
+        errors = log.find_estimate_errors()
+        assert (
+            errors is not None and errors.gain == pytest.approx(0.4) and errors.source_accuracy == pytest.approx(-0.1)
+        )
+        monitor.recalibrate_(errors)
+        found = monitor.estimate()
+        assert found is not None
+        gains.append(found.gain)
+        widths.append(found.gain_half_width)
+    assert gains == sorted(gains) and gains[1] < 0.1 and gains[-1] == pytest.approx(0.4, abs=0.05)
+    assert widths == sorted(widths, reverse=True) and widths[-1] < 0.06
+    assert monitor.estimate_without_labels() == estimate
+
+
+def test_estimates_of_the_time_of_the_answer_are_compared() -> None:
+    log = AnswerLog(10)
+    log.add_(torch.tensor([1]), torch.tensor([1]))  # before there was an estimate
+    log.add_(torch.tensor([1]), torch.tensor([0]), GainEstimate(0.9, 0.6, 0.1))
+    log.set_labels_([0], [1])
+    assert log.find_estimate_errors() is None
+    log.set_labels_([1], [1])
+    errors = log.find_estimate_errors()
+    assert errors is not None and errors.gain == pytest.approx(0.7) and errors.source_accuracy == pytest.approx(-0.6)
+
+
+def test_feedback_corrects_the_estimate_of_a_guard_and_is_saved(tmp_path: Path) -> None:
+    estimator = GainEstimator((2.0, 0.0, 0.0, 0.0), (2.0, 0.0, 0.0, 0.0), 0.1, 0.1, 0.1)
+    model = make_model(estimator=estimator, inspect_every=1)
+    for seed in range(12):
+        model(draw(seed))
+    before = model.health.estimated_source_accuracy
+    assert before == pytest.approx(0.8808, abs=1e-4)
+    labels = [9] * 40  # a class that is never answered: everything is wrong
+    model.feedback(range(150, 190), labels)
+    model(draw(12))
+    after = model.health.estimated_source_accuracy
+    assert after is not None and after < 0.2
+    ctta.save(model, tmp_path / "state")
+    copy = ctta.load(tmp_path / "state", make_net())
+    copy(draw(13))
+    model(draw(13))
+    assert (
+        isinstance(copy, ctta.Guarded)
+        and copy.health.estimated_source_accuracy == model.health.estimated_source_accuracy
+    )
+
+
+def test_harm_by_labels_does_not_harm_the_method_that_starts_anew() -> None:
+    estimator = GainEstimator((2.0, 0.0, 0.0, 0.0), (2.0, 0.0, 0.0, 0.0), 0.2, 0.2, 0.2)
+    model = make_model(estimator=estimator, inspect_every=1, on_harm="reset")
+    ids, _, plain = run(model, 8)
+    model.feedback(ids[-20:], plain[-20:])  # the source is right, and the method often wrong
+    for seed in range(20, 34):
+        model(draw(seed))
+    assert [event.kind for event in model.events] == [EventKind.HARM]
+    assert model.health.estimated_gain == pytest.approx(0, abs=1e-6)
+
+
+def test_answers_of_the_source_do_not_correct_the_estimate() -> None:
+    estimator = GainEstimator((2.0, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, 0.0), 0.2, 0.2, 0.2)
+    model = make_model(estimator=estimator, inspect_every=1, shadow=True)
+    ids, answers, _ = run(model, 8)
+    model.feedback(ids[-20:], answers[-20:])
+    assert model.answers is not None and model.answers.find_estimate_errors() is None
 
 
 def test_the_service_takes_labels(tmp_path: Path) -> None:

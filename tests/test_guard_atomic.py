@@ -108,3 +108,23 @@ def test_blocks_of_a_wrapper_and_of_what_it_wraps_restore_once() -> None:
         model.wrapped(batches[3])
         raise KeyError
     assert is_equal(collect_state(model), before)
+
+
+def test_a_step_is_undone_and_made_again() -> None:
+    """As often as one likes, also within the block of a service; an error afterwards restores what there was before."""
+    model, batches = METHODS["tent"](), make_batches(4)
+    for x in batches[:2]:
+        model(x)
+    before = collect_state(model)
+    with pytest.raises(KeyError), restore_on_error(model), restore_on_error(model) as undo:
+        first = model(batches[2])
+        undo()
+        assert is_equal(collect_state(model), before) and model.num_steps == 2
+        assert torch.equal(model(batches[2]), first)
+        after = collect_state(model)
+        with restore_on_error(model) as undo_second:
+            model(batches[3])
+            undo_second()
+        assert is_equal(collect_state(model), after)
+        raise KeyError
+    assert is_equal(collect_state(model), before)

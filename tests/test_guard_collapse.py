@@ -26,6 +26,7 @@ from ctta.guard import CollapseThresholds, EventKind, Guarded
 from ctta.guard.detector import CollapseDetector
 from ctta.guard.health import summarize
 from ctta.guard.remedies import REMEDIES, Remedy
+from ctta.guard.schedule import MIN_HEALTHY_INSPECTIONS, Schedule
 
 
 @pytest.fixture
@@ -63,11 +64,9 @@ def test_a_wrong_learning_rate_is_detected_and_rolled_back(source: nn.Module) ->
 
 def test_cooldowns_grow_with_each_relapse(source: nn.Module) -> None:
     model = Guarded(make_tent(source, WRONG_RATE), cooldown=4)
-    alarms = []
     for x in make_batches(120):
-        before = len(model.events)
         model(x)
-        alarms += [model.num_steps] if len(model.events) > before else []
+    alarms = [event.step for event in model.events if event.kind == "rollback"]  # a reset is an alarm within a pause
     gaps = [later - sooner for sooner, later in pairwise(alarms)]
     assert len(alarms) >= 3 and gaps == sorted(gaps) and gaps[-1] >= 2 * gaps[0]
 
@@ -183,3 +182,15 @@ def test_a_periodic_reset_happens_also_with_a_batch_of_bad_rows_only(source: nn.
     for x in [*make_batches(2), torch.full((4, 3, 8, 8), torch.nan)]:
         model(x)
     assert event_kinds(model) == ["bad_rows", "periodic_reset"] and model.wrapped.num_steps == 0
+
+
+def test_health_in_a_pause_does_not_count() -> None:
+    """It is that of weights that do not learn, so the first batches after a pause are inspected."""
+    schedule = Schedule(adapt_every=1, inspect_every=8, snapshot_every=10, cooldown=20)
+    schedule.count_alarm_()
+    while schedule.num_cooldown:
+        schedule.count_batch_(adapted=False, score=0.0, snapshot=False)
+    for _ in range(MIN_HEALTHY_INSPECTIONS):
+        assert schedule.should_inspect()
+        schedule.count_batch_(adapted=True, score=0.0, snapshot=False)
+    assert not schedule.should_inspect()

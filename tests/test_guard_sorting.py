@@ -98,6 +98,23 @@ def test_a_batch_of_one_class_between_inspections_is_noticed() -> None:
     assert model.health.adapted, "the next batch is adapted to"
 
 
+def test_the_source_is_asked_between_inspections_only_if_the_method_is_unsure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """About a part of the batch; and if the method is suddenly sure, the next batch is inspected."""
+    model, x = Guarded(make_tent(trained_network())), make_batches(1)[0]
+    while model.schedule.should_inspect():
+        model(x)
+    sizes: list[int] = []
+    source_as_trained(model.source).register_forward_hook(lambda _net, inputs, _logits: sizes.append(len(inputs[0])))
+    model(x)
+    assert not sizes and 0 < model.detector.usual_confidence <= 1
+    model.detector.usual_confidence.fill_(2.0)
+    model(x)
+    assert sizes == [len(x) // 2] and not model.schedule.should_inspect()
+    model.detector.usual_confidence.fill_(0.3)
+    model(x)
+    assert model.schedule.should_inspect() and len(sizes) == 1
+
+
 def test_without_a_remedy_few_classes_are_only_reported() -> None:
     model, bare = Guarded(make_tent(trained_network()), on_collapse=None), make_tent(trained_network())
     for number in range(3):

@@ -5,7 +5,7 @@ and the other answers are compared with what they were before. A hostile picture
 the other answers' loss.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, stdev
@@ -19,14 +19,21 @@ from ctta.advisor.pictures import Pictures, iter_batches
 from ctta.norms import BatchStats, has_running_statistics
 from ctta.surgery import copy_for_adaptation
 
+BATCH, WINDOW, MEDIAN = "batch statistics", "batch statistics over four batches", "the median over images"
 #: What BatchNorm may normalize by, and what each is called on the page.
 MODES: dict[str, BatchStats] = {
-    "batch statistics": 1.0,
+    BATCH: 1.0,
     "blended by the size of the batch": "blend",
     "a tenth of the batch": 0.1,
     "the source's statistics": 0.0,
+    WINDOW: 1.0,
+    MEDIAN: 0.0,  # a hook normalizes first
 }
+WINDOW_BATCHES = 3  # before the one that the picture is in
 NUM_BATCHES, NUM_STEPS, STEP_SIZE = 6, 20, 0.1
+
+#: A network whose answers depend on each other.
+SharedNetwork = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -67,26 +74,71 @@ def measure_influence(net: nn.Module, pictures: Pictures, *, batch_size: int, se
     if not has_batch_norm or batch_size < 2:
         return []
     batches = [x for x in iter_batches(net, pictures.images, batch_size) if len(x) == batch_size][:NUM_BATCHES]
+    modes = list(MODES) if has_running_statistics(net) else [BATCH, WINDOW]
+    if len(batches) <= WINDOW_BATCHES:
+        modes.remove(WINDOW)
+    by_batch = copy_for_adaptation(net, batch_stats=1.0, output=None).requires_grad_(False)
     rows = []
-    for mode, fraction in MODES.items() if has_running_statistics(net) else [("batch statistics", 1.0)]:
-        shared = copy_for_adaptation(net, batch_stats=fraction, output=None).requires_grad_(False)
-        for picture in ("noise", "white", "hostile"):
-            changes = [_count_flips(shared, x, picture, seed + number) for number, x in enumerate(batches)]
-            rows.append(_summarize(mode, picture, changes, batch_size))
+    for mode in modes:
+        shared = copy_for_adaptation(net, batch_stats=MODES[mode], output=None).requires_grad_(False)
+        if mode == MEDIAN:
+            use_median_(shared)
+        for kind in ("noise", "white", "hostile"):
+            changes = []
+            for number, x in enumerate(batches):
+                model: SharedNetwork = shared
+                if mode == WINDOW:
+                    window = [batches[(number - i) % len(batches)] for i in range(WINDOW_BATCHES, 0, -1)]
+                    model = _with_window(shared, torch.cat(window))
+                # A median passes its gradient to one image only, so an attack on it has to follow another network.
+                attacked = by_batch if mode == MEDIAN else model
+                changes.append(_count_flips(model, attacked, x, kind, seed + number))
+            rows.append(_summarize(mode, kind, changes, batch_size))
     return rows
 
 
-def _count_flips(net: nn.Module, x: Tensor, kind: str, seed: int) -> float:
+def use_median_(net: nn.Module) -> None:
+    """Let every BatchNorm normalize by medians over the images, of which one picture moves little.
+
+    Args:
+        net: A network in evaluation mode. Its layers get input that has the statistics which they expect.
+    """
+    for module in net.modules():
+        if isinstance(module, _BatchNorm):
+            module.register_forward_pre_hook(_normalize_by_median)
+
+
+def _normalize_by_median(module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    x = inputs[0]
+    assert module.running_mean is not None and module.running_var is not None
+    shape, space = (1, -1) + (1,) * (x.ndim - 2), tuple(range(2, x.ndim))
+    center = _over_images(x, space).view(shape)
+    variance = _over_images((x - center).square(), space).view(shape)
+    scale = ((module.running_var.view(shape) + module.eps) / (variance + module.eps)).sqrt()
+    return ((x - center) * scale + module.running_mean.view(shape), *inputs[1:])
+
+
+def _over_images(values: Tensor, space: tuple[int, ...]) -> Tensor:
+    """Return the median over images of the mean of every channel (C)."""
+    return (values.mean(space) if space else values).quantile(0.5, dim=0)
+
+
+def _with_window(net: SharedNetwork, window: Tensor) -> SharedNetwork:
+    """Return a network that sees a batch together with what came before it."""
+    return lambda x: net(torch.cat([window, x]))[len(window) :]
+
+
+def _count_flips(net: SharedNetwork, attacked: SharedNetwork, x: Tensor, kind: str, seed: int) -> float:
     """Return the fraction of the other answers that change if the first picture is replaced."""
     with torch.no_grad():
         before = net(x).argmax(1)[1:]
-    picture = _make_picture(net, x, before, kind, seed)
+    picture = _make_picture(attacked, x, before, kind, seed)
     with torch.no_grad():
         after = net(torch.cat([picture, x[1:]])).argmax(1)[1:]
     return float((before != after).double().mean())
 
 
-def _make_picture(net: nn.Module, x: Tensor, answers: Tensor, kind: str, seed: int) -> Tensor:
+def _make_picture(net: SharedNetwork, x: Tensor, answers: Tensor, kind: str, seed: int) -> Tensor:
     if kind == "white":
         return torch.ones_like(x[:1])
     generator = torch.Generator().manual_seed(seed)

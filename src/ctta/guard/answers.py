@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from math import sqrt
+from math import nan, sqrt
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ctta.errors import InputError
+from ctta.guard.estimate import EstimateErrors, GainEstimate
 from ctta.validation import check_integer
 
 UNKNOWN = -1
@@ -73,6 +74,7 @@ class AnswerLog(nn.Module):
     classes: Tensor
     source_classes: Tensor
     labels: Tensor
+    estimates: Tensor
     count: Tensor
 
     def __init__(self, size: int, first_id: int = 0) -> None:
@@ -80,6 +82,8 @@ class AnswerLog(nn.Module):
         self.size = check_integer("size", size, 1, 10**6)
         for name in ("classes", "source_classes", "labels"):
             self.register_buffer(name, torch.full((self.size,), UNKNOWN))
+        # The gain and the source's accuracy, as they were estimated without labels at the time.
+        self.register_buffer("estimates", torch.full((self.size, 2), nan, dtype=torch.float64))
         self.register_buffer("count", torch.tensor(first_id))
 
     @property
@@ -88,12 +92,13 @@ class AnswerLog(nn.Module):
         return int(self.count)
 
     @torch.inference_mode(False)
-    def add_(self, classes: Tensor, source_classes: Tensor) -> range:
+    def add_(self, classes: Tensor, source_classes: Tensor, estimate: GainEstimate | None = None) -> range:
         """Remember answers.
 
         Args:
             classes: The class that was answered for each image.
             source_classes: The class that the source answers.
+            estimate: The accuracies that are estimated without labels now, if they are.
 
         Returns:
             The ids of the answers.
@@ -104,6 +109,8 @@ class AnswerLog(nn.Module):
         for buffer, values in ((self.classes, classes), (self.source_classes, source_classes)):
             buffer[rows] = values.detach()[-self.size :].to(buffer)
         self.labels[rows] = UNKNOWN
+        found = (nan, nan) if estimate is None else (estimate.gain, estimate.source_accuracy)
+        self.estimates[rows] = torch.tensor(found, dtype=torch.float64).to(self.estimates)
         self.count += len(classes)
         return ids
 
@@ -133,8 +140,22 @@ class AnswerLog(nn.Module):
         return int((~is_known).sum())
 
     def forget_labels_(self) -> None:
-        """Forget all labels, as those of answers before a remedy say nothing about what follows."""
+        """Forget all labels and estimates, as those of answers before a remedy say nothing about what follows."""
         self.labels.fill_(UNKNOWN)
+        self.estimates.fill_(nan)
+
+    def find_estimate_errors(self) -> EstimateErrors | None:
+        """Return by how much the labels differ from the estimates of their time; None if none has both."""
+        chosen = (self.labels != UNKNOWN) & self.estimates.isfinite().all(1)
+        if not chosen.any():
+            return None
+        labels, right = self.labels[chosen], self.classes[chosen] == self.labels[chosen]
+        source_right = (self.source_classes[chosen] == labels).double()
+        values = torch.stack([right.double() - source_right, source_right], 1) - self.estimates[chosen]
+        number, means = len(values), values.mean(0)
+        # One is added to the squares, or a few labels that agree would count as certain.
+        errors = ((values - means).square().sum(0) + 1).div(number * (number + 1)).sqrt()
+        return EstimateErrors(float(means[0]), float(errors[0]), float(means[1]), float(errors[1]))
 
     def summarize(self) -> FeedbackSummary:
         """Return what the labels say about the answers that are remembered."""

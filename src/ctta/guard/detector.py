@@ -19,6 +19,9 @@ MIN_ELEMENTS_OF_BATCH = 32  # with which a single batch may raise an alarm, at t
 MAX_ELEMENTS_PER_IMAGE = 64  # neighboring pixels are alike, so that an image of them counts for no more
 MAX_SCORE = 10.0
 HEALTHY_SCORE = 0.5  # scores below are healthy
+UNSURE = 0.96  # of the method's usual confidence; statistics of few classes make it less sure than that
+SURE = 0.5  # of the method's usual doubt; one that collapses becomes surer than that
+CONFIDENCE_RATE = 0.2  # of a batch in the usual confidence
 
 DISAGREEMENT = "predictions differ from the source's more often than its uncertainty explains"
 LOST_CLASSES = "predictions lose classes that the source predicts"
@@ -94,6 +97,7 @@ class CollapseDetector(nn.Module):
     recent: Tensor
     predictions: Tensor
     window: Tensor
+    usual_confidence: Tensor
 
     def __init__(self, thresholds: CollapseThresholds) -> None:
         super().__init__()
@@ -104,6 +108,7 @@ class CollapseDetector(nn.Module):
         # A row per batch, the last one last: the source's mean prediction, its agreement within the batch, and how much
         # more confident it is than the anchor.
         self.register_buffer("window", torch.full((NUM_BATCHES, NUM_BINS + 2), -1.0))
+        self.register_buffer("usual_confidence", torch.tensor(-1.0))  # of the method; below 0 while unknown
 
     @torch.no_grad()
     def judge(
@@ -192,6 +197,27 @@ class CollapseDetector(nn.Module):
         half = torch.tensor([(source.num_bins - 1) / 2, max(chi_squared, 0.0) / 2], dtype=torch.float64)
         return (within - usual) / (1 - usual), float(torch.special.gammaincc(half[0], half[1]))
 
+    def is_unsure(self, predictions: PredictionSummary) -> bool:
+        """Return whether the method is less confident than usual, or its usual confidence is unknown.
+
+        Statistics of a batch of few classes lack what tells these classes apart, so that the method is unsure about it.
+        This costs no pass of the source, which then tells few classes from a difficult batch.
+        """
+        usual = float(self.usual_confidence)
+        return usual < 0 or not predictions.confidence >= UNSURE * usual
+
+    def is_sure(self, predictions: PredictionSummary) -> bool:
+        """Return whether the method is much more confident than usual, as if it collapsed."""
+        usual = float(self.usual_confidence)
+        return usual >= 0 and 1 - predictions.confidence < SURE * (1 - usual)
+
+    def remember_confidence_(self, predictions: PredictionSummary) -> None:
+        """Add a batch of a shuffled stream to the usual confidence."""
+        usual = float(self.usual_confidence)
+        if predictions.is_finite:
+            new = predictions.confidence
+            self.usual_confidence.fill_(new if usual < 0 else usual + CONFIDENCE_RATE * (new - usual))
+
     def remember_(self, verdict: Verdict) -> None:
         """Add a judged batch to the history."""
         for name in ("recent", "predictions", "window"):
@@ -201,6 +227,7 @@ class CollapseDetector(nn.Module):
         """Forget the predictions of weights that were replaced; the source's history stays."""
         self.recent[:3] = 0
         self.predictions.zero_()
+        self.usual_confidence.fill_(-1.0)
 
     def _judge_not_finite(self, collapse: float) -> Verdict:
         return Verdict(collapse, NOT_FINITE, 0.0, False, None, self.recent, self.predictions, self.window)

@@ -67,12 +67,11 @@ def evaluate_references(
         model: The method; BatchNorms of its source use its statistics, unless it has an anchor of its own.
         x: The batch.
         detector: Tells whether the batch has few classes.
-        inspect: Whether the batch is to be judged. It is in any case if a part of it looks as if it had few classes.
+        inspect: Whether the batch is to be judged.
         evaluate_source: Whether to evaluate the source also if the batch is not judged.
     """
     source = model.source
     is_same = not uses_batch_statistics(source)
-    inspect = inspect or (not is_same and _looks_sorted(source, x, detector))
     if not inspect and not evaluate_source:
         return References()
     source_logits = source_as_trained(source)(x)
@@ -99,13 +98,27 @@ def evaluate_references(
     )
 
 
-def _looks_sorted(source: nn.Module, x: Tensor, detector: CollapseDetector) -> bool:
-    """Ask the source about every n-th input, which costs less than all of them, whether to look closer."""
-    if len(x) < MIN_BATCH_SIZE:
+@torch.no_grad()
+def suspect_few_classes(
+    source: nn.Module, x: Tensor, predictions: PredictionSummary, detector: CollapseDetector
+) -> bool:
+    """Return whether a batch that is not judged looks as if it had few classes, so that it should be.
+
+    The source is asked only if the method is less sure than usual, and then about every n-th input, which costs less
+    than all of them.
+
+    Args:
+        source: Source network of the method.
+        x: The batch.
+        predictions: The method's.
+        detector: Knows the usual confidence, and how concentrated usual batches are.
+    """
+    labels_images = predictions.classes.ndim == 1
+    if len(x) < MIN_BATCH_SIZE or not labels_images or not uses_batch_statistics(source):
+        return False
+    if not detector.is_unsure(predictions):
         return False
     logits = source_as_trained(source)(x[:: max(1, len(x) // SCREEN_SIZE)])
-    if logits.ndim != 2:
-        return False
     excess, chance = detector.measure_concentration(summarize(logits))
     return chance < MAX_SCREEN_CHANCE and excess >= detector.thresholds.few_classes
 
@@ -204,7 +217,7 @@ def record_step(model: AdaptiveModel, max_update: float | None, *, inspect: bool
     with ExitStack() as stack:
         if model.optimizer is not None and (inspect or max_update is not None):
             stack.enter_context(_limit_updates(model, model.optimizer, max_update, record))
-        model._compile_networks()
+        model._prepare_networks()
         if inspect and hasattr(model, "teacher") and isinstance(student := getattr(model, "student", None), nn.Module):
             stack.enter_context(_record_classes(student, record))
         yield record

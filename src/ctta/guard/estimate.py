@@ -21,6 +21,7 @@ NUM_SIGNALS = 4  # with the constant
 MIN_IMAGES = 100  # before there is an estimate
 MEMORY = 250.0  # images that the averages of the signals stand for
 _CLIP = 0.005
+_Z = 1.645  # of a two-sided interval of 90 %
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class GainEstimator:
             1 / (1 + math.exp(-sum(weight * value for weight, value in zip(weights, values, strict=True))))
             for weights, values in ((self.weights, signals), (self.source_weights, source_signals))
         )
-        return GainEstimate(accuracy, source_accuracy, self)
+        return GainEstimate(accuracy, source_accuracy, self.gain_half_width)
 
 
 @dataclass(frozen=True)
@@ -78,25 +79,35 @@ class GainEstimate:
     Attributes:
         accuracy: That of the adapted network.
         source_accuracy: That of the network without adaptation.
-        estimator: What estimated it.
+        gain_half_width: Half of the 90 % interval of their difference.
     """
 
     accuracy: float
     source_accuracy: float
-    estimator: GainEstimator
+    gain_half_width: float
 
     @property
     def gain(self) -> float:
         """Accuracy above that of the network without adaptation."""
         return self.accuracy - self.source_accuracy
 
+    def as_signals(self) -> dict[str, float]:
+        """Return the fields of :class:`~ctta.guard.Health`."""
+        return {
+            "estimated_accuracy": self.accuracy,
+            "estimated_source_accuracy": self.source_accuracy,
+            "estimated_gain": self.gain,
+            "estimated_gain_low": self.gain - self.gain_half_width,
+            "estimated_gain_high": self.gain + self.gain_half_width,
+        }
+
     @property
     def is_harmful(self) -> bool:
         """Whether the whole 90 % interval of the gain is below zero."""
-        return self.gain + self.estimator.gain_half_width < 0
+        return self.gain + self.gain_half_width < 0
 
     def __str__(self) -> str:
-        return f"adapting: {100 * self.gain:+.1f} ± {100 * self.estimator.gain_half_width:.1f} points, estimated"
+        return f"adapting: {100 * self.gain:+.1f} ± {100 * self.gain_half_width:.1f} points, estimated"
 
 
 def to_signals(confidence: float, agreement: float, evenness: float) -> tuple[float, ...]:
@@ -131,8 +142,28 @@ def measure(summary: PredictionSummary, source: PredictionSummary) -> tuple[floa
     return summary.confidence, source.confidence, 1 - disagreement(summary, source), *evenness
 
 
+@dataclass(frozen=True)
+class EstimateErrors:
+    """By how much labels differ from what was estimated without them.
+
+    Attributes:
+        gain: Mean of the labels' gain minus the estimated one.
+        gain_error: Its standard error.
+        source_accuracy: The same for the accuracy of the network without adaptation.
+        source_accuracy_error: Its standard error.
+    """
+
+    gain: float
+    gain_error: float
+    source_accuracy: float
+    source_accuracy_error: float
+
+
 class GainMonitor(nn.Module):
     """Averages of the signals over the last inspected batches, in buffers, so that a saved stream goes on.
+
+    Labels correct it: :meth:`recalibrate_` moves later estimates by what labels have shown, weighed against the
+    uncertainty that the estimator was calibrated to have.
 
     Args:
         estimator: What turns the signals into accuracies.
@@ -140,12 +171,16 @@ class GainMonitor(nn.Module):
 
     averages: Tensor
     num_images: Tensor
+    offsets: Tensor
+    width_factor: Tensor
 
     def __init__(self, estimator: GainEstimator) -> None:
         super().__init__()
         self.estimator = estimator
         self.register_buffer("averages", torch.zeros(5, dtype=torch.float64))
         self.register_buffer("num_images", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("offsets", torch.zeros(2, dtype=torch.float64))  # of the gain and the source's accuracy
+        self.register_buffer("width_factor", torch.ones((), dtype=torch.float64))  # of the interval
 
     @torch.inference_mode(False)
     def add_(self, summary: PredictionSummary, source: PredictionSummary) -> None:
@@ -158,18 +193,48 @@ class GainMonitor(nn.Module):
         self.averages.lerp_(torch.tensor(measure(summary, source)).to(self.averages), share)
 
     def forget_(self) -> None:
-        """Start the averages anew, as after a remedy."""
+        """Start anew, as after a remedy: also labels said nothing about what follows, but for the source's accuracy."""
         self.averages.zero_()
         self.num_images.zero_()
+        self.offsets[0] = 0.0
+        self.width_factor.fill_(1.0)
 
     def estimate(self) -> GainEstimate | None:
         """Return the estimate; None until enough images were inspected."""
+        if (found := self.estimate_without_labels()) is None:
+            return None
+        gain_offset, source_offset = self.offsets.tolist()
+        source_accuracy = min(max(found.source_accuracy + source_offset, 0.0), 1.0)
+        accuracy = min(max(source_accuracy + found.gain + gain_offset, 0.0), 1.0)
+        return GainEstimate(accuracy, source_accuracy, found.gain_half_width * float(self.width_factor))
+
+    def estimate_without_labels(self) -> GainEstimate | None:
+        """Return what the signals alone stand for; None until enough images were inspected."""
         if float(self.num_images) < MIN_IMAGES:
             return None
         confidence, source_confidence, agreement, evenness, source_evenness = self.averages.tolist()
         return self.estimator.estimate(
             to_signals(confidence, agreement, evenness), to_signals(source_confidence, agreement, source_evenness)
         )
+
+    @torch.inference_mode(False)
+    def recalibrate_(self, errors: EstimateErrors) -> None:
+        """Move later estimates by what labels have shown.
+
+        Args:
+            errors: Of estimates without labels.
+        """
+        gain_weight = _weigh(self.estimator.gain_half_width, errors.gain_error)
+        source_weight = _weigh(self.estimator.source_half_width, errors.source_accuracy_error)
+        offsets = gain_weight * errors.gain, source_weight * errors.source_accuracy
+        self.offsets.copy_(torch.tensor(offsets, dtype=torch.float64))
+        self.width_factor.fill_(math.sqrt(1 - gain_weight))
+
+
+def _weigh(half_width: float, standard_error: float) -> float:
+    """Return the weight of labels beside an estimate whose 90 % interval has this half-width."""
+    variance = (half_width / _Z) ** 2
+    return variance / (variance + standard_error**2)
 
 
 def _logit(value: float) -> float:

@@ -25,7 +25,7 @@ def take_snapshot(model: AdaptiveModel) -> AdaptiveModel:
 def roll_back(model: AdaptiveModel, snapshot: AdaptiveModel) -> AdaptiveModel:
     """Return a stream with the snapshot's networks and optimizer, and the current counters."""
     restored = take_snapshot(snapshot)
-    restored._compilation = model._compilation
+    restored._compilation, restored._activation_plan = model._compilation, model._activation_plan
     for name, value in model.counters.items():
         setattr(restored, name, value)
     return restored

@@ -80,12 +80,16 @@ class Schedule(nn.Module):
 
     def count_batch_(self, *, adapted: bool, score: float | None, snapshot: bool) -> None:
         """Count a batch; its score is None if it was not inspected."""
-        self.num_cooldown = max(0, self.num_cooldown - 1)
+        was_paused, self.num_cooldown = self.num_cooldown > 0, max(0, self.num_cooldown - 1)
         self.num_since_alarm = min(RELAPSE, self.num_since_alarm + 1)
         self.num_since_snapshot = 0 if snapshot else self.num_since_snapshot + adapted
         self.num_uninspected = self.num_uninspected + 1 if score is None else 0
-        if score is not None:
-            self.num_healthy = self.num_healthy + 1 if score < HEALTHY_SCORE else 0
+        if score is not None:  # in a pause, health says nothing about how the method will learn
+            self.num_healthy = self.num_healthy + 1 if score < HEALTHY_SCORE and not was_paused else 0
+
+    def inspect_next_(self) -> None:
+        """Let the next batch be inspected."""
+        self.num_uninspected = self.inspect_every
 
     def count_alarm_(self) -> None:
         """Start a cooldown, twice as long as the last one if that was recent."""

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Literal, Self, get_args
 
 import torch
@@ -21,8 +22,9 @@ from ctta.guard.diagnostics import (
     record_step,
     reuse_source_pass,
     source_as_trained,
+    suspect_few_classes,
 )
-from ctta.guard.estimate import GainEstimator, GainMonitor
+from ctta.guard.estimate import GainEstimate, GainEstimator, GainMonitor
 from ctta.guard.events import MAX_EVENTS, Event, EventKind, append_event
 from ctta.guard.health import Health, relative_norm, trained_pairs
 from ctta.guard.remedies import REMEDIES, Remedy, take_snapshot
@@ -35,6 +37,10 @@ from ctta.validation import check_choice, check_integer
 
 _LEARNED_SPEC, _DEFAULT_THRESHOLDS = InputSpec(), CollapseThresholds()
 _SHADOW_REPORT_EVERY = 100  # batches
+
+
+class _FewClassesSuspected(Exception):
+    """Raised to undo a step on a batch that looks as if it had few classes; nobody outside sees it."""
 
 
 class Guarded(AdaptiveModel):
@@ -62,7 +68,8 @@ class Guarded(AdaptiveModel):
             larger steps are scaled down. None for no limit.
         shadow: Whether to adapt but answer with the source; ``health`` and the audit log tell what would differ.
         thresholds: When to raise an alarm.
-        inspect_every: Inspect every n-th batch while the stream is healthy; otherwise every batch is inspected.
+        inspect_every: Inspect every n-th batch while the stream is healthy, and also when the method becomes much more
+            or less confident; otherwise every batch is inspected.
         snapshot_every: Batches to adapt to between two snapshots, which are taken of healthy states only.
         cooldown: Batches without adaptation after an alarm.
         remember_answers: Number of last answers to remember, each with that of the source, for :meth:`feedback`; 0 for
@@ -99,7 +106,7 @@ class Guarded(AdaptiveModel):
         max_update: float | None = None,
         shadow: bool = False,
         thresholds: CollapseThresholds = _DEFAULT_THRESHOLDS,
-        inspect_every: int = 4,
+        inspect_every: int = 8,
         snapshot_every: int = 10,
         cooldown: int = 10,
         remember_answers: int = 0,
@@ -172,15 +179,24 @@ class Guarded(AdaptiveModel):
     def adapt_step(self, x: Tensor) -> Tensor:
         # The source, a remedy or the audit log may fail after the method has learned; the batch must then not count, or
         # a retry would learn twice.
-        with restore_on_error(self):
-            return self._adapt_and_record(x)
+        with restore_on_error(self) as undo:
+            self._record_bad_rows(x)
+            events = self._events
+            try:
+                return self._adapt_and_remember(x)
+            except _FewClassesSuspected:
+                undo()
+                self._events = events
+                return self._adapt_and_remember(x, inspect=True)
 
-    def _adapt_and_record(self, x: Tensor) -> Tensor:
-        self.last_step = None
+    def _record_bad_rows(self, x: Tensor) -> None:
         if num_bad := int((~self.validator.valid_rows(x)).sum()):
             cause = f"{num_bad} of {len(x)} inputs, not finite or out of range, are predicted by the source"
             self.record(EventKind.BAD_ROWS, cause)
-        logits = self._replace_bad_rows(x, self._adapt)
+
+    def _adapt_and_remember(self, x: Tensor, *, inspect: bool = False) -> Tensor:
+        self.last_step = None
+        logits = self._replace_bad_rows(x, partial(self._adapt, inspect=inspect))
         self._remember_answers(x, logits)
         if self.reset_every is not None and (self.num_steps + 1) % self.reset_every == 0:
             self._apply_remedy("reset", f"every {self.reset_every} batches", EventKind.PERIODIC_RESET)
@@ -194,7 +210,9 @@ class Guarded(AdaptiveModel):
         if source_logits is None or len(source_logits) != len(x):  # some inputs were not valid
             with torch.no_grad():
                 source_logits = source_as_trained(self.source)(x)
-        self.last_ids = self.answers.add_(logits.argmax(1), source_logits.argmax(1))
+        # The estimate is about the method's answers.
+        estimate = None if self.health.answered_by_source else self.estimate_without_labels()
+        self.last_ids = self.answers.add_(logits.argmax(1), source_logits.argmax(1), estimate)
 
     @override
     def predict_step(self, x: Tensor) -> Tensor:
@@ -219,10 +237,18 @@ class Guarded(AdaptiveModel):
         references = self._evaluate_references(x)
         with reuse_source_pass(self.source, x, references):
             logits = self.wrapped.predict(x)
-        return self._select_logits(logits, self._diagnose(x, logits, references))
+        diagnostics = self._diagnose(x, logits, references)
+        if self._suspects_few_classes(x, diagnostics):
+            diagnostics = self._diagnose(x, logits, self._evaluate_references(x, inspect=True))
+        return self._select_logits(logits, diagnostics)
 
-    def _adapt(self, x: Tensor) -> Tensor:
-        references = self._evaluate_references(x)  # first, since nothing is to be learned from a batch of few classes
+    def _suspects_few_classes(self, x: Tensor, found: Diagnostics) -> bool:
+        is_judged = found.references.is_inspected
+        return not is_judged and suspect_few_classes(self.source, x, found.predictions, self.detector)
+
+    def _adapt(self, x: Tensor, *, inspect: bool) -> Tensor:
+        # First, since nothing is to be learned from a batch of few classes.
+        references = self._evaluate_references(x, inspect=inspect)
         self._source_logits = references.source_logits
         inspect = references.is_inspected
         adapt = self.schedule.should_adapt(self.num_steps, even_if_sorted=self.on_collapse is None)
@@ -235,6 +261,8 @@ class Guarded(AdaptiveModel):
         ):
             logits = self.wrapped.adapt(x) if adapt else self.wrapped.predict(x)
         diagnostics = self._diagnose(x, logits, references)
+        if self._suspects_few_classes(x, diagnostics):
+            raise _FewClassesSuspected
         if self.gain_monitor is not None and references.source is not None and logits.ndim == 2:
             self.gain_monitor.add_(diagnostics.predictions, references.source)
         self.validator.learn_(x)
@@ -245,6 +273,8 @@ class Guarded(AdaptiveModel):
         if candidate is not None and is_good:
             self.good = candidate
         self.schedule.count_batch_(adapted=adapt, score=diagnostics.score, snapshot=is_good)
+        if diagnostics.verdict is None and self.detector.is_sure(diagnostics.predictions):
+            self.schedule.inspect_next_()
         if self.last_step is not None and self.last_step.skipped:
             self.num_skipped += 1
             self.record(EventKind.SKIPPED, "the loss or a gradient was not finite")
@@ -254,12 +284,12 @@ class Guarded(AdaptiveModel):
         self._check_gain()
         return selected
 
-    def _evaluate_references(self, x: Tensor) -> References:
+    def _evaluate_references(self, x: Tensor, *, inspect: bool = False) -> References:
         return evaluate_references(
             self.wrapped,
             x,
             self.detector,
-            inspect=self.schedule.should_inspect(),
+            inspect=inspect or self.schedule.should_inspect(),
             evaluate_source=self.shadow or self.schedule.is_sorted or self.answers is not None,
         )
 
@@ -304,26 +334,15 @@ class Guarded(AdaptiveModel):
             adapted=adapted,
             answered_by_source=by_source,
             collapse_score=self.health.collapse_score if found.score is None else found.score,
-            **self._estimate_gain(),
+            **(estimate.as_signals() if (estimate := self._estimate_gain()) else {}),
         )
 
-    def _estimate_gain(self) -> dict[str, float]:
-        """Return the estimated accuracies as fields of :class:`Health`."""
-        found = None if self.gain_monitor is None else self.gain_monitor.estimate()
-        if found is None:
-            return {}
-        half = found.estimator.gain_half_width
-        return {
-            "estimated_accuracy": found.accuracy,
-            "estimated_source_accuracy": found.source_accuracy,
-            "estimated_gain": found.gain,
-            "estimated_gain_low": found.gain - half,
-            "estimated_gain_high": found.gain + half,
-        }
+    def _estimate_gain(self) -> GainEstimate | None:
+        return None if self.gain_monitor is None else self.gain_monitor.estimate()
 
     def _check_gain(self) -> None:
         """Apply ``on_harm`` if the estimate shows harm by more than its uncertainty."""
-        found = None if self.gain_monitor is None else self.gain_monitor.estimate()
+        found = self._estimate_gain()
         if self.gain_monitor is None or found is None or not found.is_harmful or self.on_harm is None:
             return
         self._apply_remedy(self.on_harm, str(found), EventKind.HARM)
@@ -341,6 +360,8 @@ class Guarded(AdaptiveModel):
     # ---- remedies ----
 
     def _apply_verdict(self, diagnostics: Diagnostics) -> None:
+        if diagnostics.references.few_classes < 1 and not self.schedule.is_sorted:
+            self.detector.remember_confidence_(diagnostics.predictions)
         if diagnostics.verdict is None:
             return
         is_sorted = self._is_sorted(diagnostics)
@@ -404,7 +425,8 @@ class Guarded(AdaptiveModel):
     def feedback(self, ids: Sequence[int] | Tensor, labels: Sequence[int] | Tensor) -> FeedbackSummary:
         """Take labels for some of the last answers, and tell by them whether adaptation helps.
 
-        Nothing is trained on the labels. If they show harm by more than noise, ``on_harm`` is applied.
+        Nothing is trained on the labels. If they show harm by more than noise, ``on_harm`` is applied. With an
+        ``estimator``, later estimates without labels are corrected by what the labels show.
 
         Args:
             ids: Ids of the answers: :attr:`last_ids` after each call has one for each input. Those that are not
@@ -421,6 +443,7 @@ class Guarded(AdaptiveModel):
         if self.answers is None:
             raise ConfigError("the guard remembers no answers to take labels for: give remember_answers=1000, say")
         self.answers.set_labels_(ids, labels)
+        self.recalibrate_estimate(self.answers)
         summary = self.answers.summarize()
         if summary.is_harmful:
             cause = f"{summary}"
@@ -429,7 +452,23 @@ class Guarded(AdaptiveModel):
             else:
                 self._apply_remedy(self.on_harm, cause, EventKind.HARM)
                 self.answers.forget_labels_()
+                if self.gain_monitor is not None:
+                    self.gain_monitor.forget_()
         return summary
+
+    def estimate_without_labels(self) -> GainEstimate | None:
+        """Return the accuracies as they are estimated before any label corrects them; None if they are not."""
+        return None if self.gain_monitor is None else self.gain_monitor.estimate_without_labels()
+
+    def recalibrate_estimate(self, answers: AnswerLog) -> None:
+        """Correct later estimates without labels by those for remembered answers; nothing without an estimator.
+
+        Args:
+            answers: Answers that have their estimates, and some of them labels.
+        """
+        errors = answers.find_estimate_errors()
+        if self.gain_monitor is not None and errors is not None:
+            self.gain_monitor.recalibrate_(errors)
 
     # ---- events ----
 
