@@ -16,7 +16,7 @@ from ctta.datasets import sample
 from ctta.datasets.image_order import Order
 from ctta.guard import Guarded
 from ctta.inference import adapt_folder
-from ctta.inference.comparison import AnswerComparison
+from ctta.inference.comparison import AnswerComparison, Predictions
 from ctta.streams import image_folder
 
 NUM_CLASSES, NUM_PER_CLASS = 10, 13
@@ -85,7 +85,7 @@ def compare_answers(num_changed: int, confidence: float, source_confidence: floa
     comparison = AnswerComparison()
     source = [label % NUM_CLASSES for label in range(100)]
     adapted = [(label + (place < num_changed)) % NUM_CLASSES for place, label in enumerate(source)]
-    comparison.add((adapted, [confidence] * 100), (source, [source_confidence] * 100))
+    comparison.add(Predictions(adapted, [confidence] * 100), Predictions(source, [source_confidence] * 100))
     return comparison
 
 
@@ -100,7 +100,8 @@ def test_harm_to_an_unsure_network_is_announced() -> None:
 
 def test_lost_classes_are_announced() -> None:
     comparison = AnswerComparison()
-    comparison.add(([3] * 90 + list(range(10)), [0.99] * 100), (list(range(10)) * 10, [0.6] * 100))
+    adapted, source = [3] * 90 + list(range(10)), list(range(10)) * 10
+    comparison.add(Predictions(adapted, [0.99] * 100), Predictions(source, [0.6] * 100))
     assert "91 % are of one class instead of 10 %." in (comparison.describe_harm() or "")
 
 

@@ -105,7 +105,7 @@ def test_methods_and_recipes_list_everything(capsys: pytest.CaptureFixture[str])
     assert run("methods") == 0
     text = capsys.readouterr().out
     assert re.search("pseudo_label +norm layers +1 +1 +2 +no +Lee, ICML workshop 2013", text)
-    of_cotta = "cotta_official, cotta_official_segmentation, cotta_segmentation, cotta_paper, cotta_fast"
+    of_cotta = "cotta_official, cotta_official_segmentation, cotta_segmentation, cotta_paper, cotta_fast, cotta_faster"
     assert f"Presets: {of_cotta}, note_iid_stream, vane_fast\n" in text
     assert run("methods", "cotta_fast") == 0
     text = capsys.readouterr().out

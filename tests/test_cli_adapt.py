@@ -4,8 +4,6 @@ import csv
 import json
 import os
 import signal
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 import torch
 from command_line import invoke, network_error, output, user_error, write_images, write_network
 from filelock import FileLock
+from killed_runs import kill_repeatedly
 from torch import nn
 
 import ctta
@@ -24,7 +23,7 @@ from ctta.guard import Guarded
 from ctta.inference import adapt_folder
 from ctta.inference.run import InferenceRun
 
-FEW_VIEWS = ("--set", "views=2", "--set", "threshold=1.1")
+FEW_VIEWS = ("--method", "cotta", "--set", "views=2", "--set", "threshold=1.1")
 
 
 class CameraFolder:
@@ -78,6 +77,13 @@ def test_every_image_is_predicted_while_adapting(camera: CameraFolder) -> None:
     assert len(camera.rows()) == 22
 
 
+def test_the_default_is_that_of_ctta_adapt(camera: CameraFolder) -> None:
+    summary = json.loads(output(adapt, *camera.options[:-6], "--no-guard", "--out", camera.table, "--json"))
+    model = ctta.adapt(camera.network())
+    predicted = torch.cat([model(read_images(camera.paths[i : i + 4], None)).argmax(1) for i in range(0, 20, 4)])
+    assert summary["method"] == "vane" and [int(row["class"]) for row in camera.rows()] == predicted.tolist()
+
+
 def test_class_names_and_comparison_with_the_source(camera: CameraFolder) -> None:
     names = camera.root / "names.txt"
     names.write_text("bird\ncat\ndog, small\nfrog\nship\n")
@@ -96,63 +102,11 @@ def test_class_names_and_comparison_with_the_source(camera: CameraFolder) -> Non
     assert summary["confidence"] == pytest.approx(mean, abs=1e-5)
 
 
-#: Runs the command repeatedly in processes that are killed in the middle of writing rows, or between the rows and the
-#: state; after each, prints its exit code and how many rows of the table are complete.
-KILL_SCRIPT = """
-import json, os, signal, sys
-from pathlib import Path
-import torch, typer
-from ctta.inference import run
-from ctta.inference.predictions import PredictionFile
-from ctta.cli.adapt import adapt
-
-append, save = PredictionFile.append, run.save
-
-def write_half_a_row(file, rows):
-    with file.path.open("a") as stream:
-        stream.write("000.png,1")
-
-def kill_at_call(number, function, before=lambda *given: None):
-    calls = 0
-    def replacement(*given):
-        nonlocal calls
-        calls += 1
-        if calls == number:
-            before(*given)
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*given)
-    return replacement
-
-def child(where, number, seconds_between_saves, arguments):
-    torch.set_num_threads(1)
-    run.SECONDS_BETWEEN_SAVES = seconds_between_saves
-    if where == "rows":
-        PredictionFile.append = kill_at_call(number, append, write_half_a_row)
-    else:
-        run.save = kill_at_call(number, save)
-    app = typer.Typer()
-    app.command()(adapt)
-    app(args=arguments)
-
-kills, table, *arguments = sys.argv[1:]
-torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])  # imports a lot, here once for all
-for kill in json.loads(kills):
-    process = os.fork()
-    if process == 0:
-        child(*kill, arguments)
-    _, status = os.waitpid(process, 0)
-    print(os.waitstatus_to_exitcode(status), Path(table).read_text().count(".png") - (kill[0] == "rows"))
-"""
-
-
 def test_the_table_is_identical_after_kills(camera: CameraFolder) -> None:
     expected = camera.uninterrupted()
     # Where, at which call, seconds between saves; and how many rows the table then has.
     kills = {("rows", 3, 1000): 8, ("state", 1, 0): 4, ("state", 3, 0): 12, ("rows", 2, 0): 12, ("rows", 1, 0): 12}
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", KILL_SCRIPT, json.dumps(list(kills)), camera.table, *camera.resumable]
-    ended = subprocess.run([str(part) for part in command], env=environment, capture_output=True, text=True)
-    assert ended.stdout == "".join(f"{-signal.SIGKILL} {rows}\n" for rows in kills.values()), ended.stderr
+    kill_repeatedly(kills, camera.table, *camera.resumable)
     assert "20 rows, 8 of them new" in output(adapt, *camera.resumable)
     assert camera.table.read_bytes() == expected
 

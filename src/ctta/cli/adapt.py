@@ -1,9 +1,10 @@
-"""``ctta adapt``: adapt a network to a folder of images."""
+"""``ctta adapt``: adapt a network to a folder of images, or to a video."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import typer
 
 from ctta import models
 from ctta.checkpoint.files import saved_method
+from ctta.cli.adapt_summary import audit_path, describe_state, format_summary
 from ctta.cli.console import exit_on_interrupt, interrupt_between_steps, print_notice, print_text, progress_bar
 from ctta.cli.options import (
     ClassesOption,
@@ -27,17 +29,15 @@ from ctta.cli.options import (
     StdOption,
     choose_adaptation,
     join_settings,
+    parse_every,
     read_class_names,
 )
-from ctta.inference import InferenceSummary, NormalizedBatches, adapt_folder
-from ctta.registry import resolve_method
+from ctta.errors import ConfigError
+from ctta.inference import InferenceSummary, adapt_folder, adapt_video
+from ctta.registry import DEFAULT_METHOD, resolve_method
 
 DEFAULT_BATCH_SIZE = 32
-ORDER_LINES = {
-    "shuffle": "Order: shuffled, always the same for the same names; --order name takes the images by path.",
-    "name": "Order: by path.",
-    "time": "Order: by time of modification.",
-}
+VIDEO = "Video"  # a panel of ``ctta adapt --help``
 
 
 class ImageOrder(StrEnum):
@@ -49,10 +49,47 @@ class ImageOrder(StrEnum):
 
 
 def adapt(
-    images: Annotated[Path, typer.Option(help="Read the images in this folder and below.", metavar="DIR")],
     predictions: Annotated[
         Path, typer.Option("--out", help="Write the table of predictions to this file.", metavar="FILE.csv")
     ],
+    images: Annotated[
+        Path | None,
+        typer.Option(help="Read the images in this folder and below. Default: the frames of --video.", metavar="DIR"),
+    ] = None,
+    video: Annotated[
+        str | None,
+        typer.Option(
+            help="Read the frames of a file (clip.mp4), of numbered images (frames-%05d.png), or of a camera "
+            "(rtsp://..., /dev/video0), which is connected to again when it drops. Default: --images.",
+            metavar="SOURCE",
+            rich_help_panel=VIDEO,
+        ),
+    ] = None,
+    every: Annotated[
+        str | None,
+        typer.Option(
+            help="Take every N-th frame, or one per interval, such as 0.5s. Default: every frame.",
+            metavar="N|Ns",
+            rich_help_panel=VIDEO,
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            help="Read this much of the video. Default: all of it, or until Ctrl-C.",
+            metavar="SECONDS",
+            rich_help_panel=VIDEO,
+        ),
+    ] = None,
+    annotate: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a video that shows the answers of the network without and with adaptation on the frames; "
+            "implies --compare. Default: none.",
+            metavar="FILE.mp4",
+            rich_help_panel=VIDEO,
+        ),
+    ] = None,
     model: OptionalModelOption = None,
     config: ConfigOption = None,
     state: Annotated[
@@ -102,6 +139,14 @@ def adapt(
             show_default=False,
         ),
     ] = None,
+    library: Annotated[
+        Path | None,
+        typer.Option(
+            help="Use what earlier streams learned in such domains, from this folder, and add what this one learns. "
+            "Needs --policy recall. Default: none.",
+            metavar="DIR",
+        ),
+    ] = None,
     escape_formulas: Annotated[
         bool,
         typer.Option(
@@ -113,16 +158,17 @@ def adapt(
     seed: SeedOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Adapt to your own unlabeled images and write a prediction for each.
+    """Adapt to your own unlabeled images or video and write a prediction for each image.
 
     The table has one row per image: path, batch number, class, confidence and,
     for an image that cannot be read, the error. Images in a folder per class
-    are shuffled; see --order.
+    are shuffled; see --order. Frames of a video have their number and time.
     With --state the command can be stopped or killed at any time: run it
     again to resume, and the table ends up the same as without interruption.
     Run it later to process images that were added since. The state file can
     also be opened with ctta.load.
     """
+    run = _choose_run(images, video, order, strict, every, seconds, annotate)
     chosen = choose_adaptation(
         config,
         model=model,
@@ -136,104 +182,73 @@ def adapt(
     )
     method = chosen.method
     if chosen.texts and method is None:
-        method = saved_method(state) if state and state.exists() else "cotta"  # settings belong to a method
+        method = saved_method(state) if state and state.exists() else DEFAULT_METHOD  # settings belong to a method
     hyperparameters = resolve_method(method).parse(chosen.texts) if method else {}
-    class_names = read_class_names(classes) or _default_class_names(chosen.model, predictions)
     with (
-        exit_on_interrupt(_describe_state(state)),
+        exit_on_interrupt(describe_state(state)),
         progress_bar("adapting") as update,
         interrupt_between_steps() as raise_if_interrupted,
     ):
 
-        def on_progress(num_done: int, num_images: int) -> None:
+        def on_progress(num_done: int, num_images: int | None) -> None:
             update(num_done, num_images)
             raise_if_interrupted()
 
-        summary = adapt_folder(
+        if video is not None:
+            run = partial(run, on_wait=raise_if_interrupted, on_change=print_notice)
+        summary = run(
             chosen.net,
-            images,
-            predictions,
+            out=predictions,
             method=method,
             settings=hyperparameters,
             state=state,
             size=chosen.size,
             batch_size=chosen.batch_size or DEFAULT_BATCH_SIZE,
-            order=order.value if order else None,
-            strict=strict,
-            classes=class_names,
+            classes=read_class_names(classes) or _default_class_names(chosen.model, predictions),
             compare=compare,
             guard=guard,
             estimator=chosen.estimator,
-            audit=_audit_path(predictions),
+            library=library,
+            audit=audit_path(predictions),
             escape_formulas=escape_formulas,
             on_progress=on_progress,
         )
     if as_json:
         typer.echo(json.dumps(asdict(summary) | {"out": str(predictions), "state": state and str(state)}))
     else:
-        for line in _format_summary(summary, predictions, state, asked_for_guard=guard):
+        noun = "image" if video is None else "frame"
+        for line in format_summary(summary, predictions, state, asked_for_guard=guard, noun=noun, clip=annotate):
             print_text(line)
     if summary.warning:
         print_notice(f"WARNING: {summary.warning}")
 
 
-def _format_summary(
-    summary: InferenceSummary, predictions: Path, state: Path | None, *, asked_for_guard: bool | None
-) -> list[str]:
-    num_images = summary.num_images
-    skipped = []
-    if summary.num_vanished:
-        skipped.append(f"{summary.num_vanished} images were skipped because they were deleted before they were read.")
-    if summary.num_unreadable:
-        skipped.append(
-            f"{_count(summary.num_unreadable, 'image')} could not be read; the column 'error' of {predictions} says "
-            "why. Replace or remove such images; the next run tries them again."
-        )
-    if num_images == 0:
-        if not summary.num_before:
-            return ["No image could be read, so nothing was predicted.", *skipped]
-        return [f"No new images: all {summary.num_before} are in {predictions}.", *skipped]
-    num_rows = summary.num_before + num_images + summary.num_unreadable
-    lines = [f"{predictions} has {num_rows} rows, {num_images} of them new.", *skipped]
-    if summary.num_dropped:
-        lines.append(
-            f"{summary.num_dropped} images were processed again, because the state had been saved before them; "
-            f"the previous table is {predictions}.before."
-        )
-    speed = num_images / summary.seconds
-    lines.append(f"{summary.method}: mean confidence {summary.confidence:.3f}, {speed:.1f} images/s.")
-    lines += _describe_normalization(summary.normalization)
-    if summary.num_changed is not None:
-        percentage = 100 * summary.num_changed / num_images
-        verb = "differs" if summary.num_changed == 1 else "differ"
-        changed = f"{_count(summary.num_changed, 'prediction')} ({percentage:.1f} %)"
-        lines.append(f"{changed} {verb} from those without adaptation.")
-    lines.append(ORDER_LINES[summary.order])
-    if summary.events is None:
-        reason = "" if asked_for_guard is False else ", because the state was made without one, or processes share it"
-        lines.append(f"Guard: off{reason}.")
-    else:
-        events = ", ".join(f"{kind} {count}" for kind, count in summary.events.items() if kind != "load")
-        lines.append(f"Guard: {events}; see {_audit_path(predictions)}." if events else "Guard: no events.")
-        if summary.num_by_source:
-            lines.append(
-                f"Guard: {summary.num_by_source} images ({100 * summary.num_by_source / num_images:.1f} %) were "
-                "answered by the network without adaptation."
-            )
-    if summary.estimated_gain is not None:
-        low, high = summary.estimated_gain_low or 0.0, summary.estimated_gain_high or 0.0
-        half = 50 * (high - low)
-        lines.append(
-            f"Adapting: {100 * summary.estimated_gain:+.1f} ± {half:.1f} points of accuracy over the network without "
-            "adaptation, estimated without labels over the last batches."
-        )
-    if summary.num_skipped:
-        lines.append(f"{summary.num_skipped} updates were skipped because they were not finite: try a lower lr.")
-    return [*lines, _describe_state(state)]
+def _choose_run(
+    images: Path | None,
+    video: str | None,
+    order: ImageOrder | None,
+    strict: bool,
+    every: str | None,
+    seconds: float | None,
+    annotate: Path | None,
+) -> Callable[..., InferenceSummary]:
+    """Return what to do with the images or the video; raise if the options of one are given for the other."""
+    if images is not None and video is not None:
+        raise ConfigError(f"give --images DIR or --video SOURCE, not both: got {images} and {video}")
+    if images is not None:
+        if given := _list_given(every=every, seconds=seconds, annotate=annotate):
+            raise ConfigError(f"{given} needs --video SOURCE: images have neither times nor frames")
+        return partial(adapt_folder, images=images, order=order.value if order else None, strict=strict)
+    if video is None:
+        raise ConfigError("give --images DIR for a folder of images, or --video SOURCE for a video or a camera")
+    if given := _list_given(order=order, strict=strict or None):
+        raise ConfigError(f"{given} needs --images DIR: the frames of a video come by time")
+    return partial(adapt_video, source=video, seconds=seconds, annotate=annotate, **parse_every(every or "1"))
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
+def _list_given(**options: object) -> str:
+    """Return the first option that is given, as it is typed."""
+    return next((f"--{name}" for name, value in options.items() if value is not None), "")
 
 
 def _default_class_names(model: str, predictions: Path) -> Sequence[str] | None:
@@ -243,26 +258,3 @@ def _default_class_names(model: str, predictions: Path) -> Sequence[str] | None:
         return names
     with predictions.open(encoding="utf-8", errors="surrogateescape") as file:
         return names if "name" in file.readline().strip().split(",") else None
-
-
-def _describe_normalization(found: Sequence[NormalizedBatches]) -> list[str]:
-    """Return sentences on how batches of each size were normalized."""
-    lines = []
-    for batches in found:
-        is_only = sum(other.batch_size == batches.batch_size for other in found) == 1
-        count = "Batches" if is_only else f"{batches.num_batches} batch{'es' * (batches.num_batches > 1)}"
-        images = _count(batches.batch_size, "image")
-        share = 100 * batches.batch_stats
-        kind = "batch" if share == 100 else f"{share:.0f} % batch and {100 - share:.0f} % source"
-        lines.append(f"{count} of {images}: normalized with {kind} statistics.")
-    return lines
-
-
-def _audit_path(predictions: Path) -> Path:
-    return predictions.parent / f"{predictions.stem}.audit.jsonl"
-
-
-def _describe_state(state: Path | None) -> str:
-    if state is None:
-        return "The adapted model was not saved; use --state FILE to be able to resume."
-    return f"The adapted model is saved in {state}; run the same command again to resume or to process new images."

@@ -33,7 +33,7 @@ class _Commands(LazyGroup):
         ),
         "adapt": (
             "ctta.cli.adapt:adapt",
-            "Adapt to your own unlabeled images and write a prediction for each.",
+            "Adapt to your own unlabeled images or video and write a prediction for each image.",
         ),
         "serve": (
             "ctta.cli.serve:serve",

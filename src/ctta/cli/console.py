@@ -43,14 +43,15 @@ def print_table_in_full(table: Table) -> None:
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(title: str) -> Iterator[Callable[[int, int | None], None]]:
     """Show a progress bar if standard error is a terminal, and a line at intervals if it is not.
 
     Args:
         title: Shown in front of the bar.
 
     Yields:
-        A function to be called with how much is done and the total; the first call makes the bar visible.
+        A function to be called with how much is done and the total, None if nobody knows; the first call makes the bar
+        visible.
     """
     if not stderr.is_terminal:
         yield ProgressLines(title, print_line=print_notice).update

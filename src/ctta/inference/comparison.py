@@ -3,11 +3,26 @@
 import math
 from collections import Counter
 from dataclasses import dataclass
+from typing import NamedTuple
 
-Predictions = tuple[list[int], list[float]]  # class and confidence of each image
+from torch import Tensor
 
 COMPARE_EVERY = 4  # batches
 MIN_IMAGES = 30  # that a warning needs, since few differences may be chance
+
+
+class Predictions(NamedTuple):
+    """Answers to a batch.
+
+    Attributes:
+        classes: Class of each image; that of most pixels if the network answers per pixel.
+        confidences: Its probability; the mean over the pixels.
+        label_maps: Class of each pixel (N, H, W), if the network answers per pixel.
+    """
+
+    classes: list[int]
+    confidences: list[float]
+    label_maps: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -41,7 +56,7 @@ class AnswerComparison:
         limits: When answers look worse.
 
     >>> comparison = AnswerComparison()
-    >>> comparison.add(([0] * 40, [0.99] * 40), ([0, 1] * 20, [0.95] * 40))
+    >>> comparison.add(Predictions([0] * 40, [0.99] * 40), Predictions([0, 1] * 20, [0.95] * 40))
     >>> round(comparison.lost_classes, 2), comparison.score >= 1
     (1.0, True)
     """
@@ -59,13 +74,12 @@ class AnswerComparison:
 
     def add(self, adapted: Predictions, source: Predictions) -> None:
         """Add the answers to a batch."""
-        (classes, confidences), (source_classes, source_confidences) = adapted, source
-        self.num_images += len(classes)
-        self.num_changed += sum(one != other for one, other in zip(classes, source_classes, strict=True))
-        self.confidence_sum += sum(confidences)
-        self.source_confidence_sum += sum(source_confidences)
-        self.classes.update(classes)
-        self.source_classes.update(source_classes)
+        self.num_images += len(adapted.classes)
+        self.num_changed += sum(one != other for one, other in zip(adapted.classes, source.classes, strict=True))
+        self.confidence_sum += sum(adapted.confidences)
+        self.source_confidence_sum += sum(source.confidences)
+        self.classes.update(adapted.classes)
+        self.source_classes.update(source.classes)
 
     @property
     def changed(self) -> float:

@@ -2,10 +2,8 @@
 
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,75 +11,24 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from ctta.base import AdaptiveModel
+from ctta.checkpoint.library import StateLibrary
 from ctta.datasets.image_files import decode_file, find_images
 from ctta.datasets.image_order import Order, check_order, is_class_tree, sort_images
 from ctta.distributed import data_parallel, init
 from ctta.distributed.collectives import run_on_rank_zero
 from ctta.errors import ConfigError, DataError
 from ctta.guard import GainEstimator, Monitored
-from ctta.hyperparameters import format_hyperparameters
-from ctta.inference.blending import NormalizedBatches
-from ctta.inference.predictions import ERROR, PredictionFile
+from ctta.inference.images import FolderBatches, FolderImages
+from ctta.inference.predictions import ERROR, PredictionFile, answer_columns
 from ctta.inference.resume import check_image_size, lock_state, open_model, open_predictions
-from ctta.inference.run import FolderImages, InferenceRun
+from ctta.inference.run import InferenceRun
+from ctta.inference.summary import InferenceSummary, summarize
 from ctta.io.images import Resize
 from ctta.methods import Source
-from ctta.registry import name_of, resolve_method
+from ctta.registry import resolve_method
 from ctta.streams import Segment, Stream
 
 READ_AHEAD = 2  # batches
-
-
-@dataclass(frozen=True)
-class InferenceSummary:
-    """Summary of one call of :func:`adapt_folder`.
-
-    Attributes:
-        num_images: Images processed by this call.
-        num_before: Images processed by earlier calls.
-        num_unreadable: Images in the table that could not be read, by this call or earlier ones; the column ``error``
-            says why. They are tried again by the next call.
-        num_dropped: Images that an earlier call had processed without saving the state, processed again by this one.
-        num_changed: Predictions that differ from those of the source network; None if not compared.
-        num_vanished: Images that were deleted before they could be read; if they come back, the next call processes
-            them.
-        num_skipped: Updates skipped because they were not finite.
-        num_by_source: Images of this call for which the guard returned the source's prediction; None without a guard.
-        confidence: Mean confidence of the predictions; None if there was no image.
-        normalization: How the batches of each size were normalized, without those that the source answered; empty
-            without batch statistics.
-        seconds: Duration of the processing.
-        method: Name of the method: a key of ``ctta.METHODS``, or the name of another class.
-        settings: Hyperparameters of the method.
-        order: "shuffle", "name" or "time".
-        events: Number of guard events of each kind, among the last hundred; None without a guard.
-        warning: What makes the predictions look worse than the source's; None if nothing does.
-        estimated_gain: Accuracy above the source's over the last batches, estimated without labels; None without an
-            estimator, or with too few images.
-        estimated_gain_low: Lower end of its 90 % interval.
-        estimated_gain_high: Upper end.
-    """
-
-    num_images: int
-    num_before: int
-    num_unreadable: int
-    num_dropped: int
-    num_changed: int | None
-    num_vanished: int
-    num_skipped: int
-    num_by_source: int | None
-    confidence: float | None
-    normalization: list[NormalizedBatches]
-    seconds: float
-    method: str
-    settings: str
-    order: Order
-    events: dict[str, int] | None
-    warning: str | None
-    estimated_gain: float | None = None
-    estimated_gain_low: float | None = None
-    estimated_gain_high: float | None = None
 
 
 def adapt_folder(
@@ -100,6 +47,7 @@ def adapt_folder(
     compare: bool = False,
     guard: bool | None = None,
     estimator: GainEstimator | None = None,
+    library: str | os.PathLike[str] | None = None,
     audit: str | os.PathLike[str] | None = None,
     escape_formulas: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
@@ -115,7 +63,7 @@ def adapt_folder(
         net: Source network; takes images in [0, 1] and returns logits of shape (N, classes).
         images: Folder of images, searched recursively.
         out: CSV file to write, with the columns image, batch, class, confidence and error.
-        method: Name as :func:`ctta.adapt` takes it; by default that of the saved state, and ``"cotta"`` without one.
+        method: Name as :func:`ctta.adapt` takes it; by default that of the saved state, and ``"vane"`` without one.
             The state of a method that is not part of the library needs its name again.
         settings: Hyperparameters of the method; those of a saved state need not be repeated and cannot be changed.
         state: File to save the adapted model to, also readable by :func:`ctta.load`.
@@ -133,6 +81,8 @@ def adapt_folder(
             several processes share the stream, and a saved state goes on as it was.
         estimator: What estimates the accuracy of the method without labels, from :func:`ctta.calibrate_gain`; it is
             part of the guard, and a saved state goes on with its own.
+        library: Folder of a :class:`ctta.StateLibrary`: a new model gets the domains that are there, and those that it
+            remembers at the end are added. Needs the policy ``recall``.
         audit: File for the events of the guard, one line of JSON each.
         escape_formulas: Whether to write an apostrophe before a name that a spreadsheet would run as a formula, such as
             ``=1+1.png``.
@@ -155,7 +105,7 @@ def adapt_folder(
     root, state_path = Path(images), None if state is None else Path(state)
     resize = Resize(size) if size else None
     file = PredictionFile(
-        Path(out), _columns(with_names=bool(classes), compare=compare), escape_formulas=escape_formulas
+        Path(out), [*answer_columns(with_names=bool(classes), compare=compare), ERROR], escape_formulas=escape_formulas
     )
     init()
     # Rank zero lists the files: while images are being added, each rank would find different ones.
@@ -163,7 +113,10 @@ def adapt_folder(
     files = FolderImages(root.name, tuple(root / name for name in names), None, resize, strict=strict)
     with ExitStack() as stack:
         run_on_rank_zero(lambda: stack.enter_context(lock_state(state_path)))
-        model, is_new = open_model(net, state_path, method, dict(settings or {}), guard=guard, estimator=estimator)
+        states = None if library is None else StateLibrary(library)
+        model, is_new = open_model(
+            net, state_path, method, dict(settings or {}), guard=guard, estimator=estimator, library=states
+        )
         model = data_parallel(model)
         source = data_parallel(Source(net, output=model.output)) if compare else None
         run = InferenceRun(model, source, file, state_path, classes)
@@ -182,7 +135,7 @@ def adapt_folder(
                 model.on_load(state_path)
         done = set(processed)
         remaining = np.array([row for row, name in enumerate(names) if name not in done], np.int64)
-        num_skipped_before, started = model.num_skipped, time.perf_counter()
+        num_vanished, num_skipped_before, started = 0, model.num_skipped, time.perf_counter()
         if len(remaining):
             stream = Stream(
                 root.name, [Segment(root.name, files, remaining)], batch_size=batch_size, read_ahead=READ_AHEAD
@@ -192,34 +145,22 @@ def adapt_folder(
                 if on_progress:
                     on_progress(len(processed) + num_done, len(processed) + len(remaining))
 
-            run.process(stream, files, names, on_batch)
+            batches = FolderBatches(stream, files, names, model)
+            run.process(batches, on_batch)
+            num_vanished = batches.num_vanished
+        if states is not None:
+            states.collect(model)
         seconds = time.perf_counter() - started
-    is_guarded = isinstance(model, Monitored)
-    return InferenceSummary(
-        num_images=run.num_images,
+    return summarize(
+        run,
         num_before=len(processed) - num_unreadable,
         num_unreadable=num_unreadable + run.num_failed,
         num_dropped=num_dropped,
-        num_changed=run.num_changed if compare else None,
-        num_vanished=run.num_vanished,
-        num_skipped=model.num_skipped - num_skipped_before,
-        num_by_source=run.num_by_source if is_guarded else None,
-        confidence=run.confidence_sum / run.num_images if run.num_images else None,
-        normalization=run.normalization.list_batches(),
+        num_vanished=num_vanished,
+        num_skipped_before=num_skipped_before,
         seconds=seconds,
-        method=name_of(type(model.unwrapped)),
-        settings=format_hyperparameters(model.unwrapped.hyperparameters),
         order=order,
-        events=dict(Counter(event.kind for event in model.events)) if isinstance(model, Monitored) else None,
-        warning=run.comparison.describe_harm(),
-        **_read_estimate(model),
     )
-
-
-def _read_estimate(model: AdaptiveModel) -> dict[str, float | None]:
-    """Return the estimated gain of a monitored model as fields of the summary."""
-    names = ("estimated_gain", "estimated_gain_low", "estimated_gain_high")
-    return {name: getattr(model.health, name) if isinstance(model, Monitored) else None for name in names}
 
 
 def _list_images(root: Path, order: Order | None) -> tuple[list[str], Order]:
@@ -244,8 +185,3 @@ def _is_readable(root: Path, name: str) -> bool:
     except DataError:
         return False
     return True
-
-
-def _columns(*, with_names: bool, compare: bool) -> list[str]:
-    columns = ["class", *(["name"] if with_names else []), "confidence"]
-    return [*columns, *(f"source_{column}" for column in columns if compare), ERROR]

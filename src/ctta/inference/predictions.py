@@ -14,7 +14,7 @@ from pathlib import Path
 from ctta.errors import ConfigError, DataError
 from ctta.io.atomic import atomic_write, fsync_file
 
-IMAGE, STEP, ERROR = "image", "batch", "error"
+IMAGE, STEP, CHANGED, ERROR = "image", "batch", "changed", "error"
 
 #: A spreadsheet runs a cell that starts with one of these as a formula.
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
@@ -32,10 +32,11 @@ class PredictionFile:
         path: Path of the file.
         columns: Names of the columns after the first two; ``error`` is the last one, if at all.
         escape_formulas: Whether to write an apostrophe before text that a spreadsheet would run as a formula.
+        key: Name of the first column.
     """
 
-    def __init__(self, path: Path, columns: Sequence[str], *, escape_formulas: bool = False) -> None:
-        self.path, self.columns, self.escape_formulas = path, [IMAGE, STEP, *columns], escape_formulas
+    def __init__(self, path: Path, columns: Sequence[str], *, escape_formulas: bool = False, key: str = IMAGE) -> None:
+        self.path, self.columns, self.escape_formulas = path, [key, STEP, *columns], escape_formulas
 
     def create(self) -> None:
         """Write a file with a header and no rows."""
@@ -45,7 +46,7 @@ class PredictionFile:
     def is_without_rows(self) -> bool:
         """Return whether the file has a header of this library and nothing else, as after a failed start."""
         lines = self.path.read_bytes().splitlines()
-        return len(lines) == 1 and lines[0].startswith(f"{IMAGE},{STEP},".encode())
+        return len(lines) == 1 and lines[0].startswith(f"{self.columns[0]},{STEP},".encode())
 
     def truncate(self, step: int, images: Collection[str] = ()) -> tuple[set[str], int]:
         """Drop the rows of this step and later ones, after copying the file to :attr:`backup_path`.
@@ -83,6 +84,11 @@ class PredictionFile:
         if readable:
             self._replace([self.columns, *(row for row in rows if self._get_image(row) not in readable)])
         return readable, len(failed) - len(readable)
+
+    def read_rows(self, name: str) -> list[dict[str, str]]:
+        """Return the rows whose first column has a value, by the names of the columns."""
+        rows, _ = self._read()
+        return [dict(zip(self.columns, row, strict=True)) for row in rows if self._get_image(row) == name]
 
     @property
     def backup_path(self) -> Path:
@@ -164,6 +170,12 @@ class PredictionFile:
     def _replace(self, rows: Iterable[Sequence[object]]) -> None:
         with atomic_write(self.path) as temporary:
             temporary.write_bytes(format_csv(rows).encode("utf-8", "surrogateescape"))
+
+
+def answer_columns(*, with_names: bool, compare: bool) -> list[str]:
+    """Return the columns for the answers of the model and, if they are compared, of the source."""
+    columns = ["class", *(["name"] if with_names else []), "confidence"]
+    return [*columns, *(f"source_{column}" for column in columns if compare)]
 
 
 def format_csv(rows: Iterable[Sequence[object]]) -> str:

@@ -13,6 +13,7 @@ from torch import nn
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.encoding import encode
 from ctta.checkpoint.files import load, save
+from ctta.checkpoint.library import StateLibrary
 from ctta.distributed import world_size
 from ctta.errors import ConfigError, DataError
 from ctta.guard import GainEstimator, Guarded, InputSpec, Monitored
@@ -20,7 +21,7 @@ from ctta.inference.predictions import PredictionFile
 from ctta.io.atomic import atomic_write
 from ctta.io.provenance import check_same_settings
 from ctta.optim import with_lr
-from ctta.registry import resolve_method
+from ctta.registry import DEFAULT_METHOD, resolve_method
 
 _ANY_IMAGE = InputSpec(low=0, high=1, any_size=True)
 
@@ -57,10 +58,13 @@ def open_model(
     *,
     guard: bool | None,
     estimator: GainEstimator | None = None,
+    library: StateLibrary | None = None,
 ) -> tuple[AdaptiveModel, bool]:
     """Load the model from the state file, or build a new one; return it and whether it is new."""
     if state is None or not state.exists():
-        model = build_model(net, method or "cotta", settings)
+        model = build_model(net, method or DEFAULT_METHOD, settings)
+        if library is not None:
+            library.lend(model)
         # Ranks that share a stream cannot be guarded; those who ask for it nevertheless are told so.
         is_guarded = world_size() == 1 if guard is None else guard
         return Guarded(model, input_spec=_ANY_IMAGE, estimator=estimator) if is_guarded else model, True

@@ -1,82 +1,62 @@
 """Predict and adapt batch by batch, append the predictions to a table, and save the state from time to time."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from typing_extensions import override
 
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.files import save
 from ctta.datasets.archive import NO_SPACE_ERRNOS
-from ctta.datasets.base import Rows
-from ctta.datasets.image_files import NUM_DECODERS, ImageFiles, check_same_size, decode_file
-from ctta.errors import ConfigError, DataError, annotate_network_errors
+from ctta.errors import ConfigError, annotate_network_errors
 from ctta.evaluation.journal import SaveSchedule
 from ctta.guard import Monitored
 from ctta.guard.diagnostics import source_as_trained
 from ctta.inference.blending import NormalizationCounter, choose_fraction
 from ctta.inference.comparison import AnswerComparison, Predictions
-from ctta.inference.predictions import PredictionFile
-from ctta.io.images import to_unit_floats
+from ctta.inference.predictions import CHANGED, ERROR, PredictionFile
 from ctta.methods import Source
 from ctta.norms import blend_statistics, blends_automatically
-from ctta.streams import Stream
 
 SECONDS_BETWEEN_SAVES = 20.0
-SIZE_HINT = "give --size HEIGHT WIDTH (size=) to resize them, or --batch-size 1 (batch_size=)"
 
 
 @dataclass(frozen=True)
-class FolderImages(ImageFiles):
-    """Images of a folder in which other programs write and delete files, so that some cannot be read.
+class InferenceBatch:
+    """Images to predict, and how the table names them.
 
     Attributes:
-        strict: Whether an image that cannot be read is an error.
-        problems: Why images could not be read, by their index; empty for those that were no longer there. :meth:`read`
-            returns zeros for them, so that a batch keeps its length.
+        x: The images (N, C, H, W) in [0, 1]; None if none of the batch could be read.
+        names: Name of each.
+        details: Further columns of the table that describe them, after the number of the step.
+        failed: Why others of the batch could not be read, by name.
+        num_read: Number of images that were to be read, for the progress.
+        frames: The images as the annotated clip shows them; empty without one.
     """
 
-    strict: bool = False
-    problems: dict[int, str] = field(default_factory=dict)
+    x: Tensor | None
+    names: Sequence[str]
+    details: tuple[Sequence[str], ...] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
+    num_read: int = 0
+    frames: Sequence[NDArray[np.uint8]] = ()
 
-    @override
-    def read(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
-        with ThreadPoolExecutor(NUM_DECODERS) as pool:
-            decoded = list(pool.map(self._decode, rows.tolist()))
-        present = [position for position, pixels in enumerate(decoded) if pixels is not None]
-        arrays = [pixels for pixels in decoded if pixels is not None]
-        if not arrays:
-            return torch.zeros(len(rows), 3, 1, 1), None
-        check_same_size([self.paths[row] for row in rows[present]], arrays, hint=SIZE_HINT)
-        images = to_unit_floats(np.stack(arrays))
-        if len(present) == len(rows):
-            return images, None
-        padded = images.new_zeros(len(rows), *images.shape[1:])
-        padded[present] = images
-        return padded, None
 
-    def _decode(self, row: int) -> NDArray[np.uint8] | None:
-        path = self.paths[row]
-        try:
-            pixels = decode_file(path, self.transform)
-        except DataError as error:
-            is_there = path.exists()
-            if is_there and self.strict:
-                raise
-            reason = str(error.__cause__ or error).replace(str(path), path.name)
-            self.problems[row] = " ".join(reason.split()) or type(error.__cause__).__name__ if is_there else ""
-            return None
-        self.problems.pop(row, None)  # it may have been read too early
-        return pixels
+class AnswerWriter(Protocol):
+    """Takes the answers of a run in addition to the table."""
+
+    def add(self, batch: InferenceBatch, adapted: Predictions, source: Predictions) -> None:
+        """Take the answers to a batch."""
+
+    def flush_to_disk(self, step: int) -> None:
+        """Make everything before a step survive, as a state will be saved that goes on from there."""
 
 
 class InferenceRun:
@@ -88,6 +68,9 @@ class InferenceRun:
         file: Table of predictions.
         state: File to save the model to, if given.
         classes: Class names, if known.
+        writer: Takes the answers too, if given; needs a ``source``.
+        allow_pixels: Whether the network may answer per pixel. A row of the table then has the class of most pixels,
+            and their mean confidence.
     """
 
     def __init__(
@@ -97,42 +80,42 @@ class InferenceRun:
         file: PredictionFile,
         state: Path | None,
         classes: Sequence[str] | None,
+        *,
+        writer: AnswerWriter | None = None,
+        allow_pixels: bool = False,
     ) -> None:
+        self.writer, self.allow_pixels = writer, allow_pixels
         self.model, self.source, self.file, self.state, self.classes = model, source, file, state, classes
         # Images are moved to the device and dtype of this tensor.
         self.reference = next(iter(model.source.parameters()), torch.empty(0))
-        self.num_images, self.num_changed, self.num_vanished, self.num_failed = 0, 0, 0, 0
+        self.num_images, self.num_failed = 0, 0
         self.num_by_source, self.confidence_sum = 0, 0.0
+        self.answers_pixels = False
+        self.change_sum = 0.0  # of images whose answer differs from the source's; of parts of an image, for pixels
         self.comparison = AnswerComparison()
         self.normalization = NormalizationCounter()
         self.schedule = SaveSchedule(SECONDS_BETWEEN_SAVES)
 
-    def process(
-        self, stream: Stream, images: FolderImages, names: Sequence[str], on_batch: Callable[[int], None]
-    ) -> None:
-        """Process the stream, and save the state regularly and at the end, also after an error between two batches.
+    def process(self, batches: Iterable[InferenceBatch], on_batch: Callable[[int], None]) -> None:
+        """Process batches, and save the state regularly and at the end, also after an error between two batches.
 
         Args:
-            stream: Batches of images.
-            images: What the stream reads from.
-            names: Names of the images by their index.
+            batches: Batches of images.
             on_batch: Called after each batch with the number of images processed so far.
         """
         is_consistent, num_done = True, 0  # whether the model and the table are at the same step
         try:
-            for batch in stream:
-                num_done += len(batch.x)
-                rows = batch.index.tolist()
-                problems = self._gather_problems(rows, images)
-                present = [position for position, row in enumerate(rows) if row not in problems]
-                failed = {names[row]: problems[row] for row in rows if problems.get(row)}
-                self.num_vanished += len(problems) - len(failed)
+            for batch in batches:
+                num_done += batch.num_read
                 step, is_consistent = self.model.num_steps, False  # half a step must not be saved
-                if present:
-                    x = batch.x if len(present) == len(rows) else batch.x[present]
-                    self.process_batch(x, [names[rows[position]] for position in present])
-                if failed:
-                    self.append_errors(step, failed)
+                if batch.x is not None:
+                    answers = self.process_batch(batch.x, batch.names, *batch.details)
+                    if self.writer is not None:
+                        adapted, unadapted = answers
+                        assert unadapted is not None, "a writer needs a source"
+                        self.writer.add(batch, adapted, unadapted)
+                if batch.failed:
+                    self.append_errors(step, batch.failed)
                 is_consistent = True
                 if self.schedule.is_due:
                     self.save()
@@ -141,17 +124,19 @@ class InferenceRun:
             if is_consistent:
                 self.save()
 
-    def _gather_problems(self, rows: list[int], images: FolderImages) -> dict[int, str]:
-        """Return why images of a batch could not be read, on whichever rank."""
+    def process_batch(
+        self, x: Tensor, names: Sequence[str], *details: Sequence[str]
+    ) -> tuple[Predictions, Predictions | None]:
+        """Predict and adapt to a batch, of which each rank takes its part, and append the rows of all ranks.
 
-        def find_problems() -> list[tuple[int, str]]:
-            return [(row, images.problems[row]) for row in rows if row in images.problems]
+        Args:
+            x: The images.
+            names: Their names.
+            *details: Further columns of the table that describe them.
 
-        by_rank = self.model.coordinator.all_gather_object(find_problems)
-        return {row: problem for row, problem in chain(*by_rank)}
-
-    def process_batch(self, x: Tensor, names: Sequence[str]) -> None:
-        """Predict and adapt to a batch, of which each rank takes its part, and append the rows of all ranks."""
+        Returns:
+            The answers, and those of the source if it was asked.
+        """
         step, coordinator = self.model.num_steps, self.model.coordinator
         local = x[coordinator.local_rows(len(x))].to(self.reference)
         blends = self.model.batch_stats == "blend" and blends_automatically(self.model.source)
@@ -161,24 +146,28 @@ class InferenceRun:
             unadapted = _concatenate(coordinator.all_gather_object(lambda: self.predict(source, local)))
         fraction = self.model.batch_fraction(len(x))
         if blends and unadapted is not None:
-            fraction = choose_fraction(len(x), sum(unadapted[1]) / len(x))
+            fraction = choose_fraction(len(x), sum(unadapted.confidences) / len(x))
         with blend_statistics(fraction) if blends else nullcontext():
             adapted = _concatenate(coordinator.all_gather_object(lambda: self.predict(self.model, local)))
-        if unadapted is not None:
+        if unadapted is not None and adapted.label_maps is None:  # its limits hold for images
             self.comparison.add(adapted, unadapted)
-        predicted, confidence = adapted
-        shown = [adapted]
+        shown, changes = [adapted], list[float]()
         if self.source is not None and unadapted is not None:
             shown.append(unadapted)
-            self.num_changed += sum(ours != other for ours, other in zip(predicted, unadapted[0], strict=True))
-        self.num_images += len(names)
+            changes = _measure_changes(adapted, unadapted)
+            self.change_sum += sum(changes)
+        self.num_images, self.answers_pixels = self.num_images + len(names), adapted.label_maps is not None
         if isinstance(self.model, Monitored) and self.model.health.answered_by_source:
             self.num_by_source += len(names)
         else:
             self.normalization.add(len(x), fraction)
-        self.confidence_sum += float(torch.tensor(confidence, dtype=torch.float64).sum())
-        columns = [column for predictions in shown for column in self._columns(*predictions)]
-        self._append(zip(names, [step] * len(names), *columns, [""] * len(names), strict=True))
+        self.confidence_sum += float(torch.tensor(adapted.confidences, dtype=torch.float64).sum())
+        columns = [column for predictions in shown for column in self._columns(predictions)]
+        if CHANGED in self.file.columns:
+            columns.append([f"{share:.4g}" for share in changes])
+        errors = [[""] * len(names)] if self.file.columns[-1] == ERROR else []
+        self._append(zip(names, [step] * len(names), *details, *columns, *errors, strict=True))
+        return adapted, unadapted
 
     def append_errors(self, step: int, failed: Mapping[str, str]) -> None:
         """Append the rows of images that could not be read.
@@ -205,7 +194,7 @@ class InferenceRun:
     def predict(self, model: nn.Module, x: Tensor) -> Predictions:
         """Return the most probable class of each image and its probability, 0 where the logits are not finite."""
         logits = model(x)
-        if logits.ndim != 2:
+        if logits.ndim != 2 and not self.allow_pixels:
             raise ConfigError(
                 f"expected logits of shape (N, classes), got {tuple(logits.shape)}: use a network for classification"
             )
@@ -216,13 +205,18 @@ class InferenceRun:
             )
         probabilities = logits.double().softmax(1).nan_to_num(0.0).cpu()
         confidence, predicted = probabilities.max(1)
-        return predicted.tolist(), confidence.tolist()
+        if logits.ndim == 2:
+            return Predictions(predicted.tolist(), confidence.tolist())
+        classes = [int(torch.bincount(labels).argmax()) for labels in predicted.flatten(1)]
+        return Predictions(classes, confidence.flatten(1).mean(1).tolist(), predicted)
 
     def save(self) -> None:
         """Save the model, if there is a state file."""
         if self.state is None or not self.model.coordinator.is_rank_zero:
             return
         with self.schedule.saving(), self.advise_on_full_disk(self.state):
+            if self.writer is not None:
+                self.writer.flush_to_disk(self.model.num_steps)
             self.file.flush_to_disk()  # first: a power cut must not leave a state that is ahead of the rows
             save(self.model, self.state)
 
@@ -237,12 +231,21 @@ class InferenceRun:
             resume = " to resume from the last saved state" if self.state else ""
             raise OSError(error.errno, f"{error.strerror}: free some space and run again{resume}", str(path)) from error
 
-    def _columns(self, predicted: list[int], confidence: list[float]) -> list[list[Any]]:
-        names = [[self.classes[label] for label in predicted]] if self.classes else []
-        return [predicted, *names, [f"{value:.6f}" for value in confidence]]
+    def _columns(self, predictions: Predictions) -> list[list[Any]]:
+        names = [[self.classes[label] for label in predictions.classes]] if self.classes else []
+        return [predictions.classes, *names, [f"{value:.6f}" for value in predictions.confidences]]
 
 
 def _concatenate(parts: Sequence[Predictions]) -> Predictions:
     """Concatenate the predictions of the ranks."""
-    predicted, confidence = zip(*parts, strict=True)
-    return list(chain(*predicted)), list(chain(*confidence))
+    classes, confidences, maps = zip(*parts, strict=True)
+    label_maps = None if any(each is None for each in maps) else torch.cat(maps)
+    return Predictions(list(chain(*classes)), list(chain(*confidences)), label_maps)
+
+
+def _measure_changes(adapted: Predictions, source: Predictions) -> list[float]:
+    """Return by image whether the answers differ: 0 or 1, or the fraction of the pixels."""
+    if adapted.label_maps is not None and source.label_maps is not None:
+        shares: list[float] = (adapted.label_maps != source.label_maps).double().flatten(1).mean(1).tolist()
+        return shares
+    return [float(ours != other) for ours, other in zip(adapted.classes, source.classes, strict=True)]

@@ -77,9 +77,11 @@ def _draw_example(example: SceneExample, row: Sequence[Axes], layout: ColumnLayo
     row[0].set_title(f"{shorten(method, 80)}, {example.kind} change: {segment}", loc="left")
     panels = {
         "image": example.image,
-        "labels": _blend(example.image, example.truth, palette),
-        f"Source, {100 * example.accuracy_before:.1f}": _blend(example.image, example.before, palette),
-        f"{shorten(method, 30)}, {100 * example.accuracy_after:.1f}": _blend(example.image, example.after, palette),
+        "labels": blend_classes(example.image, example.truth, palette),
+        f"Source, {100 * example.accuracy_before:.1f}": blend_classes(example.image, example.before, palette),
+        f"{shorten(method, 30)}, {100 * example.accuracy_after:.1f}": blend_classes(
+            example.image, example.after, palette
+        ),
     }
     for axes, (name, pixels) in zip(row, panels.items(), strict=True):
         axes.imshow(pixels, interpolation="none")
@@ -97,7 +99,7 @@ def _choose_example_palette(example: SceneExample) -> NDArray[np.uint8]:
     return choose_palette((), int(highest) + 1)
 
 
-def _blend(
+def blend_classes(
     image: NDArray[np.uint8], classes: NDArray[np.unsignedinteger], palette: NDArray[np.uint8]
 ) -> NDArray[np.uint8]:
     """Return class colors over the image in gray, so that only classes are colored; black where there is no class."""

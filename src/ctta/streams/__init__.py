@@ -19,6 +19,7 @@ from ctta.streams.recurrence import cdc, cyclic, recurring, rounds
 from ctta.streams.sequences import clean, continual, gradual, single
 from ctta.streams.sources import acdc, cityscapes, folder, image_folder, in_memory, streets
 from ctta.streams.stream import Batch, Segment, Stream
+from ctta.streams.video import VideoBatch, VideoStream, video
 from ctta.streams.walk import walk
 
 __all__ = [
@@ -32,6 +33,8 @@ __all__ = [
     "LiveStream",
     "Segment",
     "Stream",
+    "VideoBatch",
+    "VideoStream",
     "acdc",
     "ccc",
     "cdc",
@@ -57,5 +60,6 @@ __all__ = [
     "rounds",
     "single",
     "streets",
+    "video",
     "walk",
 ]
