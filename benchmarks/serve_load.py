@@ -1,69 +1,112 @@
-"""Measure throughput and latency of `ctta serve`, predicting and adapting, against the bare network.
+"""Measure throughput and latency of `ctta serve`, against the same guarded model that is called in a loop.
 
-    python benchmarks/serve_load.py [--method tent] [--batch 32] [--requests 60] [--clients 2]
+    python benchmarks/serve_load.py [--method tent] [--batch 32] [--clients 2] [--workers 1] [--requests 12]
+    python benchmarks/serve_load.py --batch 1 --clients 8 --requests 60
 
-The service runs in another process with the embedded network. Clients, each with its own stream, send batches as raw
-bytes in the Open Inference Protocol. The measurements take turns in rounds, so that other load on the machine affects
-them alike. "round trip" is what a request costs that does nothing, on a connection that is kept open.
+The service runs in another process with the embedded network, one worker and one torch thread by default. Clients, each
+with its own process and stream, send images as raw bytes in the Open Inference Protocol, and wait for each answer. The
+loop has a model for each stream, which get the same batches in the same numbers from one thread of this process; single
+images are only predicted, by the network as it was trained, as the service does for streams without a window. Loops
+and clients take turns, in rounds of alternating order, so that other load on the machine affects them alike. The
+clients take a part of the cores from the service, and none from the loop. Beside the ratio of throughputs, which other
+load on the machine makes noisy, there is that of the CPU time per image of the two processes, without the clients.
+"round trip" is what a request costs that does nothing.
 """
 
 import argparse
-import json
+import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import requests
+import numpy as np
 import torch
-from baseline import forward
-from measurements import seconds
+from measurements import median_interval, seconds
+from serve_clients import Camera, ClientProcesses
+from torch import Tensor
 
 import ctta
+from ctta.base import AdaptiveModel
+from ctta.datasets import sample
+from ctta.guard import Guarded, InputSpec
+from ctta.serve import build_method
 
-ROUNDS = 5
-
-
-def request_body(batch: int, *, stream: int, adapt: bool) -> tuple[bytes, dict[str, str]]:
-    """Return a batch of noise as a request body, and the header with the length of its JSON part."""
-    data = torch.rand(batch, 3, 32, 32).numpy().tobytes()
-    tensor = {"name": "input", "datatype": "FP32", "shape": [batch, 3, 32, 32]}
-    head = json.dumps(
-        {
-            "inputs": [{**tensor, "parameters": {"binary_data_size": len(data)}}],
-            "parameters": {"sequence_id": f"load{stream}", "adapt": adapt, "binary_data_output": True},
-        }
-    ).encode()
-    return head + data, {"Inference-Header-Content-Length": str(len(head))}
+NUM_IMAGES = 512  # that every client sends again and again
 
 
-def send(session: requests.Session, address: str, batch: int, stream: int, adapt: bool) -> None:
-    """Send a request, which must succeed."""
-    body, headers = request_body(batch, stream=stream, adapt=adapt)
-    session.post(f"{address}/v2/models/ctta/infer", data=body, headers=headers, timeout=600).raise_for_status()
+@dataclass
+class Timing:
+    """Latencies of all calls, the time of each round, and the CPU time of all rounds, in seconds."""
+
+    latencies: list[float] = field(default_factory=list)
+    rounds: list[float] = field(default_factory=list)
+    cpu_time: float = 0.0
+
+    def measure(self, run: Callable[[], list[float]], cpu_clock: Callable[[], float]) -> None:
+        """Run a round."""
+        started, cpu_started = time.perf_counter(), cpu_clock()
+        self.latencies += run()
+        self.rounds.append(time.perf_counter() - started)
+        self.cpu_time += cpu_clock() - cpu_started
+
+    def percentile(self, percent: int) -> float:
+        """Return a percentile of the latencies in milliseconds."""
+        return 1000 * statistics.quantiles(self.latencies, n=100)[percent - 1]
 
 
-def client(address: str, batch: int, count: int, adapt: bool, stream: int) -> list[float]:
-    """Return the latencies of one client that waits for each answer."""
-    with requests.Session() as session:
-        return [seconds(partial(send, session, address, batch, stream, adapt)) for _ in range(count)]
+class Loop:
+    """Models that are called in a loop, as an application would in its own process."""
+
+    def __init__(self, arguments: argparse.Namespace, images: Tensor) -> None:
+        net = ctta.models.embedded().eval()
+        self.batches, self.net, self.num_sent = images.split(arguments.batch), net, 0
+        spec = InputSpec(low=0, high=1)
+        self.models: list[AdaptiveModel] = [
+            Guarded(build_method(net, arguments.method), input_spec=spec) for _ in range(arguments.clients)
+        ]
+
+    def run(self, count: int, *, adapt: bool) -> list[float]:
+        """Call each model with the next batches, and return the latencies."""
+        found = []
+        for number in range(self.num_sent, self.num_sent + count):
+            x = self.batches[number % len(self.batches)]
+            for model in self.models:
+                predict = self._predict_single if len(x) == 1 else model.predict
+                found.append(seconds(partial(model if adapt else predict, x)))
+        self.num_sent += count
+        return found
+
+    def _predict_single(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            logits: Tensor = self.net(x)
+        return logits
 
 
-def round_trips(address: str, count: int) -> list[float]:
-    """Return the latencies of requests that do nothing, on one connection."""
-    with requests.Session() as session:
-        return [seconds(partial(session.get, f"{address}/v2/health/live", timeout=600)) for _ in range(count)]
+@contextmanager
+def start_service(arguments: argparse.Namespace, folder: Path) -> Iterator[tuple[str, int]]:
+    """Start a service in another process, and yield its address and the id of the process."""
+    options = ["--model", "embedded", "--method", arguments.method, "--port", "0", "--state", str(folder)]
+    workers = ["--workers", str(arguments.workers)]
+    command = [sys.executable, "-c", "from ctta.cli import main; main()", "serve", *options, *workers]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            yield server.stdout.readline().split()[-1], server.pid
+        finally:
+            server.terminate()
 
 
-def load(address: str, batch: int, count: int, clients: int, *, adapt: bool) -> list[float]:
-    """Return the latencies of several clients at once, each of which sends its part of the requests."""
-    with ThreadPoolExecutor(clients) as pool:
-        found = pool.map(partial(client, address, batch, count // clients, adapt), range(clients))
-        return [latency for latencies in found for latency in latencies]
+def read_cpu_time(process: int) -> float:
+    """Return the CPU time of a process and its threads in seconds."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
@@ -71,53 +114,62 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the throughput and latency of a service.")
     parser.add_argument("--method", default="tent")
     parser.add_argument("--batch", type=int, default=32, help="images per request")
-    parser.add_argument("--requests", type=int, default=60, help="requests of each kind")
-    parser.add_argument("--clients", type=int, default=2, help="concurrent clients, each with its own stream")
+    parser.add_argument("--requests", type=int, default=12, help="requests of each client in a round")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each kind")
+    parser.add_argument("--clients", type=int, default=2, help="clients, each with its own process and stream")
+    parser.add_argument("--workers", type=int, default=1, help="worker threads of the service")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    net, x = ctta.models.embedded(), torch.rand(arguments.batch, 3, 32, 32)
-    with TemporaryDirectory() as folder:
-        options = ["--model", "embedded", "--method", arguments.method, "--port", "0", "--state", folder]
-        workers = ["--workers", str(arguments.clients)]
-        command = [sys.executable, "-c", "from ctta.cli import main; main()", "serve", *options, *workers]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-            assert server.stdout is not None
-            address = server.stdout.readline().split()[-1]
+    images = torch.from_numpy(sample().images[:NUM_IMAGES]).permute(0, 3, 1, 2).float().div(255).contiguous()
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        np.save(folder / "images.npy", images.numpy())
+        with start_service(arguments, folder / "state") as (address, server):
+            clients = ClientProcesses(address, folder / "images.npy", batch=arguments.batch, count=arguments.clients)
             try:
-                measure(address, arguments, bare=partial(forward, net, x))
+                timings = measure(arguments, clients, Loop(arguments, images), partial(read_cpu_time, server))
+                camera = Camera(address, "ping", images.numpy(), 1)
+                timings["round trip"] = Timing([camera.ping() for _ in range(100)])
             finally:
-                server.terminate()
+                clients.stop()
+    print_table(arguments, timings)
 
 
-def measure(address: str, arguments: argparse.Namespace, *, bare: Callable[[], object]) -> None:
-    """Measure each in turn, and print a table."""
-    batch, clients, count = arguments.batch, arguments.clients, arguments.requests // ROUNDS
-    measurements: dict[str, Callable[[], list[float]]] = {
-        "bare network": lambda: [seconds(bare) for _ in range(count)],
-        "predict only": partial(load, address, batch, count, clients, adapt=False),
-        "adapt": partial(load, address, batch, count, clients, adapt=True),
-        "round trip": partial(round_trips, address, count),
-    }
-    latencies: dict[str, list[float]] = {name: [] for name in measurements}
-    spent = dict.fromkeys(measurements, 0.0)
-    for run in measurements.values():
+def measure(
+    arguments: argparse.Namespace, clients: ClientProcesses, loop: Loop, cpu_clock: Callable[[], float]
+) -> dict[str, Timing]:
+    """Let the loop and the clients take turns."""
+    count = arguments.requests
+    modes = {"predict only": False} if arguments.batch == 1 else {"predict only": False, "adapt": True}
+    runs: dict[str, Callable[[], list[float]]] = {}
+    for mode, adapt in modes.items():
+        runs[f"{mode}, loop"] = partial(loop.run, count, adapt=adapt)
+        runs[f"{mode}, service"] = partial(clients.run, count, adapt=adapt)
+    for run in runs.values():
         run()  # warm up
-    for _ in range(ROUNDS):
-        for name, run in measurements.items():
-            started = time.perf_counter()
-            latencies[name] += run()
-            spent[name] += time.perf_counter() - started
-    print(f"{arguments.method}, guarded; {clients} clients, batches of {batch}")
-    print(f"{'':16}images/s   ratio         p50         p99")
-    speeds = {name: batch * len(latencies[name]) / spent[name] for name in measurements}
-    speeds["round trip"] = 0  # without images
-    for name, speed in speeds.items():
-        milliseconds = sorted(1000 * latency for latency in latencies[name])
-        p99 = statistics.quantiles(milliseconds, n=100)[-1]
-        print(
-            f"{name:16}{speed:8.1f}{speed / speeds['bare network']:8.2f}"
-            f"{statistics.median(milliseconds):9.1f} ms{p99:9.1f} ms"
-        )
+    timings = {name: Timing() for name in runs}
+    for number in range(arguments.rounds):
+        for name in list(runs)[:: 1 if number % 2 == 0 else -1]:
+            timings[name].measure(runs[name], cpu_clock if name.endswith("service") else time.process_time)
+    return timings
+
+
+def print_table(arguments: argparse.Namespace, timings: dict[str, Timing]) -> None:
+    """Print throughput, the ratio of the service to the loop by rounds, and percentiles of the latency."""
+    method, clients, batch, workers = arguments.method, arguments.clients, arguments.batch, arguments.workers
+    print(f"{method}, guarded; {clients} clients, {batch} images per request, {workers} workers")
+    print(f"{'':24}images/s          service / loop    by CPU       p50       p99   p99/p50")
+    for name, timing in timings.items():
+        speed = batch * len(timing.latencies) / sum(timing.rounds) if timing.rounds else 0.0
+        ratio = by_cpu = ""
+        if name.endswith("service"):
+            loop = timings[name.replace("service", "loop")]
+            ratios = [ours / theirs for ours, theirs in zip(loop.rounds, timing.rounds, strict=True)]
+            low, high = median_interval(ratios)
+            ratio = f"{statistics.median(ratios):.2f} ({low:.2f} to {high:.2f})"
+            by_cpu = f"{loop.cpu_time / timing.cpu_time:.2f}"
+        p50, p99 = timing.percentile(50), timing.percentile(99)
+        print(f"{name:24}{speed:8.1f}{ratio:>24}{by_cpu:>10}{p50:7.1f} ms{p99:7.1f} ms{p99 / p50:10.1f}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from torch import Tensor
 
 import ctta
 from ctta import models
-from ctta.serve import Service, Tokens, create_app
+from ctta.serve import Service, Tokens, VideoSource, create_app
 
 TIMEOUT = 120.0  # seconds; test machines are slow at times
 SIZE = (16, 16)
@@ -57,7 +57,8 @@ class Client:
 
 def infer_request(stream: str | int, x: Tensor, **parameters: Any) -> dict[str, Any]:
     tensor = {"name": "input", "datatype": "FP32", "shape": list(x.shape), "data": x.flatten().tolist()}
-    return {"inputs": [tensor], "parameters": {"sequence_id": stream, **parameters}}
+    outputs = [{"name": name} for name in ("logits", "label", "confidence")]
+    return {"inputs": [tensor], "outputs": outputs, "parameters": {"sequence_id": stream, **parameters}}
 
 
 class ServerProcess:
@@ -92,9 +93,13 @@ class ServerProcess:
 
 
 @contextmanager
-def serve_in_thread(service: Service, tokens: Tokens = Tokens()) -> Iterator[Client]:  # noqa: B008
+def serve_in_thread(
+    service: Service,
+    tokens: Tokens = Tokens(),  # noqa: B008
+    sources: Sequence[VideoSource] = (),
+) -> Iterator[Client]:
     """Serve on a free port of this machine, in a thread of this process."""
-    config = uvicorn.Config(create_app(service, tokens), port=0, log_level="error", lifespan="on")
+    config = uvicorn.Config(create_app(service, tokens, sources), port=0, log_level="error", lifespan="on")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

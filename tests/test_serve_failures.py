@@ -32,26 +32,26 @@ def raise_error(error: Exception) -> Callable[[], None]:
     return fail
 
 
-FAULTS: dict[str, tuple[Callable[[], object], int]] = {
-    "shape mismatch": (lambda: torch.zeros(2, 3) @ torch.zeros(2, 3), 500),
-    "runtime error": (raise_error(RuntimeError(SECRET)), 500),
-    "value error": (raise_error(ValueError(SECRET)), 500),
-    "type error": (raise_error(TypeError(SECRET)), 500),
-    "index error": (raise_error(IndexError(SECRET)), 500),
-    "assertion": (raise_error(AssertionError(SECRET)), 500),
-    "disk error": (raise_error(OSError(SECRET)), 500),
-    "out of memory in Python": (raise_error(MemoryError(SECRET)), 503),
-    "out of memory on a GPU": (raise_error(torch.OutOfMemoryError(SECRET)), 503),
-    "out of memory as text": (raise_error(RuntimeError(f"MPS backend out of memory: {SECRET}")), 503),
-    "out of memory on the CPU": (allocate_too_much, 503),
+FAULTS: dict[str, tuple[Callable[[], object], str]] = {  # and the cause that the metrics count
+    "shape mismatch": (lambda: torch.zeros(2, 3) @ torch.zeros(2, 3), "internal"),
+    "runtime error": (raise_error(RuntimeError(SECRET)), "internal"),
+    "value error": (raise_error(ValueError(SECRET)), "internal"),
+    "type error": (raise_error(TypeError(SECRET)), "internal"),
+    "index error": (raise_error(IndexError(SECRET)), "internal"),
+    "assertion": (raise_error(AssertionError(SECRET)), "internal"),
+    "disk error": (raise_error(OSError(SECRET)), "internal"),
+    "out of memory in Python": (raise_error(MemoryError(SECRET)), "out_of_memory"),
+    "out of memory on a GPU": (raise_error(torch.OutOfMemoryError(SECRET)), "out_of_memory"),
+    "out of memory as text": (raise_error(RuntimeError(f"MPS backend out of memory: {SECRET}")), "out_of_memory"),
+    "out of memory on the CPU": (allocate_too_much, "out_of_memory"),
 }
 _fault: Callable[[], object] | None = None  # what the models below do now
 
 
 @contextmanager
-def failing(name: str) -> Iterator[None]:
+def failing(fault: str | Callable[[], object]) -> Iterator[None]:
     global _fault
-    _fault = FAULTS[name][0]
+    _fault = FAULTS[fault][0] if isinstance(fault, str) else fault
     try:
         yield
     finally:
@@ -119,10 +119,10 @@ def assert_same_streams(client: Client) -> None:
     assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
 
 
-def assert_withheld(response: Any, status: int) -> None:
-    assert response.status_code == status, response.text
+def assert_withheld(response: Any, cause: str = "internal") -> None:
+    assert response.status_code == 500, response.text
     assert SECRET not in response.text and "alloc" not in response.text and "2x3" not in response.text
-    assert ("Retry-After" in response.headers) == (status == 503)
+    assert ("Retry-After" in response.headers) == (cause == "out_of_memory")
 
 
 CASES = [
@@ -136,7 +136,7 @@ def test_a_failed_request_leaves_the_stream_as_it_was(
     tmp_path: Path, model: Callable[[Path], ctta.AdaptiveModel], fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Two streams get the same images, one of them a failing request in between."""
-    status = FAULTS[fault][1]
+    cause = FAULTS[fault][1]
     service = Service(model(tmp_path), tmp_path / "state", image_size=SIZE, window_size=6, update_every=1)
     with serve_in_thread(service) as client:
         for step in range(3):
@@ -146,14 +146,13 @@ def test_a_failed_request_leaves_the_stream_as_it_was(
         assert slot.stream and slot.stream.num_updates == 3
         num_changes = slot.stream.num_changes
         with failing(fault), caplog.at_level(logging.ERROR, "ctta.serve"):
-            assert_withheld(client.call("POST", "/streams/disturbed/image", data=make_png()), status)
+            assert_withheld(client.call("POST", "/streams/disturbed/image", data=make_png()), cause)
         (record,) = [record for record in caplog.records if record.name == "ctta.serve"]
         assert "disturbed" in record.getMessage() and record.exc_info and record.exc_info[2]
         assert slot.stream.num_changes == num_changes
-        cause = "out_of_memory" if status == 503 else "internal"
         metrics = client.call("GET", "/metrics").text
         assert f'ctta_failures_total{{cause="{cause}"}} 1.0\n' in metrics
-        assert f'route="/streams/{{name}}/image",status="{status}"' in metrics
+        assert 'route="/streams/{name}/image",status="500"' in metrics
         assert_same_streams(client)
 
 
@@ -182,7 +181,7 @@ def test_an_error_while_an_event_is_recorded_changes_nothing(tmp_path: Path, mon
 
         with monkeypatch.context() as patched:
             patched.setattr(service.factory.log, "append", fail)
-            assert_withheld(client.call("POST", "/streams/disturbed/image", data=make_png()), 500)
+            assert_withheld(client.call("POST", "/streams/disturbed/image", data=make_png()))
         assert_same_streams(client)
 
 
@@ -191,7 +190,7 @@ def test_a_failed_request_creates_no_stream(tmp_path: Path) -> None:
     service = Service(model, tmp_path / "state", image_size=SIZE, window_size=0)
     with serve_in_thread(service) as client:
         with failing("runtime error"):
-            assert_withheld(client.call("POST", "/streams/a/image", data=make_png()), 500)
+            assert_withheld(client.call("POST", "/streams/a/image", data=make_png()))
         assert client.call("GET", "/streams/a").status_code == 404
         assert client.json("GET", "/streams")["total"] == service.store.num_live == 0
         assert np.array_equal(
@@ -201,7 +200,7 @@ def test_a_failed_request_creates_no_stream(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("guarded", [False, True])
 def test_images_of_a_size_that_the_network_cannot_take(tmp_path: Path, guarded: bool) -> None:
-    """A declared size is checked by the service; without one, it is the network that fails."""
+    """A declared size is checked by the service; without one, the network fails, until a size is known that works."""
 
     def build() -> ctta.AdaptiveModel:
         return ctta.Guarded(make_tent(tmp_path)) if guarded else make_tent(tmp_path)
@@ -213,7 +212,37 @@ def test_images_of_a_size_that_the_network_cannot_take(tmp_path: Path, guarded: 
         for side, status in ((9, 500), (3000, 413)):
             response = client.call("POST", "/v2/models/ctta/infer", json=request_of_size(side))
             assert response.status_code == status and "mat1" not in response.text
-        assert client.infer("a", make_images(4))["logits"].shape == (4, 5)
+        assert client.infer("b", make_images(4))["logits"].shape == (4, 5)
+        assert_size_rejected(client)
+        assert client.call("GET", "/streams/a").status_code == 404
+        metrics = client.call("GET", "/metrics").text
+        assert 'ctta_failures_total{cause="internal"} 1.0\n' in metrics  # of the first request, when no size was known
+    with serve_in_thread(Service(build(), tmp_path / "any")) as client:  # knows the size of the stored stream
+        assert_size_rejected(client)
+
+
+def assert_size_rejected(client: Client) -> None:
+    """Send images of a size that the network cannot take, in every way."""
+    for response in (
+        client.call("POST", "/v2/models/ctta/infer", json=request_of_size(9)),
+        client.call("POST", "/streams/a/image", data=make_png(side=9)),
+        client.call("POST", "/streams/a/image?compare=true", data=make_png(side=9)),
+    ):
+        assert response.status_code == 400, response.text
+        assert "no images of [9, 9] pixels" in response.json()["error"] and "[16, 16]" in response.json()["error"]
+
+
+def test_a_network_that_fails_on_any_size_is_not_the_clients_fault(tmp_path: Path) -> None:
+    """Nor one that fails once: the size explains a failure only if it is the difference."""
+    faults = iter([raise_error(RuntimeError(SECRET))])
+    with serve_in_thread(Service(in_forward(tmp_path), tmp_path / "state", window_size=0)) as client:
+        client.infer("a", make_images(4))
+        before = comparable(client, "a")
+        with failing("assertion"):
+            assert_withheld(client.call("POST", "/v2/models/ctta/infer", json=request_of_size(9)))
+        with failing(lambda: next(faults, int)()):
+            assert_withheld(client.call("POST", "/v2/models/ctta/infer", json=request_of_size(15)))
+        assert comparable(client, "a") == before
 
 
 def request_of_size(side: int) -> dict[str, Any]:

@@ -22,10 +22,11 @@ import ctta
 from ctta.serve import Service
 from ctta.serve.errors import ApiError
 from ctta.serve.limits import MemoryBudget
-from ctta.serve.protocol import estimate_memory, parse_input, split_body
+from ctta.serve.tensors import estimate_memory, parse_input, split_body
 
 NUM_CLIENTS, NUM_STREAMS, INTERVAL = 48, 12, 0.5
 IMAGE_SIDES, NUM_IMAGES = (6200, 5000), 40
+IMAGE_REQUESTS = 'ctta_requests_total{method="POST",route="/streams/{name}/image"'
 MEMORY, REQUEST_MEMORY = 1024, 832  # MB
 
 
@@ -167,7 +168,7 @@ def test_the_memory_of_a_request_is_not_underestimated() -> None:
         json_length = headers.get("Inference-Header-Content-Length")
         tracemalloc.start()
         with suppress(ApiError):
-            parse_input(split_body(content, json_length), "input")
+            parse_input(split_body(content, json_length))
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         estimate = estimate_memory(content, json_length)
@@ -185,10 +186,16 @@ def send_raw(server: ServerProcess, *parts: bytes, pause: float = 0.0) -> socket
     return connection
 
 
+def count_image_requests(metrics: str) -> float:
+    """Return how many image files the service has finished with, including those of clients that have left."""
+    return sum(float(line.split()[-1]) for line in metrics.splitlines() if line.startswith(IMAGE_REQUESTS))
+
+
 def test_slow_and_abandoned_requests(server: ServerProcess) -> None:
     """A body that arrives byte by byte is served, and clients that hang up leave everything as it was."""
     body, client = make_png(), Client(server.client.address)
     client.infer("patient", make_images(4))
+    num_requests = count_image_requests(client.call("GET", "/metrics").text)
     head = f"POST /streams/patient/image HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     before = client.json("GET", "/streams/patient")["images"]
     for _ in range(5):
@@ -201,9 +208,10 @@ def test_slow_and_abandoned_requests(server: ServerProcess) -> None:
     for _ in range(5):
         send_raw(server, head, body).close()  # handled, if the service got to it before the client left
     end = time.monotonic() + 60
-    while "ctta_waiting_requests 0.0\n" not in (metrics := client.call("GET", "/metrics").text):
+    while count_image_requests(metrics := client.call("GET", "/metrics").text) < num_requests + 16:
         assert time.monotonic() < end
         time.sleep(0.02)
+    assert "ctta_waiting_requests 0.0\n" in metrics
     assert "ctta_failures_total{" not in metrics
     summary = client.json("GET", "/streams/patient")
     assert before + 1 <= summary["images"] <= before + 6

@@ -17,6 +17,7 @@ import ctta
 from ctta.cli.serve import serve
 from ctta.guard import Guarded
 from ctta.models import load as load_network
+from ctta.registry import DEFAULT_METHOD
 from ctta.serve import Service, build_method
 from ctta.serve.stream import ServedStream
 
@@ -47,7 +48,7 @@ def test_streams_are_bit_identical_after_a_restart(tmp_path: Path) -> None:
     # And the same as streams that never left this process.
     server = ServerProcess(state, *options)
     model = Guarded(
-        build_method(load_network(server.spec), "cotta_fast", ["views=2"]),
+        build_method(load_network(server.spec), DEFAULT_METHOD, ["views=2"]),
         input_spec=ctta.guard.InputSpec(low=0, high=1),
     )
     for name in NAMES:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from torch import nn
@@ -39,7 +39,7 @@ METHOD_HELP = (
 )
 MethodOption = Annotated[str, typer.Option(help=METHOD_HELP, metavar="NAME")]
 OptionalMethodOption = Annotated[
-    str | None, typer.Option(help=f"{METHOD_HELP} Default: that of the saved state, else cotta.", metavar="NAME")
+    str | None, typer.Option(help=f"{METHOD_HELP} Default: that of the saved state, else vane.", metavar="NAME")
 ]
 ModelOption = Annotated[
     str,
@@ -251,6 +251,18 @@ def parse_names(text: str) -> list[str]:
     ['tent', 'cotta']
     """
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def parse_every(text: str) -> dict[str, Any]:
+    """Parse which frames of a video to take: every n-th, or one per interval.
+
+    >>> parse_every("10"), parse_every("0.5s")
+    ({'every': 10}, {'interval': 0.5})
+    """
+    try:
+        return {"interval": float(text.removesuffix("s"))} if text.endswith("s") else {"every": int(text)}
+    except ValueError:
+        raise ConfigError(f"expected every n-th frame such as 10, or seconds such as 0.5s, got {text!r}") from None
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -2,14 +2,13 @@
 
 import tempfile
 from contextlib import nullcontext
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
-import torch
 import typer
 
-from ctta import models
 from ctta.cli.console import print_text
 from ctta.cli.options import (
     METHOD_HELP,
@@ -23,12 +22,12 @@ from ctta.cli.options import (
     SettingsOption,
     SizeOption,
     StdOption,
-    choose_adaptation,
     join_settings,
-    read_class_names,
+    parse_every,
 )
+from ctta.cli.service import ServiceRecipe, serve_on_ray
+from ctta.datasets.video import FrameSampling
 from ctta.errors import ConfigError
-from ctta.guard import Guarded, InputSpec
 
 # Panels of ``ctta serve --help``.
 SERVER, STREAMS, LIMITS = "Server", "Streams", "Limits"
@@ -51,7 +50,7 @@ def serve(
     method: Annotated[
         str | None,
         typer.Option(
-            help=f"{METHOD_HELP} Default: that of --config or of the saved streams, else cotta_fast.", metavar="NAME"
+            help=f"{METHOD_HELP} Default: that of --config or of the saved streams, else vane.", metavar="NAME"
         ),
     ] = None,
     settings: SettingsOption = None,
@@ -75,6 +74,16 @@ def serve(
             min=0, max=65535, help="Listen on this port; 0 picks a free one.", metavar="N", rich_help_panel=SERVER
         ),
     ] = 8000,
+    grpc_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Also serve the Open Inference Protocol over gRPC on this port; 0 picks a free one. Default: no gRPC.",
+            metavar="N",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
     token_file: Annotated[
         Path | None,
         typer.Option(
@@ -109,10 +118,51 @@ def serve(
     threads: Annotated[
         int, typer.Option(min=1, help="Use N torch threads per worker.", metavar="N", rich_help_panel=SERVER)
     ] = 1,
-    state: Annotated[
-        Path | None,
+    source: Annotated[
+        list[str] | None,
         typer.Option(
-            help="Save the streams in this folder, and resume those found there. Default: not saved.",
+            help="Read this camera (rtsp://..., /dev/video0) or video file and feed its frames to the stream NAME; "
+            "repeatable. See /sources. Default: none.",
+            metavar="NAME=SOURCE",
+            rich_help_panel=STREAMS,
+        ),
+    ] = None,
+    every: Annotated[
+        str,
+        typer.Option(
+            help="Take every N-th frame of a --source, or one per interval, such as 0.5s.",
+            metavar="N|Ns",
+            rich_help_panel=STREAMS,
+        ),
+    ] = "1",
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            help="Serve on the Ray cluster at this address; auto finds one, local starts one. Needs --state. "
+            "Default: one process, no cluster.",
+            metavar="ADDRESS",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Serve with N processes of --ray; for a service that runs, change their number, and 0 stops it. "
+            "Default: 1.",
+            metavar="N",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
+    replica_cpus: Annotated[
+        float,
+        typer.Option(min=0.0, help="Reserve N CPUs for each process of --ray.", metavar="N", rich_help_panel=SERVER),
+    ] = 1.0,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            help="Save the streams in this folder, and resume those found there; with --ray, a folder that all "
+            "machines share, or a URL such as s3://bucket/streams. Default: not saved.",
             metavar="DIR",
             rich_help_panel=STREAMS,
         ),
@@ -166,11 +216,29 @@ def serve(
             rich_help_panel=STREAMS,
         ),
     ] = 0,
+    pictures: Annotated[
+        bool,
+        typer.Option(
+            "--pictures",
+            help="Show the last image of each stream on the page, to whoever has the clients' token. "
+            "Default: images are not shown.",
+            rich_help_panel=STREAMS,
+        ),
+    ] = False,
     on_harm: Annotated[
         HarmRemedy | None,
         typer.Option(
             help="Reset or freeze a stream whose labels show that adaptation harms. Default: only report it.",
             metavar="|".join(HarmRemedy),
+            rich_help_panel=STREAMS,
+        ),
+    ] = None,
+    library: Annotated[
+        Path | None,
+        typer.Option(
+            help="Let new streams start with what others learned in such domains, kept in this folder. Needs --policy "
+            "recall. Default: none.",
+            metavar="DIR",
             rich_help_panel=STREAMS,
         ),
     ] = None,
@@ -248,54 +316,80 @@ def serve(
         max_batch=batch,
         request_timeout=timeout,
     )
-    torch.set_num_threads(threads)
-    chosen = choose_adaptation(
-        config,
+    sampling = FrameSampling(**parse_every(every))
+    sources = [serving.VideoSource.parse(text, sampling) for text in source or ()]
+    recipe = ServiceRecipe(
         model=model,
+        config=config,
         method=method,
         texts=join_settings(settings, policies, seed),
+        size=size,
+        classes=classes,
         mean=mean,
         std=std,
-        size=size,
+        guard=guard,
         device=device,
+        name=name,
+        num_workers=workers,
+        threads=threads,
+        snapshot_interval=snapshot_every,
+        unready_after=unready_after,
+        window_size=window,
+        update_every=update_every,
+        time_budget=budget,
+        num_answers=feedback,
+        keep_pictures=pictures,
+        on_harm=_get_remedy(on_harm),
+        limits=limits,
+        library=library,
     )
-    class_names = read_class_names(classes) or models.class_names(chosen.model)
-    if chosen.method:
-        adaptive = serving.build_method(chosen.net, chosen.method, chosen.texts)
-    else:
-        adaptive = serving.resume_method(chosen.net, state, chosen.texts)
-    size = chosen.size or ((32, 32) if chosen.model in models.CIFAR10_NETWORKS else None)
-    if guard:
-        spec = InputSpec(low=0, high=1, any_size=size is None)
-        adaptive = Guarded(adaptive, input_spec=spec, estimator=chosen.estimator, on_harm=_get_remedy(on_harm))
-    with nullcontext(state) if state else tempfile.TemporaryDirectory(prefix="ctta-serve-") as folder:
-        service = serving.Service(
-            adaptive,
-            folder,
-            name=name,
-            image_size=size,
-            class_names=class_names,
-            window_size=window,
-            update_every=update_every,
-            time_budget=budget,
-            limits=limits,
-            num_workers=workers,
-            snapshot_interval=snapshot_every,
-            unready_after=unready_after,
-            num_answers=feedback,
-            on_harm=_get_remedy(on_harm),
+    if ray is not None:
+        if state is None:
+            raise ConfigError(
+                "--ray needs --state: a folder that all machines share, or a URL such as s3://bucket/name"
+            )
+        if sources:
+            raise ConfigError("--source needs one process: give it to a service without --ray")
+        if grpc_port is not None:
+            raise ConfigError("--grpc-port needs one process: give it to a service without --ray")
+        if workers is None:
+            recipe = replace(recipe, num_workers=max(1, int(replica_cpus)))
+        serve_on_ray(
+            ray,
+            recipe,
+            state,
+            num_replicas=replicas,
+            num_cpus=replica_cpus,
+            tokens=tokens,
+            host=host,
+            port=port,
         )
+        return
+    if replicas is not None or "://" in (state or ""):
+        raise ConfigError("--replicas, and a URL as --state, need --ray: one process saves its streams in a folder")
+    with nullcontext(state) if state else tempfile.TemporaryDirectory(prefix="ctta-serve-") as folder:
+        service = recipe.build(serving.StateDirectory(folder))
 
         def on_listening(address: str) -> None:
             header = ' -H "Authorization: Bearer $CTTA_SERVE_TOKEN"' if tokens else ""
             print_text(f"Listening on {address}")
+            if address.startswith("grpc"):
+                return
             print_text(f"  curl{header} --data-binary @image.png {address}/streams/camera7/image")
             if state:
                 print_text(f"The streams are saved in {state}.")
             else:
                 print_text("The streams are not saved; use --state DIR to keep them.")
 
-        serving.serve(service, host=host, port=port, tokens=tokens, on_listening=on_listening)
+        serving.serve(
+            service,
+            host=host,
+            port=port,
+            tokens=tokens,
+            sources=sources,
+            grpc_port=grpc_port,
+            on_listening=on_listening,
+        )
         if state:
             num_streams = len(service.store.slots)
             print_text(f"Saved {num_streams} {'stream' if num_streams == 1 else 'streams'} in {state}.")

@@ -5,15 +5,18 @@ A request passes eight modules at most from the socket to its answer:
 1. ``app``: the ASGI application that uvicorn calls; routing, errors to JSON
 2. ``auth``: bearer token, host and origin
 3. ``limits``: the body, read within the limits
-4. ``protocol`` (Open Inference Protocol) or ``routes`` (images, operators, live page): bytes to tensors and back
+4. ``protocol`` (Open Inference Protocol, by ``protocol_http`` or ``grpc_server``, with ``tensors``) or ``routes``
+   (images, operators, live page): bytes to tensors and back
 5. ``service``: checks of the images
-6. ``store``: the queue of the stream, a worker thread, room in memory
+6. ``store``: the queue of the stream (its ``slot``), a worker thread, room in memory
 7. ``stream``: the call of the model, within the ``window`` and the time budget of the stream
 8. ``metrics``: counts on the way out
 
-If the stream is new or on disk, ``persistence`` creates or reads it between 6 and 7. Of the others, ``errors`` and
-``schemas`` hold what several modules share, ``audit`` records what happens to streams, ``directory`` remembers what
-they were started with, and ``server`` starts uvicorn.
+If the stream is new or on disk, ``persistence`` creates or reads it between 6 and 7. Single images that the source
+answers go through ``pass_queue``, where those of several streams share ``passes``. Of the others, ``errors`` and
+``schemas`` hold what several modules share, ``sizes`` tells whose fault a failure is, ``audit`` records what happens to
+streams, ``directory`` remembers what they were started with, ``sources`` reads cameras by itself, and ``server`` starts
+uvicorn.
 
 >>> import tempfile, ctta, torch
 >>> from ctta.guard import Guarded
@@ -27,15 +30,18 @@ they were started with, and ``server`` starts uvicorn.
 
 from ctta.serve.app import create_app
 from ctta.serve.auth import Tokens, check_host, read_tokens
-from ctta.serve.directory import build_method, resume_method
+from ctta.serve.directory import StateDirectory, build_method, resume_method
 from ctta.serve.limits import Limits
 from ctta.serve.server import serve
 from ctta.serve.service import Service
+from ctta.serve.sources import VideoSource
 
 __all__ = [
     "Limits",
     "Service",
+    "StateDirectory",
     "Tokens",
+    "VideoSource",
     "build_method",
     "check_host",
     "create_app",

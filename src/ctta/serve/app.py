@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from fastapi import Depends, FastAPI, Request, Response
@@ -16,34 +16,48 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import ctta
 from ctta.errors import InputError
 from ctta.serve.auth import Authenticator, Tokens
+from ctta.serve.details import detail_routes
 from ctta.serve.errors import INTERNAL, OUT_OF_MEMORY, RETRY_AFTER_OUT_OF_MEMORY, ApiError, is_out_of_memory
-from ctta.serve.limits import BodyReader
 from ctta.serve.metrics import ServiceMetrics
-from ctta.serve.protocol import protocol_routes
+from ctta.serve.protocol_http import protocol_routes
 from ctta.serve.routes import page_routes, stream_routes
 from ctta.serve.schemas import error_responses
 from ctta.serve.service import Service
+from ctta.serve.sources import SourcePullers, VideoSource, source_routes
 
 logger = logging.getLogger("ctta.serve")
 
 
-def create_app(service: Service, tokens: Tokens = Tokens()) -> FastAPI:  # noqa: B008  # frozen
+def create_app(
+    service: Service,
+    tokens: Tokens = Tokens(),  # noqa: B008  # frozen
+    sources: Sequence[VideoSource] = (),
+) -> FastAPI:
     """Return the ASGI application of a service, for uvicorn in a single process.
 
     Args:
         service: The service; its streams are saved when the application shuts down.
         tokens: Bearer tokens; without any, the application must be reachable from this machine only.
+        sources: Cameras that the service reads by itself while the application runs.
 
     Returns:
         The application.
     """
+    pullers = SourcePullers(service, sources)
     app = FastAPI(
-        title="ctta serve", version=ctta.__version__, docs_url=None, redoc_url=None, lifespan=_lifespan(service)
+        title="ctta serve",
+        version=ctta.__version__,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=_lifespan(service, pullers),
     )
-    auth, read_body = Authenticator(tokens), BodyReader(service.limits)
+    auth, read_body = Authenticator(tokens), service.read_body
     app.include_router(protocol_routes(service, auth, read_body))
     app.include_router(stream_routes(service, auth, read_body))
+    app.include_router(detail_routes(service, auth))
     app.include_router(page_routes(auth))
+    if pullers.pullers:
+        app.include_router(source_routes(pullers, auth))
 
     @app.get(
         "/metrics",
@@ -55,29 +69,41 @@ def create_app(service: Service, tokens: Tokens = Tokens()) -> FastAPI:  # noqa:
         """Return metrics for Prometheus."""
         return Response(service.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
-    async def handle_unexpected_error(request: Request, error: Exception) -> Response:
-        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        if is_out_of_memory(error):
-            service.metrics.count_failure(OUT_OF_MEMORY)
-            headers = {"Retry-After": str(RETRY_AFTER_OUT_OF_MEMORY)}
-            return JSONResponse({"error": "the service ran out of memory: see its log"}, 503, headers)
-        service.metrics.count_failure(INTERNAL)
-        return JSONResponse({"error": "the service failed: see its log"}, 500)
-
-    for kind in (ApiError, InputError, HTTPException, RequestValidationError):
-        app.add_exception_handler(kind, _handle_error)
-    app.add_exception_handler(Exception, handle_unexpected_error)
+    add_error_handlers(app, service.metrics.count_failure)
     app.add_middleware(_MetricsMiddleware, metrics=service.metrics)
     _remove_status_422(app)
     return app
 
 
-def _lifespan(service: Service) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+def add_error_handlers(app: FastAPI, on_failure: Callable[[str], None]) -> None:
+    """Let an application answer every error in the form of the Open Inference Protocol.
+
+    Args:
+        app: The application.
+        on_failure: Called with the cause of each failure that is not the client's fault.
+    """
+
+    async def handle_unexpected_error(request: Request, error: Exception) -> Response:
+        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        if is_out_of_memory(error):
+            on_failure(OUT_OF_MEMORY)
+            headers = {"Retry-After": str(RETRY_AFTER_OUT_OF_MEMORY)}
+            return JSONResponse({"error": "the service ran out of memory: see its log"}, 500, headers)
+        on_failure(INTERNAL)
+        return JSONResponse({"error": "the service failed: see its log"}, 500)
+
+    for kind in (ApiError, InputError, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, _handle_error)
+    app.add_exception_handler(Exception, handle_unexpected_error)
+
+
+def _lifespan(service: Service, pullers: SourcePullers) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         autosave = asyncio.create_task(service.store.autosave_loop())
         try:
-            yield
+            async with pullers.running():
+                yield
         finally:
             autosave.cancel()
             await asyncio.wait({autosave})

@@ -18,10 +18,10 @@ from ctta.fingerprints import source_fingerprint
 from ctta.hyperparameters import format_hyperparameters
 from ctta.io.atomic import atomic_write
 from ctta.io.provenance import check_same_settings, read_settings
-from ctta.registry import find_methods, resolve_method
+from ctta.registry import DEFAULT_METHOD, find_methods, resolve_method
+from ctta.serve.persistence import Snapshots
 from ctta.serve.window import DEFAULT_BATCH_STATS
 
-DEFAULT_METHOD = "cotta_fast"
 _FORMAT = 2  # of service.json; files of version 0.1 have no format
 
 
@@ -49,7 +49,7 @@ def build_method(net: nn.Module, name: str, settings: Sequence[str] = ()) -> Ada
 def resume_method(
     net: nn.Module, state_dir: str | os.PathLike[str] | None, settings: Sequence[str] = ()
 ) -> AdaptiveModel:
-    """Build the method that the streams in a directory were started with; cotta_fast if there are none.
+    """Build the method that the streams in a directory were started with; the default one if there are none.
 
     Args:
         net: The source network.
@@ -75,7 +75,47 @@ def resume_method(
             model = build_method(net, name, settings)
             if format_hyperparameters(model.hyperparameters) == recorded.get("settings"):
                 return model
-    return build_method(net, DEFAULT_METHOD if DEFAULT_METHOD in names else names[0], settings)
+    return build_method(net, names[0], settings)
+
+
+class StateDirectory:
+    """The directory of a service, which one process owns until it releases it.
+
+    Args:
+        path: The directory; it is created if needed.
+
+    Raises:
+        ConfigError: If another process uses the directory.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = lock_directory(self.path)
+
+    @property
+    def audit_file(self) -> Path:
+        """File of the audit log."""
+        return self.path / "audit.jsonl"
+
+    def check_same_service(self, model: AdaptiveModel) -> None:
+        """Raise if the streams were started with another network or method.
+
+        Args:
+            model: Model of the service.
+
+        Raises:
+            ConfigError: If they were.
+        """
+        check_same_service(self.path, model)
+
+    def open_snapshots(self) -> Snapshots:
+        """Return the snapshots of the streams."""
+        return Snapshots(self.path / "streams")
+
+    def release(self) -> None:
+        """Let another process use the directory."""
+        self._lock.release()
 
 
 def lock_directory(directory: Path) -> FileLock:

@@ -48,7 +48,7 @@ def hide_internal_errors(task: str, on_failure: Callable[[str], None]) -> Iterat
     """Turn errors that are not the client's fault into an :class:`ApiError` that withholds their text.
 
     ``ApiError`` and ``InputError`` pass. Everything else is logged with its traceback, counted, and answered with
-    status 500, or 503 if memory ran out.
+    status 500; if memory ran out, the answer says that the same request may succeed later.
 
     Args:
         task: What is done within, for the log.
@@ -63,7 +63,7 @@ def hide_internal_errors(task: str, on_failure: Callable[[str], None]) -> Iterat
         if is_out_of_memory(error):
             on_failure(OUT_OF_MEMORY)
             message = "the service ran out of memory; nothing was changed: send the request again later"
-            raise ApiError(503, message, retry_after=RETRY_AFTER_OUT_OF_MEMORY) from error
+            raise ApiError(500, message, retry_after=RETRY_AFTER_OUT_OF_MEMORY) from error
         on_failure(INTERNAL)
         raise ApiError(500, "the network or the service failed; nothing was changed: see the service's log") from error
 

@@ -4,14 +4,15 @@ import asyncio
 import ctypes
 import math
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, fields
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from ctta.errors import ConfigError
+from ctta.serve.compression import Decompressor
 from ctta.serve.errors import ApiError
 
 LARGE = 16 * 2**20  # bytes from which on it is worth a millisecond to return freed memory
@@ -86,43 +87,68 @@ class BodyReader:
         self.limits = limits
         self._num_bytes = 0  # of the requests that have not been answered yet
 
-    async def __call__(self, request: Request) -> AsyncIterator[bytes]:
+    async def __call__(self, request: Request) -> AsyncIterator[bytearray]:
         """Yield the body of a request, which counts toward the total until the request has been answered.
 
         Args:
             request: The request.
 
         Yields:
-            The whole body.
+            The whole body; what a compressed one expands to, within the same limits.
         """
-        if request.headers.get("content-encoding", "identity") != "identity":
-            raise ApiError(415, "compressed bodies are not supported: send the body without Content-Encoding")
+        encoding = request.headers.get("content-encoding", "identity").strip().lower()
+        decompressor = None if encoding == "identity" else Decompressor(encoding)
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared[:20]) > self.limits.max_body_bytes:
             raise self._too_large()
         body = bytearray()
         try:
-            await self._read_into(body, request)
-            content, num_bytes = bytes(body), len(body)
-            body.clear()  # or there would be two copies until the answer
-            try:
-                yield content
-            finally:
-                self._num_bytes -= num_bytes
+            await self._read_into(body, request, decompressor)
+            yield body
         finally:
-            self._num_bytes -= len(body)  # of a request that failed
+            self._num_bytes -= len(body)
 
-    async def _read_into(self, body: bytearray, request: Request) -> None:
+    @contextmanager
+    def hold(self, num_bytes: int) -> Iterator[None]:
+        """Count a body that was read elsewhere toward the total for the duration of a block.
+
+        Args:
+            num_bytes: Its size.
+
+        Raises:
+            ApiError: If the body, or all of them together, are too large.
+        """
+        self._num_bytes += num_bytes
+        try:
+            self._check_size(num_bytes)
+            yield
+        finally:
+            self._num_bytes -= num_bytes
+
+    async def _read_into(self, body: bytearray, request: Request, decompressor: Decompressor | None) -> None:
+        num_received = 0
         try:
             async with asyncio.timeout(self.limits.request_timeout):
                 async for chunk in request.stream():
-                    self._num_bytes += len(chunk)
-                    body += chunk
-                    self._check_size(len(body))
+                    num_received += len(chunk)
+                    self._check_size(num_received)  # what expands to nothing takes time
+                    if decompressor is None:
+                        self._append(body, chunk)
+                        continue
+                    for piece in decompressor.expand(chunk):
+                        self._append(body, piece)
+                        await asyncio.sleep(0)  # other requests should not have to wait
+            if decompressor is not None:
+                decompressor.finish()
         except TimeoutError:
             raise ApiError(408, f"the body did not arrive within {self.limits.request_timeout:g} s") from None
         except ClientDisconnect:
             raise ApiError(400, "the client disconnected before its body was complete") from None
+
+    def _append(self, body: bytearray, piece: bytes) -> None:
+        self._num_bytes += len(piece)
+        body += piece
+        self._check_size(len(body))
 
     def _check_size(self, num_bytes: int) -> None:
         if num_bytes > self.limits.max_body_bytes:
@@ -135,7 +161,8 @@ class BodyReader:
     def _too_large(self) -> ApiError:
         return ApiError(
             413,
-            f"the body exceeds {self.limits.max_body_bytes} bytes: send less, or serve with a larger --body",
+            f"the body exceeds {self.limits.max_body_bytes} bytes, as sent or expanded: send less, or serve with a "
+            "larger --body",
         )
 
 
@@ -221,11 +248,7 @@ class MemoryBudget:
         self._released.set()
 
 
-def return_freed_memory(num_bytes: int) -> None:
-    """Return freed memory to the system: glibc keeps some for each thread that decoded a request.
-
-    Args:
-        num_bytes: Memory that decoding took; nothing is done for a small amount.
-    """
-    if num_bytes >= LARGE and sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
+def return_freed_memory() -> None:
+    """Return freed memory to the system: glibc keeps some for each thread that decoded a large request."""
+    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
         library.malloc_trim(0)

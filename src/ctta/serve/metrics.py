@@ -8,7 +8,7 @@ from ctta.guard import EventKind
 from ctta.serve.audit import StreamEvent
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-HTTP_METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS")
+METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "GRPC")
 #: Kinds of events with a count of their own; others are counted as "other".
 EVENT_KINDS = {*StreamEvent, *EventKind}
 
@@ -52,12 +52,12 @@ class ServiceMetrics:
         """Count a request.
 
         Args:
-            method: HTTP method.
+            method: HTTP method, or ``"GRPC"``.
             route: Path template of the route, not the path that the client sent.
-            status: HTTP status of the answer.
+            status: HTTP status of the answer, or the one that a status of gRPC stands for.
             seconds: Time that the answer took.
         """
-        self.requests.labels(method if method in HTTP_METHODS else "other", route, str(status)).inc()
+        self.requests.labels(method if method in METHODS else "other", route, str(status)).inc()
         self.request_duration.labels(route).observe(seconds)
 
     def count_event(self, kind: str) -> None:

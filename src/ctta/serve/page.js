@@ -1,19 +1,19 @@
-// The live page: polls the streams and draws a card for each. No libraries, nothing from other servers.
+// The live page: polls a page of the streams and draws a card for each. No libraries, nothing from other servers.
 "use strict";
 
-const REFRESH_SECONDS = 2, MAX_CARDS = 60;
+const REFRESH_SECONDS = 2, PAGE_SIZE = 24, FEW_CARDS = 12;
 const $ = id => document.getElementById(id);
 const tokens = { infer: "", admin: "" };  // in memory only
 const cards = new Map();
 
 // ---- requests ----
 
-async function request(path, { method = "GET", body, scope = "infer" } = {}) {
+async function request(path, { method = "GET", body, scope = "infer", read = response => response.json() } = {}) {
   for (let retry = true; ; retry = false) {
     const token = tokens[scope] || tokens.admin || tokens.infer;
     const headers = token ? { Authorization: `Bearer ${token}` } : {};
     const response = await fetch(path, { method, body, headers, cache: "no-store" });
-    if (response.ok) return response.json();
+    if (response.ok) return read(response);
     const { error = response.statusText } = await response.json().catch(() => ({}));
     if (retry && (response.status === 401 || response.status === 403)) {
       const given = await promptForToken(error);
@@ -66,12 +66,16 @@ function curvePath(values, toHeight, width = 240) {
 function createCard(name) {
   const card = $("card").content.firstElementChild.cloneNode(true);
   card.dataset.stream = name;
-  card.querySelector("h3").textContent = card.querySelector("h3").title = name;
-  card.querySelector(".confidence").setAttribute("aria-label", "confidence over the last requests");
-  card.querySelector(".collapse").setAttribute("aria-label", "collapse score over the last requests");
-  for (const button of card.querySelectorAll("button"))
+  const title = card.querySelector(".name");
+  title.textContent = name;
+  title.title = `${name}: try an image on this stream`;
+  title.id = `stream-${name}`;
+  card.setAttribute("aria-labelledby", title.id);
+  for (const button of card.querySelectorAll("[data-action]"))
     button.addEventListener("click", () => act(name, button));
-  card.querySelector("header").addEventListener("click", () => { $("stream").value = name; });
+  title.addEventListener("click", () => { $("stream").value = name; $("stream").focus(); });
+  const compared = card.querySelector(".compared");
+  compared.addEventListener("toggle", () => { if (compared.open) showAnswers(card); });
   return card;
 }
 
@@ -84,6 +88,49 @@ async function act(name, button) {
     $("error").textContent = `${name}: ${error.message}`;
   }
   button.disabled = false;
+}
+
+/** Show the last answers of a stream beside those of the source, as a table: rows are the source's classes. */
+async function showAnswers(card) {
+  const compared = card.querySelector(".compared"), seen = card.dataset.images;
+  if (!compared.open || compared.hidden || compared.dataset.seen === seen) return;
+  compared.dataset.seen = seen;
+  const { total, agreement, classes, counts } = await request(`streams/${card.dataset.stream}/answers`);
+  const share = agreement === null ? "" : `(${(100 * agreement).toFixed(0)} % as the source)`;
+  compared.querySelector(".agreement").textContent = share;
+  compared.querySelector("caption").textContent = total
+    ? `last ${total} answers; rows: source, columns: adapted` : "no answers yet";
+  const names = classes.map(each => each.label ?? String(each.class));
+  if (counts.length > names.length) names.push("other");
+  const header = (text, scope) => {
+    const cell = document.createElement("th");
+    [cell.textContent, cell.title, cell.scope] = [text, text, scope];
+    return cell;
+  };
+  const head = document.createElement("tr");
+  head.append(document.createElement("td"), ...names.map(name => header(name, "col")));
+  compared.querySelector("thead").replaceChildren(...(total ? [head] : []));
+  compared.querySelector("tbody").replaceChildren(...counts.map((numbers, row) => {
+    const line = document.createElement("tr");
+    line.append(header(names[row], "row"), ...numbers.map((number, column) => {
+      const cell = document.createElement("td");
+      cell.textContent = number;
+      cell.className = number === 0 ? "zero" : row === column ? "same" : "other";
+      return cell;
+    }));
+    return line;
+  }));
+}
+
+async function showPicture(card) {
+  const picture = card.querySelector(".picture"), seen = card.dataset.images;
+  if (picture.dataset.seen === seen) return;
+  picture.dataset.seen = seen;
+  const content = await request(`streams/${card.dataset.stream}/picture`, { read: response => response.blob() });
+  URL.revokeObjectURL(picture.src);
+  picture.src = URL.createObjectURL(content);
+  picture.alt = `last image of ${card.dataset.stream}`;
+  picture.hidden = false;
 }
 
 // The gain over the network without adaptation, such as "+6.2 ± 1.8 points"; streams without labels have none.
@@ -102,6 +149,21 @@ function formatEstimate(health) {
   return `adapting: ${health.estimated_gain < 0 ? "" : "+"}${points} ± ${half} points, estimated`;
 }
 
+/** Return whether the gain is above or below zero for certain. */
+function judgeGain({ feedback, health }) {
+  const [low, high] = feedback && feedback.gain !== null ? [feedback.low, feedback.high]
+    : [health.estimated_gain_low ?? null, health.estimated_gain_high ?? null];
+  return low !== null && low > 0 ? "good" : high !== null && high < 0 ? "alarm" : "";
+}
+
+const spellRange = (values, format) => values.length
+  ? `from ${format(Math.min(...values))} to ${format(Math.max(...values))}, now ${format(values.at(-1))}` : "no values yet";
+
+/** Let screen readers say something. */
+function announce(text) {
+  $("announcements").textContent = text;
+}
+
 const isAlarmed = stream => stream.collapse_score !== null && stream.collapse_score >= 1;
 
 function showStream(stream) {
@@ -115,13 +177,19 @@ function showStream(stream) {
     : stream.live ? ["adapting", "good"] : ["on disk", "still"];
   setText(".badge", state);
   card.querySelector(".badge").className = `badge ${style}`;
+  if (isAlarmed(stream) && !card.classList.contains("alarm")) announce(`${stream.name}: alarm`);
   card.classList.toggle("alarm", isAlarmed(stream));
+  card.dataset.images = stream.images;
 
   const known = stream.confidences.filter(value => value !== null);
   const confidence = curvePath(stream.confidences, value => 54 - 52 * value);
   card.querySelector(".confidence .line").setAttribute("d", confidence);
   const hasArea = known.length === stream.confidences.length && known.length > 1;
   card.querySelector(".confidence .area").setAttribute("d", hasArea ? `${confidence}L240 56L0 56Z` : "");
+  const describe = (selector, text) => card.querySelector(selector).setAttribute("aria-label", text);
+  describe(".confidence", `confidence over the last ${known.length} requests, ${spellRange(known, formatPercent)}`);
+  const scores = stream.collapse_scores.filter(value => value !== null);
+  describe(".collapse", `collapse score, ${spellRange(scores, value => value.toFixed(2))}; an alarm from 1 on`);
   setText(".confidence-now", known.length ? formatPercent(known.at(-1)) : "–");
   const collapse = curvePath(stream.collapse_scores, value => 29 - 19 * Math.min(Math.max(value, 0), 1.5));
   card.querySelector(".collapse .line").setAttribute("d", collapse);
@@ -131,6 +199,7 @@ function showStream(stream) {
   setText(".images", compact.format(stream.images));
   setText(".skipped", compact.format(stream.skipped.not_finite + stream.skipped.budget));
   setText(".gain", formatGain(stream.feedback) || formatEstimate(stream.health));
+  card.querySelector(".gain").className = `gain ${judgeGain(stream)}`;
   setText(".used", formatAge(Date.now() / 1000 - stream.used_at));
   setText(".number", `(${stream.events.length})`);
   showEvents(card.querySelector("ol"), stream.events);
@@ -153,47 +222,101 @@ function showEvents(list, events) {
   }));
 }
 
+let offset = 0;
+
 async function refresh() {
   try {
-    const { total, streams } = await request(`streams?limit=${MAX_CARDS}`);
-    if (!$("stream").value) $("stream").value = streams[0]?.name ?? "default";  // the most recently used
-    const names = new Set(streams.map(stream => stream.name));
-    for (const [name, card] of cards) if (!names.has(name)) { card.remove(); cards.delete(name); }
-    // By name, so that cards stay where they are while streams are used in turn.
-    const compareNames = (one, other) => one.localeCompare(other, "en", { numeric: true });
-    for (const stream of streams.sort((one, other) => compareNames(one.name, other.name))) {
-      const card = showStream(stream);
-      if (!card.isConnected) {
-        const next = [...$("cards").children].find(other => compareNames(other.dataset.stream, stream.name) > 0);
-        $("cards").insertBefore(card, next ?? null);
-      }
+    const query = new URLSearchParams({ limit: PAGE_SIZE, offset, order: $("order").value, search: $("search").value.trim() });
+    if ($("state").value) query.set("state", $("state").value);
+    const listed = await request(`streams?${query}`);
+    if (offset && offset >= listed.matching) {  // there are fewer than before
+      offset = Math.max(0, PAGE_SIZE * (Math.ceil(listed.matching / PAGE_SIZE) - 1));
+      return await refresh();
     }
-    showTotals(total, streams);
+    const streams = listed.streams, names = new Set(streams.map(stream => stream.name));
+    if (!$("stream").value) $("stream").value = streams[0]?.name ?? "default";
+    for (const [name, card] of cards) if (!names.has(name)) { card.remove(); cards.delete(name); }
+    arrange(streams.map(showStream));
+    showTotals(listed);
     $("connection").textContent = "";
+    await Promise.all(streams.map(stream => showDetails(stream, listed.matching)));
   } catch (error) {
     $("connection").textContent = `Cannot load the streams: ${error.message}`;
   }
 }
 
-function showTotals(total, streams) {
-  const sum = key => streams.reduce((subtotal, stream) => subtotal + stream[key], 0);
-  const totals = {
-    "in memory": streams.filter(stream => stream.live).length,
-    alarms: streams.filter(isAlarmed).length,
-    updates: compact.format(sum("updates")),
-    images: compact.format(sum("images")),
-    waiting: sum("waiting"),
+/** Bring the cards into order, but not while one of them is in use: it would lose the focus. */
+function arrange(ordered) {
+  const section = $("cards"), isInUse = section !== document.activeElement && section.contains(document.activeElement);
+  ordered.forEach((card, place) => {
+    if (isInUse ? !card.isConnected : section.children[place] !== card) section.insertBefore(card, section.children[place] ?? null);
+  });
+}
+
+async function showDetails(stream, matching) {
+  const card = cards.get(stream.name), compared = card.querySelector(".compared");
+  if (stream.feedback && compared.hidden) {
+    compared.hidden = false;
+    compared.open = matching <= FEW_CARDS;  // each open one is a request
+  }
+  if (stream.live && stream.feedback) await showAnswers(card);
+  if (stream.live && stream.picture) await showPicture(card);
+}
+
+function showTotals({ total, matching, totals, streams }) {
+  const shown = {
+    "in memory": compact.format(totals.live),
+    alarms: totals.alarms,
+    harmed: totals.harmed,
+    frozen: compact.format(totals.frozen),
+    updates: compact.format(totals.updates),
+    images: compact.format(totals.images),
+    waiting: totals.waiting,
   };
-  $("totals").replaceChildren(...Object.entries(totals).map(([name, value]) => {
+  $("totals").replaceChildren(...Object.entries(shown).map(([name, value]) => {
     const pair = document.createElement("div"), term = document.createElement("dt"), text = document.createElement("dd");
     [term.textContent, text.textContent] = [name, value];
     pair.append(term, text);
     return pair;
   }));
-  $("count").textContent = total > streams.length ? `${streams.length} of ${total}, most recently used` : total || "";
+  const setText = (id, text) => { if ($(id).textContent !== text) $(id).textContent = text; };
+  const format = number => number.toLocaleString("en");
+  setText("count", matching < total ? `${format(matching)} of ${format(total)}` : total ? format(total) : "");
+  setText("range", matching ? `${format(offset + 1)}–${format(offset + streams.length)} of ${format(matching)}` : "");
+  $("previous").disabled = offset === 0;
+  $("next").disabled = offset + PAGE_SIZE >= matching;
+  $("pages").hidden = matching <= PAGE_SIZE;
   $("empty").hidden = total > 0;
+  $("filters").hidden = total === 0;
+  $("none").hidden = total === 0 || matching > 0;
   $("names").replaceChildren(...streams.map(stream => new Option(stream.name)));
 }
+
+async function turnPage(pages) {
+  offset = Math.max(0, offset + pages * PAGE_SIZE);
+  await refresh();
+  announce(`streams ${$("range").textContent}`);
+}
+
+async function filter() {
+  offset = 0;
+  await refresh();
+  announce(`${$("count").textContent} streams`);
+}
+
+let typing = null;
+$("search").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(filter, 250); });
+for (const id of ["state", "order"]) $(id).addEventListener("change", filter);
+$("filters").addEventListener("submit", event => { event.preventDefault(); filter(); });
+$("previous").addEventListener("click", () => turnPage(-1));
+$("next").addEventListener("click", () => turnPage(1));
+$("clear").addEventListener("click", () => { $("search").value = $("state").value = ""; filter(); });
+document.addEventListener("keydown", event => {
+  if (event.key === "/" && !event.ctrlKey && !event.metaKey && !event.target.closest("input, select, textarea, dialog")) {
+    event.preventDefault();
+    $("search").focus();
+  }
+});
 
 // ---- trying an image ----
 

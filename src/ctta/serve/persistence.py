@@ -16,17 +16,19 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.encoding import encode, is_serializable
 from ctta.checkpoint.files import load, save
+from ctta.checkpoint.library import StateLibrary
 from ctta.checkpoint.manifest import nested_models, optimizer_tensors, unserializable_arguments
 from ctta.errors import CheckpointError, DamagedCheckpointError
 from ctta.hyperparameters import format_hyperparameters
 from ctta.io.atomic import fsync_directory, fsync_file
 from ctta.io.tensors import read_tensors, write_tensors
 from ctta.serve.audit import AuditLog, StreamEvent
+from ctta.serve.passes import SourcePasses
 from ctta.serve.schemas import STREAM_NAME_PATTERN
 from ctta.serve.stream import ServedStream
 from ctta.serve.window import SampleWindow, TimeBudget
@@ -36,8 +38,8 @@ logger = logging.getLogger("ctta.serve")
 
 STATE_FILE, WINDOW_FILE = "state.safetensors", "window.safetensors"
 _FORMAT = 2  # of the window file
-_UNFINISHED = "unfinished-"
-_DELETED, _DAMAGED = ".deleted-", ".damaged-"  # no stream's directory starts with a dot
+UNFINISHED = "unfinished-"
+DELETED, DAMAGED = ".deleted-", ".damaged-"  # no stream's directory starts with a dot
 #: What a summary must have; others came later, or only for the page.
 _SUMMARY: dict[str, type | tuple[type, ...]] = {
     "name": str,
@@ -90,8 +92,11 @@ class Snapshots:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
-        for pattern in (f"*/{_UNFINISHED}*", f"{_DELETED}*"):
-            for leftover in list(directory.glob(pattern)):  # of a process that was killed
+        self._remove_leftovers()
+
+    def _remove_leftovers(self) -> None:
+        for pattern in (f"*/{UNFINISHED}*", f"{DELETED}*"):
+            for leftover in list(self.directory.glob(pattern)):  # of a process that was killed
                 shutil.rmtree(leftover)
 
     def names(self) -> Iterator[str]:
@@ -104,8 +109,8 @@ class Snapshots:
         """Replace the snapshot of a stream by its current state; OSError if that fails, and the old one remains."""
         parent = self.directory / directory_name(stream.name)
         parent.mkdir(exist_ok=True)
-        number = max(self._numbers(parent), default=0) + 1
-        unfinished = parent / f"{_UNFINISHED}{number}"
+        number = self._next_number(stream.name)
+        unfinished = parent / f"{UNFINISHED}{number}"
         try:
             unfinished.mkdir()
             save(stream.model, unfinished / STATE_FILE)
@@ -114,17 +119,13 @@ class Snapshots:
             write_tensors(unfinished / WINDOW_FILE, tensors, "stream", header)
             fsync_file(unfinished / WINDOW_FILE)
             fsync_directory(unfinished)
-            os.rename(unfinished, parent / str(number))
+            self._publish(unfinished, parent, number)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)  # after an error: the disk may be full
-        fsync_directory(parent)
-        fsync_directory(self.directory)
-        for older in self._numbers(parent) - {number}:
-            shutil.rmtree(parent / str(older), ignore_errors=True)  # the next write tries again
 
     def state_file(self, name: str) -> Path:
         """Return the file of a stream's model, which :func:`ctta.load` reads."""
-        return self._newest(name) / STATE_FILE
+        return self._find_file(name, STATE_FILE)
 
     def read_summary(self, name: str) -> dict[str, Any]:
         """Return the summary of a stream as of its snapshot; DamagedCheckpointError if it cannot be read."""
@@ -134,7 +135,7 @@ class Snapshots:
     def restore(self, stream: ServedStream) -> None:
         """Restore the window and the history of a stream whose model was loaded; DamagedCheckpointError on failure."""
         with self._detect_damage(stream.name):
-            path = self._newest(stream.name) / WINDOW_FILE
+            path = self._find_file(stream.name, WINDOW_FILE)
             header, tensors = read_tensors(path, "stream", needs_checksum=_needs_checksum)
             stream.restore(_check_summary(header["summary"]))
             stream.window.num_since_update = int(header["since_update"])
@@ -144,7 +145,7 @@ class Snapshots:
 
     def delete(self, name: str) -> None:
         """Delete the snapshot of a stream, if there is one."""
-        path, deleted = (self.directory / f"{prefix}{directory_name(name)}" for prefix in ("", _DELETED))
+        path, deleted = (self.directory / f"{prefix}{directory_name(name)}" for prefix in ("", DELETED))
         shutil.rmtree(deleted, ignore_errors=True)
         if path.exists():
             os.rename(path, deleted)  # first, so that a kill leaves no partial directory that looks like a stream
@@ -154,7 +155,7 @@ class Snapshots:
     def quarantine(self, name: str) -> Path:
         """Move a stream that cannot be read out of the way, and return where it is for a person to look at."""
         source = self.directory / directory_name(name)
-        path = self.directory / f"{_DAMAGED}{time.time_ns()}-{source.name}"
+        path = self.directory / f"{DAMAGED}{time.time_ns()}-{source.name}"
         if source.exists():  # or somebody has removed it
             os.rename(source, path)
             fsync_directory(self.directory)
@@ -171,17 +172,30 @@ class Snapshots:
             raise DamagedCheckpointError(f"{path} cannot be read ({error})") from error
 
     def _read_header(self, name: str) -> dict[str, Any]:
-        with safe_open(self._newest(name) / WINDOW_FILE, framework="pt") as file:
+        with safe_open(self._find_file(name, WINDOW_FILE), framework="pt") as file:
             header: dict[str, Any] = json.loads((file.metadata() or {})["stream"])
         return header
 
-    def _newest(self, name: str) -> Path:
+    def _next_number(self, name: str) -> int:
+        return max(self._numbers(self.directory / directory_name(name)), default=0) + 1
+
+    def _publish(self, unfinished: Path, parent: Path, number: int) -> None:
+        """Make a snapshot that was written the newest one, and remove those before it."""
+        os.rename(unfinished, parent / str(number))
+        fsync_directory(parent)
+        fsync_directory(self.directory)
+        for older in self._numbers(parent):
+            if older < number:
+                shutil.rmtree(parent / str(older), ignore_errors=True)  # the next write tries again
+
+    def _find_file(self, name: str, file_name: str) -> Path:
+        """Return a file of a stream's newest snapshot."""
         if not self.directory.is_dir():  # not damage of a stream: a disk that is not mounted
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.directory))
         parent = self.directory / directory_name(name)
         if not (numbers := self._numbers(parent)):
             raise FileNotFoundError(f"there is no snapshot in {parent}")
-        return parent / str(max(numbers))
+        return parent / str(max(numbers)) / file_name
 
     @staticmethod
     def _numbers(parent: Path) -> set[int]:
@@ -201,11 +215,13 @@ class StreamFactory:
         update_every: Images between two updates.
         time_budget: Fraction of time for updates; None for no limit.
         num_answers: Number of last answers of each stream to remember for feedback.
+        keep_pictures: Whether to keep the last image of each stream in memory.
         on_harm: What to do when labels show harm: "reset", "freeze", or None to only report.
+        library: What streams have learned in each domain, which new ones start with; None for none.
     """
 
     template: AdaptiveModel
-    reference: nn.Module
+    reference: SourcePasses
     snapshots: Snapshots
     log: AuditLog
     window_size: int
@@ -213,10 +229,16 @@ class StreamFactory:
     time_budget: float | None
     num_answers: int = 0
     on_harm: str | None = None
+    keep_pictures: bool = False
+    library: StateLibrary | None = None
 
     def create(self, name: str) -> ServedStream:
         """Return a new stream."""
-        stream = self._wrap(name, self.template.fork())
+        model = self.template.fork()
+        if self.library is not None:
+            with self._log_library_errors(name):
+                self.library.lend(model)
+        stream = self._wrap(name, model)
         stream.record(StreamEvent.NEW, "first use")
         return stream
 
@@ -235,6 +257,21 @@ class StreamFactory:
         stream = self._wrap(name, model)
         self.snapshots.restore(stream)
         return stream
+
+    def save(self, stream: ServedStream) -> None:
+        """Write the snapshot of a stream, and then what it has learned to the library; OSError if the first fails."""
+        self.snapshots.write(stream)
+        if self.library is not None:
+            with self._log_library_errors(stream.name):
+                self.library.collect(stream.model)
+
+    @contextmanager
+    def _log_library_errors(self, name: str) -> Iterator[None]:
+        """Let a stream do without the library if its files cannot be read or written."""
+        try:
+            yield
+        except (DamagedCheckpointError, OSError) as error:
+            logger.error("stream %s does without the library: %s", name, error)
 
     def quarantine(self, name: str, error: DamagedCheckpointError) -> None:
         """Move a damaged stream out of the way and record it, so that the stream can start over."""
@@ -271,6 +308,7 @@ class StreamFactory:
             budget=TimeBudget(self.time_budget),
             log=self.log,
             num_answers=self.num_answers,
+            keep_picture=self.keep_pictures,
             on_harm=self.on_harm,
         )
 

@@ -1,118 +1,42 @@
-"""The Open Inference Protocol, version 2, which clients of Triton and KServe speak: routes and tensors.
-
-A tensor is a list of JSON numbers, or raw bytes that follow the JSON part of a body; then the header
-``Inference-Header-Content-Length`` holds the length of the JSON part.
-"""
+"""The Open Inference Protocol, version 2, which clients of Triton and KServe speak: what HTTP and gRPC share."""
 
 import asyncio
-import json
-from dataclasses import dataclass
-from math import prod
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from fastapi import APIRouter, Depends, Header, Response
 from numpy.typing import NDArray
-from torch import Tensor
 
 import ctta
-from ctta.serve.auth import Authenticator
 from ctta.serve.errors import ApiError
-from ctta.serve.limits import BodyReader, return_freed_memory
-from ctta.serve.schemas import INFER_REQUEST, STREAM_ERRORS, describe_body, error_responses, validate_stream_name
+from ctta.serve.schemas import validate_stream_name
 from ctta.serve.service import Service
+from ctta.serve.tensors import INPUT_NAME, InferRequest, make_outputs, select_outputs
 
 MODEL_VERSION = "1"
-INPUT_NAME = "input"
 DEFAULT_STREAM = "default"
-#: Datatypes of inputs; those of UINT8 are pixels, and are divided by 255.
-INPUT_TYPES: dict[str, np.dtype[Any]] = {
-    "FP32": np.dtype("<f4"),
-    "FP64": np.dtype("<f8"),
-    "FP16": np.dtype("<f2"),
-    "UINT8": np.dtype("u1"),
-}
-OUTPUT_TYPES: dict[np.dtype[Any], str] = {np.dtype("<f4"): "FP32", np.dtype("<i8"): "INT64"}
-_MAX_RANK = 8
-#: Memory of a value in JSON (a number is an object in a list that may just have been grown, an element of arrays of
-#: objects and of float64, and a float32), in addition of an array or object, and of any request.
-BYTES_PER_VALUE, BYTES_PER_CONTAINER, BYTES_PER_REQUEST = 64, 128, 2**16
-MAX_FLOATS_PER_BYTE = 1  # of raw tensors: UINT8
+MAX_INLINE_BYTES = 4 * 2**20  # that are converted within a few milliseconds
+
+T = TypeVar("T")
 
 
-# ---- routes ----
+def check_model(service: Service, name: str, version: str = MODEL_VERSION) -> None:
+    """Raise :class:`ApiError` unless this is the model of a service."""
+    if (name, version) != (service.name, MODEL_VERSION):
+        raise ApiError(
+            404,
+            f"there is no model {name!r} of version {version!r}; the only one is {service.name!r} of version "
+            f"{MODEL_VERSION!r}",
+        )
 
 
-def protocol_routes(service: Service, auth: Authenticator, read_body: BodyReader) -> APIRouter:
-    """Return the routes below ``/v2``."""
-    router = APIRouter(tags=["Open Inference Protocol"])
-    public, infer_scope = [Depends(auth.allow_anyone)], [Depends(auth.require_infer)]
-    metadata_errors, ready_errors = error_responses(400, 404), error_responses(404, 503)
-
-    def check_model(name: str, version: str = MODEL_VERSION) -> None:
-        if (name, version) != (service.name, MODEL_VERSION):
-            raise ApiError(
-                404,
-                f"there is no model {name!r} of version {version!r}; the only one is {service.name!r} of version "
-                f"{MODEL_VERSION!r}",
-            )
-
-    @router.get("/v2", dependencies=infer_scope, responses=metadata_errors)
-    async def server_metadata() -> dict[str, Any]:
-        return {"name": "ctta", "version": ctta.__version__, "extensions": ["binary_tensor_data", "sequence"]}
-
-    @router.get("/v2/health/live", dependencies=public, responses=error_responses())
-    async def server_live() -> dict[str, bool]:
-        return {"live": True}
-
-    @router.get("/v2/health/ready", dependencies=public, responses=error_responses(503))
-    async def server_ready() -> dict[str, bool]:
-        service.check_ready()
-        return {"ready": True}
-
-    @router.get("/v2/models/{name}/ready", dependencies=public, responses=ready_errors)
-    async def model_ready(name: str) -> dict[str, Any]:
-        check_model(name)
-        return {"name": name, **await server_ready()}
-
-    @router.get("/v2/models/{name}/versions/{version}/ready", dependencies=public, responses=ready_errors)
-    async def version_ready(name: str, version: str) -> dict[str, Any]:
-        check_model(name, version)
-        return {"name": name, **await server_ready()}
-
-    @router.get("/v2/models/{name}", dependencies=infer_scope, responses=metadata_errors)
-    async def model_metadata(name: str) -> dict[str, Any]:
-        check_model(name)
-        return _describe_model(service)
-
-    @router.get("/v2/models/{name}/versions/{version}", dependencies=infer_scope, responses=metadata_errors)
-    async def version_metadata(name: str, version: str) -> dict[str, Any]:
-        check_model(name, version)
-        return _describe_model(service)
-
-    Body = Annotated[bytes, Depends(read_body)]
-    JsonLength = Annotated[str | None, Header(alias="Inference-Header-Content-Length")]
-    infer_route: dict[str, Any] = {
-        "dependencies": infer_scope,
-        "responses": error_responses(400, 404, *STREAM_ERRORS),
-        "openapi_extra": describe_body("application/json", schema=INFER_REQUEST),
-    }
-
-    @router.post("/v2/models/{name}/infer", **infer_route)
-    async def model_infer(name: str, body: Body, json_length: JsonLength = None) -> Response:
-        check_model(name)
-        return await _infer(service, body, json_length)
-
-    @router.post("/v2/models/{name}/versions/{version}/infer", **infer_route)
-    async def version_infer(name: str, version: str, body: Body, json_length: JsonLength = None) -> Response:
-        check_model(name, version)
-        return await _infer(service, body, json_length)
-
-    return router
+def describe_server() -> dict[str, Any]:
+    """Return the metadata of the server."""
+    return {"name": "ctta", "version": ctta.__version__, "extensions": ["binary_tensor_data", "sequence"]}
 
 
-def _describe_model(service: Service) -> dict[str, Any]:
+def describe_model(service: Service) -> dict[str, Any]:
+    """Return the metadata of the model."""
     height, width = service.image_size or (-1, -1)
     num_classes = service.num_classes or -1
     return {
@@ -128,24 +52,43 @@ def _describe_model(service: Service) -> dict[str, Any]:
     }
 
 
-async def _infer(service: Service, body: bytes, json_length: str | None) -> Response:
-    num_bytes = estimate_memory(body, json_length)
-    async with service.request_memory.reserve(num_bytes) as reservation:
-        # In a thread: parsing a large body takes a while, in which other requests should not have to wait.
-        request, x = await asyncio.to_thread(_parse_request, body, json_length)
-        await asyncio.to_thread(return_freed_memory, num_bytes)
-        reservation.shrink(x.nbytes)
-        return await _answer(service, request, x)
+async def run_inline_or_in_thread(num_bytes: int, work: Callable[..., T], *arguments: Any) -> T:
+    """Run work in a thread if it may take long, in which other requests should not have to wait.
+
+    Handing over small work takes longer than doing it.
+    """
+    return await asyncio.to_thread(work, *arguments) if num_bytes > MAX_INLINE_BYTES else work(*arguments)
 
 
-async def _answer(service: Service, request: "InferRequest", x: Tensor) -> Response:
-    stream, adapt = _parse_stream_name(request), request.parameters.get("adapt", True)
+async def answer(
+    service: Service, request: InferRequest, values: NDArray[Any]
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]], dict[str, bool]]:
+    """Answer a request.
+
+    Args:
+        service: What answers it.
+        request: The request; its parameters name the stream.
+        values: Its images.
+
+    Returns:
+        The fields of the answer beside its outputs, the outputs, and whether each was requested as raw bytes.
+
+    Raises:
+        ApiError: With the status for the client.
+    """
+    stream, adapt = parse_stream_name(request), request.parameters.get("adapt", True)
     request_id = request.fields.get("id", "")
     if not isinstance(adapt, bool) or not isinstance(request_id, str):
         raise ApiError(400, "the parameter 'adapt' must be true or false, and 'id' must be a string")
-    encode_response({}, _make_outputs(torch.zeros(1, 1)), request)  # raises for bad 'outputs' before anything changes
+    selection = select_outputs(request)
+    outputs: dict[str, NDArray[Any]] = {}
     # What cannot be an output is found before the update counts.
-    result = await service.infer(stream, x, adapt=adapt, check=lambda logits: _make_outputs(logits[:1]))
+    result = await service.infer(
+        stream,
+        torch.from_numpy(values),
+        adapt=adapt,
+        check=lambda logits: outputs.update(make_outputs(logits, selection)),
+    )
     head: dict[str, Any] = {
         "model_name": service.name,
         "model_version": MODEL_VERSION,
@@ -158,224 +101,12 @@ async def _answer(service: Service, request: "InferRequest", x: Tensor) -> Respo
             "batch_stats": result.batch_stats,
         },
     }
-    content, length = await asyncio.to_thread(encode_response, head, _make_outputs(result.logits), request)
-    if length is None:
-        return Response(content, media_type="application/json")
-    headers = {"Inference-Header-Content-Length": str(length)}
-    return Response(content, media_type="application/octet-stream", headers=headers)
+    return head, outputs, selection
 
 
-def _parse_request(body: bytes, json_length: str | None) -> tuple["InferRequest", Tensor]:
-    request = split_body(body, json_length)
-    x = torch.from_numpy(parse_input(request, INPUT_NAME))
-    del request.fields["inputs"]  # a list of numbers takes many times the memory of the tensor
-    return request, x
-
-
-def _parse_stream_name(request: "InferRequest") -> str:
+def parse_stream_name(request: "InferRequest") -> str:
     """Return the stream, which is the sequence; 0 and the empty string mean none, as in Triton."""
     name = request.parameters.get("sequence_id", "")
     if isinstance(name, bool) or not isinstance(name, str | int):
         raise ApiError(400, "the parameter 'sequence_id' must be a string or an integer")
     return validate_stream_name(str(name)) if name else DEFAULT_STREAM
-
-
-def _make_outputs(logits: Tensor) -> dict[str, NDArray[Any]]:
-    confidence, label = logits.double().softmax(1).max(1)
-    tensors = {"logits": logits.float(), "label": label, "confidence": confidence.float()}
-    return {name: np.ascontiguousarray(value.cpu().numpy()) for name, value in tensors.items()}
-
-
-# ---- tensors of requests ----
-
-
-@dataclass(frozen=True)
-class InferRequest:
-    """A request in two parts.
-
-    Attributes:
-        fields: The JSON part.
-        data: The bytes that follow it.
-    """
-
-    fields: dict[str, Any]
-    data: bytes | memoryview
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """The parameters of the whole request."""
-        return _get_parameters(self.fields)
-
-
-def split_body(body: bytes, json_length: str | None) -> InferRequest:
-    """Split a body by the header ``Inference-Header-Content-Length``, if there is one."""
-    length = _parse_json_length(body, json_length)
-    try:
-        fields = json.loads(body[:length], parse_constant=_reject_constant)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the request is not valid JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise ApiError(400, "the request must be a JSON object with 'inputs'")
-    return InferRequest(fields, memoryview(body)[length:])  # without copying it
-
-
-def _parse_json_length(body: bytes, json_length: str | None) -> int:
-    if json_length is None:
-        return len(body)
-    is_number = json_length.isascii() and json_length.isdecimal() and len(json_length) < 20
-    if not is_number or int(json_length) > len(body):
-        raise ApiError(400, f"Inference-Header-Content-Length must be at most {len(body)}, the length of the body")
-    return int(json_length)
-
-
-def estimate_memory(body: bytes, json_length: str | None) -> int:
-    """Return the memory that parsing a request takes at most, in addition to its body.
-
-    JSON is estimated by what separates its values, before any of them is created: a body of empty lists takes thirty
-    times its size, and one of long strings twice.
-    """
-    length = _parse_json_length(body, json_length)
-    num_containers = body.count(b"[", 0, length) + body.count(b"{", 0, length)
-    num_values = body.count(b",", 0, length) + body.count(b":", 0, length) + num_containers
-    text = length * (1 if body[:length].isascii() else 4)  # as a string, which has up to four bytes per character
-    tensor = (len(body) - length) * MAX_FLOATS_PER_BYTE * np.dtype(np.float32).itemsize
-    values = BYTES_PER_VALUE * num_values + BYTES_PER_CONTAINER * num_containers
-    return BYTES_PER_REQUEST + 2 * text + values + tensor
-
-
-def parse_input(request: InferRequest, name: str) -> NDArray[np.float32]:
-    """Return the only input of a request as float32."""
-    inputs = request.fields.get("inputs")
-    if not (isinstance(inputs, list) and len(inputs) == 1 and isinstance(inputs[0], dict)):
-        raise ApiError(400, f"'inputs' must be a list of one tensor, {name!r}")
-    tensor = inputs[0]
-    if tensor.get("name") != name:
-        raise ApiError(400, f"the model has no input {tensor.get('name')!r}; its only one is {name!r}")
-    datatype = tensor.get("datatype")
-    if not isinstance(datatype, str) or datatype not in INPUT_TYPES:
-        raise ApiError(400, f"the datatype of {name!r} must be one of {', '.join(INPUT_TYPES)}, got {datatype!r}")
-    shape = _parse_shape(tensor.get("shape"))
-    size = _get_parameters(tensor).get("binary_data_size")
-    if size is None:
-        values = _parse_numbers(tensor.get("data"), datatype, shape)
-        if request.data:
-            raise ApiError(400, "there are bytes after the JSON that no input claims with binary_data_size")
-    else:
-        values = _parse_bytes(request.data, size, datatype, shape)
-    with np.errstate(over="ignore"):  # what becomes infinite is rejected as such
-        floats = values.astype(np.float32)
-    if datatype == "UINT8":
-        floats /= np.float32(255)
-    return floats
-
-
-def _parse_shape(shape: Any) -> tuple[int, ...]:
-    if (
-        not isinstance(shape, list)
-        or not 1 <= len(shape) <= _MAX_RANK
-        or not all(type(length) is int and 0 <= length < 2**31 for length in shape)
-    ):
-        raise ApiError(400, "'shape' must be a list of integers such as [1, 3, 32, 32]")
-    return tuple(shape)
-
-
-def _parse_numbers(data: Any, datatype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    if _nesting_depth(data) > _MAX_RANK:  # numpy creates arrays of a rank that it cannot iterate over
-        raise ApiError(400, f"'data' must be a list of numbers, flat or nested at most {_MAX_RANK} deep")
-    try:
-        # As objects first: numpy would give every string the length of the longest, which takes any amount of memory.
-        numbers = np.array(data, dtype=object)
-        kinds = set(map(type, numbers.flat))
-        if not kinds <= {int, float}:
-            raise ApiError(400, "'data' must be a list of numbers, flat or nested")
-        values = numbers.astype(np.float64)
-    except (ValueError, OverflowError, RecursionError) as error:
-        raise ApiError(400, f"'data' is not an array of numbers: {error}") from error
-    if values.size != prod(shape):
-        raise ApiError(400, f"'data' has {values.size} numbers, and the shape {list(shape)} needs {prod(shape)}")
-    if datatype == "UINT8" and values.size and not (kinds == {int} and 0 <= values.min() <= values.max() <= 255):
-        raise ApiError(400, "'data' of datatype UINT8 must be integers from 0 to 255")
-    return values.reshape(shape)
-
-
-def _nesting_depth(data: Any) -> int:
-    """Return how deep the first number is nested, which is the highest rank that numpy may find."""
-    depth = 0
-    while isinstance(data, list):
-        depth += 1
-        data = data[0] if data else None
-    return depth
-
-
-def _parse_bytes(data: bytes | memoryview, size: Any, datatype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    expected = prod(shape) * INPUT_TYPES[datatype].itemsize
-    if type(size) is not int or size != expected or len(data) != expected:
-        raise ApiError(
-            400,
-            f"{datatype} of shape {list(shape)} takes {expected} bytes; binary_data_size is {size!r}, "
-            f"and {len(data)} bytes follow the JSON",
-        )
-    values: NDArray[Any] = np.frombuffer(data, INPUT_TYPES[datatype]).reshape(shape)
-    return values
-
-
-def _get_parameters(fields: dict[str, Any]) -> dict[str, Any]:
-    parameters = fields.get("parameters", {})
-    if not isinstance(parameters, dict):
-        raise ApiError(400, "'parameters' must be an object")
-    return parameters
-
-
-def _reject_constant(text: str) -> None:
-    raise ValueError(f"{text} is not a JSON number")
-
-
-# ---- tensors of responses ----
-
-
-def encode_response(
-    head: dict[str, Any], outputs: dict[str, NDArray[Any]], request: InferRequest
-) -> tuple[bytes, int | None]:
-    """Return the body of a response, and the length of its JSON part if bytes follow it.
-
-    The request selects outputs by name, each as JSON or as bytes; all of them if it names none.
-    """
-    tensors, data = [], bytearray()
-    is_binary_default = _get_flag(request.parameters, "binary_data_output")
-    for name, is_binary in _select_outputs(request.fields.get("outputs"), list(outputs), is_binary_default).items():
-        values = outputs[name]
-        tensor: dict[str, Any] = {"name": name, "datatype": OUTPUT_TYPES[values.dtype], "shape": list(values.shape)}
-        if is_binary:
-            tensor["parameters"] = {"binary_data_size": values.nbytes}
-            data += values.tobytes()
-        else:
-            tensor["data"] = [
-                value if value == value and abs(value) != np.inf else None for value in values.ravel().tolist()
-            ]
-        tensors.append(tensor)
-    text = json.dumps({**head, "outputs": tensors}, allow_nan=False).encode()
-    return (text + data, len(text)) if data else (text, None)
-
-
-def _select_outputs(selection: Any, names: list[str], is_binary_default: bool) -> dict[str, bool]:
-    """Return the names of the selected outputs, and whether each is sent as bytes."""
-    if selection is None or selection == []:
-        return dict.fromkeys(names, is_binary_default)
-    if not (isinstance(selection, list) and all(isinstance(output, dict) for output in selection)):
-        raise ApiError(400, "'outputs' must be a list of objects with a name")
-    selected = {}
-    for output in selection:
-        name, parameters = output.get("name"), _get_parameters(output)
-        if not isinstance(name, str) or name not in names:
-            raise ApiError(400, f"the model has no output {name!r}; it has {', '.join(names)}")
-        if "classification" in parameters:
-            raise ApiError(400, "the classification extension is not supported: select 'label' and 'confidence'")
-        selected[name] = _get_flag(parameters, "binary_data", is_binary_default)
-    return selected
-
-
-def _get_flag(parameters: dict[str, Any], name: str, default: bool = False) -> bool:
-    value = parameters.get(name, default)
-    if not isinstance(value, bool):
-        raise ApiError(400, f"the parameter {name!r} must be true or false, got {value!r}")
-    return value

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Depends, Response
 from fastapi import Path as PathParameter
 from pydantic import AfterValidator, ValidationError
 
@@ -21,7 +21,9 @@ from ctta.errors import CheckpointError
 from ctta.io.images import Resize, decoding_errors, import_pillow, to_unit_floats, to_upright_rgb
 from ctta.serve.auth import Authenticator
 from ctta.serve.errors import ApiError, hide_internal_errors, is_out_of_memory, report_disk_errors
-from ctta.serve.limits import BodyReader, Limits, return_freed_memory
+from ctta.serve.examples import FEEDBACK, STREAM, image_examples, path_example
+from ctta.serve.limits import LARGE, BodyReader, Limits, return_freed_memory
+from ctta.serve.listing import StreamQuery, list_streams, read_query
 from ctta.serve.schemas import (
     STREAM_ERRORS,
     STREAM_NAME_PATTERN,
@@ -41,7 +43,9 @@ IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 #: Memory that decoding takes at most: Pillow has four bytes per pixel, copies them to rotate and to convert them, and
 #: some decoders have eight more. Without resizing there are copies for numpy and as floats.
 BYTES_PER_PIXEL = 20
-STREAM_NAME_PARAMETER = PathParameter(json_schema_extra={"pattern": STREAM_NAME_PATTERN})
+STREAM_NAME_PARAMETER = PathParameter(
+    json_schema_extra={"pattern": STREAM_NAME_PATTERN}, openapi_examples=path_example(STREAM)
+)
 PAGE_FILES = {
     "/": ("page.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
@@ -60,16 +64,14 @@ def stream_routes(service: Service, auth: Authenticator, read_body: BodyReader) 
     infer, admin = [Depends(auth.require_infer)], [Depends(auth.require_admin)]
     store, limits = service.store, service.limits
     Name = Annotated[str, STREAM_NAME_PARAMETER, AfterValidator(validate_stream_name)]
-    Body = Annotated[bytes, Depends(read_body)]
+    Body = Annotated[bytearray, Depends(read_body)]
 
     @router.get("", dependencies=infer, responses=error_responses(400))
-    async def list_streams(
-        limit: Annotated[int, Query(ge=1, le=1000)] = 100, offset: Annotated[int, Query(ge=0, le=10**9)] = 0
-    ) -> dict[str, Any]:
-        """List the streams, the most recently used first."""
-        known = [(-slot.last_summary["used_at"], name) for name, slot in store.slots.items() if slot.last_summary]
-        names = [name for _, name in sorted(known)[offset : offset + limit]]
-        return {"total": len(known), "streams": [store.slots[name].summary() for name in names]}
+    async def show_streams(query: Annotated[StreamQuery, Depends(read_query)]) -> dict[str, Any]:
+        """List the streams, by default the most recently used first, and totals of all."""
+        listing = await list_streams(store.slots.values(), query)
+        page = [store.slots[name] for name in listing.page(query) if name in store.slots]
+        return listing.describe([slot.summary() for slot in page if slot.last_summary is not None])
 
     @router.get("/{name}", dependencies=infer, responses=error_responses(400, 404))
     async def show_stream(name: Name) -> dict[str, Any]:
@@ -84,7 +86,9 @@ def stream_routes(service: Service, auth: Authenticator, read_body: BodyReader) 
         dependencies=infer,
         response_model=ImageResponse,
         responses=error_responses(400, *STREAM_ERRORS),
-        openapi_extra=describe_body("image/png", "image/jpeg", "application/octet-stream"),
+        openapi_extra=describe_body(
+            "image/png", "image/jpeg", "application/octet-stream", examples=image_examples(service)
+        ),
     )
     async def classify_image(name: Name, body: Body, adapt: bool = True, compare: bool = False) -> dict[str, Any]:
         """Classify an image file; ``adapt=false`` only predicts, ``compare=true`` also asks the source network."""
@@ -115,7 +119,9 @@ def stream_routes(service: Service, auth: Authenticator, read_body: BodyReader) 
         dependencies=admin,
         response_model=FeedbackResponse,
         responses=error_responses(400, 404, *STREAM_ERRORS),
-        openapi_extra=describe_body("application/json", schema=FeedbackRequest.model_json_schema()),
+        openapi_extra=describe_body(
+            "application/json", schema=FeedbackRequest.model_json_schema(), examples={"application/json": FEEDBACK}
+        ),
     )
     async def give_feedback(name: Name, body: Body) -> dict[str, Any]:
         """Take labels for some of the last answers, and say by them whether adaptation helps; nothing is trained."""
@@ -163,7 +169,7 @@ def stream_routes(service: Service, auth: Authenticator, read_body: BodyReader) 
     return router
 
 
-def read_num_pixels(body: bytes, *, size: tuple[int, int] | None, limits: Limits) -> int:
+def read_num_pixels(body: bytes | bytearray, *, size: tuple[int, int] | None, limits: Limits) -> int:
     """Return the number of pixels of an image file from its header, before anything is decompressed.
 
     Args:
@@ -187,7 +193,7 @@ def read_num_pixels(body: bytes, *, size: tuple[int, int] | None, limits: Limits
     return int(width * height)
 
 
-def decode_image(body: bytes, *, size: tuple[int, int] | None) -> ImageFile:
+def decode_image(body: bytes | bytearray, *, size: tuple[int, int] | None) -> ImageFile:
     """Decode an image file.
 
     Args:
@@ -207,9 +213,10 @@ def decode_image(body: bytes, *, size: tuple[int, int] | None) -> ImageFile:
     return ImageFile(pixels, (height, width), lambda size: decode_image(body, size=size).pixels)
 
 
-def _decode_and_trim(body: bytes, size: tuple[int, int] | None, num_bytes: int) -> ImageFile:
+def _decode_and_trim(body: bytearray, size: tuple[int, int] | None, num_bytes: int) -> ImageFile:
     image = decode_image(body, size=size)
-    return_freed_memory(num_bytes)
+    if num_bytes >= LARGE:
+        return_freed_memory()
     return image
 
 
@@ -232,7 +239,7 @@ def _dump_state(service: Service, stream: ServedStream) -> bytes:
         return path.read_bytes()
 
 
-def _parse_state(service: Service, body: bytes) -> AdaptiveModel:
+def _parse_state(service: Service, body: bytearray) -> AdaptiveModel:
     on_failure = service.metrics.count_failure
     with (
         hide_internal_errors("an upload", on_failure),

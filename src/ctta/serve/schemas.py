@@ -80,7 +80,7 @@ _ERRORS = {
     408: "the body arrived too slowly",
     409: "conflict with the state of the stream",
     413: "body or images too large",
-    415: "compressed body",
+    415: "unsupported Content-Encoding",
     429: "too many requests; see Retry-After",
     500: "the network or the service failed; the stream is unchanged",
     503: "temporarily unavailable; see Retry-After",
@@ -93,10 +93,17 @@ def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorResponse, "description": _ERRORS[status]} for status in (*statuses, 401, 403)}
 
 
-def describe_body(*media_types: str, schema: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Describe a request body of one of several media types; binary without a schema."""
-    content = {"schema": schema or {"type": "string", "format": "binary"}}
-    return {"requestBody": {"required": True, "content": {name: content for name in media_types}}}
+def describe_body(
+    *media_types: str, schema: dict[str, Any] | None = None, examples: dict[str, dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    """Describe a request body of one of several media types; binary without a schema. Examples are by media type."""
+    content: dict[str, dict[str, Any]] = {
+        name: {"schema": schema or {"type": "string", "format": "binary"}} for name in media_types
+    }
+    for name, found in (examples or {}).items():
+        if found:
+            content[name]["examples"] = found
+    return {"requestBody": {"required": True, "content": content}}
 
 
 def binary_response(media_type: str) -> dict[int | str, dict[str, Any]]:

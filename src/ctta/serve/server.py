@@ -3,14 +3,15 @@
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 
 import uvicorn
 
 from ctta.serve.app import create_app
 from ctta.serve.auth import Tokens, check_host
 from ctta.serve.service import Service
+from ctta.serve.sources import VideoSource
 
 
 def serve(
@@ -19,6 +20,8 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     tokens: Tokens = Tokens(),  # noqa: B008  # frozen
+    sources: Sequence[VideoSource] = (),
+    grpc_port: int | None = None,
     on_listening: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C, then finish the requests that were accepted and save every stream.
@@ -28,32 +31,75 @@ def serve(
         host: Address to listen on; any other than loopback needs a token.
         port: Port to listen on; 0 for any that is free.
         tokens: Tokens for clients and administrators.
-        on_listening: Called with the URL once connections are accepted.
+        sources: Cameras that the service reads by itself.
+        grpc_port: Port for the Open Inference Protocol over gRPC; 0 for any that is free, None for no gRPC.
+        on_listening: Called with the URL once connections are accepted, and with that of gRPC, ``grpc://...``.
 
     Raises:
-        OSError: If the address cannot be used, or if streams could not be saved at the end.
+        OSError: If an address cannot be used, or if streams could not be saved at the end.
+        ImportError: If gRPC is requested and not installed.
     """
     check_host(host, tokens)
+    if grpc_port is not None:
+        _import_grpc_server()  # before anything listens
     limits = service.limits
     config = uvicorn.Config(
-        create_app(service, tokens),
+        create_app(service, tokens, sources),
         log_level="warning",
         limit_concurrency=limits.max_connections,
         timeout_graceful_shutdown=max(1, round(limits.request_timeout)),
         server_header=False,
         lifespan="on",
     )
-    is_ipv6 = ":" in host
-    family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    url_host = f"[{host}]" if ":" in host else host
     with socket.create_server((host, port), family=family, backlog=limits.max_connections) as listener:
         # Inherited by connections. asyncio sets it only where the socket names its protocol, and without it, an answer
         # on a connection that is kept open waits about 40 ms for the client to acknowledge its header.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if on_listening:
-            on_listening(f"http://{f'[{host}]' if is_ipv6 else host}:{listener.getsockname()[1]}")
+            on_listening(f"http://{url_host}:{listener.getsockname()[1]}")
+
+        @asynccontextmanager
+        async def listen_to_grpc() -> AsyncIterator[None]:
+            if grpc_port is None:
+                yield
+                return
+            async with _import_grpc_server()(service, tokens, host=host, port=grpc_port) as bound:
+                if on_listening:
+                    on_listening(f"grpc://{url_host}:{bound}")
+                yield
+
         with _ignore_repeated_signals():
-            uvicorn.Server(config).run(sockets=[listener])
+            _Server(config, listen_to_grpc).run(sockets=[listener])
     service.store.check_all_saved()
+
+
+class _Server(uvicorn.Server):
+    """Serve HTTP, and within the same event loop something else."""
+
+    def __init__(self, config: uvicorn.Config, beside: Callable[[], AbstractAsyncContextManager[None]]) -> None:
+        super().__init__(config)
+        self.beside = beside
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until asked to stop.
+
+        Args:
+            sockets: Sockets that listen.
+        """
+        async with self.beside():
+            await super().serve(sockets)
+
+
+def _import_grpc_server() -> Callable[..., AbstractAsyncContextManager[int]]:
+    try:
+        from ctta.serve.grpc_server import grpc_server
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("ctta"):
+            raise
+        raise ImportError(f"gRPC needs {error.name}, which is not installed: pip install 'ctta[grpc]'") from error
+    return grpc_server
 
 
 @contextmanager

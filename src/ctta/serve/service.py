@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -11,16 +10,20 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ctta.base import AdaptiveModel
+from ctta.checkpoint.library import StateLibrary
 from ctta.errors import ConfigError, annotate_network_errors
 from ctta.guard.diagnostics import source_as_trained
 from ctta.norms import uses_batch_statistics
 from ctta.serve.audit import AuditLog
-from ctta.serve.directory import check_same_service, lock_directory
+from ctta.serve.directory import StateDirectory
 from ctta.serve.errors import ApiError, hide_internal_errors
-from ctta.serve.limits import Limits, MemoryBudget
+from ctta.serve.limits import BodyReader, Limits, MemoryBudget
 from ctta.serve.metrics import ServiceMetrics
-from ctta.serve.persistence import Snapshots, StreamFactory
+from ctta.serve.pass_queue import SingleImage
+from ctta.serve.passes import SourcePasses
+from ctta.serve.persistence import StreamFactory
 from ctta.serve.schemas import validate_stream_name
+from ctta.serve.sizes import SizeProbe
 from ctta.serve.store import StreamStore
 from ctta.serve.stream import OVER_BUDGET, ImageFile, InferenceResult, ServedStream
 from ctta.serve.window import DEFAULT_UPDATE_EVERY, DEFAULT_WINDOW_SIZE, TimeBudget
@@ -32,7 +35,8 @@ class Service:
 
     Args:
         model: Model that every stream is a fork of. It takes images in [0, 1] and is not changed.
-        state_dir: Directory of all streams; a service that was stopped or killed resumes from it.
+        state_dir: Directory of all streams; a service that was stopped or killed resumes from it. A replica of a
+            service on several machines gets a :class:`~ctta.serve.directory.StateDirectory` that is shared.
         name: Name of the model for clients of the Open Inference Protocol.
         image_size: (height, width) that image files are resized to and tensors must have. None for any: image files are
             then resized to the size of their stream's first image.
@@ -49,6 +53,8 @@ class Service:
         num_answers: Number of last answers of each stream to remember for feedback, each with that of the source, which
             costs a pass; 0 for none.
         on_harm: What to do with a stream whose labels show harm: "reset", "freeze", or None to only report.
+        keep_pictures: Whether to keep the last image of each stream in memory, for the page.
+        library: What streams learn in each domain, for new ones to start with; needs the policy ``recall``.
 
     Raises:
         ConfigError: If the arguments contradict each other, the network or the streams in ``state_dir``, or if another
@@ -58,7 +64,7 @@ class Service:
     def __init__(
         self,
         model: AdaptiveModel,
-        state_dir: str | os.PathLike[str],
+        state_dir: str | os.PathLike[str] | StateDirectory,
         *,
         name: str = "ctta",
         image_size: tuple[int, int] | None = None,
@@ -72,6 +78,8 @@ class Service:
         unready_after: float | None = None,
         num_answers: int = 0,
         on_harm: Literal["reset", "freeze"] | None = None,
+        keep_pictures: bool = False,
+        library: StateLibrary | None = None,
     ) -> None:
         check_integer("num_answers", num_answers, 0, 10**6)
         if on_harm is not None:
@@ -84,6 +92,8 @@ class Service:
             raise ConfigError(
                 f"window_size must be at least 0 and update_every at least 1, got {window_size} and {update_every}"
             )
+        if library is not None:
+            library.lend(model.fork())  # raises if the model does not remember domains
         TimeBudget(time_budget)  # raises now and not with the first image
         if snapshot_interval <= 0:
             raise ConfigError(f"snapshot_interval must be positive, got {snapshot_interval}")
@@ -95,33 +105,36 @@ class Service:
             )
         self.name, self.image_size, self.limits = _validate_model_name(name), image_size, limits
         self.metrics = ServiceMetrics()
+        self.read_body = BodyReader(limits)
         self.request_memory = MemoryBudget(limits.max_decoded_bytes, limits.request_timeout)
         model = model.fork()  # with a source of its own, and no images seen
-        self.reference = source_as_trained(model.source)
+        self.reference = SourcePasses(source_as_trained(model.source), model)
         self._parameter = next(iter(model.source.parameters()), torch.empty(0))
-        self.num_channels = _infer_num_channels(self.reference)
-        self.num_classes = self._infer_num_classes()
+        self.num_channels = _infer_num_channels(self.reference.network)
+        self.num_classes = None if image_size is None else int(self._predict_blank(image_size).shape[1])
+        self.size_probe = SizeProbe(self._predict_blank)
         self.class_names = list(class_names) if class_names else None
         if self.class_names and self.num_classes not in (None, len(self.class_names)):
             raise ConfigError(
                 f"got {len(self.class_names)} class names for a network with {self.num_classes} classes: "
                 "give one per line, in the order of the network's outputs"
             )
-        self.state_dir = Path(state_dir)
-        self.state_dir.mkdir(parents=True, exist_ok=True)
-        self._lock = lock_directory(self.state_dir)
+        self._directory = state_dir if isinstance(state_dir, StateDirectory) else StateDirectory(state_dir)
+        self.state_dir = self._directory.path
         try:
-            check_same_service(self.state_dir, model)
+            self._directory.check_same_service(model)
             self.factory = StreamFactory(
                 model,
                 self.reference,
-                Snapshots(self.state_dir / "streams"),
-                AuditLog(self.state_dir / "audit.jsonl", self.metrics.count_event, self.metrics.audit_failures.inc),
+                self._directory.open_snapshots(),
+                AuditLog(self._directory.audit_file, self.metrics.count_event, self.metrics.audit_failures.inc),
                 window_size,
                 update_every,
                 time_budget,
                 num_answers,
                 on_harm,
+                keep_pictures,
+                library,
             )
             num_workers = num_workers or max(1, (os.cpu_count() or 1) // 2)
             self.store = StreamStore(
@@ -130,6 +143,7 @@ class Service:
         except BaseException:
             self.release()
             raise
+        self.size_probe.working_size = self.store.any_image_size
         self._add_gauges()
 
     async def infer(
@@ -148,7 +162,13 @@ class Service:
         """
         self.check_images(x)
         x = self._prepare(x)
-        result = await self.store.run(stream, lambda served: served.infer(x, adapt=adapt, check=check), create=True)
+
+        def predict(served: ServedStream, source_logits: Tensor | None = None) -> InferenceResult:
+            with self.size_probe.explain_failures((x.shape[2], x.shape[3])):
+                return served.infer(x, adapt=adapt, check=check, source_logits=source_logits)
+
+        single = SingleImage(x, lambda served: served.is_answered_by_source(x, adapt=adapt), predict)
+        result = await self.store.run(stream, predict, create=True, image=single if len(x) == 1 else None)
         self._count_images(result)
         return result
 
@@ -171,7 +191,8 @@ class Service:
         self.check_images(image.pixels)
 
         def classify(served: ServedStream) -> InferenceResult:
-            return served.infer_file(image, adapt=adapt, check=self.classify, prepare=self._prepare)
+            with self.size_probe.explain_failures(served.image_size or image.size):
+                return served.infer_file(image, adapt=adapt, check=self.classify, prepare=self._prepare)
 
         result = await self.store.run(stream, classify, create=True)
         self._count_images(result)
@@ -226,9 +247,12 @@ class Service:
         """
         self.check_images(x)
         task = "a prediction of the source network"
-        with hide_internal_errors(task, self.metrics.count_failure), annotate_network_errors(x), torch.no_grad():
-            logits: Tensor = self.reference(x.to(self._parameter))
-        return logits
+        with (
+            hide_internal_errors(task, self.metrics.count_failure),
+            self.size_probe.explain_failures((x.shape[2], x.shape[3])),
+            annotate_network_errors(x),
+        ):
+            return self.reference(x.to(self._parameter))
 
     def check_images(self, x: Tensor) -> None:
         """Raise unless these are images (N, C, H, W) in [0, 1] of a size that is served.
@@ -292,15 +316,14 @@ class Service:
 
     def release(self) -> None:
         """Let another process use the directory."""
-        self._lock.release()
+        self._directory.release()
 
-    def _infer_num_classes(self) -> int | None:
-        """Return the number of classes, or None if it is not known which images the network takes."""
-        if self.image_size is None:
-            return None
-        x = torch.zeros(1, self.num_channels, *self.image_size).to(self._parameter)
+    def _predict_blank(self, size: tuple[int, int]) -> Tensor:
+        """Return the source's logits for a black image of a (height, width)."""
+        x = torch.zeros(1, self.num_channels, *size).to(self._parameter)
         with annotate_network_errors(x), torch.no_grad():
-            return int(self.reference(x).shape[1])
+            logits: Tensor = self.reference.network(x)
+        return logits
 
     def _add_gauges(self) -> None:
         store = self.store

@@ -8,21 +8,22 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
-from ctta.checkpoint.manifest import optimizer_tensors
 from ctta.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from ctta.serve.audit import StreamEvent
 from ctta.serve.errors import ApiError, hide_internal_errors, report_disk_errors
 from ctta.serve.limits import Limits
 from ctta.serve.metrics import ServiceMetrics
+from ctta.serve.pass_queue import PassQueue, SingleImage
 from ctta.serve.persistence import StreamFactory
+from ctta.serve.slot import StreamSlot
 from ctta.serve.stream import ServedStream
 
 logger = logging.getLogger("ctta.serve")
@@ -31,58 +32,6 @@ T = TypeVar("T")
 
 MIN_DISK_THREADS = 4  # writing a snapshot is mostly waiting for the disk
 FINAL_SAVE_ATTEMPTS, FINAL_SAVE_PAUSE = 3, 1.0  # number, seconds
-
-
-class StreamSlot:
-    """A stream as the store knows it, in memory or on disk.
-
-    Args:
-        name: Name of the stream.
-        last_summary: Its last known summary; None while it is being created.
-    """
-
-    def __init__(self, name: str, last_summary: dict[str, Any] | None) -> None:
-        self.name, self.last_summary = name, last_summary
-        self.stream: ServedStream | None = None
-        self.turn = asyncio.Lock()  # of requests; fair: first come, first served
-        # Held while a thread uses the stream: by a request that has a worker, or to write the stream to disk. Of the
-        # requests only one waits for it, so that saving never waits for more than the request that is being handled.
-        self.in_use = asyncio.Lock()
-        self.num_waiting = self.num_bytes = self.num_saved_changes = 0
-        self.unsaved_since: float | None = None  # time of the oldest change that is not saved
-        self.is_working = self.is_deleted = False
-        self.is_new = False  # no request has succeeded yet
-
-    @property
-    def is_dirty(self) -> bool:
-        """Whether the stream has changed since its last snapshot."""
-        return self.stream is not None and self.stream.num_changes != self.num_saved_changes
-
-    def summary(self) -> dict[str, Any]:
-        """Return the summary of the stream, and where it is."""
-        summary = self.stream.summary() if self.stream and not self.is_working else self.last_summary
-        assert summary is not None, "a stream has a summary once it was created"
-        return {**summary, "live": self.stream is not None, "waiting": self.num_waiting}
-
-    def note_changes(self) -> None:
-        """Note since when there is anything to save, if there is."""
-        if self.unsaved_since is None and self.is_dirty:
-            self.unsaved_since = time.monotonic()
-
-    def forget(self) -> None:
-        """Drop the stream from memory."""
-        self.stream = self.unsaved_since = None
-
-    def run(self, work: Callable[[ServedStream], T], stream: ServedStream) -> T:
-        """Do some work in a thread, and note what the event loop needs to know of the stream."""
-        try:
-            return work(stream)
-        finally:
-            self.observe(stream)
-
-    def observe(self, stream: ServedStream) -> None:
-        """Note the summary and the memory of the stream."""
-        self.last_summary, self.num_bytes = stream.summary(), _num_bytes(stream)
 
 
 class StreamStore:
@@ -121,6 +70,13 @@ class StreamStore:
         self._threads, self._disk_threads = (
             ThreadPoolExecutor(size, name, initializer=lambda: torch.set_num_threads(num_torch_threads))
             for name, size in (("stream", num_workers), ("disk", self._num_savers))
+        )
+        self._passes = PassQueue(
+            factory.reference,
+            self._workers,
+            num_workers,
+            partial(self._run_in_thread, self._threads),
+            metrics.count_failure,
         )
         self._jobs: set[asyncio.Task[Any]] = set()
         self._mean_seconds = 0.1  # of a job
@@ -174,13 +130,21 @@ class StreamStore:
             raise ApiError(404, f"there is no stream {name!r}: its first image creates it")
         return self.slots[name]
 
-    async def run(self, name: str, work: Callable[[ServedStream], T], *, create: bool = False) -> T:
+    async def run(
+        self,
+        name: str,
+        work: Callable[[ServedStream], T],
+        *,
+        create: bool = False,
+        image: SingleImage | None = None,
+    ) -> T:
         """Do some work on a stream when its turn comes; ApiError if that would take too long.
 
         Args:
             name: Name of the stream.
             work: Called with the stream in a thread.
             create: Whether to create the stream if there is none.
+            image: The same work, if it is to predict a single image, which may share a pass with others.
 
         Returns:
             What the work returned.
@@ -189,7 +153,7 @@ class StreamStore:
         self._check_queues(slot)
         self.slots[name] = slot  # not before the check: nobody would remove it after an error
         started = asyncio.Event()
-        job = asyncio.create_task(self._run_in_turn(slot, work, started))
+        job = asyncio.create_task(self._run_in_turn(slot, work, started, image))
         slot.num_waiting += 1
         self._jobs.add(job)
         job.add_done_callback(lambda _job: self._finish(slot, job))
@@ -205,9 +169,12 @@ class StreamStore:
 
     def image_size(self, name: str) -> tuple[int, int] | None:
         """Return the (height, width) of a stream's first image; None if there is none yet."""
-        slot = self.slots.get(name)
-        size = slot and slot.last_summary and slot.last_summary.get("image_size")
-        return (size[0], size[1]) if size else None
+        return self.slots[name].image_size if name in self.slots else None
+
+    @property
+    def any_image_size(self) -> tuple[int, int] | None:
+        """(height, width) of the first image of some stream; None if there is none yet."""
+        return next((slot.image_size for slot in self.slots.values() if slot.image_size), None)
 
     async def delete(self, name: str) -> None:
         """Delete a stream, in memory and on disk."""
@@ -222,6 +189,29 @@ class StreamStore:
                 self._live.pop(name, None)
                 del self.slots[name]
                 self.factory.log.append(name, StreamEvent.DELETE, "requested")
+
+    async def release(self, name: str, *, save: bool = True) -> None:
+        """Give up a stream, which stays on disk for another process; OSError if it could not be saved.
+
+        Args:
+            name: Name of the stream; nothing is done if there is none.
+            save: Whether to save what has changed; False if another process owns the stream already.
+        """
+        if (slot := self.slots.get(name)) is None:
+            return
+        async with slot.turn, slot.in_use:
+            if self.slots.get(name) is slot:
+                if save and slot.is_dirty:
+                    await self._save(slot)
+                slot.is_deleted = True
+                slot.forget()
+                self._live.pop(name, None)
+                del self.slots[name]
+
+    async def adopt(self) -> None:
+        """Find streams on disk that this process has come to own."""
+        found = await self._run_in_thread(self._disk_threads, _find_streams, self.factory, set(self.slots))
+        self.slots |= {name: slot for name, slot in found.items() if name not in self.slots}
 
     async def autosave_loop(self) -> None:
         """Save what has changed at regular intervals, until the task is cancelled."""
@@ -297,8 +287,25 @@ class StreamStore:
         if was_never_created and self.slots.get(slot.name) is slot:
             del self.slots[slot.name]
 
-    async def _run_in_turn(self, slot: StreamSlot, work: Callable[[ServedStream], T], started: asyncio.Event) -> T:
-        async with slot.turn, self._workers, slot.in_use:
+    async def _run_in_turn(
+        self,
+        slot: StreamSlot,
+        work: Callable[[ServedStream], T],
+        started: asyncio.Event,
+        image: SingleImage | None,
+    ) -> T:
+        async with slot.turn:
+            if image is not None and slot.stream is not None and image.is_answered_by_source(slot.stream):
+                answer = await self._passes.join(slot, image, started)
+                if answer is not None:
+                    if slot.stream is not None:  # not moved to disk meanwhile
+                        self._mark_used(slot)
+                    value: T = answer.value
+                    return value
+            return await self._run_alone(slot, work, started)
+
+    async def _run_alone(self, slot: StreamSlot, work: Callable[[ServedStream], T], started: asyncio.Event) -> T:
+        async with self._workers, slot.in_use:
             if slot.is_deleted:
                 raise ApiError(409, f"the stream {slot.name!r} was deleted while this request waited: send it again")
             started.set()
@@ -339,8 +346,11 @@ class StreamStore:
                 slot.stream = await self._read_or_create(slot)
                 slot.num_saved_changes = 0
                 slot.observe(slot.stream)
-        self._live[slot.name] = self._live.pop(slot.name, slot)  # the most recently used comes last
+        self._mark_used(slot)
         return slot.stream
+
+    def _mark_used(self, slot: StreamSlot) -> None:
+        self._live[slot.name] = self._live.pop(slot.name, slot)  # the most recently used comes last
 
     async def _read_or_create(self, slot: StreamSlot) -> ServedStream:
         if slot.last_summary is not None:
@@ -392,7 +402,7 @@ class StreamStore:
         assert slot.stream is not None
         num_changes = slot.stream.num_changes
         try:
-            await self._run_in_thread(self._disk_threads, self.factory.snapshots.write, slot.stream)
+            await self._run_in_thread(self._disk_threads, self.factory.save, slot.stream)
         except Exception:
             self.metrics.snapshot_failures.inc()
             logger.exception("stream %s could not be saved", slot.name)
@@ -400,22 +410,14 @@ class StreamStore:
         slot.num_saved_changes, slot.last_summary, slot.unsaved_since = num_changes, slot.stream.summary(), None
 
 
-def _find_streams(factory: StreamFactory) -> dict[str, StreamSlot]:
-    """Return every stream on disk; damaged ones are moved out of the way, so that the others can be served."""
+def _find_streams(factory: StreamFactory, known: Collection[str] = ()) -> dict[str, StreamSlot]:
+    """Return every stream on disk that is not known; damaged ones are moved out of the way, to serve the others."""
     slots, snapshots = {}, factory.snapshots
     for name in list(snapshots.names()):
+        if name in known:
+            continue
         try:
             slots[name] = StreamSlot(name, snapshots.read_summary(name))
         except DamagedCheckpointError as error:
             factory.quarantine(name, error)
     return slots
-
-
-def _num_bytes(stream: ServedStream) -> int:
-    """Return the memory that a live stream takes in addition to the source."""
-    model = stream.model
-    shared = {id(value) for value in model.source.state_dict(keep_vars=True).values()}
-    state = (value for value in model.state_dict(keep_vars=True).values() if isinstance(value, Tensor))
-    own = {id(value): value for value in state if id(value) not in shared}
-    images = [] if stream.window.images is None else [stream.window.images]
-    return sum(value.nbytes for value in (*own.values(), *optimizer_tensors(model).values(), *images))

@@ -9,15 +9,15 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ctta.base import AdaptiveModel
 from ctta.errors import InputError, annotate_network_errors
 from ctta.functional import confidence
-from ctta.guard import AnswerLog, Event, EventKind, FeedbackSummary, Monitored
+from ctta.guard import AnswerLog, Event, EventKind, FeedbackSummary, Guarded, Monitored
 from ctta.serve.audit import AuditLog, StreamEvent
 from ctta.serve.errors import ApiError
+from ctta.serve.passes import SourcePasses
 from ctta.serve.window import SampleWindow, TimeBudget
 from ctta.transaction import restore_on_error
 
@@ -90,6 +90,7 @@ class ServedStream:
         budget: Time for its updates.
         log: Audit log for its events.
         num_answers: Number of last answers to remember for feedback; 0 for none.
+        keep_picture: Whether to keep the last image for the page.
         on_harm: What to do when labels show harm: "reset", "freeze", or None to only report.
     """
 
@@ -98,16 +99,19 @@ class ServedStream:
         name: str,
         model: AdaptiveModel,
         *,
-        reference: nn.Module,
+        reference: SourcePasses,
         window: SampleWindow,
         budget: TimeBudget,
         log: AuditLog,
         num_answers: int = 0,
+        keep_picture: bool = False,
         on_harm: str | None = None,
     ) -> None:
         self.num_answers, self.on_harm = num_answers, on_harm
         self.answers = AnswerLog(num_answers) if num_answers else None
-        self.name, self.model, self.reference = name, model, reference
+        self.keep_picture = keep_picture
+        self.picture: Tensor | None = None  # the last image, as bytes (C, H, W)
+        self.name, self.reference = name, reference
         self.window, self.budget, self.log = window, budget, log
         self.num_requests = self.num_images = self.num_over_budget = self.num_resized = 0
         self.image_size: tuple[int, int] | None = None  # of the first image
@@ -116,7 +120,9 @@ class ServedStream:
         self.collapse_scores: deque[float | None] = deque(maxlen=NUM_POINTS)
         self.events: deque[dict[str, Any]] = deque(maxlen=NUM_EVENTS)
         self.num_changes = 0  # since the stream is in memory, to tell whether there is anything to save
-        self._last_guard_event = _last_event(model)
+        self._last_guard_event: Event | None = None
+        self._is_start: bool | None = None  # whether the model has the state of a new stream; None if not known
+        self._replace_model(model)
 
     # ---- inference ----
 
@@ -127,6 +133,7 @@ class ServedStream:
         adapt: bool,
         check: Callable[[Tensor], object] | None = None,
         resized_to: tuple[int, int] | None = None,
+        source_logits: Tensor | None = None,
     ) -> InferenceResult:
         """Return logits for images, which become part of the stream unless ``adapt`` is False.
 
@@ -135,21 +142,22 @@ class ServedStream:
             adapt: Whether to keep the images, and to update if an update is due.
             check: Called with the logits; nothing changes if it raises.
             resized_to: Size of the stream's first image, if the images were resized to it.
+            source_logits: What ``reference`` returns for the images, if it is known.
 
         Returns:
             The logits, and whether there was an update.
         """
-        batch = self.window.make_batch(x)
-        reason = self._reason_not_to_update(batch, len(x)) if adapt else "adaptation was not requested"
+        batch, is_large_enough = self.window.make_batch(x), self.window.is_large_enough(x)
+        reason = self._reason_not_to_update(x) if adapt else "adaptation was not requested"
         with self._unchanged_on_failure(changes_model=reason is None):
             with annotate_network_errors(batch):
-                logits = self._update(batch) if reason is None else self._predict(batch, x)
+                logits = self._update(batch) if reason is None else self._predict(batch, x, source_logits)
             logits = logits[-len(x) :]
             if check is not None:
                 check(logits)
-            source_classes = self._answer_by_source(x) if adapt and logits.ndim == 2 else None
+            source_classes = self._answer_by_source(x, source_logits) if adapt and logits.ndim == 2 else None
             self._record_guard_events()
-            if reason is None and isinstance(self.model, Monitored) and not self.model.health.adapted:
+            if reason is None and self.monitor is not None and not self.monitor.health.adapted:
                 reason = PAUSED
             self.used_at = time.time()
             if adapt:
@@ -159,19 +167,19 @@ class ServedStream:
                 self._remember(x, logits, updated=reason in (None, PAUSED))
                 if resized_to is not None:
                     self._count_resized(resized_to)
-        fraction, why = self._batch_stats(batch), reason if adapt else None
+        fraction, why = self._batch_stats(len(batch)) if is_large_enough else 0.0, reason if adapt else None
         ids = None
         if self.answers is not None and source_classes is not None:
-            ids = self.answers.add_(logits.argmax(1), source_classes)
+            estimate = self.model.estimate_without_labels() if isinstance(self.model, Guarded) else None
+            ids = self.answers.add_(logits.argmax(1), source_classes, estimate)
         return InferenceResult(logits, self.num_updates, reason is None, fraction, why, resized_to, ids)
 
-    def _answer_by_source(self, x: Tensor) -> Tensor | None:
+    def _answer_by_source(self, x: Tensor, source_logits: Tensor | None) -> Tensor | None:
         """Return the classes that the source answers, if answers are remembered."""
         if self.answers is None:
             return None
-        with torch.no_grad(), annotate_network_errors(x):
-            classes: Tensor = self.reference(x).argmax(1)
-        return classes
+        with annotate_network_errors(x):
+            return (self.reference(x) if source_logits is None else source_logits).argmax(1)
 
     def infer_file(
         self, image: ImageFile, *, adapt: bool, check: Callable[[Tensor], object], prepare: Callable[[Tensor], Tensor]
@@ -200,39 +208,58 @@ class ServedStream:
             self.record(StreamEvent.RESIZED, cause)
             logger.warning("stream %s: %s; give --size to choose another", self.name, cause)
 
-    def _batch_stats(self, batch: Tensor) -> float:
-        """Return the fraction of the batch in the statistics that normalized a batch."""
-        is_sorted = isinstance(self.model, Monitored) and self.model.is_sorted
-        if is_sorted or not self.window.is_large_enough(batch):
-            return 0.0  # the source network answered
-        return self.model.batch_fraction(len(batch))
+    def _batch_stats(self, batch_size: int) -> float:
+        """Return the fraction of a large enough batch in the statistics that normalized it."""
+        is_sorted = self.monitor is not None and self.monitor.is_sorted  # then the source network answered
+        return 0.0 if is_sorted else self.model.batch_fraction(batch_size)
 
     def _update(self, batch: Tensor) -> Tensor:
         with self.budget.spend():
             logits: Tensor = self.model(batch)
         return logits
 
-    def _predict(self, batch: Tensor, x: Tensor) -> Tensor:
-        if self.window.is_large_enough(batch):
-            return self.model.predict(batch)
-        with torch.no_grad():
-            logits: Tensor = self.reference(x)
-        return logits
+    def _predict(self, batch: Tensor, x: Tensor, source_logits: Tensor | None) -> Tensor:
+        if self.window.is_large_enough(x):
+            if not self._predicts_as_source(x, probe=True):
+                return self.model.predict(batch)
+            self.model.check_input(x)
+        return self.reference(x) if source_logits is None else source_logits
 
-    def _reason_not_to_update(self, batch: Tensor, num_new: int) -> str | None:
+    def is_answered_by_source(self, x: Tensor, *, adapt: bool) -> bool:
+        """Return whether the source network is known to answer a single image, in the current state of the stream.
+
+        Args:
+            x: The image.
+            adapt: Whether adaptation is requested.
+        """
+        if not self.window.is_large_enough(x):
+            return True
+        return (not adapt or self.model.frozen) and self._predicts_as_source(x, probe=False)
+
+    def _predicts_as_source(self, x: Tensor, *, probe: bool) -> bool:
+        """Return whether the model would predict a single image as the source does, since it has learned nothing."""
+        if len(x) > 1 or self.num_updates or not self.reference.starts_as_source(x, probe=probe):
+            return False
+        if self._is_start is None and probe:
+            self._is_start = self.reference.is_start(self.model)
+        return self._is_start is True
+
+    def _reason_not_to_update(self, x: Tensor) -> str | None:
         if self.model.frozen:
             return "the stream is frozen"
-        if not self.window.is_large_enough(batch):
+        if not self.window.is_large_enough(x):
             return "the stream has too few images yet, so the source network answered"
-        if not self.window.is_update_due(num_new):
+        if not self.window.is_update_due(len(x)):
             return "no update is due yet"
         return OVER_BUDGET if self.budget.is_exhausted else None
 
     def _remember(self, x: Tensor, logits: Tensor, *, updated: bool) -> None:
         mean = float(confidence(logits).mean())
         self.confidences.append(round(mean, 4) if mean == mean else None)
-        self.collapse_scores.append(_collapse_score(self.model))
+        self.collapse_scores.append(self._collapse_score)
         self.window.push(x, updated=updated)
+        if self.keep_picture:
+            self.picture = x[-1].mul(255).round().byte().cpu()
         if self.image_size is None:
             self.image_size = (x.shape[2], x.shape[3])
         self.num_requests += 1
@@ -293,6 +320,8 @@ class ServedStream:
         if self.answers is None:
             raise ApiError(409, "the service remembers no answers: start it with --feedback 1000, say")
         num_unknown = self.answers.set_labels_(ids, labels)
+        if isinstance(self.model, Guarded):
+            self.model.recalibrate_estimate(self.answers)
         summary = self.answers.summarize()
         if summary.is_harmful:
             self.record(EventKind.HARM, str(summary))
@@ -308,19 +337,28 @@ class ServedStream:
             self._replace_model(model)
             self._forget_images()
             self.record(StreamEvent.LOAD, "a state was uploaded")
+        self._forget_labels()
 
     def reset(self) -> None:
         """Start over, exactly as a new stream."""
         self.model.reset()
+        self._is_start = None
         self._forget_images()
+        self._forget_labels()
 
     def roll_back(self) -> None:
         """Return to the last known-good snapshot of the guard."""
-        if not isinstance(self.model, Monitored):
+        if self.monitor is None:
             raise ApiError(409, "the stream has no guard, so there is no snapshot to return to: reset it instead")
-        self.model.rollback()
+        self.monitor.rollback()
+        self._forget_labels()
+
+    def _forget_labels(self) -> None:
+        if self.answers is not None:  # they are about another state of the model
+            self.answers.forget_labels_()
 
     def _forget_images(self) -> None:
+        self.picture = None
         self.window.clear()
         self.image_size, self.num_resized = None, 0
 
@@ -339,16 +377,28 @@ class ServedStream:
 
     def _record_guard_events(self) -> bool:
         """Record the guard's events since the last call, and return whether there were any."""
-        events = _guard_events(self.model)
+        events = self._guard_events
         known = [number for number, event in enumerate(events) if event is self._last_guard_event]
         new = events[known[0] + 1 :] if known else events
         for event in new:
             self.record(event.kind, event.cause, signals=event.signals)
-        self._last_guard_event = _last_event(self.model)
+        self._last_guard_event = events[-1] if events else None
         return bool(new)
 
+    @property
+    def _guard_events(self) -> list[Event]:
+        return [] if self.monitor is None else self.monitor.events
+
+    @property
+    def _collapse_score(self) -> float | None:
+        """The collapse score of a guard, from 1 on an alarm; None without a guard."""
+        return None if self.monitor is None else round(self.monitor.collapse_score, 4)
+
     def _replace_model(self, model: AdaptiveModel) -> None:
-        self.model, self._last_guard_event = model, _last_event(model)
+        # Once for each model: whether an object has the attributes of a protocol takes long to find out.
+        self.model, self.monitor = model, model if isinstance(model, Monitored) else None
+        self._last_guard_event = next(reversed(self._guard_events), None)
+        self._is_start = None
 
     def summary(self) -> dict[str, Any]:
         """Return counts, health and history, as ``GET /streams`` shows them."""
@@ -362,9 +412,10 @@ class ServedStream:
             "resized": self.num_resized,
             "skipped": {"not_finite": self.model.num_skipped, "budget": self.num_over_budget},
             "used_at": round(self.used_at, 3),
-            "collapse_score": _collapse_score(self.model),
+            "collapse_score": self._collapse_score,
+            "picture": self.picture is not None,
             "feedback": None if self.answers is None else self.answers.summarize().as_dict(),
-            "health": self.model.health.as_dict() if isinstance(self.model, Monitored) else {},
+            "health": {} if self.monitor is None else self.monitor.health.as_dict(),
             "confidences": list(self.confidences),
             "collapse_scores": list(self.collapse_scores),
             "events": list(self.events),
@@ -391,16 +442,3 @@ ACTIONS: dict[str, Callable[[ServedStream], object]] = {
     StreamEvent.UNFREEZE: lambda stream: stream.model.unfreeze(),
     StreamEvent.ROLLBACK: ServedStream.roll_back,
 }
-
-
-def _collapse_score(model: AdaptiveModel) -> float | None:
-    """Return the collapse score of a guard, from 1 on an alarm; None without a guard."""
-    return round(model.collapse_score, 4) if isinstance(model, Monitored) else None
-
-
-def _guard_events(model: AdaptiveModel) -> list[Event]:
-    return model.events if isinstance(model, Monitored) else []
-
-
-def _last_event(model: AdaptiveModel) -> Event | None:
-    return next(reversed(_guard_events(model)), None)

@@ -33,14 +33,17 @@ class SampleWindow:
 
     def make_batch(self, x: Tensor) -> Tensor:
         """Return the new images, preceded by as many old ones of the same shape as the window has room for."""
-        room = self.size - len(x)
-        if self.images is None or room <= 0 or self.images.shape[1:] != x.shape[1:]:
-            return x
-        return torch.cat([self.images[-room:].to(x), x])
+        count = self._num_old(x)
+        return x if self.images is None or not count else torch.cat([self.images[-count:].to(x), x])
 
-    def is_large_enough(self, batch: Tensor) -> bool:
-        """Return whether a batch of this window can be normalized with its own statistics."""
-        return len(batch) >= min(MIN_BATCH_SIZE, self.size)
+    def is_large_enough(self, x: Tensor) -> bool:
+        """Return whether the batch of new images can be normalized with its own statistics."""
+        return self._num_old(x) + len(x) >= min(MIN_BATCH_SIZE, self.size)
+
+    def _num_old(self, x: Tensor) -> int:
+        if self.images is None or self.images.shape[1:] != x.shape[1:]:
+            return 0
+        return min(len(self.images), max(0, self.size - len(x)))
 
     def is_update_due(self, num_new: int) -> bool:
         """Return whether the stream should update once that many new images have arrived."""

@@ -1,0 +1,179 @@
+"""Which streams a page of the list shows: filters, order and totals, for one process or several."""
+
+import asyncio
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import lru_cache
+from typing import Annotated, Any
+
+from fastapi import Query
+
+from ctta.serve.slot import StreamSlot
+
+MANY = 500  # streams
+SortKey = tuple[Any, ...]
+_TOTALS = ("updates", "images", "waiting", "live", "alarms", "harmed", "frozen")
+
+
+class StreamOrder(StrEnum):
+    """Orders of the list."""
+
+    RECENT = "recent"
+    ALARM = "alarm"
+    NAME = "name"
+    GAIN = "gain"
+
+
+class StreamState(StrEnum):
+    """States by which the list can be filtered; a stream may be in several."""
+
+    ALARM = "alarm"
+    HARMED = "harmed"
+    FROZEN = "frozen"
+    LIVE = "live"
+    STORED = "stored"
+
+
+@dataclass(frozen=True)
+class StreamQuery:
+    """What to list.
+
+    Attributes:
+        order: The most recently used first; alarms first and the highest collapse score first among them; by name; or
+            the lowest gain first.
+        state: Only streams in this state; None for all.
+        search: Only streams whose name contains this text, in upper or lower case.
+        offset: Streams to skip.
+        limit: Streams to list.
+    """
+
+    order: StreamOrder = StreamOrder.RECENT
+    state: StreamState | None = None
+    search: str = ""
+    offset: int = 0
+    limit: int = 100
+
+
+def read_query(
+    order: StreamOrder = StreamOrder.RECENT,
+    state: StreamState | None = None,
+    search: Annotated[str, Query(max_length=64)] = "",
+    offset: Annotated[int, Query(ge=0, le=10**9)] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> StreamQuery:
+    """Return the query of a request; a dependency of routes."""
+    return StreamQuery(order, state, search, offset, limit)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The streams that match a query, in order.
+
+    Attributes:
+        total: Number of streams, also of those that do not match.
+        totals: Sums over all streams.
+        matches: Sort key and name of each that matches.
+    """
+
+    total: int = 0
+    totals: Mapping[str, int] = field(default_factory=dict)
+    matches: Sequence[tuple[SortKey, str]] = ()
+
+    def page(self, query: StreamQuery) -> list[str]:
+        """Return the names on the page of a query."""
+        return [name for _, name in self.matches[query.offset : query.offset + query.limit]]
+
+    def describe(self, streams: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the answer of the API with the streams of a page."""
+        return {"total": self.total, "matching": len(self.matches), "totals": self.totals, "streams": streams}
+
+
+async def list_streams(slots: Iterable[StreamSlot], query: StreamQuery) -> Listing:
+    """List the streams of one process; many in a thread, so that other requests need not wait.
+
+    Args:
+        slots: The streams.
+        query: What to list.
+
+    Returns:
+        The matching ones in order, and totals of all.
+    """
+    slots = list(slots)
+    return await asyncio.to_thread(_list, slots, query) if len(slots) > MANY else _list(slots, query)
+
+
+def _list(slots: list[StreamSlot], query: StreamQuery) -> Listing:
+    matches, totals, total = [], dict.fromkeys(_TOTALS, 0), 0
+    for slot in slots:
+        if (summary := slot.last_summary) is None:
+            continue  # being created
+        states = _find_states(summary, is_live=slot.stream is not None)
+        total += 1
+        for name, value in (
+            ("updates", summary["updates"]),
+            ("images", summary["images"]),
+            ("waiting", slot.num_waiting),
+            ("live", StreamState.LIVE in states),
+            ("alarms", StreamState.ALARM in states),
+            ("harmed", StreamState.HARMED in states),
+            ("frozen", StreamState.FROZEN in states),
+        ):
+            totals[name] += value
+        if (query.state is None or query.state in states) and query.search.lower() in slot.name.lower():
+            matches.append((_sort_key(summary, states, query.order), slot.name))
+    return Listing(total, totals, sorted(matches))
+
+
+def merge_listings(parts: Iterable[Listing]) -> Listing:
+    """Return the list of several processes for the same query."""
+    parts = list(parts)
+    totals = {name: sum(part.totals.get(name, 0) for part in parts) for name in _TOTALS}
+    return Listing(sum(part.total for part in parts), totals, sorted(match for part in parts for match in part.matches))
+
+
+def _find_states(summary: Mapping[str, Any], *, is_live: bool) -> set[StreamState]:
+    score, feedback = summary.get("collapse_score"), summary.get("feedback") or {}
+    found = {StreamState.LIVE if is_live else StreamState.STORED}
+    if score is not None and score >= 1:
+        found.add(StreamState.ALARM)
+    if feedback.get("high") is not None and feedback["high"] < 0:
+        found.add(StreamState.HARMED)
+    if summary.get("frozen"):
+        found.add(StreamState.FROZEN)
+    return found
+
+
+def find_gain(summary: Mapping[str, Any]) -> float | None:
+    """Return the gain over no adaptation: by labels, else as the guard estimates it; None if neither is known."""
+    gain = (summary.get("feedback") or {}).get("gain")
+    estimate: float | None = (summary.get("health") or {}).get("estimated_gain")
+    return estimate if gain is None else float(gain)
+
+
+def _sort_key(summary: Mapping[str, Any], states: set[StreamState], order: StreamOrder) -> SortKey:
+    match order:
+        case StreamOrder.RECENT:
+            return (-summary["used_at"],)
+        case StreamOrder.NAME:
+            return natural_key(summary["name"])
+        case StreamOrder.GAIN:
+            gain = find_gain(summary)
+            return (gain is None, gain or 0.0, *natural_key(summary["name"]))
+        case StreamOrder.ALARM:
+            score = summary.get("collapse_score") or 0.0
+            is_alarmed, is_harmed = StreamState.ALARM in states, StreamState.HARMED in states
+            # The score only among alarms, so that the other streams do not change places all the time.
+            return (not is_alarmed, not is_harmed, -score if is_alarmed else 0.0, *natural_key(summary["name"]))
+
+
+@lru_cache(maxsize=2**15)
+def natural_key(name: str) -> SortKey:
+    """Return a key that sorts numbers in names by their value.
+
+    >>> sorted(["camera10", "camera2", "Ward"], key=natural_key)
+    ['camera2', 'camera10', 'Ward']
+    """
+    parts = re.split(r"(\d+)", name.lower())
+    return (*((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part), (2, 0, name))

@@ -1,0 +1,174 @@
+"""The service on a local Ray cluster: a replica is killed under load, one is added under load, and all is saved."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clusters import History, make_batch
+from serving import TIMEOUT, Client, ServerProcess, infer_request
+
+from ctta import models
+from ctta.serve import Service, build_method
+from ctta.serve.cluster import RayService
+from ctta.serve.cluster.actors import NAMESPACE, import_ray
+
+ray = import_ray()
+
+STREAMS = [f"camera{number}" for number in range(4)]
+OPTIONS = ("--method", "tent", "--set", "lr=0.01", "--no-guard", "--window", "0", "--snapshot-every", "0.3")
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    """Start a cluster; Ray writes a token into the home folder, and looks for it there as long as the process lives."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path / "home"))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        (tmp_path / "home").mkdir()
+        ray.init(
+            num_cpus=2,
+            object_store_memory=80 * 2**20,
+            include_dashboard=False,
+            log_to_driver=False,
+            namespace=NAMESPACE,
+        )
+        yield ray.get_runtime_context().gcs_address
+        ray.shutdown()
+
+
+class Load:
+    """Clients that send batch after batch to every stream, one thread each."""
+
+    def __init__(self, address: str, first: int) -> None:
+        self.address, self.first = address, first
+        self.records: dict[str, list[tuple[int, int, Any]]] = {stream: [] for stream in STREAMS}
+        self._threads = [threading.Thread(target=self._drive, args=[stream]) for stream in STREAMS]
+        self._stopped = threading.Event()
+        for thread in self._threads:
+            thread.start()
+
+    def _drive(self, stream: str) -> None:
+        client, number = Client(self.address), self.first
+        while not self._stopped.is_set():
+            request = infer_request(stream, make_batch(stream, number))
+            response = client.call("POST", "/v2/models/ctta/infer", json=request)
+            self.records[stream].append((number, response.status_code, response.json()))
+            number += 1
+            time.sleep(0.02)
+
+    def count(self, stream: str) -> int:
+        return sum(status == 200 for _, status, _ in self.records[stream])
+
+    def wait_for_more(self, number: int) -> None:
+        """Wait until every stream has had so many more answers."""
+        before = {stream: self.count(stream) for stream in STREAMS}
+        until(lambda: all(self.count(stream) >= before[stream] + number for stream in STREAMS))
+
+    def stop(self) -> None:
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join(TIMEOUT)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_replicas_die_and_come_under_load(address: str, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = (*OPTIONS, "--ray", address, "--replicas", 3, "--replica-cpus", 0.1, "--port", port)
+    server = ServerProcess(tmp_path / "state", *options)
+    with server as client:
+        template = build_method(models.load(server.spec), "tent", ["lr=0.01"])
+        histories = {stream: History(template, stream) for stream in STREAMS}
+        service = RayService()
+        assert client.json("GET", "/cluster")["replicas"] == [f"ctta-replica-{number}" for number in range(3)]
+        num_sent = kill_one(service, client, histories)
+        add_one(service, client, histories, num_sent, server)
+        assert server.stop(signal.SIGTERM) == 0
+    check_saved(histories, template, tmp_path)
+
+
+def kill_one(service: RayService, client: Client, histories: dict[str, History]) -> int:
+    load = Load(client.address, 0)
+    load.wait_for_more(5)
+    until(lambda: all(is_saved(client, stream) for stream in STREAMS))
+    before = service.view
+    victim = before.owner(STREAMS[0])
+    orphans = [stream for stream in STREAMS if before.owner(stream) == victim]
+    owners = [before.owner(stream) for stream in STREAMS]
+    assert victim and len(set(owners)) > 1
+    actor = ray.get_actor(victim, namespace=NAMESPACE)
+    os.kill(ray.get(actor.get_pid.remote()), signal.SIGKILL)
+    until(lambda: victim not in service.view.members)  # its streams are elsewhere
+    load.wait_for_more(3)
+    until(lambda: victim in service.view.members)  # Ray has restarted it, and its streams come back
+    assert service.view.members[victim] != before.members[victim]
+    load.wait_for_more(3)
+    load.stop()
+    for stream, records in load.records.items():
+        for number, status, answer in records:
+            assert status == 200 or (stream in orphans and status == 503), answer
+            if status == 200:
+                histories[stream].check(number, answer)
+            else:
+                histories[stream].fail(number)
+        assert stream in orphans or histories[stream].num_lost == 0
+        assert len(histories[stream].batches) >= 8
+    return max(number for records in load.records.values() for number, _, _ in records) + 1
+
+
+def is_saved(client: Client, stream: str) -> bool:
+    """Return whether a stream is older than the time in which a change is saved."""
+    events = client.json("GET", f"/streams/{stream}")["events"]
+    return bool(time.time() - events[0]["time"] > 2.0)
+
+
+def add_one(
+    service: RayService, client: Client, histories: dict[str, History], first: int, server: ServerProcess
+) -> None:
+    load = Load(client.address, first)
+    load.wait_for_more(2)
+    before = service.view
+    arguments = ["serve", *map(str, server.options), "--replicas", "4"]  # the last one counts
+    command = [sys.executable, "-c", "from ctta.cli import main; main()", *arguments]
+    output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT).stdout
+    assert "3 replicas before, 4 now" in output
+    after = service.view
+    assert len(after.members) == 4 and dict(before.members).items() <= dict(after.members).items()
+    load.wait_for_more(3)
+    load.stop()
+    assert any(before.owner(stream) != after.owner(stream) for stream in STREAMS)
+    for stream, records in load.records.items():
+        num_lost = histories[stream].num_lost
+        for number, status, answer in records:
+            assert status == 200, answer
+            histories[stream].check(number, answer)
+        assert histories[stream].num_lost == num_lost
+        shown = client.json("GET", f"/streams/{stream}")
+        assert shown["updates"] == len(histories[stream].batches)
+
+
+def check_saved(histories: dict[str, History], template: Any, tmp_path: Path) -> None:
+    """One process continues with what the replicas have saved."""
+    service = Service(template, tmp_path / "state", image_size=(16, 16), window_size=0)
+    try:
+        assert sorted(service.store.slots) == STREAMS
+        for stream, history in histories.items():
+            assert service.factory.snapshots.read_summary(stream)["updates"] == len(history.batches)
+    finally:
+        service.release()
