@@ -57,7 +57,7 @@ class Passes:
     from_memory: bool = False
     update_every: int | None = None
     per_image: bool = False
-    batch_size: int = 200
+    batch_size: int = 100
     settings: dict[str, Any] = field(default_factory=dict)
 
 

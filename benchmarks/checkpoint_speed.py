@@ -47,7 +47,7 @@ def load_ratio(path: Path, net: nn.Module) -> float:
         with patch("ctta.optim.state._check_step"):
             ctta.load(path, net)
 
-    return time_ratio(lambda: ctta.load(path, net), load_without_trial, REPEATS)
+    return time_ratio(lambda: ctta.load(path, net), load_without_trial, REPEATS).median
 
 
 def measure() -> Iterator[Measurement]:

@@ -56,7 +56,7 @@ def record(cifar: Path, name: str, batch_size: int, domain: tuple[str, int] | No
         right = [int((classes == y).sum()) for _, classes in both]
         difference, num_images = difference + right[0] - right[1], num_images + len(y)
         if step % COMPARE_EVERY == 0:
-            adapted, unadapted = ((classes.tolist(), confidences.tolist()) for confidences, classes in both)
+            adapted, unadapted = (Predictions(classes.tolist(), confidences.tolist()) for confidences, classes in both)
             answers.append((adapted, unadapted))
     return answers, difference / num_images
 

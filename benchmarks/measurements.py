@@ -53,8 +53,8 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def time_ratio(ours: Callable[[], object], baseline: Callable[[], object], pairs: int, *, warm_up: int = 1) -> float:
-    """Return the median ratio of the times over pairs of calls, whose order alternates."""
+def time_ratio(ours: Callable[[], object], baseline: Callable[[], object], pairs: int, *, warm_up: int = 1) -> "Ratio":
+    """Return the ratio of the times over pairs of calls, whose order alternates."""
     for _ in range(warm_up):
         baseline()
         ours()
@@ -63,7 +63,31 @@ def time_ratio(ours: Callable[[], object], baseline: Callable[[], object], pairs
         order = (baseline, ours) if number % 2 == 0 else (ours, baseline)
         spent = {call: seconds(call) for call in order}
         ratios.append(spent[ours] / spent[baseline])
-    return statistics.median(ratios)
+    return Ratio.of_pairs(ratios)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio that was measured repeatedly.
+
+    Attributes:
+        median: The median.
+        low: The lower end of its 95 % interval.
+        high: Its upper end.
+    """
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of_pairs(cls, ratios: Sequence[float]) -> "Ratio":
+        """Return the median of the ratios of pairs, and its interval."""
+        return cls(statistics.median(ratios), *median_interval(ratios))
+
+    def as_measurement(self, name: str, target: float) -> Measurement:
+        """Return the row of a table."""
+        return Measurement(name, self.median, target, low=self.low, high=self.high)
 
 
 @dataclass(frozen=True)
