@@ -12,9 +12,11 @@ from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
 import draw_cotta
+import draw_speed
 import pytest
 from command_pages import describe_commands, describe_routes, read_openapi
 from documents import PAGES, PREAMBLE, ROOT, read_commands, read_python
+from measurements import Measurement, read_results
 from PIL import Image, ImageSequence
 from repository_links import rewrite_links
 from typer.main import get_command
@@ -119,6 +121,16 @@ def test_the_figure_of_cotta_is_drawn_by_its_script(name: str) -> None:
     drawn = draw_cotta.draw(draw_cotta.THEMES[name])
     assert (draw_cotta.FOLDER / f"cotta-{name}.svg").read_text() == drawn
     assert ElementTree.fromstring(drawn).tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_the_figure_of_the_measured_ratios_is_drawn_from_them() -> None:
+    """If it fails: python benchmarks/draw_speed.py."""
+    assert draw_speed.FIGURE.read_text() == draw_speed.draw(read_results(draw_speed.RESULTS))
+    rows = [Measurement("fast", 0.9, 1.0, low=0.8, high=0.95), Measurement("slow & far", 3.0, 1.0)]
+    drawn = draw_speed.draw(rows)
+    assert "1 of 2 ratios" in drawn and "slow &amp; far" in drawn and drawn.count('class="interval"') == 1
+    end = draw_speed.WIDTH - draw_speed.NUMBERS - draw_speed.NAMES
+    assert f'class="missed" x="{draw_speed.NAMES}" y="{draw_speed.TOP + draw_speed.ROW + 4}" width="{end:.1f}"' in drawn
 
 
 def test_the_clip_is_short_and_small() -> None:

@@ -8,6 +8,7 @@ from serving import make_images, make_tent
 
 from ctta.errors import DamagedCheckpointError
 from ctta.serve.audit import AuditLog
+from ctta.serve.passes import SourcePasses
 from ctta.serve.persistence import WINDOW_FILE, Snapshots
 from ctta.serve.stream import ServedStream
 from ctta.serve.window import SampleWindow, TimeBudget
@@ -16,7 +17,8 @@ from ctta.serve.window import SampleWindow, TimeBudget
 def make_stream(folder: Path) -> ServedStream:
     model = make_tent(folder)
     log = AuditLog(folder / "audit.jsonl", lambda _kind: None, lambda: None)
-    return ServedStream("s", model, reference=model.source, window=SampleWindow(2, 1), budget=TimeBudget(None), log=log)
+    reference, window = SourcePasses(model.source, model), SampleWindow(2, 1)
+    return ServedStream("s", model, reference=reference, window=window, budget=TimeBudget(None), log=log)
 
 
 @pytest.fixture
