@@ -3,7 +3,8 @@
     ctta bench matrix --threads 1 --out runs/matrix
     python benchmarks/matrix_results.py runs/matrix
 
-Protocols that are not complete are listed at the end of the page; run both commands again to add them.
+Protocols that are not complete are listed at the end of the page; run both commands again to add them. A run of some
+protocols replaces these, and leaves the others as they were measured before.
 """
 
 import argparse
@@ -15,6 +16,8 @@ from pathlib import Path
 from result_list import PLANNED
 
 from ctta.report import read_matrix, write_matrix
+from ctta.report.matrix import Matrix
+from ctta.streams import PROTOCOLS
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results" / "matrix"
 
@@ -22,14 +25,35 @@ RESULTS = Path(__file__).parent.parent / "docs" / "results" / "matrix"
 FILES = {"numbers.json": "numbers.json", "heat-map.png": "heat-map.png", "matrix.md": "README.md"}
 
 
+def merge(earlier: Matrix, later: Matrix) -> Matrix:
+    """Return the protocols of two matrices; one that both have is the later one, with every cell.
+
+    Args:
+        earlier: What was measured before.
+        later: What replaces it.
+
+    Returns:
+        The protocols in the order of :data:`ctta.streams.PROTOCOLS`.
+    """
+    replaced = {each.name for each in later.protocols}
+    protocols = [each for each in earlier.protocols if each.name not in replaced] + list(later.protocols)
+    places = {name: place for place, name in enumerate(PROTOCOLS)}
+    protocols.sort(key=lambda each: (places.get(each.name.partition(",")[0], len(places)), each.name))
+    missing = [each for each in earlier.missing if each.run not in replaced] + list(later.missing)
+    return replace(later, protocols=tuple(protocols), missing=tuple(missing))
+
+
 def write_results(run: Path, out: Path) -> None:
     """Write the three files, with the command as a user would type it.
 
     Args:
         run: Folder of the matrix, or its ``numbers.json``.
-        out: Folder to write to.
+        out: Folder to write to; protocols that it has and the run does not are kept.
     """
-    matrix = replace(read_matrix(run), commands=PLANNED["matrix"].commands[:1])
+    matrix = read_matrix(run)
+    if (out / "numbers.json").exists():
+        matrix = merge(read_matrix(out / "numbers.json"), matrix)
+    matrix = replace(matrix, commands=PLANNED["matrix"].commands[:1])
     out.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
         folder = write_matrix(matrix, Path(temporary)).parent

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import matrix_results
 import pytest
 from benchmark_runs import write_network
 from command_line import output, user_error
@@ -169,6 +170,15 @@ def test_runs_are_measured_against_source(tmp_path: Path) -> None:
         ("continual", "all"),
         ("continual", "source-standard"),
     ]
+
+
+def test_a_run_of_some_protocols_replaces_only_these(matrix: Matrix) -> None:
+    again = make_protocol("continual", 0.5, ("VANE",), VANE=0.25)
+    single = make_protocol("single", 0.5, ("Source",), TENT=0.9)
+    merged = matrix_results.merge(matrix, Matrix((single, again), ("later",)))
+    assert merged.protocols == (again, *matrix.protocols[1:2], single, *matrix.protocols[2:])
+    assert merged.missing == ()  # what was missing of "single" has been measured
+    assert matrix_results.merge(merged, matrix).protocols[0] == matrix.protocols[0]
 
 
 def test_a_folder_without_a_matrix_is_named(tmp_path: Path) -> None:
