@@ -3,6 +3,7 @@
 python benchmarks/options_speed.py
 """
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from step_speed import cifar_batch
 from torch import Tensor, nn
 
 import ctta
+from ctta.corruptions import CORRUPTIONS
 from ctta.views import fast_image_views, image_views
 
 Layout = torch.memory_format
@@ -31,10 +33,26 @@ def cotta(net: nn.Module, **settings: Any) -> ctta.CoTTA:
     return ctta.CoTTA(net, threshold=1.0, **settings)
 
 
-def real_images() -> Tensor:
-    """Return images of the sample under noise: which of them have views depends on what the network knows."""
-    images, _ = ctta.datasets.sample().domain("gaussian_noise", 5).read(np.arange(200))
-    return images
+def faster_ratio() -> float:
+    """Return the time of CoTTA.faster relative to CoTTA.fast over all corruptions, one batch of each.
+
+    How many images have views depends on what the network knows, so the images are real, and none of the corruptions
+    stands for all. Both models take turns by the batch; time is that of one core, which other programs hardly change.
+    """
+    models = ctta.CoTTA.fast(embedded(), threshold=1.0), ctta.CoTTA.faster(embedded())
+    spent = [0.0, 0.0]
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for corruption in CORRUPTIONS:
+            x, _ = ctta.datasets.sample().domain(corruption, 5).read(np.arange(200))
+            for place, model in enumerate(models):
+                started = time.process_time()
+                model(x)
+                spent[place] += time.process_time() - started
+    finally:
+        torch.set_num_threads(num_threads)
+    return spent[1] / spent[0]
 
 
 def compiled(net: nn.Module) -> ctta.CoTTA:
@@ -54,9 +72,7 @@ def options() -> dict[str, Callable[[], float]]:
     blended = partial(cotta, batch_stats=0.1)  # the statistics of a single image say little
     return {
         "CoTTA.fast / CoTTA": lambda: compare(cotta(embedded()), cotta(embedded(), views=fast_image_views()), x),
-        "CoTTA.faster / CoTTA.fast": lambda: compare(
-            ctta.CoTTA.fast(embedded(), threshold=1.0), ctta.CoTTA.faster(embedded()), real_images(), pairs=5
-        ),
+        "CoTTA.faster / CoTTA.fast, all corruptions": faster_ratio,
         "channels-last / contiguous": lambda: compare(cotta(contiguous()), cotta(embedded()), x),
         "compiled / plain, channels-last": lambda: compare(cotta(embedded()), compiled(embedded()), x),
         "compiled / plain, contiguous": lambda: compare(cotta(contiguous()), compiled(contiguous()), x),
