@@ -1,6 +1,10 @@
 """``ctta certify``: a method that harms fails, one that does nothing passes, and the page says what was tested."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,6 +75,55 @@ def test_the_worst_seed_counts(arguments: tuple[object, ...], tmp_path: Path) ->
     seeded = ("--method", f"file:{tmp_path}/seeded.py:Harmful", "--no-guard")
     codes = [invoke(certify, *arguments, *seeded, "--seeds", seeds).exit_code for seeds in (1, 2)]
     assert codes == [0, 1]
+
+
+COUNTING = """
+import os, signal
+import ctta
+
+class Counting(ctta.Source):
+    def adapt_step(self, x):
+        with open(os.environ["COUNT_IN"], "a") as file:
+            file.write("x")
+            if file.tell() == int(os.environ.get("KILL_AT", 0)):
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().adapt_step(x)
+"""
+
+
+def test_a_killed_certificate_goes_on(
+    arguments: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "counting.py").write_text(COUNTING)
+    given = [str(each) for each in (*arguments, "--method", f"file:{tmp_path}/counting.py:Counting", "--no-guard")]
+
+    def count_steps(name: str) -> int:
+        return len((tmp_path / name).read_text())
+
+    monkeypatch.setenv("COUNT_IN", str(tmp_path / "whole"))
+    whole = json.loads(invoke(certify, *given, "--json").stdout)
+    number = count_steps("whole")
+    monkeypatch.setenv("COUNT_IN", str(tmp_path / "killed"))
+    command = [sys.executable, "-m", "ctta", "certify", *given]
+    ended = subprocess.run(
+        command, env=os.environ | {"KILL_AT": str(number - 10), "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    assert ended.returncode == -signal.SIGKILL and (tmp_path / "out.progress").is_dir()
+    monkeypatch.setenv("COUNT_IN", str(tmp_path / "rest"))
+    resumed = json.loads(invoke(certify, *given, "--json").stdout)
+    assert resumed["scenarios"] == whole["scenarios"] and resumed["influence"] == whole["influence"]
+    assert 10 <= count_steps("rest") < number / 2  # what was complete is read
+    assert not (tmp_path / "out.progress").exists()
+
+
+def test_another_version_of_a_method_does_not_go_on(
+    arguments: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.rmtree", lambda *given, **options: None)  # as if it had been killed at the very end
+    method = ("--method", f"file:{tmp_path}/harmful.py:Harmful", "--no-guard", "--json")
+    assert not json.loads(invoke(certify, *arguments, *method).stdout)["passed"]
+    (tmp_path / "harmful.py").write_text(HARMFUL.replace("logits.flip(1)", "logits + 0 * logits"))
+    assert json.loads(invoke(certify, *arguments, *method).stdout)["passed"]
 
 
 def test_outcomes() -> None:

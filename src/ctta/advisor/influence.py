@@ -57,7 +57,14 @@ class Influence:
     batch_size: int
 
 
-def measure_influence(net: nn.Module, pictures: Pictures, *, batch_size: int, seed: int = 0) -> list[Influence]:
+def measure_influence(
+    net: nn.Module,
+    pictures: Pictures,
+    *,
+    batch_size: int,
+    seed: int = 0,
+    on_batch: Callable[[], None] | None = None,
+) -> list[Influence]:
     """Measure how many of the other answers of a batch one foreign or hostile picture changes.
 
     Args:
@@ -65,6 +72,7 @@ def measure_influence(net: nn.Module, pictures: Pictures, *, batch_size: int, se
         pictures: Clean pictures.
         batch_size: Pictures in a batch.
         seed: Seed of the noise.
+        on_batch: Called after each batch.
 
     Returns:
         A row for each mode and kind of picture; empty for a network without BatchNorm, whose answers are independent,
@@ -93,6 +101,8 @@ def measure_influence(net: nn.Module, pictures: Pictures, *, batch_size: int, se
                 # A median passes its gradient to one image only, so an attack on it has to follow another network.
                 attacked = by_batch if mode == MEDIAN else model
                 changes.append(_count_flips(model, attacked, x, kind, seed + number))
+                if on_batch:
+                    on_batch()
             rows.append(_summarize(mode, kind, changes, batch_size))
     return rows
 

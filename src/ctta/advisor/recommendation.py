@@ -1,10 +1,7 @@
 """Find out whether adaptation helps a network, and which method and settings."""
 
 import os
-import tempfile
 from collections.abc import Sequence
-from contextlib import nullcontext
-from pathlib import Path
 
 from numpy.typing import ArrayLike
 from torch import nn
@@ -26,6 +23,7 @@ from ctta.advisor.pictures import (
 )
 from ctta.advisor.race import SOURCE, OnProgress, RaceSettings, run_race
 from ctta.advisor.threshold import calibrate_threshold
+from ctta.advisor.work_folder import open_folder
 from ctta.corruptions.registry import check_corruption
 from ctta.datasets.corruptible import CLEAN
 from ctta.errors import ConfigError
@@ -117,8 +115,8 @@ def advise(
     steps = (*((name, float(severity)) for name in corruptions), (CLEAN, 0.0))
     settings = RaceSettings(steps, batch_size, order, 60 * budget, seed)
     corrupted = CorruptedPictures(pictures)
-    with tempfile.TemporaryDirectory(prefix="ctta-advise-") if folder is None else nullcontext(folder) as path:
-        race = run_race(net, corrupted, candidates, settings, Path(path), on_progress=on_progress)
+    with open_folder(folder, "ctta-advise-") as path:
+        race = run_race(net, corrupted, candidates, settings, path, on_progress=on_progress)
     race.left_out = left_out | race.left_out
     estimator, chosen = None, race.choose().candidate
     if chosen != SOURCE:
