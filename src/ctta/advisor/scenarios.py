@@ -127,7 +127,7 @@ def certify(
     pictures = label_pictures(net, clean, use_labels=use_labels)
     corrupted = CorruptedPictures(pictures)
     scenarios = _list_scenarios(corrupted, steps, batch_size, batch_sizes, num_visits)
-    progress = _Progress(sum(2 * len(each.open(seed)) for each in scenarios for seed in range(num_seeds)), on_progress)
+    progress = _BatchCount(sum(2 * len(each.open(seed)) for each in scenarios for seed in range(num_seeds)), on_progress)
     with open_folder(folder, "ctta-certify-") as path:
         work = WorkFolder(path, [*identify(net, pictures), identify_method(candidate), guard])
         outcomes = []
@@ -159,7 +159,7 @@ def certify(
 
 
 @dataclass
-class _Progress:
+class _BatchCount:
     """Batches that are done, of those that there are."""
 
     total: int
@@ -180,7 +180,7 @@ def _test(
     net: nn.Module,
     candidate: Candidate,
     work: WorkFolder,
-    progress: _Progress,
+    progress: _BatchCount,
     *,
     guard: bool,
     num_seeds: int,
