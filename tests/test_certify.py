@@ -17,7 +17,7 @@ from torch import nn
 
 import ctta
 from ctta.advisor import ScenarioOutcome, label_pictures, measure_influence
-from ctta.advisor.influence import use_median_
+from ctta.advisor.influence import count_batches, use_median_
 from ctta.cli.certify import certify
 from ctta.datasets import CleanImages
 from ctta.evaluation import Interval
@@ -152,7 +152,10 @@ def test_one_picture_changes_other_answers_by_batch_statistics_only() -> None:
         assert flipped["batch statistics", "hostile"] > flipped[remedy, "hostile"]
     assert measure_influence(nn.Sequential(nn.Flatten(), nn.Linear(768, 10)), pictures, batch_size=8) == []
     assert measure_influence(net, pictures, batch_size=1) == []
-    few = measure_influence(net, pictures, batch_size=16)  # too few batches for a window of four
+    steps: list[None] = []
+    few = measure_influence(net, pictures, batch_size=16, on_batch=lambda: steps.append(None))
+    assert len(steps) == count_batches(net, 32, 16) == 30  # too few batches for a window of four
+    assert measure_influence(net, pictures, batch_size=100)[0].batch_size == 32  # fewer pictures than a batch has
     assert len(few) == 15 and "batch statistics over four batches" not in {row.mode for row in few}
 
 
@@ -165,6 +168,14 @@ def test_medians_ignore_one_picture_and_are_what_the_layer_expects() -> None:
     changed[0] = 1e6
     for found in (norm(x), norm(changed)[1:]):
         assert found.mean((0, 2, 3)).abs().max() < 0.3 and (found.std((0, 2, 3)) - 1).abs().max() < 0.3
+
+
+def test_an_attack_on_medians_has_gradients_of_every_image() -> None:
+    norm = nn.BatchNorm2d(2).eval()
+    use_median_(norm)
+    x = torch.randn(9, 2, 8, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    (gradient,) = torch.autograd.grad(norm(x)[1:].square().sum(), x)
+    assert (gradient[0].abs().sum((1, 2)) > 0).all()  # through the statistics alone
 
 
 def test_user_errors(arguments: tuple[object, ...]) -> None:

@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 from torch import nn
 
 from ctta.advisor.advice import Advice, NetworkFacts, PictureFacts
-from ctta.advisor.calibration import SEVERITIES, collect_signals, fit_estimator
+from ctta.advisor.calibration import collect_signals, fit_estimator, list_steps
 from ctta.advisor.candidates import count_norm_layers, list_candidates
 from ctta.advisor.input_check import check_input
 from ctta.advisor.pictures import (
@@ -121,7 +121,7 @@ def advise(
     estimator, chosen = None, race.choose().candidate
     if chosen != SOURCE:
         few = pictures.select(slice(CALIBRATION_IMAGES))
-        estimator = fit_estimator(collect_signals(net, few, chosen, SEVERITIES, batch_size, on_progress))
+        estimator = fit_estimator(collect_signals(net, few, chosen, list_steps(), batch_size, on_progress))
     height, width = pictures.images.shape[1:3]
     inner = net.net if isinstance(net, Normalized) else net
     return Advice(

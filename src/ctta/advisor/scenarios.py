@@ -13,7 +13,7 @@ from torch import nn
 
 from ctta.advisor.candidates import Candidate
 from ctta.advisor.certificate import Certificate, ScenarioOutcome
-from ctta.advisor.influence import Influence, measure_influence
+from ctta.advisor.influence import Influence, count_batches, measure_influence
 from ctta.advisor.pictures import (
     DEFAULT_SEVERITY,
     CorruptedPictures,
@@ -127,7 +127,9 @@ def certify(
     pictures = label_pictures(net, clean, use_labels=use_labels)
     corrupted = CorruptedPictures(pictures)
     scenarios = _list_scenarios(corrupted, steps, batch_size, batch_sizes, num_visits)
-    progress = _BatchCount(sum(2 * len(each.open(seed)) for each in scenarios for seed in range(num_seeds)), on_progress)
+    total = sum(2 * len(each.open(seed)) for each in scenarios for seed in range(num_seeds))
+    total += count_batches(net, len(pictures.images), batch_size)
+    progress = _BatchCount(total, on_progress)
     with open_folder(folder, "ctta-certify-") as path:
         work = WorkFolder(path, [*identify(net, pictures), identify_method(candidate), guard])
         outcomes = []
@@ -139,7 +141,7 @@ def certify(
         influence = work.read_or_make(
             f"influence-{batch_size}.json",
             lambda: [
-                asdict(row) for row in measure_influence(net, pictures, batch_size=batch_size, on_batch=progress.report)
+                asdict(row) for row in measure_influence(net, pictures, batch_size=batch_size, on_batch=progress.count)
             ],
         )
     inner = net.net if isinstance(net, Normalized) else net
@@ -166,13 +168,10 @@ class _BatchCount:
     on_progress: OnProgress | None
     done: int = 0
 
-    def report(self) -> None:
+    def count(self, _record: object = None) -> None:
+        self.done += 1
         if self.on_progress:
             self.on_progress(self.done, self.total)
-
-    def count(self, _record: object) -> None:
-        self.done += 1
-        self.report()
 
 
 def _test(

@@ -2,8 +2,8 @@
 
 A network that is unsure, or whose answers adaptation changes, is wrong more often. How often, is a property of the
 network and the method, so it is measured: :func:`ctta.calibrate_gain` fits accuracy to three signals of corrupted
-images with known answers, and how far the fit is off for corruptions that it has not seen is the half-width of the
-interval.
+images with known answers, and how far the fit is off for corruptions and images that it has not seen is the half-width
+of the interval.
 """
 
 import math
