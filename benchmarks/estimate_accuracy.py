@@ -16,7 +16,7 @@ from cifar10_files import read_split
 from hold_out import FIRST_IMAGE
 
 import ctta
-from ctta.advisor.calibration import collect_signals, fit_estimator, record_signals
+from ctta.advisor.calibration import collect_signals, fit_estimator, list_steps, record_signals
 from ctta.advisor.candidates import Candidate
 from ctta.advisor.pictures import label_pictures
 from ctta.datasets import CleanImages
@@ -58,7 +58,7 @@ def main() -> None:
     """Calibrate and compare every method."""
     parser = argparse.ArgumentParser(description="Compare the estimate of accuracy without labels with the truth.")
     parser.add_argument("--cifar", type=Path, required=True, help="folder of the CIFAR-10 files")
-    parser.add_argument("--methods", default="tent,bn_stats,cotta_fast")
+    parser.add_argument("--methods", default="tent,bn_stats,vane")
     parser.add_argument("--severities", default="5,3")
     parser.add_argument("--images", type=int, default=200, help="per corruption of the streams")
     arguments = parser.parse_args()
@@ -68,7 +68,7 @@ def main() -> None:
     net = ctta.models.embedded()
     pictures = label_pictures(net, CleanImages(images[rows], labels[rows]), seed=1)
     for method in arguments.methods.split(","):
-        domains = collect_signals(net, pictures, Candidate(method), (1.0, 3.0, 5.0), BATCH_SIZE)
+        domains = collect_signals(net, pictures, Candidate(method), list_steps(), BATCH_SIZE)
         estimator = fit_estimator(domains)
         for severity in arguments.severities.split(","):
             print(compare(estimator, method, float(severity), arguments.images), flush=True)

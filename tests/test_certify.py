@@ -1,6 +1,10 @@
 """``ctta certify``: a method that harms fails, one that does nothing passes, and the page says what was tested."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +17,7 @@ from torch import nn
 
 import ctta
 from ctta.advisor import ScenarioOutcome, label_pictures, measure_influence
-from ctta.advisor.influence import use_median_
+from ctta.advisor.influence import count_batches, use_median_
 from ctta.cli.certify import certify
 from ctta.datasets import CleanImages
 from ctta.evaluation import Interval
@@ -73,6 +77,55 @@ def test_the_worst_seed_counts(arguments: tuple[object, ...], tmp_path: Path) ->
     assert codes == [0, 1]
 
 
+COUNTING = """
+import os, signal
+import ctta
+
+class Counting(ctta.Source):
+    def adapt_step(self, x):
+        with open(os.environ["COUNT_IN"], "a") as file:
+            file.write("x")
+            if file.tell() == int(os.environ.get("KILL_AT", 0)):
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().adapt_step(x)
+"""
+
+
+def test_a_killed_certificate_goes_on(
+    arguments: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "counting.py").write_text(COUNTING)
+    given = [str(each) for each in (*arguments, "--method", f"file:{tmp_path}/counting.py:Counting", "--no-guard")]
+
+    def count_steps(name: str) -> int:
+        return len((tmp_path / name).read_text())
+
+    monkeypatch.setenv("COUNT_IN", str(tmp_path / "whole"))
+    whole = json.loads(invoke(certify, *given, "--json").stdout)
+    number = count_steps("whole")
+    monkeypatch.setenv("COUNT_IN", str(tmp_path / "killed"))
+    command = [sys.executable, "-m", "ctta", "certify", *given]
+    ended = subprocess.run(
+        command, env=os.environ | {"KILL_AT": str(number - 10), "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    assert ended.returncode == -signal.SIGKILL and (tmp_path / "out.progress").is_dir()
+    monkeypatch.setenv("COUNT_IN", str(tmp_path / "rest"))
+    resumed = json.loads(invoke(certify, *given, "--json").stdout)
+    assert resumed["scenarios"] == whole["scenarios"] and resumed["influence"] == whole["influence"]
+    assert 10 <= count_steps("rest") < number / 2  # what was complete is read
+    assert not (tmp_path / "out.progress").exists()
+
+
+def test_another_version_of_a_method_does_not_go_on(
+    arguments: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.rmtree", lambda *given, **options: None)  # as if it had been killed at the very end
+    method = ("--method", f"file:{tmp_path}/harmful.py:Harmful", "--no-guard", "--json")
+    assert not json.loads(invoke(certify, *arguments, *method).stdout)["passed"]
+    (tmp_path / "harmful.py").write_text(HARMFUL.replace("logits.flip(1)", "logits + 0 * logits"))
+    assert json.loads(invoke(certify, *arguments, *method).stdout)["passed"]
+
+
 def test_outcomes() -> None:
     scenario = ScenarioOutcome("clean", "", 0.2, 0.2, None, 3, tolerance=0.02)
 
@@ -99,7 +152,10 @@ def test_one_picture_changes_other_answers_by_batch_statistics_only() -> None:
         assert flipped["batch statistics", "hostile"] > flipped[remedy, "hostile"]
     assert measure_influence(nn.Sequential(nn.Flatten(), nn.Linear(768, 10)), pictures, batch_size=8) == []
     assert measure_influence(net, pictures, batch_size=1) == []
-    few = measure_influence(net, pictures, batch_size=16)  # too few batches for a window of four
+    steps: list[None] = []
+    few = measure_influence(net, pictures, batch_size=16, on_batch=lambda: steps.append(None))
+    assert len(steps) == count_batches(net, 32, 16) == 30  # too few batches for a window of four
+    assert measure_influence(net, pictures, batch_size=100)[0].batch_size == 32  # fewer pictures than a batch has
     assert len(few) == 15 and "batch statistics over four batches" not in {row.mode for row in few}
 
 
@@ -112,6 +168,14 @@ def test_medians_ignore_one_picture_and_are_what_the_layer_expects() -> None:
     changed[0] = 1e6
     for found in (norm(x), norm(changed)[1:]):
         assert found.mean((0, 2, 3)).abs().max() < 0.3 and (found.std((0, 2, 3)) - 1).abs().max() < 0.3
+
+
+def test_an_attack_on_medians_has_gradients_of_every_image() -> None:
+    norm = nn.BatchNorm2d(2).eval()
+    use_median_(norm)
+    x = torch.randn(9, 2, 8, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    (gradient,) = torch.autograd.grad(norm(x)[1:].square().sum(), x)
+    assert (gradient[0].abs().sum((1, 2)) > 0).all()  # through the statistics alone
 
 
 def test_user_errors(arguments: tuple[object, ...]) -> None:

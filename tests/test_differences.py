@@ -85,6 +85,18 @@ def test_every_subject_is_found(net: nn.Module, stream: dict[str, Any], expected
         assert "input range" in found
 
 
+def test_what_follows_from_the_batch_size_is_not_named(tmp_path: Path) -> None:
+    stream = make_stream(batch_size=3)
+    assert stream.composition.classes_per_batch < make_stream().composition.classes_per_batch
+    found = compare(tmp_path, make_net(), stream)
+    assert subjects(found) == ["batch size"]  # neither fewer classes per batch, nor the range of a smaller first batch
+    facts = [tmp_path / "b" / name / "facts.json" for name in ("source", "tent")]
+    for path in facts:  # but another range altogether is
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps(content | {"input": content["input"] | {"high": 255.0}}))
+    assert subjects(diff_runs(tmp_path / "a", tmp_path / "b")) == ["batch size", "input range"]
+
+
 def test_trained_tensors_and_versions(tmp_path: Path) -> None:
     first = write(tmp_path / "a", make_net(), make_stream())
     second = write(tmp_path / "b", make_net(), make_stream())

@@ -1,5 +1,6 @@
 """Accuracy without labels: the fit, the averages of a stream, what the guard does about harm, and ctta.toml."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,25 @@ def test_the_fit_finds_what_accuracy_depends_on() -> None:
         assert found.gain == pytest.approx(domain.accuracy - domain.source_accuracy, abs=0.05)
     shifted = [*exact[:-1], *(draw_domain("odd", 2.0) for _ in range(10))]  # another relation widens the intervals
     assert fit_estimator(shifted).half_width > 0.1 > estimator.half_width
+
+
+def test_intervals_allow_for_other_images() -> None:
+    """How hard images are is common to all domains, so errors on the images of the fit would be too small."""
+    generator = np.random.default_rng(0)
+
+    def make(name: str, signals: tuple[float, ...], shift: float) -> DomainSignals:
+        accuracy = 1 / (1 + np.exp(-signals[1])) + shift
+        return DomainSignals(name, signals, signals, accuracy, accuracy, 10_000)
+
+    domains = []
+    for name in "abcd" * 6:
+        signals = to_signals(generator.uniform(0.4, 0.8), 0.9, 1.0)
+        halves = make(name, signals, 0.06), make(name, signals, -0.06)
+        domains.append(replace(make(name, signals, 0.0), halves=halves))
+    same_images = fit_estimator([replace(each, halves=()) for each in domains])
+    assert same_images.half_width < 0.05
+    # The root mean square of 0.12 times the quantile of Student's t for four corruptions.
+    assert fit_estimator(domains).half_width == pytest.approx(2.132 * 0.12, abs=0.03)
 
 
 def test_averages_need_some_images_and_forget_slowly() -> None:
@@ -115,6 +135,8 @@ def test_calibration_and_configuration(tmp_path: Path) -> None:
 
 
 def test_mistakes_are_named() -> None:
+    with pytest.raises(ctta.ConfigError, match="expected two corruptions or more"):
+        ctta.calibrate_gain(make_net(), np.zeros((32, 8, 8, 3), np.uint8), method="tent", corruptions=["fog"])
     with pytest.raises(ctta.ConfigError, match="weights must be 4 numbers"):
         GainEstimator((1.0,), (1.0,), 0.1, 0.1, 0.1)
     with pytest.raises(TypeError, match="calibrate_gain"):

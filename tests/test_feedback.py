@@ -199,6 +199,77 @@ def test_answers_of_the_source_do_not_correct_the_estimate() -> None:
     assert model.answers is not None and model.answers.find_estimate_errors() is None
 
 
+def test_a_correction_ends_with_the_answers_that_it_rests_on() -> None:
+    estimator = GainEstimator((2.0, 0.0, 0.0, 0.0), (2.0, 0.0, 0.0, 0.0), 0.1, 0.1, 0.1)
+    model = make_model(estimator=estimator, inspect_every=1)
+    for seed in range(12):
+        model(draw(seed))
+    model.feedback(range(150, 190), [9] * 40)  # everything is wrong
+    accuracies = []
+    for seed in range(12, 22):
+        model(draw(seed))
+        accuracies.append(model.health.estimated_source_accuracy)
+    assert accuracies[0] is not None and accuracies[0] < 0.2
+    assert accuracies == sorted(accuracies) and accuracies[-1] == pytest.approx(0.8808, abs=1e-4)
+
+
+def test_labels_count_in_domains_like_theirs_only() -> None:
+    estimator = GainEstimator((0.0, 1.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0), 0.1, 0.1, 0.1)  # accuracy is confidence
+    monitor, log = GainMonitor(estimator), AnswerLog(200)
+    monitor.num_images.fill_(1000)
+
+    def enter(confidence: float) -> None:
+        monitor.averages.copy_(torch.tensor([confidence, confidence, 1.0, 1.0, 1.0]))
+        monitor.recalibrate_(log.find_estimate_errors(monitor.compare_domains))
+
+    enter(0.8)
+    log.add_(torch.ones(100), torch.zeros(100), monitor.estimate_without_labels())
+    log.set_labels_(range(100), [1] * 100)  # the method is always right, the source never
+    found = []
+    for confidence in (0.8, 0.75, 0.3, 0.8):
+        enter(confidence)
+        found.append(monitor.estimate())
+    same, near, other, again = (each for each in found if each is not None)
+    assert same.gain == pytest.approx(1, abs=0.05) and same.gain_half_width < 0.05 and again == same
+    assert near.gain > 0.5 and other.gain == pytest.approx(0, abs=0.01) and other.gain_half_width == pytest.approx(0.1)
+
+
+def test_a_remedy_forgets_labels() -> None:
+    model = make_model(reset_every=6)
+    ids, answers, _ = run(model, 5)
+    assert model.feedback(ids, answers).num_labels == 80
+    model(draw(6))
+    assert model.feedback([], []).num_labels == 0
+
+
+def test_answers_move_to_a_log_of_another_size() -> None:
+    log = AnswerLog(7)
+    log.add_(torch.arange(10), torch.arange(10) + 1)
+    log.set_labels_([9], [9])
+    for size in (3, 7, 20):
+        other = AnswerLog(size)
+        other.take_over_(log.state_dict())
+        ids = torch.arange(10 - min(size, 7), 10)
+        assert other.num_answered == 10 and torch.equal(other.classes[ids % size], ids)
+        assert other.summarize() == log.summarize() and other.set_labels_([1], [1]) == 1
+    with pytest.raises(ValueError, match="labels has the shape"):
+        AnswerLog(7).take_over_(log.state_dict() | {"labels": torch.zeros(2)})
+
+
+def test_the_service_takes_labels_after_a_restart(tmp_path: Path) -> None:
+    def make_service() -> Service:
+        return Service(make_tent(tmp_path), tmp_path / "state", image_size=SIZE, window_size=0, num_answers=50)
+
+    with serve_in_thread(make_service()) as client:
+        labels = client.infer("camera", make_images(8, 0))["label"].tolist()
+        client.json("POST", "/streams/camera/feedback", json={"ids": [0, 1], "labels": labels[:2]})
+    with serve_in_thread(make_service()) as client:
+        body = {"ids": [2, 3, 8], "labels": [*labels[2:4], 0]}
+        found = client.json("POST", "/streams/camera/feedback", json=body)
+        assert (found["num_labels"], found["accuracy"], found["unknown"]) == (4, 1.0, 1)
+        assert client.infer("camera", make_images(8, 1))["first_id"] == 8
+
+
 def test_the_service_takes_labels(tmp_path: Path) -> None:
     service = Service(
         make_tent(tmp_path), tmp_path / "state", image_size=SIZE, window_size=0, num_answers=50, on_harm="freeze"

@@ -1,8 +1,7 @@
 """Fit the estimate of accuracy without labels to corrupted images with known answers."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,14 +12,17 @@ from torch import nn
 from ctta.advisor.candidates import Candidate
 from ctta.advisor.pictures import CorruptedPictures, ImageSource, Pictures, gather_images, label_pictures
 from ctta.corruptions import HOLD_OUT
+from ctta.corruptions.registry import check_corruption
 from ctta.datasets.corruptible import CLEAN
+from ctta.errors import ConfigError
 from ctta.guard.estimate import NUM_SIGNALS, GainEstimator, measure, to_signals
 from ctta.guard.health import summarize
 from ctta.methods import Source
 
 SEVERITIES = (1.0, 3.0, 5.0)
 RIDGE = 0.1
-COVERAGE = 0.9
+#: Quantiles of Student's t for two-sided intervals of 90 %, for 1, 2, ... degrees of freedom.
+T_QUANTILES = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class DomainSignals:
         accuracy: That of the adapted network.
         source_accuracy: That of the network without adaptation.
         num_images: Number of images.
+        halves: The same of its first and of its second images, which are the same ones in every domain; empty if there
+            is only one batch.
     """
 
     domain: str
@@ -42,6 +46,7 @@ class DomainSignals:
     accuracy: float
     source_accuracy: float
     num_images: int
+    halves: tuple["DomainSignals", ...] = ()
 
 
 def calibrate_gain(
@@ -53,14 +58,15 @@ def calibrate_gain(
     settings: Mapping[str, Any] | None = None,
     batch_size: int = 32,
     severities: Sequence[float] = SEVERITIES,
+    corruptions: Sequence[str] = tuple(HOLD_OUT),
     limit: int | None = 200,
     seed: int = 0,
 ) -> GainEstimator:
     """Calibrate the estimate of accuracy without labels for a network and a method.
 
-    The method adapts to clean images and to the four hold-out corruptions at several severities. Weights are fitted by
-    ridge regression; the half-widths of the 90 % intervals are quantiles of the errors on corruptions that were left
-    out of the fit.
+    The method adapts to clean images and to corruptions at several severities. Weights are fitted by ridge regression.
+    The half-widths of the 90 % intervals come from errors on corruptions and images that were left out of the fit, see
+    :func:`fit_estimator`; more corruptions make them more certain, and so narrower.
 
     Args:
         net: The network, for images in [0, 1].
@@ -71,6 +77,7 @@ def calibrate_gain(
         settings: Its settings, with the values of ``--set``.
         batch_size: Images per step.
         severities: Severities of the corruptions.
+        corruptions: The corruptions; by default the four that no benchmark reports.
         limit: Number of images; None for all.
         seed: Seed of the draws.
 
@@ -78,33 +85,51 @@ def calibrate_gain(
         The estimator, for ``ctta.Guarded(model, estimator=...)``.
     """
     pictures = label_pictures(net, gather_images(images, labels, size=None, limit=limit, seed=seed), seed=seed)
-    return fit_estimator(
-        collect_signals(net, pictures, Candidate(method, dict(settings or {})), severities, batch_size)
-    )
+    steps = list_steps(corruptions, severities)
+    return fit_estimator(collect_signals(net, pictures, Candidate(method, dict(settings or {})), steps, batch_size))
+
+
+def list_steps(
+    corruptions: Sequence[str] = tuple(HOLD_OUT), severities: Sequence[float] = SEVERITIES
+) -> list[tuple[str, float]]:
+    """Return the domains to calibrate on: the clean pictures, then every corruption at one severity after the other.
+
+    Args:
+        corruptions: The corruptions.
+        severities: Their severities.
+
+    Returns:
+        Corruptions with severities.
+
+    Raises:
+        ConfigError: There are fewer than two corruptions, or there is no such corruption or severity.
+    """
+    if len(set(corruptions)) < 2:
+        raise ConfigError(f"expected two corruptions or more, as one at a time is left out, got {list(corruptions)}")
+    return [(CLEAN, 0.0), *((name, check_corruption(name, each)) for each in severities for name in corruptions)]
 
 
 def collect_signals(
     net: nn.Module,
     pictures: Pictures,
     candidate: Candidate,
-    severities: Sequence[float],
+    steps: Sequence[tuple[str, float]],
     batch_size: int,
     on_domain: Callable[[int, int], None] | None = None,
 ) -> list[DomainSignals]:
-    """Let a method adapt to pictures under the hold-out corruptions, and record signals and truth of each domain.
+    """Let a method adapt to pictures under corruptions, and record signals and truth of each domain.
 
     Args:
         net: The network.
         pictures: Clean pictures.
         candidate: The method.
-        severities: Severities of the corruptions.
+        steps: Corruptions with their severities, see :func:`list_steps`.
         batch_size: Images per step.
         on_domain: Called after each domain with the number of domains that are done and that there are.
 
     Returns:
         One entry per domain.
     """
-    steps = [(CLEAN, 0.0), *((name, severity) for severity in severities for name in HOLD_OUT)]
     stream = CorruptedPictures(pictures).build_stream(steps, batch_size=batch_size)
     return record_signals(candidate.build(net), Source(net), stream, [name for name, _ in steps], on_domain)
 
@@ -140,7 +165,10 @@ def record_signals(
         counts.append((right[0], right[1], len(x)))
         segment = stream.segment_index(index)
         if index + 1 == len(stream) or stream.segment_index(index + 1) != segment:
-            found.append(_summarize(names[segment], values, counts))
+            whole, half = _summarize(names[segment], values, counts), len(values) // 2
+            places = (slice(half), slice(half, None)) if half else ()
+            halves = tuple(_summarize(names[segment], values[each], counts[each]) for each in places)
+            found.append(replace(whole, halves=halves))
             values, counts = [], []
             if on_domain:
                 on_domain(len(found), len(names))
@@ -148,37 +176,61 @@ def record_signals(
 
 
 def fit_estimator(domains: Sequence[DomainSignals]) -> GainEstimator:
-    """Fit weights to domains, and the half-widths by leaving out one corruption at a time.
+    """Fit weights to domains, and half-widths to errors on corruptions and images that were left out.
+
+    One corruption at a time is left out, or the clean images, and half of the images: how hard images are is common to
+    all domains, so that errors on the same images are too small. Errors under one corruption resemble each other, so
+    that there are as many observations as corruptions: a half-width is their root mean square times the quantile of
+    Student's t with as many degrees of freedom.
 
     Args:
-        domains: Signals and truth.
+        domains: Signals and truth, of two corruptions or more.
 
     Returns:
         The estimator.
     """
-    errors: list[tuple[float, float, float]] = []
-    for name in dict.fromkeys(each.domain for each in domains if each.domain != CLEAN):
-        estimator = _fit([each for each in domains if each.domain != name], (0.0, 0.0, 0.0))
-        for each in (each for each in domains if each.domain == name):
-            found = estimator.estimate(each.signals, each.source_signals)
-            gain = each.accuracy - each.source_accuracy
-            errors.append(
-                (
-                    abs(found.accuracy - each.accuracy),
-                    abs(found.source_accuracy - each.source_accuracy),
-                    abs(found.gain - gain),
-                )
+    names = list(dict.fromkeys(each.domain for each in domains))
+    folds = [(domains, domains)]
+    if all(each.halves for each in domains):
+        first, second = ([each.halves[place] for each in domains] for place in (0, 1))
+        folds = [(first, second), (second, first)]
+    squares = []
+    for name in names:
+        errors = [
+            _find_errors(
+                _fit([each for each in fitted if each.domain != name]), [each for each in others if each.domain == name]
             )
-    widths = [_quantile([error[place] for error in errors]) for place in range(3)]
-    return _fit(domains, (widths[0], widths[1], widths[2]))
+            for fitted, others in folds
+        ]
+        squares.append(np.square(np.concatenate(errors)).mean(0))
+    widths = _t_quantile(len(names)) * np.sqrt(np.mean(squares, 0))
+    return replace(
+        _fit(domains),
+        half_width=float(widths[0]),
+        source_half_width=float(widths[1]),
+        gain_half_width=float(widths[2]),
+    )
 
 
-def _fit(domains: Sequence[DomainSignals], widths: tuple[float, float, float]) -> GainEstimator:
+def _find_errors(estimator: GainEstimator, domains: Sequence[DomainSignals]) -> NDArray[np.float64]:
+    """Return the errors (N, 3) of both accuracies and of the gain."""
+    found = [estimator.estimate(each.signals, each.source_signals) for each in domains]
+    values = [[each.accuracy, each.source_accuracy, each.gain] for each in found]
+    truths = [[each.accuracy, each.source_accuracy, each.accuracy - each.source_accuracy] for each in domains]
+    return np.array(values) - np.array(truths)
+
+
+def _t_quantile(freedom: int) -> float:
+    return T_QUANTILES[freedom - 1] if freedom <= len(T_QUANTILES) else 1.645 + 1.6 / freedom
+
+
+def _fit(domains: Sequence[DomainSignals]) -> GainEstimator:
+    """Return an estimator whose half-widths are not known yet."""
     adapted = _regress([each.signals for each in domains], [(each.accuracy, each.num_images) for each in domains])
     source = _regress(
         [each.source_signals for each in domains], [(each.source_accuracy, each.num_images) for each in domains]
     )
-    return GainEstimator(tuple(adapted), tuple(source), *widths)
+    return GainEstimator(tuple(adapted), tuple(source), 0.0, 0.0, 0.0)
 
 
 def _regress(signals: Sequence[tuple[float, ...]], truths: Sequence[tuple[float, int]]) -> NDArray[np.float64]:
@@ -192,12 +244,6 @@ def _regress(signals: Sequence[tuple[float, ...]], truths: Sequence[tuple[float,
     penalty = RIDGE * len(inputs) * np.eye(NUM_SIGNALS - 1)
     slopes = np.linalg.solve(scaled.T @ scaled + penalty, scaled.T @ (targets - targets.mean())) / scales
     return np.concatenate([[targets.mean() - slopes @ means], slopes])
-
-
-def _quantile(errors: Sequence[float]) -> float:
-    """Return the quantile that covers 90 % of further errors, as in conformal prediction."""
-    place = min(len(errors), math.ceil(COVERAGE * (len(errors) + 1)))
-    return sorted(errors)[place - 1]
 
 
 def _summarize(name: str, values: Sequence[tuple[float, ...]], counts: Sequence[tuple[int, int, int]]) -> DomainSignals:

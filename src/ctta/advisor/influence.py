@@ -30,6 +30,7 @@ MODES: dict[str, BatchStats] = {
     MEDIAN: 0.0,  # a hook normalizes first
 }
 WINDOW_BATCHES = 3  # before the one that the picture is in
+KINDS = ("noise", "white", "hostile")
 NUM_BATCHES, NUM_STEPS, STEP_SIZE = 6, 20, 0.1
 
 #: A network whose answers depend on each other.
@@ -57,7 +58,14 @@ class Influence:
     batch_size: int
 
 
-def measure_influence(net: nn.Module, pictures: Pictures, *, batch_size: int, seed: int = 0) -> list[Influence]:
+def measure_influence(
+    net: nn.Module,
+    pictures: Pictures,
+    *,
+    batch_size: int,
+    seed: int = 0,
+    on_batch: Callable[[], None] | None = None,
+) -> list[Influence]:
     """Measure how many of the other answers of a batch one foreign or hostile picture changes.
 
     Args:
@@ -65,36 +73,56 @@ def measure_influence(net: nn.Module, pictures: Pictures, *, batch_size: int, se
         pictures: Clean pictures.
         batch_size: Pictures in a batch.
         seed: Seed of the noise.
+        on_batch: Called after each batch.
 
     Returns:
         A row for each mode and kind of picture; empty for a network without BatchNorm, whose answers are independent,
         or for batches of one.
     """
-    has_batch_norm = any(isinstance(module, _BatchNorm) for module in net.modules())
-    if not has_batch_norm or batch_size < 2:
-        return []
+    batch_size = min(batch_size, len(pictures.images))
     batches = [x for x in iter_batches(net, pictures.images, batch_size) if len(x) == batch_size][:NUM_BATCHES]
-    modes = list(MODES) if has_running_statistics(net) else [BATCH, WINDOW]
-    if len(batches) <= WINDOW_BATCHES:
-        modes.remove(WINDOW)
+    modes = _list_modes(net, len(batches), batch_size)
     by_batch = copy_for_adaptation(net, batch_stats=1.0, output=None).requires_grad_(False)
     rows = []
     for mode in modes:
         shared = copy_for_adaptation(net, batch_stats=MODES[mode], output=None).requires_grad_(False)
         if mode == MEDIAN:
             use_median_(shared)
-        for kind in ("noise", "white", "hostile"):
+        for kind in KINDS:
             changes = []
             for number, x in enumerate(batches):
                 model: SharedNetwork = shared
                 if mode == WINDOW:
                     window = [batches[(number - i) % len(batches)] for i in range(WINDOW_BATCHES, 0, -1)]
                     model = _with_window(shared, torch.cat(window))
-                # A median passes its gradient to one image only, so an attack on it has to follow another network.
-                attacked = by_batch if mode == MEDIAN else model
-                changes.append(_count_flips(model, attacked, x, kind, seed + number))
+                # Two attacks on medians, as either may be the stronger one: with their approximate gradients, and one
+                # made against batch statistics.
+                attacked = (model, by_batch) if mode == MEDIAN and kind == "hostile" else (model,)
+                changes.append(max(_count_flips(model, each, x, kind, seed + number) for each in attacked))
+                if on_batch:
+                    on_batch()
             rows.append(_summarize(mode, kind, changes, batch_size))
     return rows
+
+
+def count_batches(net: nn.Module, num_images: int, batch_size: int) -> int:
+    """Return how often :func:`measure_influence` calls ``on_batch``.
+
+    Args:
+        net: The network.
+        num_images: Number of pictures.
+        batch_size: Pictures in a batch.
+    """
+    number = min(NUM_BATCHES, max(1, num_images // batch_size))
+    return number * len(KINDS) * len(_list_modes(net, number, min(batch_size, num_images)))
+
+
+def _list_modes(net: nn.Module, num_batches: int, batch_size: int) -> list[str]:
+    """Return the modes to measure; none where answers are independent."""
+    if batch_size < 2 or not any(isinstance(module, _BatchNorm) for module in net.modules()):
+        return []
+    modes = list(MODES) if has_running_statistics(net) else [BATCH, WINDOW]
+    return [mode for mode in modes if mode != WINDOW or num_batches > WINDOW_BATCHES]
 
 
 def use_median_(net: nn.Module) -> None:
@@ -119,8 +147,14 @@ def _normalize_by_median(module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tupl
 
 
 def _over_images(values: Tensor, space: tuple[int, ...]) -> Tensor:
-    """Return the median over images of the mean of every channel (C)."""
-    return (values.mean(space) if space else values).quantile(0.5, dim=0)
+    """Return the median over images of the mean of every channel (C).
+
+    Its gradient is that of the mean over images: a median passes one to an image or two only, which would hide from an
+    attack what the others do (backward pass differentiable approximation, Athalye et al. 2018).
+    """
+    by_image = values.mean(space) if space else values
+    mean = by_image.mean(0)
+    return by_image.detach().quantile(0.5, dim=0) + (mean - mean.detach())
 
 
 def _with_window(net: SharedNetwork, window: Tensor) -> SharedNetwork:

@@ -246,7 +246,8 @@ class CorruptedPictures:
             Segment(_name_step(step), self._corrupt(step), rows, visit) for visit in range(visits) for step in steps
         ]
         names = ", ".join(_name_step(step) for step in steps)
-        stream = Stream(f"pictures under {names}, {visits} visits", segments, batch_size=batch_size)
+        name = f"pictures under {names}" + (f", {visits} visits" if visits > 1 else "")
+        stream = Stream(name, segments, batch_size=batch_size)
         if order == "shuffled":
             return stream
         return correlated(stream, sampler="sorted" if order == "sorted" else "rotta", concentration=0.1, seed=seed)

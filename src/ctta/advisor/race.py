@@ -4,10 +4,8 @@ Every result is an evaluation of :func:`ctta.evaluate` in a folder, so that a ra
 stopped. What depends on measured times, such as the number of pictures of the final, is written down before it is used.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,9 @@ from torch import nn
 
 from ctta.advisor.candidates import Candidate, Probe, probe, vary
 from ctta.advisor.pictures import CorruptedPictures, StreamOrder, iter_batches
-from ctta.evaluation import Interval, Result, evaluate
+from ctta.advisor.work_folder import WorkFolder, identify, identify_method, shorten
+from ctta.evaluation import Interval, Result
 from ctta.evaluation.intervals import estimate_difference
-from ctta.fingerprints import fingerprint
-from ctta.io.atomic import atomic_write
 from ctta.streams import Stream
 
 SOURCE = Candidate("source")
@@ -138,18 +135,9 @@ class Racer:
     net: nn.Module
     pictures: CorruptedPictures
     settings: RaceSettings
-    folder: Path
+    work: WorkFolder
     progress: _Progress
     probes: dict[str, Probe] = field(default_factory=dict)
-
-    def read_or_make(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return what a file of the folder holds, or make it and write the file."""
-        path = self.folder / name
-        if not path.exists():
-            content = make()
-            with atomic_write(path) as temporary:
-                temporary.write_text(json.dumps(content), encoding="utf-8")
-        return json.loads(path.read_text(encoding="utf-8"))
 
     def probe_all(self, candidates: Sequence[Candidate]) -> dict[str, str]:
         """Measure the cost of every candidate; return why some cannot be tried."""
@@ -167,7 +155,7 @@ class Racer:
                 self.progress.add(1)
             return found
 
-        content = self.read_or_make("probes.json", measure)
+        content = self.work.read_or_make("probes.json", measure)
         failed = {key: value for key, value in content.items() if isinstance(value, str)}
         if SOURCE.key in failed:
             raise RuntimeError(f"the network fails without adaptation: {failed[SOURCE.key]}")
@@ -188,12 +176,11 @@ class Racer:
     def evaluate(self, candidate: Candidate, stream: Stream, round_name: str) -> Result:
         """Evaluate a candidate, or read its result if it has one."""
         per_batch = self.probes[candidate.key].ms_per_image / 1000 * self.settings.batch_size
-        name = sha256(candidate.key.encode()).hexdigest()[:12]
-        return evaluate(
+        return self.work.evaluate(
             candidate.build(self.net),
             stream,
-            folder=self.folder / round_name / name,
-            name=candidate.label,
+            f"{round_name}/{shorten(candidate.key)}",
+            label=candidate.label,
             on_batch=lambda _record: self.progress.add(per_batch),
         )
 
@@ -233,10 +220,8 @@ def run_race(
     """
     limit = len(pictures.pictures.images)
     num_screened = min(limit, max(SCREEN_IMAGES, SCREEN_BATCHES * settings.batch_size))
-    racer = Racer(net, pictures, settings, folder, _Progress(on_progress))
-    key = [fingerprint(net), racer.open_stream(limit).hash, [each.key for each in candidates], asdict(settings)]
-    racer.folder = folder / sha256(json.dumps(key).encode()).hexdigest()[:12]
-    racer.folder.mkdir(parents=True, exist_ok=True)
+    identity = [*identify(net, pictures.pictures), [identify_method(each) for each in candidates], asdict(settings)]
+    racer = Racer(net, pictures, settings, WorkFolder(folder, identity), _Progress(on_progress))
     left_out = racer.probe_all(candidates)
     able = [each for each in candidates if each.key in racer.probes]
     slow = {
@@ -260,7 +245,7 @@ def run_race(
         rounded = affordable // settings.batch_size * settings.batch_size
         return {"num_final": min(limit, max(num_screened, rounded))}
 
-    num_final = int(racer.read_or_make("plan.json", plan)["num_final"])
+    num_final = int(racer.work.read_or_make("plan.json", plan)["num_final"])
     finalists = [row.candidate for row in chosen]
     racer.progress.plan(sum(racer.seconds(each, num_final) for each in (SOURCE, *finalists)))
     final_source, *final_rows = racer.run_round(finalists, num_final, "final")

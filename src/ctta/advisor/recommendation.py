@@ -1,16 +1,13 @@
 """Find out whether adaptation helps a network, and which method and settings."""
 
 import os
-import tempfile
 from collections.abc import Sequence
-from contextlib import nullcontext
-from pathlib import Path
 
 from numpy.typing import ArrayLike
 from torch import nn
 
 from ctta.advisor.advice import Advice, NetworkFacts, PictureFacts
-from ctta.advisor.calibration import SEVERITIES, collect_signals, fit_estimator
+from ctta.advisor.calibration import collect_signals, fit_estimator, list_steps
 from ctta.advisor.candidates import count_norm_layers, list_candidates
 from ctta.advisor.input_check import check_input
 from ctta.advisor.pictures import (
@@ -26,6 +23,7 @@ from ctta.advisor.pictures import (
 )
 from ctta.advisor.race import SOURCE, OnProgress, RaceSettings, run_race
 from ctta.advisor.threshold import calibrate_threshold
+from ctta.advisor.work_folder import open_folder
 from ctta.corruptions.registry import check_corruption
 from ctta.datasets.corruptible import CLEAN
 from ctta.errors import ConfigError
@@ -117,13 +115,13 @@ def advise(
     steps = (*((name, float(severity)) for name in corruptions), (CLEAN, 0.0))
     settings = RaceSettings(steps, batch_size, order, 60 * budget, seed)
     corrupted = CorruptedPictures(pictures)
-    with tempfile.TemporaryDirectory(prefix="ctta-advise-") if folder is None else nullcontext(folder) as path:
-        race = run_race(net, corrupted, candidates, settings, Path(path), on_progress=on_progress)
+    with open_folder(folder, "ctta-advise-") as path:
+        race = run_race(net, corrupted, candidates, settings, path, on_progress=on_progress)
     race.left_out = left_out | race.left_out
     estimator, chosen = None, race.choose().candidate
     if chosen != SOURCE:
         few = pictures.select(slice(CALIBRATION_IMAGES))
-        estimator = fit_estimator(collect_signals(net, few, chosen, SEVERITIES, batch_size, on_progress))
+        estimator = fit_estimator(collect_signals(net, few, chosen, list_steps(), batch_size, on_progress))
     height, width = pictures.images.shape[1:3]
     inner = net.net if isinstance(net, Normalized) else net
     return Advice(

@@ -1,7 +1,8 @@
 """Test whether a method harms a network, in the situations in which methods are known to harm."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from inspect import signature
 from statistics import fmean
 from typing import Any
@@ -12,7 +13,7 @@ from torch import nn
 
 from ctta.advisor.candidates import Candidate
 from ctta.advisor.certificate import Certificate, ScenarioOutcome
-from ctta.advisor.influence import measure_influence
+from ctta.advisor.influence import Influence, count_batches, measure_influence
 from ctta.advisor.pictures import (
     DEFAULT_SEVERITY,
     CorruptedPictures,
@@ -22,11 +23,12 @@ from ctta.advisor.pictures import (
     label_pictures,
 )
 from ctta.advisor.race import SOURCE, OnProgress
+from ctta.advisor.work_folder import WorkFolder, identify, identify_method, open_folder
 from ctta.base import AdaptiveModel
 from ctta.corruptions.registry import check_corruption
 from ctta.datasets.corruptible import CLEAN
 from ctta.errors import ConfigError
-from ctta.evaluation import Interval, Result, evaluate
+from ctta.evaluation import Interval, Result
 from ctta.evaluation.environment import describe_environment
 from ctta.evaluation.intervals import estimate_difference
 from ctta.fingerprints import fingerprint
@@ -78,6 +80,7 @@ def certify(
     limit: int | None = 640,
     size: tuple[int, int] | None = None,
     use_labels: bool | None = None,
+    folder: str | os.PathLike[str] | None = None,
     on_progress: OnProgress | None = None,
 ) -> Certificate:
     """Test whether a method harms a network: on clean pictures, sorted ones, small batches, long streams, foreign ones.
@@ -103,6 +106,7 @@ def certify(
         limit: Largest number of pictures; None for all.
         size: As for :func:`ctta.advise`.
         use_labels: As for :func:`ctta.advise`.
+        folder: Where the evaluations are written; called again after an interruption, it goes on from there.
         on_progress: Called with the number of batches that are done and that there are.
 
     Returns:
@@ -123,26 +127,22 @@ def certify(
     pictures = label_pictures(net, clean, use_labels=use_labels)
     corrupted = CorruptedPictures(pictures)
     scenarios = _list_scenarios(corrupted, steps, batch_size, batch_sizes, num_visits)
-    total, done = sum(2 * len(each.open(seed)) for each in scenarios for seed in range(num_seeds)), 0
-
-    def count(_record: object) -> None:
-        nonlocal done
-        done += 1
-        if on_progress:
-            on_progress(done, total)
-
-    outcomes = []
-    for scenario in scenarios:
-        pairs = []
-        for seed in range(num_seeds):
-            stream = scenario.open(seed)
-            model = _build(candidate, net, seed, guard=guard)
-            results = [evaluate(each, stream, on_batch=count) for each in (SOURCE.build(net), model)]
-            pairs.append(tuple(scenario.select(result) for result in results))
-        worst = _find_worst([estimate_difference([after], [before], short_blocks=True) for before, after in pairs])
-        errors = [fmean(pair[place].error for pair in pairs) for place in (0, 1)]
-        outcomes.append(
-            ScenarioOutcome(scenario.name, scenario.description, errors[0], errors[1], worst, num_seeds, tolerance)
+    total = sum(2 * len(each.open(seed)) for each in scenarios for seed in range(num_seeds))
+    total += count_batches(net, len(pictures.images), batch_size)
+    progress = _BatchCount(total, on_progress)
+    with open_folder(folder, "ctta-certify-") as path:
+        work = WorkFolder(path, [*identify(net, pictures), identify_method(candidate), guard])
+        outcomes = []
+        for each in scenarios:
+            differences, errors = _test(each, net, candidate, work, progress, guard=guard, num_seeds=num_seeds)
+            outcomes.append(
+                ScenarioOutcome(each.name, each.description, *errors, _find_worst(differences), num_seeds, tolerance)
+            )
+        influence = work.read_or_make(
+            f"influence-{batch_size}.json",
+            lambda: [
+                asdict(row) for row in measure_influence(net, pictures, batch_size=batch_size, on_batch=progress.count)
+            ],
         )
     inner = net.net if isinstance(net, Normalized) else net
     reference = next(iter(net.parameters()), torch.empty(0))
@@ -154,10 +154,49 @@ def certify(
         pictures.reference,
         len(pictures.images),
         tuple(outcomes),
-        tuple(measure_influence(net, pictures, batch_size=batch_size)),
+        tuple(Influence(**each) for each in influence),
         candidate.build(net).batch_stats,
         describe_environment(reference.device),
     )
+
+
+@dataclass
+class _BatchCount:
+    """Batches that are done, of those that there are."""
+
+    total: int
+    on_progress: OnProgress | None
+    done: int = 0
+
+    def count(self, _record: object = None) -> None:
+        self.done += 1
+        if self.on_progress:
+            self.on_progress(self.done, self.total)
+
+
+def _test(
+    scenario: Scenario,
+    net: nn.Module,
+    candidate: Candidate,
+    work: WorkFolder,
+    progress: _BatchCount,
+    *,
+    guard: bool,
+    num_seeds: int,
+) -> tuple[list[Interval | None], tuple[float, float]]:
+    """Return the difference to Source with each seed, and the mean errors of Source and of the method."""
+    pairs = []
+    for seed in range(num_seeds):
+        stream = scenario.open(seed)
+        results = []
+        for role, model in ("source", SOURCE.build(net)), ("method", _build(candidate, net, seed, guard=guard)):
+            start = progress.done
+            result = work.evaluate(model, stream, f"{stream.hash}-{seed}-{role}", on_batch=progress.count)
+            results.append(scenario.select(result))
+            progress.done = start + len(stream)  # also batches that were done before an interruption
+        pairs.append(results)
+    differences = [estimate_difference([after], [before], short_blocks=True) for before, after in pairs]
+    return differences, (fmean(before.error for before, _ in pairs), fmean(after.error for _, after in pairs))
 
 
 def _build(candidate: Candidate, net: nn.Module, seed: int, *, guard: bool) -> AdaptiveModel:

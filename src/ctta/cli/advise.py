@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ctta.cli.console import exit_on_interrupt, interrupt_between_steps, print_text, progress_bar
+from ctta.cli.console import print_text, resumable_progress
 from ctta.cli.options import (
     ArraySizeOption,
     CleanImagesOption,
@@ -122,16 +122,7 @@ def advise(
 
     net = load_network(model, device, mean, std)
     work = out.with_name(f"{out.name}.progress")
-    with (
-        exit_on_interrupt("Run the same command again to go on."),
-        progress_bar("advising") as update,
-        interrupt_between_steps() as raise_if_interrupted,
-    ):
-
-        def on_progress(done: int, total: int) -> None:
-            update(done, total)
-            raise_if_interrupted()
-
+    with resumable_progress("advising") as on_progress:
         advice = advisor.advise(
             net,
             images,

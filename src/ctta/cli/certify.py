@@ -1,13 +1,14 @@
 """``ctta certify``: whether a method harms a network, on one page."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ctta.cli.advise import SeverityOption
-from ctta.cli.console import exit_on_interrupt, print_text, progress_bar
+from ctta.cli.console import print_text, resumable_progress
 from ctta.cli.options import (
     ArraySizeOption,
     CleanImagesOption,
@@ -72,7 +73,8 @@ def certify(
     sorted by class, twenty visits of the same corruptions and foreign images,
     each with several seeds, of which the worst counts. The page also says how
     many answers of a batch one hostile image can flip. The exit code is 1
-    unless everything passes.
+    unless everything passes. After Ctrl-C or a kill, run the same command
+    again to go on.
     """
     from ctta import advisor
 
@@ -89,10 +91,8 @@ def certify(
     )
     if chosen.method is None:
         raise typer.BadParameter("give --method NAME, or --config FILE with a method in it")
-    with (
-        exit_on_interrupt("Nothing was written; a lower --limit or --seeds is faster."),
-        progress_bar("testing") as update,
-    ):
+    work = out.with_name(f"{out.name}.progress")
+    with resumable_progress("testing") as on_progress:
         certificate = advisor.certify(
             chosen.net,
             images,
@@ -109,9 +109,11 @@ def certify(
             limit=limit,
             size=chosen.size,
             use_labels=labels,
-            on_progress=update,
+            folder=work,
+            on_progress=on_progress,
         )
     page = certificate.write(out)
+    shutil.rmtree(work, ignore_errors=True)
     if as_json:
         typer.echo(json.dumps(certificate.to_json() | {"page": str(page)}, default=str))
     else:

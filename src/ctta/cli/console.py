@@ -112,6 +112,29 @@ def exit_on_interrupt(advice: str = "Run the same command again to resume.") -> 
 
 
 @contextmanager
+def resumable_progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Show the progress of work that goes on when the command is run again, and end it between two steps on Ctrl-C.
+
+    Args:
+        title: Shown in front of the bar.
+
+    Yields:
+        A function to be called after each step with how much is done and the total.
+    """
+    with (
+        exit_on_interrupt("Run the same command again to go on."),
+        progress_bar(title) as update,
+        interrupt_between_steps() as raise_if_interrupted,
+    ):
+
+        def on_progress(done: int, total: int) -> None:
+            update(done, total)
+            raise_if_interrupted()
+
+        yield on_progress
+
+
+@contextmanager
 def quiet_except_rank_zero() -> Iterator[None]:
     """Under ``torchrun`` every rank runs the command: let only the first one print."""
     if "torch" not in sys.modules and "RANK" not in os.environ:  # alone, and quick to answer

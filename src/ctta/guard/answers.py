@@ -1,6 +1,6 @@
 """A few delayed labels: the last answers of a model and of its source, and what labels say about them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import nan, sqrt
 from typing import Any
@@ -144,17 +144,51 @@ class AnswerLog(nn.Module):
         self.labels.fill_(UNKNOWN)
         self.estimates.fill_(nan)
 
-    def find_estimate_errors(self) -> EstimateErrors | None:
-        """Return by how much the labels differ from the estimates of their time; None if none has both."""
+    @torch.inference_mode(False)
+    def take_over_(self, state: Mapping[str, Tensor]) -> None:
+        """Take over the answers of another log, of which this one remembers the last that it has room for.
+
+        Args:
+            state: What ``state_dict()`` of the other one returns.
+
+        Raises:
+            ValueError: The tensors are not those of a log.
+        """
+        own = self.state_dict()
+        size = state["classes"].numel()
+        for name, value in state.items():
+            expected = (size, *own[name].shape[1:]) if own[name].ndim else ()
+            if tuple(value.shape) != expected or value.dtype != own[name].dtype:
+                raise ValueError(f"{name} has the shape {tuple(value.shape)} and {value.dtype}, expected {expected}")
+        number = int(state["count"])
+        ids = torch.arange(max(0, number - min(size, self.size)), number)
+        for name in ("classes", "source_classes", "labels", "estimates"):
+            own[name][ids % self.size] = state[name][ids % size].to(own[name].device)
+        self.count.fill_(number)
+
+    def find_estimate_errors(self, weigh: Callable[[Tensor], Tensor] | None = None) -> EstimateErrors | None:
+        """Return by how much the labels differ from the estimates of their time; None if none has both.
+
+        Args:
+            weigh: Returns what labels count, from 0 to 1, from the estimates (N, 2) of their time: gains and accuracies
+                of the source. By default each counts as one.
+
+        Returns:
+            The mean errors.
+        """
         chosen = (self.labels != UNKNOWN) & self.estimates.isfinite().all(1)
         if not chosen.any():
             return None
         labels, right = self.labels[chosen], self.classes[chosen] == self.labels[chosen]
         source_right = (self.source_classes[chosen] == labels).double()
         values = torch.stack([right.double() - source_right, source_right], 1) - self.estimates[chosen]
-        number, means = len(values), values.mean(0)
+        weights = torch.ones_like(values[:, :1]) if weigh is None else weigh(self.estimates[chosen]).unsqueeze(1)
+        number = weights.sum()
+        if number == 0:
+            return None
+        means = (weights * values).sum(0) / number
         # One is added to the squares, or a few labels that agree would count as certain.
-        errors = ((values - means).square().sum(0) + 1).div(number * (number + 1)).sqrt()
+        errors = ((weights * (values - means).square()).sum(0) + 1).div(number * (number + 1)).sqrt()
         return EstimateErrors(float(means[0]), float(errors[0]), float(means[1]), float(errors[1]))
 
     def summarize(self) -> FeedbackSummary:

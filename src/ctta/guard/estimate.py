@@ -2,8 +2,8 @@
 
 A network that is unsure, or whose answers adaptation changes, is wrong more often. How often, is a property of the
 network and the method, so it is measured: :func:`ctta.calibrate_gain` fits accuracy to three signals of corrupted
-images with known answers, and how far the fit is off for corruptions that it has not seen is the half-width of the
-interval.
+images with known answers, and how far the fit is off for corruptions and images that it has not seen is the half-width
+of the interval.
 """
 
 import math
@@ -20,6 +20,7 @@ from ctta.guard.health import PredictionSummary, disagreement
 NUM_SIGNALS = 4  # with the constant
 MIN_IMAGES = 100  # before there is an estimate
 MEMORY = 250.0  # images that the averages of the signals stand for
+REACH = 1.0  # half-widths of the intervals within which domains count as similar
 _CLIP = 0.005
 _Z = 1.645  # of a two-sided interval of 90 %
 
@@ -162,8 +163,9 @@ class EstimateErrors:
 class GainMonitor(nn.Module):
     """Averages of the signals over the last inspected batches, in buffers, so that a saved stream goes on.
 
-    Labels correct it: :meth:`recalibrate_` moves later estimates by what labels have shown, weighed against the
-    uncertainty that the estimator was calibrated to have.
+    Labels correct it: :meth:`recalibrate_` moves estimates by what labels have shown, weighed against the uncertainty
+    that the estimator was calibrated to have. Labels count by how similar the domain of their time is to the present
+    one, see :meth:`compare_domains`.
 
     Args:
         estimator: What turns the signals into accuracies.
@@ -193,11 +195,10 @@ class GainMonitor(nn.Module):
         self.averages.lerp_(torch.tensor(measure(summary, source)).to(self.averages), share)
 
     def forget_(self) -> None:
-        """Start anew, as after a remedy: also labels said nothing about what follows, but for the source's accuracy."""
+        """Start anew, as after a remedy, since neither signals nor labels of before say anything about what follows."""
         self.averages.zero_()
         self.num_images.zero_()
-        self.offsets[0] = 0.0
-        self.width_factor.fill_(1.0)
+        self.recalibrate_(None)
 
     def estimate(self) -> GainEstimate | None:
         """Return the estimate; None until enough images were inspected."""
@@ -217,13 +218,33 @@ class GainMonitor(nn.Module):
             to_signals(confidence, agreement, evenness), to_signals(source_confidence, agreement, source_evenness)
         )
 
-    @torch.inference_mode(False)
-    def recalibrate_(self, errors: EstimateErrors) -> None:
-        """Move later estimates by what labels have shown.
+    def compare_domains(self, estimates: Tensor) -> Tensor:
+        """Return how similar earlier domains are to the present one, by what was estimated of them without labels.
 
         Args:
-            errors: Of estimates without labels.
+            estimates: Gains and accuracies of the source (N, 2).
+
+        Returns:
+            From 0 to 1 (N): 1 where the estimates are those of now, and about nothing where they are several of their
+            own intervals away.
         """
+        if (now := self.estimate_without_labels()) is None:
+            return torch.ones_like(estimates[:, 0])
+        widths = estimates.new_tensor([self.estimator.gain_half_width, self.estimator.source_half_width])
+        distances = (estimates - estimates.new_tensor([now.gain, now.source_accuracy])) / (REACH * widths + 1e-6)
+        return distances.square().sum(1).div(-2).exp()
+
+    @torch.inference_mode(False)
+    def recalibrate_(self, errors: EstimateErrors | None) -> None:
+        """Move estimates by what labels have shown.
+
+        Args:
+            errors: Of estimates without labels; None if there are no labels, so that nothing is corrected.
+        """
+        if errors is None:
+            self.offsets.zero_()
+            self.width_factor.fill_(1.0)
+            return
         gain_weight = _weigh(self.estimator.gain_half_width, errors.gain_error)
         source_weight = _weigh(self.estimator.source_half_width, errors.source_accuracy_error)
         offsets = gain_weight * errors.gain, source_weight * errors.source_accuracy

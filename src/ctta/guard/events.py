@@ -29,6 +29,10 @@ class EventKind(StrEnum):
     LOAD = "load"  # from a file
 
 
+#: Events after which a method is in another state, so that labels of earlier answers say nothing about later ones.
+STATE_CHANGES = frozenset({EventKind.ROLLBACK, EventKind.RESET, EventKind.SOFT_RESET, EventKind.PERIODIC_RESET})
+
+
 @dataclass(frozen=True)
 class Event:
     """One event.

@@ -1,7 +1,7 @@
 """The guard around a method."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal, Self, get_args
 
@@ -11,8 +11,8 @@ from typing_extensions import override
 
 from ctta.base import AdaptiveModel
 from ctta.errors import CheckpointError, ConfigError
-from ctta.guard.answers import AnswerLog, FeedbackSummary
-from ctta.guard.detector import HEALTHY_SCORE, CollapseDetector, CollapseThresholds
+from ctta.guard.answers import AnswerLog
+from ctta.guard.detector import CollapseDetector, CollapseThresholds
 from ctta.guard.diagnostics import (
     Diagnostics,
     References,
@@ -24,11 +24,12 @@ from ctta.guard.diagnostics import (
     source_as_trained,
     suspect_few_classes,
 )
-from ctta.guard.estimate import GainEstimate, GainEstimator, GainMonitor
-from ctta.guard.events import MAX_EVENTS, Event, EventKind, append_event
+from ctta.guard.estimate import GainEstimator, GainMonitor
+from ctta.guard.events import EventKind
+from ctta.guard.feedback import GuardFeedback
 from ctta.guard.health import Health, relative_norm, trained_pairs
-from ctta.guard.remedies import REMEDIES, Remedy, take_snapshot
-from ctta.guard.schedule import FEW_CLASSES, NOT_SORTED, SORTED, Schedule
+from ctta.guard.remedies import Remedy, take_snapshot
+from ctta.guard.schedule import Schedule
 from ctta.guard.validator import InputSpec, InputValidator
 from ctta.norms import batch_fraction, count_images
 from ctta.parallel import SingleProcess
@@ -43,7 +44,7 @@ class _FewClassesSuspected(Exception):
     """Raised to undo a step on a batch that looks as if it had few classes; nobody outside sees it."""
 
 
-class Guarded(AdaptiveModel):
+class Guarded(GuardFeedback):
     """A method with input validation, health signals, collapse detection, remedies and an event log.
 
     It is itself an :class:`~ctta.AdaptiveModel`. While the stream is healthy, the wrapped method predicts and adapts as
@@ -89,8 +90,6 @@ class Guarded(AdaptiveModel):
     """
 
     supports_data_parallel = False  # it decides by local rows, on which ranks would disagree
-    wrapped: AdaptiveModel
-    good: AdaptiveModel  # the last good snapshot; shares the source with the wrapped model and the guard
     num_compared: int
     num_differing: int
 
@@ -157,11 +156,8 @@ class Guarded(AdaptiveModel):
         self.remember_answers, self.estimator, self.on_harm = remember_answers, estimator, on_harm
         self.gain_monitor = None if estimator is None else GainMonitor(estimator)
         self.answers = AnswerLog(remember_answers) if remember_answers else None
-        self.last_ids: range | None = None
-        self._source_logits: Tensor | None = None  # within a step only
-        self.audit, self.health = audit, Health(step=0)
-        # A tuple, which is replaced: what a failed step recorded is undone with the step.
-        self._events: tuple[Event, ...] = ()
+        self.last_ids, self._source_logits = None, None
+        self.audit, self.health, self._events = audit, Health(step=0), ()
         for name in ("num_steps", "num_skipped", "num_compared", "num_differing"):  # the last two in shadow mode
             self.register_counter(name)
 
@@ -201,18 +197,6 @@ class Guarded(AdaptiveModel):
         if self.reset_every is not None and (self.num_steps + 1) % self.reset_every == 0:
             self._apply_remedy("reset", f"every {self.reset_every} batches", EventKind.PERIODIC_RESET)
         return logits
-
-    def _remember_answers(self, x: Tensor, logits: Tensor) -> None:
-        """Remember the answers to a batch beside the source's, if they are asked for."""
-        source_logits, self._source_logits = self._source_logits, None
-        if self.answers is None or logits.ndim != 2:
-            return
-        if source_logits is None or len(source_logits) != len(x):  # some inputs were not valid
-            with torch.no_grad():
-                source_logits = source_as_trained(self.source)(x)
-        # The estimate is about the method's answers.
-        estimate = None if self.health.answered_by_source else self.estimate_without_labels()
-        self.last_ids = self.answers.add_(logits.argmax(1), source_logits.argmax(1), estimate)
 
     @override
     def predict_step(self, x: Tensor) -> Tensor:
@@ -310,12 +294,6 @@ class Guarded(AdaptiveModel):
         assert selected is not None, "the source was evaluated"
         return selected
 
-    def _is_sorted(self, diagnostics: Diagnostics) -> bool:
-        """Return whether the stream counts as sorted: from a score of 1 on, until it is healthy again."""
-        if diagnostics.verdict is None:
-            return self.schedule.is_sorted
-        return diagnostics.verdict.sorting >= (HEALTHY_SCORE if self.schedule.is_sorted else 1)
-
     def _measure_health(self, found: Diagnostics, step: StepRecord, *, adapted: bool, by_source: bool) -> Health:
         pairs = trained_pairs(self.wrapped) if found.verdict else []
         originals = [original for _, original in pairs]
@@ -337,17 +315,6 @@ class Guarded(AdaptiveModel):
             **(estimate.as_signals() if (estimate := self._estimate_gain()) else {}),
         )
 
-    def _estimate_gain(self) -> GainEstimate | None:
-        return None if self.gain_monitor is None else self.gain_monitor.estimate()
-
-    def _check_gain(self) -> None:
-        """Apply ``on_harm`` if the estimate shows harm by more than its uncertainty."""
-        found = self._estimate_gain()
-        if self.gain_monitor is None or found is None or not found.is_harmful or self.on_harm is None:
-            return
-        self._apply_remedy(self.on_harm, str(found), EventKind.HARM)
-        self.gain_monitor.forget_()
-
     def _count_differences(self, diagnostics: Diagnostics) -> None:
         """Count the predictions that differ from the source's, and report them regularly."""
         source = diagnostics.references.source
@@ -356,157 +323,6 @@ class Guarded(AdaptiveModel):
         self.num_differing += int((diagnostics.predictions.classes != source.classes).sum())
         if (self.num_steps + 1) % _SHADOW_REPORT_EVERY == 0:
             self.record(EventKind.SHADOW, f"{self.num_differing} of {self.num_compared} predictions would differ")
-
-    # ---- remedies ----
-
-    def _apply_verdict(self, diagnostics: Diagnostics) -> None:
-        if diagnostics.references.few_classes < 1 and not self.schedule.is_sorted:
-            self.detector.remember_confidence_(diagnostics.predictions)
-        if diagnostics.verdict is None:
-            return
-        is_sorted = self._is_sorted(diagnostics)
-        has_few_classes = diagnostics.references.few_classes >= 1
-        self.detector.remember_(diagnostics.verdict)
-        if is_sorted or self.schedule.is_sorted:
-            self._set_sorted(is_sorted)
-        elif has_few_classes and self.schedule.sorting != FEW_CLASSES:  # reported once, as the next may have few too
-            self.record(EventKind.SORTED_STREAM, "the batch has few classes")
-        elif not has_few_classes:
-            self._set_collapsed(diagnostics.verdict.collapse, diagnostics.verdict.cause)
-        if not is_sorted:
-            self.schedule.sorting = FEW_CLASSES if has_few_classes else NOT_SORTED
-
-    def _set_sorted(self, is_sorted: bool) -> None:
-        if is_sorted == self.schedule.is_sorted:
-            return
-        self.schedule.sorting = SORTED if is_sorted else NOT_SORTED
-        if not is_sorted:
-            self.record(EventKind.RECOVERY, "batches are no longer sorted by class")
-        elif self.on_collapse is None:
-            self.record(EventKind.SORTED_STREAM, "batches are sorted by class")
-        else:
-            self._apply_remedy("rollback", "batches are sorted by class", EventKind.SORTED_STREAM)
-
-    def _set_collapsed(self, score: float, cause: str) -> None:
-        was_collapsed, self.schedule.is_collapsed = self.schedule.is_collapsed, int(score >= 1)
-        if score < 1:
-            return
-        cause = f"collapse score {score:.2f}: {cause}"
-        if self.on_collapse is None:
-            if not was_collapsed:
-                self.record(EventKind.COLLAPSE, cause)
-            return
-        if self.schedule.num_cooldown:  # nothing was adapted since the last alarm, so its remedy did not help
-            self._apply_remedy("reset", f"{cause}, also after the last remedy")
-        else:
-            self._apply_remedy(self.on_collapse, cause)
-        self.schedule.count_alarm_()
-
-    def _apply_remedy(self, remedy: Remedy, cause: str, kind: EventKind | None = None) -> None:
-        self.wrapped = REMEDIES[remedy](self.wrapped, self.good)
-        if remedy == "reset":
-            self.good = take_snapshot(self.wrapped)
-        if remedy == "freeze":
-            self.frozen = True
-        self.detector.forget_predictions_()
-        self.record(kind or EventKind(remedy), cause)
-
-    def rollback(self) -> Self:
-        """Return to the last good snapshot, which is the source until there is one.
-
-        Returns:
-            The model itself.
-        """
-        self._apply_remedy("rollback", "requested")
-        return self
-
-    # ---- labels ----
-
-    def feedback(self, ids: Sequence[int] | Tensor, labels: Sequence[int] | Tensor) -> FeedbackSummary:
-        """Take labels for some of the last answers, and tell by them whether adaptation helps.
-
-        Nothing is trained on the labels. If they show harm by more than noise, ``on_harm`` is applied. With an
-        ``estimator``, later estimates without labels are corrected by what the labels show.
-
-        Args:
-            ids: Ids of the answers: :attr:`last_ids` after each call has one for each input. Those that are not
-                remembered any more are ignored.
-            labels: The right class of each.
-
-        Returns:
-            The accuracy of the labeled answers, that of the source, and their difference with an interval.
-
-        Raises:
-            ConfigError: The guard remembers no answers.
-            InputError: There are more or fewer labels than ids, or a label is negative.
-        """
-        if self.answers is None:
-            raise ConfigError("the guard remembers no answers to take labels for: give remember_answers=1000, say")
-        self.answers.set_labels_(ids, labels)
-        self.recalibrate_estimate(self.answers)
-        summary = self.answers.summarize()
-        if summary.is_harmful:
-            cause = f"{summary}"
-            if self.on_harm is None:
-                self.record(EventKind.HARM, cause)
-            else:
-                self._apply_remedy(self.on_harm, cause, EventKind.HARM)
-                self.answers.forget_labels_()
-                if self.gain_monitor is not None:
-                    self.gain_monitor.forget_()
-        return summary
-
-    def estimate_without_labels(self) -> GainEstimate | None:
-        """Return the accuracies as they are estimated before any label corrects them; None if they are not."""
-        return None if self.gain_monitor is None else self.gain_monitor.estimate_without_labels()
-
-    def recalibrate_estimate(self, answers: AnswerLog) -> None:
-        """Correct later estimates without labels by those for remembered answers; nothing without an estimator.
-
-        Args:
-            answers: Answers that have their estimates, and some of them labels.
-        """
-        errors = answers.find_estimate_errors()
-        if self.gain_monitor is not None and errors is not None:
-            self.gain_monitor.recalibrate_(errors)
-
-    # ---- events ----
-
-    def record(self, kind: EventKind, cause: str) -> None:
-        """Log an event together with the last known health.
-
-        Args:
-            kind: What happened.
-            cause: Why, in words.
-        """
-        event = Event(self.num_steps, kind, cause, self.health.as_dict())
-        self._events = (*self._events, event)[-MAX_EVENTS:]
-        if self._audit is not None:
-            append_event(self._audit, event)
-
-    @property
-    def events(self) -> list[Event]:
-        """The last hundred events, oldest first."""
-        return list(self._events)
-
-    @property
-    def audit(self) -> str | None:
-        """File that events are written to; it can be set."""
-        return self._audit
-
-    @audit.setter
-    def audit(self, path: str | os.PathLike[str] | None) -> None:
-        self._audit = None if path is None else os.fspath(path)
-
-    @property
-    def collapse_score(self) -> float:
-        """Score of the last inspected batch; an alarm is raised at 1."""
-        return self.health.collapse_score
-
-    @property
-    def is_sorted(self) -> bool:
-        """Whether batches arrive sorted by class, so that the source answers as it was trained."""
-        return bool(self.schedule.is_sorted) and self.on_collapse is not None
 
     # ---- contract of a model that delegates to another one ----
 

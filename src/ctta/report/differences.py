@@ -18,6 +18,8 @@ Reach = Literal["every row", "rows that adapt"]
 MAX_TEXT = 100
 #: Differences of pixels below this are rounding.
 MIN_RANGE, MIN_MEAN = 0.02, 0.02
+#: How many times as large they may be between batches of other images.
+SAMPLING = 10.0
 
 
 @dataclass(frozen=True)
@@ -174,12 +176,8 @@ _SUBJECTS: tuple[tuple[str, Callable[[_Cell], Any], Reach], ...] = (
     ("domains", lambda cell: list(cell.result.domains), "every row"),
     ("images", lambda cell: cell.facts.get("images"), "every row"),
     ("order", lambda cell: cell.facts.get("order"), "rows that adapt"),
+    ("batch size", lambda cell: _get_batch_size(cell), "rows that adapt"),
     ("classes per batch", lambda cell: _get_composition(cell, "classes_per_batch"), "rows that adapt"),
-    (
-        "batch size",
-        lambda cell: cell.facts.get("batch_size") or _get_composition(cell, "batch_size"),
-        "rows that adapt",
-    ),
     ("reset at every domain", lambda cell: cell.result.reset_at_domain, "rows that adapt"),
     ("steps per batch", lambda cell: cell.result.step_ratio, "rows that adapt"),
     ("versions", lambda cell: dict(cell.result.environment), "every row"),
@@ -201,8 +199,8 @@ def _compare(
             same.append(subject)
         else:
             found.append(Difference(subject, *_format_values(*values), reach))
-    if "images" in [each.subject for each in found]:  # other images are in another order in any case
-        found = [each for each in found if each.subject != "order"]
+    implied = _find_implied({each.subject for each in found}, a, b)
+    found = [each for each in found if each.subject not in implied]
     for name in shared:
         one, other = first[name][0], second[name][0]
         for subject, values in (
@@ -217,12 +215,28 @@ def _compare(
     return found, same, unknown
 
 
+def _find_implied(subjects: set[str], a: _Cell, b: _Cell) -> set[str]:
+    """Return which of the subjects that differ only follow from others."""
+    implied = set()
+    if "images" in subjects:
+        implied.add("order")
+    if "batch size" in subjects and "order" not in subjects:
+        implied.add("classes per batch")
+    # The range is that of the first batch, which has other images then.
+    is_other_batch = bool(subjects & {"order", "batch size"}) and not subjects & {"images", "domains"}
+    if is_other_batch and "input range" in subjects and _is_same_range(a.facts["input"], b.facts["input"], SAMPLING):
+        implied.add("input range")
+    return implied
+
+
 def _is_same(subject: str, a: Any, b: Any) -> bool:
-    if subject != "input range":
-        return bool(a == b)
+    return _is_same_range(a, b, 1.0) if subject == "input range" else bool(a == b)
+
+
+def _is_same_range(a: Mapping[str, Any], b: Mapping[str, Any], factor: float) -> bool:
     gaps = [abs(a[end] - b[end]) for end in ("low", "high")]
     means = [abs(x - y) for x, y in zip(a["mean"], b["mean"], strict=False)]
-    return bool(a["size"] == b["size"]) and max(gaps) < MIN_RANGE and max(means) < MIN_MEAN
+    return bool(a["size"] == b["size"]) and max(gaps) < factor * MIN_RANGE and max(means) < factor * MIN_MEAN
 
 
 def _format_normalization(facts: Mapping[str, Any]) -> str | None:
@@ -262,7 +276,8 @@ def _format_values(a: Any, b: Any) -> tuple[str, str]:
             first, second = (f"{len(v)}, of them only here: {_join(o)}" for v, o in zip((a, b), only, strict=True))
             return first, second
         return f"{_join(a)}", f"{_join(b)} (the same in another order)"
-    return str(a), str(b)
+    first, second = (f"{each:.4g}" if isinstance(each, float) else str(each) for each in (a, b))
+    return first, second
 
 
 def _join(items: Sequence[Any]) -> str:

@@ -37,6 +37,7 @@ from ctta.surgery import copy_sharing_tensors
 logger = logging.getLogger("ctta.serve")
 
 STATE_FILE, WINDOW_FILE = "state.safetensors", "window.safetensors"
+ANSWERS = "answers."  # what their tensors begin with in the window file
 _FORMAT = 2  # of the window file
 UNFINISHED = "unfinished-"
 DELETED, DAMAGED = ".deleted-", ".damaged-"  # no stream's directory starts with a dot
@@ -115,6 +116,8 @@ class Snapshots:
             unfinished.mkdir()
             save(stream.model, unfinished / STATE_FILE)
             tensors = {} if stream.window.images is None else {"images": stream.window.images}
+            if stream.answers is not None:
+                tensors |= {f"{ANSWERS}{name}": value for name, value in stream.answers.state_dict().items()}
             header = {"format": _FORMAT, "since_update": stream.window.num_since_update, "summary": stream.summary()}
             write_tensors(unfinished / WINDOW_FILE, tensors, "stream", header)
             fsync_file(unfinished / WINDOW_FILE)
@@ -138,6 +141,9 @@ class Snapshots:
             path = self._find_file(stream.name, WINDOW_FILE)
             header, tensors = read_tensors(path, "stream", needs_checksum=_needs_checksum)
             stream.restore(_check_summary(header["summary"]))
+            answers = {name.removeprefix(ANSWERS): each for name, each in tensors.items() if name.startswith(ANSWERS)}
+            if stream.answers is not None and answers:  # those of another service may have none
+                stream.answers.take_over_(answers)
             stream.window.num_since_update = int(header["since_update"])
             stream.window.images = images = _check_images(tensors.get("images"))
             if images is not None and stream.image_size is None:

@@ -15,6 +15,7 @@ from ctta.base import AdaptiveModel
 from ctta.errors import InputError, annotate_network_errors
 from ctta.functional import confidence
 from ctta.guard import AnswerLog, Event, EventKind, FeedbackSummary, Guarded, Monitored
+from ctta.guard.events import STATE_CHANGES
 from ctta.serve.audit import AuditLog, StreamEvent
 from ctta.serve.errors import ApiError
 from ctta.serve.passes import SourcePasses
@@ -170,8 +171,11 @@ class ServedStream:
         fraction, why = self._batch_stats(len(batch)) if is_large_enough else 0.0, reason if adapt else None
         ids = None
         if self.answers is not None and source_classes is not None:
-            estimate = self.model.estimate_without_labels() if isinstance(self.model, Guarded) else None
+            guard = self.model if isinstance(self.model, Guarded) else None
+            estimate = guard.estimate_without_labels() if guard is not None and is_large_enough else None
             ids = self.answers.add_(logits.argmax(1), source_classes, estimate)
+            if guard is not None:
+                guard.recalibrate_estimate(self.answers)
         return InferenceResult(logits, self.num_updates, reason is None, fraction, why, resized_to, ids)
 
     def _answer_by_source(self, x: Tensor, source_logits: Tensor | None) -> Tensor | None:
@@ -382,6 +386,8 @@ class ServedStream:
         new = events[known[0] + 1 :] if known else events
         for event in new:
             self.record(event.kind, event.cause, signals=event.signals)
+            if event.kind in STATE_CHANGES or event.kind == EventKind.HARM:  # which the guard's own estimate showed
+                self._forget_labels()
         self._last_guard_event = events[-1] if events else None
         return bool(new)
 
@@ -424,7 +430,7 @@ class ServedStream:
     def restore(self, summary: dict[str, Any]) -> None:
         """Take over the counts and the history of a :meth:`summary`."""
         self.num_requests, self.num_images = int(summary["requests"]), int(summary["images"])
-        if self.answers is not None:  # answers of before are not saved, and their ids are not given again
+        if self.answers is not None:  # ids of before are not given again, also if the answers were not saved
             self.answers = AnswerLog(self.num_answers, first_id=self.num_images)
         self.num_over_budget, self.used_at = int(summary["skipped"]["budget"]), float(summary["used_at"])
         # Summaries of ctta 0.1 have neither.
