@@ -8,12 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 from clusters import local_cluster, make_batch
-from command_line import user_error
+from command_line import output, user_error
 from serving import infer_request
 
 from ctta.cli.serve import serve
+from ctta.cli.service import ServiceRecipe
 from ctta.serve import Tokens
-from ctta.serve.cluster.actors import RemoteCoordinator
+from ctta.serve.cluster.actors import RayOptions, RemoteCoordinator
 from ctta.serve.cluster.messages import HttpRequest, call_app
 from ctta.serve.cluster.view import View
 
@@ -124,3 +125,27 @@ def test_tokens_are_checked_before_a_body_is_read(tmp_path: Path) -> None:
 )
 def test_options_that_contradict_each_other(options: list[object], message: str) -> None:
     assert message in user_error(serve, "--model", "embedded", *options)
+
+
+def test_replicas_get_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They run in other folders."""
+    options: list[RayOptions] = []
+
+    class FakeService:
+        def __init__(self, given: RayOptions) -> None:
+            options.append(given)
+
+        def start(self, num_replicas: int, *, host: str, port: int) -> None:
+            assert (num_replicas, host) == (2, "127.0.0.1")
+
+    monkeypatch.chdir(tmp_path)
+    Path("names.txt").write_text("bird\ncat\n")
+    for name, value in (("connect", None), ("is_running", False), ("wait_for_signal", None)):
+        monkeypatch.setattr(f"ctta.serve.cluster.{name}", lambda *_, value=value: value)
+    monkeypatch.setattr("ctta.serve.cluster.RayService", FakeService)
+    files = ("--library", "domains", "--classes", "names.txt", "--model", "file:net.py:build")
+    output(serve, *files, "--policy", "recall", "--ray", "auto", "--replicas", 2, "--state", "streams")
+    recipe = getattr(options[0].make_service, "__self__", None)
+    assert isinstance(recipe, ServiceRecipe) and options[0].state == str(tmp_path / "streams")
+    assert (recipe.library, recipe.classes) == (tmp_path / "domains", tmp_path / "names.txt")
+    assert recipe.model == f"file:{tmp_path / 'net.py'}:build"
