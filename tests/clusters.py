@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from serving import SIZE, infer_request, make_images, make_tent
+from serving import SIZE, TIMEOUT, infer_request, make_images, make_tent
 from torch import Tensor
 
 from ctta import AdaptiveModel
@@ -48,7 +48,10 @@ class LocalCoordinator(ClusterCoordinator):
 
 
 class LocalCluster:
-    """Replicas that can be killed, paused and added."""
+    """Replicas that can be killed, paused and added.
+
+    The time of leases stands still unless :meth:`expire` lets it pass, so that a slow machine loses none.
+    """
 
     def __init__(
         self,
@@ -59,16 +62,18 @@ class LocalCluster:
         snapshot_interval: float,
         tokens: Tokens = Tokens(),  # noqa: B008
     ) -> None:
-        self.tokens = tokens
+        self.tokens, self.now = tokens, 0.0
         self.folder, self.path, self.lease, self.snapshot_interval = folder, path, lease, snapshot_interval
         self.replicas: dict[str, Replica] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.start_coordinator()
-        front = Front(self.coordinator_handle, self.connect, timeout=30.0)
+        front = Front(self.coordinator_handle, self.connect, timeout=TIMEOUT)
         self.front, self.app = front, create_front(front, tokens, Limits())
 
     def start_coordinator(self) -> None:
-        self.coordinator = LocalCoordinator(SharedFiles(self.path), self.connect, lease=self.lease)
+        self.coordinator = LocalCoordinator(
+            SharedFiles(self.path), self.connect, lease=self.lease, clock=lambda: self.now
+        )
         self.tasks["coordinator"] = asyncio.create_task(self.coordinator.run())
 
     @property
@@ -83,7 +88,13 @@ class LocalCluster:
 
     def start(self, name: str) -> None:
         replica = Replica(
-            name, self.make_service, self.path, self.coordinator_handle, lease=self.lease, tokens=self.tokens
+            name,
+            self.make_service,
+            self.path,
+            self.coordinator_handle,
+            lease=self.lease,
+            tokens=self.tokens,
+            clock=lambda: self.now,
         )
         self.replicas[name] = replica
         self.tasks[name] = asyncio.create_task(replica.run())
@@ -94,8 +105,18 @@ class LocalCluster:
         replica.service.factory.snapshots.write = lambda stream: None  # type: ignore[method-assign]
         self.tasks.pop(name).cancel()
 
+    async def expire(self, name: str) -> None:
+        """Let time pass until a replica that does not renew its lease is no member, while the others renew theirs."""
+        while name in self.coordinator.view.members:
+            self.now += self.lease / 4
+            for replica in self.replicas.values():
+                await replica.notify()
+            await self.until(lambda: all(each._lease_until >= self.now + self.lease for each in self.replicas.values()))
+            self.coordinator._wake.set()
+            await asyncio.sleep(0.01)
+
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(TIMEOUT):
             while not condition():
                 await asyncio.sleep(0.01)
 

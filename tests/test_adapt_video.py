@@ -14,7 +14,7 @@ import torch
 from command_line import invoke, output, user_error, write_network
 from killed_runs import kill_repeatedly
 from safetensors.torch import load_file
-from video_clips import RATE, draw_frames, dropping_camera, read_clip, write_clip
+from video_clips import RATE, draw_frames, dropping_camera, keep_all_frames, read_clip, write_clip
 
 import ctta
 from ctta import models
@@ -154,7 +154,7 @@ def test_label_maps_are_drawn_side_by_side(clip: Clip) -> None:
 
 
 def test_a_camera_drops_and_goes_on_later(clip: Clip, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctta.datasets.camera.FIRST_DELAY", 0.01)
+    keep_all_frames(monkeypatch)
     sentences: list[str] = []
 
     def run_until(stop_at: int) -> None:

@@ -95,6 +95,7 @@ def test_nothing_runs_as_root_and_all_streams_are_saved() -> None:
     assert names[:2] == ["ARG", "FROM"] and dict(instructions)["FROM"] == "${BASE}"
     assert dict(instructions)["USER"] == "10001:10001" and "RUN" not in names[names.index("USER") :]
     assert "HEALTHCHECK" in names and any("dist/ctta-*.whl" in text for name, text in instructions if name == "COPY")
+    assert (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()[1:] == ["*", "!dist/ctta-*.whl"]
     service = read_unit()["Service"]
     assert service["DynamicUser"] == "yes" and int(service["TimeoutStopSec"]) >= 120
     sets = [manifest for manifest in read_manifests() if manifest["kind"] == "StatefulSet"]

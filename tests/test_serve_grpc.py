@@ -204,9 +204,7 @@ def test_errors_tell_whose_fault_they_are(address: str, service: Service, monkey
     ):
         assert_fails(lambda message=message: call(address, message), status, text)  # type: ignore[misc]
     bomb = typed(torch.zeros(400, 3, *SIZE))
-    assert_fails(
-        lambda: call(address, bomb, compression=grpc.Compression.Gzip), code.RESOURCE_EXHAUSTED, "larger than max"
-    )
+    assert_fails(lambda: call(address, bomb, compression=grpc.Compression.Gzip), code.UNIMPLEMENTED, "gzip")
     assert "errors" not in service.store.slots and b"ctta_failures_total{" not in service.metrics.render()
     monkeypatch.setattr(type(service.factory.template), "predict", lambda *_: 1 / 0)
     failure = assert_fails(
@@ -232,6 +230,27 @@ def test_tokens_are_required(tmp_path: Path) -> None:
             with pytest.raises(triton.InferenceServerException, match="UNAUTHENTICATED"):
                 client.get_model_metadata("ctta")
             assert client.get_model_metadata("ctta", headers={"authorization": f"Bearer {TOKEN}"}).name == "ctta"
+
+
+def test_tokens_are_checked_before_a_message_is_read(tmp_path: Path) -> None:
+    service = Service(make_tent(tmp_path), tmp_path / "state", window_size=0)
+    sent = threading.Event()
+
+    def send_late() -> Iterator[bytes]:
+        assert sent.wait(TIMEOUT)
+        yield b""
+
+    with serve_grpc(service, Tokens(TOKEN, ADMIN)) as address, grpc.insecure_channel(address) as channel:
+        infer = channel.stream_unary(INFER)
+        try:
+            assert_fails(lambda: infer(send_late(), timeout=TIMEOUT / 2), grpc.StatusCode.UNAUTHENTICATED, "token")
+        finally:
+            sent.set()
+        metadata = [("authorization", f"Bearer {TOKEN}")]
+        none: list[bytes] = []
+        assert_fails(
+            lambda: infer(iter(none), metadata=metadata), grpc.StatusCode.INVALID_ARGUMENT, "the call has no message"
+        )
 
 
 def test_a_stream_is_the_same_over_http_and_grpc(tmp_path: Path) -> None:

@@ -147,6 +147,63 @@ def test_streams_that_move_to_disk_and_requests_that_time_out(tmp_path: Path) ->
     service.release()
 
 
+async def queue_request(service: Service, x: Tensor, *, adapt: bool) -> "asyncio.Task[InferenceResult]":
+    """Send a request for a stream while the only worker is busy; it waits for a pass."""
+    request = asyncio.create_task(service.infer("camera0", x, adapt=adapt))
+    while not service.store._passes._waiting:
+        await asyncio.sleep(0)
+    return request
+
+
+def test_a_request_that_is_given_up_when_a_worker_becomes_free_does_nothing(tmp_path: Path) -> None:
+    service, x = make_service(batch_norm_model(tmp_path), tmp_path), make_images(1)
+
+    async def run() -> None:
+        await predict_all(service, make_images(2), together=False)
+        store, stream = service.store, service.store.slots["camera0"].stream
+        assert stream is not None
+        await store._workers.acquire()
+        request = await queue_request(service, x, adapt=True)
+        (job,) = store._jobs
+        store._workers.release()
+        job.cancel()  # as after a timeout
+        await asyncio.wait({request})
+        assert request.cancelled()
+        await service.infer("camera1", x, adapt=True)
+        assert stream.num_images == 0 and not store._passes._waiting
+
+    asyncio.run(run())
+    service.release()
+
+
+def test_a_stream_that_moves_to_disk_when_a_worker_becomes_free(tmp_path: Path) -> None:
+    """Its snapshot has just been written, and its memory is needed for another one."""
+    service, images = make_service(batch_norm_model(tmp_path), tmp_path), make_images(2)
+
+    async def run() -> None:
+        expected, _ = await predict_all(service, images, together=False)
+        store, slot = service.store, service.store.slots["camera0"]
+        await store.save_all()
+        await store._workers.acquire()
+        request = await queue_request(service, images[:1], adapt=False)
+        await slot.in_use.acquire()
+
+        async def move_to_disk() -> None:
+            async with slot.in_use:
+                slot.forget()
+                del store._live[slot.name]
+
+        moving = asyncio.create_task(move_to_disk())
+        await asyncio.sleep(0)
+        store._workers.release()
+        slot.in_use.release()
+        assert isinstance(expected, InferenceResult) and torch.equal((await request).logits, expected.logits)
+        await moving
+
+    asyncio.run(run())
+    service.release()
+
+
 def test_a_request_at_the_moment_when_the_last_pass_ends(tmp_path: Path) -> None:
     """The task that runs passes has seen that nobody waits, and is not done yet."""
     service, x = make_service(batch_norm_model(tmp_path), tmp_path, request_timeout=5), make_images(1)

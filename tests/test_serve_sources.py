@@ -108,6 +108,15 @@ def test_frames_that_fail_are_counted_and_do_not_end_the_source(tmp_path: Path) 
     assert source["error"] is None, "the last one was answered"
 
 
+def test_a_source_that_cannot_go_on_says_why(tmp_path: Path) -> None:
+    """The names of the classes do not fit the network, which nobody knows before its first answer."""
+    clip = write_clip(tmp_path / "clip.mp4", draw_frames(3))
+    service = Service(make_tent(tmp_path), tmp_path / "state", class_names=["bird", "cat"])
+    with serve_in_thread(service, sources=[VideoSource("camera7", str(clip))]) as client:
+        source = wait_for(client, lambda source: source["error"] is not None)
+    assert "got 2 class names for a network with 5 classes" in source["error"] and not source["answered"]
+
+
 def test_the_command_passes_sources_to_the_application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clip = write_clip(tmp_path / "clip.mp4", draw_frames(2))
     applications: list[tuple[Any, ...]] = []

@@ -6,12 +6,13 @@ import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from video_clips import RATE, Frames, draw_frames, dropping_camera, read_clip, write_clip
+from video_clips import RATE, Frames, draw_frames, dropping_camera, keep_all_frames, read_clip, write_clip
 
 import ctta
 from ctta.datasets.camera import FrameFeed
@@ -154,8 +155,8 @@ def test_without_pyav_the_extra_is_named(clip: Path, monkeypatch: pytest.MonkeyP
 # ---- cameras ----
 
 
-@pytest.mark.usefixtures("quick")
-def test_a_camera_that_drops_is_connected_to_again() -> None:
+def test_a_camera_that_drops_is_connected_to_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_all_frames(monkeypatch)
     sentences: list[str] = []
     started = time.time()
     with dropping_camera(draw_frames(30), num_per_connection=5) as address:
@@ -181,30 +182,42 @@ def test_a_wrong_address_fails_at_once_without_its_password() -> None:
 
 
 class FakeCamera:
-    """Yields the given numbers of frames per connection; 0 fails to connect."""
+    """Yields the given numbers of frames per connection; 0 fails to connect, and after the last there are no frames."""
 
     def __init__(self, *counts: int) -> None:
-        self.counts, self.connected_at = iter(counts), list[float]()
+        self.counts = iter(counts)
 
     def __call__(self) -> Iterator[Frames]:
-        self.connected_at.append(time.monotonic())
         count = next(self.counts, None)
         if count is None:
-            threading.Event().wait(0.5)
+            threading.Event().wait(0.1)
             return
         if count == 0:
             raise DataError("no route")
         yield from draw_frames(count)
 
 
+class RecordingEvent(threading.Event):
+    """An event that notes for how long it is waited for, without waiting."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.append(timeout)
+        return self.is_set()
+
+
 def test_the_wait_doubles_until_frames_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctta.datasets.camera.FIRST_DELAY", 0.05)
     monkeypatch.setattr("ctta.datasets.camera.MAX_DELAY", 0.2)
-    camera = FakeCamera(1, 0, 0, 0, 1, 1)
-    with FrameFeed("rtsp://door", FrameSampling(), open_frames=camera) as feed:
+    feed = FrameFeed("rtsp://door", FrameSampling(), open_frames=FakeCamera(1, 0, 0, 0, 1, 1))
+    feed._stop = stopped = RecordingEvent()
+    with feed:
         assert len(list(islice(feed.read(), 3))) == 3
-    waits = np.diff(camera.connected_at)
-    assert all(waits >= [0.05, 0.1, 0.2, 0.2, 0.05]) and waits[-1] < 0.2, waits
+    # After a frame, three failures, and two connections with a frame each.
+    assert stopped.waits[:5] == [0.05, 0.1, 0.2, 0.2, 0.05]
     assert feed.num_reconnects == 2 and not feed.is_up
 
 
@@ -218,9 +231,19 @@ def test_a_slow_reader_gets_the_latest_frames() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_feed_ends_on_time_and_may_be_interrupted() -> None:
-    with FrameFeed("rtsp://door", FrameSampling(seconds=0.3), open_frames=FakeCamera(2)) as feed:
-        assert len(list(feed.read())) == 2
+def test_a_feed_ends_on_time_and_may_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+
+    def film() -> Iterator[Frames]:
+        nonlocal now
+        for number, frame in enumerate(draw_frames(5)):
+            now = 100.0 + 0.1 * number
+            yield frame
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ctta.datasets.camera.time", SimpleNamespace(time=time.time, monotonic=lambda: now))
+        with FrameFeed("rtsp://door", FrameSampling(seconds=0.15), open_frames=film) as feed:
+            assert [frame.number for frame in feed.read()] == [0, 1]
 
     def interrupt() -> None:
         raise KeyboardInterrupt

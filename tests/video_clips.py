@@ -5,13 +5,18 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import av
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 from PIL import Image
+
+from ctta.datasets.camera import FrameFeed
 
 SIDE, RATE = 16, 10
 Frames = NDArray[np.uint8]
@@ -52,10 +57,20 @@ def encode_jpeg(frame: Frames) -> bytes:
     return file.getvalue()
 
 
+def keep_all_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let streams keep every frame of a camera, however slow this machine is, and connect again at once."""
+
+    def make_feed(*arguments: Any, **settings: Any) -> FrameFeed:
+        return FrameFeed(*arguments, **settings | {"capacity": 10**6})
+
+    monkeypatch.setattr(import_module("ctta.streams.video"), "FrameFeed", make_feed)
+    monkeypatch.setattr("ctta.datasets.camera.FIRST_DELAY", 0.01)
+
+
 @contextmanager
 def dropping_camera(frames: Frames, num_per_connection: int) -> Iterator[str]:
     """Serve frames as cameras do over HTTP; after so many, the connection ends, and the next goes on with the next."""
-    pictures, lock = iter([encode_jpeg(frame) for frame in frames] * 100), threading.Lock()
+    pictures, lock = cycle([encode_jpeg(frame) for frame in frames]), threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -142,6 +142,7 @@ def serve_on_ray(
         method=_make_absolute(recipe.method),
         config=recipe.config and recipe.config.absolute(),
         classes=recipe.classes and recipe.classes.absolute(),
+        library=recipe.library and recipe.library.absolute(),
     )
     cluster.connect(address)
     if cluster.is_running(recipe.name):

@@ -65,6 +65,8 @@ async def grpc_server(service: Service, tokens: Tokens, *, host: str, port: int)
         options=[
             ("grpc.max_receive_message_length", limits.max_body_bytes + MESSAGE_OVERHEAD),
             ("grpc.max_send_message_length", -1),
+            # No compressed messages: gRPC expands them as a whole before it checks their size.
+            ("grpc.compression_enabled_algorithms_bitset", 1),
             ("grpc.so_reuseport", 0),
         ],
         maximum_concurrent_rpcs=limits.max_connections,
@@ -100,22 +102,25 @@ class _Methods:
             "ModelMetadata": self.model_metadata,
             "ModelInfer": self.model_infer,
         }
+        # As a stream of one message, which is the same on the wire: the message of a unary call is read before its
+        # handler, and so its token, is asked.
         return {
-            name: grpc.unary_unary_rpc_method_handler(self._wrap(name, method, needs_token=name in private))
+            name: grpc.stream_unary_rpc_method_handler(self._wrap(name, method, needs_token=name in private))
             for name, method in (public | private).items()
         }
 
     def _wrap(self, name: str, method: Handler, *, needs_token: bool) -> Callable[..., Awaitable[bytes]]:
-        """Return a handler of encoded messages: the token is checked before anything is decoded."""
+        """Return a handler of encoded messages: the token is checked before anything is read."""
         request_class, route = message_class(f"{name}Request"), f"/{SERVICE}/{name}"
         metrics = self.service.metrics
 
-        async def handle(data: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        async def handle(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
             started, response, error = time.monotonic(), b"", None
             try:
                 with hide_internal_errors(name, metrics.count_failure):
                     if needs_token:
                         self.auth.check_infer_token(_get_authorization(context))
+                    data = await _read_message(messages)
                     with self.service.read_body.hold(len(data)):
                         response = (await method(_decode(request_class, data))).SerializeToString()
             except (ApiError, InputError) as failure:
@@ -168,6 +173,12 @@ class _Methods:
             head, outputs, selection = await answer(self.service, request, x)
         is_raw = all(selection.values())
         return await run(sum(each.nbytes for each in outputs.values()), _to_response, head, outputs, is_raw)
+
+
+async def _read_message(messages: AsyncIterator[bytes]) -> bytes:
+    async for data in messages:
+        return data
+    raise ApiError(400, "the call has no message")
 
 
 def _get_authorization(context: grpc.aio.ServicerContext) -> str:

@@ -113,7 +113,9 @@ class PassQueue:
     def _take_group(self) -> list[_Waiting]:
         """Take the next images of one shape, without those of streams that cannot be used at once."""
         for waiting in list(self._waiting):
-            if waiting.slot.stream is None or waiting.slot.in_use.locked():
+            if waiting.answer.done():  # given up, but not removed yet
+                self._waiting.remove(waiting)
+            elif waiting.slot.stream is None or waiting.slot.in_use.locked():
                 self._waiting.remove(waiting)
                 waiting.answer.set_result(None)
         if not self._waiting:
@@ -124,9 +126,26 @@ class PassQueue:
         self._waiting = [waiting for waiting in self._waiting if waiting not in group]
         return group
 
-    async def _run_pass(self, group: list[_Waiting]) -> None:
+    async def _acquire(self, group: list[_Waiting]) -> list[_Waiting]:
+        """Return those of a group whose streams are in memory and now in use for them; the others are done with."""
         for waiting in group:
-            await waiting.slot.in_use.acquire()  # free, so this does not wait, and no two passes wait for each other
+            # Free, but whoever waited for it before comes first: a snapshot, or a move to disk. Neither waits for us.
+            await waiting.slot.in_use.acquire()
+        acquired = []
+        for waiting in group:
+            if waiting.answer.done() or waiting.slot.stream is None:  # given up, or moved to disk meanwhile
+                waiting.slot.in_use.release()
+                if not waiting.answer.done():
+                    waiting.answer.set_result(None)
+            else:
+                acquired.append(waiting)
+        return acquired
+
+    async def _run_pass(self, group: list[_Waiting]) -> None:
+        group = await self._acquire(group)
+        if not group:
+            return
+        for waiting in group:
             waiting.slot.is_working = True
             waiting.started.set()
         outcomes: Sequence[Answer | Exception]

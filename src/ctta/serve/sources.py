@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from ctta.datasets.camera import FrameFeed
 from ctta.datasets.video import FrameSampling, VideoFrame, describe_source, import_av, is_live
-from ctta.errors import ConfigError, DataError, InputError
+from ctta.errors import ConfigError, DataError, InputError, first_line
 from ctta.serve.auth import Authenticator
 from ctta.serve.errors import ApiError
 from ctta.serve.schemas import error_responses, validate_stream_name
@@ -138,20 +138,24 @@ class SourcePuller:
                     self._answer(frame)
         except DataError as error:  # the feed remembers it
             logger.error("source %s ended: %s", self.source.stream, error)
+        except Exception as error:
+            self.error = first_line(error)
+            logger.exception("source %s ended", self.source.stream)
 
     def _answer(self, frame: VideoFrame) -> None:
         try:
             result = self._request(frame).result()
         except (ApiError, InputError) as error:
-            self.num_rejected += 1
             self.error = error.message if isinstance(error, ApiError) else str(error)
+            self.num_rejected += 1
             self._stop.wait(PAUSE)
         except CancelledError:  # the service ends
             self._stop.set()
         else:
-            self.num_answered, self.error = self.num_answered + 1, None
             answer = self.service.classify(result.logits) if result.logits.ndim == 2 else {}
             self.last_answer = {"frame": frame.number, "time": round(frame.seconds, 3), **answer}
+            self.error = None
+            self.num_answered += 1  # last: whoever sees the count sees the answer too
 
     def _request(self, frame: VideoFrame) -> "Future[InferenceResult]":
         name = self.source.stream

@@ -99,8 +99,12 @@ class RemoteActor:
         """
         try:
             self._actor = self._actor or self._ray.get_actor(self._name, namespace=NAMESPACE)
+        except ValueError as error:  # there is none of this name
+            raise ConnectionError(f"{self._name} does not answer: {error}") from error
+        try:
             return await getattr(self._actor, method).remote(*arguments)
-        except (self._ray.exceptions.RayActorError, ValueError) as error:
+        except self._ray.exceptions.RayActorError as error:
+            self._actor = None  # another one may be started under its name
             raise ConnectionError(f"{self._name} does not answer: {error}") from error
 
 

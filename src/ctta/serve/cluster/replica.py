@@ -230,6 +230,8 @@ class Replica:
             self._lease_until, self.view, self._pending = 0.0, View(), None
             self._newest_view, self._is_complete = View(), False
             self.incarnation = uuid.uuid4().hex
+            # A request that was accepted before might create its stream anew once that is forgotten.
+            await self._wait_for_requests(lambda stream: True)
             for stream in list(self.service.store.slots):
                 await self._release(stream, save=False)
 
@@ -250,13 +252,17 @@ class Replica:
             if view.epoch <= self.view.epoch:
                 return
             self._pending = view  # from here on, no request for a stream that leaves is accepted
-            while not all(self._is_staying(stream) for stream in self._in_flight):
-                self._landed.clear()
-                await self._landed.wait()
+            await self._wait_for_requests(lambda stream: not self._is_staying(stream))
             leaving = [stream for stream in self.service.store.slots if not self._is_staying(stream)]
             results = await asyncio.gather(*(self._release(stream) for stream in leaving), return_exceptions=True)
             if errors := [result for result in results if isinstance(result, BaseException)]:
                 raise HandOverError(f"{len(errors)} streams of replica {self.name} could not be saved: {errors[0]}")
+
+    async def _wait_for_requests(self, concerns: Callable[[str], bool]) -> None:
+        """Wait until no request for some streams is being handled."""
+        while any(concerns(stream) for stream in self._in_flight):
+            self._landed.clear()
+            await self._landed.wait()
 
     async def is_process_gone(self, pid: int) -> bool:
         """Return whether there is no such process on this machine.
@@ -278,7 +284,8 @@ class Replica:
             if view.epoch < self.view.epoch or (self._pending and view.epoch < self._pending.epoch):
                 return
             self._is_complete = False
-            self.view, self._pending, self._snapshots.epoch = view, None, view.epoch
+            self.view, self._pending = view, None
+            self._snapshots.start_epoch(view.epoch, held=self.service.store.slots)
             if view.members.get(self.name) == self.incarnation:
                 await self.service.store.adopt()
                 self._is_complete = True

@@ -8,7 +8,7 @@ lower number: a replica that was thought dead, or was paused in the middle of a 
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,17 @@ class FencedSnapshots(Snapshots):
     def names(self) -> Iterator[str]:
         """Yield every stream that has a snapshot and that this process owns."""
         return filter(self._owns, super().names())
+
+    def start_epoch(self, epoch: int, held: Container[str]) -> None:
+        """Take over the epoch of a new view.
+
+        Args:
+            epoch: The epoch.
+            held: Streams that this process had before and still has; others that it owns are claimed anew.
+        """
+        self.epoch = epoch
+        for name in [name for name in {*self._epochs, *self.lost} if name not in held]:
+            self.release(name)
 
     def release(self, name: str) -> None:
         """Give up a stream; the next access claims it again."""
@@ -173,8 +184,10 @@ class RemoteSnapshots(FencedSnapshots):
 
     def restore(self, stream: ServedStream) -> None:
         """Restore the window and the history of a stream whose model was loaded; DamagedCheckpointError on failure."""
-        super().restore(stream)
-        self._forget_local(stream.name)
+        try:
+            super().restore(stream)
+        finally:
+            self._forget_local(stream.name)
 
     def read_summary(self, name: str) -> dict[str, Any]:
         """Return the summary of a stream as of its snapshot; DamagedCheckpointError if it cannot be read."""
@@ -250,7 +263,9 @@ class RemoteSnapshots(FencedSnapshots):
         path = self.directory / directory_name(name) / str(max(numbers)) / file_name
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._filesystem.get_file(f"{self._parent(name)}/{max(numbers)}/{file_name}", str(path))
+            partial = path.with_name(f"{file_name}.partial")  # a download that breaks off must not look like damage
+            self._filesystem.get_file(f"{self._parent(name)}/{max(numbers)}/{file_name}", str(partial))
+            partial.replace(path)
         return path
 
     def _forget_local(self, name: str) -> None:
