@@ -199,7 +199,7 @@ def naive_vane(
         learns = False
         if direct.ndim == 2:
             posteriors = chain.follow(answer)
-            hidden = doubting_chain.stickiness - chain.stickiness > 0.2 and doubting_chain.stickiness > 0.7
+            hidden = doubting_chain.stickiness - chain.stickiness > 0.35 and doubting_chain.stickiness > 0.7
             hidden = hidden and min_stickiness < doubting_chain.stickiness
             repeat = chain.stickiness > min_stickiness or hidden
             if repeat:

@@ -161,14 +161,28 @@ def test_runs_of_labels(build: Callable[[], nn.Sequential]) -> None:
 
 def test_labels_that_the_statistics_hide() -> None:
     """Statistics of the batch alone, of one class, take away what tells the class: the source's predictions count."""
-    labels = torch.arange(4).repeat_interleave(60)
-    batches = list((0.9 * images(labels, noise=0.2)).split(20))
+    labels = draw_labels(400, run_length=60)
+    batches = list((0.9 * images(labels, noise=0.3)).split(20))
     run = assert_equals_twin(batch_norm_classifier(), batches, draw_none, views=(), tolerance=0.0, prior=0.0, horizon=1)
     assert not run.hidden[0] and run.hidden[-1] and not run.learned[-1]
     assert not any(learned and hidden for learned, hidden in zip(run.learned, run.hidden, strict=True))
     wrong = (torch.cat(run.predictions).argmax(1) != labels).double()
     hidden = torch.tensor(run.hidden).repeat_interleave(20)
     assert wrong[hidden].mean() < 0.1 < wrong[~hidden].mean()
+
+
+def test_a_source_that_prefers_a_class_in_every_domain_does_not_hide_labels() -> None:
+    """Labels come in pairs, as the student sees; the source, by its preferences, sees runs as long as domains."""
+    net, labels, domains = batch_norm_classifier(), draw_labels(640, run_length=2), torch.arange(16) % 3
+    missing = nn.functional.one_hot(domains, 3).double().repeat_interleave(40, 0)[:, :, None, None]
+    batches = list((images(labels, noise=0.2) - missing).split(40))  # each domain lacks one color
+    chain = LabelChain(doubt=0.3)
+    for x in batches:
+        chain.follow_(net(x).detach())
+    settings: dict[str, Any] = {"views": (), "tolerance": 0.0, "prior": 0.0, "horizon": 1, "learn": False}
+    run = assert_equals_twin(net, batches, draw_none, **settings)
+    assert chain.stickiness > 0.7 and chain.stickiness > run.stickiness[-1] + 0.2
+    assert not any(run.hidden)
 
 
 @pytest.mark.parametrize("build", [batch_norm_classifier, group_norm_classifier])

@@ -28,8 +28,9 @@ MOVED: Views = geometric_views(4)
 FLIP: Views = (ScaledView(1.0, flip=True, multiple_of=None),)
 MOMENTUM = 0.9  # of the class frequencies that predictions are kept diverse by, as in SLR
 #: Statistics of few classes hide them. They do if labels repeat this clearly for the source, whose predictions are
-#: taken to say nothing this often, and by this much less for the student.
-CLEAR_STICKINESS, DOUBT, HIDDEN_STICKINESS = 0.7, 0.3, 0.2
+#: taken to say nothing this often, and by this much less for the student. A source that prefers another class in each
+#: domain exaggerates what repeats by up to 0.25.
+CLEAR_STICKINESS, DOUBT, HIDDEN_STICKINESS = 0.7, 0.3, 0.35
 
 
 class VANE(AdaptiveModel):
