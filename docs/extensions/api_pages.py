@@ -20,6 +20,7 @@ import ctta
 FOLDER = Path(__file__).parents[1] / "reference" / "api"
 PACKAGE = Path(ctta.__file__).parent
 METHODS = {cls.__name__ for cls in ctta.METHODS.values()}
+_COLON = "\ue000"  # a character of private use
 
 
 def list_modules() -> list[ModuleType]:
@@ -61,7 +62,7 @@ def render_page(module: ModuleType, documented: dict[int, str]) -> str:
         elif inspect.isfunction(thing):
             lines += [f".. autofunction:: {path}", ""]
         else:
-            lines += [f".. py:data:: {path}", "", *(f"   {line}" for line in find_comment(name)), ""]
+            lines += [f".. py:data:: {path}", "", *(f"   {line}" for line in find_comment(name, thing)), ""]
     if elsewhere:
         lines += ["Also here, and described elsewhere: " + ", ".join(elsewhere) + ".", ""]
     return "\n".join(lines)
@@ -72,13 +73,25 @@ def _is_module(title: str) -> bool:
     return isinstance(getattr(ctta, title.partition(".")[2], None), ModuleType)
 
 
-def find_comment(name: str) -> list[str]:
-    """Return the lines of the comment ``#:`` above a constant, wherever the package defines it."""
+def find_comment(name: str, constant: Any) -> list[str]:
+    """Return the lines of the comment ``#:`` above a constant, in the module that defines it."""
     pattern = re.compile(rf"((?:^#:.*\n)+)^{name}\b *[:=]", re.MULTILINE)
     for path in sorted(PACKAGE.rglob("*.py")):
-        if found := pattern.search(path.read_text()):
+        module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+        if getattr(sys.modules.get(module), name, None) is constant and (found := pattern.search(path.read_text())):
             return [line.removeprefix("#:").strip() for line in found[1].splitlines()]
     return []
+
+
+def protect_colon(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Hide the colons in the first line of an attribute's docstring: napoleon takes what is before one for a type."""
+    if what in ("attribute", "data", "property") and lines:
+        lines[0] = lines[0].replace(": ", _COLON)
+
+
+def restore_colon(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Put the colons back, after napoleon."""
+    lines[:] = [line.replace(_COLON, ": ") for line in lines]
 
 
 def write_pages(app: Sphinx) -> None:
@@ -137,4 +150,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Write the pages when a build begins."""
     app.connect("builder-inited", write_pages)
     app.connect("missing-reference", resolve_reference)
+    app.connect("autodoc-process-docstring", protect_colon, priority=400)  # napoleon has 500
+    app.connect("autodoc-process-docstring", restore_colon, priority=600)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -90,10 +90,10 @@ def images_to_uint8(images: NDArray[Any] | torch.Tensor) -> UInt8Array:
 
     is_uint8 = values.dtype == np.uint8
     if not is_uint8 and not np.issubdtype(values.dtype, np.floating):
-        raise TypeError(f"images has dtype {values.dtype}; expected {ACCEPTED}")
+        raise TypeError(f"images have dtype {values.dtype}; expected {ACCEPTED}")
     channel_axis = -1 if is_uint8 else 1
     if values.ndim != 4 or values.shape[channel_axis] != 3:
-        raise InputError(f"images of {values.dtype} has shape {tuple(values.shape)}; expected {ACCEPTED}")
+        raise InputError(f"images have dtype {values.dtype} and shape {tuple(values.shape)}; expected {ACCEPTED}")
     if is_uint8:
         result: UInt8Array = values
     else:

@@ -60,7 +60,7 @@ def write_cifar_c(
     seed = check_integer("seed", seed)
     images_to_uint8(images)  # raises for what `corrupt` would refuse, before anything is written
     if images.dtype != np.uint8:
-        raise TypeError(f"images has dtype {images.dtype}; expected uint8, as in the files of the benchmark")
+        raise TypeError(f"images have dtype {images.dtype}; expected uint8, as in the files of the benchmark")
     classes = np.asarray(labels)
     if classes.shape != (len(images),):
         raise InputError(f"labels has shape {classes.shape} for {len(images)} images; expected one label per image")

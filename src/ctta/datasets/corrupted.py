@@ -57,6 +57,9 @@ class Corrupted(CorruptibleDataset):
     def __len__(self) -> int:
         return len(self.images)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name}, {len(self):,} images)"
+
     def read_clean(self, rows: Rows) -> tuple[NDArray[np.uint8], Tensor]:
         """Return some of the images as they are, and their labels or label maps."""
         return self.images[rows], torch.from_numpy(self.labels[rows].astype(np.int64))
@@ -72,6 +75,8 @@ def sample(*, seed: int = 0, frost_photos: PhotoPaths | None = None) -> Corrupte
     Returns:
         A dataset for the protocols of :mod:`ctta.streams`.
 
+    >>> sample()
+    Corrupted(cifar10-sample[1095f631 6aff0335] corruptions=1 seed=0, 2,000 images)
     >>> from ctta.streams import continual
     >>> len(continual(sample(), limit=500, batch_size=50))
     150

@@ -1,4 +1,4 @@
-"""Where models meet other libraries: trackers, Lightning, transformers.
+"""Integrations with other libraries: trackers, Lightning, transformers.
 
 :mod:`ctta.integrations.lightning` and :mod:`ctta.integrations.transformers` are imported by themselves, since they need
 these libraries. Any tracker that is a function of values and a step works with :func:`log_steps`:

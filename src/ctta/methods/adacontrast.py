@@ -24,9 +24,9 @@ from ctta.views import Views, image_views
 
 
 class AdaContrast(AdaptiveModel):
-    """One gradient step per batch toward the classes that its nearest neighbors in the stream have; then predict.
+    """Learn the classes of nearest neighbors in the stream, contrast views with past images, then predict.
 
-    Predictions come after it, with running statistics of BatchNorm that follow the views.
+    Predictions are made after the step, with running statistics of BatchNorm that follow the views.
 
     Args:
         net: A network for images in [0, 1], of which every parameter is trained.

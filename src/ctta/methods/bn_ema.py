@@ -15,7 +15,7 @@ from ctta.validation import check_fraction
 
 
 class BNEMA(AdaptiveModel):
-    """BatchNorm's running statistics are a moving average over the stream; nothing else is learned.
+    """Follow the stream with BatchNorm's running statistics, as a moving average; nothing else is learned.
 
     Each batch goes through the network twice: first to update the statistics, then to predict with them.
 

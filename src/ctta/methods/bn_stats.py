@@ -10,7 +10,7 @@ from ctta.surgery import Output
 
 
 class BNStats(AdaptiveModel):
-    """BatchNorm layers use the statistics of each test batch instead of the training set's; nothing is learned.
+    """Normalize by the statistics of each test batch instead of the training set's; nothing is learned.
 
     Args:
         net: Any network; without BatchNorm layers it predicts as it was trained.

@@ -19,7 +19,7 @@ from ctta.views import Views, image_views
 
 
 class CMF(ROID):
-    """ROID whose weights are filtered over time, instead of averaged with the source's.
+    """Adapt as ROID does, with weights filtered over time instead of averaged with the source's.
 
     Args:
         net: A network for images with normalization layers of any kind.

@@ -96,7 +96,7 @@ UNCERTAIN_FRACTION = 0.5
 
 
 class CoTTA(AdaptiveModel):
-    """A student learns from its moving average, the teacher, while random weights return to the source.
+    """Train a student on its moving average, the teacher, and restore random weights to the source.
 
     The teacher's prediction is the target; where the source is not confident, the target is the teacher's mean
     prediction over augmented views. After each step a few random weights are restored to the source's values.

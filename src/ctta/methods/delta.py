@@ -30,7 +30,7 @@ from ctta.validation import check_choice, check_fraction
 
 
 class DELTA(AdaptiveModel):
-    """One gradient step per batch on predictions weighted by how rare their class is, with renormalized batches.
+    """Minimize entropy with more weight on rare classes, and normalize by moving averages over the stream.
 
     BatchNorm normalizes by moving averages over the stream, with the gradient of batch statistics (TBR), so the batch
     that is predicted matters little. Samples weigh inversely to the average probability of their class (DOT).

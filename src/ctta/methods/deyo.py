@@ -23,7 +23,7 @@ from ctta.views.destruction import DESTRUCTIONS, Destruction, destroy_shape
 
 
 class DeYO(AdaptiveModel):
-    """One gradient step per batch on the weighted entropy of samples that are sure, and unsure once destroyed.
+    """Minimize the entropy of confident samples whose confidence drops when their object is destroyed.
 
     A sample counts if its entropy is low and the probability of its class drops when the object's shape is destroyed.
 

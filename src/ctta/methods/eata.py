@@ -19,7 +19,7 @@ from ctta.validation import check_non_negative
 
 
 class EATA(ETA):
-    """ETA with a penalty against forgetting: the squared change of each weight, times its Fisher information.
+    """Adapt as ETA does, with a penalty against forgetting that is weighted by Fisher information.
 
     Args:
         net: A network with normalization layers of any kind.

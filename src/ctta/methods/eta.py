@@ -29,7 +29,7 @@ from ctta.validation import check_choice, check_each, check_fraction, check_non_
 
 
 class ETA(AdaptiveModel):
-    """TENT on predictions of low entropy that differ from the average one, each weighted by its reliability.
+    """Minimize the entropy of reliable and non-redundant predictions, each weighted by its reliability.
 
     Args:
         net: A network with normalization layers of any kind.

@@ -22,7 +22,7 @@ from ctta.views.average import View, augment_with_views, require_split_view
 
 
 class MEMO(AdaptiveModel):
-    """For each image one step from the source on the entropy of the mean prediction over its views, then a prediction.
+    """Take one step from the source for each image, on the entropy of its mean prediction over views; then predict.
 
     Nothing is carried over from one image to the next, so there is nothing for policies to do, and the order and the
     batches of a stream do not matter. Every image costs a pass of all views, a backward pass and a further pass.

@@ -19,7 +19,7 @@ from ctta.views import Views, check_views, draw_views, image_views
 
 
 class PALM(AdaptiveModel):
-    """One gradient step per batch on entropy and consistency; tensors that changed their sensitivity learn faster.
+    """Minimize entropy and inconsistency, with a learning rate per tensor that depends on its sensitivity.
 
     Tensors learn where the gradient of the divergence from uniform predictions is small, at a rate that depends on how
     much the sensitivity of their weights differs from its average.

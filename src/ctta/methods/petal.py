@@ -24,7 +24,7 @@ from ctta.views import Views, average_views, check_views, draw_views, image_view
 
 
 class PETAL(AdaptiveModel):
-    """A student learns from its moving average, near the source's posterior; idle weights return to the source.
+    """Train a student on its moving average, near the source's posterior; restore weights with small gradients.
 
     The target is that of CoTTA. The loss has the negative log density of a Gaussian posterior over the weights, and
     after each step the weights with the smallest squared gradients are restored.

@@ -17,7 +17,7 @@ from ctta.surgery import Output, train_only_
 
 
 class PseudoLabel(AdaptiveModel):
-    """One gradient step per batch against the student's own argmax, over the norm layers' scale and shift only.
+    """Train norm layers on the network's own predicted classes, one step per batch.
 
     Args:
         net: A network with normalization layers of any kind.

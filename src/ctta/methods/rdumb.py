@@ -17,7 +17,7 @@ from ctta.surgery import Output
 
 
 class RDumb(ETA):
-    """ETA with a full reset every ``period`` batches: a simple method that does not collapse on long streams.
+    """Adapt as ETA does, and reset every ``period`` batches, which prevents a collapse on long streams.
 
     Args:
         net: A network with normalization layers of any kind.

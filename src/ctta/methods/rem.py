@@ -22,10 +22,10 @@ from ctta.vit import change_tokens, find_blocks, record_class_attention
 
 
 class REM(AdaptiveModel):
-    """One gradient step per batch on predictions of the image with more and more of its object masked.
+    """Rank predictions of an image by how much of its object is masked, and learn from their order.
 
-    Masked are the patches that the class token attends to most. Predictions with more masked learn from those with
-    less, and those with less must have the lower entropy.
+    The patches that the class token attends to most are masked. Predictions with more masked patches learn from those
+    with fewer, and those with fewer must have the lower entropy.
 
     Args:
         net: A vision transformer with a class token, such as timm's, torchvision's or transformers' ViT; the scales and

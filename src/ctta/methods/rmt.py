@@ -21,7 +21,7 @@ from ctta.views import Views, image_views
 
 
 class RMT(ContrastModel, ReplayModel):
-    """One gradient step per batch toward a teacher, the student's moving average, and toward the source's classes.
+    """Learn from a mean teacher, and pull features toward the class prototypes of the source.
 
     Returns the sum of both networks' logits. Prototypes of the source's classes are needed. Without ``replay`` this is
     the source-free form; the reference replays labeled source images, and first calls :meth:`warm_up` on them.

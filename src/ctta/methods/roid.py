@@ -32,7 +32,7 @@ from ctta.views import Views, check_views, draw_views, image_views
 
 
 class ROID(AdaptiveModel):
-    """A weighted soft likelihood ratio and a consistency loss over the norm layers, kept near the source's weights.
+    """Minimize a weighted soft likelihood ratio and a consistency loss, and stay near the source's weights.
 
     Args:
         net: A network for images with normalization layers of any kind.

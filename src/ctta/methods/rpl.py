@@ -18,7 +18,7 @@ from ctta.validation import check_positive
 
 
 class RPL(AdaptiveModel):
-    """One gradient step per batch on a loss that wrong pseudo-labels affect less, over the norm layers only.
+    """Train norm layers on pseudo-labels with a loss that is robust to wrong ones.
 
     Args:
         net: A network with normalization layers of any kind.

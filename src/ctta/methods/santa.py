@@ -19,7 +19,7 @@ from ctta.views import Views, image_views
 
 
 class SANTA(ContrastModel):
-    """One gradient step per batch toward what the source also predicts, and toward the nearest class of the source.
+    """Learn from predictions that the source confirms, and pull features toward the nearest class of the source.
 
     The cross-entropy has the student's prediction, of the image and of its view, as the target, and the frozen
     source's inside the logarithm. The contrast pulls each image, its view and its nearest prototype together.

@@ -21,7 +21,7 @@ from ctta.validation import check_choice, check_non_negative
 
 
 class SAR(AdaptiveModel):
-    """TENT on predictions of low entropy, at the worst weights nearby; reset when the entropy becomes very low.
+    """Minimize the entropy of reliable predictions by sharpness-aware steps; reset when it becomes very low.
 
     Args:
         net: A network with normalization layers of any kind; meant for GroupNorm and LayerNorm.

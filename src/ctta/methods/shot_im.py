@@ -19,7 +19,7 @@ from ctta.validation import check_choice, check_fraction, check_non_negative
 
 
 class SHOTIM(AdaptiveModel):
-    """One gradient step per batch toward confident predictions of diverse classes; the classifier stays as it is.
+    """Maximize mutual information: confident predictions of diverse classes, with a frozen classifier.
 
     Args:
         net: A network whose classifier can be found, or is named by ``head``.

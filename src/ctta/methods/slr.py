@@ -18,7 +18,7 @@ from ctta.validation import check_fraction, check_non_negative
 
 
 class SLR(AdaptiveModel):
-    """One gradient step per batch on a confidence loss whose gradient does not vanish, over the norm layers only.
+    """Train norm layers on a confidence loss whose gradient does not vanish, the soft likelihood ratio.
 
     The loss is the negative entropy of a moving average of the predictions plus ``weight`` times the soft likelihood
     ratio. The input transformation module of the paper is not part of it.

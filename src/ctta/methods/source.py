@@ -9,7 +9,7 @@ from ctta.surgery import Output
 
 
 class Source(AdaptiveModel):
-    """The network as it was trained, without adaptation: the baseline of every table.
+    """Predict with the network as it was trained: the baseline of every table.
 
     Args:
         net: Any network.

@@ -15,7 +15,7 @@ from ctta.validation import check_integer
 
 
 class T3A(AdaptiveModel):
-    """Classify by prototypes, the means of the features with the lowest entropy of each class; nothing is trained.
+    """Classify by prototypes: for each class, the mean of its lowest-entropy features; nothing is trained.
 
     Each batch joins the supports before it is predicted. The supports start with the rows of the classifier, whose bias
     is not used. Returns the inner products of features with prototypes.

@@ -17,9 +17,9 @@ from ctta.surgery import Output, train_only_
 
 
 class Tent(AdaptiveModel):
-    """One gradient step per batch on the entropy of its predictions, over the norm layers' scale and shift only.
+    """Minimize the entropy of predictions over the scales and shifts of norm layers, one step per batch.
 
-    Fast, and strong at first; over a long changing stream its errors accumulate.
+    It is fast and helps at once. Over a long changing stream its errors accumulate.
 
     Args:
         net: A network with normalization layers of any kind.

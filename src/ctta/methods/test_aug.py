@@ -24,7 +24,7 @@ from ctta.views import (
 
 
 class TestAug(AdaptiveModel):
-    """The mean prediction of the source over augmented views of each batch; nothing is learned.
+    """Average the source's predictions over augmented views of each batch; nothing is learned.
 
     Args:
         net: Any network.
