@@ -20,7 +20,7 @@ from documents import PAGES, PREAMBLE, ROOT, read_commands, read_python
 from measurements import Measurement, read_results
 from PIL import Image, ImageSequence
 from repository_links import rewrite_links
-from sphinx.ext.napoleon import Config, GoogleDocstring
+from sphinx.ext.napoleon.docstring import GoogleDocstring
 from typer.main import get_command
 
 from ctta.cli.app import app
@@ -108,7 +108,7 @@ def test_a_colon_in_the_docstring_of_a_property_ends_no_type() -> None:
     written = "Whether the best method leads: by more than noise."
     lines, app = [written], cast(Any, None)
     protect_colon(app, "property", "ctta.Comparison.is_decided", None, None, lines)
-    lines[:] = GoogleDocstring(lines, Config(), what="property", name="is_decided").lines()
+    lines[:] = GoogleDocstring(lines, what="property", name="is_decided").lines()
     restore_colon(app, "property", "ctta.Comparison.is_decided", None, None, lines)
     assert "\n".join(lines).strip() == written
 
