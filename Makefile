@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup browser test check docs demo bench results dist clean
+.PHONY: help setup browser test check docs links demo bench results dist clean
 
 help:
 	@echo "make demo    minutes: a few methods, fifteen corruptions, a table and a report"
 	@echo "make test    the whole test suite"
 	@echo "make check   ruff, mypy --strict, the lock of the dependencies, the import-direction test, and the docs"
 	@echo "make docs    the site in docs/_build/html; a warning, such as a broken link, is an error"
+	@echo "make links   open every external link of the docs (needs the network)"
 	@echo "make bench   what a step costs relative to the bare network (minutes)"
 	@echo "make results measure docs/results again (days; ONLY=demo,full for some, CIFAR=folder of CIFAR-10)"
 
@@ -47,6 +48,10 @@ check: $(READY) docs
 # Read anew, so that a warning of an earlier build is not forgotten.
 docs: $(READY)
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet --jobs auto docs docs/_build/html
+
+# Not part of check: whether other servers answer is not decided here.
+links: $(READY)
+	$(BIN)/python -m sphinx --builder linkcheck --quiet docs docs/_build/links
 
 demo: $(READY)
 	$(BIN)/ctta demo

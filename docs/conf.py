@@ -55,4 +55,6 @@ html_theme_options = {
     "source_branch": "main",
     "source_directory": "docs/",
 }
+# Links to files of this repository, which repository_links has found.
+linkcheck_ignore = [r"https://github.com/ctta-project/ctta/(blob|tree|edit)/main/.*"]
 copybutton_exclude = ".linenos, .gp, .go"

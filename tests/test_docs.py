@@ -7,18 +7,20 @@ import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
 import draw_cotta
 import draw_speed
 import pytest
+from api_pages import find_comment, protect_colon, restore_colon
 from command_pages import describe_commands, describe_routes, read_openapi
 from documents import PAGES, PREAMBLE, ROOT, read_commands, read_python
 from measurements import Measurement, read_results
 from PIL import Image, ImageSequence
 from repository_links import rewrite_links
+from sphinx.ext.napoleon.docstring import GoogleDocstring
 from typer.main import get_command
 
 from ctta.cli.app import app
@@ -96,6 +98,19 @@ def test_the_http_reference_has_every_route() -> None:
             section = text.partition(f"### {method.upper()} {path}\n")[2].partition("\n### ")[0]
             assert section and all(f"| {status} |" in section for status in route["responses"]), path
             assert all(f"`{parameter['name']}`" in section for parameter in route.get("parameters", ())), path
+
+
+def test_a_constant_has_the_comment_of_the_module_that_defines_it() -> None:
+    assert find_comment("METHODS", METHODS)[0].startswith("Every method of the library by its name")
+
+
+def test_a_colon_in_the_docstring_of_a_property_ends_no_type() -> None:
+    written = "Whether the best method leads: by more than noise."
+    lines, app = [written], cast(Any, None)
+    protect_colon(app, "property", "ctta.Comparison.is_decided", None, None, lines)
+    lines[:] = GoogleDocstring(lines, what="property", name="is_decided").lines()
+    restore_colon(app, "property", "ctta.Comparison.is_decided", None, None, lines)
+    assert "\n".join(lines).strip() == written
 
 
 def test_links_into_the_repository() -> None:

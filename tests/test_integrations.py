@@ -1,4 +1,4 @@
-"""Models within Lightning, transformers and trackers, and adapted networks in other runtimes."""
+"""Models within Lightning, transformers and trackers, nested outputs, and adapted networks in other runtimes."""
 
 from pathlib import Path
 from typing import Any
@@ -221,3 +221,44 @@ class TestExport:
             expected = deployed(x[:5])
             assert (expected - make_net()(x[:5])).abs().max() > 1e-3  # it is the adapted network
         np.testing.assert_allclose(logits, expected.numpy(), rtol=0, atol=1e-5)
+
+
+class MaskNetwork(nn.Module):
+    """Outputs in the layout of Ultralytics' segmentation: boxes, scores and mask coefficients, and mask prototypes."""
+
+    num_classes, num_masks = 5, 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.boxes = nn.Conv2d(8, 4 + self.num_classes + self.num_masks, 1)
+        self.prototypes = nn.Conv2d(8, self.num_masks, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[list[Tensor], Tensor, Tensor]]:
+        features = self.backbone(x)
+        anchors = self.boxes(features).flatten(2)  # (N, 4 + C + M, A)
+        return anchors, ([features], anchors[:, 4 + self.num_classes :], self.prototypes(features))
+
+
+def read_pixel_logits(out: tuple[Tensor, tuple[list[Tensor], Tensor, Tensor]]) -> Tensor:
+    """Return class logits per pixel: over anchors, the mean of each class score where the mask of the anchor is."""
+    anchors, (_features, coefficients, prototypes) = out
+    masks = torch.einsum("nma,nmhw->nahw", coefficients, prototypes).sigmoid()
+    return torch.einsum("nca,nahw->nchw", anchors[:, 4 : 4 + MaskNetwork.num_classes], masks) / masks.shape[1]
+
+
+class TestNestedOutputs:
+    def test_a_function_finds_the_logits_of_masks(self, tmp_path: Path) -> None:
+        torch.manual_seed(0)
+        net, stream = MaskNetwork().eval(), make_stream()
+        expected = nn.functional.interpolate(
+            read_pixel_logits(net(stream[0])), size=(12, 12), mode="bilinear", align_corners=False
+        )
+        source = ctta.Source(net, output=read_pixel_logits)(stream[0])
+        torch.testing.assert_close(source, expected.detach())
+        model = ctta.adapt(net, "tent", output=read_pixel_logits)
+        assert adapt_to(model, stream).shape == (48, 5, 12, 12)
+        ctta.save(model, tmp_path / "masks.safetensors")
+        loaded = ctta.load(tmp_path / "masks.safetensors", net, output=read_pixel_logits)
+        assert torch.equal(loaded(stream[0]), model(stream[0]))
+        assert not torch.equal(model.predict(stream[0]), ctta.adapt(net, "tent", output=read_pixel_logits)(stream[0]))
