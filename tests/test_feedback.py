@@ -205,11 +205,11 @@ def test_a_correction_ends_with_the_answers_that_it_rests_on() -> None:
     for seed in range(12):
         model(draw(seed))
     model.feedback(range(150, 190), [9] * 40)  # everything is wrong
-    accuracies = []
+    accuracies: list[float] = []
     for seed in range(12, 22):
         model(draw(seed))
-        accuracies.append(model.health.estimated_source_accuracy)
-    assert accuracies[0] is not None and accuracies[0] < 0.2
+        accuracies.append(model.health.as_dict()["estimated_source_accuracy"])
+    assert accuracies[0] < 0.2
     assert accuracies == sorted(accuracies) and accuracies[-1] == pytest.approx(0.8808, abs=1e-4)
 
 

@@ -217,7 +217,8 @@ def _find_errors(estimator: GainEstimator, domains: Sequence[DomainSignals]) -> 
     found = [estimator.estimate(each.signals, each.source_signals) for each in domains]
     values = [[each.accuracy, each.source_accuracy, each.gain] for each in found]
     truths = [[each.accuracy, each.source_accuracy, each.accuracy - each.source_accuracy] for each in domains]
-    return np.array(values) - np.array(truths)
+    errors: NDArray[np.float64] = np.array(values) - np.array(truths)
+    return errors
 
 
 def _t_quantile(freedom: int) -> float:
