@@ -1,9 +1,9 @@
 """Measure what remembered states bring: at the second visit of a domain, and for a second camera.
 
     python benchmarks/recall_states.py [--methods tent vane] [--out JSON]
-    python benchmarks/recall_states.py --hold-out CIFAR10 [--tolerance 0.1 0.2 0.4]
+    python benchmarks/recall_states.py --hold-out CIFAR10 [--tolerance 0.1 0.2 0.4] [--max-confidence 0.9 1]
 
-Each method runs with and without the policy ``recall`` on the same batches of 50. The tolerance was chosen with
+Each method runs with and without the policy ``recall`` on the same batches of 50. Its settings were chosen with
 ``--hold-out``, which takes CIFAR-10 test images 2,000 to 9,999 under the four hold-out corruptions; the reported
 streams have the images that come with the library under every other of the fifteen corruptions of the benchmark.
 
@@ -11,6 +11,7 @@ Intervals are of the difference between the two, paired by batch, at 90 %.
 """
 
 import argparse
+import itertools
 import json
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -25,6 +26,7 @@ from hold_out import FIRST_IMAGE
 import ctta
 from ctta.corruptions import CORRUPTIONS, HOLD_OUT
 from ctta.datasets import Corrupted, sample
+from ctta.policies.recalling import Recall
 from ctta.streams import Batch, Segment, Stream
 
 BATCH_SIZE, VISIT_SIZE, SEVERITY = 50, 200, 5
@@ -88,9 +90,9 @@ def compare(with_recall: Sequence[float], without: Sequence[float]) -> dict[str,
     }
 
 
-def measure(method: str, streams: Streams, tolerance: float) -> dict[str, dict[str, float]]:
+def measure(method: str, streams: Streams, policy: Recall) -> dict[str, dict[str, float]]:
     """Return the comparisons of one method."""
-    net, policy = ctta.models.embedded(), ctta.policies.recall(tolerance=tolerance)
+    net = ctta.models.embedded()
 
     def build(library: ctta.StateLibrary | None = None) -> tuple[ctta.AdaptiveModel, ctta.AdaptiveModel]:
         recalling, plain = ctta.adapt(net, method, policies=[policy]), ctta.adapt(net, method)
@@ -123,7 +125,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure what remembered states bring.")
     parser.add_argument("--methods", nargs="+", default=["tent", "vane"])
     parser.add_argument("--hold-out", type=Path, metavar="CIFAR10", help="choose on other images and corruptions")
-    parser.add_argument("--tolerance", type=float, nargs="+", default=[ctta.policies.recall().tolerance])
+    defaults = ctta.policies.recall()
+    parser.add_argument("--tolerance", type=float, nargs="+", default=[defaults.tolerance])
+    parser.add_argument("--max-confidence", type=float, nargs="+", default=[defaults.max_confidence])
     parser.add_argument("--out", type=Path, help="write the numbers to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -134,9 +138,13 @@ def main() -> None:
     else:
         streams = make_streams(sample(), list(CORRUPTIONS)[::2])
     numbers: dict[str, Any] = {}
-    for tolerance in arguments.tolerance:
+    for tolerance, max_confidence in itertools.product(arguments.tolerance, arguments.max_confidence):
+        policy = ctta.policies.recall(tolerance=tolerance, max_confidence=max_confidence)
         for method in arguments.methods:
-            numbers[f"{method}, tolerance {tolerance:g}"] = measure(method, streams, tolerance)
+            print(f"{method}: {policy}", flush=True)
+            numbers[f"{method}, tolerance {tolerance:g}, max_confidence {max_confidence:g}"] = measure(
+                method, streams, policy
+            )
             if arguments.out:
                 arguments.out.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
 

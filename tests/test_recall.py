@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import ctta
 from ctta.cli.adapt import adapt
 from ctta.errors import ConfigError, DamagedCheckpointError
+from ctta.functional import confidence
 from ctta.policies.recalling import (
     NUM_FEATURES,
     DomainMemory,
@@ -95,6 +96,24 @@ def test_a_domain_keeps_what_was_learned_there(monkeypatch: pytest.MonkeyPatch) 
         assert all(map(torch.equal, learned_by(again), learned)) == (information > 1.5)
         assert int(memory_of(again).current) == 0
         assert all(map(torch.equal, [each[0] for each in memory_of(again).learned], learned_by(again)))
+
+
+@pytest.mark.parametrize("excess", [-1e-4, 1e-4])
+def test_nothing_is_returned_to_where_the_source_is_confident(excess: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it was trained, and not with the statistics of the batch that the method uses."""
+    net, x = classifier(), draw("clear", 20)
+    limit = float(confidence(net(x).detach()).mean()) + excess
+    model = ctta.adapt(net, "tent", lr=0.05, policies=[ctta.policies.recall(num=3, max_confidence=limit)])
+    run(model, "clear", "clear")
+    learned = learned_by(model)
+    run(model, "dark", "dark", first_seed=10)
+    answers = [2.0, 1.5]  # of the remembered state, after that of the present one
+    monkeypatch.setattr("ctta.policies.recalling.measure_information", lambda _logits: torch.tensor(answers.pop()))
+    model(x)
+    assert all(map(torch.equal, learned_by(model), learned)) == (excess > 0)
+    assert len(answers) == (0 if excess > 0 else 2), "a model that is not going to return compares nothing"
+    with pytest.raises(ConfigError, match="max_confidence must lie between 0 and 1"):
+        ctta.policies.recall(max_confidence=1.5)
 
 
 def test_without_a_return_the_method_is_not_changed() -> None:

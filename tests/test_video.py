@@ -261,6 +261,19 @@ def test_a_camera_must_connect_at_first_unless_it_need_not(monkeypatch: pytest.M
         assert next(feed.read()).number == 0
 
 
+def test_what_fails_in_the_thread_reaches_the_reader() -> None:
+    def film() -> Iterator[Frames]:
+        yield from draw_frames(1)
+        raise MemoryError
+
+    with FrameFeed("rtsp://door", FrameSampling(), open_frames=film) as feed:
+        frames = feed.read()
+        assert next(frames).number == 0
+        with pytest.raises(MemoryError):
+            next(frames)
+    assert feed.error == "MemoryError" and feed.has_ended
+
+
 def test_frames_of_other_sizes_are_refused(tmp_path: Path) -> None:
     for number, side in enumerate((16, 16, 24)):
         Image.fromarray(draw_frames(1, side)[0]).save(tmp_path / f"{number}.png")

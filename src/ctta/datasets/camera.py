@@ -74,7 +74,7 @@ class FrameFeed:
         self._deadline: float | None = None
         self._frames: deque[VideoFrame] = deque()
         self._changed, self._stop = threading.Condition(), threading.Event()
-        self._failure: DataError | None = None
+        self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name=f"video {self.name}", daemon=True)
 
     def __enter__(self) -> Self:
@@ -102,7 +102,8 @@ class FrameFeed:
             on_wait: Called several times a second while there is no frame; may raise.
 
         Raises:
-            DataError: A recording cannot be read, or a camera cannot be connected to at first.
+            DataError: A recording cannot be read, or a camera cannot be connected to at first. Whatever else fails in
+                the thread is raised as it is.
         """
         while True:
             with self._changed:
@@ -133,8 +134,8 @@ class FrameFeed:
                 self._follow_camera()
             else:
                 self._play_recording()
-        except DataError as error:
-            self._failure, self.error = error, str(error)
+        except Exception as error:  # for the reader, to whom the feed would seem to have ended
+            self._failure, self.error = error, str(error) or type(error).__name__
         finally:
             self.is_up, self.has_ended = False, True
             with self._changed:

@@ -10,11 +10,12 @@ from typing_extensions import override
 
 from ctta.base import AdaptiveModel
 from ctta.errors import ConfigError
-from ctta.functional import at_least_float32, entropy, mean_probabilities
-from ctta.norms import find_norm_layers
+from ctta.functional import at_least_float32, confidence, entropy, mean_probabilities
+from ctta.norms import find_norm_layers, use_running_statistics_
 from ctta.parallel import current_reducer
 from ctta.steps import Policy
-from ctta.validation import check_integer, check_non_negative
+from ctta.surgery import copy_sharing_tensors
+from ctta.validation import check_fraction, check_integer, check_non_negative
 
 NUM_OCTAVES = 4
 #: Numbers that describe an image: means and deviations of three channels, and the energy in each octave.
@@ -91,15 +92,19 @@ class Recall(Policy):
         num: How many domains to remember; of more, the one that was not seen for longest is forgotten.
         tolerance: How far the inputs may be from a domain that they belong to, in its standard deviations, besides what
             the size of the batch explains.
+        max_confidence: Mean confidence of the source, as it was trained, above which nothing is returned to: images
+            that it knows may look like those of a domain, and gain nothing. With 1 there is no such limit.
     """
 
     name = "recall"
     num: int = 16
     tolerance: float = 0.2
+    max_confidence: float = 0.9
 
     def __post_init__(self) -> None:
         check_integer("num", self.num, 1)
         check_non_negative("tolerance", self.tolerance)
+        check_fraction("max_confidence", self.max_confidence)
 
     @override
     def start(self, model: AdaptiveModel) -> nn.Module:
@@ -118,8 +123,9 @@ class Recall(Policy):
             return
         slot = self.find_slot(state, features)
         if slot != NONE and slot != int(state.current):
-            # A stream that starts has learned from this batch only, which must not count for it in a comparison.
-            recall_if_better_(model, state, slot, x, rival=model.fork() if state.current == NONE else model)
+            if self.max_confidence == 1 or measure_source_confidence(model, x) <= self.max_confidence:
+                # A stream that starts has learned from this batch only, which must not count for it in a comparison.
+                recall_if_better_(model, state, slot, x, rival=model.fork() if state.current == NONE else model)
         elif slot == NONE:
             slot = int(state.used_at.argmin())  # an empty one, or that of the longest ago
             state.counts[slot] = 0
@@ -221,6 +227,20 @@ def recall_if_better_(model: AdaptiveModel, state: DomainMemory, slot: int, x: T
     if not measure_information(model.predict_step(x)) > information + MARGIN:  # also if it is not a number
         for (module, name), tensor in zip(find_remembered(model), present, strict=True):
             getattr(module, name).copy_(tensor)
+
+
+@torch.no_grad()
+def measure_source_confidence(model: AdaptiveModel, x: Tensor) -> Tensor:
+    """Return the mean confidence of the source in a batch, with the statistics that it was trained with.
+
+    Args:
+        model: The model.
+        x: The batch.
+    """
+    source = copy_sharing_tensors(model.source)
+    use_running_statistics_(source)
+    mean: Tensor = current_reducer().mean(confidence(source(x)).mean())
+    return mean
 
 
 def measure_information(logits: Tensor) -> Tensor:
