@@ -214,7 +214,7 @@ GOOD = np.zeros((2, 32, 32, 3), np.uint8)
         ((torch.from_numpy(GOOD), "fog", 1), {}, TypeError, "torch.uint8.*255"),
         ((GOOD[0], "fog", 1), {}, InputError, r"\(32, 32, 3\)"),
         ((GOOD.transpose(0, 3, 1, 2), "fog", 1), {}, InputError, r"\(2, 3, 32, 32\)"),
-        ((GOOD / 255, "fog", 1), {}, InputError, r"float64 has shape \(2, 32, 32, 3\)"),
+        ((GOOD / 255, "fog", 1), {}, InputError, r"float64 and shape \(2, 32, 32, 3\)"),
         ((torch.full((1, 3, 32, 32), 1.01), "fog", 1), {}, InputError, r"1\.01 to 1\.01;.*normalizing"),
         ((torch.full((1, 3, 32, 32), -0.1), "fog", 1), {}, InputError, "-0.1"),
         ((torch.full((1, 3, 32, 32), torch.nan), "fog", 1), {}, InputError, "nan"),
