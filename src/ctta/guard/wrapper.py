@@ -186,9 +186,17 @@ class Guarded(GuardFeedback):
                 return self._adapt_and_remember(x, inspect=True)
 
     def _record_bad_rows(self, x: Tensor) -> None:
-        if num_bad := int((~self.validator.valid_rows(x)).sum()):
+        if (valid := self._find_valid_rows(x)) is not None:
+            num_bad = int((~valid).sum())
             cause = f"{num_bad} of {len(x)} inputs, not finite or out of range, are predicted by the source"
             self.record(EventKind.BAD_ROWS, cause)
+
+    def _find_valid_rows(self, x: Tensor) -> Tensor | None:
+        """Return a mask of the valid inputs; None if all of them are."""
+        if self.bad_rows == "refuse":  # by check_input, so that none gets here
+            return None
+        valid = self.validator.valid_rows(x)
+        return None if valid.all() else valid
 
     def _adapt_and_remember(self, x: Tensor, *, inspect: bool = False) -> Tensor:
         self.last_step = None
@@ -208,8 +216,7 @@ class Guarded(GuardFeedback):
 
     def _replace_bad_rows(self, x: Tensor, predict: Callable[[Tensor], Tensor]) -> Tensor:
         """Predict the valid inputs as if they had come alone, and the others by the source as it was trained."""
-        valid = self.validator.valid_rows(x)
-        if valid.all():
+        if (valid := self._find_valid_rows(x)) is None:
             return predict(x)
         logits: Tensor = source_as_trained(self.source)(x)
         if valid.any():
