@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from clusters import History, make_batch
@@ -27,6 +27,7 @@ from ctta.serve.persistence import Snapshots
 ray = import_ray()
 
 STREAMS = [f"camera{number}" for number in range(4)]
+PATIENCE = 600.0  # seconds; each replica that is started imports torch in a process of its own
 OPTIONS = ("--method", "tent", "--set", "lr=0.01", "--no-guard", "--window", "0", "--snapshot-every", "0.3")
 
 
@@ -77,14 +78,17 @@ class Load:
         before = {stream: self.count(stream) for stream in STREAMS}
         until(lambda: all(self.count(stream) >= before[stream] + number for stream in STREAMS))
 
-    def stop(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
         self._stopped.set()
         for thread in self._threads:
             thread.join(TIMEOUT)
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -115,22 +119,21 @@ def test_replicas_die_and_come_under_load(address: str, tmp_path: Path) -> None:
 
 
 def kill_one(service: RayService, client: Client, histories: dict[str, History], folder: Path) -> int:
-    load = Load(client.address, 0)
-    load.wait_for_more(5)
-    until(lambda: all(count_saved(folder, stream) >= 5 for stream in STREAMS))
-    before = service.view
-    victim = before.owner(STREAMS[0])
-    orphans = [stream for stream in STREAMS if before.owner(stream) == victim]
-    owners = [before.owner(stream) for stream in STREAMS]
-    assert victim and len(set(owners)) > 1
-    actor = ray.get_actor(victim, namespace=NAMESPACE)
-    os.kill(ray.get(actor.get_pid.remote()), signal.SIGKILL)
-    # Its streams are elsewhere, unless Ray has restarted it already.
-    until(lambda: service.view.members.get(victim) != before.members[victim])
-    load.wait_for_more(3)
-    until(lambda: victim in service.view.members)  # and its streams come back
-    load.wait_for_more(3)
-    load.stop()
+    with Load(client.address, 0) as load:
+        load.wait_for_more(5)
+        until(lambda: all(count_saved(folder, stream) >= 5 for stream in STREAMS))
+        before = service.view
+        victim = before.owner(STREAMS[0])
+        orphans = [stream for stream in STREAMS if before.owner(stream) == victim]
+        owners = [before.owner(stream) for stream in STREAMS]
+        assert victim and len(set(owners)) > 1
+        actor = ray.get_actor(victim, namespace=NAMESPACE)
+        os.kill(ray.get(actor.get_pid.remote()), signal.SIGKILL)
+        # Its streams are elsewhere, unless Ray has restarted it already.
+        until(lambda: service.view.members.get(victim) != before.members[victim])
+        load.wait_for_more(3)
+        until(lambda: victim in service.view.members)  # and its streams come back
+        load.wait_for_more(3)
     for stream, records in load.records.items():
         for number, status, answer in records:
             assert status == 200 or (stream in orphans and status == 503), answer
@@ -155,17 +158,16 @@ def count_saved(folder: Path, stream: str) -> int:
 def add_one(
     service: RayService, client: Client, histories: dict[str, History], first: int, server: ServerProcess
 ) -> None:
-    load = Load(client.address, first)
-    load.wait_for_more(2)
-    before = service.view
-    arguments = ["serve", *map(str, server.options), "--replicas", "4"]  # the last one counts
-    command = [sys.executable, "-c", "from ctta.cli import main; main()", *arguments]
-    output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT).stdout
-    assert "3 replicas before, 4 now" in output
-    after = service.view
-    assert len(after.members) == 4 and dict(before.members).items() <= dict(after.members).items()
-    load.wait_for_more(3)
-    load.stop()
+    with Load(client.address, first) as load:
+        load.wait_for_more(2)
+        before = service.view
+        arguments = ["serve", *map(str, server.options), "--replicas", "4"]  # the last one counts
+        command = [sys.executable, "-c", "from ctta.cli import main; main()", *arguments]
+        output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE).stdout
+        assert "3 replicas before, 4 now" in output
+        after = service.view
+        assert len(after.members) == 4 and dict(before.members).items() <= dict(after.members).items()
+        load.wait_for_more(3)
     assert any(before.owner(stream) != after.owner(stream) for stream in STREAMS)
     for stream, records in load.records.items():
         num_lost = histories[stream].num_lost
