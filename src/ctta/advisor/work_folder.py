@@ -125,6 +125,6 @@ def shorten(identity: Any) -> str:
     """Return a short hash of plain JSON.
 
     >>> shorten(["tent", 32])
-    '0d4cf0a87b32'
+    'b42a30de569c'
     """
     return sha256(json.dumps(identity).encode()).hexdigest()[:12]
