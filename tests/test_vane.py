@@ -171,6 +171,19 @@ def test_labels_that_the_statistics_hide() -> None:
     assert wrong[hidden].mean() < 0.1 < wrong[~hidden].mean()
 
 
+def test_one_pass_has_the_statistics_of_its_own_batch() -> None:
+    """A stream that does not wait is answered in a new domain, too, and not by the statistics of the one before."""
+    model, labels = ctta.VANE(batch_norm_classifier(), views=(), learn=False), draw_labels(200, run_length=1)
+    x = images(labels, noise=0.2)
+    for batch in x.split(40):
+        model(batch)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    shifted = 0.5 * x
+    assert (model.predict_once(shifted).argmax(1) != labels).double().mean() < 0.1
+    assert (model.student(shifted).argmax(1) != labels).double().mean() > 0.4  # by those of the one before
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 def test_a_source_that_prefers_a_class_in_every_domain_does_not_hide_labels() -> None:
     """Labels come in pairs, as the student sees; the source, by its preferences, sees runs as long as domains."""
     net, labels, domains = batch_norm_classifier(), draw_labels(640, run_length=2), torch.arange(16) % 3

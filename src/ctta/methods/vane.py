@@ -150,6 +150,17 @@ class VANE(AdaptiveModel):
             forget()
 
     @override
+    def _forward_once(self, x: Tensor) -> Tensor:
+        # With its own statistics: those that the last batch left may be of another domain.
+        forget = self._remember()
+        try:
+            with follow_shift(self._weigh(x)):
+                logits: Tensor = self.student(x)
+            return logits
+        finally:
+            forget()
+
+    @override
     @torch.no_grad()
     def anchor_logits(self, x: Tensor) -> Tensor:
         """Return the answer of a model that has followed the stream and learned nothing."""
@@ -173,8 +184,7 @@ class VANE(AdaptiveModel):
 
     def _predict(self, x: Tensor, student: Model) -> tuple[Tensor, Tensor]:
         """Return the student's logits and the answer, and follow the stream."""
-        reducer, batch = current_reducer(), FollowedBatch(images_in_batch() or len(x), images_in_batch() or len(x))
-        of_source = None
+        reducer, of_source = current_reducer(), None
         if self.statistics:
             with torch.no_grad():
                 source = self.source(x)
@@ -183,8 +193,7 @@ class VANE(AdaptiveModel):
                 whole = reducer.gather(source)
                 self.source_chain.follow_(whole)
                 of_source = reducer.local(self.doubting_chain.follow_(whole))
-                stickiness = self.source_chain.stickiness
-                batch = batch._replace(worth=batch.worth * (1 - stickiness) / (1 + stickiness))
+            batch = self._weigh(x)
             # First, as they do not count, and each has its own statistics.
             with follow_shift(batch._replace(is_view=True)):
                 refined = self._average_views(x, student, source)
@@ -204,6 +213,13 @@ class VANE(AdaptiveModel):
             elif not self._labels_change():
                 answer = corrected
         return logits, answer
+
+    def _weigh(self, x: Tensor) -> FollowedBatch:
+        """Return how much the statistics of a batch count: the less, the more its labels repeat."""
+        num_images, stickiness = images_in_batch() or len(x), self.source_chain.stickiness
+        is_followed = self.source_chain.is_allocated  # not by networks that segment
+        worth = num_images * (1 - stickiness) / (1 + stickiness) if is_followed else num_images
+        return FollowedBatch(num_images, worth)
 
     @torch.no_grad()
     def _average_views(self, x: Tensor, student: Model, like: Tensor) -> tuple[Tensor, int] | None:
