@@ -167,7 +167,7 @@ def test_run_stopped_by_ctrl_c_can_be_resumed(tmp_path: Path, network: Path, exp
     os.killpg(process.pid, signal.SIGINT)
     message = process.communicate()[1]
     assert process.returncode == 130
-    assert message == "Stopped. Run the same command again to resume.\n"
+    assert message.splitlines()[-1] == "Stopped. Run the same command again to resume."  # after progress, if slow
     if workers == "0":
         begun = [Path(cell.folder) for cell in run.cells if Path(cell.folder).exists() and not cell.is_complete]
         (state,) = begun[0].glob("state-*.safetensors")
