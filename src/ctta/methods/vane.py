@@ -154,7 +154,7 @@ class VANE(AdaptiveModel):
         # With its own statistics: those that the last batch left may be of another domain.
         forget = self._remember()
         try:
-            with follow_shift(self._weigh(x)):
+            with follow_shift(self._weigh_batch(x)):
                 logits: Tensor = self.student(x)
             return logits
         finally:
@@ -193,7 +193,7 @@ class VANE(AdaptiveModel):
                 whole = reducer.gather(source)
                 self.source_chain.follow_(whole)
                 of_source = reducer.local(self.doubting_chain.follow_(whole))
-            batch = self._weigh(x)
+            batch = self._weigh_batch(x)
             # First, as they do not count, and each has its own statistics.
             with follow_shift(batch._replace(is_view=True)):
                 refined = self._average_views(x, student, source)
@@ -214,7 +214,7 @@ class VANE(AdaptiveModel):
                 answer = corrected
         return logits, answer
 
-    def _weigh(self, x: Tensor) -> FollowedBatch:
+    def _weigh_batch(self, x: Tensor) -> FollowedBatch:
         """Return how much the statistics of a batch count: the less, the more its labels repeat."""
         num_images, stickiness = images_in_batch() or len(x), self.source_chain.stickiness
         is_followed = self.source_chain.is_allocated  # not by networks that segment
