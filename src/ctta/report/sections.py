@@ -127,7 +127,7 @@ def saw_same_batches(results: Sequence[Result]) -> bool:
 
 
 def group_by_method(results: Sequence[Result], run: str = "") -> list[MethodEntry]:
-    """Group the results of one run into entries, in the order of the paper.
+    """Group the results of one run into entries, in the order of the paper; methods that it does not have come last.
 
     A method that ran with two settings or on two networks gets two entries, labeled by what differs.
     """
@@ -137,7 +137,8 @@ def group_by_method(results: Sequence[Result], run: str = "") -> list[MethodEntr
         grouped.setdefault(key, []).append(result)
     entries = [MethodEntry(group[0].method, run, tuple(group)) for group in grouped.values()]
     ranks = {method: rank for rank, method in enumerate(METHOD_ORDER)}
-    entries.sort(key=lambda entry: 0 if entry.is_source else ranks.get(entry.method, len(METHOD_ORDER)))
+    # Others by name, whichever was complete first.
+    entries.sort(key=lambda entry: (0 if entry.is_source else ranks.get(entry.method, len(ranks)), entry.method))
     return [replace(entry, label=_make_label(entry, entries)) for entry in entries]
 
 
