@@ -96,18 +96,9 @@ def embedded_wide() -> WideResNet:
 
     Returns:
         The network, in channels-last memory format.
-
-    Raises:
-        ConfigError: If its weights are not part of this copy of the library.
     """
     net = WideResNet(depth=28, width=2)
-    weights = files("ctta.models") / "wide.safetensors"
-    if not weights.is_file():
-        raise ConfigError(
-            "the weights of 'embedded-wide' are not part of this copy: train them with "
-            "python benchmarks/train_embedded.py --cifar FOLDER --network wide"
-        )
-    with as_file(weights) as path:
+    with as_file(files("ctta.models") / "wide.safetensors") as path:
         load_weights_(net, path)
     net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # faster on a CPU
     return net.eval()
