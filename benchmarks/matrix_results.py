@@ -4,10 +4,11 @@
     python benchmarks/matrix_results.py runs/matrix
 
 Protocols that are not complete are listed at the end of the page; run both commands again to add them. A run of some
-protocols replaces these, and leaves the others as they were measured before.
+protocols, or of some methods, replaces these, and leaves the others as they were measured before.
 """
 
 import argparse
+import math
 import shutil
 import tempfile
 from dataclasses import replace
@@ -16,7 +17,7 @@ from pathlib import Path
 from result_list import PLANNED
 
 from ctta.report import read_matrix, write_matrix
-from ctta.report.matrix import Matrix
+from ctta.report.matrix import Matrix, MatrixProtocol
 from ctta.streams import PROTOCOLS
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results" / "matrix"
@@ -26,7 +27,7 @@ FILES = {"numbers.json": "numbers.json", "heat-map.png": "heat-map.png", "matrix
 
 
 def merge(earlier: Matrix, later: Matrix) -> Matrix:
-    """Return the protocols of two matrices; one that both have is the later one, with every cell.
+    """Return the protocols of two matrices; a cell that both have is the later one.
 
     Args:
         earlier: What was measured before.
@@ -36,11 +37,40 @@ def merge(earlier: Matrix, later: Matrix) -> Matrix:
         The protocols in the order of :data:`ctta.streams.PROTOCOLS`.
     """
     replaced = {each.name for each in later.protocols}
-    protocols = [each for each in earlier.protocols if each.name not in replaced] + list(later.protocols)
+    before = {each.name: each for each in earlier.protocols}
+    protocols = [each for each in earlier.protocols if each.name not in replaced]
+    protocols += [merge_cells(before[each.name], each) if each.name in before else each for each in later.protocols]
     places = {name: place for place, name in enumerate(PROTOCOLS)}
     protocols.sort(key=lambda each: (places.get(each.name.partition(",")[0], len(places)), each.name))
     missing = [each for each in earlier.missing if each.run not in replaced] + list(later.missing)
     return replace(later, protocols=tuple(protocols), missing=tuple(missing))
+
+
+def merge_cells(earlier: MatrixProtocol, later: MatrixProtocol) -> MatrixProtocol:
+    """Return the methods of both measurements of a protocol.
+
+    Which methods are within noise of the best one is known for those of one run. Those that were remain, with all whose
+    error is not above theirs now.
+
+    Args:
+        earlier: What was measured before.
+        later: What replaces it.
+
+    Returns:
+        The protocol with every method.
+
+    Raises:
+        ValueError: The streams are not the same.
+    """
+    if earlier.cells.keys() <= later.cells.keys():
+        return later
+    is_same = math.isclose(earlier.source.error, later.source.error, abs_tol=1e-5)  # numbers.json rounds
+    if not is_same or earlier.composition != later.composition:
+        raise ValueError(f"the streams of {later.name} differ: Source has {earlier.source.error}, {later.source.error}")
+    cells = earlier.cells | later.cells
+    limit = max(cells[label].error for label in earlier.best)
+    found = [label for label in cells if cells[label].error <= limit]
+    return replace(later, cells=cells, best=tuple(sorted(found, key=lambda label: cells[label].error)))
 
 
 def write_results(run: Path, out: Path) -> None:

@@ -173,12 +173,25 @@ def test_runs_are_measured_against_source(tmp_path: Path) -> None:
 
 
 def test_a_run_of_some_protocols_replaces_only_these(matrix: Matrix) -> None:
-    again = make_protocol("continual", 0.5, ("VANE",), VANE=0.25)
+    again = make_protocol("continual", 0.5, ("TENT",), LAME=0.4, TENT=0.25)
     single = make_protocol("single", 0.5, ("Source",), TENT=0.9)
     merged = matrix_results.merge(matrix, Matrix((single, again), ("later",)))
     assert merged.protocols == (again, *matrix.protocols[1:2], single, *matrix.protocols[2:])
     assert merged.missing == ()  # what was missing of "single" has been measured
     assert matrix_results.merge(merged, matrix).protocols[0] == matrix.protocols[0]
+
+
+@pytest.mark.parametrize(("error", "best"), [(0.25, ("VANE", "TENT")), (0.3, ("TENT",))])
+def test_a_run_of_some_methods_replaces_only_these(matrix: Matrix, error: float, best: tuple[str, ...]) -> None:
+    again = make_protocol("continual", 0.5, ("VANE",), VANE=error)
+    merged = matrix_results.merge(matrix, Matrix((again,)))
+    assert merged.protocols == (
+        make_protocol("continual", 0.5, best, LAME=0.51, TENT=0.29, VANE=error),
+        *matrix.protocols[1:],
+    )
+    other = make_protocol("continual", 0.51, ("VANE",), VANE=error)
+    with pytest.raises(ValueError, match="the streams of continual differ"):
+        matrix_results.merge(matrix, Matrix((other,)))
 
 
 def test_a_folder_without_a_matrix_is_named(tmp_path: Path) -> None:
