@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,8 +16,7 @@ from ctta.views import View
 from ctta.views.geometric import MovedView
 
 Matrix = list[list[float]]
-#: How many predictions the class frequencies remember, and how many uniform ones they start from.
-CLASS_MEMORY, FIRST_COUNT = 200, 200
+FIRST_COUNT = 100  # how many uniform predictions the class frequencies of a domain start from
 
 
 def normalized(values: Sequence[float]) -> list[float]:
@@ -26,8 +26,8 @@ def normalized(values: Sequence[float]) -> list[float]:
 class NaiveChain:
     """Labels that stay with probability s and are drawn from pi otherwise, by the whole transition matrix."""
 
-    def __init__(self, doubt: float = 0.0) -> None:
-        self.doubt = doubt
+    def __init__(self, doubt: float = 0.0, class_memory: float = 1000) -> None:
+        self.doubt, self.class_memory = doubt, class_memory
         self.counts: list[float] = []
         self.message: list[float] | None = None
         self.stays, self.transitions = 0.0, 0.0
@@ -40,12 +40,13 @@ class NaiveChain:
     def frequencies(self) -> list[float]:
         return [0.9 * count / sum(self.counts) + 0.1 / len(self.counts) for count in self.counts]
 
-    def follow(self, logits: Tensor) -> Matrix:
+    def follow(self, logits: Tensor, is_new_domain: bool = False) -> Matrix:
         """Return the posteriors of the batch."""
         p = [[float(q) for q in probabilities(vector / 2)] for vector in logits.detach()]
         classes = range(logits.shape[1])
-        self.counts = self.counts or [FIRST_COUNT / len(classes) for _ in classes]
-        self.counts = [math.exp(-len(p) / CLASS_MEMORY) * self.counts[j] + sum(q[j] for q in p) for j in classes]
+        if is_new_domain or not self.counts:
+            self.counts = [FIRST_COUNT / len(classes) for _ in classes]
+        self.counts = [math.exp(-len(p) / self.class_memory) * self.counts[j] + sum(q[j] for q in p) for j in classes]
         old_stays, old_transitions, s = self.stays, self.transitions, self.stickiness
         forward, posteriors = list[list[float]](), list[list[float]]()
         for _ in range(2):
@@ -81,6 +82,55 @@ class NaiveChain:
         return forward, posteriors, stays
 
 
+def naive_look(image: Tensor) -> list[float]:
+    """Return the brightness, contrast and sharpness of the channels of an image, pixel by pixel."""
+    channels = image if image.ndim == 3 else image.reshape(1, 1, -1)
+    means, contrasts, steps = list[float](), list[float](), list[float]()
+    for channel in channels:
+        rows = [[float(value) for value in row] for row in channel]
+        values = [value for row in rows for value in row]
+        means.append(sum(values) / len(values))
+        contrasts.append(math.log(sum((value - means[-1]) ** 2 for value in values) / len(values) + 1e-4))
+        sideways = [(right - left) ** 2 for row in rows for left, right in pairwise(row)]
+        down = [(low - high) ** 2 for upper, lower in pairwise(rows) for high, low in zip(upper, lower, strict=True)]
+        steps.append(math.log(sum(sum(found) / len(found) for found in (sideways, down) if found) + 1e-4))
+    return means + contrasts + steps
+
+
+class NaiveDomain:
+    """What the images of a domain look like, by decaying weights of all of them."""
+
+    def __init__(self, max_distance: float | None) -> None:
+        self.max_distance = max_distance
+        self.looks, self.weights, self.recent_weights = list[list[float]](), list[float](), list[float]()
+
+    def begins_with(self, x: Tensor) -> bool:
+        """Return whether a batch begins another domain."""
+        looks = [naive_look(image) for image in x]
+        num, features = len(looks), range(len(looks[0]))
+        recent_weights = [math.exp(-num / 16) * weight for weight in self.recent_weights] + [1.0] * num
+        if sum(self.weights) >= 16 and self.max_distance is not None:
+            distance = 0.0
+            for j in features:
+                mean = sum(w * look[j] for w, look in zip(self.weights, self.looks, strict=True)) / sum(self.weights)
+                terms = [w * (look[j] - mean) ** 2 for w, look in zip(self.weights, self.looks, strict=True)]
+                pairs = zip(recent_weights, self.looks + looks, strict=True)
+                recent = sum(w * look[j] for w, look in pairs) / sum(recent_weights)
+                least = 0.1
+                if j < len(features) // 3:
+                    column = len(features) // 3 + j  # the logarithm of the variance of its pixels
+                    pairs = zip(self.weights, self.looks, strict=True)
+                    least *= math.exp(sum(w * look[column] for w, look in pairs) / sum(self.weights))
+                distance += (recent - mean) ** 2 / max(sum(terms) / sum(self.weights), least) / len(features)
+            if distance > self.max_distance:
+                self.looks, self.weights, self.recent_weights = looks, [1.0] * num, [1.0] * num
+                return True
+        self.looks = self.looks + looks
+        self.weights = [math.exp(-num / 1000) * weight for weight in self.weights] + [1.0] * num
+        self.recent_weights = recent_weights
+        return False
+
+
 class NaiveShiftNorm(nn.Module):
     """A BatchNorm whose statistics move from the source's to those of the stream as these move away."""
 
@@ -91,11 +141,11 @@ class NaiveShiftNorm(nn.Module):
         self.tolerance, self.prior, self.horizon = tolerance, prior, horizon
         self.source_mean, self.source_variance = layer.running_mean.tolist(), layer.running_var.tolist()
         self.mean, self.variance, self.count = list(self.source_mean), list(self.source_variance), 0.0
-        self.worth, self.remembers = 0.0, False
+        self.worth, self.remembers, self.is_new_domain = 0.0, False, False
 
     def forward(self, x: Tensor) -> Tensor:
         channels, w = range(x.shape[1]), self.worth
-        k = math.exp(-math.sqrt(len(x) * w) / self.horizon) * self.count
+        k = math.exp(-math.sqrt(len(x) * w) / self.horizon) * self.count * (0.25 if self.is_new_domain else 1)
         a = w / (k + w)
         means, variances, of_means, of_variances = [], [], 0.0, 0.0
         for c in channels:
@@ -147,6 +197,7 @@ class NaiveRun:
     source_stickiness: list[float] = field(default_factory=list)
     learned: list[bool] = field(default_factory=list)
     hidden: list[bool] = field(default_factory=list)
+    new_domain: list[bool] = field(default_factory=list)
 
 
 def shifted_copy(net: nn.Sequential, tolerance: float | None, prior: float, horizon: float) -> nn.Sequential:
@@ -165,6 +216,7 @@ def naive_vane(
     tolerance: float | None = 0.2,
     prior: float = 8.0,
     horizon: float = 64.0,
+    max_distance: float | None = 0.5,
     min_stickiness: float = 0.45,
     learn: bool = True,
     lr: float = 1e-3,
@@ -179,17 +231,17 @@ def naive_vane(
     trained = [p for layer in student if isinstance(layer, kinds) for p in (layer.weight, layer.bias)]
     original = [p.detach().clone() for p in trained]
     descent, run = NaiveAdam(trained, eps=eps), NaiveRun(student)
-    source_chain, doubting_chain, chain = NaiveChain(), NaiveChain(doubt=0.3), NaiveChain()
+    domain, memory = NaiveDomain(max_distance), 200 if max_distance is None else 1000
+    source_chain, chain = NaiveChain(0.3, memory), NaiveChain(0.0, memory)
     for step, x in enumerate(batches):
-        worth, of_source = float(len(x)), None
+        worth, of_source, is_new_domain = float(len(x)), None, domain.begins_with(x)
         if shifting:
             logits = source(x)
             if logits.ndim == 2:
-                source_chain.follow(logits)
-                of_source = doubting_chain.follow(logits)
+                of_source = source_chain.follow(logits, is_new_domain)
                 worth *= (1 - source_chain.stickiness) / (1 + source_chain.stickiness)
         for layer in shifting:
-            layer.worth, layer.remembers = worth, False
+            layer.worth, layer.remembers, layer.is_new_domain = worth, False, is_new_domain
         with torch.no_grad():
             terms = [view(student, x) for view in draw(step)]
         for layer in shifting:
@@ -198,9 +250,9 @@ def naive_vane(
         answer = add_up([direct.detach(), *terms]) / (1 + len(terms))
         learns = False
         if direct.ndim == 2:
-            posteriors = chain.follow(answer)
-            hidden = doubting_chain.stickiness - chain.stickiness > 0.35 and doubting_chain.stickiness > 0.7
-            hidden = hidden and min_stickiness < doubting_chain.stickiness
+            posteriors = chain.follow(answer, is_new_domain)
+            hidden = source_chain.stickiness - chain.stickiness > 0.2 and min_stickiness < source_chain.stickiness
+            hidden = hidden and sum(domain.weights) >= 200
             repeat = chain.stickiness > min_stickiness or hidden
             if repeat:
                 rows = of_source if hidden and of_source is not None else posteriors
@@ -223,4 +275,5 @@ def naive_vane(
         run.stickiness.append(chain.stickiness)
         run.source_stickiness.append(source_chain.stickiness)
         run.learned.append(learns)
+        run.new_domain.append(is_new_domain)
     return run

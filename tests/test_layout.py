@@ -15,7 +15,7 @@ PACKAGE = Path(ctta.__file__).parent
 
 #: A package imports only from rows above its own, and from packages to its left in the same row.
 ROWS = [
-    ["errors", "io", "parallel", "state", "functional", "label_chain", "norms", "optim"],
+    ["errors", "io", "parallel", "state", "functional", "label_chain", "domain_change", "norms", "optim"],
     ["heads", "vit", "surgery", "activations", "compilation", "fingerprints"],
     ["views", "validation", "evolution", "source_stats", "prompts"],
     ["posterior", "hyperparameters", "method_info", "steps"],

@@ -22,6 +22,7 @@ from test_mathematics import (
 from torch import Tensor, nn
 
 import ctta
+from ctta.domain_change import DomainChange, describe_images
 from ctta.errors import ConfigError, InputError
 from ctta.label_chain import LabelChain
 from ctta.norms.shift import FollowedBatch, ShiftStatistics, follow_shift, use_shift_statistics_
@@ -153,18 +154,31 @@ def assert_unchanged(model: ctta.AdaptiveModel, before: dict[str, Tensor]) -> No
 
 @pytest.mark.parametrize("build", [batch_norm_classifier, group_norm_classifier])
 def test_runs_of_labels(build: Callable[[], nn.Sequential]) -> None:
-    run = assert_equals_twin(net := build(), color_stream(run_length=8))
+    # The look of these images is their class, which would end a domain with every run.
+    run = assert_equals_twin(net := build(), color_stream(run_length=8), max_distance=None)
     assert run.stickiness[2] < 0.45 < run.stickiness[-1], "the chain opens on the way"
     assert run.learned[0] and not run.learned[-1] and distance(net, run.student) > 1e-3
-    assert build is group_norm_classifier or run.source_stickiness[-1] > 0.45
+    assert build is group_norm_classifier or run.source_stickiness[-1] > run.source_stickiness[0] + 0.1
+    assert not any(run.new_domain)
+
+
+def test_domains() -> None:
+    """Statistics and class frequencies begin anew with a domain, which images of every class have in common."""
+    x = images(draw_labels(sum(SIZES), run_length=1))
+    x[sum(SIZES[:8]) :] = 0.4 * x[sum(SIZES[:8]) :] + 0.5
+    run = assert_equals_twin(batch_norm_classifier(), list(x.split(SIZES)))
+    assert [step for step, is_new in enumerate(run.new_domain) if is_new] == [8]
+    run = assert_equals_twin(batch_norm_classifier(), list(x.split(SIZES)), max_distance=100.0)
+    assert not any(run.new_domain)
 
 
 def test_labels_that_the_statistics_hide() -> None:
     """Statistics of the batch alone, of one class, take away what tells the class: the source's predictions count."""
     labels = draw_labels(400, run_length=60)
     batches = list((0.9 * images(labels, noise=0.3)).split(20))
-    run = assert_equals_twin(batch_norm_classifier(), batches, draw_none, views=(), tolerance=0.0, prior=0.0, horizon=1)
-    assert not run.hidden[0] and run.hidden[-1] and not run.learned[-1]
+    settings: dict[str, Any] = {"views": (), "tolerance": 0.0, "prior": 0.0, "horizon": 1, "max_distance": None}
+    run = assert_equals_twin(batch_norm_classifier(), batches, draw_none, **settings)
+    assert not any(run.hidden[:9]) and run.hidden[-1] and not run.learned[-1]
     assert not any(learned and hidden for learned, hidden in zip(run.learned, run.hidden, strict=True))
     wrong = (torch.cat(run.predictions).argmax(1) != labels).double()
     hidden = torch.tensor(run.hidden).repeat_interleave(20)
@@ -222,7 +236,9 @@ def test_source_statistics_alone() -> None:
 
 
 def test_without_views() -> None:
-    run = assert_equals_twin(batch_norm_classifier(), color_stream(run_length=8), draw_none, views=())
+    batches = color_stream(run_length=8)
+    settings: dict[str, Any] = {"views": (), "max_distance": None, "min_stickiness": 0.3}
+    run = assert_equals_twin(batch_norm_classifier(), batches, draw_none, **settings)
     assert 0 < sum(run.learned) < STEPS
 
 
@@ -357,7 +373,79 @@ def test_posteriors_of_labels_that_never_stay_follow_the_predictions() -> None:
     assert not torch.allclose(chain.follow_(logits).exp(), doubted(logits), atol=0.1)
 
 
+def test_class_frequencies_begin_anew_with_a_domain() -> None:
+    """A network that prefers another class from now on looks like labels that repeat, unless the domain is new."""
+    logits = noisy_logits(draw_labels(240, 1), 2.0)
+    logits[:200, 0] += 4.0
+    logits[200:, 1] += 4.0
+    found = []
+    for is_new in (False, True):
+        chain = LabelChain()
+        chain.follow_(logits[:200])
+        chain.follow_(logits[200:], is_new_domain=is_new)
+        found.append((chain.stickiness, float(chain.frequencies[1])))
+    assert found[1][0] < found[0][0] and found[1][1] > found[0][1] + 0.1
+
+
+# ---- domains ----
+
+
+def look(num_images: int, *, gain: float = 1.0, noise: float = 0.0, seed: int = 0) -> Tensor:
+    """Return the features of images that differ in color and contrast, under a shift."""
+    generator = torch.Generator().manual_seed(seed)
+    colors, contrast = (torch.rand(num_images, 3, 1, 1, generator=generator) for _ in range(2))
+    x = colors + (0.1 + 0.3 * contrast) * torch.randn(num_images, 3, 8, 8, generator=generator)
+    return describe_images(gain * x + noise * torch.randn(num_images, 3, 8, 8, generator=generator))
+
+
+@pytest.mark.parametrize("batch_size", [1, 10, 50])
+def test_a_domain_ends_where_images_look_different(batch_size: int) -> None:
+    change = DomainChange(0.5)
+    before = [change.follow_(batch) for batch in look(200).split(batch_size)]
+    assert not any(before) and change.num_images == pytest.approx(182, abs=10)
+    after = [change.follow_(batch) for batch in look(50, noise=1.0, seed=1).split(batch_size)]
+    assert sum(after) == 1 and any(after[: math.ceil(20 / batch_size)]) and change.num_images <= 50
+
+
+def test_mixed_domains_are_one() -> None:
+    change = DomainChange(0.5)
+    mixed = torch.stack([look(200), look(200, noise=1.0), look(200, gain=0.3)], 1).flatten(0, 1)
+    assert not any(change.follow_(batch) for batch in mixed.split(20))
+
+
+def test_frames_that_hardly_differ_are_one_domain() -> None:
+    """A camera that does not move: brightness and contrast change by little, but by more than they vary."""
+    change, frame = DomainChange(0.5), torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert not any(change.follow_(describe_images(gain * frame.repeat(8, 1, 1, 1))) for gain in (1.0, 1.0, 1.0, 1.1))
+    assert change.follow_(describe_images(0.3 * frame.repeat(8, 1, 1, 1)))
+
+
+def test_images_without_a_look_say_nothing() -> None:
+    change = DomainChange(0.5)
+    change.follow_(look(20))
+    before = {name: value.clone() for name, value in change.state_dict().items()}
+    assert not change.follow_(torch.full((20, 9), math.nan))
+    assert all(torch.equal(value, before[name]) for name, value in change.state_dict().items())
+
+
 # ---- statistics ----
+
+
+def test_statistics_of_a_new_domain_are_mostly_those_of_its_batch() -> None:
+    generator = torch.Generator().manual_seed(0)
+    first, second = (torch.randn(40, 2, generator=generator, dtype=torch.float64) + shift for shift in (3.0, -1.0))
+    found = []
+    for is_new in (False, True):
+        layer = nn.BatchNorm1d(2).double().eval()
+        (statistics,) = use_shift_statistics_(layer, 0.2, 8.0, 64.0)
+        for x, begins in ((first, False), (second, is_new)):
+            with follow_shift(FollowedBatch(40, 40.0, begins)):
+                layer(x)
+        assert isinstance(statistics, ShiftStatistics)
+        found.append(statistics)
+    old, new = found
+    CLOSE(float(new.worth), 40 + (float(old.worth) - 40) / 4)
+    assert (new.mean - second.mean(0)).abs().max() < 0.4 * (old.mean - second.mean(0)).abs().max()
 
 
 def follow(norm: nn.BatchNorm2d, *batches: Tensor, tolerance: float = 0.2) -> tuple[ShiftStatistics, Tensor]:

@@ -9,8 +9,9 @@ from ctta.state import LazyModule
 
 Array = NDArray[np.float64]
 
-#: How many transitions the estimate of the stickiness, and how many predictions the class frequencies remember.
-TRANSITION_MEMORY, CLASS_MEMORY = 100, 200
+TRANSITION_MEMORY = 100  # how many transitions the estimate of the stickiness remembers
+#: How many predictions, evenly over the classes, the class frequencies of a domain start from.
+FIRST_COUNT = 100
 #: Transitions that the estimate starts from: one that stays, and five that do not.
 PRIOR_STAYS, PRIOR_MOVES = 1.0, 5.0
 #: The fraction of the uniform distribution in the class frequencies, so that none is zero.
@@ -31,15 +32,17 @@ class LabelChain(LazyModule):
     Args:
         doubt: The probability that a prediction has nothing to do with its image. It limits what one confident error
             can outweigh, so that a network that is often wrong still shows labels that repeat.
+        class_memory: How many predictions the class frequencies remember within a domain. Runs of a class that are
+            longer look like a class that the network prefers.
     """
 
     message: Tensor
     class_counts: Tensor
     transitions: Tensor
 
-    def __init__(self, doubt: float = 0.0) -> None:
+    def __init__(self, doubt: float = 0.0, class_memory: float = 1000) -> None:
         super().__init__()
-        self.doubt = doubt
+        self.doubt, self.class_memory = doubt, class_memory
         self.register_lazy_buffer("message", None, dtype=torch.float64)  # zeros before the first image
         self.register_lazy_buffer("class_counts", None, dtype=torch.float64)
         self.register_buffer("transitions", torch.zeros(2, dtype=torch.float64))  # how many stayed, of how many
@@ -56,11 +59,12 @@ class LabelChain(LazyModule):
         return (1 - SMOOTHING) * counts / counts.sum() + SMOOTHING / len(counts)
 
     @torch.no_grad()
-    def follow_(self, logits: Tensor) -> Tensor:
+    def follow_(self, logits: Tensor, *, is_new_domain: bool = False) -> Tensor:
         """Learn from the predictions of a batch, in the order of the stream, and correct them.
 
         Args:
             logits: The predictions (N, C).
+            is_new_domain: Whether the batch begins a domain, in which the network may prefer other classes.
 
         Returns:
             The logarithms of the posteriors (N, C).
@@ -68,9 +72,12 @@ class LabelChain(LazyModule):
         tempered = (logits.double() / TEMPERATURE).softmax(1).nan_to_num(1 / logits.shape[1])  # which says nothing
         if not self.is_allocated:
             self.allocate_("message", torch.zeros_like(tempered[0]))
-            self.allocate_("class_counts", torch.full_like(tempered[0], CLASS_MEMORY / tempered.shape[1]))
+            self.allocate_("class_counts", torch.zeros_like(tempered[0]))
+            is_new_domain = True
+        if is_new_domain:
+            self.class_counts.fill_(FIRST_COUNT / tempered.shape[1])
         # First, since a network that prefers a class in a new domain must not look like labels that repeat.
-        self.class_counts.mul_(np.exp(-len(tempered) / CLASS_MEMORY)).add_(tempered.sum(0))
+        self.class_counts.mul_(np.exp(-len(tempered) / self.class_memory)).add_(tempered.sum(0))
         pi = self.frequencies.cpu().numpy()
         p = (1 - self.doubt) * tempered.cpu().numpy() + self.doubt * pi
         before = self.message.double().cpu().numpy()

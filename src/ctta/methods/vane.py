@@ -10,6 +10,7 @@ from torch.func import functional_call
 from typing_extensions import override
 
 from ctta.base import AdaptiveModel
+from ctta.domain_change import DOMAIN_MEMORY, DomainChange, describe_images
 from ctta.functional import at_least_float32, confidence, mean_probabilities, soft_likelihood_ratio
 from ctta.label_chain import LabelChain
 from ctta.method_info import MethodInfo
@@ -27,18 +28,22 @@ from ctta.views import Model, ScaledView, Views, average_views, check_views, dra
 MOVED: Views = geometric_views(4)
 FLIP: Views = (ScaledView(1.0, flip=True, multiple_of=None),)
 MOMENTUM = 0.9  # of the class frequencies that predictions are kept diverse by, as in SLR
-#: Statistics of few classes hide them. They do if labels repeat this clearly for the source, whose predictions are
-#: taken to say nothing this often, and by this much less for the student. A source that prefers another class in each
-#: domain exaggerates what repeats by up to 0.25.
-CLEAR_STICKINESS, DOUBT, HIDDEN_STICKINESS = 0.7, 0.3, 0.35
+#: How many predictions class frequencies remember if the end of a domain is not noticed.
+UNKNOWN_DOMAINS_MEMORY = 200
+#: How often a prediction of the source is taken to say nothing.
+DOUBT = 0.3
+#: Statistics of few classes hide them: they do if labels repeat by this much more for the source than for the student,
+#: in a domain of so many images that the classes which the source prefers there are known.
+HIDDEN_STICKINESS, MIN_DOMAIN = 0.2, 200
 
 
 class VANE(AdaptiveModel):
     """Adapt to a stream whatever its order and its batch size are; what ``ctta.adapt(net)`` uses.
 
-    It has four parts, and each can be switched off:
+    It has five parts, and each can be switched off:
 
     * Statistics of BatchNorm are those of recent images, the more, the further they are from the source's.
+    * Where images begin to look different, statistics and class frequencies start anew.
     * Predictions are averaged over views, each with statistics of its own.
     * Where consecutive images tend to have the same label, the prediction for one counts for its neighbors.
     * The scales and shifts of norm layers learn as in SLR and stay near the source's, but not while labels repeat.
@@ -51,6 +56,8 @@ class VANE(AdaptiveModel):
             the source's.
         prior: How many images the source's statistics count for.
         horizon: How many images the statistics of the stream remember.
+        max_distance: How far images may look from those before, in brightness, contrast and sharpness, and still belong
+            to the same domain: the mean squared distance in variances of single images. None for any distance.
         views: What to average over beside the images themselves; () for nothing. Inputs that are not images have none.
         pixel_views: The same for networks that segment. Motion would cost sharpness, so the default is a flip.
         min_stickiness: How much labels must repeat before predictions are corrected for it; 1 for never.
@@ -77,6 +84,7 @@ class VANE(AdaptiveModel):
         tolerance: float | None = 0.2,
         prior: float = 8.0,
         horizon: float = 64.0,
+        max_distance: float | None = 0.5,
         views: Views = MOVED,
         pixel_views: Views = FLIP,
         min_stickiness: float = 0.45,
@@ -92,16 +100,20 @@ class VANE(AdaptiveModel):
         super().__init__(net, policies=policies, batch_stats=0.0, seed=seed, output=output)
         check_each(check_non_negative, tolerance=tolerance or 0.0, prior=prior, weight=weight)
         check_positive("horizon", horizon)
+        if max_distance is not None:
+            check_positive("max_distance", max_distance)
         check_views(views, pixel_views)
         check_fraction("min_stickiness", min_stickiness)
-        self.tolerance, self.prior, self.horizon = tolerance, prior, horizon
+        self.tolerance, self.prior, self.horizon, self.max_distance = tolerance, prior, horizon, max_distance
         self.views, self.pixel_views = views, pixel_views
         self.min_stickiness, self.learn, self.keep, self.weight = min_stickiness, learn, keep, weight
         self.student = self.copy_of_source()
         self.statistics = nn.ModuleList()
         if tolerance is not None:
             self.statistics = use_shift_statistics_(self.student, tolerance, prior, horizon)
-        self.source_chain, self.doubting_chain, self.chain = LabelChain(), LabelChain(DOUBT), LabelChain()
+        self.domain_change = DomainChange(max_distance)
+        memory = UNKNOWN_DOMAINS_MEMORY if max_distance is None else DOMAIN_MEMORY
+        self.source_chain, self.chain = LabelChain(DOUBT, memory), LabelChain(class_memory=memory)
         self.train_norms_(self.student)
         if find_norm_parameters(self.student) or policies:
             self.optimize(self.student, optimizer, lr)
@@ -154,7 +166,7 @@ class VANE(AdaptiveModel):
         # With its own statistics: those that the last batch left may be of another domain.
         forget = self._remember()
         try:
-            with follow_shift(self._weigh_batch(x)):
+            with follow_shift(self._weigh_batch(x, self._is_new_domain(x))):
                 logits: Tensor = self.student(x)
             return logits
         finally:
@@ -172,28 +184,28 @@ class VANE(AdaptiveModel):
             forget()
 
     def _remember(self) -> Callable[[], None]:
-        return remember_buffers(self.student, self.statistics, self.source_chain, self.doubting_chain, self.chain)
+        return remember_buffers(self.student, self.statistics, self.domain_change, self.source_chain, self.chain)
 
     def _labels_change(self) -> bool:
         return self.chain.stickiness <= self.min_stickiness and not self._labels_are_hidden()
 
     def _labels_are_hidden(self) -> bool:
         """Return whether the source sees labels that repeat and the student does not, for its statistics hide them."""
-        of_source = self.doubting_chain.stickiness
-        return of_source > max(self.min_stickiness, CLEAR_STICKINESS, self.chain.stickiness + HIDDEN_STICKINESS)
+        if self.domain_change.num_images < MIN_DOMAIN:
+            return False
+        return self.source_chain.stickiness > max(self.min_stickiness, self.chain.stickiness + HIDDEN_STICKINESS)
 
     def _predict(self, x: Tensor, student: Model) -> tuple[Tensor, Tensor]:
         """Return the student's logits and the answer, and follow the stream."""
         reducer, of_source = current_reducer(), None
+        is_new = self._is_new_domain(x)
         if self.statistics:
             with torch.no_grad():
                 source = self.source(x)
             if source.ndim == 2:
                 # Of the source, since a prediction by batch statistics depends on the other labels of the batch.
-                whole = reducer.gather(source)
-                self.source_chain.follow_(whole)
-                of_source = reducer.local(self.doubting_chain.follow_(whole))
-            batch = self._weigh_batch(x)
+                of_source = reducer.local(self.source_chain.follow_(reducer.gather(source), is_new_domain=is_new))
+            batch = self._weigh_batch(x, is_new)
             # First, as they do not count, and each has its own statistics.
             with follow_shift(batch._replace(is_view=True)):
                 refined = self._average_views(x, student, source)
@@ -207,19 +219,22 @@ class VANE(AdaptiveModel):
             mean, num_views = refined
             answer = (answer + num_views * mean) / (num_views + 1)
         if logits.ndim == 2:
-            corrected = reducer.local(self.chain.follow_(reducer.gather(answer)))
+            corrected = reducer.local(self.chain.follow_(reducer.gather(answer), is_new_domain=is_new))
             if of_source is not None and self._labels_are_hidden():
                 answer = of_source
             elif not self._labels_change():
                 answer = corrected
         return logits, answer
 
-    def _weigh_batch(self, x: Tensor) -> FollowedBatch:
+    def _is_new_domain(self, x: Tensor) -> bool:
+        return self.domain_change.follow_(current_reducer().gather(describe_images(x)))
+
+    def _weigh_batch(self, x: Tensor, is_new_domain: bool) -> FollowedBatch:
         """Return how much the statistics of a batch count: the less, the more its labels repeat."""
         num_images, stickiness = images_in_batch() or len(x), self.source_chain.stickiness
         is_followed = self.source_chain.is_allocated  # not by networks that segment
         worth = num_images * (1 - stickiness) / (1 + stickiness) if is_followed else num_images
-        return FollowedBatch(num_images, worth)
+        return FollowedBatch(num_images, worth, is_new_domain)
 
     @torch.no_grad()
     def _average_views(self, x: Tensor, student: Model, like: Tensor) -> tuple[Tensor, int] | None:

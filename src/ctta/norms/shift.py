@@ -14,6 +14,8 @@ from typing_extensions import override
 from ctta.norms import BatchStatistics
 from ctta.norms.moments import batch_var_mean, pass_with_gradient
 
+#: What a new domain leaves of the images before it. They have more classes than its first batch, and another look.
+KEPT_AT_CHANGE = 0.25
 # What the layers need to know about the batch in progress; None outside of a step.
 _batch: ContextVar["FollowedBatch | None"] = ContextVar("_batch", default=None)
 
@@ -24,11 +26,13 @@ class FollowedBatch(NamedTuple):
     Attributes:
         num_images: Its images.
         worth: How many images drawn independently they are worth: those of one class say little about the others.
+        is_new_domain: Whether it begins a domain, for which the statistics of the images before count less.
         is_view: Whether this is a view of the batch, which the statistics do not remember.
     """
 
     num_images: int
     worth: float
+    is_new_domain: bool = False
     is_view: bool = False
 
 
@@ -81,6 +85,8 @@ class ShiftStatistics(nn.Module):
         batch_variance, batch_mean = batch_var_mean(inputs[0].to(self.mean.dtype))
         # Between forgetting by images, as domains change, and by independent ones, as classes must balance.
         kept = math.exp(-math.sqrt(batch.num_images * batch.worth) / self.horizon) * self.worth
+        if batch.is_new_domain:
+            kept = KEPT_AT_CHANGE * kept
         share = batch.worth / (kept + batch.worth)
         old_mean, old_variance = self.mean.view_as(batch_mean), self.variance.view_as(batch_variance)
         mean = old_mean.lerp(batch_mean, share)
