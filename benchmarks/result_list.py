@@ -45,17 +45,17 @@ PLANNED: dict[str, PlannedResult] = {
         2.7,
     ),
     "visits": PlannedResult(
-        "the corruptions 20 times over, 1,000 images each, batches of 200, 1,500 steps, one seed",
+        "the corruptions 20 times over, 500 images each, batches of 100, 1,500 steps, one seed",
         bench(
-            "embedded --rounds 20 --limit 1000 --methods source,bn_stats,tent,cotta_weight_average,vane,cotta_fast "
-            "--seeds 1"
+            "embedded --rounds 20 --limit 500 --batch-size 100 --methods "
+            "source,bn_stats,tent,cotta_weight_average,vane,cotta_fast --seeds 1"
         ),
-        2.6,
+        1.3,
     ),
     "wide": PlannedResult(
-        "the rows of full on the wide network: 15 x 1,000 images, batches of 200, one seed",
-        bench(f"embedded --model embedded-wide --limit 1000 --methods {PAPER_ROWS} --seeds 1"),
-        1.0,
+        "the rows of full on the wide network: 15 x 400 images, batches of 200, one seed",
+        bench(f"embedded --model embedded-wide --limit 400 --methods {PAPER_ROWS} --seeds 1"),
+        0.4,
     ),
     "embedded": PlannedResult(
         "the paper's first table and its ablation in small batches: 15 x 500 images, 150 steps, three seeds",
