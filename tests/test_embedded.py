@@ -46,6 +46,7 @@ def test_provenance_matches_the_files() -> None:
         "models/embedded.safetensors",
         "models/embedded_stats.safetensors",
         "models/embedded_stats_frozen.safetensors",
+        "models/wide.safetensors",
         "models/streets.safetensors",
         "models/streets_bn.safetensors",
         "datasets/sample.npz",
