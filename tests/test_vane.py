@@ -22,7 +22,7 @@ from test_mathematics import (
 from torch import Tensor, nn
 
 import ctta
-from ctta.domain_change import DomainChange, describe_images
+from ctta.domain_change import DomainChange, measure_appearance
 from ctta.errors import ConfigError, InputError
 from ctta.label_chain import LabelChain
 from ctta.norms.shift import FollowedBatch, ShiftStatistics, follow_shift, use_shift_statistics_
@@ -395,7 +395,7 @@ def look(num_images: int, *, gain: float = 1.0, noise: float = 0.0, seed: int = 
     generator = torch.Generator().manual_seed(seed)
     colors, contrast = (torch.rand(num_images, 3, 1, 1, generator=generator) for _ in range(2))
     x = colors + (0.1 + 0.3 * contrast) * torch.randn(num_images, 3, 8, 8, generator=generator)
-    return describe_images(gain * x + noise * torch.randn(num_images, 3, 8, 8, generator=generator))
+    return measure_appearance(gain * x + noise * torch.randn(num_images, 3, 8, 8, generator=generator))
 
 
 @pytest.mark.parametrize("batch_size", [1, 10, 50])
@@ -416,8 +416,8 @@ def test_mixed_domains_are_one() -> None:
 def test_frames_that_hardly_differ_are_one_domain() -> None:
     """A camera that does not move: brightness and contrast change by little, but by more than they vary."""
     change, frame = DomainChange(0.5), torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    assert not any(change.follow_(describe_images(gain * frame.repeat(8, 1, 1, 1))) for gain in (1.0, 1.0, 1.0, 1.1))
-    assert change.follow_(describe_images(0.3 * frame.repeat(8, 1, 1, 1)))
+    assert not any(change.follow_(measure_appearance(gain * frame.repeat(8, 1, 1, 1))) for gain in (1.0, 1.0, 1.0, 1.1))
+    assert change.follow_(measure_appearance(0.3 * frame.repeat(8, 1, 1, 1)))
 
 
 def test_images_without_a_look_say_nothing() -> None:

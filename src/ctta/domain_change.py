@@ -1,4 +1,4 @@
-"""Whether the images of a stream have begun to look different, from their pixels alone (VANE)."""
+"""Detect from pixels that a stream enters a new domain (VANE)."""
 
 import math
 
@@ -8,19 +8,19 @@ from torch import Tensor
 from ctta.functional import at_least_float32
 from ctta.state import LazyModule
 
-#: How many images the look of a domain remembers, how many the present look, and from how many a domain is known.
+#: Images that the appearance of a domain and the recent appearance average over, and the fewest of a known domain.
 DOMAIN_MEMORY, RECENT_MEMORY, MIN_IMAGES = 1000, 16, 16
-#: Variance that single images have at least: in relation to that of pixels, and of logarithms.
+#: Lower bound of the variance between images: of means relative to the variance of pixels, of logarithms as it is.
 MIN_VARIANCE = 0.1
-TINY = 1e-4  # variance of pixels below which it does not matter
+TINY = 1e-4  # added to the variance of pixels before the logarithm
 
 
 class DomainChange(LazyModule):
-    """Notice when a stream turns from one domain to another, such as from fog to noise.
+    """Detect when a stream turns from one domain to another, such as from fog to noise.
 
-    Each image is described by the brightness, contrast and sharpness of its channels. A domain has their mean and
-    variance over its images. It ends where the mean over the last images is too far from its own. A stream that mixes
-    domains has a large variance, and so is one domain.
+    Track the mean and variance of the brightness, contrast and sharpness of images over the current domain. The domain
+    ends when the mean over recent images is too far from its own. A stream of mixed domains has a large variance, so it
+    counts as one domain.
 
     Args:
         max_distance: The mean squared distance, in variances of single images, up to which a domain goes on; None if
@@ -41,14 +41,14 @@ class DomainChange(LazyModule):
 
     @property
     def num_images(self) -> float:
-        """How many images of the present domain were seen, at most :data:`DOMAIN_MEMORY`."""
+        """The number of images of the current domain so far, with a decay over :data:`DOMAIN_MEMORY`."""
         return float(self.counts[0])
 
     def follow_(self, features: Tensor) -> bool:
         """Return whether a batch begins a new domain.
 
         Args:
-            features: What :func:`describe_images` returns for the whole batch.
+            features: The result of :func:`measure_appearance` for the whole batch.
         """
         if not features.isfinite().all():
             return False
@@ -86,7 +86,7 @@ class DomainChange(LazyModule):
 
 
 @torch.no_grad()
-def describe_images(x: Tensor) -> Tensor:
+def measure_appearance(x: Tensor) -> Tensor:
     """Return the brightness, contrast and sharpness of each channel of each image.
 
     Args:

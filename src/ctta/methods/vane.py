@@ -10,7 +10,7 @@ from torch.func import functional_call
 from typing_extensions import override
 
 from ctta.base import AdaptiveModel
-from ctta.domain_change import DOMAIN_MEMORY, DomainChange, describe_images
+from ctta.domain_change import DOMAIN_MEMORY, DomainChange, measure_appearance
 from ctta.functional import at_least_float32, confidence, mean_probabilities, soft_likelihood_ratio
 from ctta.label_chain import LabelChain
 from ctta.method_info import MethodInfo
@@ -28,12 +28,12 @@ from ctta.views import Model, ScaledView, Views, average_views, check_views, dra
 MOVED: Views = geometric_views(4)
 FLIP: Views = (ScaledView(1.0, flip=True, multiple_of=None),)
 MOMENTUM = 0.9  # of the class frequencies that predictions are kept diverse by, as in SLR
-#: How many predictions class frequencies remember if the end of a domain is not noticed.
+#: Predictions that class frequencies average over if changes of the domain are not detected.
 UNKNOWN_DOMAINS_MEMORY = 200
 #: How often a prediction of the source is taken to say nothing.
 DOUBT = 0.3
-#: Statistics of few classes hide them: they do if labels repeat by this much more for the source than for the student,
-#: in a domain of so many images that the classes which the source prefers there are known.
+#: Batch statistics of few classes hide these classes. Assume so if labels repeat by this much more for the source than
+#: for the student, once the domain has enough images to know which classes the source prefers.
 HIDDEN_STICKINESS, MIN_DOMAIN = 0.2, 200
 
 
@@ -43,7 +43,7 @@ class VANE(AdaptiveModel):
     It has five parts, and each can be switched off:
 
     * Statistics of BatchNorm are those of recent images, the more, the further they are from the source's.
-    * Where images begin to look different, statistics and class frequencies start anew.
+    * When pixels show a new domain, class frequencies are reset and older statistics count less.
     * Predictions are averaged over views, each with statistics of its own.
     * Where consecutive images tend to have the same label, the prediction for one counts for its neighbors.
     * The scales and shifts of norm layers learn as in SLR and stay near the source's, but not while labels repeat.
@@ -56,8 +56,8 @@ class VANE(AdaptiveModel):
             the source's.
         prior: How many images the source's statistics count for.
         horizon: How many images the statistics of the stream remember.
-        max_distance: How far images may look from those before, in brightness, contrast and sharpness, and still belong
-            to the same domain: the mean squared distance in variances of single images. None for any distance.
+        max_distance: The distance in brightness, contrast and sharpness at which images belong to a new domain: mean
+            squared, in units of the variance between images. None to detect no domains.
         views: What to average over beside the images themselves; () for nothing. Inputs that are not images have none.
         pixel_views: The same for networks that segment. Motion would cost sharpness, so the default is a flip.
         min_stickiness: How much labels must repeat before predictions are corrected for it; 1 for never.
@@ -227,7 +227,7 @@ class VANE(AdaptiveModel):
         return logits, answer
 
     def _is_new_domain(self, x: Tensor) -> bool:
-        return self.domain_change.follow_(current_reducer().gather(describe_images(x)))
+        return self.domain_change.follow_(current_reducer().gather(measure_appearance(x)))
 
     def _weigh_batch(self, x: Tensor, is_new_domain: bool) -> FollowedBatch:
         """Return how much the statistics of a batch count: the less, the more its labels repeat."""

@@ -14,7 +14,7 @@ from typing_extensions import override
 from ctta.norms import BatchStatistics
 from ctta.norms.moments import batch_var_mean, pass_with_gradient
 
-#: What a new domain leaves of the images before it. They have more classes than its first batch, and another look.
+#: The weight of earlier images in a new domain: they may have more classes than its first batch, but not its shift.
 KEPT_AT_CHANGE = 0.25
 # What the layers need to know about the batch in progress; None outside of a step.
 _batch: ContextVar["FollowedBatch | None"] = ContextVar("_batch", default=None)
