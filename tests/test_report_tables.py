@@ -1,9 +1,11 @@
 """The tables and curves of a report against plain arithmetic."""
 
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
+from hand_made_results import make_result
 from report_runs import CONTINUAL, GRADUAL, ROUNDS, STANDARD, format_row, read_results, write_cell, write_run
 
 from ctta.report import read_runs, score_table
@@ -188,3 +190,10 @@ def test_one_method_with_two_settings_has_two_rows(tmp_path: Path) -> None:
         settings = {"decay": "0.999", "restore": restore}
         write_cell(run, "CoTTA", [[20]], domains=["fog"], seed=1, settings=settings | {"seed": "1"})
     assert [row.label for row in score_table(read_results(run)).rows] == ["CoTTA [restore=0.01]", "CoTTA [restore=0.1]"]
+
+
+def test_methods_come_in_the_order_of_the_paper_and_then_by_name() -> None:
+    expected = ["Source", "TENT-continual", "CoTTA", "CoTTA fast", "VANE"]
+    for order in ([4, 3, 2, 1, 0], [3, 4, 0, 2, 1]):
+        results = [replace(make_result([[10, 20]]), method=expected[place]) for place in order]
+        assert [entry.method for entry in group_by_method(results)] == expected
