@@ -31,6 +31,7 @@ from ctta.norms import (
 from ctta.norms.balanced import BalancedStatistics
 from ctta.norms.renorm import FollowAfterUse, Renormalization
 from ctta.norms.running import RunningStatistics
+from ctta.norms.shift import ShiftStatistics
 
 #: Where the logits are in the output of a network: a key, an index, or a function of the output.
 Output = str | int | Callable[[Any], Tensor] | None
@@ -83,8 +84,10 @@ def copy_sharing_tensors(net: nn.Module) -> nn.Module:
 
 def _is_own_hook(hook: Any) -> bool:
     """Return whether this library registered the hook."""
-    of_networks, of_norms = ExtractLogits | RecordFeatures, BatchStatistics | RunningStatistics | BalancedStatistics
-    kinds = of_networks | of_norms | Renormalization | FollowAfterUse
+    of_norms = (
+        BatchStatistics | RunningStatistics | BalancedStatistics | ShiftStatistics | Renormalization | FollowAfterUse
+    )
+    kinds = ExtractLogits | RecordFeatures | of_norms
     return isinstance(hook, kinds) or hook in (clone_input, make_contiguous_if_constant, show_running_statistics)
 
 

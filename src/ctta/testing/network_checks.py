@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
 from ctta.checkpoint.files import load, save
@@ -170,7 +171,7 @@ def check_unwraps_networks(case: ContractCase) -> None:
 
 @register_check
 def check_deploys_plain_network(case: ContractCase) -> None:
-    """Check that ``deploy`` returns a network of the caller's class and leaves the stream alone."""
+    """Check that ``deploy`` returns a network of the caller's class, and leaves the stream alone."""
     net, model = case.make_network(), case.make_model()
     run_stream(model, case.make_stream())
     before = collect_state(model)
@@ -181,3 +182,7 @@ def check_deploys_plain_network(case: ContractCase) -> None:
         shape, expected = plain(case.make_batch(0)).shape, net(case.make_batch(0)).shape
         assert shape == expected, f"the deployed network returns {tuple(shape)}, expected {tuple(expected)}"
     assert_equal(collect_state(model), before, "state after deploy")
+    # A hook there would normalize by other statistics than those of the batches.
+    norms = [module for module in model.deploy(case.make_stream()).modules() if isinstance(module, _BatchNorm)]
+    hooks = [hook for module in norms for hook in (module._forward_pre_hooks | module._forward_hooks).values()]
+    assert not hooks, f"deploy left hooks on BatchNorm: {hooks}"
