@@ -1,6 +1,7 @@
 """An independent implementation of VANE with plain loops. See naive.py."""
 
 import copy
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from naive import NaiveAdam, add_up, probabilities
 from naive_entropy import likelihood_ratio, mean_probabilities
 from torch import Tensor, nn
 
-from ctta.views import View
+from ctta.views import ScaledView, View
 from ctta.views.geometric import MovedView
 
 Matrix = list[list[float]]
@@ -26,8 +27,8 @@ def normalized(values: Sequence[float]) -> list[float]:
 class NaiveChain:
     """Labels that stay with probability s and are drawn from pi otherwise, by the whole transition matrix."""
 
-    def __init__(self, doubt: float = 0.0, class_memory: float = 1000) -> None:
-        self.doubt, self.class_memory = doubt, class_memory
+    def __init__(self, class_memory: float, doubt: float = 0.0) -> None:
+        self.class_memory, self.doubt = class_memory, doubt
         self.counts: list[float] = []
         self.message: list[float] | None = None
         self.stays, self.transitions = 0.0, 0.0
@@ -130,6 +131,30 @@ class NaiveDomain:
         self.recent_weights = recent_weights
         return False
 
+    @property
+    def mean(self) -> list[float]:
+        """The mean look of the domain."""
+        columns = zip(*self.looks, strict=True)
+        return [sum(map(math.prod, zip(self.weights, column, strict=True))) / sum(self.weights) for column in columns]
+
+
+class NaiveMirror:
+    """Whether mirrored images keep their class, by decaying weights of sure predictions."""
+
+    def __init__(self) -> None:
+        self.agreed, self.total = 20.0, 20.0
+
+    @property
+    def keeps_classes(self) -> bool:
+        return self.agreed / self.total >= 0.75
+
+    def compare(self, direct: Tensor, mirrored: Tensor) -> None:
+        pairs = zip(direct.detach(), mirrored, strict=True)
+        sure = [(one, two) for one, two in pairs if max(float(q) for q in probabilities(one)) > 0.9]
+        kept = math.exp(-len(sure) / 200)
+        self.total = kept * self.total + len(sure)
+        self.agreed = kept * self.agreed + sum(int(one.argmax()) == int(two.argmax()) for one, two in sure)
+
 
 class NaiveShiftNorm(nn.Module):
     """A BatchNorm whose statistics move from the source's to those of the stream as these move away."""
@@ -198,6 +223,8 @@ class NaiveRun:
     learned: list[bool] = field(default_factory=list)
     hidden: list[bool] = field(default_factory=list)
     new_domain: list[bool] = field(default_factory=list)
+    mirrors: list[bool] = field(default_factory=list)
+    domain: NaiveDomain = field(default_factory=lambda: NaiveDomain(None))
 
 
 def shifted_copy(net: nn.Sequential, tolerance: float | None, prior: float, horizon: float) -> nn.Sequential:
@@ -217,6 +244,7 @@ def naive_vane(
     prior: float = 8.0,
     horizon: float = 64.0,
     max_distance: float | None = 0.5,
+    flips: bool | str = "auto",
     min_stickiness: float = 0.45,
     learn: bool = True,
     lr: float = 1e-3,
@@ -231,8 +259,9 @@ def naive_vane(
     trained = [p for layer in student if isinstance(layer, kinds) for p in (layer.weight, layer.bias)]
     original = [p.detach().clone() for p in trained]
     descent, run = NaiveAdam(trained, eps=eps), NaiveRun(student)
-    domain, memory = NaiveDomain(max_distance), 200 if max_distance is None else 1000
-    source_chain, chain = NaiveChain(0.3, memory), NaiveChain(0.0, memory)
+    domain, mirror, memory = NaiveDomain(max_distance), NaiveMirror(), 200 if max_distance is None else 1000
+    source_chain, chain = NaiveChain(memory, 0.3), NaiveChain(memory)
+    run.domain = domain
     for step, x in enumerate(batches):
         worth, of_source, is_new_domain = float(len(x)), None, domain.begins_with(x)
         if shifting:
@@ -242,11 +271,21 @@ def naive_vane(
                 worth *= (1 - source_chain.stickiness) / (1 + source_chain.stickiness)
         for layer in shifting:
             layer.worth, layer.remembers, layer.is_new_domain = worth, False, is_new_domain
+        views, mirrored = list(draw(step)), None
+        if views and isinstance(views[0], ScaledView) and flips is not True:  # the first only flips
+            with torch.no_grad():
+                mirrored = views.pop(0)(student, x)
+            if flips is False or not mirror.keeps_classes:
+                views = [dataclasses.replace(view, flip=False) for view in views if isinstance(view, MovedView)]
         with torch.no_grad():
-            terms = [view(student, x) for view in draw(step)]
+            terms = [view(student, x) for view in views]
         for layer in shifting:
             layer.remembers = True
         direct = student(x)
+        if mirrored is not None and flips == "auto":
+            mirror.compare(direct, mirrored)
+            if mirror.keeps_classes:
+                terms.append(mirrored)
         answer = add_up([direct.detach(), *terms]) / (1 + len(terms))
         learns = False
         if direct.ndim == 2:
@@ -276,4 +315,5 @@ def naive_vane(
         run.source_stickiness.append(source_chain.stickiness)
         run.learned.append(learns)
         run.new_domain.append(is_new_domain)
+        run.mirrors.append(mirror.keeps_classes if flips == "auto" else bool(flips))
     return run

@@ -15,7 +15,18 @@ PACKAGE = Path(ctta.__file__).parent
 
 #: A package imports only from rows above its own, and from packages to its left in the same row.
 ROWS = [
-    ["errors", "io", "parallel", "state", "functional", "label_chain", "domain_change", "norms", "optim"],
+    [
+        "errors",
+        "io",
+        "parallel",
+        "state",
+        "functional",
+        "label_chain",
+        "domain_change",
+        "mirror_check",
+        "norms",
+        "optim",
+    ],
     ["heads", "vit", "surgery", "activations", "compilation", "fingerprints"],
     ["views", "validation", "evolution", "source_stats", "prompts"],
     ["posterior", "hyperparameters", "method_info", "steps"],
@@ -33,7 +44,7 @@ INDEPENDENT_MODULES = {"methods"}
 #: The exceptions: methods that extend another one, which is all that they import.
 EXTENSIONS = {"methods.eata": "methods.eta", "methods.rdumb": "methods.eta", "methods.cmf": "methods.roid"}
 #: The longest file of a method, and those that are longer: CoTTA has four named settings with a classmethod each, and
-#: VANE four parts.
+#: VANE five parts.
 MAX_METHOD_LINES, LONG_METHODS = 120, {"cotta.py", "vane.py"}
 #: Packages whose modules are layers: each imports only those to its left.
 LAYERS = {"base": ["networks", "updates", "model"]}

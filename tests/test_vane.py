@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from naive import step_generator
-from naive_vane import NaiveChain, NaiveRun, NaiveShiftNorm, naive_motion, naive_vane
+from naive_vane import NaiveChain, NaiveRun, NaiveShiftNorm, naive_look, naive_motion, naive_vane
 from test_mathematics import (
     CLOSE,
     EPS,
@@ -126,6 +126,9 @@ def assert_equals_twin(
         CLOSE(float(layer.worth), naive.count)
     CLOSE(model.chain.stickiness, run.stickiness[-1])
     CLOSE(model.source_chain.stickiness, run.source_stickiness[-1])
+    CLOSE(model.domain_change.mean.tolist(), run.domain.mean)
+    CLOSE(model.domain_change.num_images, sum(run.domain.weights))
+    assert f"mirrors={run.mirrors[-1]}" in repr(model)
     return run
 
 
@@ -187,7 +190,8 @@ def test_labels_that_the_statistics_hide() -> None:
 
 def test_one_pass_has_the_statistics_of_its_own_batch() -> None:
     """A stream that does not wait is answered in a new domain, too, and not by the statistics of the one before."""
-    model, labels = ctta.VANE(batch_norm_classifier(), views=(), learn=False), draw_labels(200, run_length=1)
+    model = ctta.VANE(batch_norm_classifier(), views=(), min_stickiness=1.0, learn=False)
+    labels = draw_labels(200, run_length=1)
     x = images(labels, noise=0.2)
     for batch in x.split(40):
         model(batch)
@@ -195,6 +199,8 @@ def test_one_pass_has_the_statistics_of_its_own_batch() -> None:
     shifted = 0.5 * x
     assert (model.predict_once(shifted).argmax(1) != labels).double().mean() < 0.1
     assert (model.student(shifted).argmax(1) != labels).double().mean() > 0.4  # by those of the one before
+    # Without views and the chain there is one pass, in which the batch counts by its own labels, not those before it.
+    torch.testing.assert_close(model.predict_once(shifted), model.predict(shifted), rtol=0, atol=0.05)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
@@ -203,7 +209,7 @@ def test_a_source_that_prefers_a_class_in_every_domain_does_not_hide_labels() ->
     net, labels, domains = batch_norm_classifier(), draw_labels(640, run_length=2), torch.arange(16) % 3
     missing = nn.functional.one_hot(domains, 3).double().repeat_interleave(40, 0)[:, :, None, None]
     batches = list((images(labels, noise=0.2) - missing).split(40))  # each domain lacks one color
-    chain = LabelChain(doubt=0.3)
+    chain = LabelChain(1000, doubt=0.3)
     for x in batches:
         chain.follow_(net(x).detach())
     settings: dict[str, Any] = {"views": (), "tolerance": 0.0, "prior": 0.0, "horizon": 1, "learn": False}
@@ -242,6 +248,61 @@ def test_without_views() -> None:
     assert 0 < sum(run.learned) < STEPS
 
 
+def side_classifier() -> nn.Sequential:
+    """Return a network that tells whether the left or the right half of an image is brighter."""
+    net = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(48, 2)).double().eval()
+    conv, head = net[0], net[3]
+    assert isinstance(conv, nn.Conv2d) and isinstance(head, nn.Linear)
+    right = torch.tensor([-1.0, -1.0, 1.0, 1.0], dtype=torch.float64).repeat(12)
+    with torch.no_grad():
+        conv.weight.copy_(torch.eye(3)[:, :, None, None])
+        conv.bias.zero_()  # type: ignore[union-attr]
+        head.weight.copy_(torch.stack([-right, right]))
+        head.bias.zero_()
+    return net
+
+
+def side_stream() -> tuple[list[Tensor], Tensor]:
+    """Return batches for it, and their labels."""
+    labels = draw_labels(sum(SIZES), 1) % 2
+    is_right = (torch.arange(4) >= 2) == labels[:, None].bool()
+    noise = torch.randn(len(labels), 3, 4, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    return list((0.5 * is_right[:, None, None, :] + 0.2 * noise).split(SIZES)), labels
+
+
+def test_mirrored_images_that_have_another_class_do_not_count() -> None:
+    batches, labels = side_stream()
+    runs = {flips: assert_equals_twin(side_classifier(), batches, flips=flips) for flips in ("auto", False, True)}
+    assert not any(runs["auto"].mirrors[3:])
+    first, errors = sum(SIZES[:3]), {}
+    for flips, run in runs.items():
+        errors[flips] = float((torch.cat(run.predictions).argmax(1) != labels)[first:].double().mean())
+    assert errors["auto"] == errors[False] < 0.05 and errors[True] > 0.2
+
+
+def test_a_single_view_that_flips_is_left_out_too() -> None:
+    batches, labels = side_stream()
+    model = ctta.VANE.fast(side_classifier())
+    answers = torch.cat([model(x) for x in batches])
+    assert "mirrors=False" in repr(model) and (answers.argmax(1) != labels)[30:].double().mean() < 0.05
+
+
+def test_images_that_keep_their_class_are_mirrored() -> None:
+    run = assert_equals_twin(batch_norm_classifier(), color_stream(run_length=1), flips="auto")
+    assert all(run.mirrors)
+
+
+@pytest.mark.parametrize("settings", [{"flips": "no"}, {"max_distance": math.inf}, {"max_distance": 0.0}])
+def test_settings_that_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        ctta.VANE(batch_norm_classifier(), **settings)
+
+
+@pytest.mark.parametrize("method", ["vane", "vane_fast"])
+def test_images_of_any_range(method: str) -> None:
+    assert ctta.adapt(batch_norm_classifier(), method)(255 * color_stream(run_length=1)[0]).isfinite().all()
+
+
 def test_views_of_the_user() -> None:
     views = (lambda model, x: model(x.flip(-1)), lambda model, x: model(0.8 * x))
     assert_equals_twin(batch_norm_classifier(), color_stream(run_length=1), lambda step: views, views=views)
@@ -256,6 +317,43 @@ def test_without_learning() -> None:
     net = batch_norm_classifier()
     run = assert_equals_twin(net, color_stream(run_length=1), learn=False)
     assert not any(run.learned) and distance(net, run.student) == 0
+    assert ctta.VANE(net.bfloat16(), learn=False).optimizer is None  # 16 bits are too few to learn
+
+
+def test_nothing_is_learned_where_only_a_view_overflows() -> None:
+    views = (lambda model, x: model(x) * math.inf,)
+    model, x = ctta.VANE(batch_norm_classifier(), views=views, lr=0.02), color_stream(run_length=1)[0]
+    before = snapshot(model)
+    assert not model(x).isfinite().all()
+    assert_unchanged(model, before)
+    assert model.num_skipped == 1
+
+
+def test_state_that_is_counted_keeps_its_precision() -> None:
+    model = ctta.VANE(batch_norm_classifier().float()).bfloat16()
+    for part in (model.chain, model.source_chain, model.domain_change, model.mirror_check):
+        assert {buffer.dtype for buffer in part.buffers()} == {torch.float64}
+
+
+@pytest.mark.parametrize(
+    ("of_source", "of_student", "num_images", "are_hidden"),
+    [(0.6, 0.3, 250, True), (0.6, 0.3, 150, False), (0.6, 0.43, 250, False), (0.44, 0.1, 250, False)],
+)
+def test_when_labels_count_as_hidden(of_source: float, of_student: float, num_images: int, are_hidden: bool) -> None:
+    model = ctta.VANE(batch_norm_classifier())
+    model.domain_change.counts[0] = num_images
+    for chain, stickiness in ((model.source_chain, of_source), (model.chain, of_student)):
+        chain.transitions.copy_(torch.tensor([1e9 * stickiness, 1e9]))
+    assert ("labels='repeat'" in repr(model)) == are_hidden
+
+
+def test_a_network_that_segments_needs_no_pass_of_the_source() -> None:
+    model, calls = ctta.VANE(pixel_classifier()), []
+    model.source.register_forward_hook(lambda *_: calls.append(1))
+    model.student.register_forward_hook(lambda module, given, logits: calls.append(2) if logits.requires_grad else None)
+    for x in stream(2)[:3]:
+        model(x)
+    assert calls == [1]
 
 
 def test_pixels() -> None:
@@ -331,7 +429,7 @@ def noisy_logits(labels: Tensor, signal: float, num_classes: int = 4) -> Tensor:
 
 @pytest.mark.parametrize(("run_length", "doubt"), [(1, 0.0), (5, 0.0), (5, 0.3)])
 def test_chain_equals_its_twin(run_length: int, doubt: float) -> None:
-    chain, twin = LabelChain(doubt), NaiveChain(doubt)
+    chain, twin = LabelChain(1000, doubt=doubt), NaiveChain(1000, doubt)
     for logits in noisy_logits(draw_labels(60, run_length), 2.0, num_classes=6).split((1, 9, 1, 1, 20, 28)):
         CLOSE(chain.follow_(logits).exp(), torch.tensor(twin.follow(logits), dtype=torch.float64))
         CLOSE(chain.stickiness, twin.stickiness)
@@ -340,7 +438,7 @@ def test_chain_equals_its_twin(run_length: int, doubt: float) -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 20])
 def test_independent_labels_do_not_stick_however_biased_the_network_is(batch_size: int) -> None:
-    chain, logits = LabelChain(), noisy_logits(draw_labels(400, 1), 2.0)
+    chain, logits = LabelChain(1000), noisy_logits(draw_labels(400, 1), 2.0)
     logits[:, 0] += 4.0
     assert (logits.argmax(1) == 0).double().mean() > 0.6
     found = []
@@ -351,7 +449,7 @@ def test_independent_labels_do_not_stick_however_biased_the_network_is(batch_siz
 
 
 def test_runs_of_labels_stick_within_a_few_batches_and_correct_predictions() -> None:
-    chain, labels = LabelChain(), draw_labels(400, 10)
+    chain, labels = LabelChain(1000), draw_labels(400, 10)
     logits, posteriors = noisy_logits(labels, 2.0), []
     for number, batch in enumerate(logits.split(20)):
         posteriors.append(chain.follow_(batch))
@@ -361,7 +459,7 @@ def test_runs_of_labels_stick_within_a_few_batches_and_correct_predictions() -> 
 
 
 def test_posteriors_of_labels_that_never_stay_follow_the_predictions() -> None:
-    chain, logits = LabelChain(doubt=0.3), noisy_logits(draw_labels(40, 10), 2.0)
+    chain, logits = LabelChain(1000, doubt=0.3), noisy_logits(draw_labels(40, 10), 2.0)
 
     def doubted(batch: Tensor) -> Tensor:
         return 0.7 * (batch / 2).softmax(1) + 0.3 * chain.frequencies
@@ -380,7 +478,7 @@ def test_class_frequencies_begin_anew_with_a_domain() -> None:
     logits[200:, 1] += 4.0
     found = []
     for is_new in (False, True):
-        chain = LabelChain()
+        chain = LabelChain(1000)
         chain.follow_(logits[:200])
         chain.follow_(logits[200:], is_new_domain=is_new)
         found.append((chain.stickiness, float(chain.frequencies[1])))
@@ -418,6 +516,39 @@ def test_frames_that_hardly_differ_are_one_domain() -> None:
     change, frame = DomainChange(0.5), torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     assert not any(change.follow_(measure_appearance(gain * frame.repeat(8, 1, 1, 1))) for gain in (1.0, 1.0, 1.0, 1.1))
     assert change.follow_(measure_appearance(0.3 * frame.repeat(8, 1, 1, 1)))
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 7), (2, 1, 6), (4, 4, 1), (9,)])
+def test_appearance_equals_its_twin(shape: tuple[int, ...]) -> None:
+    x = torch.randn(6, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[0] = 0.5  # without contrast
+    CLOSE(measure_appearance(x).tolist(), [naive_look(image) for image in x])
+
+
+@pytest.mark.parametrize(("gain", "offset"), [(255.0, 0.0), (4.0, -2.0)])
+def test_domains_do_not_depend_on_the_range_of_values(gain: float, offset: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    colors = torch.rand(160, 3, 1, 1, generator=generator) + 0.1 * torch.randn(160, 3, 8, 8, generator=generator)
+    brightness = torch.tensor([0.0, 0.15, 0.3, 0.6]).repeat_interleave(40)[:, None, None, None]
+    found = []
+    for x in (colors + brightness, gain * (colors + brightness) + offset):
+        change = DomainChange(0.2)
+        found.append([change.follow_(batch) for batch in measure_appearance(x).split(8)])
+    assert found[0] == found[1] and 0 < sum(found[0]) < 5
+
+
+def test_another_number_of_channels_begins_a_domain() -> None:
+    net = nn.Sequential(Gray(), batch_norm_classifier())
+    model, x = ctta.VANE(net), color_stream(run_length=1)[3]
+    for batch in (x, x.mean(1, keepdim=True), x):
+        assert model(batch).isfinite().all() and model.domain_change.num_images == len(x)
+
+
+class Gray(nn.Module):
+    """Give gray images the channels of colored ones."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.expand(-1, 3, -1, -1)
 
 
 def test_images_without_a_look_say_nothing() -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ctta.functional import at_least_float32
-from ctta.state import LazyModule
+from ctta.state import HostModule
 
 #: Images that the appearance of a domain and the recent appearance average over, and the fewest of a known domain.
 DOMAIN_MEMORY, RECENT_MEMORY, MIN_IMAGES = 1000, 16, 16
@@ -15,7 +15,7 @@ MIN_VARIANCE = 0.1
 TINY = 1e-4  # added to the variance of pixels before the logarithm
 
 
-class DomainChange(LazyModule):
+class DomainChange(HostModule):
     """Detect when a stream turns from one domain to another, such as from fog to noise.
 
     Track the mean and variance of the brightness, contrast and sharpness of images over the current domain. The domain
@@ -44,6 +44,7 @@ class DomainChange(LazyModule):
         """The number of images of the current domain so far, with a decay over :data:`DOMAIN_MEMORY`."""
         return float(self.counts[0])
 
+    @torch.no_grad()
     def follow_(self, features: Tensor) -> bool:
         """Return whether a batch begins a new domain.
 
@@ -52,22 +53,25 @@ class DomainChange(LazyModule):
         """
         if not features.isfinite().all():
             return False
-        features = features.double()
+        features = features.cpu().double()
         if not self.is_allocated:
             self._begin(features)
             return False
+        if features.shape[1] != len(self.mean):  # gray images after color, say
+            self._begin(features)
+            return True
         num_new, (num_old, num_recent) = len(features), self.counts.tolist()
         mean, square = features.mean(0), features.square().mean(0)
         kept = math.exp(-num_new / RECENT_MEMORY) * num_recent
-        self.recent.copy_(self.recent.double().lerp(mean, num_new / (kept + num_new)))
+        self.recent.copy_(self.recent.lerp(mean, num_new / (kept + num_new)))
         self.counts[1] = kept + num_new
         if self.max_distance is not None and num_old >= MIN_IMAGES and self._measure_distance() > self.max_distance:
             self._begin(features)
             return True
         kept = math.exp(-num_new / DOMAIN_MEMORY) * num_old
         share = num_new / (kept + num_new)
-        self.mean.copy_(self.mean.double().lerp(mean, share))
-        self.square.copy_(self.square.double().lerp(square, share))
+        self.mean.copy_(self.mean.lerp(mean, share))
+        self.square.copy_(self.square.lerp(square, share))
         self.counts[0] = kept + num_new
         return False
 
@@ -78,11 +82,11 @@ class DomainChange(LazyModule):
         self.counts.fill_(len(features))
 
     def _measure_distance(self) -> float:
-        mean, square = self.mean.double(), self.square.double()
+        mean, square = self.mean, self.square
         brightness, contrast, _ = mean.chunk(3)
         floor = MIN_VARIANCE * torch.cat([contrast.exp(), torch.ones_like(brightness).repeat(2)])
         variance = (square - mean.square()).clamp_min(floor)
-        return float(((self.recent.double() - mean).square() / variance).mean())
+        return float(((self.recent - mean).square() / variance).mean())
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ctta.state import LazyModule
+from ctta.state import HostModule
 
 Array = NDArray[np.float64]
 
@@ -20,7 +20,7 @@ SMOOTHING = 0.1
 TEMPERATURE = 2.0
 
 
-class LabelChain(LazyModule):
+class LabelChain(HostModule):
     """A Markov chain over the hidden labels of consecutive images.
 
     With probability ``stickiness`` an image has the label of the one before, else one drawn from the class frequencies
@@ -30,17 +30,17 @@ class LabelChain(LazyModule):
     stickiness is learned online by expectation maximization, from the forward-backward posteriors of each batch.
 
     Args:
-        doubt: The probability that a prediction has nothing to do with its image. It limits what one confident error
-            can outweigh, so that a network that is often wrong still shows labels that repeat.
         class_memory: How many predictions the class frequencies remember within a domain. Runs of a class that are
             longer look like a class that the network prefers.
+        doubt: The probability that a prediction has nothing to do with its image. It limits what one confident error
+            can outweigh, so that a network that is often wrong still shows labels that repeat.
     """
 
     message: Tensor
     class_counts: Tensor
     transitions: Tensor
 
-    def __init__(self, doubt: float = 0.0, class_memory: float = 1000) -> None:
+    def __init__(self, class_memory: float, *, doubt: float = 0.0) -> None:
         super().__init__()
         self.doubt, self.class_memory = doubt, class_memory
         self.register_lazy_buffer("message", None, dtype=torch.float64)  # zeros before the first image
@@ -55,7 +55,7 @@ class LabelChain(LazyModule):
     @property
     def frequencies(self) -> Tensor:
         """The class frequencies pi of recent predictions (C); there are none before the first batch."""
-        counts = self.class_counts.double()
+        counts = self.class_counts
         return (1 - SMOOTHING) * counts / counts.sum() + SMOOTHING / len(counts)
 
     @torch.no_grad()
@@ -69,7 +69,7 @@ class LabelChain(LazyModule):
         Returns:
             The logarithms of the posteriors (N, C).
         """
-        tempered = (logits.double() / TEMPERATURE).softmax(1).nan_to_num(1 / logits.shape[1])  # which says nothing
+        tempered = (logits.cpu().double() / TEMPERATURE).softmax(1).nan_to_num(1 / logits.shape[1])
         if not self.is_allocated:
             self.allocate_("message", torch.zeros_like(tempered[0]))
             self.allocate_("class_counts", torch.zeros_like(tempered[0]))
@@ -78,9 +78,9 @@ class LabelChain(LazyModule):
             self.class_counts.fill_(FIRST_COUNT / tempered.shape[1])
         # First, since a network that prefers a class in a new domain must not look like labels that repeat.
         self.class_counts.mul_(np.exp(-len(tempered) / self.class_memory)).add_(tempered.sum(0))
-        pi = self.frequencies.cpu().numpy()
-        p = (1 - self.doubt) * tempered.cpu().numpy() + self.doubt * pi
-        before = self.message.double().cpu().numpy()
+        pi = self.frequencies.numpy()
+        p = (1 - self.doubt) * tempered.numpy() + self.doubt * pi
+        before = self.message.numpy()
         kept = np.exp(-len(p) / TRANSITION_MEMORY)
         old_stays, old_transitions = self.transitions.tolist()
         num_transitions, stickiness = kept * old_transitions + len(p), self.stickiness

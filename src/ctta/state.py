@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import EllipsisType
+from typing import Self
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 
 class LazyModule(nn.Module):
@@ -53,6 +55,17 @@ class LazyModule(nn.Module):
         if not _matches(tuple(value.shape), self._shapes[name]):
             raise ValueError(f"'{name}' has shape {tuple(value.shape)}, which this state cannot have")
         setattr(self, name, value)
+
+
+class HostModule(LazyModule):
+    """A small state that stays on the CPU with its dtypes, wherever the model moves.
+
+    It is computed in float64, which some devices lack, and 16 bits are too few for its counts.
+    """
+
+    @override
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        return self
 
 
 class BufferList(nn.Module):

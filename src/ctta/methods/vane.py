@@ -1,8 +1,10 @@
 """VANE: views, label autocorrelation, normalization by distance, and entropy; the default of :func:`ctta.adapt`."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -11,30 +13,49 @@ from typing_extensions import override
 
 from ctta.base import AdaptiveModel
 from ctta.domain_change import DOMAIN_MEMORY, DomainChange, measure_appearance
+from ctta.errors import ConfigError
 from ctta.functional import at_least_float32, confidence, mean_probabilities, soft_likelihood_ratio
 from ctta.label_chain import LabelChain
 from ctta.method_info import MethodInfo
+from ctta.mirror_check import MirrorCheck
 from ctta.norms import FULL_BATCH_SIZE, find_norm_parameters, images_in_batch
 from ctta.norms.shift import FollowedBatch, follow_shift, use_shift_statistics_
-from ctta.optim import OptimizerFactory
+from ctta.optim import OptimizerFactory, with_lr
 from ctta.parallel import current_reducer
 from ctta.policies import average_with_source
 from ctta.state import remember_buffers
 from ctta.steps import Policy
 from ctta.surgery import Output
 from ctta.validation import check_each, check_fraction, check_non_negative, check_positive
-from ctta.views import Model, ScaledView, Views, average_views, check_views, draw_views, geometric_views
+from ctta.views import Model, Views, average_views, check_views, draw_views, geometric_views
+from ctta.views.geometric import GeometricViews, MovedView
 
 MOVED: Views = geometric_views(4)
-FLIP: Views = (ScaledView(1.0, flip=True, multiple_of=None),)
+FLIP: Views = geometric_views(1)
 MOMENTUM = 0.9  # of the class frequencies that predictions are kept diverse by, as in SLR
 #: Predictions that class frequencies average over if changes of the domain are not detected.
 UNKNOWN_DOMAINS_MEMORY = 200
 #: How often a prediction of the source is taken to say nothing.
 DOUBT = 0.3
 #: Batch statistics of few classes hide these classes. Assume so if labels repeat by this much more for the source than
-#: for the student, once the domain has enough images to know which classes the source prefers.
-HIDDEN_STICKINESS, MIN_DOMAIN = 0.2, 200
+#: for the student.
+HIDDEN_STICKINESS = 0.2
+#: How many images of a domain, with their decay, show which classes the source prefers in it.
+MIN_DOMAIN = 200
+
+
+class ViewPredictions(NamedTuple):
+    """What the student predicts for views of a batch.
+
+    Attributes:
+        mirrored: For the mirrored images, if they must be compared before they count.
+        mean: In the mean over the other views; None without any.
+        num_views: The number of these.
+    """
+
+    mirrored: Tensor | None
+    mean: Tensor | None
+    num_views: int
 
 
 class VANE(AdaptiveModel):
@@ -44,7 +65,8 @@ class VANE(AdaptiveModel):
 
     * Statistics of BatchNorm are those of recent images, the more, the further they are from the source's.
     * When pixels show a new domain, class frequencies are reset and older statistics count less.
-    * Predictions are averaged over views, each with statistics of its own.
+    * Predictions are averaged over views, each with statistics of its own; over mirrored images only if they seem to
+      keep their class, unlike digits or letters.
     * Where consecutive images tend to have the same label, the prediction for one counts for its neighbors.
     * The scales and shifts of norm layers learn as in SLR and stay near the source's, but not while labels repeat.
 
@@ -57,9 +79,12 @@ class VANE(AdaptiveModel):
         prior: How many images the source's statistics count for.
         horizon: How many images the statistics of the stream remember.
         max_distance: The distance in brightness, contrast and sharpness at which images belong to a new domain: mean
-            squared, in units of the variance between images. None to detect no domains.
+            squared, in units of the variance between images. None to detect no domains; class frequencies then
+            remember 200 images instead of 1,000.
         views: What to average over beside the images themselves; () for nothing. Inputs that are not images have none.
         pixel_views: The same for networks that segment. Motion would cost sharpness, so the default is a flip.
+        flips: Whether :func:`ctta.views.geometric_views` may mirror images; ``"auto"`` to compare confident predictions
+            for images and mirrored images. Networks that segment always may.
         min_stickiness: How much labels must repeat before predictions are corrected for it; 1 for never.
         learn: Whether norm layers learn.
         optimizer: A factory of the optimizer.
@@ -87,6 +112,7 @@ class VANE(AdaptiveModel):
         max_distance: float | None = 0.5,
         views: Views = MOVED,
         pixel_views: Views = FLIP,
+        flips: bool | Literal["auto"] = "auto",
         min_stickiness: float = 0.45,
         learn: bool = True,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
@@ -102,21 +128,28 @@ class VANE(AdaptiveModel):
         check_positive("horizon", horizon)
         if max_distance is not None:
             check_positive("max_distance", max_distance)
+            if math.isinf(max_distance):
+                raise ConfigError("max_distance must be finite; give None to detect no domains")
+        if not isinstance(flips, bool) and flips != "auto":
+            raise ConfigError(f"flips must be True, False or 'auto', got {flips!r}")
         check_views(views, pixel_views)
         check_fraction("min_stickiness", min_stickiness)
         self.tolerance, self.prior, self.horizon, self.max_distance = tolerance, prior, horizon, max_distance
-        self.views, self.pixel_views = views, pixel_views
+        self.views, self.pixel_views, self.flips = views, pixel_views, flips
         self.min_stickiness, self.learn, self.keep, self.weight = min_stickiness, learn, keep, weight
         self.student = self.copy_of_source()
         self.statistics = nn.ModuleList()
         if tolerance is not None:
             self.statistics = use_shift_statistics_(self.student, tolerance, prior, horizon)
         self.domain_change = DomainChange(max_distance)
+        self.mirror_check = MirrorCheck()
         memory = UNKNOWN_DOMAINS_MEMORY if max_distance is None else DOMAIN_MEMORY
-        self.source_chain, self.chain = LabelChain(DOUBT, memory), LabelChain(class_memory=memory)
+        self.source_chain, self.chain = LabelChain(memory, doubt=DOUBT), LabelChain(memory)
+        self._labels_pixels = False  # as far as known; not saved, since it changes no result
         self.train_norms_(self.student)
-        if find_norm_parameters(self.student) or policies:
-            self.optimize(self.student, optimizer, lr)
+        self.optimizer_factory = with_lr(optimizer, lr)  # a hyperparameter also of a model that learns nothing
+        if policies or (learn and find_norm_parameters(self.student)):
+            self.optimize(self.student, self.optimizer_factory)
             self.use_policies(average_with_source(keep))
 
     @classmethod
@@ -140,16 +173,23 @@ class VANE(AdaptiveModel):
     @override
     def extra_repr(self) -> str:
         labels = "change" if self._labels_change() else "repeat"
-        return f"{super().extra_repr()}, followed_layers={len(self.statistics)}, labels={labels!r}"
+        parts = f"followed_layers={len(self.statistics)}, labels={labels!r}, mirrors={self._mirrors()}"
+        return f"{super().extra_repr()}, {parts}"
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:
         forget = self._remember()
-        logits, answer = self._predict(x, self.student)
+        try:
+            logits, answer = self._predict(x, self.student)
+        except BaseException:  # images that the network does not take, say
+            forget()
+            raise
+        is_finite = current_reducer().all(answer.isfinite())
         if self.learn and self.optimizer is not None and logits.ndim == 2 and self._labels_change():
-            self._learn(logits)
+            # Views alone may overflow; the step then counts as skipped.
+            self._learn(logits if is_finite else logits * torch.nan)
         self.show_policies(logits)
-        if not current_reducer().all(answer.isfinite()):
+        if not is_finite:
             forget()
         return answer
 
@@ -184,7 +224,11 @@ class VANE(AdaptiveModel):
             forget()
 
     def _remember(self) -> Callable[[], None]:
-        return remember_buffers(self.student, self.statistics, self.domain_change, self.source_chain, self.chain)
+        parts = self.domain_change, self.mirror_check, self.source_chain, self.chain
+        return remember_buffers(self.student, self.statistics, *parts)
+
+    def _mirrors(self) -> bool:
+        return self.mirror_check.keeps_classes if self.flips == "auto" else self.flips
 
     def _labels_change(self) -> bool:
         return self.chain.stickiness <= self.min_stickiness and not self._labels_are_hidden()
@@ -200,24 +244,24 @@ class VANE(AdaptiveModel):
         reducer, of_source = current_reducer(), None
         is_new = self._is_new_domain(x)
         if self.statistics:
-            with torch.no_grad():
-                source = self.source(x)
-            if source.ndim == 2:
+            if not self._labels_pixels:
+                with torch.no_grad():
+                    source = at_least_float32(self.source(x))
+                self._labels_pixels = source.ndim > 2
+            if not self._labels_pixels:
                 # Of the source, since a prediction by batch statistics depends on the other labels of the batch.
                 of_source = reducer.local(self.source_chain.follow_(reducer.gather(source), is_new_domain=is_new))
             batch = self._weigh_batch(x, is_new)
             # First, as they do not count, and each has its own statistics.
             with follow_shift(batch._replace(is_view=True)):
-                refined = self._average_views(x, student, source)
-            with follow_shift(batch):
+                views = self._predict_views(x, student)
+            with follow_shift(batch), torch.set_grad_enabled(torch.is_grad_enabled() and not self._labels_pixels):
                 logits = student(x)
         else:
             logits = student(x)
-            refined = self._average_views(x, student, logits)
-        answer = at_least_float32(logits.detach())
-        if refined is not None:
-            mean, num_views = refined
-            answer = (answer + num_views * mean) / (num_views + 1)
+            self._labels_pixels = logits.ndim > 2
+            views = self._predict_views(x, student)
+        answer = self._average(at_least_float32(logits.detach()), views)
         if logits.ndim == 2:
             corrected = reducer.local(self.chain.follow_(reducer.gather(answer), is_new_domain=is_new))
             if of_source is not None and self._labels_are_hidden():
@@ -237,13 +281,31 @@ class VANE(AdaptiveModel):
         return FollowedBatch(num_images, worth, is_new_domain)
 
     @torch.no_grad()
-    def _average_views(self, x: Tensor, student: Model, like: Tensor) -> tuple[Tensor, int] | None:
-        """Return the student's mean prediction over the views and their number; None if there are none."""
-        given = self.views if like.ndim == 2 else self.pixel_views
+    def _predict_views(self, x: Tensor, student: Model) -> ViewPredictions:
+        given = self.pixel_views if self._labels_pixels else self.views
         if not given or x.ndim != 4:
-            return None
-        views = draw_views(given, self.generator("views"))
-        return average_views(views, student, x, "logits"), len(views)
+            return ViewPredictions(None, None, 0)
+        views, mirrored = list(draw_views(given, self.generator("views"))), None
+        if isinstance(given, GeometricViews) and not self._labels_pixels and self.flips is not True:
+            flip = views.pop(0)
+            if self.flips == "auto":
+                mirrored = average_views([flip], student, x, "logits")
+            if not self._mirrors():
+                views = [replace(view, flip=False) if isinstance(view, MovedView) else view for view in views]
+        mean = average_views(views, student, x, "logits") if views else None
+        return ViewPredictions(mirrored, mean, len(views))
+
+    def _average(self, direct: Tensor, views: ViewPredictions) -> Tensor:
+        """Return the mean of the direct prediction and those for views."""
+        total, count = direct, 1
+        if views.mean is not None:
+            total, count = total + views.num_views * views.mean, count + views.num_views
+        if views.mirrored is not None:
+            gather = current_reducer().gather
+            self.mirror_check.follow_(gather(direct), gather(views.mirrored))
+            if self._mirrors():
+                total, count = total + views.mirrored, count + 1
+        return total / count
 
     def _learn(self, logits: Tensor) -> None:
         p = mean_probabilities(logits)
