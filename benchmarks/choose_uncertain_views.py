@@ -19,7 +19,7 @@ import ctta
 
 BATCH_SIZE = 100
 #: Threshold and fraction in the order they were tried.
-CANDIDATES = ((0.7, 0.0), (0.9, 0.0), (0.7, 1.0), (0.7, 0.5))
+CANDIDATES = ((0.7, 0.0), (0.9, 0.0), (0.7, 1.0), (0.7, 0.5), (0.6, 0.5), (0.5, 0.5), (0.65, 0.5))
 
 
 def measure(cifar: Path, threshold: float, fraction: float) -> tuple[float, float]:

@@ -23,9 +23,9 @@ def measure() -> Iterator[Measurement]:
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield measure_guard(f"TENT {name}", ctta.Tent, 8, 1.15, budget=30)
+        yield measure_guard(f"TENT {name}", ctta.Tent, 8, 1.15, budget=20)
         yield measure_guard(f"TENT {name}, every batch inspected", ctta.Tent, 1, 2.2, budget=10)
-        yield measure_guard(f"CoTTA.fast {name}", ctta.CoTTA.fast, 8, 1.05, budget=50)
+        yield measure_guard(f"CoTTA.fast {name}", ctta.CoTTA.fast, 8, 1.05, budget=30)
     finally:
         torch.set_num_threads(num_threads)
 

@@ -25,7 +25,7 @@ from ctta.views import geometric_views, image_views
 
 TARGET = 1.10
 #: Seconds for the pairs of one method, of which there are at least three.
-BUDGET = 2.0
+BUDGET = 1.5
 
 ONE_VIEW, EIGHT_VIEWS, MEMO_VIEWS = image_views(1), image_views(8), image_views(32)
 #: The passes of TENT and its successors: one pass forward and back.
@@ -76,7 +76,7 @@ PASSES: dict[str, Passes] = {
     "rmt": Passes(constant=1, learned=2, views=(ONE_VIEW,)),
     "petal": AVERAGED,
     "palm": Passes(learned=2, extra_backward=1, views=(ONE_VIEW,)),
-    "tea": Passes(constant=1, learned=2, to_input=20, batch_size=50),
+    "tea": Passes(constant=1, learned=2, to_input=20, batch_size=20),
     "memo": Passes(learned=1, views=(MEMO_VIEWS,), per_image=True, batch_size=4, settings={"views": MEMO_VIEWS}),
     "adacontrast": Passes(
         predict=1, constant=3, learned=1, views=(image_views(1, color=0.0, motion=0.25), image_views(2))

@@ -19,7 +19,7 @@ from ctta.views import image_views
 
 NUM_VIEWS = 32
 #: On ResNet-50, whose passes take long.
-FEW_VIEWS = 8
+FEW_VIEWS = 4
 
 
 def cifar_batch(size: int = 200) -> Tensor:

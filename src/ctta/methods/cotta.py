@@ -86,7 +86,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "views": fast_image_views(),
         "gate": "element",
         "gate_with": "teacher",
-        "threshold": 0.7,
+        "threshold": 0.65,
         "views_for": "uncertain",
     },
 }
@@ -297,7 +297,7 @@ class CoTTA(AdaptiveModel):
 
     @classmethod
     def faster(cls, net: nn.Module, **overrides: Any) -> Self:
-        """Build :meth:`fast` with views of uncertain images only: those of which the teacher is less than 0.7 sure.
+        """Build :meth:`fast` with views of uncertain images only: those of which the teacher is less than 0.65 sure.
 
         It needs about half the time of :meth:`fast`. The settings were chosen on hold-out corruptions by
         ``benchmarks/choose_uncertain_views.py``; docs/how-to/speed.md has the errors.
