@@ -24,7 +24,6 @@ from train_embedded import to_input
 import ctta
 from ctta.corruptions import HOLD_OUT
 from ctta.datasets import Corrupted
-from ctta.mirror_check import MIN_CONFIDENCE
 from ctta.streams import Segment, Stream
 
 NUM_TRAINED, NUM_EPOCHS, BATCH_SIZE, PEAK_LR = 6000, 6, 128, 4e-3
@@ -60,15 +59,14 @@ def train(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> nn.Module:
 
 def measure_agreement(net: nn.Module, stream: Stream) -> float:
     """Return how many confident predictions, in percent, mirrored images agree with while VANE follows the stream."""
-    model, num_agreed, num_sure = ctta.VANE(net, views=()), 0, 0
+    model = ctta.VANE(net)
+    num_agreed = num_sure = 0.0
     for batch in stream:
+        model.mirror_check.counts.zero_()  # so that it has those of the batch alone
         model(batch.x)
-        with torch.no_grad():
-            p, mirrored = (model.student(x).softmax(1) for x in (batch.x, batch.x.flip(-1)))
-        is_sure = p.amax(1) > MIN_CONFIDENCE
-        num_sure += int(is_sure.sum())
-        num_agreed += int((is_sure & (p.argmax(1) == mirrored.argmax(1))).sum())
-    return 100 * num_agreed / num_sure
+        agreed, sure = model.mirror_check.counts.tolist()
+        num_agreed, num_sure = num_agreed + agreed, num_sure + sure
+    return 100 * num_agreed / max(num_sure, 1.0)
 
 
 def main() -> None:
@@ -79,7 +77,9 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     photographs = HoldOut(arguments.cifar)
-    cases = {name: (ctta.models.embedded(), STREAMS[name](photographs)) for name in ("iid50", "hardiid64", "clean200")}
+    cases: dict[str, tuple[nn.Module, Stream]] = {
+        name: (ctta.models.embedded(), STREAMS[name](photographs)) for name in ("iid50", "hardiid64", "clean200")
+    }
     images, labels = read_digits(arguments.digits)
     net = train(images[:NUM_TRAINED], labels[:NUM_TRAINED])
     data = Corrupted(images[NUM_TRAINED:], labels[NUM_TRAINED:], name="digits", seed=1)

@@ -37,7 +37,9 @@ class DomainChange(HostModule):
         self.max_distance = max_distance
         for name in ("mean", "square", "recent"):
             self.register_lazy_buffer(name, None, dtype=torch.float64)
-        self.register_buffer("counts", torch.zeros(2, dtype=torch.float64))  # images of the domain, and recent ones
+        self.register_buffer(
+            "counts", torch.zeros(2, dtype=torch.float64, device="cpu")
+        )  # images of the domain, and recent ones
 
     @property
     def num_images(self) -> float:
@@ -51,15 +53,15 @@ class DomainChange(HostModule):
         Args:
             features: The result of :func:`measure_appearance` for the whole batch.
         """
+        features = features.cpu().double()
         if not features.isfinite().all():
             return False
-        features = features.cpu().double()
         if not self.is_allocated:
             self._begin(features)
             return False
         if features.shape[1] != len(self.mean):  # gray images after color, say
             self._begin(features)
-            return True
+            return self.max_distance is not None
         num_new, (num_old, num_recent) = len(features), self.counts.tolist()
         mean, square = features.mean(0), features.square().mean(0)
         kept = math.exp(-num_new / RECENT_MEMORY) * num_recent

@@ -28,7 +28,7 @@ class MirrorCheck(HostModule):
     def __init__(self) -> None:
         super().__init__()
         # How many agreed, of how many sure predictions.
-        self.register_buffer("counts", torch.full((2,), float(FIRST_COUNT), dtype=torch.float64))
+        self.register_buffer("counts", torch.full((2,), float(FIRST_COUNT), dtype=torch.float64, device="cpu"))
 
     @property
     def keeps_classes(self) -> bool:

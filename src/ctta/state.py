@@ -58,10 +58,22 @@ class LazyModule(nn.Module):
 
 
 class HostModule(LazyModule):
-    """A small state that stays on the CPU with its dtypes, wherever the model moves.
+    """A small state that stays on the CPU with its dtypes, wherever the model is built, loaded or moved.
 
-    It is computed in float64, which some devices lack, and 16 bits are too few for its counts.
+    It is computed in float64, which some devices lack, and 16 bits are too few for its counts. Register buffers
+    that are not lazy with ``device="cpu"``.
     """
+
+    @override
+    def register_lazy_buffer(
+        self, name: str, *shape: int | EllipsisType | None, dtype: torch.dtype = torch.float32
+    ) -> None:
+        with torch.device("cpu"):
+            super().register_lazy_buffer(name, *shape, dtype=dtype)
+
+    @override
+    def allocate_(self, name: str, value: Tensor) -> None:
+        super().allocate_(name, value.to("cpu", self.get_buffer(name).dtype))
 
     @override
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -109,7 +121,8 @@ def allocate_lazy_buffers_(model: nn.Module, tensors: Mapping[str, Tensor]) -> N
             if saved.is_floating_point() != buffer.is_floating_point():
                 raise ValueError(f"'{name}' is of type {saved.dtype}, which this state cannot have")
             if saved.shape == (0,):
-                setattr(module, name, torch.empty_like(saved, device=buffer.device))
+                if not isinstance(module, HostModule):
+                    setattr(module, name, torch.empty_like(saved, device=buffer.device))
             else:
                 module.allocate_(name, torch.zeros_like(saved, device=buffer.device))
 

