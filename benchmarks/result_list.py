@@ -84,12 +84,9 @@ PLANNED: dict[str, PlannedResult] = {
         0.08,
     ),
     "ccc": PlannedResult(
-        "CCC: gaussian noise turns into contrast in 27 points of 100 images, 54 steps",
-        bench(
-            "ccc --corruptions contrast,gaussian_noise --speed 100 --images 2700 "
-            "--methods source,bn_stats,tent,rdumb,cotta_fast"
-        ),
-        0.04,
+        "CCC: snow turns into fog, motion blur and gaussian noise, 20,000 images, 400 steps, one seed",
+        bench("ccc --methods source,bn_stats,tent,rdumb,vane,cotta_fast --seeds 1"),
+        0.25,
     ),
     "streets": PlannedResult(
         "fog, night, rain and snow on drawn streets, 5 scenes each, ten rounds, 200 steps; no BatchNorm",
