@@ -467,6 +467,8 @@ def test_the_deployed_network_has_the_latest_statistics() -> None:
     model = ctta.VANE(batch_norm_classifier(), views=(), min_stickiness=1.0, learn=False)
     answers = [model(x) for x in color_stream(run_length=1)]
     CLOSE(model.deploy()(color_stream(run_length=1)[-1]).detach(), answers[-1])
+    for plain in (model.deploy(), model.deploy(color_stream(run_length=1))):
+        assert not any(module._forward_pre_hooks or module._forward_hooks for module in plain.modules())
 
 
 @pytest.mark.parametrize("build", [batch_norm_classifier, group_norm_classifier, pixel_classifier])
