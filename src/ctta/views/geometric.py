@@ -56,6 +56,11 @@ class GeometricViews(DrawnViews):
         if not isinstance(self.motion, Real) or not 0 <= self.motion <= 1:
             raise ConfigError(f"motion is a fraction of CoTTA's ranges, from 0 to 1, got {self.motion!r}")
 
+    @property
+    def is_random(self) -> bool:
+        """Whether draws differ: the first view, which only flips, is always the same."""
+        return self.num_views > 1
+
     @override
     def draw(self, generator: torch.Generator) -> list[SplitView]:
         views: list[SplitView] = [ScaledView(1.0, flip=True, multiple_of=None)]  # as sharp as the images

@@ -150,7 +150,9 @@ class MethodSpec:
         if not {"views", "restore"} & parameters.keys() or any(each.is_random for each in settings.get("policies", ())):
             return True
         starts_random = self.method_class.info is not None and self.method_class.info.starts_random
-        return starts_random or isinstance(settings.get("views"), DrawnViews) or settings.get("restore", 0) > 0
+        views = settings.get("views")
+        draws_views = isinstance(views, DrawnViews) and getattr(views, "is_random", True)
+        return starts_random or draws_views or settings.get("restore", 0) > 0
 
     @property
     def needs_source_stats(self) -> bool:
