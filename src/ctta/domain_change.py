@@ -37,9 +37,8 @@ class DomainChange(HostModule):
         self.max_distance = max_distance
         for name in ("mean", "square", "recent"):
             self.register_lazy_buffer(name, None, dtype=torch.float64)
-        self.register_buffer(
-            "counts", torch.zeros(2, dtype=torch.float64, device="cpu")
-        )  # images of the domain, and recent ones
+        # Images of the domain, and recent ones.
+        self.register_buffer("counts", torch.zeros(2, dtype=torch.float64, device="cpu"))
 
     @property
     def num_images(self) -> float:

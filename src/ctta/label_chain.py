@@ -45,9 +45,8 @@ class LabelChain(HostModule):
         self.doubt, self.class_memory = doubt, class_memory
         self.register_lazy_buffer("message", None, dtype=torch.float64)  # zeros before the first image
         self.register_lazy_buffer("class_counts", None, dtype=torch.float64)
-        self.register_buffer(
-            "transitions", torch.zeros(2, dtype=torch.float64, device="cpu")
-        )  # how many stayed, of how many
+        # How many stayed, of how many.
+        self.register_buffer("transitions", torch.zeros(2, dtype=torch.float64, device="cpu"))
 
     @property
     def stickiness(self) -> float:

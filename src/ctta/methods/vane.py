@@ -267,13 +267,12 @@ class VANE(AdaptiveModel):
             self._segmented_shapes.add(x.shape)
         answer = self._average(at_least_float32(logits.detach()), views)
         if logits.ndim == 2:
+            # The posterior of a chain is finite whatever the predictions are, and would hide an overflow.
             is_finite = reducer.all(answer.isfinite())
             corrected = reducer.local(self.chain.follow_(reducer.gather(answer), is_new_domain=is_new))
-            if not is_finite:
-                pass  # the posterior of a chain is finite whatever the predictions are, and would hide an overflow
-            elif of_source is not None and self._labels_are_hidden():
+            if is_finite and of_source is not None and self._labels_are_hidden():
                 answer = of_source
-            elif not self._labels_change():
+            elif is_finite and not self._labels_change():
                 answer = corrected
         return logits, answer
 

@@ -171,7 +171,7 @@ def check_unwraps_networks(case: ContractCase) -> None:
 
 @register_check
 def check_deploys_plain_network(case: ContractCase) -> None:
-    """Check that ``deploy`` returns a network of the caller's class, and leaves the stream alone."""
+    """Check that ``deploy`` returns a network of the caller's class, with statistics of its batches."""
     net, model = case.make_network(), case.make_model()
     run_stream(model, case.make_stream())
     before = collect_state(model)
