@@ -74,16 +74,6 @@ def serve(
             min=0, max=65535, help="Listen on this port; 0 picks a free one.", metavar="N", rich_help_panel=SERVER
         ),
     ] = 8000,
-    grpc_port: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=65535,
-            help="Also serve the Open Inference Protocol over gRPC on this port; 0 picks a free one. Default: no gRPC.",
-            metavar="N",
-            rich_help_panel=SERVER,
-        ),
-    ] = None,
     token_file: Annotated[
         Path | None,
         typer.Option(
@@ -350,8 +340,6 @@ def serve(
             )
         if sources:
             raise ConfigError("--source needs one process: give it to a service without --ray")
-        if grpc_port is not None:
-            raise ConfigError("--grpc-port needs one process: give it to a service without --ray")
         if workers is None:
             recipe = replace(recipe, num_workers=max(1, int(replica_cpus)))
         serve_on_ray(
@@ -373,8 +361,6 @@ def serve(
         def on_listening(address: str) -> None:
             header = ' -H "Authorization: Bearer $CTTA_SERVE_TOKEN"' if tokens else ""
             print_text(f"Listening on {address}")
-            if address.startswith("grpc"):
-                return
             print_text(f"  curl{header} --data-binary @image.png {address}/streams/camera7/image")
             if state:
                 print_text(f"The streams are saved in {state}.")
@@ -387,7 +373,6 @@ def serve(
             port=port,
             tokens=tokens,
             sources=sources,
-            grpc_port=grpc_port,
             on_listening=on_listening,
         )
         if state:

@@ -5,7 +5,7 @@ A request passes eight modules at most from the socket to its answer:
 1. ``app``: the ASGI application that uvicorn calls; routing, errors to JSON
 2. ``auth``: bearer token, host and origin
 3. ``limits``: the body, read within the limits
-4. ``protocol`` (Open Inference Protocol, by ``protocol_http`` or ``grpc_server``, with ``tensors``) or ``routes``
+4. ``protocol`` (Open Inference Protocol, with ``tensors``) or ``routes``
    (images, operators, live page): bytes to tensors and back
 5. ``service``: checks of the images
 6. ``store``: the queue of the stream (its ``slot``), a worker thread, room in memory

@@ -19,7 +19,7 @@ from ctta.serve.auth import Authenticator, Tokens
 from ctta.serve.details import detail_routes
 from ctta.serve.errors import INTERNAL, OUT_OF_MEMORY, RETRY_AFTER_OUT_OF_MEMORY, ApiError, is_out_of_memory
 from ctta.serve.metrics import ServiceMetrics
-from ctta.serve.protocol_http import protocol_routes
+from ctta.serve.protocol import protocol_routes
 from ctta.serve.routes import page_routes, stream_routes
 from ctta.serve.schemas import error_responses
 from ctta.serve.service import Service

@@ -127,7 +127,7 @@ class Authenticator:
             request: The request.
         """
         self._check_origin(request)
-        self.check_infer_token(request.headers.get("authorization", ""))
+        self._check_token(request, [self.tokens.infer, self.tokens.admin])
 
     async def require_admin(self, request: Request) -> None:
         """Require the admin token, for whatever changes or copies the state of a stream.
@@ -136,23 +136,14 @@ class Authenticator:
             request: The request.
         """
         self._check_origin(request)
-        authorization = request.headers.get("authorization", "")
-        self._check_token(authorization, [self.tokens.admin], insufficient=[self.tokens.infer])
-
-    def check_infer_token(self, authorization: str) -> None:
-        """Require a token for reading and inference.
-
-        Args:
-            authorization: The header or metadata ``authorization``; empty if there is none.
-        """
-        self._check_token(authorization, [self.tokens.infer, self.tokens.admin])
+        self._check_token(request, [self.tokens.admin], insufficient=[self.tokens.infer])
 
     def _check_token(
-        self, authorization: str, allowed: list[str | None], insufficient: list[str | None] | None = None
+        self, request: Request, allowed: list[str | None], insufficient: list[str | None] | None = None
     ) -> None:
         if not self.tokens:
             return
-        scheme, _, given = authorization.partition(" ")
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
         # Lists, not generators: the time must not depend on which token matches.
         if scheme.lower() == "bearer" and any([_is_same(given.strip(), token) for token in allowed]):
             return

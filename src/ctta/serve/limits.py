@@ -4,8 +4,8 @@ import asyncio
 import ctypes
 import math
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 
 from fastapi import Request
@@ -107,23 +107,6 @@ class BodyReader:
             yield body
         finally:
             self._num_bytes -= len(body)
-
-    @contextmanager
-    def hold(self, num_bytes: int) -> Iterator[None]:
-        """Count a body that was read elsewhere toward the total for the duration of a block.
-
-        Args:
-            num_bytes: Its size.
-
-        Raises:
-            ApiError: If the body, or all of them together, are too large.
-        """
-        self._num_bytes += num_bytes
-        try:
-            self._check_size(num_bytes)
-            yield
-        finally:
-            self._num_bytes -= num_bytes
 
     async def _read_into(self, body: bytearray, request: Request, decompressor: Decompressor | None) -> None:
         num_received = 0

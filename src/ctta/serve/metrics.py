@@ -8,7 +8,7 @@ from ctta.guard import EventKind
 from ctta.serve.audit import StreamEvent
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "GRPC")
+METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS")
 #: Kinds of events with a count of their own; others are counted as "other".
 EVENT_KINDS = {*StreamEvent, *EventKind}
 
@@ -52,9 +52,9 @@ class ServiceMetrics:
         """Count a request.
 
         Args:
-            method: HTTP method, or ``"GRPC"``.
+            method: HTTP method.
             route: Path template of the route, not the path that the client sent.
-            status: HTTP status of the answer, or the one that a status of gRPC stands for.
+            status: HTTP status of the answer.
             seconds: Time that the answer took.
         """
         self.requests.labels(method if method in METHODS else "other", route, str(status)).inc()

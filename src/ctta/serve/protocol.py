@@ -1,17 +1,32 @@
-"""The Open Inference Protocol, version 2, which clients of Triton and KServe speak: what HTTP and gRPC share."""
+"""The Open Inference Protocol, version 2, which clients of Triton and KServe speak: the routes below ``/v2``."""
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
+from fastapi import APIRouter, Depends, Header, Response
+from fastapi import Path as PathParameter
 from numpy.typing import NDArray
 
 import ctta
+from ctta.serve.auth import Authenticator
 from ctta.serve.errors import ApiError
-from ctta.serve.schemas import validate_stream_name
+from ctta.serve.examples import infer_examples, path_example
+from ctta.serve.limits import LARGE, BodyReader, return_freed_memory
+from ctta.serve.schemas import INFER_REQUEST, STREAM_ERRORS, describe_body, error_responses, validate_stream_name
 from ctta.serve.service import Service
-from ctta.serve.tensors import INPUT_NAME, InferRequest, make_outputs, select_outputs
+from ctta.serve.tensors import (
+    BYTES_PER_VALUE,
+    INPUT_NAME,
+    InferRequest,
+    encode_response,
+    estimate_memory,
+    make_outputs,
+    parse_input,
+    select_outputs,
+    split_body,
+)
 
 MODEL_VERSION = "1"
 DEFAULT_STREAM = "default"
@@ -20,7 +35,88 @@ MAX_INLINE_BYTES = 4 * 2**20  # that are converted within a few milliseconds
 T = TypeVar("T")
 
 
-def check_model(service: Service, name: str, version: str = MODEL_VERSION) -> None:
+def protocol_routes(service: Service, auth: Authenticator, read_body: BodyReader) -> APIRouter:
+    """Return the routes below ``/v2``."""
+    router = APIRouter(tags=["Open Inference Protocol"])
+    public, infer_scope = [Depends(auth.allow_anyone)], [Depends(auth.require_infer)]
+    Model = Annotated[str, PathParameter(openapi_examples=path_example(service.name))]
+    Version = Annotated[str, PathParameter(openapi_examples=path_example(MODEL_VERSION))]
+    metadata_errors, ready_errors = error_responses(400, 404), error_responses(404, 503)
+
+    @router.get("/v2", dependencies=infer_scope, responses=metadata_errors)
+    async def server_metadata() -> dict[str, Any]:
+        return {"name": "ctta", "version": ctta.__version__, "extensions": ["binary_tensor_data", "sequence"]}
+
+    @router.get("/v2/health/live", dependencies=public, responses=error_responses())
+    async def server_live() -> dict[str, bool]:
+        return {"live": True}
+
+    @router.get("/v2/health/ready", dependencies=public, responses=error_responses(503))
+    async def server_ready() -> dict[str, bool]:
+        service.check_ready()
+        return {"ready": True}
+
+    @router.get("/v2/models/{name}/ready", dependencies=public, responses=ready_errors)
+    async def model_ready(name: Model) -> dict[str, Any]:
+        _check_model(service, name)
+        return {"name": name, **await server_ready()}
+
+    @router.get("/v2/models/{name}/versions/{version}/ready", dependencies=public, responses=ready_errors)
+    async def version_ready(name: Model, version: Version) -> dict[str, Any]:
+        _check_model(service, name, version)
+        return {"name": name, **await server_ready()}
+
+    @router.get("/v2/models/{name}", dependencies=infer_scope, responses=metadata_errors)
+    async def model_metadata(name: Model) -> dict[str, Any]:
+        _check_model(service, name)
+        return _describe_model(service)
+
+    @router.get("/v2/models/{name}/versions/{version}", dependencies=infer_scope, responses=metadata_errors)
+    async def version_metadata(name: Model, version: Version) -> dict[str, Any]:
+        _check_model(service, name, version)
+        return _describe_model(service)
+
+    Body = Annotated[bytearray, Depends(read_body)]
+    JsonLength = Annotated[str | None, Header(alias="Inference-Header-Content-Length")]
+    infer_route: dict[str, Any] = {
+        "dependencies": infer_scope,
+        "responses": error_responses(400, 404, *STREAM_ERRORS),
+        "openapi_extra": describe_body(
+            "application/json", schema=INFER_REQUEST, examples={"application/json": infer_examples(service)}
+        ),
+    }
+
+    @router.post("/v2/models/{name}/infer", **infer_route)
+    async def model_infer(name: Model, body: Body, json_length: JsonLength = None) -> Response:
+        _check_model(service, name)
+        return await _infer(service, body, json_length)
+
+    @router.post("/v2/models/{name}/versions/{version}/infer", **infer_route)
+    async def version_infer(name: Model, version: Version, body: Body, json_length: JsonLength = None) -> Response:
+        _check_model(service, name, version)
+        return await _infer(service, body, json_length)
+
+    return router
+
+
+async def _infer(service: Service, body: bytearray, json_length: str | None) -> Response:
+    num_bytes = estimate_memory(body, json_length)
+    async with service.request_memory.reserve(num_bytes) as reservation:
+        request = await _run_inline_or_in_thread(num_bytes, split_body, body, json_length)
+        x = await _run_inline_or_in_thread(num_bytes, parse_input, request)
+        if num_bytes >= LARGE:
+            await asyncio.to_thread(return_freed_memory)
+        reservation.shrink(x.nbytes)
+        head, outputs, selection = await _answer(service, request, x)
+    num_bytes = sum(values.size * (1 if selection[name] else BYTES_PER_VALUE) for name, values in outputs.items())
+    content, length = await _run_inline_or_in_thread(num_bytes, encode_response, head, outputs, selection)
+    if length is None:
+        return Response(content, media_type="application/json")
+    headers = {"Inference-Header-Content-Length": str(length)}
+    return Response(content, media_type="application/octet-stream", headers=headers)
+
+
+def _check_model(service: Service, name: str, version: str = MODEL_VERSION) -> None:
     """Raise :class:`ApiError` unless this is the model of a service."""
     if (name, version) != (service.name, MODEL_VERSION):
         raise ApiError(
@@ -30,12 +126,7 @@ def check_model(service: Service, name: str, version: str = MODEL_VERSION) -> No
         )
 
 
-def describe_server() -> dict[str, Any]:
-    """Return the metadata of the server."""
-    return {"name": "ctta", "version": ctta.__version__, "extensions": ["binary_tensor_data", "sequence"]}
-
-
-def describe_model(service: Service) -> dict[str, Any]:
+def _describe_model(service: Service) -> dict[str, Any]:
     """Return the metadata of the model."""
     height, width = service.image_size or (-1, -1)
     num_classes = service.num_classes or -1
@@ -52,7 +143,7 @@ def describe_model(service: Service) -> dict[str, Any]:
     }
 
 
-async def run_inline_or_in_thread(num_bytes: int, work: Callable[..., T], *arguments: Any) -> T:
+async def _run_inline_or_in_thread(num_bytes: int, work: Callable[..., T], *arguments: Any) -> T:
     """Run work in a thread if it may take long, in which other requests should not have to wait.
 
     Handing over small work takes longer than doing it.
@@ -60,7 +151,7 @@ async def run_inline_or_in_thread(num_bytes: int, work: Callable[..., T], *argum
     return await asyncio.to_thread(work, *arguments) if num_bytes > MAX_INLINE_BYTES else work(*arguments)
 
 
-async def answer(
+async def _answer(
     service: Service, request: InferRequest, values: NDArray[Any]
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]], dict[str, bool]]:
     """Answer a request.

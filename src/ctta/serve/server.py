@@ -3,8 +3,8 @@
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import uvicorn
 
@@ -21,7 +21,6 @@ def serve(
     port: int = 8000,
     tokens: Tokens = Tokens(),  # noqa: B008  # frozen
     sources: Sequence[VideoSource] = (),
-    grpc_port: int | None = None,
     on_listening: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C, then finish the requests that were accepted and save every stream.
@@ -32,16 +31,12 @@ def serve(
         port: Port to listen on; 0 for any that is free.
         tokens: Tokens for clients and administrators.
         sources: Cameras that the service reads by itself.
-        grpc_port: Port for the Open Inference Protocol over gRPC; 0 for any that is free, None for no gRPC.
-        on_listening: Called with the URL once connections are accepted, and with that of gRPC, ``grpc://...``.
+        on_listening: Called with the URL once connections are accepted.
 
     Raises:
-        OSError: If an address cannot be used, or if streams could not be saved at the end.
-        ImportError: If gRPC is requested and not installed.
+        OSError: If the address cannot be used, or if streams could not be saved at the end.
     """
     check_host(host, tokens)
-    if grpc_port is not None:
-        _import_grpc_server()  # before anything listens
     limits = service.limits
     config = uvicorn.Config(
         create_app(service, tokens, sources),
@@ -59,47 +54,9 @@ def serve(
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if on_listening:
             on_listening(f"http://{url_host}:{listener.getsockname()[1]}")
-
-        @asynccontextmanager
-        async def listen_to_grpc() -> AsyncIterator[None]:
-            if grpc_port is None:
-                yield
-                return
-            async with _import_grpc_server()(service, tokens, host=host, port=grpc_port) as bound:
-                if on_listening:
-                    on_listening(f"grpc://{url_host}:{bound}")
-                yield
-
         with _ignore_repeated_signals():
-            _Server(config, listen_to_grpc).run(sockets=[listener])
+            uvicorn.Server(config).run(sockets=[listener])
     service.store.check_all_saved()
-
-
-class _Server(uvicorn.Server):
-    """Serve HTTP, and within the same event loop something else."""
-
-    def __init__(self, config: uvicorn.Config, beside: Callable[[], AbstractAsyncContextManager[None]]) -> None:
-        super().__init__(config)
-        self.beside = beside
-
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until asked to stop.
-
-        Args:
-            sockets: Sockets that listen.
-        """
-        async with self.beside():
-            await super().serve(sockets)
-
-
-def _import_grpc_server() -> Callable[..., AbstractAsyncContextManager[int]]:
-    try:
-        from ctta.serve.grpc_server import grpc_server
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("ctta"):
-            raise
-        raise ImportError(f"gRPC needs {error.name}, which is not installed: pip install 'ctta[grpc]'") from error
-    return grpc_server
 
 
 @contextmanager

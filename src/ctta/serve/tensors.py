@@ -1,7 +1,7 @@
 """Tensors of the Open Inference Protocol: requests in, arrays and their names out.
 
 A tensor is a list of JSON numbers, or raw bytes that follow the JSON part of a body; then the header
-``Inference-Header-Content-Length`` holds the length of the JSON part. In gRPC every tensor is raw bytes.
+``Inference-Header-Content-Length`` holds the length of the JSON part.
 """
 
 import json
