@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from command_line import output, user_error, write_images, write_network
-from serving import serve_in_thread
 from torch import Tensor, nn
 
 import ctta
@@ -22,7 +21,6 @@ from ctta.policies.recalling import (
     measure_information,
     recall_,
 )
-from ctta.serve import Service
 
 RECALL = ctta.policies.recall(num=3)
 
@@ -244,26 +242,3 @@ def test_the_command_uses_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     output(adapt, *command, tmp_path / "b.csv", "--policy", "recall", "--set", "lr=0.05")
     first, second = ((tmp_path / name).read_text().splitlines() for name in ("a.csv", "b.csv"))
     assert first[1:9] == second[1:9] and first[9:] != second[9:], "it helps from the second batch on"
-
-
-def test_new_streams_of_a_service_start_with_what_others_learned(tmp_path: Path) -> None:
-    library = ctta.StateLibrary(tmp_path / "states")
-    model = ctta.Guarded(ctta.adapt(classifier(), "tent", lr=0.05, policies=[RECALL]))
-    service = Service(model, tmp_path / "service", window_size=0, library=library)
-    with serve_in_thread(service) as client:
-        for seed in range(3):
-            client.infer("camera7", draw("dark", seed))
-        client.call("GET", "/streams/camera7")
-    assert len(list(library.folder.iterdir())) == 1, "saved when the service stops"
-    service = Service(model, tmp_path / "service", window_size=0, library=library)
-    with serve_in_thread(service) as client:
-        client.infer("camera8", draw("dark", 10))
-        (tmp_path / "camera8").write_bytes(client.state("camera8"))
-        next(library.folder.iterdir()).write_bytes(b"damaged")
-        assert client.infer("camera9", draw("dark", 11))["adapted"], "without the library"
-    found = ctta.load(tmp_path / "camera8", classifier())
-    other = ctta.adapt(classifier(), "tent", lr=0.05, policies=[RECALL])
-    run(other, "dark", "dark", "dark")
-    assert all(map(torch.equal, learned_by(found), learned_by(other)))
-    with pytest.raises(ConfigError, match="does not remember domains"):
-        Service(ctta.adapt(classifier(), "tent"), tmp_path / "other", library=library)

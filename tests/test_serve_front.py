@@ -143,9 +143,9 @@ def test_replicas_get_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for name, value in (("connect", None), ("is_running", False), ("wait_for_signal", None)):
         monkeypatch.setattr(f"ctta.serve.cluster.{name}", lambda *_, value=value: value)
     monkeypatch.setattr("ctta.serve.cluster.RayService", FakeService)
-    files = ("--library", "domains", "--classes", "names.txt", "--model", "file:net.py:build")
-    output(serve, *files, "--policy", "recall", "--ray", "auto", "--replicas", 2, "--state", "streams")
+    files = ("--classes", "names.txt", "--model", "file:net.py:build")
+    output(serve, *files, "--ray", "auto", "--replicas", 2, "--state", "streams")
     recipe = getattr(options[0].make_service, "__self__", None)
     assert isinstance(recipe, ServiceRecipe) and options[0].state == str(tmp_path / "streams")
-    assert (recipe.library, recipe.classes) == (tmp_path / "domains", tmp_path / "names.txt")
+    assert recipe.classes == tmp_path / "names.txt"
     assert recipe.model == f"file:{tmp_path / 'net.py'}:build"

@@ -8,7 +8,6 @@ from serving import make_images, make_tent
 
 from ctta.errors import DamagedCheckpointError
 from ctta.serve.audit import AuditLog
-from ctta.serve.passes import SourcePasses
 from ctta.serve.persistence import WINDOW_FILE, Snapshots
 from ctta.serve.stream import ServedStream
 from ctta.serve.window import SampleWindow, TimeBudget
@@ -17,8 +16,8 @@ from ctta.serve.window import SampleWindow, TimeBudget
 def make_stream(folder: Path) -> ServedStream:
     model = make_tent(folder)
     log = AuditLog(folder / "audit.jsonl", lambda _kind: None, lambda: None)
-    reference, window = SourcePasses(model.source, model), SampleWindow(2, 1)
-    return ServedStream("s", model, reference=reference, window=window, budget=TimeBudget(None), log=log)
+    window = SampleWindow(2, 1)
+    return ServedStream("s", model, source_network=model.source, window=window, budget=TimeBudget(None), log=log)
 
 
 @pytest.fixture

@@ -223,15 +223,6 @@ def serve(
             rich_help_panel=STREAMS,
         ),
     ] = None,
-    library: Annotated[
-        Path | None,
-        typer.Option(
-            help="Let new streams start with what others learned in such domains, kept in this folder. Needs --policy "
-            "recall. Default: none.",
-            metavar="DIR",
-            rich_help_panel=STREAMS,
-        ),
-    ] = None,
     live_streams: Annotated[
         int,
         typer.Option(
@@ -331,7 +322,6 @@ def serve(
         keep_pictures=pictures,
         on_harm=_get_remedy(on_harm),
         limits=limits,
-        library=library,
     )
     if ray is not None:
         if state is None:

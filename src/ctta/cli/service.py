@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from ctta import StateLibrary, models
+from ctta import models
 from ctta.cli.console import print_text
 from ctta.cli.options import choose_adaptation, read_class_names
 from ctta.errors import ConfigError
@@ -44,7 +44,6 @@ class ServiceRecipe:
     keep_pictures: bool
     on_harm: Literal["reset", "freeze"] | None
     limits: "Limits"
-    library: Path | None = None
 
     def build(self, state: "StateDirectory") -> "Service":
         """Load the network, and build the method and the service.
@@ -93,7 +92,6 @@ class ServiceRecipe:
             num_answers=self.num_answers,
             keep_pictures=self.keep_pictures,
             on_harm=self.on_harm,
-            library=None if self.library is None else StateLibrary(self.library),
         )
 
 
@@ -142,7 +140,6 @@ def serve_on_ray(
         method=_make_absolute(recipe.method),
         config=recipe.config and recipe.config.absolute(),
         classes=recipe.classes and recipe.classes.absolute(),
-        library=recipe.library and recipe.library.absolute(),
     )
     cluster.connect(address)
     if cluster.is_running(recipe.name):

@@ -12,8 +12,7 @@ A request passes eight modules at most from the socket to its answer:
 7. ``stream``: the call of the model, within the ``window`` and the time budget of the stream
 8. ``metrics``: counts on the way out
 
-If the stream is new or on disk, ``persistence`` creates or reads it between 6 and 7. Single images that the source
-answers go through ``pass_queue``, where those of several streams share ``passes``. Of the others, ``errors`` and
+If the stream is new or on disk, ``persistence`` creates or reads it between 6 and 7. Of the others, ``errors`` and
 ``schemas`` hold what several modules share, ``sizes`` tells whose fault a failure is, ``audit`` records what happens to
 streams, ``directory`` remembers what they were started with, ``sources`` reads cameras by itself, and ``server`` starts
 uvicorn.

@@ -16,19 +16,17 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
 from ctta.checkpoint.encoding import encode, is_serializable
 from ctta.checkpoint.files import load, save
-from ctta.checkpoint.library import StateLibrary
 from ctta.checkpoint.manifest import nested_models, optimizer_tensors, unserializable_arguments
 from ctta.errors import CheckpointError, DamagedCheckpointError
 from ctta.hyperparameters import format_hyperparameters
 from ctta.io.atomic import fsync_directory, fsync_file
 from ctta.io.tensors import read_tensors, write_tensors
 from ctta.serve.audit import AuditLog, StreamEvent
-from ctta.serve.passes import SourcePasses
 from ctta.serve.schemas import STREAM_NAME_PATTERN
 from ctta.serve.stream import ServedStream
 from ctta.serve.window import SampleWindow, TimeBudget
@@ -214,7 +212,7 @@ class StreamFactory:
 
     Attributes:
         template: Model that every stream is a fork of; it never adapts itself.
-        reference: Source network as it was trained.
+        source_network: Source network as it was trained.
         snapshots: Streams on disk.
         log: Audit log.
         window_size: Images in the window of each stream.
@@ -223,11 +221,10 @@ class StreamFactory:
         num_answers: Number of last answers of each stream to remember for feedback.
         keep_pictures: Whether to keep the last image of each stream in memory.
         on_harm: What to do when labels show harm: "reset", "freeze", or None to only report.
-        library: What streams have learned in each domain, which new ones start with; None for none.
     """
 
     template: AdaptiveModel
-    reference: SourcePasses
+    source_network: nn.Module
     snapshots: Snapshots
     log: AuditLog
     window_size: int
@@ -236,15 +233,10 @@ class StreamFactory:
     num_answers: int = 0
     on_harm: str | None = None
     keep_pictures: bool = False
-    library: StateLibrary | None = None
 
     def create(self, name: str) -> ServedStream:
         """Return a new stream."""
-        model = self.template.fork()
-        if self.library is not None:
-            with self._log_library_errors(name):
-                self.library.lend(model)
-        stream = self._wrap(name, model)
+        stream = self._wrap(name, self.template.fork())
         stream.record(StreamEvent.NEW, "first use")
         return stream
 
@@ -263,21 +255,6 @@ class StreamFactory:
         stream = self._wrap(name, model)
         self.snapshots.restore(stream)
         return stream
-
-    def save(self, stream: ServedStream) -> None:
-        """Write the snapshot of a stream, and then what it has learned to the library; OSError if the first fails."""
-        self.snapshots.write(stream)
-        if self.library is not None:
-            with self._log_library_errors(stream.name):
-                self.library.collect(stream.model)
-
-    @contextmanager
-    def _log_library_errors(self, name: str) -> Iterator[None]:
-        """Let a stream do without the library if its files cannot be read or written."""
-        try:
-            yield
-        except (DamagedCheckpointError, OSError) as error:
-            logger.error("stream %s does without the library: %s", name, error)
 
     def quarantine(self, name: str, error: DamagedCheckpointError) -> None:
         """Move a damaged stream out of the way and record it, so that the stream can start over."""
@@ -309,7 +286,7 @@ class StreamFactory:
         return ServedStream(
             name,
             model,
-            reference=self.reference,
+            source_network=self.source_network,
             window=SampleWindow(self.window_size, self.update_every),
             budget=TimeBudget(self.time_budget),
             log=self.log,

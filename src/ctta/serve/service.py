@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ctta.base import AdaptiveModel
-from ctta.checkpoint.library import StateLibrary
 from ctta.errors import ConfigError, annotate_network_errors
 from ctta.guard.diagnostics import source_as_trained
 from ctta.norms import uses_batch_statistics
@@ -19,8 +18,6 @@ from ctta.serve.directory import StateDirectory
 from ctta.serve.errors import ApiError, hide_internal_errors
 from ctta.serve.limits import BodyReader, Limits, MemoryBudget
 from ctta.serve.metrics import ServiceMetrics
-from ctta.serve.pass_queue import SingleImage
-from ctta.serve.passes import SourcePasses
 from ctta.serve.persistence import StreamFactory
 from ctta.serve.schemas import validate_stream_name
 from ctta.serve.sizes import SizeProbe
@@ -54,7 +51,6 @@ class Service:
             costs a pass; 0 for none.
         on_harm: What to do with a stream whose labels show harm: "reset", "freeze", or None to only report.
         keep_pictures: Whether to keep the last image of each stream in memory, for the page.
-        library: What streams learn in each domain, for new ones to start with; needs the policy ``recall``.
 
     Raises:
         ConfigError: If the arguments contradict each other, the network or the streams in ``state_dir``, or if another
@@ -79,7 +75,6 @@ class Service:
         num_answers: int = 0,
         on_harm: Literal["reset", "freeze"] | None = None,
         keep_pictures: bool = False,
-        library: StateLibrary | None = None,
     ) -> None:
         check_integer("num_answers", num_answers, 0, 10**6)
         if on_harm is not None:
@@ -92,8 +87,6 @@ class Service:
             raise ConfigError(
                 f"window_size must be at least 0 and update_every at least 1, got {window_size} and {update_every}"
             )
-        if library is not None:
-            library.lend(model.fork())  # raises if the model does not remember domains
         TimeBudget(time_budget)  # raises now and not with the first image
         if snapshot_interval <= 0:
             raise ConfigError(f"snapshot_interval must be positive, got {snapshot_interval}")
@@ -108,9 +101,9 @@ class Service:
         self.read_body = BodyReader(limits)
         self.request_memory = MemoryBudget(limits.max_decoded_bytes, limits.request_timeout)
         model = model.fork()  # with a source of its own, and no images seen
-        self.reference = SourcePasses(source_as_trained(model.source), model)
+        self.source_network = source_as_trained(model.source)
         self._parameter = next(iter(model.source.parameters()), torch.empty(0))
-        self.num_channels = _infer_num_channels(self.reference.network)
+        self.num_channels = _infer_num_channels(self.source_network)
         self.num_classes = None if image_size is None else int(self._predict_blank(image_size).shape[1])
         self.size_probe = SizeProbe(self._predict_blank)
         self.class_names = list(class_names) if class_names else None
@@ -125,7 +118,7 @@ class Service:
             self._directory.check_same_service(model)
             self.factory = StreamFactory(
                 model,
-                self.reference,
+                self.source_network,
                 self._directory.open_snapshots(),
                 AuditLog(self._directory.audit_file, self.metrics.count_event, self.metrics.audit_failures.inc),
                 window_size,
@@ -134,7 +127,6 @@ class Service:
                 num_answers,
                 on_harm,
                 keep_pictures,
-                library,
             )
             num_workers = num_workers or max(1, (os.cpu_count() or 1) // 2)
             self.store = StreamStore(
@@ -163,12 +155,11 @@ class Service:
         self.check_images(x)
         x = self._prepare(x)
 
-        def predict(served: ServedStream, source_logits: Tensor | None = None) -> InferenceResult:
+        def predict(served: ServedStream) -> InferenceResult:
             with self.size_probe.explain_failures((x.shape[2], x.shape[3])):
-                return served.infer(x, adapt=adapt, check=check, source_logits=source_logits)
+                return served.infer(x, adapt=adapt, check=check)
 
-        single = SingleImage(x, lambda served: served.is_answered_by_source(x, adapt=adapt), predict)
-        result = await self.store.run(stream, predict, create=True, image=single if len(x) == 1 else None)
+        result = await self.store.run(stream, predict, create=True)
         self._count_images(result)
         return result
 
@@ -251,8 +242,10 @@ class Service:
             hide_internal_errors(task, self.metrics.count_failure),
             self.size_probe.explain_failures((x.shape[2], x.shape[3])),
             annotate_network_errors(x),
+            torch.no_grad(),
         ):
-            return self.reference(x.to(self._parameter))
+            logits: Tensor = self.source_network(x.to(self._parameter))
+            return logits
 
     def check_images(self, x: Tensor) -> None:
         """Raise unless these are images (N, C, H, W) in [0, 1] of a size that is served.
@@ -322,7 +315,7 @@ class Service:
         """Return the source's logits for a black image of a (height, width)."""
         x = torch.zeros(1, self.num_channels, *size).to(self._parameter)
         with annotate_network_errors(x), torch.no_grad():
-            logits: Tensor = self.reference.network(x)
+            logits: Tensor = self.source_network(x)
         return logits
 
     def _add_gauges(self) -> None:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -21,7 +20,6 @@ from ctta.serve.audit import StreamEvent
 from ctta.serve.errors import ApiError, hide_internal_errors, report_disk_errors
 from ctta.serve.limits import Limits
 from ctta.serve.metrics import ServiceMetrics
-from ctta.serve.pass_queue import PassQueue, SingleImage
 from ctta.serve.persistence import StreamFactory
 from ctta.serve.slot import StreamSlot
 from ctta.serve.stream import ServedStream
@@ -70,13 +68,6 @@ class StreamStore:
         self._threads, self._disk_threads = (
             ThreadPoolExecutor(size, name, initializer=lambda: torch.set_num_threads(num_torch_threads))
             for name, size in (("stream", num_workers), ("disk", self._num_savers))
-        )
-        self._passes = PassQueue(
-            factory.reference,
-            self._workers,
-            num_workers,
-            partial(self._run_in_thread, self._threads),
-            metrics.count_failure,
         )
         self._jobs: set[asyncio.Task[Any]] = set()
         self._mean_seconds = 0.1  # of a job
@@ -130,21 +121,13 @@ class StreamStore:
             raise ApiError(404, f"there is no stream {name!r}: its first image creates it")
         return self.slots[name]
 
-    async def run(
-        self,
-        name: str,
-        work: Callable[[ServedStream], T],
-        *,
-        create: bool = False,
-        image: SingleImage | None = None,
-    ) -> T:
+    async def run(self, name: str, work: Callable[[ServedStream], T], *, create: bool = False) -> T:
         """Do some work on a stream when its turn comes; ApiError if that would take too long.
 
         Args:
             name: Name of the stream.
             work: Called with the stream in a thread.
             create: Whether to create the stream if there is none.
-            image: The same work, if it is to predict a single image, which may share a pass with others.
 
         Returns:
             What the work returned.
@@ -153,7 +136,7 @@ class StreamStore:
         self._check_queues(slot)
         self.slots[name] = slot  # not before the check: nobody would remove it after an error
         started = asyncio.Event()
-        job = asyncio.create_task(self._run_in_turn(slot, work, started, image))
+        job = asyncio.create_task(self._run_in_turn(slot, work, started))
         slot.num_waiting += 1
         self._jobs.add(job)
         job.add_done_callback(lambda _job: self._finish(slot, job))
@@ -287,25 +270,8 @@ class StreamStore:
         if was_never_created and self.slots.get(slot.name) is slot:
             del self.slots[slot.name]
 
-    async def _run_in_turn(
-        self,
-        slot: StreamSlot,
-        work: Callable[[ServedStream], T],
-        started: asyncio.Event,
-        image: SingleImage | None,
-    ) -> T:
-        async with slot.turn:
-            if image is not None and slot.stream is not None and image.is_answered_by_source(slot.stream):
-                answer = await self._passes.join(slot, image, started)
-                if answer is not None:
-                    if slot.stream is not None:  # not moved to disk meanwhile
-                        self._mark_used(slot)
-                    value: T = answer.value
-                    return value
-            return await self._run_alone(slot, work, started)
-
-    async def _run_alone(self, slot: StreamSlot, work: Callable[[ServedStream], T], started: asyncio.Event) -> T:
-        async with self._workers, slot.in_use:
+    async def _run_in_turn(self, slot: StreamSlot, work: Callable[[ServedStream], T], started: asyncio.Event) -> T:
+        async with slot.turn, self._workers, slot.in_use:
             if slot.is_deleted:
                 raise ApiError(409, f"the stream {slot.name!r} was deleted while this request waited: send it again")
             started.set()
@@ -402,7 +368,7 @@ class StreamStore:
         assert slot.stream is not None
         num_changes = slot.stream.num_changes
         try:
-            await self._run_in_thread(self._disk_threads, self.factory.save, slot.stream)
+            await self._run_in_thread(self._disk_threads, self.factory.snapshots.write, slot.stream)
         except Exception:
             self.metrics.snapshot_failures.inc()
             logger.exception("stream %s could not be saved", slot.name)

@@ -9,7 +9,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from ctta.base import AdaptiveModel
 from ctta.errors import InputError, annotate_network_errors
@@ -18,7 +19,6 @@ from ctta.guard import AnswerLog, Event, EventKind, FeedbackSummary, Guarded, Mo
 from ctta.guard.events import STATE_CHANGES
 from ctta.serve.audit import AuditLog, StreamEvent
 from ctta.serve.errors import ApiError
-from ctta.serve.passes import SourcePasses
 from ctta.serve.window import SampleWindow, TimeBudget
 from ctta.transaction import restore_on_error
 
@@ -86,7 +86,7 @@ class ServedStream:
     Args:
         name: Name that clients gave it.
         model: The model that predicts and adapts.
-        reference: The source network as it was trained, which answers until there are enough images.
+        source_network: The source network as it was trained, which answers until there are enough images.
         window: Its last images.
         budget: Time for its updates.
         log: Audit log for its events.
@@ -100,7 +100,7 @@ class ServedStream:
         name: str,
         model: AdaptiveModel,
         *,
-        reference: SourcePasses,
+        source_network: nn.Module,
         window: SampleWindow,
         budget: TimeBudget,
         log: AuditLog,
@@ -112,7 +112,7 @@ class ServedStream:
         self.answers = AnswerLog(num_answers) if num_answers else None
         self.keep_picture = keep_picture
         self.picture: Tensor | None = None  # the last image, as bytes (C, H, W)
-        self.name, self.reference = name, reference
+        self.name, self.source_network = name, source_network
         self.window, self.budget, self.log = window, budget, log
         self.num_requests = self.num_images = self.num_over_budget = self.num_resized = 0
         self.image_size: tuple[int, int] | None = None  # of the first image
@@ -122,7 +122,6 @@ class ServedStream:
         self.events: deque[dict[str, Any]] = deque(maxlen=NUM_EVENTS)
         self.num_changes = 0  # since the stream is in memory, to tell whether there is anything to save
         self._last_guard_event: Event | None = None
-        self._is_start: bool | None = None  # whether the model has the state of a new stream; None if not known
         self._replace_model(model)
 
     # ---- inference ----
@@ -134,7 +133,6 @@ class ServedStream:
         adapt: bool,
         check: Callable[[Tensor], object] | None = None,
         resized_to: tuple[int, int] | None = None,
-        source_logits: Tensor | None = None,
     ) -> InferenceResult:
         """Return logits for images, which become part of the stream unless ``adapt`` is False.
 
@@ -143,7 +141,6 @@ class ServedStream:
             adapt: Whether to keep the images, and to update if an update is due.
             check: Called with the logits; nothing changes if it raises.
             resized_to: Size of the stream's first image, if the images were resized to it.
-            source_logits: What ``reference`` returns for the images, if it is known.
 
         Returns:
             The logits, and whether there was an update.
@@ -152,11 +149,11 @@ class ServedStream:
         reason = self._reason_not_to_update(x) if adapt else "adaptation was not requested"
         with self._unchanged_on_failure(changes_model=reason is None):
             with annotate_network_errors(batch):
-                logits = self._update(batch) if reason is None else self._predict(batch, x, source_logits)
+                logits = self._update(batch) if reason is None else self._predict(batch, x)
             logits = logits[-len(x) :]
             if check is not None:
                 check(logits)
-            source_classes = self._answer_by_source(x, source_logits) if adapt and logits.ndim == 2 else None
+            source_classes = self._answer_by_source(x) if adapt and logits.ndim == 2 else None
             self._record_guard_events()
             if reason is None and self.monitor is not None and not self.monitor.health.adapted:
                 reason = PAUSED
@@ -178,12 +175,12 @@ class ServedStream:
                 guard.recalibrate_estimate(self.answers)
         return InferenceResult(logits, self.num_updates, reason is None, fraction, why, resized_to, ids)
 
-    def _answer_by_source(self, x: Tensor, source_logits: Tensor | None) -> Tensor | None:
+    def _answer_by_source(self, x: Tensor) -> Tensor | None:
         """Return the classes that the source answers, if answers are remembered."""
         if self.answers is None:
             return None
         with annotate_network_errors(x):
-            return (self.reference(x) if source_logits is None else source_logits).argmax(1)
+            return self._predict_source(x).argmax(1)
 
     def infer_file(
         self, image: ImageFile, *, adapt: bool, check: Callable[[Tensor], object], prepare: Callable[[Tensor], Tensor]
@@ -222,31 +219,13 @@ class ServedStream:
             logits: Tensor = self.model(batch)
         return logits
 
-    def _predict(self, batch: Tensor, x: Tensor, source_logits: Tensor | None) -> Tensor:
-        if self.window.is_large_enough(x):
-            if not self._predicts_as_source(x, probe=True):
-                return self.model.predict(batch)
-            self.model.check_input(x)
-        return self.reference(x) if source_logits is None else source_logits
+    def _predict(self, batch: Tensor, x: Tensor) -> Tensor:
+        return self.model.predict(batch) if self.window.is_large_enough(x) else self._predict_source(x)
 
-    def is_answered_by_source(self, x: Tensor, *, adapt: bool) -> bool:
-        """Return whether the source network is known to answer a single image, in the current state of the stream.
-
-        Args:
-            x: The image.
-            adapt: Whether adaptation is requested.
-        """
-        if not self.window.is_large_enough(x):
-            return True
-        return (not adapt or self.model.frozen) and self._predicts_as_source(x, probe=False)
-
-    def _predicts_as_source(self, x: Tensor, *, probe: bool) -> bool:
-        """Return whether the model would predict a single image as the source does, since it has learned nothing."""
-        if len(x) > 1 or self.num_updates or not self.reference.starts_as_source(x, probe=probe):
-            return False
-        if self._is_start is None and probe:
-            self._is_start = self.reference.is_start(self.model)
-        return self._is_start is True
+    @torch.no_grad()
+    def _predict_source(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.source_network(x)
+        return logits
 
     def _reason_not_to_update(self, x: Tensor) -> str | None:
         if self.model.frozen:
@@ -346,7 +325,6 @@ class ServedStream:
     def reset(self) -> None:
         """Start over, exactly as a new stream."""
         self.model.reset()
-        self._is_start = None
         self._forget_images()
         self._forget_labels()
 
@@ -404,7 +382,6 @@ class ServedStream:
         # Once for each model: whether an object has the attributes of a protocol takes long to find out.
         self.model, self.monitor = model, model if isinstance(model, Monitored) else None
         self._last_guard_event = next(reversed(self._guard_events), None)
-        self._is_start = None
 
     def summary(self) -> dict[str, Any]:
         """Return counts, health and history, as ``GET /streams`` shows them."""
