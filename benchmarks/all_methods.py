@@ -22,10 +22,10 @@ from method_numbers import MergeError, Row, add_errors, add_results
 
 from ctta.benchmark import BenchmarkOptions, build_task
 from ctta.benchmark.recipes.base import add_methods
+from ctta.benchmark.report.runs import read_run_file
+from ctta.core.fingerprints import fingerprint
 from ctta.evaluation import Result, read_result
-from ctta.fingerprints import fingerprint
 from ctta.methods import METHODS
-from ctta.report.runs import read_run_file
 
 matplotlib.use("Agg")
 

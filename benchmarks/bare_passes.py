@@ -19,10 +19,10 @@ from torch import Tensor, nn
 import ctta
 from ctta.evaluation.passes import count_passes
 from ctta.functional import entropy
-from ctta.memory import MemoryModel
-from ctta.memory.memories import EMPTY
+from ctta.methods.parts.memory import MemoryModel
+from ctta.methods.parts.memory.memories import EMPTY
+from ctta.nn.surgery import train_only_
 from ctta.optim import build_optimizer
-from ctta.surgery import train_only_
 from ctta.views import DrawnViews, SplitView
 
 

@@ -15,7 +15,7 @@ import torch
 from chaos_service import ChaosService
 from torch import Tensor
 
-from ctta.base import AdaptiveModel
+from ctta.core.model import AdaptiveModel
 from ctta.models import load as load_network
 from ctta.serve import build_method
 

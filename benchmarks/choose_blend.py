@@ -29,8 +29,8 @@ from hold_out import FIRST_IMAGE
 from torch import Tensor
 
 import ctta
-from ctta.corruptions import corrupt
-from ctta.norms import PRIOR_SIZE, blend_statistics, separate_statistics
+from ctta.data.corruptions import corrupt
+from ctta.nn import PRIOR_SIZE, blend_statistics, separate_statistics
 
 DOMAINS = (("speckle_noise", 5), ("gaussian_blur", 3), ("gaussian_blur", 5), ("spatter", 5), ("saturate", 5))
 SEEDS, LEARNING_SEEDS = range(4), range(2)

@@ -18,11 +18,11 @@ from guard_methods import BATCH_SIZE, make_method
 from hold_out import hold_out_stream
 from torch import Tensor
 
+from ctta.data.streams import Stream, correlated
 from ctta.guard import CollapseThresholds
 from ctta.guard.detector import CollapseDetector
 from ctta.guard.diagnostics import source_as_trained
 from ctta.guard.health import summarize
-from ctta.streams import Stream, correlated
 
 #: By name: method, factor of the learning rate, whether sorted by class, number of segments, images of each.
 RUNS = {

@@ -22,9 +22,9 @@ from torch.nn import functional as F
 from train_embedded import to_input
 
 import ctta
-from ctta.corruptions import HOLD_OUT
-from ctta.datasets import Corrupted
-from ctta.streams import Segment, Stream
+from ctta.data.corruptions import HOLD_OUT
+from ctta.data.datasets import Corrupted
+from ctta.data.streams import Segment, Stream
 
 NUM_TRAINED, NUM_EPOCHS, BATCH_SIZE, PEAK_LR = 6000, 6, 128, 4e-3
 

@@ -17,8 +17,8 @@ from hold_out import FIRST_IMAGE
 from torch import Tensor
 
 import ctta
-from ctta.datasets import Corrupted
-from ctta.norms import FULL_BATCH_SIZE, blend_statistics, separate_statistics
+from ctta.data.datasets import Corrupted
+from ctta.nn import FULL_BATCH_SIZE, blend_statistics, separate_statistics
 
 #: Severities at which the embedded network is between a third and four fifths right.
 CORRUPTIONS = {"speckle_noise": 5, "gaussian_blur": 3, "spatter": 5, "saturate": 5}

@@ -29,9 +29,9 @@ import torch
 from torch import Tensor
 
 import ctta
+from ctta.data.streams import rounds, streets
+from ctta.data.streets import CLASSES
 from ctta.io.atomic import atomic_write
-from ctta.streams import rounds, streets
-from ctta.synthetic import CLASSES
 from ctta.views import multiscale_flip
 from ctta.views.average import ENTROPY_POWER, weigh_by_confidence
 

@@ -20,10 +20,10 @@ from cifar10_files import read_split
 from hold_out import FIRST_IMAGE
 
 import ctta
-from ctta.corruptions import HOLD_OUT
-from ctta.datasets import Corrupted
+from ctta.data.corruptions import HOLD_OUT
+from ctta.data.datasets import Corrupted
+from ctta.data.streams import Segment, Stream, correlated, mixed, mixed_correlated, rounds
 from ctta.models import load
-from ctta.streams import Segment, Stream, correlated, mixed, mixed_correlated, rounds
 
 #: The corruptions at severity 5; and at severities 3 to 5, shuffled once.
 FOUR = tuple((name, 5) for name in HOLD_OUT)

@@ -18,10 +18,10 @@ import torch
 from sorted_streams import Arrangement, add_domain_option, describe_domain, iter_batches, select_domains
 
 import ctta
-from ctta.base import AdaptiveModel
+from ctta.adapt.comparison import COMPARE_EVERY, AnswerComparison, HarmLimits, Predictions
+from ctta.core.model import AdaptiveModel
 from ctta.guard.diagnostics import source_as_trained
-from ctta.inference.comparison import COMPARE_EVERY, AnswerComparison, HarmLimits, Predictions
-from ctta.norms import BatchStats
+from ctta.nn import BatchStats
 
 RUNS = [*(("tent", size) for size in (1, 4, 16, 32, 200)), ("tent x30", 32), ("tent blend", 32), ("cotta.fast", 32)]
 HARM, HEALTHY = -0.05, -0.02  # accuracy minus the source's

@@ -23,11 +23,11 @@ from cifar10_files import read_split
 from PIL import Image
 
 import ctta
-from ctta.corruptions import corrupt
-from ctta.datasets.image_order import Order
-from ctta.inference import adapt_folder
-from ctta.norms import BatchStats
-from ctta.streams import image_folder
+from ctta.adapt import adapt_folder
+from ctta.data.corruptions import corrupt
+from ctta.data.datasets.image_order import Order
+from ctta.data.streams import image_folder
+from ctta.nn import BatchStats
 
 NUM_IMAGES, NUM_PER_CLASS = 2000, 48
 NUM_FIRST, NUM_LATER = 64, 20

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ctta.corruptions import CORRUPTIONS, HOLD_OUT, corrupt
+from ctta.data.corruptions import CORRUPTIONS, HOLD_OUT, corrupt
 
 TARGET_SECONDS = 60.0  # for the fifteen, on two cores
 NUM_IMAGES = 10_000

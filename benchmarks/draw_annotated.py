@@ -10,8 +10,8 @@ from pathlib import Path
 from PIL import Image
 
 import ctta
-from ctta.inference import adapt_video
-from ctta.synthetic import render_frame
+from ctta.adapt import adapt_video
+from ctta.data.streets import render_frame
 
 REPOSITORY = Path(__file__).parents[1]
 NUM_SCENES = 6
@@ -30,7 +30,7 @@ def main() -> None:
         adapt_video(
             net, f"{folder}/%d.png", Path(folder, "a.csv"), method="cotta_segmentation", batch_size=2, annotate=clip
         )
-        *_, last = ctta.streams.video(clip)
+        *_, last = ctta.data.streams.video(clip)
     frame = Image.fromarray(last.frames[-2]).convert("P", palette=Image.Palette.ADAPTIVE, colors=NUM_COLORS)
     frame.save(arguments.out, optimize=True)
     print(f"{arguments.out} ({arguments.out.stat().st_size / 1000:.0f} kB)")

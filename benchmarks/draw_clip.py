@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 import ctta
-from ctta.synthetic import CLASSES, PALETTE, render_frame
+from ctta.data.streets import CLASSES, PALETTE, render_frame
 
 REPOSITORY = Path(__file__).parents[1]
 GAP, TITLE_HEIGHT, LEGEND_HEIGHT, SCALE = 6, 26, 24, 1.5

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from ctta.corruptions import CORRUPTIONS, HOLD_OUT, corrupt
+from ctta.data.corruptions import CORRUPTIONS, HOLD_OUT, corrupt
 from ctta.io.images import resize_and_center_crop
 
 REPOSITORY = Path(__file__).parents[1]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from ctta.synthetic import CLASSES, CONDITIONS, HOLD_OUT, PALETTE, render_frame
+from ctta.data.streets import CLASSES, CONDITIONS, HOLD_OUT, PALETTE, render_frame
 
 REPOSITORY = Path(__file__).parents[1]
 GAP, NAME_WIDTH, LEGEND_HEIGHT = 2, 76, 22  # pixels

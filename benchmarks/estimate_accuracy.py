@@ -2,7 +2,7 @@
 
     python benchmarks/estimate_accuracy.py --cifar FOLDER --methods tent,bn_stats
 
-Calibrated on CIFAR-10 test images from 2,000 on under the four hold-out corruptions, by ``ctta.advisor.calibration``;
+Calibrated on CIFAR-10 test images from 2,000 on under the four hold-out corruptions, by ``ctta.advise.calibration``;
 compared on the embedded sample (the first 2,000) under the fifteen corruptions of the benchmark. Targets: a mean
 absolute error of at most 5 points, and 90 % intervals that cover at least 85 % of the domains.
 """
@@ -16,12 +16,12 @@ from cifar10_files import read_split
 from hold_out import FIRST_IMAGE
 
 import ctta
-from ctta.advisor.calibration import collect_signals, fit_estimator, list_steps, record_signals
-from ctta.advisor.candidates import Candidate
-from ctta.advisor.pictures import label_pictures
-from ctta.datasets import CleanImages
+from ctta.advise.calibration import collect_signals, fit_estimator, list_steps, record_signals
+from ctta.advise.candidates import Candidate
+from ctta.advise.pictures import label_pictures
+from ctta.data.datasets import CleanImages
+from ctta.data.streams import continual
 from ctta.guard.estimate import GainEstimator
-from ctta.streams import continual
 
 NUM_IMAGES, BATCH_SIZE = 400, 50  # of the calibration; the streams have the batches of the demo
 
@@ -29,7 +29,7 @@ NUM_IMAGES, BATCH_SIZE = 400, 50  # of the calibration; the streams have the bat
 def compare(estimator: GainEstimator, method: str, severity: float, num_images: int) -> str:
     """Return errors and coverage on the embedded stream at one severity."""
     net = ctta.models.embedded()
-    stream = continual(ctta.datasets.sample(), severity=severity, limit=num_images, batch_size=BATCH_SIZE)
+    stream = continual(ctta.data.datasets.sample(), severity=severity, limit=num_images, batch_size=BATCH_SIZE)
     domains = record_signals(ctta.adapt(net, method), ctta.Source(net), stream, stream.domains)
     found = [estimator.estimate(each.signals, each.source_signals) for each in domains]
     rows = {

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 
 import ctta
-from ctta.base import AdaptiveModel
+from ctta.core.model import AdaptiveModel
 
 USUAL_RATE = 1e-3
 BATCH_SIZE = 50

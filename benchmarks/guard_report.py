@@ -21,10 +21,10 @@ from guard_methods import BATCH_SIZE, make_method
 from torch import Tensor
 
 import ctta
-from ctta.base import AdaptiveModel
-from ctta.datasets import sample
+from ctta.core.model import AdaptiveModel
+from ctta.data.datasets import sample
+from ctta.data.streams import Stream, continual, rounds
 from ctta.guard import Guarded, Monitored
-from ctta.streams import Stream, continual, rounds
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results" / "guards"
 NUM_ROUNDS, NOISE_BATCHES, NOISE_BEFORE = 10, 20, 5

@@ -7,7 +7,7 @@ import torch
 from measurements import Measurement, compare_times
 
 import ctta
-from ctta.base import AdaptiveModel
+from ctta.core.model import AdaptiveModel
 from ctta.guard import CollapseThresholds, Guarded
 from ctta.guard.schedule import MIN_HEALTHY_INSPECTIONS
 
@@ -39,7 +39,7 @@ def measure_guard(
     """
     bare, wrapped = build(ctta.models.embedded()), build(ctta.models.embedded())
     guarded = Guarded(wrapped, thresholds=NEVER, inspect_every=inspect_every)
-    images, _ = ctta.datasets.sample().domain("gaussian_noise", 3).read(np.arange(PERIOD * BATCH_SIZE))
+    images, _ = ctta.data.datasets.sample().domain("gaussian_noise", 3).read(np.arange(PERIOD * BATCH_SIZE))
     batches = images.split(BATCH_SIZE)
     for x in batches[: MIN_HEALTHY_INSPECTIONS + 1]:  # a new guard inspects every batch at first
         guarded(x)

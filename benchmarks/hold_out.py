@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 from cifar10_files import read_split
 
-from ctta.corruptions import HOLD_OUT
-from ctta.datasets import Corrupted
-from ctta.streams import Segment, Stream
+from ctta.data.corruptions import HOLD_OUT
+from ctta.data.datasets import Corrupted
+from ctta.data.streams import Segment, Stream
 
 FIRST_IMAGE, SEGMENT_SIZE = 2000, 500
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from result_list import PLANNED
 
-from ctta.report import read_matrix, write_matrix
-from ctta.report.matrix import Matrix, MatrixProtocol
-from ctta.streams import PROTOCOLS
+from ctta.benchmark.report import read_matrix, write_matrix
+from ctta.benchmark.report.matrix import Matrix, MatrixProtocol
+from ctta.data.streams import PROTOCOLS
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results" / "matrix"
 
@@ -34,7 +34,7 @@ def merge(earlier: Matrix, later: Matrix) -> Matrix:
         later: What replaces it.
 
     Returns:
-        The protocols in the order of :data:`ctta.streams.PROTOCOLS`.
+        The protocols in the order of :data:`ctta.data.streams.PROTOCOLS`.
     """
     replaced = {each.name for each in later.protocols}
     before = {each.name: each for each in earlier.protocols}

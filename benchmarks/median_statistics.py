@@ -16,12 +16,12 @@ from hold_out import FIRST_IMAGE
 from torch import nn
 
 import ctta
-from ctta.advisor import label_pictures, measure_influence
-from ctta.advisor.influence import MEDIAN, use_median_
-from ctta.advisor.pictures import iter_batches
-from ctta.corruptions import HOLD_OUT, corrupt
-from ctta.datasets import CleanImages
-from ctta.surgery import copy_for_adaptation
+from ctta.advise import label_pictures, measure_influence
+from ctta.advise.influence import MEDIAN, use_median_
+from ctta.advise.pictures import iter_batches
+from ctta.data.corruptions import HOLD_OUT, corrupt
+from ctta.data.datasets import CleanImages
+from ctta.nn.surgery import copy_for_adaptation
 
 SEVERITIES, INFLUENCE_IMAGES = (3.0, 5.0), 192
 

@@ -16,7 +16,7 @@ from step_speed import cifar_batch
 from torch import Tensor, nn
 
 import ctta
-from ctta.activations import MemoryReduction
+from ctta.nn.activations import MemoryReduction
 from ctta.views import image_views
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from statistics import mean, stdev
 from typing import Any
 
+from ctta.core.registry import list_methods, resolve_method
 from ctta.evaluation import Result
-from ctta.registry import list_methods, resolve_method
 
 #: The numbers of one method, as numbers.json holds them.
 Row = dict[str, Any]

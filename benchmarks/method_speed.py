@@ -93,7 +93,7 @@ def measure(names: list[str] | None = None) -> Iterator[Measurement]:
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        images, _ = ctta.datasets.sample().domain("gaussian_noise", 3).read(np.arange(200))
+        images, _ = ctta.data.datasets.sample().domain("gaussian_noise", 3).read(np.arange(200))
         resnet20 = faster_layout(ctta.models.embedded, images, forward_backward)
         vit = use_batch_statistics_(BlockViT(width=64, size=32, depth=6))
         for name in names or ctta.METHODS:

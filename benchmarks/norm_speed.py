@@ -9,7 +9,7 @@ from measurements import Measurement, compare_times
 from torch import Tensor
 
 import ctta
-from ctta.surgery import copy_for_adaptation
+from ctta.nn.surgery import copy_for_adaptation
 
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}
 TARGET = 1.15

@@ -16,7 +16,7 @@ from step_speed import cifar_batch
 from torch import Tensor, nn
 
 import ctta
-from ctta.corruptions import CORRUPTIONS
+from ctta.data.corruptions import CORRUPTIONS
 from ctta.views import fast_image_views, image_views
 
 Layout = torch.memory_format
@@ -45,7 +45,7 @@ def faster_ratio() -> float:
     torch.set_num_threads(1)
     try:
         for corruption in CORRUPTIONS:
-            x, _ = ctta.datasets.sample().domain(corruption, 5).read(np.arange(200))
+            x, _ = ctta.data.datasets.sample().domain(corruption, 5).read(np.arange(200))
             for place, model in enumerate(models):
                 started = time.process_time()
                 model(x)

@@ -31,10 +31,10 @@ from measurements import PairedTimes, compare_times
 from torch import Tensor, nn
 
 import ctta
+from ctta.core.hyperparameters import parse_hyperparameters
+from ctta.core.registry import resolve_method
 from ctta.errors import ConfigError
-from ctta.hyperparameters import parse_hyperparameters
 from ctta.io.python_files import import_python_file, siblings_importable, user_file_errors
-from ctta.registry import resolve_method
 
 ENTRY = "forward_and_adapt"
 
@@ -193,7 +193,7 @@ def run(
         model = method.build(ctta.models.embedded(), **method.parse(settings))
         with user_file_errors(path), redirect_stdout(nowhere):
             peer = build_peer(module, ctta.models.embedded(), model, their)
-            images, _ = ctta.datasets.sample().domain("gaussian_noise", 5).read(np.arange(10 * batch_size) % 2000)
+            images, _ = ctta.data.datasets.sample().domain("gaussian_noise", 5).read(np.arange(10 * batch_size) % 2000)
             return compare(model, peer, list(images.split(batch_size)), budget=budget)
 
 

@@ -24,10 +24,10 @@ from cifar10_files import read_split
 from hold_out import FIRST_IMAGE
 
 import ctta
-from ctta.corruptions import CORRUPTIONS, HOLD_OUT
-from ctta.datasets import Corrupted, sample
+from ctta.data.corruptions import CORRUPTIONS, HOLD_OUT
+from ctta.data.datasets import Corrupted, sample
+from ctta.data.streams import Batch, Segment, Stream
 from ctta.policies.recalling import Recall
-from ctta.streams import Batch, Segment, Stream
 
 BATCH_SIZE, VISIT_SIZE, SEVERITY = 50, 200, 5
 NUM_CLEAN = 2000

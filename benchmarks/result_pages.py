@@ -22,12 +22,12 @@ from draw_guard_report import format_table as format_guard_table
 from result_list import PLANNED
 from rich.console import Console
 
+from ctta.benchmark.report.content import ReportContent, SectionContent
+from ctta.benchmark.report.document import ReportDocument, ReportFigure, SectionReport, draw_document
+from ctta.benchmark.report.numbers_file import parse_numbers
+from ctta.benchmark.report.renderers import escape_markdown, render_markdown, render_markdown_report
 from ctta.cli.demo import describe_demo
 from ctta.cli.results import print_table
-from ctta.report.content import ReportContent, SectionContent
-from ctta.report.document import ReportDocument, ReportFigure, SectionReport, draw_document
-from ctta.report.numbers_file import parse_numbers
-from ctta.report.renderers import escape_markdown, render_markdown, render_markdown_report
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"

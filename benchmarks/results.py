@@ -18,9 +18,9 @@ from pathlib import Path
 from result_list import PLANNED, PlannedResult
 from result_pages import RESULTS, fill_pages, write_page
 
-from ctta.report.content import build_content
-from ctta.report.numbers_file import format_numbers
-from ctta.report.runs import read_runs
+from ctta.benchmark.report.content import build_content
+from ctta.benchmark.report.numbers_file import format_numbers
+from ctta.benchmark.report.runs import read_runs
 
 RUNS = Path("runs/results")
 

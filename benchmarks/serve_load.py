@@ -33,8 +33,8 @@ from serve_clients import Camera, ClientProcesses
 from torch import Tensor
 
 import ctta
-from ctta.base import AdaptiveModel
-from ctta.datasets import sample
+from ctta.core.model import AdaptiveModel
+from ctta.data.datasets import sample
 from ctta.guard import Guarded, InputSpec
 from ctta.serve import build_method
 

@@ -13,7 +13,7 @@ from hold_out import FIRST_IMAGE
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ctta.corruptions import HOLD_OUT, corrupt
+from ctta.data.corruptions import HOLD_OUT, corrupt
 
 Arrangement = Literal["shuffled", "sorted", "three classes", "imbalanced"]
 ARRANGEMENTS: tuple[Arrangement, ...] = get_args(Arrangement)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import ctta
 from ctta.functional import ema_update_, entropy, stochastic_restore_
-from ctta.norms import find_norm_parameters
+from ctta.nn import find_norm_parameters
+from ctta.nn.surgery import train_only_
 from ctta.optim import step_if_finite_
-from ctta.surgery import train_only_
 from ctta.views import image_views
 
 NUM_VIEWS = 32

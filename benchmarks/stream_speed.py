@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from numpy.lib.format import open_memmap
 
-from ctta.datasets import CifarC
-from ctta.streams import corruption_order, gradual
+from ctta.data.datasets import CifarC
+from ctta.data.streams import corruption_order, gradual
 
 MIN_IMAGES_PER_SECOND = 50_000
 MAX_GROWTH_MIB = 64  # far below the 150 MB of one file, above the fluctuation of the allocator

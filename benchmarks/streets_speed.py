@@ -10,7 +10,7 @@ import argparse
 import sys
 import time
 
-from ctta.synthetic import CONDITIONS, HOLD_OUT, render_frame
+from ctta.data.streets import CONDITIONS, HOLD_OUT, render_frame
 
 TARGET = 50.0  # frames per second
 

@@ -35,11 +35,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ctta.datasets import StreetScenes
+from ctta.data.datasets import StreetScenes
+from ctta.data.streets import CLASSES, VERSION
 from ctta.io.atomic import atomic_write
 from ctta.models import StreetCNN, tiny_segformer
-from ctta.surgery import resize
-from ctta.synthetic import CLASSES, VERSION
+from ctta.nn.surgery import resize
 from ctta.views import ScaledView
 from ctta.views.transforms import adjust_contrast_, adjust_hue_, adjust_saturation_
 
@@ -198,7 +198,7 @@ def main() -> None:
         scaled = compute_class_iou(net, arguments.validation_frames, arguments.batch_size, arguments.seed, scale)
         print(f"{f'at scale {scale}':12}{100 * scaled.mean():6.1f}")
     metadata = {
-        "data": f"ctta.synthetic version {VERSION}, split train, clear",
+        "data": f"ctta.data.streets version {VERSION}, split train, clear",
         "network": arguments.network,
         "steps": str(arguments.steps),
         "batch_size": str(arguments.batch_size),

@@ -21,7 +21,12 @@ ROOT = Path(__file__).parent.parent
 #: the sdist also has the data of the tests and the pictures of the docs.
 BUDGETS = {".whl": 20, ".gz": 30}
 #: What a wheel without which the demo could not run, or types would not be found, must hold.
-NEEDED = ("ctta/py.typed", "ctta/models/embedded.safetensors", "ctta/datasets/sample.npz", "ctta/report/page.html")
+NEEDED = (
+    "ctta/py.typed",
+    "ctta/models/embedded.safetensors",
+    "ctta/data/datasets/sample.npz",
+    "ctta/benchmark/report/page.html",
+)
 
 
 def main() -> None:

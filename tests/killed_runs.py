@@ -14,8 +14,8 @@ KILL_SCRIPT = """
 import json, os, signal, sys
 from pathlib import Path
 import torch, typer
-from ctta.inference import run
-from ctta.inference.predictions import PredictionFile
+from ctta.adapt import run
+from ctta.adapt.predictions import PredictionFile
 from ctta.cli.adapt import adapt
 
 append, save = PredictionFile.append, run.save

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import ctta
-from ctta.datasets import IGNORE_INDEX
-from ctta.streams import Segment, Stream
+from ctta.data.datasets import IGNORE_INDEX
+from ctta.data.streams import Segment, Stream
 
 SIZE, FULL = (6, 10), (12, 20)  # of images and of label maps
 

@@ -7,9 +7,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from ctta.benchmark.report import Table
+from ctta.benchmark.report.runs import read_run
 from ctta.evaluation import Result
-from ctta.report import Table
-from ctta.report.runs import read_run
 
 STANDARD = [
     "gaussian_noise",

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from ctta.datasets import Corrupted
-from ctta.streams import Batch, Stream, continual
+from ctta.data.datasets import Corrupted
+from ctta.data.streams import Batch, Stream, continual
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (24, 32, 32, 3), np.uint8)
 LABELS = np.arange(24) % 4

@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 from small_data import labels_of, save_image
 
+from ctta.data.streams import Stream, acdc, cityscapes, rounds
 from ctta.errors import ConfigError, DataError
-from ctta.streams import Stream, acdc, cityscapes, rounds
 
 
 def read_fog(root: Path) -> Stream:

@@ -13,8 +13,9 @@ from PIL import Image
 from test_cli import run
 from torch.nn import functional as F
 
-from ctta import models, streams
-from ctta.report import write_report
+from ctta import models
+from ctta.benchmark.report import write_report
+from ctta.data import streams
 
 CONDITIONS = ("fog", "night", "rain", "snow")
 FULL, SIZE = (36, 64), (18, 32)  # of label maps, and of the network's input

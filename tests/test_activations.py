@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ctta
-from ctta.activations import iter_blocks
-from ctta.norms import count_images, separate_statistics
-from ctta.surgery import copy_for_adaptation
+from ctta.nn import count_images, separate_statistics
+from ctta.nn.activations import iter_blocks
+from ctta.nn.surgery import copy_for_adaptation
 from ctta.testing.networks import BlockViT
 from ctta.views import image_views
 

@@ -12,10 +12,10 @@ import pytest
 from command_line import output, user_error, write_images, write_network
 
 from ctta import models
+from ctta.adapt import adapt_folder
+from ctta.adapt.predictions import PredictionFile
 from ctta.cli.adapt import adapt
 from ctta.errors import ConfigError
-from ctta.inference import adapt_folder
-from ctta.inference.predictions import PredictionFile
 
 OPTIONS = ("--method", "tent", "--batch-size", 4)
 

@@ -12,12 +12,12 @@ import torch
 from PIL import Image
 
 import ctta
-from ctta.datasets import sample
-from ctta.datasets.image_order import Order
+from ctta.adapt import adapt_folder
+from ctta.adapt.comparison import AnswerComparison, Predictions
+from ctta.data.datasets import sample
+from ctta.data.datasets.image_order import Order
+from ctta.data.streams import image_folder
 from ctta.guard import Guarded
-from ctta.inference import adapt_folder
-from ctta.inference.comparison import AnswerComparison, Predictions
-from ctta.streams import image_folder
 
 NUM_CLASSES, NUM_PER_CLASS = 10, 13
 MAX_LOSS = 0.02

@@ -18,11 +18,11 @@ from video_clips import RATE, draw_frames, dropping_camera, keep_all_frames, rea
 
 import ctta
 from ctta import models
+from ctta.adapt import adapt_video, run
+from ctta.benchmark.report.overlays import blend_classes, choose_palette
 from ctta.cli.adapt import adapt
+from ctta.data.streams import video
 from ctta.errors import ConfigError
-from ctta.inference import adapt_video
-from ctta.report.overlays import blend_classes, choose_palette
-from ctta.streams import video
 
 NUM_FRAMES = 22
 OPTIONS = ("--method", "tent", "--batch-size", 4, "--set", "lr=0.05", "--no-guard")
@@ -96,8 +96,8 @@ def test_table_state_and_annotated_video_are_the_same_after_kills(clip: Clip) ->
 def test_ctrl_c_saves_and_a_longer_run_goes_on(clip: Clip, monkeypatch: pytest.MonkeyPatch) -> None:
     command = [*clip.resumable, "--annotate", clip.annotated]
     with monkeypatch.context() as patch:
-        patch.setattr("ctta.inference.run.InferenceRun.save", lambda run: os.kill(os.getpid(), signal.SIGINT))
-        patch.setattr("ctta.inference.run.SECONDS_BETWEEN_SAVES", 0)
+        patch.setattr(run.InferenceRun, "save", lambda run: os.kill(os.getpid(), signal.SIGINT))
+        patch.setattr(run, "SECONDS_BETWEEN_SAVES", 0)
         assert invoke(adapt, *clip.options, "--out", clip.root / "other.csv").exit_code == 130
     assert "12 rows" in output(adapt, *command, "--seconds", 1.15)
     assert len(read_clip(clip.annotated)) == 12

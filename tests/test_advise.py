@@ -1,6 +1,7 @@
 """``ctta advise`` and ``ctta try``: facts about the network, a race of methods, a recommendation that can be used."""
 
 import json
+import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,13 +16,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 import ctta
-from ctta.advisor import InputCheck, check_input, label_pictures
-from ctta.advisor.candidates import Candidate, list_candidates, probe
-from ctta.advisor.race import Race, RaceRow
+from ctta.advise import InputCheck, check_input, label_pictures
+from ctta.advise.candidates import Candidate, list_candidates, probe
+from ctta.advise.race import Race, RaceRow
 from ctta.cli.advise import advise
 from ctta.cli.app import app
 from ctta.cli.try_methods import try_methods
-from ctta.datasets import CleanImages
+from ctta.data.datasets import CleanImages
 from ctta.models import Normalized
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -258,6 +259,6 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def stop(*arguments: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ctta.advisor.advise", stop)
+    monkeypatch.setattr(sys.modules["ctta.advise"], "advise", stop)
     result = invoke(advise, "--model", write_network(tmp_path), "--images", tmp_path)
     assert result.exit_code == 130 and "Run the same command again to go on." in result.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tar_archives import Member, archive, link, member
 
-from ctta.datasets import DATASETS, Dataset, DownloadError, download
+from ctta.data.datasets import DATASETS, Dataset, DownloadError, download
 
 LONG_NAME = "d" * 247
 TOP = "/".join(map(str, range(16))) + "/" + "l" * 250  # through one link per level

@@ -11,8 +11,8 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 import ctta
+from ctta.core.registry import resolve_method
 from ctta.errors import ConfigError, InputError
-from ctta.registry import resolve_method
 from ctta.testing import NETWORKS
 from ctta.views import AugMixView, augmix_views
 from ctta.views.augmix import OPERATIONS, apply_operations_, find_crop

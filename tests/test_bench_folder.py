@@ -11,11 +11,11 @@ from own_methods import CLASSES, NETWORK, write_labeled_tree, write_method
 
 from ctta.benchmark import BenchmarkOptions, build_task
 from ctta.cli.bench import bench
-from ctta.corruptions import corrupt
-from ctta.datasets import CorruptedFolder
+from ctta.data.corruptions import corrupt
+from ctta.data.datasets import CorruptedFolder
+from ctta.data.streams import image_folder
 from ctta.errors import DataError
 from ctta.io.images import to_unit_floats
-from ctta.streams import image_folder
 
 
 @pytest.fixture

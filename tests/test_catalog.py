@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ctta.datasets import DATASETS, download
+from ctta.data.datasets import DATASETS, download
 from ctta.errors import ConfigError, DownloadError
 
 #: As published by the hosts of the files.
@@ -66,9 +66,9 @@ def test_import_needs_neither_network_nor_extra(tmp_path: Path) -> None:
             assert not event.startswith(("socket.connect", "socket.getaddrinfo")), event
         sys.addaudithook(refuse)
         sys.modules["requests"] = sys.modules["rich"] = None
-        import ctta.datasets
+        import ctta.data.datasets
         try:
-            ctta.datasets.download("cifar10-c")
+            ctta.data.datasets.download("cifar10-c")
         except ImportError as error:
             sys.exit(0 if "pip install 'ctta[data]'" in str(error) else 1)
         sys.exit(2)"""

@@ -12,11 +12,11 @@ from random_images import random_images
 from torch import Tensor, nn
 
 import ctta
-from ctta.datasets import CifarC, Corrupted
+from ctta.data.datasets import CifarC, Corrupted
+from ctta.data.streams import AccuracyMatrix, ccc, in_memory, measure_accuracy, walk
+from ctta.data.streams.ccc import NOISES
+from ctta.data.streams.walk import Point, find_path
 from ctta.errors import ConfigError, DataError, InputError
-from ctta.streams import AccuracyMatrix, ccc, in_memory, measure_accuracy, walk
-from ctta.streams.ccc import NOISES
-from ctta.streams.walk import Point, find_path
 
 Table = NDArray[np.float64]
 FADING = np.linspace(1, 0, 21)
@@ -130,8 +130,8 @@ def test_accuracies_are_those_of_the_corruptions_in_turn() -> None:
     assert matrix.num_classes == 3
     assert table[0, 0] == matrix.clean_accuracy == np.mean(predict(clean) == data.labels)
     for i, j in ((9, 0), (0, 14), (9, 14)):
-        pixels = ctta.corruptions.corrupt(clean, "brightness", i / 4, seed=2)
-        pixels = ctta.corruptions.corrupt(pixels, "contrast", j / 4, seed=2)
+        pixels = ctta.data.corruptions.corrupt(clean, "brightness", i / 4, seed=2)
+        pixels = ctta.data.corruptions.corrupt(pixels, "contrast", j / 4, seed=2)
         assert table[i, j] == np.mean(predict(pixels) == data.labels)
     assert matrix.pairs == [("brightness", "contrast")]  # the other order was not asked for
     stream = in_memory(clean, data.labels, name="small")

@@ -11,11 +11,11 @@ from own_methods import NETWORK, write_labeled_tree
 from PIL import Image
 
 from ctta.benchmark import BenchmarkOptions, build_task
+from ctta.benchmark.report.layout import infer_layout, parse_severity, strip_severity
 from ctta.cli.bench import bench
-from ctta.datasets import CorruptedFolder, sample
+from ctta.data.datasets import CorruptedFolder, sample
+from ctta.data.streams import AccuracyMatrix
 from ctta.errors import ConfigError
-from ctta.report.layout import infer_layout, parse_severity, strip_severity
-from ctta.streams import AccuracyMatrix
 
 CHOICES = ("--corruptions", "brightness,contrast", "--images", "45", "--speed", "10", "--batch-size", "5")
 

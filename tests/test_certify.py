@@ -16,10 +16,10 @@ from command_line import invoke, user_error, write_network
 from torch import nn
 
 import ctta
-from ctta.advisor import ScenarioOutcome, label_pictures, measure_influence
-from ctta.advisor.influence import count_batches, use_median_
+from ctta.advise import ScenarioOutcome, label_pictures, measure_influence
+from ctta.advise.influence import count_batches, use_median_
 from ctta.cli.certify import certify
-from ctta.datasets import CleanImages
+from ctta.data.datasets import CleanImages
 from ctta.evaluation import Interval
 
 HARMFUL = """

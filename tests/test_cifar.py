@@ -10,10 +10,10 @@ import pytest
 import torch
 from small_data import IMAGES, LABELS, NAMES, create_stream, is_same_batch, write_cifar_batch
 
-from ctta.corruptions import corrupt, write_cifar_c
-from ctta.datasets import CifarC, clean_cifar
+from ctta.data.corruptions import corrupt, write_cifar_c
+from ctta.data.datasets import CifarC, clean_cifar
+from ctta.data.streams import continual, gradual, mixed
 from ctta.errors import DataError
-from ctta.streams import continual, gradual, mixed
 
 
 @pytest.fixture

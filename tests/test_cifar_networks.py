@@ -202,7 +202,7 @@ def test_the_wide_embedded_network_is_small() -> None:
     net = ctta.models.load("embedded-wide")
     assert sum(parameter.numel() for parameter in net.parameters()) == 1_467_610
     assert weights.stat().st_size <= 6_000_000
-    data = ctta.datasets.sample()
+    data = ctta.data.datasets.sample()
     x = torch.from_numpy(data.images[:200]).permute(0, 3, 1, 2) / 255
     with torch.inference_mode():
         wrong = net(x).argmax(1).numpy() != data.labels[:200]

@@ -15,11 +15,11 @@ from rich.console import Console
 from ctta import benchmark
 from ctta.benchmark import RECIPES
 from ctta.benchmark import run as run_benchmark
+from ctta.benchmark.report import score_table
 from ctta.cli import demo, main
 from ctta.cli.results import print_table
+from ctta.core.registry import list_methods
 from ctta.evaluation import read_result
-from ctta.registry import list_methods
-from ctta.report import score_table
 
 NETWORK = """
 import torch

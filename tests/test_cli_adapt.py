@@ -16,12 +16,12 @@ from torch import nn
 
 import ctta
 from ctta import models
+from ctta.adapt import adapt_folder, run
+from ctta.adapt.run import InferenceRun
 from ctta.cli.adapt import adapt
-from ctta.datasets.image_files import read_images
+from ctta.data.datasets.image_files import read_images
 from ctta.errors import ConfigError
 from ctta.guard import Guarded
-from ctta.inference import adapt_folder
-from ctta.inference.run import InferenceRun
 
 FEW_VIEWS = ("--method", "cotta", "--set", "views=2", "--set", "threshold=1.1")
 
@@ -145,7 +145,7 @@ def test_a_second_ctrl_c_interrupts_the_step_and_loses_only_that(
 
     with monkeypatch.context() as patch:
         patch.setattr(InferenceRun, "process_batch", stopped)
-        patch.setattr("ctta.inference.run.SECONDS_BETWEEN_SAVES", 0)
+        patch.setattr(run, "SECONDS_BETWEEN_SAVES", 0)
         result = invoke(adapt, *camera.resumable)
     assert result.exit_code == 130
     assert "12 of them new" in output(adapt, *camera.resumable)

@@ -10,8 +10,8 @@ from command_line import invoke, output, user_error, write_images
 
 import ctta
 from ctta.cli.corrupt import corrupt
-from ctta.datasets import CifarC, ImageNetC
-from ctta.streams import continual
+from ctta.data.datasets import CifarC, ImageNetC
+from ctta.data.streams import continual
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
 LABELS = np.array([0, 1, 2, 3, 4, 5])
@@ -34,10 +34,10 @@ def test_an_npz_becomes_a_folder_like_cifar_c(sample: Path, tmp_path: Path) -> N
     text = output(corrupt, sample, folder, "--corruptions", "brightness,contrast", "--seed", 3)
     assert text == (
         f"{folder} contains 2 corruptions at severities 1, 2, 3, 4, 5.\n"
-        f'Read it with: ctta.datasets.CifarC("{folder}")\n'
+        f'Read it with: ctta.data.datasets.CifarC("{folder}")\n'
     )
     made = np.load(folder / "contrast.npy")
-    assert (made[24:] == ctta.corruptions.corrupt(IMAGES, "contrast", 5, seed=3)).all()
+    assert (made[24:] == ctta.data.corruptions.corrupt(IMAGES, "contrast", 5, seed=3)).all()
     batch = next(iter(continual(CifarC(folder), names=["contrast"], severity=5, batch_size=6)))
     assert batch.y is not None and batch.y.tolist() == LABELS.tolist()
 
@@ -50,7 +50,7 @@ def test_a_second_run_keeps_complete_files(sample: Path, tmp_path: Path) -> None
     assert result.exit_code == 0
     assert result.stderr == f"Resuming {folder}: complete files are kept.\n"
     assert (folder / "contrast.npy").read_bytes() == b"looks complete"
-    assert {path.stem for path in folder.glob("*.npy")} == {"contrast", "labels", *ctta.corruptions.HOLD_OUT}
+    assert {path.stem for path in folder.glob("*.npy")} == {"contrast", "labels", *ctta.data.corruptions.HOLD_OUT}
     assert "seed: 0 → 1" in user_error(corrupt, sample, folder, "--seed", 1)
 
 

@@ -12,7 +12,7 @@ import ctta.benchmark
 from ctta.cli import data as module
 from ctta.cli.bench import bench
 from ctta.cli.data import data
-from ctta.datasets import DATASETS, Dataset, DownloadError, download, find
+from ctta.data.datasets import DATASETS, Dataset, DownloadError, download, find
 
 CONTENT = b"weights of a network"
 

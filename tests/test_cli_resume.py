@@ -9,8 +9,8 @@ from serving import ServerProcess, make_images, make_tent
 
 import ctta
 from ctta.cli.adapt import adapt
+from ctta.core.hyperparameters import format_hyperparameters
 from ctta.errors import ConfigError
-from ctta.hyperparameters import format_hyperparameters
 from ctta.serve import Service, build_method, resume_method
 
 

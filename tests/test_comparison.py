@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ctta
 from ctta.cli.report import report
+from ctta.data.streams import Stream, continual, in_memory
 from ctta.errors import ConfigError, InputError
-from ctta.streams import Stream, continual, in_memory
 
 
 def make_stream() -> Stream:

@@ -9,7 +9,7 @@ from command_line import output, user_error, write_images, write_network
 import ctta
 from ctta.cli.adapt import adapt
 from ctta.cli.serve import serve
-from ctta.config import AdaptationConfig, read_config, relative_model
+from ctta.core.config import AdaptationConfig, read_config, relative_model
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ import pytest
 import torch
 from PIL import Image
 
-from ctta.corruptions import corrupt
-from ctta.datasets import Corrupted
+from ctta.data.corruptions import corrupt
+from ctta.data.datasets import Corrupted
+from ctta.data.streams import continual, gradual, image_folder, in_memory, mixed
+from ctta.data.streams.corrupted import CorruptedStream
 from ctta.errors import ConfigError
-from ctta.streams import continual, gradual, image_folder, in_memory, mixed
-from ctta.streams.corrupted import CorruptedStream
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
 LABELS = np.arange(12) % 3

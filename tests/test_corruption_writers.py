@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from random_images import random_images
 
-from ctta.corruptions import corrupt, write_cifar_c, write_imagenet_c, writers
+from ctta.data.corruptions import corrupt, write_cifar_c, write_imagenet_c, writers
 from ctta.errors import ConfigError, DataError, InputError
 
 
@@ -41,7 +41,7 @@ def test_cifar_c_folder_has_the_published_layout(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 import numpy as np
-from ctta.corruptions import write_cifar_c
+from ctta.data.corruptions import write_cifar_c
 def die(done, total):
     if done == 40:  # in the middle of the second of three files
         os.kill(os.getpid(), signal.SIGKILL)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from random_images import random_images
 
-from ctta.corruptions import CORRUPTIONS, HOLD_OUT, arrays, blur, corrupt, digital, frost, noise, spatter, weather
+from ctta.data.corruptions import CORRUPTIONS, HOLD_OUT, arrays, blur, corrupt, digital, frost, noise, spatter, weather
 from ctta.errors import ConfigError, InputError
 
 REFERENCE = np.load(Path(__file__).parent / "data" / "corruptions_reference.npz")

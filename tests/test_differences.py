@@ -11,9 +11,9 @@ from command_line import output, user_error
 from torch import nn
 
 import ctta
+from ctta.benchmark.report import RunDifferences, diff_runs
 from ctta.cli.diff import diff
 from ctta.models import Normalized
-from ctta.report import RunDifferences, diff_runs
 
 
 def make_net(seed: int = 0) -> nn.Module:
@@ -25,9 +25,9 @@ def make_net(seed: int = 0) -> nn.Module:
 
 def make_stream(*, seed: int = 0, batch_size: int = 8, sampler: Any = None, names: tuple[str, ...] = ("fog",)) -> Any:
     images = np.random.default_rng(seed).integers(0, 256, (40, 16, 16, 3), dtype=np.uint8)
-    data = ctta.datasets.Corrupted(images, np.arange(40) % 5, name="mine")
-    stream = ctta.streams.continual(data, names=names, batch_size=batch_size)
-    return ctta.streams.correlated(stream, sampler=sampler) if sampler else stream
+    data = ctta.data.datasets.Corrupted(images, np.arange(40) % 5, name="mine")
+    stream = ctta.data.streams.continual(data, names=names, batch_size=batch_size)
+    return ctta.data.streams.correlated(stream, sampler=sampler) if sampler else stream
 
 
 def write(folder: Path, net: nn.Module, stream: Any, **settings: Any) -> Path:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import ctta
 from ctta.cli.app import app
-from ctta.installation import Installation, inspect_installation, read_requirements
+from ctta.cli.installation import Installation, inspect_installation, read_requirements
 
 REQUIRES = [
     "torch>=2.6",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from download_server import DownloadServer, serving
 
-from ctta.datasets import DATASETS, Dataset, DownloadError, download
+from ctta.data.datasets import DATASETS, Dataset, DownloadError, download
 
 CONTENT = b"the file"
 

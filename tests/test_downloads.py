@@ -21,7 +21,7 @@ import pytest
 from download_server import CONFIRMED, DownloadServer, serving
 from tar_archives import archive, member
 
-from ctta.datasets import DATASETS, Dataset, DownloadError, cache_dir, download
+from ctta.data.datasets import DATASETS, Dataset, DownloadError, cache_dir, download
 
 CONTENT = bytes(hashlib.shake_256(b"ctta").digest(400_000))
 HALF = 200_000
@@ -94,7 +94,7 @@ def test_interrupted_download_is_reported_and_resumed(weights: Path, server: Dow
 def test_killed_download_is_resumed(weights: Path, server: DownloadServer) -> None:
     server.behavior = "stalls"
     script = (
-        "from ctta.datasets import DATASETS, Dataset, download\n"
+        "from ctta.data.datasets import DATASETS, Dataset, download\n"
         f"DATASETS['weights'] = {DATASETS['weights']!r}\ndownload('weights')\n"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -277,7 +277,7 @@ def test_no_connection(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_timeout_is_an_interruption(weights: Path, server: DownloadServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctta.datasets.http.TIMEOUT", 0.2)
+    monkeypatch.setattr("ctta.data.datasets.http.TIMEOUT", 0.2)
     server.behavior = "stalls"
     failure(weights, "failed", "timed out", "run again to resume")
     assert part_of(weights).stat().st_size > 0

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 import ctta
-from ctta.corruptions import CORRUPTIONS, corrupt
-from ctta.datasets import sample
+from ctta.data.corruptions import CORRUPTIONS, corrupt
+from ctta.data.datasets import sample
 
 PACKAGE = Path(ctta.__file__).parent
 PROVENANCE = (PACKAGE / "models" / "PROVENANCE.md").read_text()
@@ -36,7 +36,7 @@ def find_errors(images: NDArray[np.uint8], labels: NDArray[np.integer[Any]]) -> 
 
 def test_network_and_sample_are_small() -> None:
     assert (PACKAGE / "models" / "embedded.safetensors").stat().st_size <= 2_000_000
-    assert (PACKAGE / "datasets" / "sample.npz").stat().st_size <= 6_000_000
+    assert (PACKAGE / "data" / "datasets" / "sample.npz").stat().st_size <= 6_000_000
     assert sum(parameter.numel() for parameter in ctta.models.embedded().parameters()) == 269_722
 
 
@@ -49,7 +49,7 @@ def test_provenance_matches_the_files() -> None:
         "models/wide.safetensors",
         "models/streets.safetensors",
         "models/streets_bn.safetensors",
-        "datasets/sample.npz",
+        "data/datasets/sample.npz",
     ]
     for name, size, digest in rows:
         content = (PACKAGE / name).read_bytes()

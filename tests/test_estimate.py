@@ -11,9 +11,9 @@ from command_line import output, write_images, write_network
 from torch import nn
 
 import ctta
-from ctta.advisor.calibration import DomainSignals, fit_estimator
+from ctta.advise.calibration import DomainSignals, fit_estimator
 from ctta.cli.adapt import adapt
-from ctta.config import AdaptationConfig, read_config
+from ctta.core.config import AdaptationConfig, read_config
 from ctta.guard import EventKind, GainEstimator
 from ctta.guard.estimate import GainMonitor, to_signals
 from ctta.guard.health import summarize

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import ctta
-from ctta.datasets import Corrupted
+from ctta.data.datasets import Corrupted
+from ctta.data.streams import Stream, continual
 from ctta.errors import ConfigError, InputError
 from ctta.evaluation import BatchRecord, read_result
-from ctta.streams import Stream, continual
 
 
 def net() -> nn.Sequential:
@@ -256,9 +256,9 @@ def test_stream_without_labels_has_confidences_and_counts(tmp_path: Path) -> Non
     for number in range(3):
         Image.new("RGB", (32, 32), (90 * number, 0, 0)).save(tmp_path / f"{number}.png")
     result = ctta.evaluate(
-        ctta.Source(net()), ctta.streams.folder(tmp_path, batch_size=2), folder=tmp_path / "evaluation"
+        ctta.Source(net()), ctta.data.streams.folder(tmp_path, batch_size=2), folder=tmp_path / "evaluation"
     )
-    probabilities = ctta.Source(net())(next(iter(ctta.streams.folder(tmp_path))).x).softmax(1)
+    probabilities = ctta.Source(net())(next(iter(ctta.data.streams.folder(tmp_path))).x).softmax(1)
     assert not result.is_labeled and result.total.num_images == sum(result.num_predicted) == 3
     assert list(result.num_predicted) == probabilities.argmax(1).bincount(minlength=5).tolist()
     assert result.confidence == pytest.approx(float(probabilities.max(1).values.mean()))

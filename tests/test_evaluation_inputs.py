@@ -42,7 +42,7 @@ class Endless(IterableDataset[Any]):
 
 
 LABELED: dict[str, Callable[[], Any]] = {
-    "stream": lambda: ctta.streams.in_memory(BYTES, Y.numpy(), name="mine", batch_size=8),
+    "stream": lambda: ctta.data.streams.in_memory(BYTES, Y.numpy(), name="mine", batch_size=8),
     "loader": lambda: DataLoader(TensorDataset(X, Y), batch_size=8),
     "shuffling loader": lambda: DataLoader(TensorDataset(X, Y), batch_size=8, shuffle=True),
     "default loader": lambda: DataLoader(TensorDataset(X, Y)),
@@ -71,7 +71,7 @@ LABELED: dict[str, Callable[[], Any]] = {
     "dictionaries of pictures": lambda: [
         {"image": Image.fromarray(x), "label": int(y)} for x, y in zip(BYTES, Y, strict=True)
     ],
-    "batches of a stream": lambda: list(ctta.streams.in_memory(BYTES, Y.numpy(), name="mine", batch_size=8)),
+    "batches of a stream": lambda: list(ctta.data.streams.in_memory(BYTES, Y.numpy(), name="mine", batch_size=8)),
 }
 
 
@@ -94,7 +94,7 @@ def test_labeled_data_of_any_kind_has_the_error_of_a_plain_loop(kind: str) -> No
         lambda: [(X,)],
         lambda: DataLoader(TensorDataset(X), batch_size=8),
         lambda: (x for x in X.split(7)),
-        lambda: ctta.streams.live(iter(BYTES), batch_size=9),
+        lambda: ctta.data.streams.live(iter(BYTES), batch_size=9),
         lambda: [Image.fromarray(pixels) for pixels in BYTES],
     ],
 )
@@ -135,8 +135,8 @@ def test_the_hash_tells_whether_two_results_saw_the_same_batches() -> None:
 
 
 def test_domains_of_batches_are_segments() -> None:
-    images = ctta.streams.in_memory(BYTES, Y.numpy(), name="mine", batch_size=10)
-    stream = ctta.streams.continual(images, names=("contrast", "brightness"))
+    images = ctta.data.streams.in_memory(BYTES, Y.numpy(), name="mine", batch_size=10)
+    stream = ctta.data.streams.continual(images, names=("contrast", "brightness"))
     whole, listed = ctta.evaluate(make_net(), stream), ctta.evaluate(make_net(), list(stream))
     assert listed.domains == ("contrast 5", "brightness 5") and listed.errors == whole.errors
 
@@ -147,7 +147,7 @@ def test_domains_of_batches_are_segments() -> None:
         ("val/", r"got the path 'val/': open it with ctta\.streams\.image_folder"),
         (Path("val"), r"ctta\.streams\.folder\(path\)"),
         ({"image": X, "label": Y}, r"got a dictionary with 'image', 'label': give a pair"),
-        (ctta.datasets.sample(), r"got the dataset Corrupted: give it an order, such as ctta\.streams\.continual"),
+        (ctta.data.datasets.sample(), r"got the dataset Corrupted: give it an order, such as ctta\.streams\.continual"),
         (7, r"expected a stream of ctta\.streams, a DataLoader, or an iterable"),
         ([], "list yields no batch"),
         (iter(()), "can be read only once"),

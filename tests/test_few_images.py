@@ -10,10 +10,10 @@ import pytest
 from command_line import output
 from PIL import Image
 
+from ctta.adapt.blending import choose_fraction
 from ctta.cli.adapt import adapt
-from ctta.corruptions import corrupt
-from ctta.datasets import sample
-from ctta.inference.blending import choose_fraction
+from ctta.data.corruptions import corrupt
+from ctta.data.datasets import sample
 
 METHODS = {
     "tent": ("--method", "tent"),

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import ctta
 from ctta.errors import ConfigError
-from ctta.evolution import EvolutionStrategy
-from ctta.prompts import FeatureShift, PromptSite, draw_prompts
+from ctta.methods.foa.evolution import EvolutionStrategy
+from ctta.methods.foa.prompts import FeatureShift, PromptSite, draw_prompts
 from ctta.testing.networks import BlockViT
 
 NUM_PROMPTS, WIDTH, POPULATION, SEED = 2, 4, 4, 3

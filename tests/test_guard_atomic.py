@@ -9,9 +9,9 @@ from guarded_streams import make_batches, trained_network
 from torch import Tensor, nn
 
 import ctta
+from ctta.core.transaction import restore_on_error
 from ctta.guard import Guarded
 from ctta.testing.case import collect_state
-from ctta.transaction import restore_on_error
 
 
 class FailingNetwork(nn.Module):

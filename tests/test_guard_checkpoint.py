@@ -159,7 +159,7 @@ def test_an_interrupted_evaluation_resumes(tmp_path: Path) -> None:
     def interrupt(record: BatchRecord) -> None:
         raise InterruptError
 
-    stream = ctta.streams.continual(ctta.datasets.sample(), names=("fog",), limit=20, batch_size=10)
+    stream = ctta.data.streams.continual(ctta.data.datasets.sample(), names=("fog",), limit=20, batch_size=10)
     expected = ctta.evaluate(make_model(), stream)
     with pytest.raises(InterruptError):
         ctta.evaluate(make_model(), stream, folder=tmp_path, on_batch=interrupt)

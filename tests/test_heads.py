@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import ctta
-from ctta.heads import count_classes, features_and_logits, find_head, get_head, head_weight
-from ctta.surgery import find_top_layers
+from ctta.nn.heads import count_classes, features_and_logits, find_head, get_head, head_weight
+from ctta.nn.surgery import find_top_layers
 from ctta.testing import NETWORKS
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import ctta
+from ctta.core.hyperparameters import parse_hyperparameters
 from ctta.errors import ConfigError
-from ctta.hyperparameters import parse_hyperparameters
 
 
 def test_hyperparameters_are_parsed_from_text() -> None:

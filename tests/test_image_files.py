@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 from small_data import FRAMES, FRAMES_AS_FLOATS, IMAGES, save_image
 
+from ctta.data.streams import folder, live
 from ctta.errors import DataError
 from ctta.io.images import is_image_file, resize_and_center_crop
-from ctta.streams import folder, live
 
 
 def test_color_modes_become_rgb(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 from small_data import NAMES, labels_of, save_image
 
-from ctta.datasets import ImageFiles, ImageNetC
+from ctta.data.datasets import ImageFiles, ImageNetC
+from ctta.data.streams import continual
 from ctta.errors import ConfigError, DataError
-from ctta.streams import continual
 
 
 @pytest.fixture

@@ -17,11 +17,13 @@ from torch import nn
 
 import ctta
 from ctta import models
+from ctta.adapt import InferenceSummary, adapt_folder
+from ctta.adapt import folder as adapt_folder_module
+from ctta.adapt import run as adapt_run
+from ctta.adapt.predictions import PredictionFile
 from ctta.cli.adapt import adapt
-from ctta.datasets.image_files import find_images
+from ctta.data.datasets.image_files import find_images
 from ctta.errors import ConfigError, DataError
-from ctta.inference import InferenceSummary, adapt_folder
-from ctta.inference.predictions import PredictionFile
 
 NUM_IMAGES, BATCH_SIZE = 20, 4
 SETTINGS: dict[str, Any] = {"method": "tent", "batch_size": BATCH_SIZE}
@@ -78,7 +80,7 @@ def test_a_disk_that_fills_up(
     """With a save after each batch it is the state that finds no space, otherwise the rows."""
     expected = uninterrupted(images)
     table, state = disk / "table.csv", disk / "state.safetensors"
-    monkeypatch.setattr("ctta.inference.run.SECONDS_BETWEEN_SAVES", seconds_between_saves)
+    monkeypatch.setattr(adapt_run, "SECONDS_BETWEEN_SAVES", seconds_between_saves)
     with pytest.raises(OSError, match=r"free some space and run again to resume from the last") as raised:
         run(images, table, state, on_progress=after(12, lambda: fill(disk)))
     assert raised.value.errno == errno.ENOSPC
@@ -182,7 +184,7 @@ def test_vanished_images_are_in_the_summary(images: Path, tmp_path: Path, monkey
             path.unlink()
         return paths
 
-    monkeypatch.setattr("ctta.inference.folder.find_images", list_and_delete)
+    monkeypatch.setattr(adapt_folder_module, "find_images", list_and_delete)
     options = ["--model", write_network(tmp_path), "--images", images, "--out", tmp_path / "a.csv", "--method", "tent"]
     text = output(adapt, *options)
     assert "18 of them new.\n2 images were skipped because they were deleted before they were read." in text

@@ -8,9 +8,9 @@ import torch
 from random_scenes import FULL, make_cotta, make_net, make_stream
 
 import ctta
-from ctta.datasets import IGNORE_INDEX
+from ctta.data.datasets import IGNORE_INDEX
+from ctta.data.streams import Stream, rounds
 from ctta.evaluation.label_maps import load_label_maps, save_label_maps, saved_batches
-from ctta.streams import Stream, rounds
 
 
 def predict_maps(model: ctta.AdaptiveModel, scenes: Stream) -> list[torch.Tensor]:
@@ -63,8 +63,8 @@ def test_16_bit_labels_are_compared(tmp_path: Path) -> None:
 
 
 def test_image_classification_saves_no_maps(tmp_path: Path) -> None:
-    data = ctta.datasets.Corrupted(np.zeros((4, 32, 32, 3), np.uint8), np.zeros(4, np.int64), name="black")
+    data = ctta.data.datasets.Corrupted(np.zeros((4, 32, 32, 3), np.uint8), np.zeros(4, np.int64), name="black")
     flat = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 10))
-    scenes = ctta.streams.continual(data, names=("brightness",), batch_size=2)
+    scenes = ctta.data.streams.continual(data, names=("brightness",), batch_size=2)
     ctta.evaluate(ctta.Source(flat), scenes, folder=tmp_path)
     assert saved_batches(tmp_path) == []

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from ctta.data.streams import Segment, Stream, correlated, label_shift, long_tail, mixed, mixed_correlated
+from ctta.data.streams.samplers import sample_note, sample_rotta
 from ctta.errors import ConfigError, DataError
-from ctta.streams import Segment, Stream, correlated, label_shift, long_tail, mixed, mixed_correlated
-from ctta.streams.samplers import sample_note, sample_rotta
 
 UNKNOWN: Any = "unknown"
 

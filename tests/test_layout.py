@@ -13,41 +13,22 @@ import ctta
 
 PACKAGE = Path(ctta.__file__).parent
 
-#: A package imports only from rows above its own, and from packages to its left in the same row.
+#: A room imports only from rows above its own, and from rooms to its left in the same row. The rooms are the packages;
+#: of ``core`` and ``data``, whose modules build on other rooms in turn, their modules.
 ROWS = [
-    [
-        "errors",
-        "io",
-        "parallel",
-        "state",
-        "functional",
-        "label_chain",
-        "domain_change",
-        "mirror_check",
-        "norms",
-        "optim",
-    ],
-    ["heads", "vit", "surgery", "activations", "compilation", "fingerprints"],
-    ["views", "validation", "evolution", "source_stats", "prompts"],
-    ["posterior", "hyperparameters", "method_info", "steps"],
-    ["base", "transaction"],
-    ["policies", "memory", "contrast", "replay", "source_replay", "methods", "registry"],
-    ["corruptions", "synthetic", "models"],
-    ["checkpoint", "guard", "config", "distributed", "datasets", "streams"],
+    ["errors", "io", "core.parallel", "core.state", "functional", "optim", "nn"],
+    ["core.fingerprints", "views", "core.validation", "source_stats", "core.hyperparameters"],
+    ["core.method_info", "core.steps", "core.networks", "core.updates", "core.model", "core.transaction"],
+    ["policies", "methods", "core.registry"],
+    ["data.corruptions", "data.streets", "models", "data.datasets"],
+    ["checkpoint", "guard", "core.config", "distributed", "data.streams"],
     ["testing", "evaluation"],
-    ["report", "benchmark", "advisor", "inference", "installation", "integrations", "serve"],
+    ["benchmark", "advise", "adapt", "integrations", "serve"],
     ["cli"],
     ["__main__"],
 ]
-#: Packages whose modules do not import each other; only their ``__init__`` imports them.
-INDEPENDENT_MODULES = {"methods"}
-#: The exceptions: methods that extend another one, which is all that they import.
-EXTENSIONS = {"methods.eata": "methods.eta", "methods.rdumb": "methods.eta", "methods.cmf": "methods.roid"}
-#: The longest file of a method, and those that are longer: CoTTA has four named settings with a classmethod each, and
-#: VANE five parts.
-MAX_METHOD_LINES, LONG_METHODS = 120, {"cotta.py", "vane.py"}
-#: Packages whose modules are layers: each imports only those to its left.
-LAYERS = {"base": ["networks", "updates", "model"]}
+#: Methods that extend another one. Else a method imports only itself and the parts that methods share.
+EXTENSIONS = {"eata": "eta", "rdumb": "eta", "cmf": "roid"}
 
 
 def modules() -> list[Path]:
@@ -82,6 +63,8 @@ def imported_modules(tree: ast.AST) -> set[str]:
                 raise AssertionError(f"relative import in line {node.lineno}")
             case ast.ImportFrom(module="ctta", names=names):
                 found |= {resolve(each.name) for each in names}
+            case ast.ImportFrom(module="ctta.core" | "ctta.data" as package, names=names):
+                found |= {f"{package.removeprefix('ctta.')}.{each.name}" for each in names}
             case ast.ImportFrom(module=str(module)) if module.startswith("ctta."):
                 found.add(module.removeprefix("ctta."))
             case ast.Attribute(value=ast.Name(id="ctta"), attr=name):
@@ -89,48 +72,42 @@ def imported_modules(tree: ast.AST) -> set[str]:
     return {name for name in found if name}
 
 
-def find_row(package: str) -> int:
-    (row,) = [number for number, packages in enumerate(ROWS) if package in packages]
-    return row
+def find_room(module: str) -> str:
+    """Return the room of a module, such as 'core.model' for itself and 'data.streams' for 'data.streams.ccc'."""
+    parts = module.split(".")
+    return ".".join(parts[:2]) if parts[0] in ("core", "data") else parts[0]
 
 
-def is_allowed(importer: str, imported: str) -> bool:
-    """Return whether a package may import another one."""
-    row, other_row = find_row(importer), find_row(imported)
-    return other_row < row or (other_row == row and ROWS[row].index(imported) < ROWS[row].index(importer))
+def find_position(room: str) -> tuple[int, int]:
+    ((row, rooms),) = [(number, rooms) for number, rooms in enumerate(ROWS) if room in rooms]
+    return row, rooms.index(room)
+
+
+def list_imports() -> list[tuple[str, str]]:
+    """Return the imports between modules of the package, the packages ``core`` and ``data`` themselves left out."""
+    found = []
+    for path in modules():
+        importer = ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+        found += [(importer, name) for name in imported_modules(ast.parse(path.read_text()))]
+    return [(importer, name) for importer, name in found if not {importer, name} & {"core", "data"}]
 
 
 def test_imports_go_in_one_direction() -> None:
-    for path in modules():
-        package = path.relative_to(PACKAGE).with_suffix("").parts[0]
-        for name in imported_modules(ast.parse(path.read_text())):
-            imported = name.split(".")[0]
-            if imported == package:
-                importer = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
-                is_free = package not in INDEPENDENT_MODULES or path.name == "__init__.py"
-                assert is_free or EXTENSIONS.get(importer) == name, f"{path} imports {name}"
-            else:
-                assert is_allowed(package, imported), f"{path} imports {name}"
+    for importer, imported in list_imports():
+        room, other = find_room(importer), find_room(imported)
+        assert room == other or find_position(other) < find_position(room), f"{importer} imports {imported}"
 
 
-@pytest.mark.parametrize("package", LAYERS)
-def test_layers_import_only_those_below(package: str) -> None:
-    layers = LAYERS[package]
-    assert {path.stem for path in (PACKAGE / package).glob("*.py")} == {*layers, "__init__"}
-    for number, layer in enumerate(layers):
-        imported = imported_modules(ast.parse((PACKAGE / package / f"{layer}.py").read_text()))
-        own = {name.removeprefix(f"{package}.") for name in imported if name.split(".")[0] == package}
-        assert own <= set(layers[:number]), f"{package}.{layer} imports {sorted(own)}"
-
-
-def test_a_method_is_read_in_two_minutes() -> None:
-    lengths = {path.name: len(path.read_text().splitlines()) for path in (PACKAGE / "methods").glob("[!_]*.py")}
-    assert {name for name, length in lengths.items() if length > MAX_METHOD_LINES} == LONG_METHODS
+def test_methods_do_not_import_each_other() -> None:
+    for importer, imported in list_imports():
+        if importer.startswith("methods.") and imported.startswith("methods."):
+            method, other = importer.split(".")[1], imported.split(".")[1]
+            assert other in (method, "parts", EXTENSIONS.get(method)), f"{importer} imports {imported}"
 
 
 def test_every_form_of_import_is_seen() -> None:
     source = """
-import torch, ctta.streams.folders
+import torch, ctta.data.streams.folders
 import ctta
 from ctta import models, evaluate, __version__
 from ctta.views.average import View
@@ -138,7 +115,7 @@ version = ctta.__version__
 ctta.Guarded
 """
     packages = {name.split(".")[0] for name in imported_modules(ast.parse(source))}
-    assert packages == {"streams", "models", "evaluation", "views", "guard"}
+    assert packages == {"data", "models", "evaluation", "views", "guard"}
 
 
 def test_public_names() -> None:
@@ -150,11 +127,39 @@ def test_public_names() -> None:
     for name in ctta.__all__:
         assert getattr(ctta, name) is not None and name in dir(ctta)
     public = {name for name in vars(ctta) if not name.startswith("_")}
-    assert public - submodules - {"Any", "ModuleType", "TYPE_CHECKING", "importlib", "sys"} <= set(ctta.__all__)
+    imported = {
+        "Any",
+        "Loader",
+        "MetaPathFinder",
+        "ModuleSpec",
+        "ModuleType",
+        "TYPE_CHECKING",
+        "importlib",
+        "sys",
+        "warnings",
+    }
+    assert public - submodules - imported <= set(ctta.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         getattr(ctta, "non" + "sense")
     for name in ("AdaptiveModel", *(cls.__name__ for cls in ctta.METHODS.values())):
         assert name in ctta.__all__
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("streams", "data.streams"), ("advisor", "advise"), ("streams.ccc", "data.streams.ccc")]
+)
+def test_modules_that_have_moved_keep_their_old_names(old: str, new: str) -> None:
+    """In a new interpreter, since the warning comes with the first import."""
+    script = """
+import importlib, sys, warnings
+old, new = (importlib.import_module(f"ctta.{name}") if number else name for number, name in enumerate(sys.argv[1:]))
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    moved = importlib.import_module(f"ctta.{old}")
+assert moved is new and new.__spec__.name == new.__name__
+assert [str(each.message) for each in caught if each.category is DeprecationWarning][-1].endswith(new.__name__)
+"""
+    run_python(script, old, new)
 
 
 def test_method_names() -> None:
@@ -226,13 +231,13 @@ print([sorted(heavy), sorted(name.removeprefix("ctta.") for name in sys.modules 
     assert heavy == []
     packages = {name.split(".")[0] for name in modules}
     assert "methods" in packages
-    assert packages.isdisjoint({"advisor", "benchmark", "datasets", "evaluation", "report", "serve", "streams"})
-    assert packages.isdisjoint({"corruptions", "inference", "synthetic", "testing"})
+    assert packages.isdisjoint({"adapt", "advise", "benchmark", "data", "evaluation", "serve", "testing"})
 
 
 def test_a_function_goes_before_a_subpackage_of_its_name() -> None:
     """In a new interpreter, where the subpackage is imported first."""
-    run_python("import ctta.base, ctta.source_stats\nassert callable(ctta.source_stats), ctta.source_stats")
+    script = "import ctta.adapt, ctta.advise, ctta.source_stats"
+    run_python(f"{script}\nassert all(callable(each) for each in (ctta.adapt, ctta.advise, ctta.source_stats))")
 
 
 def test_loading_a_guarded_model_imports_the_guard(tmp_path: Path) -> None:
@@ -270,10 +275,10 @@ def test_every_package_is_reachable_after_import() -> None:
     """In a new interpreter, where no test has imported them yet."""
     packages = sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists())
     # Their public names are in ctta itself, or they have none.
-    hidden = {"checkpoint", "cli", "io", "methods", "source_stats"}
+    hidden = {"adapt", "advise", "checkpoint", "cli", "core", "io", "methods", "nn", "optim", "source_stats"}
     script = "import ctta, sys\nprint([getattr(ctta, name).__name__ for name in sys.argv[1:]])"
     names = [name for name in packages if name not in hidden]
-    assert {"report", "serve", "evaluation"} <= set(names)
+    assert {"data", "serve", "evaluation"} <= set(names)
     assert ast.literal_eval(run_python(script, *names)) == [f"ctta.{name}" for name in names]
 
 

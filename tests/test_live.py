@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 from small_data import FRAMES, FRAMES_AS_FLOATS
 
+from ctta.data.streams import live
 from ctta.errors import ConfigError, InputError
-from ctta.streams import live
 
 
 def test_frames_are_batched_without_labels() -> None:

@@ -15,15 +15,20 @@ from report_runs import ParsedPage, write_cell, write_run
 
 from ctta.benchmark import run_matrix
 from ctta.benchmark.matrix import DEFAULT_METHODS, SIZES
+from ctta.benchmark.report import Matrix, MatrixCell, MatrixProtocol, read_matrix, write_matrix
+from ctta.benchmark.report.matrix_tables import (
+    build_difference_table,
+    build_error_table,
+    build_recurrence_table,
+    write_advice,
+)
+from ctta.benchmark.report.runs import MissingCell
 from ctta.cli.bench import bench
 from ctta.cli.report import report
+from ctta.data.streams import PROTOCOLS, parse_protocol
 from ctta.errors import ConfigError, DataError
 from ctta.evaluation.intervals import Interval
 from ctta.methods import METHODS
-from ctta.report import Matrix, MatrixCell, MatrixProtocol, read_matrix, write_matrix
-from ctta.report.matrix_tables import build_difference_table, build_error_table, build_recurrence_table, write_advice
-from ctta.report.runs import MissingCell
-from ctta.streams import PROTOCOLS, parse_protocol
 
 DOMAINS = ("fog 5", "snow 5", "frost 5", "contrast 5", "pixelate 5", "brightness 5")
 

@@ -26,8 +26,8 @@ from test_mathematics import CLOSE, EPS, assert_same_run, assert_same_weights, c
 from torch import Tensor, nn
 
 import ctta
-from ctta.memory import MemoryModel
-from ctta.norms.running import running_statistics
+from ctta.methods.parts.memory import MemoryModel
+from ctta.nn.running import running_statistics
 from ctta.testing import CHECKS, NETWORKS, ContractCase
 
 ADAM = partial(torch.optim.Adam, lr=0.01, eps=EPS)

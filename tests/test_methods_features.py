@@ -13,7 +13,7 @@ from test_methods_entropy import NAIVE_OPTIMIZER, OPTIMIZER, decided_classifier
 from torch import Tensor, nn
 
 import ctta
-from ctta.contrast import Projector, Ring, nearest_prototypes
+from ctta.methods.parts.contrast import Projector, Ring, nearest_prototypes
 from ctta.views import SplitView
 
 

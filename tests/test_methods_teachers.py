@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import ctta
 from ctta.errors import ConfigError, InputError
-from ctta.posterior import weight_posterior
+from ctta.methods.petal.posterior import weight_posterior
 
 
 def make_snapshots(net: nn.Sequential) -> list[nn.Sequential]:
@@ -67,7 +67,7 @@ def test_a_posterior_is_of_one_network_and_survives_files(tmp_path: Path) -> Non
     net, path = classifier(), tmp_path / "posterior.safetensors"
     posterior = weight_posterior(net, [each.state_dict() for each in make_snapshots(net)])
     posterior.save(path)
-    settings = ctta.registry.resolve_method("petal").parse([f"posterior={path}", "prior_weight=0.1", "views=0"])
+    settings = ctta.core.registry.resolve_method("petal").parse([f"posterior={path}", "prior_weight=0.1", "views=0"])
     model, x = ctta.PETAL(net, **settings), stream(16)[0]
     model(x)
     ctta.save(model, tmp_path / "stream.safetensors")

@@ -13,10 +13,10 @@ from torch import nn
 import ctta
 from ctta.benchmark import BenchmarkOptions, build_task, cells, plan
 from ctta.benchmark.cells import BenchmarkCell
+from ctta.data.streams import single
 from ctta.errors import ConfigError
 from ctta.evaluation import BatchRecord
 from ctta.evaluation.passes import count_passes, count_step_ratio
-from ctta.streams import single
 from ctta.testing.networks import BlockViT
 from ctta.views import image_views
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ctta.norms import moments, renormalize, use_batch_statistics_
-from ctta.norms.moments import batch_var_mean, image_var_mean, pass_with_gradient
-from ctta.surgery import copy_without_hooks
+from ctta.nn import moments, renormalize, use_batch_statistics_
+from ctta.nn.moments import batch_var_mean, image_var_mean, pass_with_gradient
+from ctta.nn.surgery import copy_without_hooks
 
 SHAPES = [(5, 3), (5, 3, 4), (6, 3, 4, 5), (1, 3, 4, 5), (4, 3, 1, 1), (3, 2, 3, 2, 2)]
 LAYOUTS = [torch.contiguous_format, torch.channels_last]

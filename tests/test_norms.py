@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import ctta
-from ctta.norms import blend_statistics, find_norm_parameters
+from ctta.nn import blend_statistics, find_norm_parameters
 
 LAYERS: dict[str, tuple[Callable[[], _BatchNorm], tuple[int, ...]]] = {
     "1d": (lambda: nn.BatchNorm1d(4), (8, 4)),

@@ -12,6 +12,7 @@ from command_line import output, user_error, write_images, write_network
 from own_methods import METHOD, NETWORK, write_method
 
 import ctta
+from ctta.adapt import adapt_folder
 from ctta.benchmark import BenchmarkResult, run
 from ctta.cli.adapt import adapt
 from ctta.cli.bench import bench
@@ -152,7 +153,7 @@ def test_mean_and_std_normalize_in_front_of_the_network(tmp_path: Path) -> None:
     arguments = ("--model", network, "--images", images, "--method", "source", "--batch-size", 3)
     output(adapt, *arguments, "--out", tmp_path / "a.csv", "--mean", "0.5,0.4,0.3", "--std", "0.2")
     wrapped = ctta.models.Normalized(ctta.models.load(network), (0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
-    ctta.inference.adapt_folder(wrapped, images, tmp_path / "b.csv", method="source", batch_size=3)
+    adapt_folder(wrapped, images, tmp_path / "b.csv", method="source", batch_size=3)
     assert (tmp_path / "a.csv").read_text() == (tmp_path / "b.csv").read_text()
     normalizes = ("--model", "embedded", "--images", images, "--out", tmp_path / "c.csv")
     error = user_error(adapt, *normalizes, "--mean", "0.5", "--std", "0.2")

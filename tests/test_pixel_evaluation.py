@@ -12,11 +12,11 @@ from random_scenes import FULL, NamedScenes, RandomScenes, make_cotta, make_net,
 from torch import nn
 
 import ctta
-from ctta.datasets.segmentation import CLASS_NAMES
+from ctta.data.datasets.segmentation import CLASS_NAMES
+from ctta.data.streams import Segment, mixed
 from ctta.errors import ConfigError, DataError, InputError
 from ctta.evaluation import BatchRecord, read_result
 from ctta.evaluation.metrics import MIOU, PixelScore
-from ctta.streams import Segment, mixed
 
 
 def without_costs(batches: tuple[BatchRecord, ...]) -> list[BatchRecord]:
@@ -109,7 +109,7 @@ def test_model_for_other_classes_is_refused() -> None:
 def test_results_of_image_classification_have_no_miou() -> None:
     images = np.zeros((4, 6, 10, 3), np.uint8)
     pooled = nn.Sequential(make_net(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    data = ctta.streams.in_memory(images, [0, 1, 2, 3], name="black")
+    data = ctta.data.streams.in_memory(images, [0, 1, 2, 3], name="black")
     result = ctta.evaluate(ctta.Source(pooled), data)
     assert (result.metric.key, result.value) == ("error", result.error)
     with pytest.raises(InputError, match="one label per image"):

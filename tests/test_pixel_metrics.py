@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ctta.datasets import IGNORE_INDEX
+from ctta.data.datasets import IGNORE_INDEX
 from ctta.errors import InputError
 from ctta.evaluation.metrics import NUM_BINS, PixelScore, Score, score_batch, score_from_json
 

@@ -16,10 +16,10 @@ from ctta.cli.bench import bench
 from ctta.cli.catalog import methods
 from ctta.cli.options import join_settings
 from ctta.cli.serve import serve
-from ctta.datasets.image_files import read_images
+from ctta.core.registry import parse_settings
+from ctta.data.datasets.image_files import read_images
 from ctta.errors import ConfigError
 from ctta.policies import POLICIES, format_policy, parse_policy
-from ctta.registry import parse_settings
 from ctta.serve import build_method
 
 

@@ -10,10 +10,9 @@ import torch
 from PIL import Image
 from small_data import IMAGES, LABELS, NAMES, create_data, create_stream, labels_of
 
-from ctta.corruptions import CORRUPTIONS, corrupt
-from ctta.datasets import Corrupted, ImageFiles, corrupted, sample
-from ctta.errors import ConfigError, DataError
-from ctta.streams import (
+from ctta.data.corruptions import CORRUPTIONS, corrupt
+from ctta.data.datasets import Corrupted, ImageFiles, corrupted, sample
+from ctta.data.streams import (
     Batch,
     Segment,
     Stream,
@@ -26,6 +25,7 @@ from ctta.streams import (
     rounds,
     single,
 )
+from ctta.errors import ConfigError, DataError
 
 
 def test_orders_are_permutations_of_the_fifteen() -> None:

@@ -11,9 +11,9 @@ from fuzz_targets import CORPUS, TARGETS, corpus, fuzz_csv, fuzz_run, fuzz_setti
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ctta.adapt.predictions import PredictionFile, escape_formula, unescape_formula
+from ctta.benchmark.report.runs import read_run_file
 from ctta.errors import DataError
-from ctta.inference.predictions import PredictionFile, escape_formula, unescape_formula
-from ctta.report.runs import read_run_file
 
 TABLES, SETTINGS, RUNS = ([path.read_bytes() for path in corpus(target)] for target in ("csv", "settings", "run"))
 

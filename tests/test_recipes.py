@@ -14,7 +14,7 @@ import ctta
 from ctta.benchmark import BenchmarkOptions, build_task
 from ctta.benchmark.recipes.base import apply_settings
 from ctta.benchmark.recipes.paper import IMAGENET_LIST, paper_methods
-from ctta.datasets import Corrupted
+from ctta.data.datasets import Corrupted
 from ctta.errors import ConfigError, DataError
 from ctta.methods import CoTTA
 from ctta.models import LOADERS, SlidingWindow
@@ -120,7 +120,7 @@ def test_length_of_streams(recipe: str, options: dict[str, object], segments: in
 
 @pytest.fixture
 def cifar_c(tmp_path: Path) -> Path:
-    from ctta.corruptions import CORRUPTIONS
+    from ctta.data.corruptions import CORRUPTIONS
 
     np.save(tmp_path / "labels.npy", np.tile(np.arange(6), 5))
     for name in CORRUPTIONS:
@@ -158,7 +158,7 @@ def test_embedded_recipes_refuse_the_folder_of_cifar_100(tmp_path: Path) -> None
 
 @pytest.fixture
 def imagenet_c(tmp_path: Path) -> Path:
-    from ctta.corruptions import CORRUPTIONS
+    from ctta.data.corruptions import CORRUPTIONS
 
     for name in CORRUPTIONS:
         for wnid in ("n01", "n02"):

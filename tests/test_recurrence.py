@@ -9,9 +9,8 @@ import pytest
 from small_data import LABELS, NAMES, create_data, create_stream
 
 from ctta.benchmark import BenchmarkOptions, build_task
-from ctta.datasets import Corrupted
-from ctta.errors import ConfigError, DataError
-from ctta.streams import (
+from ctta.data.datasets import Corrupted
+from ctta.data.streams import (
     PROTOCOLS,
     CorruptionSequence,
     cdc,
@@ -24,7 +23,8 @@ from ctta.streams import (
     recurring,
     rounds,
 )
-from ctta.streams.orders import KINDS
+from ctta.data.streams.orders import KINDS
+from ctta.errors import ConfigError, DataError
 
 BLACK = Corrupted(np.zeros((200, 8, 8, 3), np.uint8), np.arange(200) % 10, name="black")
 
@@ -85,8 +85,8 @@ def test_clean_images_are_not_corrupted(tmp_path: Path) -> None:
     own = in_memory(create_data().images, LABELS, name="mine", batch_size=8)
     assert clean(own, limit=9, batch_size=4).segments[0].rows.tolist() == list(range(9))
     assert clean(own).domains == ["mine"] and len(clean(own)) == 3
-    from ctta.corruptions import write_cifar_c
-    from ctta.datasets import CifarC
+    from ctta.data.corruptions import write_cifar_c
+    from ctta.data.datasets import CifarC
 
     write_cifar_c(create_data().images, LABELS, tmp_path, names=["contrast"])
     with pytest.raises(DataError, match=r"corrupted images only.*in_memory\(\*clean_cifar"):

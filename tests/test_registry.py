@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import ctta
+from ctta.core.registry import list_methods, resolve_method
 from ctta.errors import CheckpointError, ConfigError
-from ctta.registry import list_methods, resolve_method
 from ctta.testing.networks import BlockViT
 
 MINE = """
@@ -197,7 +197,7 @@ def test_lr_replaces_that_of_the_optimizer(method: Callable[..., ctta.AdaptiveMo
     assert model.hyperparameters["optimizer"].keywords == {"lr": 0.02, "momentum": 0.9}
     assert "lr" not in model.hyperparameters and "optimizer=SGD(lr=0.02, momentum=0.9)" in repr(model)
     assert learning_rate(model.reset()) == learning_rate(model.fork()) == 0.02
-    typed = resolve_method(ctta.registry.name_of(type(model))).parse(["lr=1e-4"])
+    typed = resolve_method(ctta.core.registry.name_of(type(model))).parse(["lr=1e-4"])
     assert repr(method(net, lr=1e-4)) == repr(method(net, **typed))
 
 

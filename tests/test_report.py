@@ -20,10 +20,10 @@ from report_runs import (
     write_run,
 )
 
+from ctta.benchmark.report import read_runs, score_table, write_report
+from ctta.benchmark.report.published import PUBLISHED
+from ctta.benchmark.report.sections import group_into_sections
 from ctta.errors import ConfigError, DataError, InputError
-from ctta.report import read_runs, score_table, write_report
-from ctta.report.published import PUBLISHED
-from ctta.report.sections import group_into_sections
 
 HOSTILE = '<script>alert("x")</script> | & $\\frac{ $ %_x #1 ~ ^ `c` **b** [a](http://evil.example/) \x07'
 
@@ -194,7 +194,7 @@ def test_tables_need_no_extra_and_reports_name_theirs(tmp_path: Path) -> None:
     script = """
 import sys
 sys.modules["matplotlib"] = None
-from ctta.report import score_table, write_report
+from ctta.benchmark.report import score_table, write_report
 try:
     write_report([], ".")
 except ImportError as error:

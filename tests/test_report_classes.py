@@ -12,10 +12,10 @@ from report_runs import ParsedPage
 from torch import nn
 
 import ctta
+from ctta.benchmark.report import read_runs, write_report
+from ctta.benchmark.report.score_tables import build_class_table
+from ctta.benchmark.report.sections import group_by_method
 from ctta.evaluation.metrics import ImageScore, score_images
-from ctta.report import read_runs, write_report
-from ctta.report.score_tables import build_class_table
-from ctta.report.sections import group_by_method
 
 KINDS = ("heron", "otter", "pike")
 
@@ -44,7 +44,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_a_report_has_the_error_of_each_class_by_name(tree: Path, tmp_path: Path) -> None:
-    stream = ctta.streams.continual(ctta.datasets.CorruptedFolder(tree), names=("none",), batch_size=4)
+    stream = ctta.data.streams.continual(ctta.data.datasets.CorruptedFolder(tree), names=("none",), batch_size=4)
     result = ctta.evaluate(Brightness(), stream, folder=tmp_path / "evaluation")
     assert result.class_error == {"heron": 0.0, "otter": 0.5, "pike": 1.0}
     page = write_report([tmp_path / "evaluation"], tmp_path / "report")
@@ -58,22 +58,22 @@ def test_a_report_has_the_error_of_each_class_by_name(tree: Path, tmp_path: Path
 
 
 def test_the_folders_of_a_tree_name_the_classes(tree: Path) -> None:
-    clean = ctta.streams.image_folder(tree, batch_size=8)
+    clean = ctta.data.streams.image_folder(tree, batch_size=8)
     assert list(ctta.evaluate(Brightness(), clean).class_error) == list(KINDS)
-    foggy = ctta.streams.continual(clean, names=("fog",), severity=1)
+    foggy = ctta.data.streams.continual(clean, names=("fog",), severity=1)
     assert list(ctta.evaluate(Brightness(), foggy).class_error) == list(KINDS)
-    assert ctta.streams.folder(tree).class_names == ()  # without labels
+    assert ctta.data.streams.folder(tree).class_names == ()  # without labels
 
 
 def test_equal_methods_share_the_headline(tree: Path) -> None:
-    stream, other = ctta.streams.image_folder(tree, batch_size=4), Brightness()
+    stream, other = ctta.data.streams.image_folder(tree, batch_size=4), Brightness()
     other.centers.data = torch.tensor([1.0, 0.9, 0.0])
     comparison = ctta.compare({"source": Brightness(), "twin": Brightness(), "other": other}, stream)
     assert comparison.headline.startswith("source and twin have the lowest mean error, both 50.0 %; one run")
 
 
 def test_the_images_of_the_library_have_names() -> None:
-    stream = ctta.streams.continual(ctta.datasets.sample(), names=("fog",), limit=20)
+    stream = ctta.data.streams.continual(ctta.data.datasets.sample(), names=("fog",), limit=20)
     assert stream.class_names == ctta.models.CIFAR10_CLASSES
     result = ctta.evaluate(ctta.models.embedded(), stream)
     assert list(result.class_error) == list(ctta.models.CIFAR10_CLASSES)
@@ -82,7 +82,7 @@ def test_the_images_of_the_library_have_names() -> None:
 def test_files_of_earlier_versions_have_no_classes(tree: Path, tmp_path: Path) -> None:
     """A part that was counted would be misleading, so there is no table; and an unfinished run goes on."""
     folder = tmp_path / "evaluation"
-    stream = ctta.streams.continual(ctta.datasets.CorruptedFolder(tree), names=("none",), batch_size=4)
+    stream = ctta.data.streams.continual(ctta.data.datasets.CorruptedFolder(tree), names=("none",), batch_size=4)
     expected = ctta.evaluate(Brightness(), stream, folder=folder)
     about = json.loads((folder / "about.json").read_text())
     assert about.pop("class_names") == list(KINDS)

@@ -10,7 +10,7 @@ from report_runs import CONTINUAL, GRADUAL, ROUNDS, write_all_methods, write_cel
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 
-from ctta.report import write_report
+from ctta.benchmark.report import write_report
 
 LONG = "a-very-long-name-without-a-single-space-" * 4
 

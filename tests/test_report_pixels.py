@@ -18,14 +18,14 @@ from report_runs import (
     write_weather,
 )
 
-from ctta.datasets.segmentation import CLASS_NAMES
+from ctta.benchmark.report import score_table, write_report
+from ctta.benchmark.report.curves import build_timeline
+from ctta.benchmark.report.plots import plot_cost
+from ctta.benchmark.report.score_tables import build_class_table, build_summary_table
+from ctta.benchmark.report.sections import group_by_method
+from ctta.benchmark.report.theme import assign_styles
+from ctta.data.datasets.segmentation import CLASS_NAMES
 from ctta.evaluation.metrics import MIOU
-from ctta.report import score_table, write_report
-from ctta.report.curves import build_timeline
-from ctta.report.plots import plot_cost
-from ctta.report.score_tables import build_class_table, build_summary_table
-from ctta.report.sections import group_by_method
-from ctta.report.theme import assign_styles
 
 #: Right pixels of each class, by method, seed and segment.
 Counts = dict[tuple[str, int | None], list[list[int]]]

@@ -8,11 +8,11 @@ import pytest
 from hand_made_results import make_result
 from report_runs import CONTINUAL, GRADUAL, ROUNDS, STANDARD, format_row, read_results, write_cell, write_run
 
-from ctta.report import read_runs, score_table
-from ctta.report.curves import build_timeline, find_spans
-from ctta.report.published import PUBLISHED
-from ctta.report.score_tables import build_summary_table
-from ctta.report.sections import group_by_method, group_into_sections
+from ctta.benchmark.report import read_runs, score_table
+from ctta.benchmark.report.curves import build_timeline, find_spans
+from ctta.benchmark.report.published import PUBLISHED
+from ctta.benchmark.report.score_tables import build_summary_table
+from ctta.benchmark.report.sections import group_by_method, group_into_sections
 
 
 def test_score_table_matches_plain_arithmetic(tmp_path: Path) -> None:

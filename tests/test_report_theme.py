@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from report_runs import METHODS
 
-from ctta.report.theme import assign_styles
+from ctta.benchmark.report.theme import assign_styles
 
 #: Transforms of linear RGB that simulate the absence of one type of cone (Machado et al., 2009).
 COLOR_BLINDNESS = {

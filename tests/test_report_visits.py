@@ -9,12 +9,12 @@ from small_data import create_data, create_stream
 from torch import nn
 
 import ctta
+from ctta.benchmark.report import score_table, write_report
+from ctta.benchmark.report.sections import group_by_method
+from ctta.benchmark.report.tables import NO_NUMBER
+from ctta.benchmark.report.visits import build_visit_table
+from ctta.data.streams import cyclic, rounds
 from ctta.errors import InputError
-from ctta.report import score_table, write_report
-from ctta.report.sections import group_by_method
-from ctta.report.tables import NO_NUMBER
-from ctta.report.visits import build_visit_table
-from ctta.streams import cyclic, rounds
 
 
 def make_net(seed: int = 0) -> nn.Module:

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from random_scenes import FULL, SIZE, NamedScenes, RandomScenes, make_net, make_stream
 
 import ctta
-from ctta import synthetic
-from ctta.datasets import IGNORE_INDEX
-from ctta.datasets.segmentation import CLASS_NAMES
+from ctta.benchmark.report.layout import infer_layout
+from ctta.benchmark.report.overlays import choose_palette, plot_overlays
+from ctta.data import streets as synthetic
+from ctta.data.datasets import IGNORE_INDEX
+from ctta.data.datasets.segmentation import CLASS_NAMES
+from ctta.data.streams import Segment, Stream
 from ctta.evaluation.examples import MAX_WIDTH, SceneExample, load_examples, save_example, save_examples
 from ctta.evaluation.label_maps import load_label_maps
-from ctta.report.layout import infer_layout
-from ctta.report.overlays import choose_palette, plot_overlays
-from ctta.streams import Segment, Stream
 
 
 def test_best_and_worst_change_are_found(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_example_is_saved_completely_or_not_at_all(tmp_path: Path, monkeypatch: 
 
 
 def test_page_loads_no_images_from_elsewhere() -> None:
-    templates = Path(ctta.__file__).parent / "report"
+    templates = Path(ctta.__file__).parent / "benchmark" / "report"
     page = (templates / "base.html").read_text()
     assert all('{% extends "base.html" %}' in (templates / name).read_text() for name in ("page.html", "matrix.html"))
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)

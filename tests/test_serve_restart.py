@@ -15,9 +15,9 @@ from torch import Tensor
 
 import ctta
 from ctta.cli.serve import serve
+from ctta.core.registry import DEFAULT_METHOD
 from ctta.guard import Guarded
 from ctta.models import load as load_network
-from ctta.registry import DEFAULT_METHOD
 from ctta.serve import Service, build_method
 from ctta.serve.stream import ServedStream
 

@@ -15,15 +15,15 @@ from video_clips import draw_frames, dropping_camera, write_clip
 
 import ctta
 from ctta.cli.serve import serve
-from ctta.datasets.video import FrameSampling
+from ctta.data.datasets.video import FrameSampling
+from ctta.data.streams import video
 from ctta.errors import ConfigError
 from ctta.serve import Service, Tokens, VideoSource, create_app
-from ctta.streams import video
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctta.datasets.camera.FIRST_DELAY", 0.01)
+    monkeypatch.setattr("ctta.data.datasets.camera.FIRST_DELAY", 0.01)
     monkeypatch.setattr("ctta.serve.sources.PAUSE", 0.01)
 
 

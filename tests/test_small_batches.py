@@ -22,7 +22,7 @@ from test_mathematics import (
 from torch import Tensor, nn
 
 import ctta
-from ctta.norms import FULL_BATCH_SIZE, PRIOR_SIZE, automatic_fraction
+from ctta.nn import FULL_BATCH_SIZE, PRIOR_SIZE, automatic_fraction
 from ctta.testing import NETWORKS
 
 FULL = FULL_BATCH_SIZE

@@ -15,8 +15,8 @@ from test_methods_features import CONTRAST, NAIVE_CONTRAST, labeled_stats, naive
 from torch import Tensor
 
 import ctta
+from ctta.core.registry import resolve_method
 from ctta.errors import CheckpointError, ConfigError
-from ctta.registry import resolve_method
 from ctta.testing import CHECKS, NETWORKS, ContractCase
 
 SGD: dict[str, Any] = {"optimizer": partial(torch.optim.SGD, lr=0.05, momentum=0.9)}

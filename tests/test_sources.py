@@ -13,10 +13,10 @@ from PIL import Image
 from small_data import FRAMES, FRAMES_AS_FLOATS, IMAGES, labels_of, save_image
 
 import ctta
-from ctta.datasets import Corrupted, read_clean_images
-from ctta.datasets.image_files import ImageFiles
+from ctta.data.datasets import Corrupted, read_clean_images
+from ctta.data.datasets.image_files import ImageFiles
+from ctta.data.streams import continual, correlated, folder, image_folder, in_memory, mixed
 from ctta.errors import ConfigError, DataError, InputError
-from ctta.streams import continual, correlated, folder, image_folder, in_memory, mixed
 
 
 def test_in_memory() -> None:
@@ -192,7 +192,7 @@ def test_a_folder_per_class_is_shuffled_without_labels_too(tmp_path: Path) -> No
 
 
 def test_image_folder_says_what_is_missing(tree: Path) -> None:
-    advice = "check the path, or use ctta.streams.folder for images without classes"
+    advice = "check the path, or use ctta.data.streams.folder for images without classes"
     with pytest.raises(DataError, match=f"pest does not exist: {advice}"):
         image_folder(tree.parent / "pest")
     with pytest.raises(DataError, match=f"cat contains no class folders; expected <class>/<image>: {advice}"):

@@ -12,11 +12,11 @@ from small_data import IMAGES, LABELS, create_data, create_stream, labels_of
 from torch import Tensor, nn
 
 import ctta
-from ctta.datasets import IGNORE_LABEL
+from ctta.data.datasets import IGNORE_LABEL
+from ctta.data.streams import Stream, cdc, correlated, foreign, in_memory, mixed, rounds, single
 from ctta.errors import ConfigError, DataError, InputError
 from ctta.evaluation import read_result
 from ctta.evaluation.metrics import ImageScore, Score, score_images
-from ctta.streams import Stream, cdc, correlated, foreign, in_memory, mixed, rounds, single
 
 
 def count_by_reading(stream: Stream) -> tuple[float, float]:
@@ -195,7 +195,9 @@ def test_labels_are_not_needed() -> None:
 
 def test_hash_depends_on_how_streets_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     hashes = [foreign(create_stream(), "streets").hash]
-    monkeypatch.setattr(import_module("ctta.streams.foreign"), "VERSION", 99)  # the package has a function of this name
+    monkeypatch.setattr(
+        import_module("ctta.data.streams.foreign"), "VERSION", 99
+    )  # the package has a function of this name
     hashes.append(foreign(create_stream(), "streets").hash)
     assert hashes[0] != hashes[1]
     assert foreign(create_stream(), "noise").hash not in hashes

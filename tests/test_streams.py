@@ -10,11 +10,11 @@ import torch
 from small_data import IMAGES, LABELS, NAMES, create_data, create_stream, is_same_batch, labels_of
 from torch import Tensor
 
-from ctta.corruptions import corrupt
-from ctta.datasets import Corrupted
-from ctta.datasets.base import Rows
+from ctta.data.corruptions import corrupt
+from ctta.data.datasets import Corrupted
+from ctta.data.datasets.base import Rows
+from ctta.data.streams import Segment, Stream, continual, correlated, corruption_order, gradual, mixed, rounds
 from ctta.errors import ConfigError, InputError
-from ctta.streams import Segment, Stream, continual, correlated, corruption_order, gradual, mixed, rounds
 
 UNKNOWN: Any = "mine"
 

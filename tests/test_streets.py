@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import ctta
-from ctta import streams
-from ctta.datasets import StreetScenes
+from ctta.data import streams
+from ctta.data.datasets import StreetScenes
+from ctta.data.streams import rounds
+from ctta.data.streets import CLASSES, CONDITIONS, HOLD_OUT, render_frame
 from ctta.errors import ConfigError
-from ctta.streams import rounds
-from ctta.synthetic import CLASSES, CONDITIONS, HOLD_OUT, render_frame
 
 WEATHER = [(name, "report") for name in CONDITIONS] + [(name, "choose") for name in HOLD_OUT]
 
@@ -67,7 +67,7 @@ def test_the_hash_distinguishes_streams() -> None:
 
 
 def test_the_cache_of_a_reader_is_bounded_and_not_shared_with_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["ctta.datasets.streets"], "MAX_CACHED_PIXELS", 2 * 32 * 48)
+    monkeypatch.setattr(sys.modules["ctta.data.datasets.streets"], "MAX_CACHED_PIXELS", 2 * 32 * 48)
     scenes = StreetScenes("rain", num_scenes=4, size=(32, 48))
     first, _ = scenes.read(np.arange(4))
     assert len(scenes._cache) == 2

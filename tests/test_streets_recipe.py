@@ -13,9 +13,9 @@ from torch import nn
 
 import ctta
 from ctta.benchmark import BenchmarkOptions, build_task
+from ctta.data.streams import streets
 from ctta.errors import ConfigError
 from ctta.methods.cotta import OFFICIAL_SEGMENTATION, SEGMENTATION
-from ctta.streams import streets
 
 MODELS = Path(ctta.__file__).parent / "models"
 
@@ -48,7 +48,7 @@ def test_weights_document_their_training(name: str, network: str) -> None:
     assert set(metadata) == {"data", "network", "steps", "batch_size", "seed", "miou_clear", "torch"}
     script = (Path(__file__).parents[1] / "benchmarks" / "train_streets.py").read_text()
     assert all(f'"{key}": ' in script for key in metadata)
-    assert metadata["data"] == f"ctta.synthetic version {ctta.synthetic.VERSION}, split train, clear"
+    assert metadata["data"] == f"ctta.data.streets version {ctta.data.streets.VERSION}, split train, clear"
     assert metadata["network"] == network
     provenance = (MODELS / "PROVENANCE.md").read_text()
     assert f"mIoU is {100 * float(metadata['miou_clear']):.1f} %" in provenance
@@ -99,7 +99,7 @@ def test_command_runs_the_benchmark(
 ) -> None:
     """Only the size of the scenes and the number of CoTTA's views are reduced."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(ctta.streams, "streets", partial(streets, size=(64, 64)))
+    monkeypatch.setattr(ctta.data.streams, "streets", partial(streets, size=(64, 64)))
     views = {"views": ctta.views.multiscale_flip((1.0,))}
     for name, settings in (("OFFICIAL_SEGMENTATION", OFFICIAL_SEGMENTATION), ("SEGMENTATION", SEGMENTATION)):
         monkeypatch.setattr(f"ctta.benchmark.recipes.segmentation.{name}", {**settings, **views})

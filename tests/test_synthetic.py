@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ctta import synthetic
+from ctta.data import streets as synthetic
+from ctta.data.streets import CLASSES, CONDITIONS, HOLD_OUT, SPLITS, Frame, apply_haze, render_frame
+from ctta.data.streets.camera import Camera
+from ctta.data.streets.canvas import Canvas
+from ctta.data.streets.rng import SceneRNG
+from ctta.data.streets.weather import render_flakes, render_streaks, splat
 from ctta.errors import ConfigError
-from ctta.synthetic import CLASSES, CONDITIONS, HOLD_OUT, SPLITS, Frame, apply_haze, render_frame
-from ctta.synthetic.camera import Camera
-from ctta.synthetic.canvas import Canvas
-from ctta.synthetic.rng import SceneRNG
-from ctta.synthetic.weather import render_flakes, render_streaks, splat
 
 SKY, ROAD, LANE, PAVEMENT, BUILDING, VEGETATION, CAR, PERSON, POLE = range(9)
 WEATHER = [(name, "report") for name in CONDITIONS] + [(name, "choose") for name in HOLD_OUT]

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import ctta
-import ctta.registry
+import ctta.core.registry
 from ctta.functional import confidence
-from ctta.norms import blend_with_recorded, record_statistics, separate_statistics
-from ctta.surgery import copy_for_adaptation
+from ctta.nn import blend_with_recorded, record_statistics, separate_statistics
+from ctta.nn.surgery import copy_for_adaptation
 from ctta.views import choose_views_at_once, fast_image_views, image_views
 
 TWO_VIEWS: dict[str, Any] = {"views": image_views(2), "restore": 0.0}
@@ -125,6 +125,6 @@ def test_views_are_stacked_by_themselves_where_that_is_faster() -> None:
     for x in (sizes[1], sizes[4]):
         plain, stacked = (ctta.CoTTA.fast(net, threshold=1.1, views_at_once=each) for each in (1, "auto"))
         torch.testing.assert_close(stacked(x), plain(x), rtol=1e-3, atol=1e-3)
-    assert ctta.registry.parse_settings(ctta.CoTTA, ["views_at_once=auto"]) == {"views_at_once": "auto"}
+    assert ctta.core.registry.parse_settings(ctta.CoTTA, ["views_at_once=auto"]) == {"views_at_once": "auto"}
     with pytest.raises(ctta.ConfigError, match="views_at_once"):
-        ctta.registry.parse_settings(ctta.CoTTA, ["views_at_once=all"])
+        ctta.core.registry.parse_settings(ctta.CoTTA, ["views_at_once=all"])

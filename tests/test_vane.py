@@ -23,11 +23,11 @@ from test_mathematics import (
 from torch import Tensor, nn
 
 import ctta
-from ctta.domain_change import DomainChange, measure_appearance
 from ctta.errors import ConfigError, InputError
-from ctta.label_chain import LabelChain
-from ctta.mirror_check import MirrorCheck
-from ctta.norms.shift import FollowedBatch, ShiftStatistics, follow_shift, use_shift_statistics_
+from ctta.methods.vane.domain_change import DomainChange, measure_appearance
+from ctta.methods.vane.label_chain import LabelChain
+from ctta.methods.vane.mirror_check import MirrorCheck
+from ctta.methods.vane.statistics import FollowedBatch, ShiftStatistics, follow_shift, use_shift_statistics_
 from ctta.views import SplitView, View, geometric_views
 from ctta.views.geometric import MovedView
 

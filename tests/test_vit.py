@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import ctta
 from ctta.errors import ConfigError
+from ctta.nn.vit import change_tokens, find_blocks, record_class_attention
 from ctta.testing import NETWORKS
 from ctta.testing.networks import BlockViT
-from ctta.vit import change_tokens, find_blocks, record_class_attention
 
 
 class EncoderBlock(nn.Module):

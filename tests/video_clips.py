@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from ctta.datasets.camera import FrameFeed
+from ctta.data.datasets.camera import FrameFeed
 
 SIDE, RATE = 16, 10
 Frames = NDArray[np.uint8]
@@ -63,8 +63,8 @@ def keep_all_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     def make_feed(*arguments: Any, **settings: Any) -> FrameFeed:
         return FrameFeed(*arguments, **settings | {"capacity": 10**6})
 
-    monkeypatch.setattr(import_module("ctta.streams.video"), "FrameFeed", make_feed)
-    monkeypatch.setattr("ctta.datasets.camera.FIRST_DELAY", 0.01)
+    monkeypatch.setattr(import_module("ctta.data.streams.video"), "FrameFeed", make_feed)
+    monkeypatch.setattr("ctta.data.datasets.camera.FIRST_DELAY", 0.01)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from repository_links import rewrite_links
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from ctta.registry import NamedMethod, list_methods, resolve_method
+from ctta.core.registry import NamedMethod, list_methods, resolve_method
 
 DOCS = Path(__file__).parents[1]
 PUBLISHED = DOCS / "reference" / "methods" / "published.json"

@@ -10,42 +10,40 @@
 
 import importlib
 import sys
+import warnings
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ctta import (
-        advisor,
         benchmark,
-        corruptions,
-        datasets,
+        data,
         distributed,
         errors,
         evaluation,
         functional,
         guard,
-        inference,
         integrations,
         models,
         policies,
-        registry,
-        report,
         serve,
-        streams,
-        synthetic,
         testing,
         views,
     )
-    from ctta.advisor import Advice, Certificate, advise, calibrate_gain, calibrate_threshold, certify
-    from ctta.base import AdaptiveModel
+    from ctta.advise import Advice, Certificate, advise, calibrate_gain, calibrate_threshold, certify
     from ctta.checkpoint.files import load, save
     from ctta.checkpoint.library import StateLibrary
-    from ctta.config import from_config
+    from ctta.core.config import from_config
+    from ctta.core.fingerprints import fingerprint
+    from ctta.core.method_info import MethodInfo
+    from ctta.core.model import AdaptiveModel
+    from ctta.core.registry import adapt
+    from ctta.core.steps import Step
     from ctta.errors import CheckpointError, ConfigError, DataError, InputError
     from ctta.evaluation import Comparison, Result, compare, evaluate
-    from ctta.fingerprints import fingerprint
     from ctta.guard import Guarded
-    from ctta.method_info import MethodInfo
     from ctta.methods import (
         BNEMA,
         CMF,
@@ -85,12 +83,10 @@ if TYPE_CHECKING:
         Tent,
         TestAug,
     )
+    from ctta.methods.petal.posterior import weight_posterior
+    from ctta.methods.rmt.replay import SourceReplay
     from ctta.optim import OptimizerFactory
-    from ctta.posterior import weight_posterior
-    from ctta.registry import adapt
-    from ctta.source_replay import SourceReplay
     from ctta.source_stats import SourceStats, source_stats
-    from ctta.steps import Step
 
     __version__: str
 
@@ -150,14 +146,12 @@ __all__ = [
     "TestAug",
     "adapt",
     "advise",
-    "advisor",
     "benchmark",
     "calibrate_gain",
     "calibrate_threshold",
     "certify",
     "compare",
-    "corruptions",
-    "datasets",
+    "data",
     "distributed",
     "errors",
     "evaluate",
@@ -166,18 +160,13 @@ __all__ = [
     "from_config",
     "functional",
     "guard",
-    "inference",
     "integrations",
     "load",
     "models",
     "policies",
-    "registry",
-    "report",
     "save",
     "serve",
     "source_stats",
-    "streams",
-    "synthetic",
     "testing",
     "views",
     "weight_posterior",
@@ -187,36 +176,66 @@ __all__ = [
 #: The modules of public names that are neither methods nor submodules. Every name is imported when it is first used, so
 #: that the command line can answer without torch, and ``import ctta`` takes no time until something is needed.
 _MODULES = {
-    "AdaptiveModel": "ctta.base",
-    "Advice": "ctta.advisor",
-    "Certificate": "ctta.advisor",
+    "AdaptiveModel": "ctta.core.model",
+    "Advice": "ctta.advise",
+    "Certificate": "ctta.advise",
     "CheckpointError": "ctta.errors",
     "Comparison": "ctta.evaluation",
     "ConfigError": "ctta.errors",
     "DataError": "ctta.errors",
     "Guarded": "ctta.guard",
     "InputError": "ctta.errors",
-    "MethodInfo": "ctta.method_info",
+    "MethodInfo": "ctta.core.method_info",
     "OptimizerFactory": "ctta.optim",
     "Result": "ctta.evaluation",
-    "SourceReplay": "ctta.source_replay",
+    "SourceReplay": "ctta.methods.rmt.replay",
     "SourceStats": "ctta.source_stats",
-    "Step": "ctta.steps",
-    "adapt": "ctta.registry",
-    "advise": "ctta.advisor",
-    "calibrate_gain": "ctta.advisor",
-    "calibrate_threshold": "ctta.advisor",
-    "certify": "ctta.advisor",
+    "Step": "ctta.core.steps",
+    "adapt": "ctta.core.registry",
+    "advise": "ctta.advise",
+    "calibrate_gain": "ctta.advise",
+    "calibrate_threshold": "ctta.advise",
+    "certify": "ctta.advise",
     "compare": "ctta.evaluation",
     "evaluate": "ctta.evaluation",
-    "fingerprint": "ctta.fingerprints",
-    "from_config": "ctta.config",
-    "StateLibrary": "ctta.checkpoint.library",
+    "fingerprint": "ctta.core.fingerprints",
+    "from_config": "ctta.core.config",
     "load": "ctta.checkpoint.files",
     "save": "ctta.checkpoint.files",
+    "StateLibrary": "ctta.checkpoint.library",
     "source_stats": "ctta.source_stats",
-    "weight_posterior": "ctta.posterior",
+    "weight_posterior": "ctta.methods.petal.posterior",
 }
+
+
+#: Public modules of version 0.2 that have moved. The old names work until version 0.4, with a DeprecationWarning.
+_MOVED = {
+    "advisor": "advise",
+    "corruptions": "data.corruptions",
+    "datasets": "data.datasets",
+    "inference": "adapt",
+    "registry": "core.registry",
+    "report": "benchmark.report",
+    "streams": "data.streams",
+    "synthetic": "data.streets",
+}
+
+
+class _MovedModules(MetaPathFinder, Loader):
+    """Import a module that has moved, or one below it, by its old name: both names are then the same module."""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        package, _, name = fullname.partition(".")
+        return ModuleSpec(fullname, self) if package == __name__ and name.partition(".")[0] in _MOVED else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        old, _, rest = module.__name__.removeprefix("ctta.").partition(".")
+        new = ".".join(["ctta", _MOVED[old], *([rest] if rest else [])])
+        warnings.warn(f"{module.__name__} has moved to {new}", DeprecationWarning, stacklevel=2)
+        sys.modules[module.__name__] = importlib.import_module(new)
+
+
+sys.meta_path.insert(0, _MovedModules())  # before the finder that would load a file below a moved package again
 
 
 class _Package(ModuleType):
@@ -235,6 +254,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         value: Any = version("ctta")
+    elif name in _MOVED:
+        value = importlib.import_module(f"ctta.{name}")
     elif name not in __all__:
         raise AttributeError(f"module 'ctta' has no attribute {name!r}")
     elif name in _MODULES or name[0].isupper():

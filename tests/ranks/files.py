@@ -15,12 +15,13 @@ from command_line import write_images
 from torch import Tensor
 
 import ctta
+from ctta.adapt import adapt_folder
+from ctta.adapt import folder as folder_module
+from ctta.data.streams import Segment
 from ctta.distributed import DistributedError, check_consistent, data_parallel, rank, shard, world_size
 from ctta.errors import ConfigError
 from ctta.evaluation import BatchRecord
 from ctta.evaluation.label_maps import load_label_maps
-from ctta.inference import adapt_folder
-from ctta.streams import Segment
 from ctta.testing import NETWORKS, ContractCase
 from ctta.views import multiscale_flip
 from ranks import case
@@ -62,7 +63,7 @@ class Scenes:
 @case
 def an_interrupted_evaluation_equals_one_on_a_single_process(folder: Path) -> None:
     segments = [Segment(name, Scenes(name), np.arange(5)) for name in ("fog", "night")]
-    scenes = ctta.streams.Stream("scenes", segments, batch_size=3)
+    scenes = ctta.data.streams.Stream("scenes", segments, batch_size=3)
     stream = Stream(ctta.CoTTA, "segmentation", {"views": multiscale_flip((0.5, 1))})
     own, shared = folder / f"alone-{world_size()}-{rank()}", folder / f"shared-{world_size()}"
     alone = ctta.evaluate(stream.make_model(), scenes, folder=own)
@@ -104,6 +105,6 @@ def images_that_arrive_meanwhile_are_left_for_the_next_call(folder: Path) -> Non
     found = sorted(images.rglob("*.png"))
     with_new = [found[0].with_name("0.png"), *found]  # as if one had arrived after rank 0 listed the folder
     network = ContractCase(ctta.Tent, NETWORKS["batch_norm"], {}).make_network()
-    with mock.patch("ctta.inference.folder.find_images", lambda root: with_new if rank() else found):
+    with mock.patch.object(folder_module, "find_images", lambda root: with_new if rank() else found):
         summary = adapt_folder(network, images, out, method="tent")
     assert summary.num_images == 3

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import ctta
+from ctta.core.parallel import current_reducer, replicated
 from ctta.distributed import all_gather, check_consistent, data_parallel, rank, shard
 from ctta.functional import (
     batch_sum,
@@ -22,7 +23,6 @@ from ctta.functional import (
     soft_likelihood_ratio,
     update_average_,
 )
-from ctta.parallel import current_reducer, replicated
 from ctta.testing import select_networks
 from ctta.testing.case import collect_state
 from ctta.views import image_views, multiscale_flip

@@ -9,15 +9,15 @@ from typing import Self
 
 import torch
 
-from ctta.base import AdaptiveModel
 from ctta.benchmark.recipes import BenchmarkOptions, build_task
+from ctta.core.model import AdaptiveModel
+from ctta.data.streams import Stream, parse_protocol
 from ctta.distributed import data_parallel, init, rank
 from ctta.evaluation.evaluate import evaluate
 from ctta.evaluation.passes import count_step_ratio, whole_ratio
 from ctta.evaluation.reading import read_result
 from ctta.evaluation.results import BatchRecord
 from ctta.models import to_device
-from ctta.streams import Stream, parse_protocol
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class BenchmarkCell:
     Attributes:
         recipe: Name of the recipe.
         options: What the user changed about the recipe.
-        method: Name of the method in the recipe, or in :mod:`ctta.registry`.
+        method: Name of the method in the recipe, or in :mod:`ctta.core.registry`.
         order: Number of the order of domains, None for the standard order.
         seed: Seed of the method, None for a method without randomness.
         threads: CPU threads of torch.

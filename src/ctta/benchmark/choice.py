@@ -7,7 +7,7 @@ from torch import nn
 from ctta.benchmark.recipes import BenchmarkOptions, BenchmarkTask
 from ctta.errors import ConfigError, first_line
 from ctta.methods import METHODS
-from ctta.vit import is_vit
+from ctta.nn.vit import is_vit
 
 #: The name that stands for every method of the library.
 ALL = "all"

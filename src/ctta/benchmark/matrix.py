@@ -10,6 +10,8 @@ from ctta.benchmark.execution import execute, report_progress
 from ctta.benchmark.executors import Executor, JobOutcome
 from ctta.benchmark.plan import BenchmarkRun, plan
 from ctta.benchmark.recipes import BenchmarkOptions
+from ctta.benchmark.report import Matrix, read_matrix, write_matrix
+from ctta.benchmark.report.matrix import RUNS
 from ctta.benchmark.run import (
     check_executor,
     divide_threads,
@@ -19,15 +21,13 @@ from ctta.benchmark.run import (
     hash_options,
     make_executor,
 )
+from ctta.core.registry import DEFAULT_METHOD
+from ctta.data.streams import parse_protocol
 from ctta.distributed import rank
 from ctta.distributed.collectives import run_on_rank_zero
 from ctta.errors import ConfigError, DataError
 from ctta.io.python_files import absolute_file_spec
 from ctta.policies import Policy
-from ctta.registry import DEFAULT_METHOD
-from ctta.report import Matrix, read_matrix, write_matrix
-from ctta.report.matrix import RUNS
-from ctta.streams import parse_protocol
 
 #: The name of the matrix on the command line, where others have the name of a recipe.
 MATRIX = "matrix"
@@ -133,7 +133,7 @@ def run_matrix(
 
     Args:
         methods: Names of methods, as for :func:`run`; :data:`DEFAULT_METHODS` by default. Source is always run.
-        protocols: Protocols as :func:`ctta.streams.parse_protocol` takes them; those of :data:`SIZES` by default.
+        protocols: Protocols as :func:`ctta.data.streams.parse_protocol` takes them; those of :data:`SIZES` by default.
         seeds: Seeds of methods with randomness; 1 by default.
         data: Folder of CIFAR-10, for all of its test images; the 2,000 that ship with the library by default.
         model: Source network, as for :func:`run`; the embedded one by default.

@@ -10,16 +10,16 @@ from typing import Any
 from ctta.benchmark.cells import BenchmarkCell
 from ctta.benchmark.choice import ALL, choose_methods
 from ctta.benchmark.recipes import BenchmarkOptions, build_task
+from ctta.benchmark.report.runs import FORMAT, read_run_file
+from ctta.core.fingerprints import fingerprint
 from ctta.distributed import rank
 from ctta.errors import ConfigError
 from ctta.evaluation.reading import read_result
 from ctta.evaluation.results import Result
-from ctta.fingerprints import fingerprint
 from ctta.io.atomic import atomic_write
 from ctta.io.provenance import check_same_settings
 from ctta.io.python_files import absolute_file_spec
 from ctta.models import to_device
-from ctta.report.runs import FORMAT, read_run_file
 
 
 @dataclass(frozen=True)

@@ -10,21 +10,21 @@ from typing import Any
 
 import torch
 
-from ctta import datasets
 from ctta.benchmark.examples import write_run_examples
 from ctta.benchmark.execution import execute, report_progress
 from ctta.benchmark.executors import Executor, JobOutcome, ProcessExecutor, SerialExecutor
 from ctta.benchmark.plan import BenchmarkRun, plan
 from ctta.benchmark.ray import RayExecutor
 from ctta.benchmark.recipes import BenchmarkOptions, Preset, build_task
-from ctta.corruptions.registry import check_severity
+from ctta.benchmark.report import write_report
+from ctta.data import datasets
+from ctta.data.corruptions.registry import check_severity
 from ctta.distributed import rank, world_size
 from ctta.distributed.collectives import run_on_rank_zero
 from ctta.errors import ConfigError
 from ctta.evaluation.results import Result
 from ctta.io.python_files import absolute_file_spec
 from ctta.policies import Policy, format_policy
-from ctta.report import write_report
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,12 @@ def run(
 
     Args:
         recipe: A key of :data:`ctta.benchmark.RECIPES`, such as ``"demo"`` or ``"cifar10c"``.
-        methods: Names of methods, of the recipe or of :mod:`ctta.registry`, such as ``"file:mine.py:MyMethod"``; the
+        methods: Names of methods, of the recipe or of the registry, such as ``"file:mine.py:MyMethod"``; the
             recipe's own choice by default. ``"all"`` stands for every method of the library that the network can be
             adapted by, see ``BenchmarkRun.left_out``.
         seeds: Seeds of methods with randomness; the recipe's own choice by default.
         orders: Orders of domains by number, None for the standard order; the recipe's own choice by default.
-        data: Folder of the dataset; by default the copy in the cache of :mod:`ctta.datasets`.
+        data: Folder of the dataset; by default the copy in the cache of :mod:`ctta.data.datasets`.
         model: Source network as :func:`ctta.models.load` takes it; the recipe's own by default.
         preset: CoTTA as in its reference implementation or as in the text of the paper.
         limit: Maximum number of images per segment.
@@ -106,7 +106,7 @@ def run(
         policies: What happens around the updates of every method that learns: ``[ctta.policies.reset_every(1000)]`` or
             ``["reset_every=1000"]``; of one method: ``["tent.reset_every=1000"]``.
         protocol: How the corruptions arrive, with settings after commas: ``"recurring"`` or
-            ``"rotta,concentration=0.01"``; see :data:`ctta.streams.PROTOCOLS`. The recipe's own by default.
+            ``"rotta,concentration=0.01"``; see :data:`ctta.data.streams.PROTOCOLS`. The recipe's own by default.
         target: Difficulty of ``"ccc"``: "easy", "medium", "hard", or the mean accuracy, from 0 to 1.
         speed: Images of ``"ccc"`` at each point of its walk.
         num_images: Images of the whole stream of ``"ccc"``.
@@ -130,7 +130,8 @@ def run(
             divided by the number of workers.
         save_every: Seconds between two saves of a cell's state.
         download: Whether to download missing data and weights.
-        insecure: Whether to download also files of which no SHA-256 is known, as :func:`ctta.datasets.download` does.
+        insecure: Whether to download also files of which no SHA-256 is known, as
+            :func:`ctta.data.datasets.download` does.
         report: Whether to write a report into the run folder, or the folder to write it to.
         command: How the run was started, for the report; by default this call.
         on_plan: Called with the run before the first of its cells starts.

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctta.base import AdaptiveModel
 from ctta.checkpoint.legacy import upgrade
 from ctta.checkpoint.manifest import (
     InvalidArgumentError,
@@ -26,12 +25,13 @@ from ctta.checkpoint.manifest import (
     restore_,
     split_name,
 )
+from ctta.core.fingerprints import fingerprint, source_fingerprint
+from ctta.core.model import AdaptiveModel
+from ctta.core.registry import resolve_method
+from ctta.core.state import allocate_lazy_buffers_
 from ctta.errors import CheckpointError, DamagedCheckpointError
-from ctta.fingerprints import fingerprint, source_fingerprint
 from ctta.io.atomic import atomic_write
 from ctta.io.tensors import read_tensors, write_tensors
-from ctta.registry import resolve_method
-from ctta.state import allocate_lazy_buffers_
 
 FORMAT = 2  # 1: ctta 0.1
 _METADATA_KEY = "ctta"

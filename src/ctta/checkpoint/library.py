@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ctta.base import AdaptiveModel
+from ctta.core.fingerprints import source_fingerprint
+from ctta.core.model import AdaptiveModel
+from ctta.core.registry import name_of
 from ctta.errors import ConfigError, DamagedCheckpointError
-from ctta.fingerprints import source_fingerprint
 from ctta.io.atomic import atomic_write
 from ctta.io.tensors import read_tensors, write_tensors
 from ctta.policies.recalling import NONE, DomainMemory, Recall
-from ctta.registry import name_of
 
 FORMAT = 1
 _METADATA_KEY = "ctta_domain"

@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ctta.base import AdaptiveModel
 from ctta.checkpoint.encoding import decode, encode, is_serializable
+from ctta.core.model import AdaptiveModel
 from ctta.io.python_files import is_from_python_file
 from ctta.methods import METHODS
 from ctta.optim import restore_state_, split_state

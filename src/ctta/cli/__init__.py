@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _print_doctor() -> NoReturn:
     """Check an installation that lacks what commands need."""
-    from ctta.installation import inspect_installation
+    from ctta.cli.installation import inspect_installation
 
     found = inspect_installation()
     sys.stdout.write(f"{found.describe()}\n")

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from ctta import models
+from ctta.adapt import InferenceSummary, adapt_folder, adapt_video
 from ctta.checkpoint.files import saved_method
 from ctta.cli.adapt_summary import audit_path, describe_state, format_summary
 from ctta.cli.console import exit_on_interrupt, interrupt_between_steps, print_notice, print_text, progress_bar
@@ -32,9 +33,8 @@ from ctta.cli.options import (
     parse_every,
     read_class_names,
 )
+from ctta.core.registry import DEFAULT_METHOD, resolve_method
 from ctta.errors import ConfigError
-from ctta.inference import InferenceSummary, adapt_folder, adapt_video
-from ctta.registry import DEFAULT_METHOD, resolve_method
 
 DEFAULT_BATCH_SIZE = 32
 VIDEO = "Video"  # a panel of ``ctta adapt --help``

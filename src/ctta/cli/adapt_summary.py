@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from ctta.inference import InferenceSummary, NormalizedBatches
+from ctta.adapt import InferenceSummary, NormalizedBatches
 
 ORDER_LINES = {
     "shuffle": "Order: shuffled, always the same for the same names; --order name takes the images by path.",

@@ -25,7 +25,7 @@ from ctta.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from ctta.advisor import Advice, RaceRow
+    from ctta.advise import Advice, RaceRow
 
 
 class ClassOrder(StrEnum):
@@ -117,13 +117,13 @@ def advise(
     --config' and 'ctta serve --config' read. After Ctrl-C or a kill, run the
     same command again to go on.
     """
-    from ctta import advisor
-    from ctta.advisor.pictures import DEFAULT_CORRUPTIONS
+    from ctta.advise import advise as run_advise
+    from ctta.advise.pictures import DEFAULT_CORRUPTIONS
 
     net = load_network(model, device, mean, std)
     work = out.with_name(f"{out.name}.progress")
     with resumable_progress("advising") as on_progress:
-        advice = advisor.advise(
+        advice = run_advise(
             net,
             images,
             batch_size=batch_size,

@@ -11,11 +11,11 @@ from ctta.benchmark.matrix import MATRIX, run_matrix
 from ctta.benchmark.recipes import RECIPES
 from ctta.cli.console import print_notice, print_table_in_full, print_text, stdout
 from ctta.cli.options import JsonOption
+from ctta.core.hyperparameters import format_value
+from ctta.core.registry import NamedMethod, list_methods, resolve_method
+from ctta.data.streams import PROTOCOLS
 from ctta.errors import ConfigError
-from ctta.hyperparameters import format_value
 from ctta.policies import POLICIES
-from ctta.registry import NamedMethod, list_methods, resolve_method
-from ctta.streams import PROTOCOLS
 
 
 def methods(

@@ -76,7 +76,7 @@ def certify(
     unless everything passes. After Ctrl-C or a kill, run the same command
     again to go on.
     """
-    from ctta import advisor
+    from ctta.advise import certify as run_certify
 
     chosen = choose_adaptation(
         config,
@@ -93,7 +93,7 @@ def certify(
         raise typer.BadParameter("give --method NAME, or --config FILE with a method in it")
     work = out.with_name(f"{out.name}.progress")
     with resumable_progress("testing") as on_progress:
-        certificate = advisor.certify(
+        certificate = run_certify(
             chosen.net,
             images,
             method=chosen.method,

@@ -9,9 +9,9 @@ import typer
 
 from ctta.cli.console import exit_on_interrupt, print_notice, print_text, progress_bar
 from ctta.cli.options import JsonOption, parse_names, parse_severities
-from ctta.corruptions import CORRUPTIONS, HOLD_OUT, write_cifar_c, write_imagenet_c
-from ctta.corruptions.writers import SETTINGS_FILE
-from ctta.datasets.clean_images import infer_benchmark_layout, read_clean_images
+from ctta.data.corruptions import CORRUPTIONS, HOLD_OUT, write_cifar_c, write_imagenet_c
+from ctta.data.corruptions.writers import SETTINGS_FILE
+from ctta.data.datasets.clean_images import infer_benchmark_layout, read_clean_images
 from ctta.errors import ConfigError, DataError
 
 SETS = {"all": tuple(CORRUPTIONS), "hold-out": tuple(HOLD_OUT)}
@@ -119,4 +119,4 @@ def corrupt(
     counted = f"{len(names)} corruption{'s' * (len(names) > 1)}"
     at = f"severit{'ies' if len(levels) > 1 else 'y'} {', '.join(map(str, levels))}"
     print_text(f"{folder} contains {counted} at {at}.")
-    print_text(f'Read it with: ctta.datasets.{reader}("{folder}")')
+    print_text(f'Read it with: ctta.data.datasets.{reader}("{folder}")')

@@ -10,7 +10,7 @@ from rich.table import Table
 from ctta.cli.command import Command, CommandGroup
 from ctta.cli.console import exit_on_interrupt, print_table_in_full, print_text
 from ctta.cli.options import InsecureOption, JsonOption
-from ctta.datasets import DATASETS, DownloadError, cache_dir, download, find
+from ctta.data.datasets import DATASETS, DownloadError, cache_dir, download, find
 
 data = typer.Typer(
     cls=CommandGroup,

@@ -13,11 +13,11 @@ from ctta import benchmark
 from ctta.benchmark import BenchmarkOptions
 from ctta.benchmark.recipes.embedded import DEMO_METHODS
 from ctta.benchmark.recipes.paper import METHODS
+from ctta.benchmark.report import write_report
+from ctta.benchmark.report.content import ReportContent, SectionContent
+from ctta.benchmark.report.numbers_file import read_numbers
 from ctta.cli.console import exit_on_interrupt, print_text, progress_bar
 from ctta.cli.results import exit_on_failures, print_failure, print_results
-from ctta.report import write_report
-from ctta.report.content import ReportContent, SectionContent
-from ctta.report.numbers_file import read_numbers
 
 #: Recipe, methods and options by the name of the run folder.
 SHORT = {"demo": ("demo", DEMO_METHODS, BenchmarkOptions())}

@@ -27,7 +27,7 @@ def diff(
     versions. If Source, which does not adapt, differs between the runs, then
     what changes every row comes first.
     """
-    from ctta.report import diff_runs
+    from ctta.benchmark.report import diff_runs
 
     differences = diff_runs(first, second)
     if as_json:

@@ -5,8 +5,8 @@ import json
 import typer
 
 from ctta.cli.console import print_text, stdout
+from ctta.cli.installation import inspect_installation
 from ctta.cli.options import JsonOption
-from ctta.installation import inspect_installation
 
 
 def doctor(as_json: JsonOption = False) -> None:

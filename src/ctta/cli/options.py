@@ -9,12 +9,12 @@ import typer
 from torch import nn
 
 from ctta import models
-from ctta.config import read_config
-from ctta.corruptions.registry import check_severity
+from ctta.core.config import read_config
+from ctta.data.corruptions.registry import check_severity
+from ctta.data.streams.orders import RANDOM_ORDERS
 from ctta.errors import ConfigError, DataError
 from ctta.guard import GainEstimator
 from ctta.models import to_device
-from ctta.streams.orders import RANDOM_ORDERS
 
 ClassesOption = Annotated[
     Path | None,

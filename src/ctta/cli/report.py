@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
+from ctta.benchmark.report import read_matrix, write_matrix, write_report
+from ctta.benchmark.report.matrix import RUNS, is_matrix
 from ctta.cli.console import exit_on_interrupt, print_text, progress_bar
 from ctta.errors import ConfigError
-from ctta.report import read_matrix, write_matrix, write_report
-from ctta.report.matrix import RUNS, is_matrix
 
 
 def report(

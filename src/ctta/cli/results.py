@@ -13,14 +13,14 @@ from rich.table import Table as TerminalTable
 from rich.text import Text
 
 from ctta.benchmark import BenchmarkResult, JobOutcome, MatrixResult
+from ctta.benchmark.report import Table, TableCell, TableColumn, score_table
+from ctta.benchmark.report.matrix_tables import build_difference_table, write_advice
+from ctta.benchmark.report.sections import group_by_method
+from ctta.benchmark.report.significance import write_headline
 from ctta.cli.console import print_notice, print_text, stdout
 from ctta.evaluation.metrics import MIOU
 from ctta.evaluation.results import Result
 from ctta.evaluation.robustness import Verdict
-from ctta.report import Table, TableCell, TableColumn, score_table
-from ctta.report.matrix_tables import build_difference_table, write_advice
-from ctta.report.sections import group_by_method
-from ctta.report.significance import write_headline
 
 MAX_HEADING_LENGTH = 5
 VERDICT_STYLES: dict[Verdict | None, str] = {"better": "green", "worse": "red"}

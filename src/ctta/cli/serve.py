@@ -26,7 +26,7 @@ from ctta.cli.options import (
     parse_every,
 )
 from ctta.cli.service import ServiceRecipe, serve_on_ray
-from ctta.datasets.video import FrameSampling
+from ctta.data.datasets.video import FrameSampling
 from ctta.errors import ConfigError
 
 # Panels of ``ctta serve --help``.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ctta.cli.console import exit_on_interrupt, print_text, progress_bar
 from ctta.cli.options import DeviceOption, MeanOption, ModelOption, SizeOption, StdOption, load_network
-from ctta.datasets.clean_images import read_clean_images
+from ctta.data.datasets.clean_images import read_clean_images
 from ctta.errors import ConfigError
 from ctta.source_stats import source_stats
 

@@ -52,12 +52,12 @@ def try_methods(
 
     The short form of 'ctta advise': no search, and nothing is written.
     """
-    from ctta import advisor
-    from ctta.advisor.pictures import DEFAULT_CORRUPTIONS
+    from ctta.advise import try_methods as run_trial
+    from ctta.advise.pictures import DEFAULT_CORRUPTIONS
 
     net = load_network(model, device, mean, std)
     with exit_on_interrupt("Nothing was written; a lower --limit is faster."), progress_bar("trying") as update:
-        trial = advisor.try_methods(
+        trial = run_trial(
             net,
             images,
             methods=parse_names(methods),

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ctta.base import AdaptiveModel
+from ctta.core.model import AdaptiveModel
+from ctta.core.parallel import BatchReducer, Coordinator, in_shared_step, use_reducer
+from ctta.core.validation import check_choice, check_integer
 from ctta.distributed.collectives import (
     all_gather_object,
     all_gather_rows,
@@ -22,9 +24,7 @@ from ctta.distributed.consistency import broadcast_model_, checksum, compare_che
 from ctta.distributed.process_group import TIMEOUT, DistributedError, init, rank, shutdown, world_size
 from ctta.distributed.reducers import ShardedReducer, ViewShardedReducer
 from ctta.errors import ConfigError, InputError
-from ctta.norms import has_running_statistics
-from ctta.parallel import BatchReducer, Coordinator, in_shared_step, use_reducer
-from ctta.validation import check_choice, check_integer
+from ctta.nn import has_running_statistics
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=AdaptiveModel)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ctta.base import AdaptiveModel
+from ctta.core.model import AdaptiveModel
+from ctta.data.streams import Batch
 from ctta.errors import ConfigError, DataError
 from ctta.evaluation.environment import PeakMemory
 from ctta.evaluation.metrics import BatchScore, PixelScore, Score, score_batch, score_from_json
 from ctta.evaluation.results import BatchRecord
-from ctta.streams import Batch
 
 
 def evaluate_batch(

@@ -9,13 +9,13 @@ from typing import Any
 from torch import nn
 from torch.utils.data import Dataset
 
-from ctta.base import AdaptiveModel
+from ctta.core.model import AdaptiveModel
+from ctta.core.registry import adapt
+from ctta.data.streams import Stream
 from ctta.errors import ConfigError, InputError
 from ctta.evaluation.comparison import Comparison
 from ctta.evaluation.evaluate import evaluate, evaluate_together
 from ctta.evaluation.inputs import PlainBatches, as_batches, as_model
-from ctta.registry import adapt
-from ctta.streams import Stream
 
 #: What a method may be given as: a model, a plain network, the name of a method, or its class.
 Method = AdaptiveModel | nn.Module | str | type[AdaptiveModel]

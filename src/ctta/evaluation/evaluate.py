@@ -9,7 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from ctta.base import AdaptiveModel
+from ctta.core.fingerprints import source_fingerprint
+from ctta.core.hyperparameters import format_hyperparameters, format_value
+from ctta.core.model import AdaptiveModel
+from ctta.core.validation import check_integer
+from ctta.data.streams import Stream
 from ctta.errors import ConfigError, InputError
 from ctta.evaluation.batch import check_classes, check_labeled, check_same_kind, evaluate_batch
 from ctta.evaluation.environment import PeakMemory, describe_environment
@@ -20,10 +24,6 @@ from ctta.evaluation.label_maps import save_label_maps
 from ctta.evaluation.passes import count_step_ratio, whole_ratio
 from ctta.evaluation.progress import ProgressLine
 from ctta.evaluation.results import BatchRecord, Result
-from ctta.fingerprints import source_fingerprint
-from ctta.hyperparameters import format_hyperparameters, format_value
-from ctta.streams import Stream
-from ctta.validation import check_integer
 
 OnBatch = Callable[[BatchRecord], None]
 
@@ -52,7 +52,7 @@ def evaluate(
     Args:
         model: A new model; it adapts unless it is frozen. A plain network is evaluated as :class:`ctta.Source`: it
             predicts in eval mode and does not adapt.
-        stream: A stream of :mod:`ctta.streams`, evaluated from its start; the model sees the images only. Or a
+        stream: A stream of :mod:`ctta.data.streams`, evaluated from its start; the model sees the images only. Or a
             ``DataLoader``, or any iterable of batches ``(x, y)`` or ``x``, which is read once, in its order; or a
             ``Dataset``, which is shuffled, always in the same way; or arrays ``(images, labels)`` or ``images``.
             Bytes are divided by 255, floats are taken as they are.
@@ -87,8 +87,8 @@ def evaluate(
     >>> import ctta, numpy as np
     >>> images, labels = np.zeros((20, 32, 32, 3), np.uint8), np.zeros(20, np.int64)
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 10))
-    >>> data = ctta.datasets.Corrupted(images, labels, name="black")
-    >>> stream = ctta.streams.continual(data, names=("brightness", "contrast"), batch_size=10)
+    >>> data = ctta.data.datasets.Corrupted(images, labels, name="black")
+    >>> stream = ctta.data.streams.continual(data, names=("brightness", "contrast"), batch_size=10)
     >>> result = ctta.evaluate(ctta.Source(net), stream)
     >>> len(result.errors), 0 <= result.error <= 1
     (2, True)
@@ -228,7 +228,7 @@ def evaluate_together(
     if step_ratio == "auto":
         raise ConfigError(
             f"step_ratio='auto' counts passes on the first batches, and {batches.name} can be read only once: give a "
-            "number, or a stream of ctta.streams"
+            "number, or a stream of ctta.data.streams"
         )
     ratio = check_integer("step_ratio", step_ratio, 1)
     for name, model in models.items():
@@ -237,7 +237,7 @@ def evaluate_together(
         if (folder / "about.json").exists():
             raise ConfigError(
                 f"{folder} holds an evaluation already, and {batches.name} cannot be compared with what that saw: use "
-                "another folder, or a stream of ctta.streams, which resumes"
+                "another folder, or a stream of ctta.data.streams, which resumes"
             )
     references = {name: _get_reference(model) for name, model in models.items()}
     memory = PeakMemory(next(iter(references.values())).device) if len(models) == 1 else None

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from ctta.data.streams import Stream
 from ctta.evaluation.label_maps import load_accuracy, load_label_maps, saved_batches
 from ctta.io.atomic import atomic_write
-from ctta.streams import Stream
 
 FOLDER = "examples"  # in a run folder
 MAX_WIDTH = 384  # pixels: enough to see details, and a page with many examples stays small

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from ctta.base import AdaptiveModel
+from ctta.core.model import AdaptiveModel
+from ctta.core.validation import check_integer
+from ctta.data.streams import Batch, EndlessStream, Stream, in_memory
 from ctta.errors import ConfigError, InputError
 from ctta.evaluation.conversion import to_image_batch, to_labels
 from ctta.methods import Source
-from ctta.streams import Batch, EndlessStream, Stream, in_memory
-from ctta.surgery import infer_input_rank
-from ctta.validation import check_integer
+from ctta.nn.surgery import infer_input_rank
 
 BATCH_SIZE = 32  # of single images
 DOMAIN = "all"  # of batches that name none
@@ -34,7 +34,7 @@ class PlainBatches:
     """Batches of anything that can be iterated, read once.
 
     Args:
-        items: Batches ``(x, y)`` or ``x``, single images, or :class:`ctta.streams.Batch`.
+        items: Batches ``(x, y)`` or ``x``, single images, or :class:`ctta.data.streams.Batch`.
         name: What to call the data.
         rank: Number of axes of a batch that the network expects, if known; an item with one axis less is one image.
         batch_size: Images per batch, for items that are single images.
@@ -218,8 +218,9 @@ def _refuse_other_things(data: Any) -> None:
         raise TypeError("got a network where data is expected: give the model first and the data second")
     if isinstance(data, str | PathLike):
         raise TypeError(
-            f"expected data, got the path {str(data)!r}: open it with ctta.streams.image_folder(path, size=(224, 224)) "
-            "for a tree <class>/<image>, or ctta.streams.folder(path) for images without labels"
+            f"expected data, got the path {str(data)!r}: open it with "
+            "ctta.data.streams.image_folder(path, size=(224, 224)) "
+            "for a tree <class>/<image>, or ctta.data.streams.folder(path) for images without labels"
         )
     if isinstance(data, EndlessStream):
         raise ConfigError(f"{data.name} is endless: build it with num_images=N to evaluate it")
@@ -229,11 +230,11 @@ def _refuse_other_things(data: Any) -> None:
     if not isinstance(data, Dataset) and hasattr(data, "domain") and not hasattr(data, "__iter__"):
         raise TypeError(
             f"expected a stream, got the dataset {type(data).__name__}: give it an order, such as "
-            "ctta.streams.continual(data)"
+            "ctta.data.streams.continual(data)"
         )
     if not (isinstance(data, Dataset) or hasattr(data, "__iter__") or hasattr(data, "__getitem__")):
         raise TypeError(
-            f"expected a stream of ctta.streams, a DataLoader, or an iterable of batches (x, y) or x, got "
+            f"expected a stream of ctta.data.streams, a DataLoader, or an iterable of batches (x, y) or x, got "
             f"{type(data).__name__}"
         )
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset) and not hasattr(data, "__len__"):

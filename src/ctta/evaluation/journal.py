@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ctta.base import AdaptiveModel
 from ctta.checkpoint.files import load, save
 from ctta.checkpoint.manifest import unserializable_arguments
+from ctta.core.model import AdaptiveModel
 from ctta.evaluation.reading import FORMAT, read_about, read_batches
 from ctta.evaluation.results import BatchRecord
 from ctta.io.atomic import atomic_write, fsync_file

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ctta.datasets import IGNORE_INDEX
+from ctta.data.datasets import IGNORE_INDEX
 from ctta.evaluation.metrics import predict_label_map
 
 FOLDER = "maps"

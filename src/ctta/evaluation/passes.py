@@ -8,8 +8,8 @@ from math import ceil
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ctta.base import AdaptiveModel
-from ctta.streams import Stream
+from ctta.core.model import AdaptiveModel
+from ctta.data.streams import Stream
 
 #: A backward pass costs as much as this many forward passes.
 BACKWARD_COST = 2

@@ -7,7 +7,8 @@ from functools import cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Self
 
-from ctta.datasets.segmentation import CLASS_NAMES
+from ctta.data.datasets.segmentation import CLASS_NAMES
+from ctta.data.streams import Composition
 from ctta.errors import InputError
 from ctta.evaluation.display import describe_result, make_frame, render_html_table
 from ctta.evaluation.intervals import Interval, estimate_interval, leave_out_blocks
@@ -22,7 +23,6 @@ from ctta.evaluation.metrics import (
     score_from_json,
 )
 from ctta.evaluation.plots import plot_result
-from ctta.streams import Composition
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -90,8 +90,8 @@ class Result:
         environment: Versions, device and number of threads.
         batches: Records of the batches done.
         class_names: Names of the classes, if the dataset has them.
-        visits: Visit of each segment, see :attr:`ctta.streams.Stream.visits`; empty if the domains come once.
-        composition: How sorted and how mixed the stream is; None if it is not a stream of :mod:`ctta.streams`.
+        visits: Visit of each segment, see :attr:`ctta.data.streams.Stream.visits`; empty if the domains come once.
+        composition: How sorted and how mixed the stream is; None if it is not a stream of :mod:`ctta.data.streams`.
         step_ratio: Every how many batches the model has learned, see :func:`ctta.evaluate`.
     """
 

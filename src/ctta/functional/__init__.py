@@ -2,7 +2,7 @@
 
 Predictions are logits with the classes in dimension 1, so that images (N, C) and pixels (N, C, H, W) share the code.
 Functions that end in ``_`` change their first argument in place. What is computed over a batch is the same on one
-process and on several (see :mod:`ctta.parallel`).
+process and on several (see :mod:`ctta.core.parallel`).
 """
 
 from ctta.functional.losses import (

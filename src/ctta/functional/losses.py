@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ctta.parallel import current_reducer
+from ctta.core.parallel import current_reducer
 
 #: Which entropy a method minimizes: that of the softmax, or COME's of the classes and "none of them".
 EntropyKind = Literal["softmax", "come"]

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ctta.core.parallel import current_reducer
 from ctta.functional.losses import at_least_float32, entropy
-from ctta.parallel import current_reducer
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:

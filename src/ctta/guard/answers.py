@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ctta.core.validation import check_integer
 from ctta.errors import InputError
 from ctta.guard.estimate import EstimateErrors, GainEstimate
-from ctta.validation import check_integer
 
 UNKNOWN = -1
 Z = 1.96  # of a two-sided interval of 95 %

@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor, nn
 
+from ctta.core.validation import check_number
 from ctta.errors import ConfigError
 from ctta.guard.health import NUM_BINS, PredictionSummary, disagreement
-from ctta.validation import check_number
 
 NUM_BATCHES = 12  # in the history of the class-sorting test
 MIN_BATCHES = 4  # that the class-sorting test needs

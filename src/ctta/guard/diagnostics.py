@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ctta.base import AdaptiveModel
+from ctta.core.model import AdaptiveModel
 from ctta.guard.detector import MIN_BATCH_SIZE, CollapseDetector, Verdict
 from ctta.guard.health import PredictionSummary, disagreement, relative_norm, summarize, trained_pairs
-from ctta.norms import (
+from ctta.nn import (
     has_own_statistics_context,
     images_in_batch,
     use_running_statistics_,
     uses_batch_statistics,
 )
-from ctta.surgery import copy_sharing_tensors
+from ctta.nn.surgery import copy_sharing_tensors
 
 SCREEN_SIZE = 16  # inputs of a batch, at least, that the source predicts to find out whether it has few classes
 MAX_SCREEN_CHANCE = 0.01  # probability that a part of a shuffled batch has so few classes

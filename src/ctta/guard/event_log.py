@@ -2,7 +2,7 @@
 
 import os
 
-from ctta.base import AdaptiveModel
+from ctta.core.model import AdaptiveModel
 from ctta.guard.events import MAX_EVENTS, Event, EventKind, append_event
 from ctta.guard.health import Health
 

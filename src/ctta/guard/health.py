@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from ctta.base import AdaptiveModel
+from ctta.core.model import AdaptiveModel
 from ctta.functional import at_least_float32
 from ctta.guard.events import Event
 from ctta.io.html import render_facts

@@ -2,7 +2,7 @@
 
 from typing import Self
 
-from ctta.base import AdaptiveModel
+from ctta.core.model import AdaptiveModel
 from ctta.guard.detector import HEALTHY_SCORE, CollapseDetector
 from ctta.guard.diagnostics import Diagnostics
 from ctta.guard.event_log import GuardEvents

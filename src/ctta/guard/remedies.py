@@ -6,8 +6,8 @@ from typing import Literal
 
 import torch
 
-from ctta.base import AdaptiveModel
-from ctta.transaction import untrained_parameters
+from ctta.core.model import AdaptiveModel
+from ctta.core.transaction import untrained_parameters
 
 Remedy = Literal["rollback", "reset", "soft_reset", "freeze"]
 SOFT_RESET_WEIGHT = 0.9  # of the source in the average that a soft reset computes

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from ctta.core.validation import check_integer
 from ctta.guard.detector import HEALTHY_SCORE
-from ctta.validation import check_integer
 
 MIN_HEALTHY_INSPECTIONS = 8  # in a row, after which inspections become rarer
 RELAPSE = 100  # batches; an alarm sooner than this after the last one is a relapse

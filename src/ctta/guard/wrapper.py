@@ -9,7 +9,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ctta.base import AdaptiveModel
+from ctta.core.model import AdaptiveModel
+from ctta.core.parallel import SingleProcess
+from ctta.core.transaction import restore_on_error
+from ctta.core.validation import check_choice, check_integer
 from ctta.errors import CheckpointError, ConfigError
 from ctta.guard.answers import AnswerLog
 from ctta.guard.detector import CollapseDetector, CollapseThresholds
@@ -31,10 +34,7 @@ from ctta.guard.health import Health, relative_norm, trained_pairs
 from ctta.guard.remedies import Remedy, take_snapshot
 from ctta.guard.schedule import Schedule
 from ctta.guard.validator import InputSpec, InputValidator
-from ctta.norms import batch_fraction, count_images
-from ctta.parallel import SingleProcess
-from ctta.transaction import restore_on_error
-from ctta.validation import check_choice, check_integer
+from ctta.nn import batch_fraction, count_images
 
 _LEARNED_SPEC, _DEFAULT_THRESHOLDS = InputSpec(), CollapseThresholds()
 _SHADOW_REPORT_EVERY = 100  # batches

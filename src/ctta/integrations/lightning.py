@@ -6,9 +6,9 @@ from typing import Any
 from torch import nn
 from typing_extensions import override
 
-from ctta.base import AdaptiveModel
+from ctta.core.model import AdaptiveModel
+from ctta.core.registry import DEFAULT_METHOD, adapt
 from ctta.errors import ConfigError
-from ctta.registry import DEFAULT_METHOD, adapt
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ctta.base import AdaptiveModel
+from ctta.core.model import AdaptiveModel
 from ctta.guard import Health, Monitored
 
 #: What a tracker is: a function of values by name and of the number of the step, such as ``mlflow.log_metrics`` or

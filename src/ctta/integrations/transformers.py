@@ -5,9 +5,9 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ctta.base import AdaptiveModel
+from ctta.core.model import AdaptiveModel
+from ctta.core.registry import DEFAULT_METHOD, adapt
 from ctta.errors import ConfigError
-from ctta.registry import DEFAULT_METHOD, adapt
 
 #: Outputs by what a network labels: images or pixels.
 _OUTPUTS = {2: "ImageClassifierOutput", 4: "SemanticSegmenterOutput"}

@@ -1,6 +1,6 @@
-"""The methods, one per file. :mod:`ctta.registry` finds them, and others, by name."""
+"""The methods, one per file. :mod:`ctta.core.registry` finds them, and others, by name."""
 
-from ctta.base import AdaptiveModel
+from ctta.core.model import AdaptiveModel
 from ctta.methods.adacontrast import AdaContrast
 from ctta.methods.bn_alpha import BNAlpha
 from ctta.methods.bn_ema import BNEMA

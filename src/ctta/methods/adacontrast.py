@@ -9,17 +9,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from ctta.base import AdaptiveModel
-from ctta.contrast import PastImages, draw_exactly
+from ctta.core.method_info import MethodInfo
+from ctta.core.model import AdaptiveModel
+from ctta.core.state import remember_buffers
+from ctta.core.steps import Policy
+from ctta.core.validation import check_each, check_fraction, check_integer, check_positive
 from ctta.functional import at_least_float32, confidence, ema_update_, marginal_entropy
-from ctta.heads import features_and_logits, head_weight
-from ctta.method_info import MethodInfo
-from ctta.norms.running import RunningStatistics, track_statistics, use_tracked_statistics_
+from ctta.methods.parts.contrast import PastImages, draw_exactly
+from ctta.nn.heads import features_and_logits, head_weight
+from ctta.nn.running import RunningStatistics, track_statistics, use_tracked_statistics_
+from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
-from ctta.state import remember_buffers
-from ctta.steps import Policy
-from ctta.surgery import Output
-from ctta.validation import check_each, check_fraction, check_integer, check_positive
 from ctta.views import Views, image_views
 
 

@@ -3,15 +3,15 @@
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ctta.base import AdaptiveModel
-from ctta.method_info import MethodInfo
-from ctta.norms.running import RunningStatistics, running_statistics, track_statistics, use_tracked_statistics_
+from ctta.core.method_info import MethodInfo
+from ctta.core.model import AdaptiveModel
+from ctta.core.parallel import current_reducer
+from ctta.core.state import remember_buffers
+from ctta.core.steps import Step
+from ctta.core.validation import check_fraction
+from ctta.nn.running import RunningStatistics, running_statistics, track_statistics, use_tracked_statistics_
+from ctta.nn.surgery import Output
 from ctta.optim import all_finite
-from ctta.parallel import current_reducer
-from ctta.state import remember_buffers
-from ctta.steps import Step
-from ctta.surgery import Output
-from ctta.validation import check_fraction
 
 
 class BNEMA(AdaptiveModel):

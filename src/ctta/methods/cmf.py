@@ -8,13 +8,13 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from ctta.method_info import MethodInfo
+from ctta.core.method_info import MethodInfo
+from ctta.core.steps import Policy
 from ctta.methods.roid import ROID
-from ctta.norms import BatchStats
+from ctta.nn import BatchStats
+from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
 from ctta.policies import kalman
-from ctta.steps import Policy
-from ctta.surgery import Output
 from ctta.views import Views, image_views
 
 

@@ -10,7 +10,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
-from ctta.base import AdaptiveModel
+from ctta.core.method_info import MethodInfo
+from ctta.core.model import AdaptiveModel
+from ctta.core.parallel import current_reducer
+from ctta.core.steps import Policy
+from ctta.core.validation import check_choice, check_fraction, check_number, check_views_at_once
 from ctta.errors import ConfigError
 from ctta.functional import (
     at_least_float32,
@@ -21,19 +25,15 @@ from ctta.functional import (
     stochastic_restore_,
     symmetric_cross_entropy,
 )
-from ctta.method_info import MethodInfo
-from ctta.norms import (
+from ctta.nn import (
     BatchStats,
     RecordedStatistics,
     blend_with_recorded,
     record_statistics,
     uses_batch_statistics,
 )
+from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
-from ctta.parallel import current_reducer
-from ctta.steps import Policy
-from ctta.surgery import Output
-from ctta.validation import check_choice, check_fraction, check_number, check_views_at_once
 from ctta.views import (
     Average,
     Views,

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ctta.base import AdaptiveModel
+from ctta.core.method_info import MethodInfo
+from ctta.core.model import AdaptiveModel
+from ctta.core.parallel import current_reducer
+from ctta.core.steps import Policy
+from ctta.core.validation import check_choice, check_fraction, check_non_negative
 from ctta.errors import InputError
 from ctta.functional import EntropyKind, call_on_selected, confidence, entropy, masked_mean, reliability_weights
-from ctta.method_info import MethodInfo
-from ctta.norms import BatchStats
+from ctta.nn import BatchStats
+from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
-from ctta.parallel import current_reducer
-from ctta.steps import Policy
-from ctta.surgery import Output
-from ctta.validation import check_choice, check_fraction, check_non_negative
 from ctta.views.destruction import DESTRUCTIONS, Destruction, destroy_shape
 
 

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from ctta.core.method_info import MethodInfo
+from ctta.core.steps import Policy
+from ctta.core.validation import check_non_negative
 from ctta.functional import EntropyKind, pair_trained
-from ctta.method_info import MethodInfo
 from ctta.methods.eta import ETA
-from ctta.norms import BatchStats
+from ctta.nn import BatchStats
+from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
 from ctta.source_stats import SourceStats
-from ctta.steps import Policy
-from ctta.surgery import Output
-from ctta.validation import check_non_negative
 
 
 class EATA(ETA):

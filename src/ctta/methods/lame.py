@@ -7,13 +7,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from ctta.base import AdaptiveModel
+from ctta.core.method_info import MethodInfo
+from ctta.core.model import AdaptiveModel
+from ctta.core.parallel import current_reducer
+from ctta.core.validation import check_choice, check_integer
 from ctta.functional import at_least_float32
-from ctta.heads import features_and_logits
-from ctta.method_info import MethodInfo
-from ctta.parallel import current_reducer
-from ctta.surgery import Output
-from ctta.validation import check_choice, check_integer
+from ctta.nn.heads import features_and_logits
+from ctta.nn.surgery import Output
 
 MAX_RELATIVE_CHANGE = 1e-8  # of the energy, at which the iteration stops
 

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ctta.base import AdaptiveModel
+from ctta.core.method_info import MethodInfo
+from ctta.core.model import AdaptiveModel
+from ctta.core.parallel import current_reducer, replicated
+from ctta.core.steps import Step
 from ctta.errors import ConfigError
 from ctta.functional import confidence, marginal_entropy
-from ctta.method_info import MethodInfo
-from ctta.norms import BatchStats, count_images
+from ctta.nn import BatchStats, count_images
+from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory, build_optimizer, step_if_finite_
-from ctta.parallel import current_reducer, replicated
-from ctta.steps import Step
-from ctta.surgery import Output
 from ctta.views import Views, augmix_views, check_views, draw_views
 from ctta.views.average import View, augment_with_views, require_split_view
 

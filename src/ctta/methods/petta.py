@@ -9,17 +9,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
+from ctta.core.method_info import MethodInfo
+from ctta.core.parallel import current_reducer
+from ctta.core.steps import Policy
+from ctta.core.validation import check_choice
 from ctta.functional import cross_entropy, ema_update_, feature_divergence, pair_trained, symmetric_cross_entropy
-from ctta.heads import features_and_logits
-from ctta.memory import MemoryModel, TimelyMemory, predicted_classes
-from ctta.method_info import MethodInfo
-from ctta.norms.running import RunningStatistics, track_statistics, use_tracked_statistics_
+from ctta.methods.parts.memory import MemoryModel, TimelyMemory, predicted_classes
+from ctta.nn.heads import features_and_logits
+from ctta.nn.running import RunningStatistics, track_statistics, use_tracked_statistics_
+from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
-from ctta.parallel import current_reducer
 from ctta.source_stats import SourceStats
-from ctta.steps import Policy
-from ctta.surgery import Output
-from ctta.validation import check_choice
 from ctta.views import Views, check_views, draw_views, image_views
 
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ctta.base import AdaptiveModel
+from ctta.core.method_info import MethodInfo
+from ctta.core.model import AdaptiveModel
+from ctta.core.steps import Policy
 from ctta.functional import confidence, hard_cross_entropy
-from ctta.method_info import MethodInfo
-from ctta.norms import BatchStats, find_norm_parameters
+from ctta.nn import BatchStats, find_norm_parameters
+from ctta.nn.surgery import Output, train_only_
 from ctta.optim import OptimizerFactory
-from ctta.steps import Policy
-from ctta.surgery import Output, train_only_
 
 
 class PseudoLabel(AdaptiveModel):

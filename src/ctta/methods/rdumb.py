@@ -6,14 +6,14 @@ from functools import partial
 import torch
 from torch import nn
 
+from ctta.core.method_info import MethodInfo
+from ctta.core.steps import Policy
 from ctta.functional import EntropyKind
-from ctta.method_info import MethodInfo
 from ctta.methods.eta import ETA
-from ctta.norms import BatchStats
+from ctta.nn import BatchStats
+from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
 from ctta.policies import reset_every
-from ctta.steps import Policy
-from ctta.surgery import Output
 
 
 class RDumb(ETA):

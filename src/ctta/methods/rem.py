@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ctta.base import AdaptiveModel
+from ctta.core.method_info import MethodInfo
+from ctta.core.model import AdaptiveModel
+from ctta.core.steps import Policy
+from ctta.core.validation import check_fraction, check_non_negative, check_number
 from ctta.errors import ConfigError
 from ctta.functional import confidence, cross_entropy, entropy
-from ctta.method_info import MethodInfo
-from ctta.norms import BatchStats
+from ctta.nn import BatchStats
+from ctta.nn.surgery import Output
+from ctta.nn.vit import change_tokens, find_blocks, record_class_attention
 from ctta.optim import OptimizerFactory
-from ctta.steps import Policy
-from ctta.surgery import Output
-from ctta.validation import check_fraction, check_non_negative, check_number
-from ctta.vit import change_tokens, find_blocks, record_class_attention
 
 
 class REM(AdaptiveModel):

@@ -8,7 +8,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ctta.base import AdaptiveModel
+from ctta.core.method_info import MethodInfo
+from ctta.core.model import AdaptiveModel
+from ctta.core.parallel import current_reducer
+from ctta.core.steps import Policy
+from ctta.core.validation import check_choice, check_integer, check_positive
 from ctta.functional import (
     batch_sum,
     call_on_selected,
@@ -20,14 +24,10 @@ from ctta.functional import (
     symmetric_cross_entropy,
     update_average_,
 )
-from ctta.method_info import MethodInfo
-from ctta.norms import BatchStats
+from ctta.nn import BatchStats
+from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
-from ctta.parallel import current_reducer
 from ctta.policies import average_with_source
-from ctta.steps import Policy
-from ctta.surgery import Output
-from ctta.validation import check_choice, check_integer, check_positive
 from ctta.views import Views, check_views, draw_views, image_views
 
 

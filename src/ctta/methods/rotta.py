@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from ctta.core.method_info import MethodInfo
+from ctta.core.steps import Policy
+from ctta.core.validation import check_fraction, check_integer
 from ctta.functional import confidence, cross_entropy, ema_update_
-from ctta.memory import MemoryModel, TimelyMemory
-from ctta.method_info import MethodInfo
-from ctta.norms.running import RunningStatistics, track_statistics, use_tracked_statistics_
+from ctta.methods.parts.memory import MemoryModel, TimelyMemory
+from ctta.nn.running import RunningStatistics, track_statistics, use_tracked_statistics_
+from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
-from ctta.steps import Policy
-from ctta.surgery import Output
-from ctta.validation import check_fraction, check_integer
 from ctta.views import Views, check_views, draw_views, image_views
 
 

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ctta.base import AdaptiveModel
+from ctta.core.method_info import MethodInfo
+from ctta.core.model import AdaptiveModel
+from ctta.core.steps import Policy
+from ctta.core.validation import check_positive
 from ctta.functional import confidence, generalized_cross_entropy
-from ctta.method_info import MethodInfo
-from ctta.norms import BatchStats
+from ctta.nn import BatchStats
+from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
-from ctta.steps import Policy
-from ctta.surgery import Output
-from ctta.validation import check_positive
 
 
 class RPL(AdaptiveModel):

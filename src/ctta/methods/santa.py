@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ctta.contrast import ContrastModel, average_with_views
+from ctta.core.method_info import MethodInfo
+from ctta.core.steps import Policy
 from ctta.functional import confidence, cross_entropy
-from ctta.method_info import MethodInfo
-from ctta.norms import BatchStats
+from ctta.methods.parts.contrast import ContrastModel, average_with_views
+from ctta.nn import BatchStats
+from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
 from ctta.source_stats import SourceStats
-from ctta.steps import Policy
-from ctta.surgery import Output
 from ctta.views import Views, image_views
 
 

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ctta.base import AdaptiveModel
+from ctta.core.method_info import MethodInfo
+from ctta.core.model import AdaptiveModel
+from ctta.core.steps import Policy
+from ctta.core.validation import check_choice, check_fraction, check_non_negative
 from ctta.functional import confidence, hard_cross_entropy, information_maximization, masked_mean
-from ctta.method_info import MethodInfo
-from ctta.norms import BatchStats
+from ctta.nn import BatchStats
+from ctta.nn.surgery import Output, names_outside, train_only_
 from ctta.optim import OptimizerFactory
-from ctta.steps import Policy
-from ctta.surgery import Output, names_outside, train_only_
-from ctta.validation import check_choice, check_fraction, check_non_negative
 
 
 class SHOTIM(AdaptiveModel):

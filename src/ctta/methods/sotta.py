@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from ctta.core.method_info import MethodInfo
+from ctta.core.steps import Policy
+from ctta.core.validation import check_fraction, check_integer, check_non_negative
 from ctta.functional import confidence, entropy
-from ctta.memory import ConfidentMemory, MemoryModel
-from ctta.method_info import MethodInfo
-from ctta.norms.running import RunningStatistics, track_statistics, use_tracked_statistics_
+from ctta.methods.parts.memory import ConfidentMemory, MemoryModel
+from ctta.nn.running import RunningStatistics, track_statistics, use_tracked_statistics_
+from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
-from ctta.steps import Policy
-from ctta.surgery import Output
-from ctta.validation import check_fraction, check_integer, check_non_negative
 
 
 class SoTTA(MemoryModel):

@@ -3,9 +3,9 @@
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ctta.base import AdaptiveModel
-from ctta.method_info import MethodInfo
-from ctta.surgery import Output
+from ctta.core.method_info import MethodInfo
+from ctta.core.model import AdaptiveModel
+from ctta.nn.surgery import Output
 
 
 class Source(AdaptiveModel):

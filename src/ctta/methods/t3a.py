@@ -5,13 +5,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from ctta.base import AdaptiveModel
+from ctta.core.method_info import MethodInfo
+from ctta.core.model import AdaptiveModel
+from ctta.core.parallel import current_reducer
+from ctta.core.validation import check_integer
 from ctta.functional import at_least_float32, entropy
-from ctta.heads import features_and_logits, get_head, head_weight
-from ctta.method_info import MethodInfo
-from ctta.parallel import current_reducer
-from ctta.surgery import Output
-from ctta.validation import check_integer
+from ctta.nn.heads import features_and_logits, get_head, head_weight
+from ctta.nn.surgery import Output
 
 
 class T3A(AdaptiveModel):

@@ -5,12 +5,12 @@ from typing import ClassVar
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ctta.base import AdaptiveModel
+from ctta.core.method_info import MethodInfo
+from ctta.core.model import AdaptiveModel
+from ctta.core.validation import check_choice, check_views_at_once
 from ctta.errors import ConfigError
-from ctta.method_info import MethodInfo
-from ctta.norms import BatchStats
-from ctta.surgery import Output
-from ctta.validation import check_choice, check_views_at_once
+from ctta.nn import BatchStats
+from ctta.nn.surgery import Output
 from ctta.views import (
     Average,
     Views,

@@ -77,7 +77,7 @@ def tiny_segformer() -> TransformersModel:
 
     Needs the extra ``segmentation``.
     """
-    from ctta.synthetic import CLASSES  # here, since drawing scenes has many modules
+    from ctta.data.streets import CLASSES  # here, since drawing scenes has many modules
 
     transformers = import_library("transformers")
     config = get_attribute(transformers, "SegformerConfig")(
@@ -102,7 +102,7 @@ def streets() -> TransformersModel:
     """Return the tiny SegFormer trained on drawn street scenes in clear weather, in eval mode.
 
     It has 0.8 million parameters and layer norms only, takes images in [0, 1] and predicts the nine classes of
-    :data:`ctta.synthetic.CLASSES`; ``PROVENANCE.md`` documents its training. Needs the extra ``segmentation``.
+    :data:`ctta.data.streets.CLASSES`; ``PROVENANCE.md`` documents its training. Needs the extra ``segmentation``.
 
     >>> import torch
     >>> streets()(torch.rand(1, 3, 128, 256)).logits.shape

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from ctta.core.validation import check_integer
 from ctta.errors import ConfigError, InputError
 from ctta.functional import at_least_float32
-from ctta.surgery import ExtractLogits, Output
-from ctta.validation import check_integer
+from ctta.nn.surgery import ExtractLogits, Output
 
 
 class SlidingWindow(nn.Module):

@@ -58,12 +58,12 @@ def streets_bn() -> StreetCNN:
     """Return the convolutional network trained on drawn street scenes in clear weather, in eval mode.
 
     It has BatchNorm throughout, takes images in [0, 1] and predicts the nine classes of
-    :data:`ctta.synthetic.CLASSES`; ``PROVENANCE.md`` documents its training.
+    :data:`ctta.data.streets.CLASSES`; ``PROVENANCE.md`` documents its training.
 
     >>> streets_bn()(torch.rand(1, 3, 128, 256)).shape
     torch.Size([1, 9, 32, 64])
     """
-    from ctta.synthetic import CLASSES  # here, since drawing scenes has many modules
+    from ctta.data.streets import CLASSES  # here, since drawing scenes has many modules
 
     net = StreetCNN(len(CLASSES))
     with as_file(files("ctta.models") / "streets_bn.safetensors") as path:

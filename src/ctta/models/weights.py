@@ -56,7 +56,7 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     if head.lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith((b"<!doctype html", b"<html")):
         raise CheckpointError(
             f"{path} is a web page, not a weights file: the host asked to confirm the download (Google Drive does for "
-            "large files) or refused it. Delete it and download it with a browser, or with ctta.datasets.download"
+            "large files) or refused it. Delete it and download it with a browser, or with ctta.data.datasets.download"
         )
     # A safetensors file starts with the length of its header in eight bytes, followed by the header, which is JSON.
     content = _read_safetensors(path) if head[8:9] == b"{" else _read_pytorch(path, head)

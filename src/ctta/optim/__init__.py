@@ -1,7 +1,6 @@
 """Optimizers: how they are built, how they step, and how their state is stored."""
 
 from ctta.optim.factories import OptimizerFactory, build_optimizer, with_lr
-from ctta.optim.sensitivity import SensitivityRates
 from ctta.optim.state import load_state_, restore_state_, split_state
 from ctta.optim.steps import (
     all_finite,
@@ -16,7 +15,6 @@ from ctta.optim.steps import (
 
 __all__ = [
     "OptimizerFactory",
-    "SensitivityRates",
     "all_finite",
     "batch_gradients",
     "build_optimizer",

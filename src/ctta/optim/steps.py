@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ctta.parallel import current_reducer
+from ctta.core.parallel import current_reducer
 
 
 @contextmanager

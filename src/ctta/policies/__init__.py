@@ -10,12 +10,12 @@ combination are built from them: RDumb is ETA with :data:`reset_every`, ROID has
 one, extend :class:`ctta.policies.Policy`; a checkpoint holds the policies of this package.
 """
 
+from ctta.core.steps import Policy
 from ctta.policies.averaging import AverageWithSource, FrozenTeacher, Kalman
 from ctta.policies.names import POLICIES, format_policy, parse_policy
 from ctta.policies.recalling import Recall
 from ctta.policies.resetting import AdaptiveReset, ResetEvery, ResetOnLowEntropy
 from ctta.policies.restoring import Restore, RestoreByFisher
-from ctta.steps import Policy
 
 __all__ = [
     "POLICIES",

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ctta.base import AdaptiveModel
+from ctta.core.model import AdaptiveModel
+from ctta.core.steps import Policy
+from ctta.core.validation import check_choice, check_fraction, check_non_negative
 from ctta.errors import ConfigError
 from ctta.functional import lerp_, pair_trained
 from ctta.policies.restoring import student_of, was_updated
-from ctta.steps import Policy
-from ctta.validation import check_choice, check_fraction, check_non_negative
 
 #: Of a Kalman filter, far above any use, so that its variance stays finite.
 MAX_NOISE = 1e9

@@ -2,13 +2,13 @@
 
 from dataclasses import fields
 
+from ctta.core.hyperparameters import parse_hyperparameters
+from ctta.core.steps import Policy
 from ctta.errors import ConfigError, did_you_mean
-from ctta.hyperparameters import parse_hyperparameters
 from ctta.policies.averaging import AverageWithSource, FrozenTeacher, Kalman
 from ctta.policies.recalling import Recall
 from ctta.policies.resetting import AdaptiveReset, ResetEvery, ResetOnLowEntropy
 from ctta.policies.restoring import Restore, RestoreByFisher
-from ctta.steps import Policy
 
 BuiltIn = (
     Restore

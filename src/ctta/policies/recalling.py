@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from ctta.base import AdaptiveModel
+from ctta.core.model import AdaptiveModel
+from ctta.core.parallel import current_reducer
+from ctta.core.steps import Policy
+from ctta.core.validation import check_fraction, check_integer, check_non_negative
 from ctta.errors import ConfigError
 from ctta.functional import at_least_float32, confidence, entropy, mean_probabilities
-from ctta.norms import find_norm_layers, use_running_statistics_
-from ctta.parallel import current_reducer
-from ctta.steps import Policy
-from ctta.surgery import copy_sharing_tensors
-from ctta.validation import check_fraction, check_integer, check_non_negative
+from ctta.nn import find_norm_layers, use_running_statistics_
+from ctta.nn.surgery import copy_sharing_tensors
 
 NUM_OCTAVES = 4
 #: Numbers that describe an image: means and deviations of three channels, and the energy in each octave.

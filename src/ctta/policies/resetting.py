@@ -9,12 +9,19 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ctta.base import AdaptiveModel
+from ctta.core.model import AdaptiveModel
+from ctta.core.parallel import current_reducer
+from ctta.core.steps import Policy
+from ctta.core.validation import (
+    check_choice,
+    check_each,
+    check_fraction,
+    check_integer,
+    check_non_negative,
+    check_positive,
+)
 from ctta.functional import at_least_float32, entropy, lerp_, pair_trained
-from ctta.parallel import current_reducer
 from ctta.policies.restoring import student_of, was_updated
-from ctta.steps import Policy
-from ctta.validation import check_choice, check_each, check_fraction, check_integer, check_non_negative, check_positive
 
 
 class _Buffers(nn.Module):

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ctta.base import AdaptiveModel
+from ctta.core.model import AdaptiveModel
+from ctta.core.steps import Policy
+from ctta.core.validation import check_fraction
 from ctta.functional import pair_trained, stochastic_restore_
-from ctta.steps import Policy
-from ctta.validation import check_fraction
 
 
 def student_of(model: AdaptiveModel) -> nn.Module:

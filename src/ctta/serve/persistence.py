@@ -18,19 +18,19 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from ctta.base import AdaptiveModel
 from ctta.checkpoint.encoding import encode, is_serializable
 from ctta.checkpoint.files import load, save
 from ctta.checkpoint.manifest import nested_models, optimizer_tensors, unserializable_arguments
+from ctta.core.hyperparameters import format_hyperparameters
+from ctta.core.model import AdaptiveModel
 from ctta.errors import CheckpointError, DamagedCheckpointError
-from ctta.hyperparameters import format_hyperparameters
 from ctta.io.atomic import fsync_directory, fsync_file
 from ctta.io.tensors import read_tensors, write_tensors
+from ctta.nn.surgery import copy_sharing_tensors
 from ctta.serve.audit import AuditLog, StreamEvent
 from ctta.serve.schemas import STREAM_NAME_PATTERN
 from ctta.serve.stream import ServedStream
 from ctta.serve.window import SampleWindow, TimeBudget
-from ctta.surgery import copy_sharing_tensors
 
 logger = logging.getLogger("ctta.serve")
 

@@ -15,8 +15,8 @@ from fastapi import APIRouter, Depends, Response
 from fastapi import Path as PathParameter
 from pydantic import AfterValidator, ValidationError
 
-from ctta.base import AdaptiveModel
 from ctta.checkpoint.files import save
+from ctta.core.model import AdaptiveModel
 from ctta.errors import CheckpointError
 from ctta.io.images import Resize, decoding_errors, import_pillow, to_unit_floats, to_upright_rgb
 from ctta.serve.auth import Authenticator

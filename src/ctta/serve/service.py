@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ctta.base import AdaptiveModel
+from ctta.core.model import AdaptiveModel
+from ctta.core.validation import check_choice, check_integer
 from ctta.errors import ConfigError, annotate_network_errors
 from ctta.guard.diagnostics import source_as_trained
-from ctta.norms import uses_batch_statistics
+from ctta.nn import uses_batch_statistics
 from ctta.serve.audit import AuditLog
 from ctta.serve.directory import StateDirectory
 from ctta.serve.errors import ApiError, hide_internal_errors
@@ -24,7 +25,6 @@ from ctta.serve.sizes import SizeProbe
 from ctta.serve.store import StreamStore
 from ctta.serve.stream import OVER_BUDGET, ImageFile, InferenceResult, ServedStream
 from ctta.serve.window import DEFAULT_UPDATE_EVERY, DEFAULT_WINDOW_SIZE, TimeBudget
-from ctta.validation import check_choice, check_integer
 
 
 class Service:

@@ -17,15 +17,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from ctta.datasets.camera import FrameFeed
-from ctta.datasets.video import FrameSampling, VideoFrame, describe_source, import_av, is_live
+from ctta.data.datasets.camera import FrameFeed
+from ctta.data.datasets.video import FrameSampling, VideoFrame, describe_source, import_av, is_live
+from ctta.data.streams.video import frame_to_tensor
 from ctta.errors import ConfigError, DataError, InputError, first_line
 from ctta.serve.auth import Authenticator
 from ctta.serve.errors import ApiError
 from ctta.serve.schemas import error_responses, validate_stream_name
 from ctta.serve.service import Service
 from ctta.serve.stream import InferenceResult
-from ctta.streams.video import frame_to_tensor
 
 logger = logging.getLogger("ctta.serve")
 
@@ -39,7 +39,7 @@ class VideoSource:
 
     Attributes:
         stream: Name of the stream.
-        source: Address, device or file, as for :func:`ctta.streams.video`.
+        source: Address, device or file, as for :func:`ctta.data.streams.video`.
         sampling: Which frames to take.
     """
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctta.base import AdaptiveModel
+from ctta.core.model import AdaptiveModel
+from ctta.core.transaction import restore_on_error
 from ctta.errors import InputError, annotate_network_errors
 from ctta.functional import confidence
 from ctta.guard import AnswerLog, Event, EventKind, FeedbackSummary, Guarded, Monitored
@@ -20,7 +21,6 @@ from ctta.guard.events import STATE_CHANGES
 from ctta.serve.audit import AuditLog, StreamEvent
 from ctta.serve.errors import ApiError
 from ctta.serve.window import SampleWindow, TimeBudget
-from ctta.transaction import restore_on_error
 
 logger = logging.getLogger("ctta.serve")
 

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ctta.core.fingerprints import fingerprint
+from ctta.core.validation import check_batch
 from ctta.errors import ConfigError, InputError
-from ctta.fingerprints import fingerprint
 from ctta.functional import at_least_float32, hard_cross_entropy
-from ctta.heads import features_and_logits, find_head, record_features_
-from ctta.norms import BatchStats, find_norm_layers, find_norm_parameters
+from ctta.nn import BatchStats, find_norm_layers, find_norm_parameters
+from ctta.nn.heads import features_and_logits, find_head, record_features_
+from ctta.nn.surgery import Output, copy_for_adaptation, train_only_
 from ctta.source_stats.statistics import SourceStats
-from ctta.surgery import Output, copy_for_adaptation, train_only_
-from ctta.validation import check_batch
 
 
 def source_stats(

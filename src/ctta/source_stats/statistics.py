@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from ctta.core.fingerprints import fingerprint
 from ctta.errors import CheckpointError, ConfigError
-from ctta.fingerprints import fingerprint
 from ctta.io.atomic import atomic_write
 from ctta.io.tensors import read_tensors, write_tensors
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from torch import nn
 
-from ctta.base import AdaptiveModel
-from ctta.hyperparameters import format_hyperparameters
+from ctta.core.hyperparameters import format_hyperparameters
+from ctta.core.model import AdaptiveModel
 from ctta.testing import input_checks, network_checks, numeric_checks, stream_checks
 from ctta.testing.case import CHECKS, LONG_STREAM, SHORT_STREAM, ContractCase, count_learned_batches
 from ctta.testing.networks import NETWORKS, VISION_TRANSFORMERS

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctta.base import AdaptiveModel
 from ctta.checkpoint.encoding import is_serializable
-from ctta.fingerprints import fingerprint
+from ctta.core.fingerprints import fingerprint
+from ctta.core.model import AdaptiveModel
 from ctta.source_stats import SourceStats, source_stats
 
 #: Steps over which memory must not grow: on one network a long stream, for what a method stores rarely; on the

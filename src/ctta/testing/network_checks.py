@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
 from ctta.checkpoint.files import load, save
-from ctta.heads import find_head
+from ctta.nn.heads import find_head
 from ctta.testing.case import ContractCase, assert_equal, collect_state, register_check, run_stream
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from ctta.errors import ConfigError
-from ctta.heads import find_head
+from ctta.nn.heads import find_head
 from ctta.testing.case import ContractCase, collect_tensors, register_check
 
 

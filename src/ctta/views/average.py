@@ -8,10 +8,10 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from ctta.core.parallel import current_reducer
 from ctta.errors import ConfigError
 from ctta.functional import at_least_float32, entropy
-from ctta.norms import has_running_statistics, separate_statistics, uses_batch_statistics
-from ctta.parallel import current_reducer
+from ctta.nn import has_running_statistics, separate_statistics, uses_batch_statistics
 
 Model = Callable[[Tensor], Tensor]
 View = Callable[[Model, Tensor], Tensor]

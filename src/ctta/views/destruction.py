@@ -6,8 +6,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from ctta.parallel import current_reducer
-from ctta.surgery import resize
+from ctta.core.parallel import current_reducer
+from ctta.nn.surgery import resize
 
 Destruction = Literal["patches", "pixels", "occlusion"]
 DESTRUCTIONS: tuple[Destruction, ...] = get_args(Destruction)

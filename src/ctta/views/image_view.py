@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from ctta.core.parallel import current_reducer
 from ctta.errors import InputError
 from ctta.functional import at_least_float32
-from ctta.parallel import current_reducer
 from ctta.views.average import SplitView
 from ctta.views.transforms import (
     Motion,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.errors import ConfigError, InputError
-from ctta.surgery import resize
+from ctta.nn.surgery import resize
 from ctta.views.average import FittingView, Model
 
 #: Larger images are a mistake: they take over 256 times the memory.

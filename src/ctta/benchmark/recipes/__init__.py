@@ -21,13 +21,13 @@ from ctta.benchmark.recipes.embedded import ablation, demo, embedded, embedded_g
 from ctta.benchmark.recipes.folder import folder
 from ctta.benchmark.recipes.paper import cifar10c, cifar10c_gradual, cifar100c, imagenetc
 from ctta.benchmark.recipes.segmentation import acdc, streets
-from ctta.corruptions.registry import check_severity
+from ctta.core.hyperparameters import load_stats_setting
+from ctta.core.validation import check_choice, check_integer
+from ctta.data.corruptions.registry import check_severity
+from ctta.data.streams import ChosenProtocol, Stream, parse_protocol, rounds
 from ctta.errors import ConfigError, did_you_mean
-from ctta.hyperparameters import load_stats_setting
 from ctta.models import normalize_input
 from ctta.source_stats import SourceStats
-from ctta.streams import ChosenProtocol, Stream, parse_protocol, rounds
-from ctta.validation import check_choice, check_integer
 
 __all__ = ["RECIPES", "BenchmarkOptions", "BenchmarkTask", "MethodSpec", "Preset", "build_task"]
 
@@ -55,7 +55,7 @@ def build_task(
     Args:
         recipe: A key of :data:`RECIPES`.
         options: What the user changes about the recipe.
-        methods: Further methods that are not of the recipe, by their names in :mod:`ctta.registry`.
+        methods: Further methods that are not of the recipe, by their names in :mod:`ctta.core.registry`.
         ignore_other_settings: Whether ``options.settings`` and ``options.policies`` may name methods that the task does
             not have.
 

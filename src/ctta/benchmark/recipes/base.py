@@ -7,12 +7,12 @@ from typing import Any, Literal, Self
 
 from torch import nn
 
-from ctta.base import AdaptiveModel
+from ctta.core.model import AdaptiveModel
+from ctta.core.registry import list_methods, name_of, parse_settings, resolve_method, unknown_method
+from ctta.data.streams import Stream
 from ctta.errors import ConfigError, did_you_mean
 from ctta.policies import parse_policy
-from ctta.registry import list_methods, name_of, parse_settings, resolve_method, unknown_method
 from ctta.source_stats import SourceStats
-from ctta.streams import Stream
 from ctta.views import DrawnViews
 
 Preset = Literal["official", "paper"]
@@ -25,7 +25,7 @@ class BenchmarkOptions:
     The fields are written to ``run.json``: a run folder is only continued with the same options.
 
     Attributes:
-        data: Folder of the dataset; by default the copy in the cache of :mod:`ctta.datasets`.
+        data: Folder of the dataset; by default the copy in the cache of :mod:`ctta.data.datasets`.
         model: Source network, as :func:`ctta.models.load` takes it.
         preset: CoTTA as in its reference implementation ("official") or as in the text of the paper.
         limit: Maximum number of images per segment.
@@ -41,8 +41,8 @@ class BenchmarkOptions:
         std: Standard deviation of each channel.
         source_stats: File of ``ctta source-stats``, for methods that need statistics of source images.
         policies: Policies of every method that learns, or of one, such as ``"tent.reset_every=1000"``.
-        protocol: How the corruptions arrive, as :func:`ctta.streams.parse_protocol` takes it.
-        target: Difficulty or mean accuracy of CCC, as :func:`ctta.streams.ccc` takes it.
+        protocol: How the corruptions arrive, as :func:`ctta.data.streams.parse_protocol` takes it.
+        target: Difficulty or mean accuracy of CCC, as :func:`ctta.data.streams.ccc` takes it.
         speed: Images of CCC at each point of its walk.
         num_images: Images of the whole stream, for CCC.
     """
@@ -191,7 +191,7 @@ class BenchmarkTask:
         default_orders: Orders that run unless the user chooses.
         default_seeds: Seeds that run unless the user chooses, for methods that draw random numbers.
         rounds: How many times the stream is repeated unless the user chooses.
-        downloads: Names in :mod:`ctta.datasets` that the task reads unless the user provides data and model.
+        downloads: Names in :mod:`ctta.data.datasets` that the task reads unless the user provides data and model.
         accepts: The options that only some recipes take and this one does, such as ``"corruptions"``.
         check_network: Raises if a network does not fit the images; called before any cell runs.
         load_stats: Returns the statistics of source images that ship with the network, for the method of a name.
@@ -211,7 +211,7 @@ class BenchmarkTask:
 
 
 def add_methods(methods: Mapping[str, MethodSpec], names: Iterable[str]) -> dict[str, MethodSpec]:
-    """Return the methods of a recipe together with others of :mod:`ctta.registry`.
+    """Return the methods of a recipe together with others of :mod:`ctta.core.registry`.
 
     A preset of a method that the recipe has keeps the recipe's settings, except those of the preset.
 
@@ -268,7 +268,7 @@ def apply_settings(
 
     Args:
         methods: Methods of a recipe by name; one of a file is also known by the name of its class.
-        settings: Texts such as ``cotta.restore=0.005``; values are parsed as in :mod:`ctta.hyperparameters`.
+        settings: Texts such as ``cotta.restore=0.005``; values are parsed as in :mod:`ctta.core.hyperparameters`.
         ignore_others: Whether to ignore settings of other methods, which :func:`plan` has checked.
 
     Returns:

@@ -14,13 +14,13 @@ from ctta.benchmark.recipes.paper import (
     every_method,
     stream_sizes,
 )
-from ctta.datasets import Corrupted, clean_cifar, sample
+from ctta.core.registry import DEFAULT_METHOD
+from ctta.data.datasets import Corrupted, clean_cifar, sample
+from ctta.data.streams import gradual
 from ctta.errors import DataError
 from ctta.models import CIFAR10_CLASSES
 from ctta.models.resnet20 import embedded_stats
-from ctta.registry import DEFAULT_METHOD
 from ctta.source_stats import SourceStats
-from ctta.streams import gradual
 
 #: The reference implementation's setting for CIFAR10-C.
 CIFAR10 = {"threshold": 0.92}

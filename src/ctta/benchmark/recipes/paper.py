@@ -7,14 +7,15 @@ from typing import Any, Literal
 
 from torch import nn
 
-from ctta import datasets, models
+from ctta import models
 from ctta.benchmark.recipes.base import BenchmarkOptions, BenchmarkTask, MethodSpec, Preset
 from ctta.benchmark.recipes.settings import ADAM, BATCH_ONLY, SGD, DataSet, add_published
-from ctta.datasets import CifarC, CorruptionDataset, ImageNetC
+from ctta.data import datasets
+from ctta.data.datasets import CifarC, CorruptionDataset, ImageNetC
+from ctta.data.streams import CorruptionSequence, Stream, gradual, parse_protocol
+from ctta.data.streams.orders import corruption_order
 from ctta.methods import BNStats, CoTTA, PseudoLabel, Source, Tent, TestAug
 from ctta.optim import OptimizerFactory
-from ctta.streams import CorruptionSequence, Stream, gradual, parse_protocol
-from ctta.streams.orders import corruption_order
 from ctta.views import Views, fast_image_views, image_views
 
 #: The rows of the paper's tables, and those of its ablation of CoTTA.

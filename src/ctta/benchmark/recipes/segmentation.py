@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from ctta import models, streams
+from ctta import models
 from ctta.benchmark.recipes.base import BenchmarkOptions, BenchmarkTask, MethodSpec, Preset
 from ctta.benchmark.recipes.settings import BATCH_ONLY, add_pixel_methods
+from ctta.data import streams
 from ctta.errors import ConfigError
 from ctta.methods import BNStats, CoTTA, PseudoLabel, Source, Tent
 from ctta.methods.cotta import OFFICIAL_SEGMENTATION, SEGMENTATION

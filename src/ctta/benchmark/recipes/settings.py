@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 import torch
 
-from ctta.base import AdaptiveModel
 from ctta.benchmark.recipes.base import MethodSpec
+from ctta.core.model import AdaptiveModel
+from ctta.core.registry import NamedMethod
 from ctta.methods import METHODS
 from ctta.methods.cotta import OFFICIAL_SEGMENTATION
-from ctta.registry import NamedMethod
 from ctta.views import Views, augmix_views, multiscale_flip
 
 DataSet = Literal["cifar10", "cifar100", "imagenet"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ctta.datasets.base import IGNORE_LABEL
+from ctta.data.datasets.base import IGNORE_LABEL
 from ctta.errors import InputError
 from ctta.evaluation.metrics.scores import ERROR, Bins, Score, add_bins, bin_confidences, bins_from_json
 
@@ -103,7 +103,7 @@ def score_images(logits: Tensor, labels: Tensor) -> ImageScore:
 
     Args:
         logits: (N, C).
-        labels: (N,) integers in [0, C); images with the label :data:`ctta.datasets.IGNORE_LABEL` are not scored.
+        labels: (N,) integers in [0, C); images with the label :data:`ctta.data.datasets.IGNORE_LABEL` are not scored.
 
     Returns:
         The score of the batch.

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ctta.datasets import IGNORE_INDEX
+from ctta.data.datasets import IGNORE_INDEX
 from ctta.errors import InputError
 from ctta.evaluation.metrics.scores import MIOU, Bins, Score, add_bins, bin_confidences, bins_from_json
-from ctta.surgery import resize
+from ctta.nn.surgery import resize
 
 Counts = tuple[int, ...]  # number of pixels of each class
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from ctta.base import AdaptiveModel
+from ctta.core.model import AdaptiveModel
 from ctta.io.atomic import atomic_write
 from ctta.serve.cluster.snapshots import FencedSnapshots, RemoteSnapshots
 from ctta.serve.directory import StateDirectory, check_same_service, lock_directory

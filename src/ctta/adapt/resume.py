@@ -1,0 +1,158 @@
+"""Start or resume: the lock on the state file, the model, and the rows that are already written."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from glob import escape
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ctta.adapt.predictions import PredictionFile
+from ctta.checkpoint.encoding import encode
+from ctta.checkpoint.files import load, save
+from ctta.checkpoint.library import StateLibrary
+from ctta.core.model import AdaptiveModel
+from ctta.core.registry import DEFAULT_METHOD, resolve_method
+from ctta.distributed import world_size
+from ctta.errors import ConfigError, DataError
+from ctta.guard import GainEstimator, Guarded, InputSpec, Monitored
+from ctta.io.atomic import atomic_write
+from ctta.io.provenance import check_same_settings
+from ctta.optim import with_lr
+
+_ANY_IMAGE = InputSpec(low=0, high=1, any_size=True)
+
+
+@contextmanager
+def lock_state(state: Path | None) -> Iterator[None]:
+    """Keep a second process from resuming from the same state, because both would append rows to the same table."""
+    if state is None:
+        yield
+        return
+    try:
+        from filelock import FileLock, Timeout
+    except ImportError as error:
+        raise ImportError("saving a state needs filelock, which is not installed: pip install 'ctta[data]'") from error
+    state.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(state.with_name(f"{state.name}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ConfigError(f"{state} is in use by another process: wait for it to end, or use another state") from None
+    try:
+        for leftover in state.parent.glob(f".{escape(state.name)}.*.tmp"):  # of killed saves, each as large as a state
+            leftover.unlink()
+        yield
+    finally:
+        lock.release()
+
+
+def open_model(
+    net: nn.Module,
+    state: Path | None,
+    method: str | None,
+    settings: dict[str, Any],
+    *,
+    guard: bool | None,
+    estimator: GainEstimator | None = None,
+    library: StateLibrary | None = None,
+) -> tuple[AdaptiveModel, bool]:
+    """Load the model from the state file, or build a new one; return it and whether it is new."""
+    if state is None or not state.exists():
+        model = build_model(net, method or DEFAULT_METHOD, settings)
+        if library is not None:
+            library.lend(model)
+        # Ranks that share a stream cannot be guarded; those who ask for it nevertheless are told so.
+        is_guarded = world_size() == 1 if guard is None else guard
+        return Guarded(model, input_spec=_ANY_IMAGE, estimator=estimator) if is_guarded else model, True
+    model = load(state, net, method=method)
+    if model.frozen:
+        raise ConfigError(f"{state} was saved frozen and would not adapt: load it, call unfreeze() and save it again")
+    saved = model.unwrapped.hyperparameters
+    settings = {**(resolve_method(method).settings if method else {}), **settings}
+    if "optimizer" in saved and "lr" in settings:  # files have the learning rate within the optimizer
+        settings["optimizer"] = with_lr(settings.get("optimizer", saved["optimizer"]), settings.pop("lr"))
+    check_same_settings(
+        state,
+        {name: encode(saved.get(name)) for name in settings},
+        {name: encode(value) for name, value in settings.items()},
+        hint="use the same settings, or another state",
+    )
+    if guard is not None and guard != isinstance(model, Monitored):
+        was, option = ("without a guard", "guard") if guard else ("with a guard", "no guard")
+        raise ConfigError(f"{state} was saved {was} and goes on so: do not ask for {option}, or use another state")
+    return model, False
+
+
+def build_model(net: nn.Module, method: str, settings: dict[str, Any]) -> AdaptiveModel:
+    """Build a new model, with blended statistics unless a preset or the user pins them.
+
+    On images like those of its training a network loses several points with batch statistics alone, at any batch size;
+    blended ones keep most of them, and are no worse under corruptions (docs/results/choices.md). How far they are
+    blended also depends on how sure the source is of a batch, see :mod:`ctta.adapt.blending`.
+    """
+    named = resolve_method(method)
+    default = signature(named.method).parameters.get("batch_stats")
+    if default is not None and default.default == "auto" and "batch_stats" not in named.settings:
+        settings = {"batch_stats": "blend", **settings}
+    return named.build(net, **settings)
+
+
+def check_image_size(state: Path | None, size: tuple[int, int] | None) -> None:
+    """Raise if the images of a saved state were resized to another size, and otherwise record the size beside it.
+
+    The network would see all objects at another scale in the middle of a stream.
+    """
+    if state is None:
+        return
+    path, settings = state.with_name(f"{state.name}.json"), {"size": size and list(size)}
+    if state.exists() and path.exists():
+        try:
+            recorded = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise DataError(f"{path} does not hold the size of the images ({error}): delete it") from error
+        check_same_settings(state, recorded, settings, hint="use the same --size (size=), or another state")
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as temporary:
+        temporary.write_text(json.dumps(settings) + "\n", encoding="utf-8")
+
+
+def open_predictions(
+    file: PredictionFile,
+    model: AdaptiveModel,
+    state: Path | None,
+    images: Sequence[str],
+    is_readable: Callable[[str], bool],
+    *,
+    is_new: bool,
+) -> tuple[list[str], int, int]:
+    """Create the table, or cut it back to the saved state.
+
+    Args:
+        file: The table.
+        model: Its number of steps says which rows belong to the state.
+        state: File of the state, if there is one.
+        images: Names of the images in the folder.
+        is_readable: Tells whether an image can be read; those that could not be before are then processed.
+        is_new: Whether the model was not loaded from the state.
+
+    Returns:
+        The images that are processed, how many predictions were dropped because the state does not include them, and
+        how many of the processed images could not be read.
+    """
+    if file.path.exists() and not (is_new and file.is_without_rows()):
+        if is_new:
+            missing = f"there is no state at {state}" if state else "no state was given"
+            raise ConfigError(f"{file.path} exists but {missing} to resume from: choose another file, or delete it")
+        processed, num_dropped = file.truncate(model.num_steps, images)
+        readable, num_unreadable = file.drop_errors(is_readable)
+        return sorted(processed - readable), num_dropped, num_unreadable
+    if state is not None:
+        state.parent.mkdir(parents=True, exist_ok=True)
+        save(model, state)  # first, so that a table without a state is recognized as foreign
+    file.create()
+    return [], 0, 0

@@ -1,0 +1,251 @@
+"""Predict and adapt batch by batch, append the predictions to a table, and save the state from time to time."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ctta.adapt.blending import NormalizationCounter, choose_fraction
+from ctta.adapt.comparison import AnswerComparison, Predictions
+from ctta.adapt.predictions import CHANGED, ERROR, PredictionFile
+from ctta.checkpoint.files import save
+from ctta.core.model import AdaptiveModel
+from ctta.data.datasets.archive import NO_SPACE_ERRNOS
+from ctta.errors import ConfigError, annotate_network_errors
+from ctta.evaluation.journal import SaveSchedule
+from ctta.guard import Monitored
+from ctta.guard.diagnostics import source_as_trained
+from ctta.methods import Source
+from ctta.nn import blend_statistics, blends_automatically
+
+SECONDS_BETWEEN_SAVES = 20.0
+
+
+@dataclass(frozen=True)
+class InferenceBatch:
+    """Images to predict, and how the table names them.
+
+    Attributes:
+        x: The images (N, C, H, W) in [0, 1]; None if none of the batch could be read.
+        names: Name of each.
+        details: Further columns of the table that describe them, after the number of the step.
+        failed: Why others of the batch could not be read, by name.
+        num_read: Number of images that were to be read, for the progress.
+        frames: The images as the annotated clip shows them; empty without one.
+    """
+
+    x: Tensor | None
+    names: Sequence[str]
+    details: tuple[Sequence[str], ...] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
+    num_read: int = 0
+    frames: Sequence[NDArray[np.uint8]] = ()
+
+
+class AnswerWriter(Protocol):
+    """Takes the answers of a run in addition to the table."""
+
+    def add(self, batch: InferenceBatch, adapted: Predictions, source: Predictions) -> None:
+        """Take the answers to a batch."""
+
+    def flush_to_disk(self, step: int) -> None:
+        """Make everything before a step survive, as a state will be saved that goes on from there."""
+
+
+class InferenceRun:
+    """One pass of a model over a stream of images.
+
+    Args:
+        model: Predicts and adapts.
+        source: Also predicts, if given.
+        file: Table of predictions.
+        state: File to save the model to, if given.
+        classes: Class names, if known.
+        writer: Takes the answers too, if given; needs a ``source``.
+        allow_pixels: Whether the network may answer per pixel. A row of the table then has the class of most pixels,
+            and their mean confidence.
+    """
+
+    def __init__(
+        self,
+        model: AdaptiveModel,
+        source: Source | None,
+        file: PredictionFile,
+        state: Path | None,
+        classes: Sequence[str] | None,
+        *,
+        writer: AnswerWriter | None = None,
+        allow_pixels: bool = False,
+    ) -> None:
+        self.writer, self.allow_pixels = writer, allow_pixels
+        self.model, self.source, self.file, self.state, self.classes = model, source, file, state, classes
+        # Images are moved to the device and dtype of this tensor.
+        self.reference = next(iter(model.source.parameters()), torch.empty(0))
+        self.num_images, self.num_failed = 0, 0
+        self.num_by_source, self.confidence_sum = 0, 0.0
+        self.answers_pixels = False
+        self.change_sum = 0.0  # of images whose answer differs from the source's; of parts of an image, for pixels
+        self.comparison = AnswerComparison()
+        self.normalization = NormalizationCounter()
+        self.schedule = SaveSchedule(SECONDS_BETWEEN_SAVES)
+
+    def process(self, batches: Iterable[InferenceBatch], on_batch: Callable[[int], None]) -> None:
+        """Process batches, and save the state regularly and at the end, also after an error between two batches.
+
+        Args:
+            batches: Batches of images.
+            on_batch: Called after each batch with the number of images processed so far.
+        """
+        is_consistent, num_done = True, 0  # whether the model and the table are at the same step
+        try:
+            for batch in batches:
+                num_done += batch.num_read
+                step, is_consistent = self.model.num_steps, False  # half a step must not be saved
+                if batch.x is not None:
+                    answers = self.process_batch(batch.x, batch.names, *batch.details)
+                    if self.writer is not None:
+                        adapted, unadapted = answers
+                        assert unadapted is not None, "a writer needs a source"
+                        self.writer.add(batch, adapted, unadapted)
+                if batch.failed:
+                    self.append_errors(step, batch.failed)
+                is_consistent = True
+                if self.schedule.is_due:
+                    self.save()
+                on_batch(num_done)
+        finally:
+            if is_consistent:
+                self.save()
+
+    def process_batch(
+        self, x: Tensor, names: Sequence[str], *details: Sequence[str]
+    ) -> tuple[Predictions, Predictions | None]:
+        """Predict and adapt to a batch, of which each rank takes its part, and append the rows of all ranks.
+
+        Args:
+            x: The images.
+            names: Their names.
+            *details: Further columns of the table that describe them.
+
+        Returns:
+            The answers, and those of the source if it was asked.
+        """
+        step, coordinator = self.model.num_steps, self.model.coordinator
+        local = x[coordinator.local_rows(len(x))].to(self.reference)
+        blends = self.model.batch_stats == "blend" and blends_automatically(self.model.source)
+        unadapted: Predictions | None = None
+        if blends or self.source is not None or self.comparison.should_compare(step):
+            source = self.source or source_as_trained(self.model.source)
+            unadapted = _concatenate(coordinator.all_gather_object(lambda: self.predict(source, local)))
+        fraction = self.model.batch_fraction(len(x))
+        if blends and unadapted is not None:
+            fraction = choose_fraction(len(x), sum(unadapted.confidences) / len(x))
+        with blend_statistics(fraction) if blends else nullcontext():
+            adapted = _concatenate(coordinator.all_gather_object(lambda: self.predict(self.model, local)))
+        if unadapted is not None and adapted.label_maps is None:  # its limits hold for images
+            self.comparison.add(adapted, unadapted)
+        shown, changes = [adapted], list[float]()
+        if self.source is not None and unadapted is not None:
+            shown.append(unadapted)
+            changes = _measure_changes(adapted, unadapted)
+            self.change_sum += sum(changes)
+        self.num_images, self.answers_pixels = self.num_images + len(names), adapted.label_maps is not None
+        if isinstance(self.model, Monitored) and self.model.health.answered_by_source:
+            self.num_by_source += len(names)
+        else:
+            self.normalization.add(len(x), fraction)
+        self.confidence_sum += float(torch.tensor(adapted.confidences, dtype=torch.float64).sum())
+        columns = [column for predictions in shown for column in self._columns(predictions)]
+        if CHANGED in self.file.columns:
+            columns.append([f"{share:.4g}" for share in changes])
+        errors = [[""] * len(names)] if self.file.columns[-1] == ERROR else []
+        self._append(zip(names, [step] * len(names), *details, *columns, *errors, strict=True))
+        return adapted, unadapted
+
+    def append_errors(self, step: int, failed: Mapping[str, str]) -> None:
+        """Append the rows of images that could not be read.
+
+        Args:
+            step: Step of their batch.
+            failed: The reasons by name.
+        """
+        self.num_failed += len(failed)
+        num_empty = len(self.file.columns) - 3
+        self._append([[name, step, *[""] * num_empty, reason] for name, reason in failed.items()])
+
+    def _append(self, rows: Iterable[Sequence[object]]) -> None:
+        if self.model.coordinator.is_rank_zero:
+            with self.advise_on_full_disk(self.file.path):
+                self.file.append(rows)
+
+    def check_network(self, x: Tensor) -> None:
+        """Raise if the network cannot predict a batch, or has another number of classes than there are names."""
+        with annotate_network_errors(x):
+            self.predict(source_as_trained(self.model.source), x.to(self.reference))
+
+    @torch.no_grad()
+    def predict(self, model: nn.Module, x: Tensor) -> Predictions:
+        """Return the most probable class of each image and its probability, 0 where the logits are not finite."""
+        logits = model(x)
+        if logits.ndim != 2 and not self.allow_pixels:
+            raise ConfigError(
+                f"expected logits of shape (N, classes), got {tuple(logits.shape)}: use a network for classification"
+            )
+        if self.classes and len(self.classes) != logits.shape[1]:
+            raise ConfigError(
+                f"got {len(self.classes)} class names for a network with {logits.shape[1]} classes: "
+                "give one per line, in the order of the network's outputs"
+            )
+        probabilities = logits.double().softmax(1).nan_to_num(0.0).cpu()
+        confidence, predicted = probabilities.max(1)
+        if logits.ndim == 2:
+            return Predictions(predicted.tolist(), confidence.tolist())
+        classes = [int(torch.bincount(labels).argmax()) for labels in predicted.flatten(1)]
+        return Predictions(classes, confidence.flatten(1).mean(1).tolist(), predicted)
+
+    def save(self) -> None:
+        """Save the model, if there is a state file."""
+        if self.state is None or not self.model.coordinator.is_rank_zero:
+            return
+        with self.schedule.saving(), self.advise_on_full_disk(self.state):
+            if self.writer is not None:
+                self.writer.flush_to_disk(self.model.num_steps)
+            self.file.flush_to_disk()  # first: a power cut must not leave a state that is ahead of the rows
+            save(self.model, self.state)
+
+    @contextmanager
+    def advise_on_full_disk(self, path: Path) -> Iterator[None]:
+        """Say in the error of a disk without space what to do."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in NO_SPACE_ERRNOS:
+                raise
+            resume = " to resume from the last saved state" if self.state else ""
+            raise OSError(error.errno, f"{error.strerror}: free some space and run again{resume}", str(path)) from error
+
+    def _columns(self, predictions: Predictions) -> list[list[Any]]:
+        names = [[self.classes[label] for label in predictions.classes]] if self.classes else []
+        return [predictions.classes, *names, [f"{value:.6f}" for value in predictions.confidences]]
+
+
+def _concatenate(parts: Sequence[Predictions]) -> Predictions:
+    """Concatenate the predictions of the ranks."""
+    classes, confidences, maps = zip(*parts, strict=True)
+    label_maps = None if any(each is None for each in maps) else torch.cat(maps)
+    return Predictions(list(chain(*classes)), list(chain(*confidences)), label_maps)
+
+
+def _measure_changes(adapted: Predictions, source: Predictions) -> list[float]:
+    """Return by image whether the answers differ: 0 or 1, or the fraction of the pixels."""
+    if adapted.label_maps is not None and source.label_maps is not None:
+        shares: list[float] = (adapted.label_maps != source.label_maps).double().flatten(1).mean(1).tolist()
+        return shares
+    return [float(ours != other) for ours, other in zip(adapted.classes, source.classes, strict=True)]

@@ -1,0 +1,261 @@
+"""Fit the estimate of accuracy without labels to corrupted images with known answers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import nn
+
+from ctta.advise.candidates import Candidate
+from ctta.advise.pictures import CorruptedPictures, ImageSource, Pictures, gather_images, label_pictures
+from ctta.data.corruptions import HOLD_OUT
+from ctta.data.corruptions.registry import check_corruption
+from ctta.data.datasets.corruptible import CLEAN
+from ctta.errors import ConfigError
+from ctta.guard.estimate import NUM_SIGNALS, GainEstimator, measure, to_signals
+from ctta.guard.health import summarize
+from ctta.methods import Source
+
+SEVERITIES = (1.0, 3.0, 5.0)
+RIDGE = 0.1
+#: Quantiles of Student's t for two-sided intervals of 90 %, for 1, 2, ... degrees of freedom.
+T_QUANTILES = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
+
+
+@dataclass(frozen=True)
+class DomainSignals:
+    """What shows of a domain without labels, and the truth.
+
+    Attributes:
+        domain: Name of the corruption, for leaving it out.
+        signals: Those of the adapted network.
+        source_signals: Those of the network without adaptation.
+        accuracy: That of the adapted network.
+        source_accuracy: That of the network without adaptation.
+        num_images: Number of images.
+        halves: The same of its first and of its second images, which are the same ones in every domain; empty if there
+            is only one batch.
+    """
+
+    domain: str
+    signals: tuple[float, ...]
+    source_signals: tuple[float, ...]
+    accuracy: float
+    source_accuracy: float
+    num_images: int
+    halves: tuple["DomainSignals", ...] = ()
+
+
+def calibrate_gain(
+    net: nn.Module,
+    images: ImageSource,
+    labels: ArrayLike | None = None,
+    *,
+    method: str,
+    settings: Mapping[str, Any] | None = None,
+    batch_size: int = 32,
+    severities: Sequence[float] = SEVERITIES,
+    corruptions: Sequence[str] = tuple(HOLD_OUT),
+    limit: int | None = 200,
+    seed: int = 0,
+) -> GainEstimator:
+    """Calibrate the estimate of accuracy without labels for a network and a method.
+
+    The method adapts to clean images and to corruptions at several severities. Weights are fitted by ridge regression.
+    The half-widths of the 90 % intervals come from errors on corruptions and images that were left out of the fit, see
+    :func:`fit_estimator`; more corruptions make them more certain, and so narrower.
+
+    Args:
+        net: The network, for images in [0, 1].
+        images: Clean images, as for :func:`ctta.advise`.
+        labels: As for :func:`ctta.advise`. Without labels, the network's answers on the clean images count as right,
+            and the estimates are about these.
+        method: Name of the method.
+        settings: Its settings, with the values of ``--set``.
+        batch_size: Images per step.
+        severities: Severities of the corruptions.
+        corruptions: The corruptions; by default the four that no benchmark reports.
+        limit: Number of images; None for all.
+        seed: Seed of the draws.
+
+    Returns:
+        The estimator, for ``ctta.Guarded(model, estimator=...)``.
+    """
+    pictures = label_pictures(net, gather_images(images, labels, size=None, limit=limit, seed=seed), seed=seed)
+    steps = list_steps(corruptions, severities)
+    return fit_estimator(collect_signals(net, pictures, Candidate(method, dict(settings or {})), steps, batch_size))
+
+
+def list_steps(
+    corruptions: Sequence[str] = tuple(HOLD_OUT), severities: Sequence[float] = SEVERITIES
+) -> list[tuple[str, float]]:
+    """Return the domains to calibrate on: the clean pictures, then every corruption at one severity after the other.
+
+    Args:
+        corruptions: The corruptions.
+        severities: Their severities.
+
+    Returns:
+        Corruptions with severities.
+
+    Raises:
+        ConfigError: There are fewer than two corruptions, or there is no such corruption or severity.
+    """
+    if len(set(corruptions)) < 2:
+        raise ConfigError(f"expected two corruptions or more, as one at a time is left out, got {list(corruptions)}")
+    return [(CLEAN, 0.0), *((name, check_corruption(name, each)) for each in severities for name in corruptions)]
+
+
+def collect_signals(
+    net: nn.Module,
+    pictures: Pictures,
+    candidate: Candidate,
+    steps: Sequence[tuple[str, float]],
+    batch_size: int,
+    on_domain: Callable[[int, int], None] | None = None,
+) -> list[DomainSignals]:
+    """Let a method adapt to pictures under corruptions, and record signals and truth of each domain.
+
+    Args:
+        net: The network.
+        pictures: Clean pictures.
+        candidate: The method.
+        steps: Corruptions with their severities, see :func:`list_steps`.
+        batch_size: Images per step.
+        on_domain: Called after each domain with the number of domains that are done and that there are.
+
+    Returns:
+        One entry per domain.
+    """
+    stream = CorruptedPictures(pictures).build_stream(steps, batch_size=batch_size)
+    return record_signals(candidate.build(net), Source(net), stream, [name for name, _ in steps], on_domain)
+
+
+def record_signals(
+    model: nn.Module,
+    source: nn.Module,
+    stream: Any,
+    names: Sequence[str],
+    on_domain: Callable[[int, int], None] | None = None,
+) -> list[DomainSignals]:
+    """Send a stream through a model and its source, and record signals and truth of each segment.
+
+    Args:
+        model: The model, which adapts.
+        source: The network without adaptation, returning logits.
+        stream: A stream with labels.
+        names: Name of the corruption of each segment.
+        on_domain: As for :func:`collect_signals`.
+
+    Returns:
+        One entry per segment.
+    """
+    reference = next((each for each in model.parameters() if each.is_floating_point()), torch.empty(0))
+    found: list[DomainSignals] = []
+    values: list[tuple[float, ...]] = []
+    counts: list[tuple[int, int, int]] = []
+    for index, batch in enumerate(stream):
+        x = batch.x.to(reference)
+        plain, adapted = summarize(source(x)), summarize(model(x))
+        values.append(measure(adapted, plain))
+        right = [int((each.classes.cpu() == batch.y).sum()) for each in (adapted, plain)]
+        counts.append((right[0], right[1], len(x)))
+        segment = stream.segment_index(index)
+        if index + 1 == len(stream) or stream.segment_index(index + 1) != segment:
+            whole, half = _summarize(names[segment], values, counts), len(values) // 2
+            places = (slice(half), slice(half, None)) if half else ()
+            halves = tuple(_summarize(names[segment], values[each], counts[each]) for each in places)
+            found.append(replace(whole, halves=halves))
+            values, counts = [], []
+            if on_domain:
+                on_domain(len(found), len(names))
+    return found
+
+
+def fit_estimator(domains: Sequence[DomainSignals]) -> GainEstimator:
+    """Fit weights to domains, and half-widths to errors on corruptions and images that were left out.
+
+    One corruption at a time is left out, or the clean images, and half of the images: how hard images are is common to
+    all domains, so that errors on the same images are too small. Errors under one corruption resemble each other, so
+    that there are as many observations as corruptions: a half-width is their root mean square times the quantile of
+    Student's t with as many degrees of freedom.
+
+    Args:
+        domains: Signals and truth, of two corruptions or more.
+
+    Returns:
+        The estimator.
+    """
+    names = list(dict.fromkeys(each.domain for each in domains))
+    folds = [(domains, domains)]
+    if all(each.halves for each in domains):
+        first, second = ([each.halves[place] for each in domains] for place in (0, 1))
+        folds = [(first, second), (second, first)]
+    squares = []
+    for name in names:
+        errors = [
+            _find_errors(
+                _fit([each for each in fitted if each.domain != name]), [each for each in others if each.domain == name]
+            )
+            for fitted, others in folds
+        ]
+        squares.append(np.square(np.concatenate(errors)).mean(0))
+    widths = _t_quantile(len(names)) * np.sqrt(np.mean(squares, 0))
+    return replace(
+        _fit(domains),
+        half_width=float(widths[0]),
+        source_half_width=float(widths[1]),
+        gain_half_width=float(widths[2]),
+    )
+
+
+def _find_errors(estimator: GainEstimator, domains: Sequence[DomainSignals]) -> NDArray[np.float64]:
+    """Return the errors (N, 3) of both accuracies and of the gain."""
+    found = [estimator.estimate(each.signals, each.source_signals) for each in domains]
+    values = [[each.accuracy, each.source_accuracy, each.gain] for each in found]
+    truths = [[each.accuracy, each.source_accuracy, each.accuracy - each.source_accuracy] for each in domains]
+    errors: NDArray[np.float64] = np.array(values) - np.array(truths)
+    return errors
+
+
+def _t_quantile(freedom: int) -> float:
+    return T_QUANTILES[freedom - 1] if freedom <= len(T_QUANTILES) else 1.645 + 1.6 / freedom
+
+
+def _fit(domains: Sequence[DomainSignals]) -> GainEstimator:
+    """Return an estimator whose half-widths are not known yet."""
+    adapted = _regress([each.signals for each in domains], [(each.accuracy, each.num_images) for each in domains])
+    source = _regress(
+        [each.source_signals for each in domains], [(each.source_accuracy, each.num_images) for each in domains]
+    )
+    return GainEstimator(tuple(adapted), tuple(source), 0.0, 0.0, 0.0)
+
+
+def _regress(signals: Sequence[tuple[float, ...]], truths: Sequence[tuple[float, int]]) -> NDArray[np.float64]:
+    """Return weights by ridge regression on the logits of accuracies; the constant is not shrunk."""
+    inputs = np.array(signals)
+    counts = np.array([accuracy * number for accuracy, number in truths])
+    numbers = np.array([number for _, number in truths])
+    targets = np.log((counts + 0.5) / (numbers - counts + 0.5))
+    means, scales = inputs[:, 1:].mean(0), inputs[:, 1:].std(0) + 1e-6
+    scaled = (inputs[:, 1:] - means) / scales
+    penalty = RIDGE * len(inputs) * np.eye(NUM_SIGNALS - 1)
+    slopes = np.linalg.solve(scaled.T @ scaled + penalty, scaled.T @ (targets - targets.mean())) / scales
+    return np.concatenate([[targets.mean() - slopes @ means], slopes])
+
+
+def _summarize(name: str, values: Sequence[tuple[float, ...]], counts: Sequence[tuple[int, int, int]]) -> DomainSignals:
+    numbers = np.array([count for _, _, count in counts], float)
+    confidence, plain_confidence, agreement, evenness, plain_evenness = np.average(values, axis=0, weights=numbers)
+    right, plain_right, total = (sum(column) for column in zip(*counts, strict=True))
+    return DomainSignals(
+        name,
+        to_signals(confidence, agreement, evenness),
+        to_signals(plain_confidence, agreement, plain_evenness),
+        right / total,
+        plain_right / total,
+        total,
+    )

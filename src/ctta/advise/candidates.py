@@ -1,0 +1,248 @@
+"""Which methods are worth trying on a network, and why the others are not."""
+
+import time
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ctta.advise.pictures import StreamOrder
+from ctta.core.model import AdaptiveModel
+from ctta.core.registry import DEFAULT_METHOD, resolve_method
+from ctta.errors import ConfigError, InputError, first_line
+from ctta.methods import METHODS
+from ctta.nn import find_norm_layers
+from ctta.nn.vit import is_vit
+
+#: The presets that are tried beside the methods at their published settings.
+PRESETS = ("cotta_fast",)
+#: Methods that only change the statistics of BatchNorm.
+BATCH_NORM_ONLY = ("bn_stats", "bn_alpha", "bn_ema")
+#: Methods with a memory of classes, or a prior on them, which pay off on sorted streams only.
+FOR_SORTED = ("lame", "note", "rotta", "petta", "tribe", "sotta", "delta")
+#: Methods whose updates on batches of few classes unlearn the others.
+FOR_SHUFFLED = ("pseudo_label", "shot_im", "slr", "rpl", "tea", "adacontrast")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A method with settings.
+
+    Attributes:
+        method: Name of the method.
+        settings: Hyperparameters that differ from its own, as plain values for ``ctta.toml``.
+    """
+
+    method: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """The name of the candidate, unique among those of a race, such as ``tent lr=0.003``."""
+        return " ".join([self.method, *self.texts])
+
+    @property
+    def label(self) -> str:
+        """The row of a table."""
+        return " ".join([resolve_method(self.method).label, *self.texts])
+
+    @property
+    def texts(self) -> list[str]:
+        """The settings as ``--set`` takes them."""
+        return [f"{name}={value}" for name, value in self.settings.items()]
+
+    def build(self, net: nn.Module) -> AdaptiveModel:
+        """Wrap a network.
+
+        Args:
+            net: The network.
+
+        Returns:
+            A new model.
+        """
+        named = resolve_method(self.method)
+        return named.build(net, **named.parse(self.texts))
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a few steps of a candidate cost.
+
+    Attributes:
+        ms_per_image: Time of a step per image.
+        memory: Bytes of its weights, optimizer and buffers, and of what the backward pass of a step keeps.
+    """
+
+    ms_per_image: float
+    memory: int
+
+
+def count_norm_layers(net: nn.Module) -> dict[str, int]:
+    """Return how many normalization layers of each class a network has."""
+    return dict(Counter(type(net.get_submodule(name)).__name__ for name in sorted(find_norm_layers(net))))
+
+
+def list_candidates(
+    net: nn.Module, *, batch_size: int, order: StreamOrder, methods: Sequence[str] | None, threshold: float
+) -> tuple[list[Candidate], dict[str, str]]:
+    """Return the candidates for a network, and the methods that are left out with the reason.
+
+    Args:
+        net: The network.
+        batch_size: Images per step that the user will have.
+        order: How the classes of the user's stream follow each other.
+        methods: The methods to try; by default all that can work.
+        threshold: CoTTA's confidence threshold for the network.
+
+    Returns:
+        The candidates, without Source, and the reasons by method.
+    """
+    left_out: dict[str, str] = {}
+    names = methods or [*METHODS, *PRESETS, *([] if DEFAULT_METHOD in METHODS else [DEFAULT_METHOD])]
+    for name in dict.fromkeys(names):
+        if name == "source":
+            continue
+        reason = _find_reason(name, net, batch_size=batch_size, order=order, is_chosen=methods is not None)
+        if reason:
+            left_out[name] = reason
+    kept = [name for name in dict.fromkeys(names) if name not in left_out and name != "source"]
+    return [Candidate(name, _fit_settings(name, net, threshold)) for name in kept], left_out
+
+
+def _find_reason(name: str, net: nn.Module, *, batch_size: int, order: StreamOrder, is_chosen: bool) -> str | None:
+    """Return why a method cannot work, or is not worth trying unless the user has chosen it."""
+    named = resolve_method(name)
+    has_batch_norm = any(isinstance(module, _BatchNorm) for module in net.modules())
+    if named.info.needs_vit and not is_vit(net):
+        return "for vision transformers only"
+    if named.info.needs_source_data:
+        return "needs statistics of source images, see ctta source-stats"
+    if not has_batch_norm and name in BATCH_NORM_ONLY:
+        return "changes BatchNorm only, and there is none"
+    if named.info.trains.startswith("norm layers") and not find_norm_layers(net):
+        return "trains norm layers, and there are none"
+    if is_chosen:
+        return None
+    if order == "shuffled" and name in FOR_SORTED:
+        return "made for streams sorted by class"
+    if order != "shuffled" and name in FOR_SHUFFLED:
+        return "unlearns classes on streams sorted by class"
+    if named.info.is_episodic and batch_size > 1 and named.info.backward_passes:
+        return "one image at a time, too slow for a stream"
+    return None
+
+
+def _fit_settings(name: str, net: nn.Module, threshold: float) -> dict[str, Any]:
+    """Return the settings of a method that depend on the network."""
+    parameters = signature(resolve_method(name).method).parameters
+    settings: dict[str, Any] = {}
+    if "threshold" in parameters and name.startswith(("cotta", "petal")):
+        settings["threshold"] = threshold
+    return settings
+
+
+def vary(candidate: Candidate, net: nn.Module) -> list[Candidate]:
+    """Return variants of a candidate: a third and three times its learning rate, and blended statistics.
+
+    Args:
+        candidate: The candidate.
+        net: The network.
+
+    Returns:
+        The variants that the method has settings for.
+    """
+    named = resolve_method(candidate.method)
+    model = candidate.build(net)
+    variants = []
+    if model.optimizer is not None:
+        rate = float(model.optimizer.param_groups[0]["lr"])
+        rates = [float(f"{factor * rate:.1g}") for factor in (0.3, 3)]
+        variants += [Candidate(candidate.method, candidate.settings | {"lr": each}) for each in rates]
+    has_batch_norm = any(isinstance(module, _BatchNorm) for module in net.modules())
+    if "batch_stats" in signature(named.method).parameters and has_batch_norm and model.batch_stats == "auto":
+        variants.append(Candidate(candidate.method, candidate.settings | {"batch_stats": "blend"}))
+    return variants
+
+
+def probe(candidate: Candidate, net: nn.Module, batches: Sequence[Tensor]) -> Probe | str:
+    """Let a candidate adapt to a few batches.
+
+    Args:
+        candidate: The candidate.
+        net: The network.
+        batches: At least two batches; the first one is not timed.
+
+    Returns:
+        What a step costs, or why the candidate cannot adapt this network.
+    """
+    first, *others = batches
+    try:
+        model = candidate.build(net)
+        with _count_saved_bytes() as saved:
+            model(first)
+        started = time.perf_counter()
+        for x in others:
+            model(x)
+        seconds = time.perf_counter() - started
+    except (ConfigError, InputError) as error:
+        return first_line(error)
+    except RuntimeError as error:  # of the network within this method, such as an operation without a gradient
+        return f"fails on this network: {first_line(error)}"
+    num_images = sum(len(x) for x in others)
+    return Probe(1000 * seconds / num_images, count_state_bytes(model) + max(saved, default=0))
+
+
+def count_state_bytes(model: AdaptiveModel) -> int:
+    """Return the bytes of everything that a model keeps between steps: weights, buffers, optimizer."""
+    optimizers = [each.optimizer for each in model.modules() if isinstance(each, AdaptiveModel) and each.optimizer]
+    states = (value for optimizer in optimizers for state in optimizer.state.values() for value in state.values())
+    tensors = (*model.parameters(), *model.buffers(), *(value for value in states if isinstance(value, Tensor)))
+    return sum(_unique_storages(tensors).values())
+
+
+def _unique_storages(tensors: Iterable[Tensor]) -> dict[int, int]:
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
+
+
+class _Saved:
+    """A tensor that autograd keeps for the backward pass."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+@contextmanager
+def _count_saved_bytes() -> Iterator[list[int]]:
+    """Record the bytes that autograd holds for backward passes, each time that another tensor is kept."""
+    live, totals, current = Counter[int](), [0], 0
+
+    def release(pointer: int, size: int) -> None:
+        nonlocal current
+        live[pointer] -= 1
+        if not live[pointer]:
+            current -= size
+
+    def keep(tensor: Tensor) -> _Saved:
+        nonlocal current
+        saved = _Saved(tensor)
+        if tensor.is_leaf and tensor.requires_grad:  # a weight, which the model keeps anyway
+            return saved
+        storage = tensor.untyped_storage()
+        pointer, size = storage.data_ptr(), storage.nbytes()
+        if not live[pointer]:
+            current += size
+        live[pointer] += 1
+        totals[0] = max(totals[0], current)
+        weakref.finalize(saved, release, pointer, size)
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved.tensor):
+        yield totals

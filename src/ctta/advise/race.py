@@ -1,0 +1,282 @@
+"""A short race of methods on a user's pictures: all on a part of them, then the best few on as many as time allows.
+
+Every result is an evaluation of :func:`ctta.evaluate` in a folder, so that a race that was killed goes on where it
+stopped. What depends on measured times, such as the number of pictures of the final, is written down before it is used.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ctta.advise.candidates import Candidate, Probe, probe, vary
+from ctta.advise.pictures import CorruptedPictures, StreamOrder, iter_batches
+from ctta.advise.work_folder import WorkFolder, identify, identify_method, shorten
+from ctta.data.streams import Stream
+from ctta.evaluation import Interval, Result
+from ctta.evaluation.intervals import estimate_difference
+
+SOURCE = Candidate("source")
+#: Pictures of each domain in the first round, and the fewest batches.
+SCREEN_IMAGES, SCREEN_BATCHES = 96, 5  # fewer batches would have no interval
+#: Methods that take part in the final, beside the best of the cheap ones.
+MAX_FINALISTS = 4
+#: A method counts as cheap up to this many times the time of Source.
+CHEAP = 2.0
+#: The part of the time for one method in the first round, above which it is not tried.
+MAX_SHARE = 0.1
+NUM_PROBES = 3  # batches
+
+OnProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class RaceSettings:
+    """What methods are compared on.
+
+    Attributes:
+        steps: Corruptions with their severities, one after the other.
+        batch_size: Images per step.
+        order: How the classes of the stream follow each other.
+        budget: Seconds that the race should take at most.
+        seed: Seed of the order.
+    """
+
+    steps: tuple[tuple[str, float], ...]
+    batch_size: int
+    order: StreamOrder
+    budget: float
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class RaceRow:
+    """A candidate with its result.
+
+    Attributes:
+        candidate: The method and its settings.
+        result: Its result, in the final or in the first round.
+        difference: Error above that of Source on the same pictures; None if there are too few batches.
+        memory: Bytes that it needs, see :class:`ctta.advise.candidates.Probe`.
+    """
+
+    candidate: Candidate
+    result: Result
+    difference: Interval | None
+    memory: int
+
+    @property
+    def gain(self) -> float:
+        """Points of error below Source, as a fraction; negative for a loss."""
+        return -self.difference.estimate if self.difference else 0.0
+
+
+@dataclass
+class Race:
+    """The outcome of a race.
+
+    Attributes:
+        source: Source in the final.
+        finalists: The others in the final, the best first.
+        dropped: Those that were dropped after the first round, the best first.
+        left_out: Methods that were not tried, with the reason.
+        num_screened: Pictures of each domain in the first round.
+        num_final: Pictures of each domain in the final.
+    """
+
+    source: RaceRow
+    finalists: list[RaceRow]
+    dropped: list[RaceRow]
+    left_out: dict[str, str]
+    num_screened: int
+    num_final: int
+
+    def choose(self, *, max_cost: float | None = None) -> RaceRow:
+        """Return the cheapest candidate that no more expensive one is significantly better than.
+
+        Args:
+            max_cost: Largest time per image, in multiples of that of Source; None for any.
+
+        Returns:
+            The row, which is that of Source if nothing is significantly better.
+        """
+        chosen = self.source
+        for row in sorted(self.finalists, key=lambda row: row.result.ms_per_image):
+            is_affordable = max_cost is None or row.result.ms_per_image <= max_cost * self.source.result.ms_per_image
+            lead = estimate_difference([row.result], [chosen.result], short_blocks=True)
+            if is_affordable and lead is not None and lead.high < 0:
+                chosen = row
+        return chosen
+
+
+@dataclass
+class _Progress:
+    """Seconds of work that are done, and that there are by the estimate."""
+
+    report: OnProgress | None
+    done: float = 0.0
+    planned: float = 0.0
+
+    def plan(self, seconds: float) -> None:
+        self.planned = self.done + seconds
+
+    def add(self, seconds: float) -> None:
+        self.done += seconds
+        if self.report:
+            self.report(round(self.done), max(round(self.planned), round(self.done) + 1))
+
+
+@dataclass
+class Racer:
+    """Runs a race; see :func:`run_race`."""
+
+    net: nn.Module
+    pictures: CorruptedPictures
+    settings: RaceSettings
+    work: WorkFolder
+    progress: _Progress
+    probes: dict[str, Probe] = field(default_factory=dict)
+
+    def probe_all(self, candidates: Sequence[Candidate]) -> dict[str, str]:
+        """Measure the cost of every candidate; return why some cannot be tried."""
+
+        def measure() -> dict[str, Any]:
+            size = self.settings.batch_size
+            images = self.pictures.pictures.images[: NUM_PROBES * size]
+            batches = [x for x in iter_batches(self.net, images, size) if len(x) == min(size, len(images))]
+            batches = batches if len(batches) > 1 else batches * 2
+            found: dict[str, Any] = {}
+            for number, candidate in enumerate((SOURCE, *candidates)):
+                outcome = probe(candidate, self.net, batches)
+                found[candidate.key] = outcome if isinstance(outcome, str) else asdict(outcome)
+                self.progress.plan(len(candidates) - number)
+                self.progress.add(1)
+            return found
+
+        content = self.work.read_or_make("probes.json", measure)
+        failed = {key: value for key, value in content.items() if isinstance(value, str)}
+        if SOURCE.key in failed:
+            raise RuntimeError(f"the network fails without adaptation: {failed[SOURCE.key]}")
+        self.probes |= {key: Probe(**value) for key, value in content.items() if key not in failed}
+        return failed
+
+    def open_stream(self, limit: int) -> Stream:
+        """Return the stream of a round, over the first pictures of each domain."""
+        given = self.settings
+        return self.pictures.build_stream(
+            given.steps, batch_size=given.batch_size, order=given.order, limit=limit, seed=given.seed
+        )
+
+    def seconds(self, candidate: Candidate, num_images: int) -> float:
+        """Return how long a candidate takes by the estimate."""
+        return self.probes[candidate.key].ms_per_image / 1000 * num_images * len(self.settings.steps)
+
+    def evaluate(self, candidate: Candidate, stream: Stream, round_name: str) -> Result:
+        """Evaluate a candidate, or read its result if it has one."""
+        per_batch = self.probes[candidate.key].ms_per_image / 1000 * self.settings.batch_size
+        return self.work.evaluate(
+            candidate.build(self.net),
+            stream,
+            f"{round_name}/{shorten(candidate.key)}",
+            label=candidate.label,
+            on_batch=lambda _record: self.progress.add(per_batch),
+        )
+
+    def run_round(self, candidates: Sequence[Candidate], limit: int, round_name: str) -> list[RaceRow]:
+        """Evaluate Source and candidates on one stream; return their rows, Source first."""
+        stream = self.open_stream(limit)
+        source = self.evaluate(SOURCE, stream, round_name)
+        rows = [RaceRow(SOURCE, source, None, self.probes[SOURCE.key].memory)]
+        for candidate in candidates:
+            result = self.evaluate(candidate, stream, round_name)
+            difference = estimate_difference([result], [source], short_blocks=True)
+            rows.append(RaceRow(candidate, result, difference, self.probes[candidate.key].memory))
+        return rows
+
+
+def run_race(
+    net: nn.Module,
+    pictures: CorruptedPictures,
+    candidates: Sequence[Candidate],
+    settings: RaceSettings,
+    folder: Path,
+    *,
+    on_progress: OnProgress | None = None,
+) -> Race:
+    """Compare candidates, and drop the losers early.
+
+    Args:
+        net: The network, for images in [0, 1].
+        pictures: Pictures with their corrupted versions.
+        candidates: Methods with settings, without Source.
+        settings: What they are compared on.
+        folder: Where the evaluations are written; a race of the same network, pictures and settings goes on there.
+        on_progress: Called with the seconds of work that are done and that there are, by the estimate.
+
+    Returns:
+        The outcome.
+    """
+    limit = len(pictures.pictures.images)
+    num_screened = min(limit, max(SCREEN_IMAGES, SCREEN_BATCHES * settings.batch_size))
+    identity = [*identify(net, pictures.pictures), [identify_method(each) for each in candidates], asdict(settings)]
+    racer = Racer(net, pictures, settings, WorkFolder(folder, identity), _Progress(on_progress))
+    left_out = racer.probe_all(candidates)
+    able = [each for each in candidates if each.key in racer.probes]
+    slow = {
+        each.key: racer.probes[each.key].ms_per_image
+        for each in able
+        if racer.seconds(each, num_screened) > MAX_SHARE * settings.budget
+    }
+    reason = "too slow for the budget"
+    left_out |= {f"{key.split()[0]} with {time:.0f} ms per image": reason for key, time in slow.items()}
+    able = [each for each in able if each.key not in slow]
+    screening = sum(racer.seconds(each, num_screened) for each in (SOURCE, *able))
+    racer.progress.plan(max(settings.budget, 1.5 * screening))
+    source, *rows = racer.run_round(able, num_screened, "first")
+    rows.sort(key=lambda row: row.result.error)
+    chosen = _select_finalists(source, rows)
+
+    def plan() -> dict[str, Any]:
+        winner = max((racer.seconds(row.candidate, 1) for row in chosen), default=0.0)
+        per_image = sum(racer.seconds(each, 1) for each in (SOURCE, *(row.candidate for row in chosen))) + 3 * winner
+        affordable = int(max(0.0, settings.budget - screening) / per_image) if per_image else limit
+        rounded = affordable // settings.batch_size * settings.batch_size
+        return {"num_final": min(limit, max(num_screened, rounded))}
+
+    num_final = int(racer.work.read_or_make("plan.json", plan)["num_final"])
+    finalists = [row.candidate for row in chosen]
+    racer.progress.plan(sum(racer.seconds(each, num_final) for each in (SOURCE, *finalists)))
+    final_source, *final_rows = racer.run_round(finalists, num_final, "final")
+    dropped = [row for row in rows if row.candidate not in finalists]
+    race = Race(final_source, final_rows, dropped, left_out, num_screened, num_final)
+    race.finalists += _refine(racer, race.choose(), num_final)
+    race.finalists.sort(key=lambda row: row.result.error)
+    return race
+
+
+def _select_finalists(source: RaceRow, rows: Sequence[RaceRow]) -> list[RaceRow]:
+    """Return the best rows that are not significantly worse than the very best, and the best of the cheap ones."""
+    if not rows:
+        return []
+    best = rows[0]
+    leading = [row for row in rows if row is best or not _is_worse(row, best)][:MAX_FINALISTS]
+    cheap = [row for row in rows if row.result.ms_per_image <= CHEAP * source.result.ms_per_image]
+    return [*leading, *(row for row in cheap[:1] if row not in leading)]
+
+
+def _is_worse(row: RaceRow, other: RaceRow) -> bool:
+    difference = estimate_difference([row.result], [other.result], short_blocks=True)
+    return difference is not None and difference.low > 0
+
+
+def _refine(racer: Racer, chosen: RaceRow, num_images: int) -> list[RaceRow]:
+    """Try variants of the chosen candidate, unless that is Source; return those that are an improvement."""
+    if chosen.candidate == SOURCE:
+        return []
+    variants = vary(chosen.candidate, racer.net)
+    racer.probes |= {each.key: racer.probes[chosen.candidate.key] for each in variants}
+    racer.progress.plan(sum(racer.seconds(each, num_images) for each in variants))
+    found = racer.run_round(variants, num_images, "final")[1:]
+    return [row for row in found if _is_worse(chosen, row)]

@@ -1,0 +1,213 @@
+"""The robustness matrix as numbers: every method on every protocol, against the source network on the same stream."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from ctta.benchmark.report.numbers_file import read_numbers
+from ctta.benchmark.report.runs import MissingCell, OnProgress, RecordedRun, read_runs
+from ctta.benchmark.report.sections import MethodEntry, group_by_method
+from ctta.benchmark.report.significance import average_results, rank_entries
+from ctta.data.streams import PROTOCOLS
+from ctta.errors import DataError
+from ctta.evaluation.intervals import Interval, estimate_difference
+from ctta.evaluation.robustness import (
+    Verdict,
+    compute_visit_errors,
+    count_visits,
+    estimate_drift,
+    find_time_to_harm,
+    judge,
+)
+
+#: The folder of the runs in the folder of a matrix, one per protocol.
+RUNS = "protocols"
+
+
+@dataclass(frozen=True)
+class MatrixCell:
+    """One method on one protocol. Errors are fractions.
+
+    Attributes:
+        error: The mean error.
+        above_source: The error minus that of Source on the same batches.
+        interval: The 95 % interval of ``above_source``; None if there are too few batches for one.
+        visit_errors: The error of each visit; one number where domains do not come back.
+        drift: The error of the last visit minus that of the first, with its interval; None with a single visit.
+        time_to_harm: The first visit, from 1, that is above Source by more than noise; None if there is none.
+        ms_per_image: Milliseconds of predicting and adapting per image.
+        num_results: How many results, of different seeds, the numbers are means over.
+    """
+
+    error: float
+    above_source: float
+    interval: Interval | None
+    visit_errors: tuple[float, ...]
+    drift: Interval | None
+    time_to_harm: int | None
+    ms_per_image: float
+    num_results: int
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the method beats Source here, harms, or neither by more than noise."""
+        return judge(self.interval)
+
+
+@dataclass(frozen=True)
+class MatrixProtocol:
+    """One protocol, and every method on it.
+
+    Attributes:
+        name: The protocol as typed on the command line.
+        description: What it is, in one line.
+        composition: The size of its batches, and how sorted and how mixed they are, in words.
+        num_images: Images of the whole stream that are scored.
+        cells: The methods by label, Source first.
+        best: The label of the method with the lowest error, followed by those that are not behind by more than noise.
+    """
+
+    name: str
+    description: str
+    composition: str
+    num_images: int
+    cells: dict[str, MatrixCell]
+    best: tuple[str, ...]
+
+    @property
+    def source(self) -> MatrixCell:
+        """The source network."""
+        return next(iter(self.cells.values()))
+
+    @property
+    def num_visits(self) -> int:
+        """How many times the domains are visited."""
+        return len(self.source.visit_errors)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Methods on protocols.
+
+    Attributes:
+        protocols: The protocols on which Source is complete.
+        commands: The commands that have measured it.
+        missing: Cells without a complete result.
+    """
+
+    protocols: tuple[MatrixProtocol, ...]
+    commands: tuple[str, ...] = ()
+    missing: tuple[MissingCell, ...] = ()
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Labels of all methods but Source, the lowest mean error above Source first; incomplete rows come last."""
+        rows = {label: self.row(label) for protocol in self.protocols for label in list(protocol.cells)[1:]}
+        return tuple(sorted(rows, key=lambda label: (-len(rows[label]), fmean(_above_source(rows[label])))))
+
+    def row(self, method: str) -> dict[str, MatrixCell]:
+        """Return the cells of a method by the names of the protocols.
+
+        Args:
+            method: Label of the method.
+
+        Returns:
+            The complete cells.
+        """
+        return {each.name: each.cells[method] for each in self.protocols if method in each.cells}
+
+
+def is_matrix(path: Path) -> bool:
+    """Return whether a path is the folder of a matrix, with one run per protocol, or its ``numbers.json``."""
+    if path.is_file():
+        return '"protocols": [' in path.read_text(encoding="utf-8", errors="replace")
+    return any(path.glob(f"{RUNS}/*/run.json"))
+
+
+def read_matrix(path: Path, *, on_progress: OnProgress | None = None) -> Matrix:
+    """Read the runs of a matrix and measure them, or read the numbers of an earlier page.
+
+    Args:
+        path: The folder that a matrix was written to, or ``numbers.json`` of its page.
+        on_progress: Called while the runs are read, with the number of cells done and in total.
+
+    Returns:
+        The matrix, with the protocols in the order of :data:`ctta.data.streams.PROTOCOLS`.
+
+    Raises:
+        DataError: The folder holds no matrix, or one that cannot be read; or the file does not.
+    """
+    if path.is_file():
+        return read_numbers(path, Matrix)
+    places = {name: place for place, name in enumerate(PROTOCOLS)}
+    runs = [each.parent for each in (path / RUNS).glob("*/run.json")]
+    if not runs:
+        raise DataError(f"{path} has no runs in {RUNS}/: expected a folder that 'ctta bench matrix' wrote")
+    runs.sort(key=lambda run: (places.get(run.name.partition(",")[0], len(places)), run.name))
+    return build_matrix(read_runs(runs, on_progress=on_progress))
+
+
+def build_matrix(runs: Sequence[RecordedRun]) -> Matrix:
+    """Return the numbers of a matrix.
+
+    Args:
+        runs: One run per protocol.
+
+    Returns:
+        The matrix; a protocol on which Source is not complete is only among the missing cells.
+    """
+    protocols: list[MatrixProtocol] = []
+    missing: list[MissingCell] = []
+    for run in runs:
+        if protocol := _build_protocol(run):
+            protocols.append(protocol)
+        else:
+            missing.append(MissingCell(run.name, "all", "the protocol is left out, as Source is not complete"))
+        missing += run.missing
+    commands = dict.fromkeys(command for run in runs for command in run.commands)
+    return Matrix(tuple(protocols), tuple(commands), tuple(missing))
+
+
+def _build_protocol(run: RecordedRun) -> MatrixProtocol | None:
+    entries = group_by_method(run.results, run.name)
+    if not entries or not entries[0].is_source:
+        return None
+    first, ranked = entries[0].results[0], rank_entries(entries)
+    return MatrixProtocol(
+        name=run.name,
+        description=_describe(run.name),
+        composition=first.composition.describe() if first.composition else "",
+        num_images=first.total.num_images,
+        cells={entry.label: _measure(entry, entries[0]) for entry in entries},
+        best=(ranked[0].label, *(entry.label for entry in ranked[1:] if not _is_behind(entry, ranked[0]))),
+    )
+
+
+def _describe(text: str) -> str:
+    """Return what a protocol is in one line; nothing for a name that this version does not have."""
+    definition = PROTOCOLS.get(text.partition(",")[0])
+    return definition.summary if definition else ""
+
+
+def _measure(entry: MethodEntry, source: MethodEntry) -> MatrixCell:
+    interval = estimate_difference(entry.results, source.results)
+    has_visits = count_visits(entry.results) > 1
+    return MatrixCell(
+        error=average_results(entry),
+        above_source=average_results(entry) - average_results(source),
+        interval=interval,
+        visit_errors=compute_visit_errors(entry.results),
+        drift=estimate_drift(entry.results),
+        time_to_harm=find_time_to_harm(entry.results, source.results) if has_visits else None,
+        ms_per_image=fmean(result.ms_per_image for result in entry.results),
+        num_results=len(entry.results),
+    )
+
+
+def _is_behind(entry: MethodEntry, best: MethodEntry) -> bool:
+    return judge(estimate_difference(entry.results, best.results)) == "worse"
+
+
+def _above_source(row: Mapping[str, MatrixCell]) -> list[float]:
+    return [cell.above_source for cell in row.values()]

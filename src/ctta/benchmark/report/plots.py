@@ -1,0 +1,200 @@
+"""The plots of a report: scores over time, calibration, and score against time per image."""
+
+from collections.abc import Mapping, Sequence
+from math import ceil, log10
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from ctta.benchmark.report.content import ReportRow
+from ctta.benchmark.report.curves import AxisSpan, ScoreCurve, Timeline
+from ctta.benchmark.report.layout import PAIR
+from ctta.benchmark.report.tables import Table
+from ctta.benchmark.report.theme import FAINT, INK, LineStyle, plot_style, replace_control_characters, shorten
+from ctta.evaluation.metrics import NUM_BINS, Metric
+
+WIDTH = 10.0  # inches
+MAX_SPAN_NAMES = 30  # with more spans, only some are named
+MARKERS = "osD^vP*X"  # one per run
+LINE_HEIGHT, LETTER_WIDTH = 0.055, 0.0105  # of a name, as fractions of the axes
+
+
+def plot_scores_over_time(timeline: Timeline, styles: Mapping[str, LineStyle]) -> Figure:
+    """Plot one line per method, with the boundaries of the domains and one panel per run."""
+    runs = list(dict.fromkeys(curve.run for curve in timeline.curves))
+    unit = f"{timeline.metric.name} (%)"
+    with plot_style():
+        figure = Figure(figsize=(WIDTH, 1.5 + 3.1 * len(runs)), layout="constrained")
+        panels = figure.subplots(len(runs), 1, squeeze=False, sharex=True, sharey=True)[:, 0]
+        for number, (run, axes) in enumerate(zip(runs, panels, strict=True)):
+            _draw_boundaries(axes, timeline.spans, is_named=number == 0)
+            for curve in timeline.curves:
+                if curve.run == run:
+                    _draw_curve(axes, curve, styles[curve.label])
+            axes.set_ylabel(f"{shorten(replace_control_characters(run), 40)}\n{unit}" if len(runs) > 1 else unit)
+            axes.set_xlim(0, timeline.end)
+            if timeline.metric.best == "lowest":  # curves of mIoU lie close together, far from 0
+                axes.set_ylim(bottom=0)
+        panels[-1].set_xlabel("images seen")
+        panels[-1].xaxis.set_major_formatter(FuncFormatter(lambda images, _position: f"{images:,.0f}"))
+        _draw_legend(figure, list(dict.fromkeys(curve.label for curve in timeline.curves)), styles)
+    return figure
+
+
+def plot_reliability(rows: Sequence[ReportRow], styles: Mapping[str, LineStyle]) -> Figure:
+    """Plot accuracy against confidence, one panel per row; a calibrated method lies on the diagonal."""
+    num_rows = ceil(len(rows) / 7)
+    num_columns = max(4, ceil(len(rows) / num_rows))  # a single method does not fill the width
+    has_several_runs = len({row.run for row in rows}) > 1
+    with plot_style():
+        figure = Figure(figsize=(WIDTH, 0.4 + (1.9 if has_several_runs else 1.7) * num_rows), layout="constrained")
+        panels = figure.subplots(num_rows, num_columns, squeeze=False, sharex=True, sharey=True).flat
+        for number, (row, axes) in enumerate(zip(rows, panels, strict=False)):
+            centers = [(place + 0.5) / NUM_BINS for place, (count, _sum, _right) in enumerate(row.bins) if count]
+            accuracies = [right / count for count, _sum, right in row.bins if count]
+            confidences = [total / count for count, total, _right in row.bins if count]
+            color = styles[row.label].color
+            axes.bar(centers, accuracies, width=0.9 / NUM_BINS, color=color, alpha=0.75, linewidth=0)
+            axes.plot(centers, confidences, color=INK, marker="_", markersize=5, linestyle="none")
+            axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1, zorder=0)
+            names = [row.run, row.label] if has_several_runs else [row.label]
+            axes.set_title("\n".join(shorten(replace_control_characters(name), 18) for name in names), loc="left")
+            axes.set(xlim=(0, 1), ylim=(0, 1), xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
+            axes.tick_params(labelbottom=number + num_columns >= len(rows))  # no panel below
+        for axes in list(figure.axes)[len(rows) :]:
+            axes.set_visible(False)
+        figure.supxlabel("confidence", fontsize=9)
+        figure.supylabel("accuracy", fontsize=9)
+    return figure
+
+
+def plot_cost(summary: Table, metric: Metric, styles: Mapping[str, LineStyle]) -> Figure:
+    """Plot the mean score against milliseconds per image, one point per row of the summary table."""
+    keys = [column.key for column in summary.columns]
+    runs = summary.runs
+    points = {
+        (row.run, row.label): tuple(row.cells[keys.index(key)].value for key in ("ms_per_image", metric.key))
+        for row in summary.rows
+    }
+    times = [max(time, 1e-3) for time, _value in points.values()]  # the axis is logarithmic
+    with plot_style():
+        figure = Figure(figsize=(7.2, 3.4), layout="constrained")
+        axes = figure.subplots()
+        axes.set_xscale("log")
+        axes.set_xlim(min(times) / 1.5, max(times) * 3)  # room for the names
+        axes.set_ylim(0, 1.12 * max(value for _time, value in points.values()) or 1)
+        axes.set(xlabel="ms per image", ylabel=f"mean {metric.name} (%)")
+        factors = (1,) if log10(max(times) / min(times)) > 2 else (1, 2, 5)
+        ticks = [factor * 10.0**decade for decade in range(-4, 7) for factor in factors]
+        low, high = axes.get_xlim()
+        axes.set_xticks([tick for tick in ticks if low <= tick <= high])
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda time, _position: f"{time:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        positions = {}
+        for ((run, label), (_time, value)), time in zip(points.items(), times, strict=True):
+            axes.plot([time], [value], **_choose_marker(runs.index(run), styles[label].color))
+            positions[run, label] = (log10(time / low) / log10(high / low), value / axes.get_ylim()[1])
+        _draw_names(axes, positions)
+        if len(runs) > 1:
+            handles = [Line2D([], [], **_choose_marker(number, INK)) for number in range(len(runs))]
+            names = [shorten(replace_control_characters(run), 60) for run in runs]
+            figure.legend(handles, names, loc="outside upper left")
+    return figure
+
+
+def _draw_curve(axes: Axes, curve: ScoreCurve, style: LineStyle) -> None:
+    positions, values, deviations = curve.positions, curve.values, curve.deviations
+    marker = ""
+    if curve.round_positions:
+        # The difficulty of each domain recurs in every round: faint, behind what changes from round to round.
+        axes.plot(positions, values, color=style.color, linewidth=0.6, alpha=0.25)
+        positions, values, deviations = curve.round_positions, curve.round_values, curve.round_deviations
+        marker = "o"
+    line: dict[str, Any] = {"linestyle": style.dash, "linewidth": style.width, "marker": marker, "markersize": 3.5}
+    axes.plot(positions, values, color=style.color, **line)
+    if deviations:
+        low = [value - deviation for value, deviation in zip(values, deviations, strict=True)]
+        high = [value + deviation for value, deviation in zip(values, deviations, strict=True)]
+        axes.fill_between(positions, low, high, color=style.color, alpha=0.2, linewidth=0)
+
+
+def _draw_boundaries(axes: Axes, spans: Sequence[AxisSpan], *, is_named: bool) -> None:
+    for span in spans[1:]:
+        axes.axvline(span.start, color=FAINT, linewidth=0.7, zorder=0)
+    if not is_named:
+        return
+    is_slanted = sum(len(span.name) for span in spans) > 100
+    for span in spans[:: ceil(len(spans) / MAX_SPAN_NAMES)]:
+        axes.annotate(
+            shorten(replace_control_characters(span.name), 36 if PAIR in span.name else 22),
+            ((span.start + span.end) / 2, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 4),
+            textcoords="offset points",
+            rotation=38 if is_slanted else 0,
+            rotation_mode="anchor",
+            ha="left" if is_slanted else "center",
+            fontsize=8,
+        )
+
+
+def _draw_legend(figure: Figure, labels: Sequence[str], styles: Mapping[str, LineStyle]) -> None:
+    # Matplotlib leaves labels with a leading underscore out of the legend.
+    prefixes = ["\N{ZERO WIDTH SPACE}" if label.startswith("_") else "" for label in labels]
+    names = [
+        f"{prefix}{shorten(replace_control_characters(label), 60)}"
+        for prefix, label in zip(prefixes, labels, strict=True)
+    ]
+    handles = [
+        Line2D([], [], color=styles[label].color, linestyle=styles[label].dash, linewidth=styles[label].width)
+        for label in labels
+    ]
+    fitting = (count for count in range(len(names), 1, -1) if _estimate_legend_width(names, count) < WIDTH * 72)
+    num_columns = next(fitting, 1)
+    # Matplotlib fills a legend column by column; readers read line by line.
+    order = [place for column in range(num_columns) for place in range(column, len(labels), num_columns)]
+    handles, names = [handles[place] for place in order], [names[place] for place in order]
+    figure.legend(handles, names, loc="outside lower center", ncols=num_columns, handlelength=3, columnspacing=1.6)
+
+
+def _estimate_legend_width(names: Sequence[str], num_columns: int) -> float:
+    """Return the approximate width of a legend in points: a handle and the longest name of each column."""
+    return sum(48 + 5.2 * max(len(name) for name in names[column::num_columns]) for column in range(num_columns))
+
+
+def _draw_names(axes: Axes, points: Mapping[tuple[str, str], tuple[float, float]]) -> None:
+    """Write a name to the right of each point; one that would overlap is moved and connected with a line."""
+    named: list[tuple[str, float, float]] = []
+    # Left, right, height and distance to keep, of the points and then of the names.
+    taken = [(x - 0.012, x + 0.012, y, 0.6 * LINE_HEIGHT) for x, y in points.values()]
+    for (_run, label), (x, y) in sorted(points.items(), key=lambda item: -item[1][1]):
+        name = shorten(replace_control_characters(label), 30)
+        if any(other == name and abs(at - x) < 0.1 and abs(height - y) < 0.1 for other, at, height in named):
+            continue  # the same method of another run is next to it
+        named.append((name, x, y))
+        left, right = x + 0.02, x + 0.02 + LETTER_WIDTH * len(name)
+        obstacles = [(at, distance) for start, end, at, distance in taken if start < right and left < end]
+        moves = sorted((step * LINE_HEIGHT / 4 for step in range(-60, 61)), key=abs)
+        free = (y + move for move in moves if all(abs(y + move - at) >= distance for at, distance in obstacles))
+        height = next(free, y)
+        taken.append((left, right, height, LINE_HEIGHT))
+        leader = {"arrowstyle": "-", "color": FAINT, "shrinkA": 1, "shrinkB": 4, "relpos": (0, 0.5)}
+        axes.annotate(
+            name,
+            (x, y),
+            (left, height),
+            xycoords="axes fraction",
+            textcoords="axes fraction",
+            va="center",
+            fontsize=8,
+            arrowprops=leader if abs(height - y) > LINE_HEIGHT / 2 else None,
+        )
+
+
+def _choose_marker(number: int, color: str) -> dict[str, Any]:
+    """Return a filled marker for the first run and larger hollow ones for others, so that equal points stay visible."""
+    marker = {"marker": MARKERS[number % len(MARKERS)], "color": color, "linestyle": "none", "markersize": 7 + number}
+    return marker | ({"markerfacecolor": "none", "markeredgewidth": 1.4} if number else {})

@@ -1,0 +1,191 @@
+"""The tables of a report: scores per domain, IoU or error per class, and calibration and cost."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import isnan, nan
+from statistics import fmean
+
+from ctta.benchmark.report.layout import ColumnLayout, infer_layout, replace_underscores
+from ctta.benchmark.report.published import PublishedTable, find_published_table
+from ctta.benchmark.report.sections import MethodEntry, group_by_method, saw_same_batches
+from ctta.benchmark.report.significance import (
+    average_results,
+    class_statistics,
+    class_values,
+    column_statistic,
+    compute_accuracy,
+    compute_calibration,
+    mark_best,
+    rank_entries,
+)
+from ctta.benchmark.report.tables import NO_NUMBER, Table, TableCell, TableColumn, TableRow, average
+from ctta.errors import InputError
+from ctta.evaluation.display import format_range
+from ctta.evaluation.intervals import average_value, estimate_difference, estimate_interval
+from ctta.evaluation.metrics import MIOU
+from ctta.evaluation.results import Result
+
+#: Classes of images are listed in a table up to this number.
+MAX_CLASS_COLUMNS = 20
+
+
+def score_table(results: Sequence[Result]) -> Table:
+    """Return the table of the CoTTA paper: one row per method, one column per domain, and the mean last.
+
+    Streams with many domains have one column per round or per corruption instead. The numbers are errors for image
+    classification and mIoU for segmentation. Incomplete results are left out, with a note. The best number of a column
+    is marked where its lead over every other row is more than noise (:mod:`ctta.evaluation.intervals`).
+
+    Args:
+        results: Results on the same stream; their orders may differ.
+
+    Returns:
+        The table, with published numbers where the stream is the published one.
+
+    Raises:
+        InputError: If no result is complete, or if results of the same order saw different batches.
+    """
+    complete = [result for result in results if result.is_complete]
+    if not complete:
+        raise InputError(f"a table needs at least one complete result, got {len(results)} incomplete ones")
+    if not saw_same_batches(complete):
+        raise InputError("these results saw different batches and are not comparable: make one table per stream")
+    table = build_score_table(group_by_method(complete))
+    left_out = [f"{result.method}: incomplete, left out" for result in results if not result.is_complete]
+    return replace(table, notes=(*table.notes, *left_out))
+
+
+def build_score_table(entries: Sequence[MethodEntry]) -> Table:
+    """Return the table of scores for entries of one or more runs."""
+    metric = entries[0].results[0].metric
+    layout = infer_layout([result.domains for entry in entries for result in entry.results])
+    columns = [
+        TableColumn(column, layout.format_heading(column), metric.best, layout.format_short_heading(column))
+        for column in layout.columns
+    ]
+    columns.append(TableColumn("mean", "mean", metric.best))
+    published, notes = find_published_table(entries, layout)
+    rows = [_build_score_row(entry, layout, published) for entry in entries]
+    caption = "; ".join(filter(None, (f"{metric.title} in percent", layout.describe())))
+    statistics = {column: column_statistic(layout, column) for column in layout.columns} | {"mean": average_value}
+    return Table(tuple(columns), mark_best(rows, columns, entries, statistics), caption, notes)
+
+
+def build_class_table(entries: Sequence[MethodEntry]) -> Table | None:
+    """Return the table of IoU or error per class, with the mean last; None for images of many classes.
+
+    The value of a class is computed over all images. A class can be rare in one domain and absent from the next, and a
+    mean over domains would give its few pixels there the weight of many.
+    """
+    metric = entries[0].results[0].metric
+    values = [[class_values(result) for result in entry.results] for entry in entries]
+    names = tuple(dict.fromkeys(name for results in values for classes in results for name in classes))
+    if metric != MIOU and (len(names) > MAX_CLASS_COLUMNS or not all(all(results) for results in values)):
+        return None
+    rows = []
+    for entry, results in zip(entries, values, strict=True):
+        cells = [average([_to_percent(classes.get(name)) for classes in results]) for name in names]
+        mean = average([100 * fmean(value for value in classes.values() if value is not None) for classes in results])
+        rows.append(TableRow(entry.label, entry.run, len(results), (*cells, mean)))
+    columns = (*(TableColumn(name, name, metric.best) for name in names), TableColumn("mean", "mean", metric.best))
+    caption = f"{'IoU' if metric == MIOU else 'Error'} per class in percent, over all images"
+    if any(isnan(cell.value) for row in rows for cell in row.cells):
+        absent = "is in neither labels nor predictions" if metric == MIOU else "has no images"
+        caption += f"; {NO_NUMBER} marks a class that {absent}"
+    return Table(columns, mark_best(rows, columns, entries, class_statistics(names)), caption)
+
+
+def build_summary_table(entries: Sequence[MethodEntry]) -> Table:
+    """Return the table of calibration, cost and worst domain, next to the mean score."""
+    metric = entries[0].results[0].metric
+    averaged: list[tuple[TableColumn, Callable[[Result], float], int]] = [
+        (TableColumn(metric.key, f"{metric.name} (%)", metric.best), lambda result: 100 * result.value, 1),
+        (TableColumn("calibration_error", "ECE (%)"), lambda result: 100 * result.calibration_error, 1),
+        (TableColumn("ms_per_image", "ms per image", None), lambda result: result.ms_per_image, 2),
+    ]
+    if metric == MIOU:
+        accuracy = TableColumn("pixel_accuracy", "pixel accuracy (%)", "highest")
+        averaged.insert(1, (accuracy, lambda result: 100 * (1 - result.error), 1))
+    rows = []
+    for entry in entries:
+        cells = [average([value(result) for result in entry.results], decimals) for _, value, decimals in averaged]
+        interval = estimate_interval(entry.results)
+        cells[0] = replace(cells[0], note=format_range(interval) if interval else "")
+        memory = TableCell(_max_peak_mib(entry), decimals=0)
+        num_skipped = sum(result.num_skipped for result in entry.results)
+        num_batches = sum(result.num_batches for result in entry.results)
+        updates = TableCell(num_skipped, decimals=0, note=f"of {num_batches}" if num_skipped else "")
+        rows.append(
+            TableRow(
+                entry.label,
+                entry.run,
+                len(entry.results),
+                (*cells, memory, _find_worst_domain(entry), updates, _compare_with_best(entry, entries)),
+            )
+        )
+    columns = (
+        *(column for column, _, _ in averaged),
+        TableColumn("peak_mib", "peak memory (MiB)", None),
+        TableColumn("worst", f"worst domain, {metric.name} (%)", None),
+        TableColumn("skipped", "skipped updates", None),
+        TableColumn("difference", "minus best (points)", None),
+    )
+    statistics = {
+        metric.key: average_value,
+        "calibration_error": compute_calibration,
+        "pixel_accuracy": compute_accuracy,
+    }
+    return Table(columns, mark_best(rows, columns, entries, statistics), "Calibration, cost and worst domain")
+
+
+def _build_score_row(entry: MethodEntry, layout: ColumnLayout, published: PublishedTable | None) -> TableRow:
+    reference = published.rows.get(entry.method) if published else None
+    per_result = [_average_columns(result, layout) for result in entry.results]
+    cells = [average([values[column] for values in per_result]) for column in layout.columns]
+    mean = average([100 * result.value for result in entry.results])
+    if reference:
+        mean = replace(mean, published=reference.mean, published_deviation=reference.deviation)
+        if layout.by.startswith("domain"):
+            keys = [column if layout.is_repeating else column.split(" ")[0] for column in layout.columns]
+            cells = [replace(cell, published=reference.columns.get(key)) for cell, key in zip(cells, keys, strict=True)]
+    return TableRow(entry.label, entry.run, len(entry.results), (*cells, mean))
+
+
+def _average_columns(result: Result, layout: ColumnLayout) -> dict[str, float]:
+    """Return the mean score of the segments of each column, in percent."""
+    grouped: dict[str, list[float]] = {column: [] for column in layout.columns}
+    for number, (domain, value) in enumerate(zip(result.domains, result.values, strict=True)):
+        if column := layout.find_column(number, domain):
+            grouped[column].append(100 * value)
+    return {column: fmean(values) for column, values in grouped.items()}
+
+
+def _compare_with_best(entry: MethodEntry, entries: Sequence[MethodEntry]) -> TableCell:
+    """Return the difference of the mean to that of the best entry, with its interval; no number for the best one."""
+    best = rank_entries(entries)[0]
+    if entry is best:
+        return TableCell(nan)
+    value, lowest = (round(100 * average_results(each), 1) for each in (entry, best))
+    interval = estimate_difference(entry.results, best.results)
+    return TableCell(value - lowest, note=format_range(interval) if interval else "")
+
+
+def _max_peak_mib(entry: MethodEntry) -> float:
+    """Return the highest peak memory of an entry; nan if no system reported it."""
+    return max((result.peak_mib for result in entry.results if result.peak_mib is not None), default=nan)
+
+
+def _find_worst_domain(entry: MethodEntry) -> TableCell:
+    """Return the worst score of a domain; in a stream with several rounds, of a domain in one round."""
+    layout = infer_layout([entry.results[0].domains])
+    grouped: dict[str, list[float]] = {}
+    for result in entry.results:
+        for number, (domain, value) in enumerate(zip(result.domains, result.values, strict=True)):
+            grouped.setdefault(layout.name_segment(number, domain), []).append(100 * value)
+    pick = max if entry.results[0].metric.best == "lowest" else min
+    worst = pick(grouped, key=lambda name: fmean(grouped[name]))
+    return replace(average(grouped[worst]), note=replace_underscores(worst), deviation=None)
+
+
+def _to_percent(fraction: float | None) -> float | None:
+    return None if fraction is None else 100 * fraction

@@ -1,0 +1,273 @@
+"""``ctta.toml``: a network, a method with its settings, and the stream that they are for.
+
+``ctta advise`` writes the file, ``ctta adapt --config``, ``ctta serve --config`` and :func:`from_config` read it, and
+people edit it::
+
+    [network]
+    model = "file:net.py:build"
+    mean = [0.485, 0.456, 0.406]
+    std = [0.229, 0.224, 0.225]
+    size = [224, 224]
+
+    [method]
+    name = "tent"
+    settings = { lr = 0.0003, batch_stats = "blend" }
+    policies = ["reset_every=1000"]
+
+    [stream]
+    batch_size = 32
+
+Every table but ``[method]`` may be left out. Other tables, such as the evidence that ``ctta advise`` adds, are kept and
+not interpreted here.
+"""
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ctta.core.model import AdaptiveModel
+from ctta.core.registry import resolve_method
+from ctta.errors import ConfigError, did_you_mean
+from ctta.guard import GainEstimator
+from ctta.io.atomic import atomic_write
+from ctta.models import load, normalize_input, to_device
+
+#: The keys of the tables that are interpreted.
+KEYS = {
+    "network": ("model", "mean", "std", "size"),
+    "method": ("name", "settings", "policies"),
+    "stream": ("batch_size",),
+}
+
+
+@dataclass(frozen=True)
+class AdaptationConfig:
+    """The content of a ``ctta.toml``.
+
+    Attributes:
+        method: Name of the method, as :func:`ctta.adapt` takes it.
+        settings: Hyperparameters by name, with the values of ``--set``: numbers, texts and lists of them.
+        policies: Policies as ``--policy`` takes them.
+        model: Name of the network, as :func:`ctta.models.load` takes it; a path in it is relative to the file.
+        mean: Mean of each channel that images are normalized by, or None.
+        std: Standard deviation of each channel, or None.
+        size: (height, width) that images are resized to, or None.
+        batch_size: Images per step, or None.
+        tables: Further tables of the file.
+    """
+
+    method: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    policies: tuple[str, ...] = ()
+    model: str | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    size: tuple[int, int] | None = None
+    batch_size: int | None = None
+    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def texts(self) -> list[str]:
+        """The settings and policies as ``NAME=VALUE``, as ``--set`` takes them."""
+        policies = [f"policies={text}" for text in self.policies]
+        return [*(f"{name}={value}" for name, value in self.settings.items()), *policies]
+
+    @property
+    def estimator(self) -> GainEstimator | None:
+        """What estimates the accuracy of the method without labels, from ``[estimate]``; None without such a table.
+
+        Raises:
+            ConfigError: The table is not complete.
+        """
+        if "estimate" not in self.tables:
+            return None
+        try:
+            return GainEstimator(**self.tables["estimate"])
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"the table [estimate] is not what 'ctta advise' writes: {error}") from error
+
+    def build(self, net: nn.Module) -> AdaptiveModel:
+        """Wrap a network in the method.
+
+        Args:
+            net: The network, for images in [0, 1]; it is copied and never changed.
+
+        Returns:
+            A model that predicts and adapts when it is called.
+        """
+        named = resolve_method(self.method)
+        return named.build(net, **named.parse(self.texts))
+
+    def load_network(self, device: str = "cpu") -> nn.Module:
+        """Load the network that the file names, for images in [0, 1].
+
+        Args:
+            device: Device to move it to.
+
+        Returns:
+            The network.
+
+        Raises:
+            ConfigError: The file names none.
+        """
+        if self.model is None:
+            raise ConfigError("the configuration names no network: pass net, or add model to its table [network]")
+        return to_device(normalize_input(load(self.model), self.model, self.mean, self.std), device)
+
+    def write(self, path: str | os.PathLike[str], *, comment: Sequence[str] = ()) -> None:
+        """Write the file; an interruption leaves the old one or the new one.
+
+        Args:
+            path: The file.
+            comment: Lines at its start.
+        """
+        network = {"model": self.model, "mean": self.mean, "std": self.std, "size": self.size}
+        method = {"name": self.method, "settings": self.settings, "policies": self.policies}
+        stream = {"batch_size": self.batch_size}
+        tables: dict[str, Mapping[str, Any]] = {"network": network, "method": method, "stream": stream, **self.tables}
+        lines = [f"# {line}".rstrip() for line in comment]
+        for name, table in tables.items():
+            given = {key: value for key, value in table.items() if value is not None and value != () and value != {}}
+            if given:
+                lines += ["", f"[{name}]", *(f"{key} = {_format(value)}" for key, value in given.items())]
+        with atomic_write(path) as temporary:
+            temporary.write_text("\n".join(lines).lstrip("\n") + "\n", encoding="utf-8")
+
+
+def read_config(path: str | os.PathLike[str]) -> AdaptationConfig:
+    """Read a ``ctta.toml``.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Its content.
+
+    Raises:
+        ConfigError: The file does not exist, is not TOML, names no method, or has a key that is not known.
+    """
+    file = Path(path)
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {file}: 'ctta advise' writes one") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
+        raise ConfigError(f"{file} is not a TOML file: {error}") from error
+    tables = {name: content.pop(name, {}) for name in KEYS}
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise ConfigError(f"{file}: expected a table [{name}], got {table!r}")
+        for key in table:
+            if key not in KEYS[name]:
+                known = ", ".join(KEYS[name])
+                raise ConfigError(f"{file}: [{name}] has no key {key!r}{did_you_mean(key, KEYS[name])}; it has {known}")
+    network, method = tables["network"], tables["method"]
+    if not isinstance(method.get("name"), str):
+        raise ConfigError(f'{file} names no method: add name = "tent", say, to its table [method]')
+    lists = {key: _read_list(file, "network", key, network.get(key)) for key in ("mean", "std", "size")}
+    policies = _read_list(file, "method", "policies", method.get("policies", []))
+    batch_size = tables["stream"].get("batch_size")
+    if batch_size is not None and not (type(batch_size) is int and batch_size >= 1):
+        raise ConfigError(f"{file}: [stream] batch_size must be a whole number from 1, got {batch_size!r}")
+    if lists["size"] is not None and len(lists["size"]) != 2:
+        raise ConfigError(f"{file}: [network] size must be [height, width], got {network['size']}")
+    settings = method.get("settings", {})
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{file}: [method] settings must be a table such as {{ lr = 0.001 }}, got {settings!r}")
+    return AdaptationConfig(
+        method["name"],
+        settings,
+        policies or (),
+        model=_resolve_path(network.get("model"), file),
+        **lists,
+        batch_size=batch_size,
+        tables={name: table for name, table in content.items() if isinstance(table, dict)},
+    )
+
+
+def from_config(path: str | os.PathLike[str], net: nn.Module | None = None, *, device: str = "cpu") -> AdaptiveModel:
+    """Build the model that a ``ctta.toml`` describes, such as one written by ``ctta advise``.
+
+    Args:
+        path: The file.
+        net: The network, for images in [0, 1]; by default the one that the file names.
+        device: Device of the network that the file names.
+
+    Returns:
+        A model that predicts and adapts when it is called.
+
+    Raises:
+        ConfigError: The file is not valid, or names no network and none is given.
+
+    >>> import tempfile
+    >>> net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     AdaptationConfig("tent", {"lr": 0.0003}).write(f"{folder}/ctta.toml")
+    ...     model = from_config(f"{folder}/ctta.toml", net)
+    >>> type(model).__name__, model.optimizer.param_groups[0]["lr"]
+    ('Tent', 0.0003)
+    """
+    config = read_config(path)
+    return config.build(config.load_network(device) if net is None else net)
+
+
+def relative_model(model: str, path: str | os.PathLike[str]) -> str:
+    """Return the name of a network for a configuration file: a path below the file's folder becomes relative to it.
+
+    Args:
+        model: The name, with a path as the user typed it.
+        path: The configuration file.
+
+    Returns:
+        The name.
+    """
+    loader, colon, rest = model.partition(":")
+    if not colon or loader != "file":
+        return model
+    file, _, function = rest.rpartition(":")
+    absolute, folder = Path(file).expanduser().absolute(), Path(path).absolute().parent
+    short = absolute.relative_to(folder) if absolute.is_relative_to(folder) else absolute
+    return f"file:{short.as_posix()}:{function}"
+
+
+def _resolve_path(model: Any, file: Path) -> str | None:
+    """Return the name of a network with its path relative to the working directory instead of the file."""
+    if model is None:
+        return None
+    if not isinstance(model, str):
+        raise ConfigError(f'{file}: [network] model must be a text such as "file:net.py:build", got {model!r}')
+    loader, colon, rest = model.partition(":")
+    return f"file:{file.parent / Path(rest).expanduser()}" if colon and loader == "file" else model
+
+
+def _read_list(file: Path, table: str, key: str, value: Any) -> Any:
+    if value is None:
+        return None
+    expected = str if key == "policies" else int if key == "size" else (int, float)
+    if not isinstance(value, list) or not all(isinstance(item, expected) for item in value):
+        raise ConfigError(f"{file}: [{table}] {key} must be a list, such as {_EXAMPLES[key]}, got {value!r}")
+    return tuple(value)
+
+
+_EXAMPLES = {"mean": "[0.5, 0.5, 0.5]", "std": "[0.5, 0.5, 0.5]", "size": "[224, 224]", "policies": '["restore=0.01"]'}
+
+
+def _format(value: Any) -> str:
+    """Return a value as TOML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)  # a basic string of TOML has the same escapes
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_format(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, Sequence):
+        return f"[{', '.join(map(_format, value))}]"
+    return str(value)

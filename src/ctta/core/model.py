@@ -1,0 +1,432 @@
+"""What users call, and what a method implements."""
+
+import copy
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Self, get_args
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from ctta.core.hyperparameters import format_hyperparameters, format_value, read_hyperparameters
+from ctta.core.method_info import MethodInfo
+from ctta.core.parallel import SINGLE_PROCESS, Coordinator, current_reducer
+from ctta.core.state import release_lazy_buffers_
+from ctta.core.steps import Policy
+from ctta.core.updates import MethodUpdates
+from ctta.core.validation import check_batch, check_choice, translate_rank_errors, validate_batches
+from ctta.errors import ConfigError, annotate_network_errors
+from ctta.io.html import render_facts
+from ctta.nn import BatchStats, count_images, estimate_running_statistics_, use_batch_statistics_
+from ctta.nn.activations import ActivationPlan, MemoryReduction
+from ctta.nn.compilation import Compilation
+from ctta.nn.surgery import ExtractLogits, Output, copy_sharing_tensors, copy_without_hooks, iter_inputs, train_only_
+from ctta.optim import load_state_
+from ctta.views import check_images
+
+#: Attributes that hold the network that a method trains.
+_TRAINED_NETWORKS = ("student", "adapted")
+
+
+class AdaptiveModel(MethodUpdates, ABC):
+    """A network that predicts and adapts when it is called.
+
+    The caller's network is copied and never changed. ``source`` is that copy, frozen: the confidence anchor, the
+    restore target and the state that :meth:`reset` returns to. A method that learns adds a ``student`` and an
+    ``optimizer`` (:meth:`copy_of_source`, :meth:`optimize`), and CoTTA a ``teacher``. Calling any of them returns
+    logits.
+
+    Args:
+        net: Any network; ``torch.compile`` and data-parallel wrappers are removed.
+        policies: What happens around the updates, of :mod:`ctta.policies`; for methods that learn.
+        batch_stats: The fraction m of the batch in BatchNorm's statistics, (1-m) * running + m * batch. The default
+            ``"auto"`` is 1 for batches of at least 16 images, as methods are published. Fewer images are blended with
+            the source's statistics, see :meth:`batch_fraction`, and take smaller steps. ``"blend"`` does so for
+            batches of any size.
+        seed: The seed of all random draws, which depend on nothing else but the number of steps.
+        output: Where the logits are in the network's output: a key, an index or a function. By default tensors,
+            outputs with ``.logits`` and dictionaries with ``out`` or ``logits`` are recognized.
+    """
+
+    #: What tables say about the method; None for a method that does not declare it.
+    info: ClassVar[MethodInfo | None] = None
+    #: Named settings of the method: ``"fast"`` of the method ``"cotta"`` is the name ``"cotta_fast"``.
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    #: The hyperparameters that hold views, which refuse images that they cannot transform before anything changes.
+    view_arguments: ClassVar[tuple[str, ...]] = ("views",)
+    #: Hyperparameters that :func:`ctta.testing.check_method` uses unless others are given: few views, small memories.
+    check_settings: ClassVar[Mapping[str, Any]] = {}
+    #: The processes that compute the stream together; set by :func:`ctta.distributed.data_parallel`.
+    coordinator: Coordinator = SINGLE_PROCESS
+    #: Whether several processes can compute a stream of this class together.
+    supports_data_parallel = True
+    #: How the networks are compiled; None unless :meth:`compile` was called.
+    _compilation: Compilation | None = None
+    #: What the trained network keeps for the backward pass; None unless :meth:`reduce_memory` was called.
+    _activation_plan: ActivationPlan | None = None
+    #: The model that this one wraps and delegates to; None unless this is a wrapper, such as a guard.
+    wrapped: "AdaptiveModel | None"
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let the constructors of methods create tensors that can be trained and changed, wherever they are called."""
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            type.__setattr__(cls, "__init__", torch.inference_mode(False)(vars(cls)["__init__"]))
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        policies: Sequence[Policy] = (),
+        batch_stats: BatchStats = "auto",
+        seed: int = 0,
+        output: Output = None,
+    ) -> None:
+        super().__init__(net, policies=policies, batch_stats=batch_stats, seed=seed, output=output)
+        self.wrapped = None
+        self.frozen = False
+
+    # ---- for users: a batch ----
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``adapt(x)``, or ``predict(x)`` while frozen."""
+        return self.predict(x) if self.frozen else self.adapt(x)
+
+    def adapt(self, x: Tensor) -> Tensor:
+        """Predict a batch and learn from it.
+
+        Args:
+            x: A batch of inputs (N, ...). An empty batch is returned as it is.
+
+        Returns:
+            Detached logits (N, C, ...).
+
+        Raises:
+            InputError: The batch cannot be processed; nothing has changed.
+        """
+
+        def adapt_and_count(rows: Tensor) -> Tensor:
+            self._begin_step(rows)
+            student = self._predicting_student
+            prediction: Tensor | None = None if student is None else student(rows).detach()
+            logits = self.adapt_step(rows)
+            logits = logits if prediction is None else prediction
+            self._finish_step(rows, logits.detach())
+            return logits
+
+        return self._run(adapt_and_count, x)
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Return what ``adapt(x)`` would return, without changing anything.
+
+        Args:
+            x: A batch of inputs (N, ...). An empty batch is returned as it is.
+
+        Returns:
+            Detached logits (N, C, ...).
+        """
+        student = self._predicting_student
+        return self._run(self.predict_step if student is None else student, x)
+
+    def predict_once(self, x: Tensor) -> Tensor:
+        """Return the logits of one pass of the adapted network, without changing anything.
+
+        This is how a stream that does not wait for updates is answered meanwhile: by the network that :meth:`deploy`
+        returns, normalized as the method does, without averaging views or whatever else :meth:`predict` does.
+
+        Args:
+            x: A batch of inputs (N, ...). An empty batch is returned as it is.
+
+        Returns:
+            Detached logits (N, C, ...).
+        """
+        return self._run(self._forward_once, x)
+
+    def _forward_once(self, x: Tensor) -> Tensor:
+        if type(self).deploy is AdaptiveModel.deploy:
+            logits: Tensor = self._adapted_network(x)
+            return logits
+        net = self.deploy()  # what the method adds to the network, such as prompts, is not in its weights
+        return ExtractLogits(self.output)(net, (x,), net(x))
+
+    @property
+    def _adapted_network(self) -> nn.Module:
+        """The teacher, if it predicts, else the student, else the source."""
+        if self._predicting_student is not None:
+            return self._predicting_student
+        network: nn.Module = getattr(self, "teacher", getattr(self, "student", self.source))
+        return network
+
+    def _prepare_networks(self) -> None:
+        """Compile networks, or reduce their memory, if asked to; copies of such networks start without it."""
+        if self._compilation is not None:
+            self._compilation.apply_(*self._find_networks("source", "student", "teacher"))
+        if self._activation_plan is not None:
+            for net in self._find_networks(*_TRAINED_NETWORKS):
+                self._activation_plan.apply_(net)
+
+    def _find_networks(self, *names: str) -> list[nn.Module]:
+        found = (getattr(self, name, None) for name in names)
+        return [net for net in found if isinstance(net, nn.Module)]
+
+    def _run(self, step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Check a batch and return the logits of a step on it."""
+        with self.coordinator.fail_together():
+            self.check_input(x)
+        with self.coordinator.step(self, x) as rows:
+            if len(rows) == 0:
+                return x
+            self._prepare_networks()
+            with (
+                count_images(current_reducer().total_count(len(rows))),
+                annotate_network_errors(x),
+                translate_rank_errors(self.source, x),
+                # Callers may loop under no_grad or inference_mode, and learning works under neither. Predictions have
+                # gradients on as well, because otherwise torch picks attention kernels that round differently.
+                torch.inference_mode(False),
+                torch.enable_grad(),
+            ):
+                logits = step(rows.clone() if rows.is_inference() else rows.detach())
+            return logits.detach()[: len(x)]
+
+    def freeze(self) -> Self:
+        """Stop adapting: calls only predict until :meth:`unfreeze`. The mode survives :meth:`reset` and saving."""
+        self.frozen = True
+        return self
+
+    def unfreeze(self) -> Self:
+        """Adapt again on every call."""
+        self.frozen = False
+        return self
+
+    @override
+    def compile(self, **options: Any) -> Self:  # type: ignore[override]
+        """Compile the networks of the model with :func:`torch.compile`; the first steps then take longer.
+
+        Student, teacher, source and all forks share compiled code, and :meth:`reset`, copies and restored models
+        stay compiled. Files do not hold it: call it again after :func:`ctta.load`. Results may differ by rounding.
+        Where the compiler fails, or the method keeps a state in layers, a warning says so once and the networks run as
+        they are; so they do where several processes share a batch.
+
+        Args:
+            **options: Keyword arguments of :func:`torch.compile`, such as ``mode="max-autotune"``.
+
+        Returns:
+            The model itself.
+
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
+        >>> from ctta.methods import Tent
+        >>> model = Tent(net).compile(backend="eager")
+        >>> logits = model(torch.rand(16, 3, 8, 8))    # compiles, predicts and adapts
+        """
+        if self.unwrapped._activation_plan is not None:
+            raise ConfigError("a model whose memory is reduced cannot be compiled: choose one of the two")
+        self.unwrapped._compilation = Compilation(options)
+        return self
+
+    def reduce_memory(self, kind: MemoryReduction = "checkpoint") -> Self:
+        """Keep fewer activations for the backward pass; predictions and gradients stay the same.
+
+        It lasts through :meth:`reset`, forks and copies. Files do not hold it: call it again after :func:`ctta.load`.
+
+        Args:
+            kind: ``"checkpoint"`` keeps the inputs of the network's blocks and computes the rest again when it is
+                needed, which takes about one more forward pass (gradient checkpointing). ``"frozen"`` is for methods
+                that train norm layers only, such as TENT: layers that do not train keep nothing that the trained ones
+                do without, so a convolution keeps no input and a ReLU a byte for each value. It takes hardly any time;
+                networks without convolutions gain nothing. ``"checkpoint"`` does this too where it applies.
+
+        Returns:
+            The model itself.
+
+        Raises:
+            ConfigError: The network has no blocks to compute again, the method keeps a state in its layers or, for
+                ``"frozen"``, trains other layers, the method does not learn, or the model is compiled.
+
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
+        >>> from ctta.methods import Tent
+        >>> model = Tent(net).reduce_memory("frozen")
+        >>> logits = model(torch.rand(16, 3, 8, 8))    # predicts and adapts
+        """
+        check_choice("kind", kind, get_args(MemoryReduction))
+        model = self.unwrapped
+        if model._compilation is not None:
+            raise ConfigError("the memory of a compiled model cannot be reduced: choose one of the two")
+        networks = model._find_networks(*_TRAINED_NETWORKS)
+        if model.optimizer is None or not networks:
+            raise ConfigError(f"{type(model).__name__} trains no network, so it keeps no activations to reduce")
+        model._activation_plan = ActivationPlan.make(kind, networks[0])
+        return self
+
+    # ---- for users: a stream ----
+
+    def reset(self) -> Self:
+        """Return to the state of a new model, including the random draws; networks and optimizer are new objects."""
+        kept = {name for name in vars(self) if name in ("training", "frozen") or "hooks" in name}
+        self.__dict__.update({name: value for name, value in vars(self.fork()).items() if name not in kept})
+        return self
+
+    def fork(self) -> Self:
+        """Return a new stream with the same hyperparameters that shares the source weights of this one."""
+        fresh = type(self)(self.copy_of_source(), **self.hyperparameters)
+        fresh.source, fresh.coordinator = copy_sharing_tensors(self.source), self.coordinator
+        fresh._compilation, fresh._activation_plan = self._compilation, self._activation_plan
+        # Buffers and further submodules were built on the default device and dtype: move them to this model's.
+        for name, buffer in self.named_buffers(recurse=False):
+            setattr(fresh, name, getattr(fresh, name).to(buffer))
+        for name, module in self.named_children():
+            tensors = [value for value in module.state_dict().values() if isinstance(value, Tensor)]
+            if name not in ("source", "student", "teacher") and tensors:
+                tensors.sort(key=Tensor.is_floating_point)  # modules can be moved to a floating-point dtype only
+                is_float = tensors[-1].is_floating_point()
+                fresh.get_submodule(name).to(tensors[-1] if is_float else tensors[-1].device)
+        return fresh
+
+    @torch.no_grad()
+    def restart_(self) -> None:
+        """Return networks, optimizer and buffers to their first values, in place; ``num_steps`` goes on.
+
+        This is what policies reset with: unlike :meth:`reset` it may be called within a step.
+        """
+        fresh = self.fork()
+        initial = fresh.state_dict()
+        release_lazy_buffers_(self)
+        for name, tensor in self.state_dict(keep_vars=True).items():
+            if not name.startswith("source."):
+                tensor.copy_(initial[name])
+        if self.optimizer is not None and fresh.optimizer is not None:
+            load_state_(self.optimizer, fresh.optimizer.state_dict())
+        for name, value in fresh.counters.items():
+            if name not in ("num_steps", "num_skipped"):
+                setattr(self, name, value)
+        self._is_restarted = True
+
+    def deploy(self, batches: Iterable[Any] | None = None) -> nn.Module:
+        """Return the adapted network as a plain network of the caller's class that no longer adapts.
+
+        Args:
+            batches: Inputs, or tuples that start with them, to estimate BatchNorm's running statistics from; the
+                network then predicts each image independently. Without them its BatchNorms keep using batch
+                statistics as the method did, also after ``eval()``: a prediction depends on the other images of its
+                batch, and the ``state_dict`` alone, loaded elsewhere, has the source's statistics.
+
+        Returns:
+            A copy with the weights of the teacher, if it predicts, else the student, else the source.
+        """
+        net = copy_without_hooks(self._adapted_network)
+        train_only_(net, self._trainable)
+        if batches is not None:
+            estimate_running_statistics_(net, validate_batches(iter_inputs(batches)))
+        elif self.batch_stats != 0:
+            use_batch_statistics_(net, self.batch_stats)
+        return net
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """The constructor's keyword arguments, from the attributes of the same name; ``lr`` is within ``optimizer``."""
+        return read_hyperparameters(self)
+
+    @property
+    def unwrapped(self) -> "AdaptiveModel":
+        """The method inside all wrappers; the model itself if it is not a wrapper."""
+        return self if self.wrapped is None else self.wrapped.unwrapped
+
+    # ---- for a method to implement ----
+
+    @abstractmethod
+    def adapt_step(self, x: Tensor) -> Tensor:
+        """Predict a batch and update the model.
+
+        Args:
+            x: A checked, non-empty batch; gradients are enabled.
+
+        Returns:
+            Logits (N, C, ...).
+        """
+
+    def predict_step(self, x: Tensor) -> Tensor:
+        """Return what :meth:`adapt_step` would return. Correct for every method; override it to avoid the copy.
+
+        Args:
+            x: A checked, non-empty batch.
+
+        Returns:
+            Logits (N, C, ...).
+        """
+        return copy.deepcopy(self, {id(self.source): self.source}).adapt(x)
+
+    def anchor_logits(self, x: Tensor) -> Tensor | None:
+        """Return what the method would predict for a batch if it had learned nothing, for a guard to compare with.
+
+        The default of None is right for a method whose predictions without learning are those of ``source`` with the
+        statistics of ``batch_stats``. Nothing may change.
+
+        Args:
+            x: A checked, non-empty batch.
+
+        Returns:
+            Logits (N, C, ...), or None.
+        """
+        return None
+
+    def check_input(self, x: Tensor) -> None:
+        """Raise for a batch that the method or its views cannot process, before anything changes.
+
+        Extend it for further conditions.
+
+        Args:
+            x: The batch as the caller gave it.
+
+        Raises:
+            InputError: The batch has the wrong shape or values.
+            TypeError: It is not a floating-point tensor.
+        """
+        check_batch(x)
+        for name in self.view_arguments:
+            check_images(x, getattr(self, name, ()))
+
+    def on_load(self, path: str | os.PathLike[str]) -> None:
+        """React to having been loaded from a file; does nothing unless overridden.
+
+        Args:
+            path: The file.
+        """
+
+    # ---- nn.Module ----
+
+    @override
+    def train(self, mode: bool = True) -> Self:
+        """Set the flag of this module only: the modes of its networks are up to the method."""
+        self.training = mode
+        return self
+
+    @override
+    def extra_repr(self) -> str:
+        shown = format_hyperparameters(self.hyperparameters)
+        return f"{shown}, skipped_layers=({', '.join(self.skipped_layers)})" if self.skipped_layers else shown
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the method, how far it is, and its settings."""
+        networks = [net for name, net in self.named_children() if name != "source"] or [self.source]
+        sizes = [parameter.numel() for net in networks for parameter in net.parameters() if parameter.requires_grad]
+        total = sum(parameter.numel() for parameter in self.source.parameters())
+        facts = {
+            "network": type(self.source).__name__,
+            "trains": f"{sum(sizes):,} of {total:,} parameters" if self.optimizer is not None else "nothing",
+            "steps": f"{self.num_steps}{', frozen' if self.frozen else ''}",
+        }
+        if (step := self.unwrapped.last_step) is not None:
+            facts["last loss"] = f"{float(step.loss):.4g}{', skipped' if step.skipped else ''}"
+        settings = {name: format_value(value) for name, value in self.hyperparameters.items()}
+        return render_facts(self.info.title if self.info else type(self).__name__, facts | settings)
+
+    @torch.inference_mode(False)
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self.source = copy.deepcopy(self.source)  # a fork may share it, and must not move with this stream
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.optimizer is not None:
+            load_state_(self.optimizer, self.optimizer.state_dict())  # on the device and dtype of the parameters now
+        return self

@@ -1,0 +1,280 @@
+"""The updates of a method: optimizer, policies, counters, random draws, and the record of the last step."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ctta.core.networks import MethodNetworks
+from ctta.core.parallel import current_reducer
+from ctta.core.steps import Policy, Step
+from ctta.core.validation import check_integer
+from ctta.errors import ConfigError
+from ctta.nn import FULL_BATCH_SIZE, BatchStats, batch_fraction, blends_automatically, images_in_batch
+from ctta.nn.surgery import Output
+from ctta.optim import (
+    OptimizerFactory,
+    build_optimizer,
+    scale_steps,
+    sharpness_aware_step_,
+    step_if_finite_,
+    with_lr,
+)
+
+
+class MethodUpdates(MethodNetworks):
+    """A method's networks, and the tools that update them: one step of an optimizer, with policies around it.
+
+    Args:
+        net: Any network; it is copied and never changed.
+        policies: What happens around the updates, of :mod:`ctta.policies`.
+        batch_stats: The fraction of the batch in BatchNorm's statistics, see :class:`ctta.AdaptiveModel`.
+        seed: The seed of all random draws.
+        output: Where the logits are in the network's output.
+    """
+
+    num_steps: int
+    num_skipped: int
+    _active_policies: tuple[Policy, ...] = ()
+    # Of the step in progress: the batch, the logits that policies judge, and whether one has restarted the model.
+    _batch: Tensor | None = None
+    _shown_logits: Tensor | None = None
+    _is_restarted = False
+    _counter_names: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        policies: Sequence[Policy] = (),
+        batch_stats: BatchStats = "auto",
+        seed: int = 0,
+        output: Output = None,
+    ) -> None:
+        for policy in policies:
+            if not isinstance(policy, Policy):
+                raise TypeError(f"policies must come from ctta.policies, such as reset_every(1000), got {policy!r}")
+        super().__init__(net, batch_stats=batch_stats, output=output)
+        self.policies: tuple[Policy, ...] = tuple(policies)
+        self.seed = check_integer("seed", seed)
+        self.optimizer: Optimizer | None = None
+        self.last_step: Step | None = None
+        self.register_counter("num_steps")
+        self.register_counter("num_skipped")
+
+    # ---- for constructors ----
+
+    def optimize(self, net: nn.Module, factory: OptimizerFactory, lr: float | None = None) -> None:
+        """Build the optimizer of :meth:`minimize` for the parameters of a network that require grad.
+
+        Args:
+            net: The network to train.
+            factory: The hyperparameter ``optimizer``.
+            lr: The hyperparameter ``lr``, which replaces the learning rate of the factory; None keeps it. It becomes
+                part of the factory, so :attr:`hyperparameters` and files have it within ``optimizer``.
+        """
+        self.optimizer_factory = with_lr(factory, lr)
+        self.optimizer = build_optimizer(self.optimizer_factory, net)
+        self._start_policies(self.policies)
+
+    def use_policies(self, *own: Policy) -> None:
+        """Build on policies: these run before the user's. Call it in the constructor after :meth:`optimize`.
+
+        Args:
+            *own: The policies that are part of the method, from its hyperparameters.
+
+        Raises:
+            ConfigError: The user has given one of the same kind.
+        """
+        self._start_policies((*own, *self.policies))
+
+    def _start_policies(self, policies: tuple[Policy, ...]) -> None:
+        for number, policy in enumerate(policies):
+            if policy.name in (other.name for other in policies[:number]):
+                raise ConfigError(
+                    f"{type(self).__name__} would have two policies {policy.name!r}: give one, or change the setting "
+                    "of the method that stands for it"
+                )
+        self._active_policies = policies
+        if policies:
+            self.policy_states = nn.ModuleDict({policy.name: policy.start(self) for policy in policies})
+
+    def register_counter(self, name: str) -> None:
+        """Declare an integer attribute that is part of the state, and set it to 0.
+
+        Declared counters are saved, compared between processes and kept by a rollback. They are read and written as
+        plain attributes: ``self.num_seen += len(x)``.
+
+        Args:
+            name: The attribute, such as ``"num_seen"``.
+
+        Raises:
+            ConfigError: The name is not an identifier, or already taken.
+        """
+        if not name.isidentifier():
+            raise ConfigError(f"a counter needs the name of an attribute, such as 'num_seen', got {name!r}")
+        if hasattr(self, name):
+            raise ConfigError(f"{type(self).__name__} already has an attribute {name!r}; give the counter another name")
+        self._counter_names = (*self._counter_names, name)
+        setattr(self, name, 0)
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """The declared counters and their values."""
+        return {name: getattr(self, name) for name in self._counter_names}
+
+    # ---- for steps ----
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """Return the random generator of this step for one purpose.
+
+        Args:
+            purpose: A name such as ``"views"``; different purposes draw independently.
+
+        Returns:
+            A generator on the CPU, seeded by (seed, number of steps, purpose) and nothing else.
+        """
+        digest = hashlib.blake2b(f"{self.seed}/{self.num_steps}/{purpose}".encode(), digest_size=8).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest))
+
+    @property
+    def step_scale(self) -> float:
+        """How far the step in progress may go, relative to a step on a full batch.
+
+        Under ``batch_stats="auto"`` or ``"blend"`` a batch of n < 16 images counts for (n/16)² of a step: n/16 because
+        it has that share of the images, and again because so few say less about the stream. It is 1 otherwise, and for
+        networks without BatchNorm. :meth:`minimize` applies it; a method that updates more than the optimizer does
+        should too.
+        """
+        num_images = images_in_batch() or FULL_BATCH_SIZE
+        return min(1.0, num_images / FULL_BATCH_SIZE) ** 2 if blends_automatically(self.source) else 1.0
+
+    def minimize(
+        self,
+        loss: Tensor,
+        *,
+        confidence: Tensor | None = None,
+        augmented: Tensor | None = None,
+        selected: Tensor | None = None,
+        entropy: Tensor | None = None,
+    ) -> bool:
+        """Take one optimizer step, recorded in ``last_step``.
+
+        There is no step if the loss or a gradient is not finite, which counts as skipped, or if nothing was selected.
+
+        Args:
+            loss: The mean loss over the batch that :meth:`adapt_step` was given; over a part of it by
+                :func:`ctta.functional.masked_mean`.
+            confidence: The mean confidence, for the record.
+            augmented: The fraction of augmented elements, for the record.
+            selected: Which elements the loss is computed from (N, ...), if not from all.
+            entropy: The mean entropy of what is learned from, for the record, if it is not that of the predictions.
+
+        Returns:
+            Whether the step was taken.
+        """
+        assert self.optimizer is not None, "a method that learns calls optimize() in its constructor"
+        means = _reduce(loss=loss, confidence=confidence, augmented=augmented, selected=selected, entropy=entropy)
+        is_empty = selected is not None and _is_empty(means)
+        with scale_steps(self.optimizer, self.step_scale):
+            taken = not is_empty and step_if_finite_(self.optimizer, loss, self._update_hook)
+        return self._record_step(taken, is_empty, means)
+
+    def minimize_sharpness(
+        self,
+        loss: Tensor,
+        compute_second_loss: Callable[[], tuple[Tensor, Tensor]],
+        *,
+        radius: float,
+        selected: Tensor,
+        confidence: Tensor | None = None,
+    ) -> bool:
+        """Take one sharpness-aware step, see :func:`ctta.optim.sharpness_aware_step_`; recorded like :meth:`minimize`.
+
+        Args:
+            loss: The loss at the present weights.
+            compute_second_loss: Returns the loss at the perturbed weights, and which elements it is computed from. This
+                is the recorded loss.
+            radius: How far to climb.
+            selected: Which elements the first loss is computed from (N, ...). Nothing is updated if there are none, in
+                either pass.
+            confidence: The mean confidence, for the record.
+
+        Returns:
+            Whether the step was taken.
+        """
+        assert self.optimizer is not None, "a method that learns calls optimize() in its constructor"
+        means = _reduce(loss=loss, confidence=confidence, selected=selected)
+
+        def compute_reduced_loss() -> Tensor | None:
+            second_loss, second_selected = compute_second_loss()
+            means.update(_reduce(loss=second_loss, selected=second_selected, entropy=second_loss))
+            return None if _is_empty(means) else second_loss
+
+        optimizer, hook = self.optimizer, self._update_hook
+        with scale_steps(optimizer, self.step_scale):
+            taken = not _is_empty(means) and sharpness_aware_step_(optimizer, loss, compute_reduced_loss, radius, hook)
+        return self._record_step(taken, _is_empty(means), means)
+
+    def show_policies(self, logits: Tensor) -> None:
+        """Let policies judge these logits, if :meth:`adapt_step` returns corrected ones.
+
+        Args:
+            logits: What the network predicted.
+        """
+        self._shown_logits = logits.detach()
+
+    def _record_step(self, taken: bool, is_empty: bool, means: dict[str, Tensor]) -> bool:
+        is_skipped = not taken and not is_empty
+        self.num_skipped += is_skipped
+        fraction = batch_fraction(self.source, images_in_batch() or FULL_BATCH_SIZE)
+        self.last_step = Step(skipped=is_skipped, **means, batch_stats=fraction, scale=self.step_scale)
+        return taken
+
+    # ---- around a step ----
+
+    def _begin_step(self, x: Tensor) -> None:
+        self.last_step = None  # a step without an update leaves no record
+        self._batch = x if self._active_policies else None
+        self._shown_logits, self._is_restarted = None, False
+
+    def _finish_step(self, x: Tensor, logits: Tensor) -> None:
+        logits = logits if self._shown_logits is None else self._shown_logits
+        for policy in self._active_policies:
+            policy.after_step(self, self.policy_states[policy.name], x, logits)
+            if self._is_restarted:
+                break
+        self._batch = self._shown_logits = None
+        torch.clear_autocast_cache()  # or a surrounding autocast would keep using the weights before the update
+        self.num_steps += 1
+
+    @property
+    def _predicting_student(self) -> nn.Module | None:
+        """The student, if a policy lets it predict."""
+        if not any(policy.student_predicts for policy in self._active_policies):
+            return None
+        return self.get_submodule("student")
+
+    @property
+    def _update_hook(self) -> Callable[[], None] | None:
+        """What the policies do between the backward pass and the optimizer's step."""
+        return self._run_policies if self._active_policies else None
+
+    def _run_policies(self) -> None:
+        assert self._batch is not None, "a step is in progress"
+        for policy in self._active_policies:
+            policy.before_update(self, self.policy_states[policy.name], self._batch)
+
+
+def _reduce(**local: Tensor | None) -> dict[str, Tensor]:
+    """Return the means over the batch from means, or masks, over the local rows; without those that are None."""
+    mean, given = current_reducer().mean, {name: value for name, value in local.items() if value is not None}
+    floats = {name: value if value.is_floating_point() else value.float() for name, value in given.items()}
+    return {name: mean(value.detach().mean() if value.ndim else value.detach()) for name, value in floats.items()}
+
+
+def _is_empty(means: dict[str, Tensor]) -> bool:
+    """Return whether nothing was selected, and not a loss that is not finite."""
+    return not means["selected"] > 0 and bool(means["loss"].isfinite())

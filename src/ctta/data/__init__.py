@@ -1,0 +1,1 @@
+"""What can be adapted to, and in which order: corruptions, datasets, drawn streets and streams."""

@@ -1,0 +1,160 @@
+"""The cache folder: where downloads are kept, and how a name becomes a path."""
+
+import os
+from pathlib import Path
+
+from ctta.data.datasets.archive import unpack
+from ctta.data.datasets.catalog import DATASETS, Dataset
+from ctta.data.datasets.transfer import MISSING_EXTRA, fetch_file, find_defect
+from ctta.errors import ConfigError, DownloadError, did_you_mean
+from ctta.io.progress import print_line
+
+
+def cache_dir() -> Path:
+    """Return the cache folder: ``$CTTA_CACHE``, else ``$XDG_CACHE_HOME/ctta``, else ``~/.cache/ctta``."""
+    if path := os.environ.get("CTTA_CACHE"):
+        return Path(path).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ctta"
+
+
+def download(
+    name: str, *, cache: str | os.PathLike[str] | None = None, progress: bool = True, insecure: bool = False
+) -> Path:
+    """Return the path of a public dataset or checkpoint, downloading it on first use.
+
+    Archives are unpacked and then deleted; checkpoints stay single files. Nothing is requested from the network for
+    what is in the cache. An interrupted download resumes where it stopped. A file that you put into the cache folder
+    yourself, as ``DATASETS[name].file``, is used instead of downloading, and is kept::
+
+        folder = ctta.data.datasets.download("cifar10-c")
+        images = numpy.load(folder / "gaussian_noise.npy", mmap_mode="r")
+
+    Args:
+        name: A key of ``ctta.data.datasets.DATASETS``, such as "cifar10-c", "imagenet-c/noise" or "wrn28-10-standard".
+        cache: The cache folder; :func:`cache_dir` by default.
+        progress: Whether to show the progress on standard error: a bar on a terminal, else a line at intervals.
+        insecure: Whether to download a file of which no SHA-256 is known, so that nobody can tell whether it is the
+            one that its authors published.
+
+    Returns:
+        The unpacked folder, or the file if it is not an archive.
+
+    Raises:
+        ConfigError: The name is unknown.
+        DownloadError: The file cannot be downloaded, verified or unpacked; or no SHA-256 of it is known.
+        ImportError: The extra ``data`` is not installed.
+    """
+    dataset, file, folder = _locate(name, cache)
+    return _find_existing(dataset, file, folder, progress=progress) or _create(
+        dataset, file, folder, progress, insecure
+    )
+
+
+def find(name: str, *, cache: str | os.PathLike[str] | None = None) -> Path:
+    """Return the path of what :func:`download` has downloaded before, without using the network.
+
+    Args:
+        name: A key of ``ctta.data.datasets.DATASETS``.
+        cache: The cache folder; :func:`cache_dir` by default.
+
+    Returns:
+        The unpacked folder, or the file if it is not an archive.
+
+    Raises:
+        ConfigError: The name is unknown.
+        DownloadError: It is not in the cache, or damaged.
+    """
+    dataset, file, folder = _locate(name, cache)
+    if path := _find_existing(dataset, file, folder, progress=False):
+        return path
+    missing = folder if dataset.is_archive else file
+    raise DownloadError(f"{_with_size(name)} is not in the cache ({missing} is missing); run: ctta data get {name}")
+
+
+def suggest_download(folder: Path, name: str) -> str:
+    """Return the advice for a folder of a public dataset that is missing or incomplete."""
+    # What exists is not downloaded again; but a typo in a path must not suggest to delete an unrelated folder.
+    delete = f"; if it is correct, delete {folder}" if folder.is_dir() else ""
+    return f"check the path{delete} and run: ctta data get {_with_size(name)}"
+
+
+def _with_size(name: str) -> str:
+    """Return the name of a dataset with the size of its download, where known."""
+    size = DATASETS[name].size_text
+    return f"{name} ({size})" if size else name
+
+
+def _locate(name: str, cache: str | os.PathLike[str] | None) -> tuple[Dataset, Path, Path]:
+    """Return the catalog entry of a name, the path of its file and the path of its unpacked folder."""
+    if name not in DATASETS:
+        raise ConfigError(
+            f"unknown dataset '{name}'{did_you_mean(name, DATASETS)}; expected one of {', '.join(DATASETS)}"
+        )
+    root = (Path(cache) if cache is not None else cache_dir()).expanduser().absolute()
+    return DATASETS[name], root / DATASETS[name].file, root / name
+
+
+def _find_existing(dataset: Dataset, file: Path, folder: Path, *, progress: bool) -> Path | None:
+    if dataset.is_archive:
+        return folder if folder.is_dir() else None
+    return _verify(file, dataset, progress=progress) if file.is_file() else None
+
+
+def _create(dataset: Dataset, file: Path, folder: Path, progress: bool, insecure: bool) -> Path:
+    try:
+        from filelock import FileLock, Timeout
+    except ImportError as error:
+        raise ImportError(MISSING_EXTRA) from error
+
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(file.with_name(f"{file.name}.lock"))  # two processes must not append to one part
+        try:
+            held = lock.acquire(timeout=1)
+        except Timeout:
+            if progress:
+                print_line(f"{file.name}: waiting for another process that is downloading it")
+            held = lock.acquire()
+    except OSError as error:
+        raise DownloadError(
+            f"cannot write to the cache folder {file.parent} ({error}): set CTTA_CACHE to a writable folder"
+        ) from error
+    with held:
+        if dataset.is_archive and folder.is_dir():  # created by another process while this one waited
+            return folder
+        if file.is_file():  # put there by the user, who keeps it
+            _verify(file, dataset, progress=progress)
+            if dataset.is_archive:
+                unpack(file, folder, progress=progress)
+            return folder if dataset.is_archive else file
+        if dataset.sha256 is None and not insecure:
+            weaker = "only an MD5, which can be forged" if dataset.md5 else "no checksum at all"
+            raise DownloadError(
+                f"{file.name}: no SHA-256 is known ({weaker}), so a download cannot be verified. To accept what "
+                f"{dataset.url} sends, add --insecure to the command or insecure=True to the call, or save a copy that "
+                f"you trust as {file}"
+            )
+        if dataset.is_archive:
+            _fetch_and_unpack(dataset, file, folder, progress)
+        else:
+            fetch_file(dataset, file, progress=progress)
+        return folder if dataset.is_archive else file
+
+
+def _fetch_and_unpack(dataset: Dataset, file: Path, folder: Path, progress: bool) -> None:
+    # A name that no user would choose: after a failed unpacking, the next run knows that it may delete the archive.
+    fetched = file.with_name(f"{file.name}.fetched")
+    if not fetched.is_file():
+        fetch_file(dataset, file, progress=progress)
+        os.replace(file, fetched)
+    unpack(fetched, folder, progress=progress)
+    fetched.unlink()
+
+
+def _verify(file: Path, dataset: Dataset, *, progress: bool) -> Path:
+    """Return the file, or raise if it is not the expected one."""
+    if defect := find_defect(file, dataset, progress=progress):
+        raise DownloadError(
+            f"{file} cannot be used: {defect}. Delete it and run again, or replace it with a copy from {dataset.url}"
+        )
+    return file

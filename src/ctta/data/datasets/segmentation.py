@@ -1,0 +1,177 @@
+"""ACDC and Cityscapes: scenes of any size, with label maps of their original size."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ctta.data.datasets.arrays import hash_array
+from ctta.data.datasets.base import IGNORE_INDEX, Rows
+from ctta.data.datasets.image_files import describe_files, read_images
+from ctta.errors import DataError
+from ctta.io.images import Resize, decoding_errors, import_pillow, is_image_file
+
+#: Names of the 19 classes of Cityscapes, in the order of their trainIds.
+CLASS_NAMES = (
+    "road",
+    "sidewalk",
+    "building",
+    "wall",
+    "fence",
+    "pole",
+    "traffic light",
+    "traffic sign",
+    "vegetation",
+    "terrain",
+    "sky",
+    "person",
+    "rider",
+    "car",
+    "truck",
+    "bus",
+    "train",
+    "motorcycle",
+    "bicycle",
+)
+NUM_CLASSES = len(CLASS_NAMES)
+CONDITIONS = ("fog", "night", "rain", "snow")
+MAX_LABEL_ID = 33
+MAX_ASPECT_CHANGE = 1.1  # of an image relative to its label map
+#: The labelId of each trainId, 0 (road) to 18 (bicycle).
+LABEL_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
+TRAIN_ID_OF = np.full(256, IGNORE_INDEX, np.int64)
+TRAIN_ID_OF[list(LABEL_IDS)] = np.arange(NUM_CLASSES)
+
+
+@dataclass(frozen=True)
+class LabeledScenes:
+    """Scenes of one domain with a map of trainIds each, or of labelIds from which these are derived.
+
+    Attributes:
+        name: Identifies the scenes, see :func:`find_scenes`.
+        images: Files of the images.
+        maps: Files of the label maps.
+        size: (height, width) to resize images to, or None; label maps keep their size.
+    """
+
+    name: str
+    images: tuple[Path, ...]
+    maps: tuple[Path, ...]
+    size: tuple[int, int] | None
+
+    labels = None  # labels are per pixel
+    class_names = CLASS_NAMES
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def read(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Decode some of the scenes.
+
+        Args:
+            rows: Indices of the scenes.
+
+        Returns:
+            Images of shape (N, 3, H, W) as floats in [0, 1], and label maps of shape (N, H', W').
+
+        Raises:
+            DataError: A file is missing or damaged, the sizes differ, or a map does not belong to its image.
+        """
+        x = read_images([self.images[row] for row in rows], Resize(self.size) if self.size else None)
+        maps = [torch.from_numpy(read_label_map(self.maps[row])) for row in rows]
+        if len({values.shape for values in maps}) > 1:
+            raise DataError(
+                f"label maps in a batch must have the same size, but {self.maps[rows[0]]} and others differ: "
+                "use batch_size=1"
+            )
+        for row, values in zip(rows, maps, strict=True):
+            check_aspect_ratio(self.images[row], self.maps[row], values.shape)
+        return x, torch.stack(maps)
+
+
+def check_aspect_ratio(image: Path, label_map: Path, map_size: torch.Size) -> None:
+    """Refuse a label map of another scene: as images are resized, nothing else would notice.
+
+    Some people store images smaller than their maps and round the shorter side, so the ratio may differ slightly.
+    """
+    with import_pillow().open(image) as file:  # reads only the header
+        width, height = file.size
+    if not 1 / MAX_ASPECT_CHANGE < (width / height) / (map_size[1] / map_size[0]) < MAX_ASPECT_CHANGE:
+        raise DataError(
+            f"{image} has {height}x{width} pixels, but its label map {label_map} has {map_size[0]}x{map_size[1]}, "
+            "which is another aspect ratio: use the uncropped label map of the same scene"
+        )
+
+
+def read_label_map(path: Path) -> NDArray[np.int64]:
+    """Return the trainIds in a file, converted from labelIds if it contains those.
+
+    Args:
+        path: The label map; labelIds are recognized by the file name ``*_labelIds.png``.
+
+    Returns:
+        The trainId of each pixel, 255 where it is not scored.
+
+    Raises:
+        DataError: The file is missing or damaged, or contains other values.
+    """
+    try:
+        with import_pillow().open(path) as file:
+            values: NDArray[Any] = np.asarray(file)
+    except decoding_errors() as error:
+        raise DataError(f"{path} is missing or truncated ({error}): extract the archive of labels again") from error
+    if values.ndim != 2 or values.dtype.kind not in "ui":
+        raise DataError(
+            f"{path} must contain one integer per pixel, got {values.dtype} of shape {values.shape}: use the label "
+            "maps, not the color maps, and store them without alpha"
+        )
+    is_label_ids = path.name.endswith("_labelIds.png")
+    kind, largest = ("labelIds", MAX_LABEL_ID) if is_label_ids else ("trainIds", NUM_CLASSES - 1)
+    if ((values < 0) | ((values > largest) & (values != IGNORE_INDEX))).any():
+        raise DataError(
+            f"{path} must contain only the {kind} 0 to {largest} and 255, but has other values: extract the archive of "
+            "labels again"
+        )
+    return TRAIN_ID_OF[values] if is_label_ids else values.astype(np.int64)
+
+
+def find_scenes(
+    images: Path, image_ending: str, maps: Path, map_ending: str, size: tuple[int, int] | None
+) -> LabeledScenes:
+    """Return the scenes of a folder and below, each with its label map.
+
+    Args:
+        images: Folder of the images.
+        image_ending: End of the names of image files.
+        maps: Folder of the label maps, with the same subfolders.
+        map_ending: What replaces ``image_ending`` in the name of a label map, without ``labelTrainIds.png``.
+        size: (height, width) to resize images to, or None.
+
+    Returns:
+        The scenes, sorted by path.
+
+    Raises:
+        DataError: There are no images, or a label map is missing.
+    """
+    found = sorted(path for path in images.rglob(f"*{image_ending}") if is_image_file(path, images))
+    if not found:
+        raise DataError(f"{images} contains no *{image_ending}: check the path, or extract the archive of images there")
+    partners = []
+    for path in found:
+        stem = maps / path.relative_to(images).with_name(path.name.removesuffix(image_ending) + map_ending)
+        # Cityscapes is published with labelIds; a script that not everybody runs derives trainIds from them.
+        candidates = [stem.with_name(f"{stem.name}{kind}.png") for kind in ("labelTrainIds", "labelIds")]
+        partners.append(next((map_path for map_path in candidates if map_path.is_file()), candidates[0]))
+    if missing := [path for path in partners if not path.is_file()]:
+        more = f", as for {len(missing) - 1} more images" if len(missing) > 1 else ""
+        raise DataError(
+            f"{missing[0]} is missing, and so is its *_labelIds.png{more}: extract the archive of labels into {maps}"
+        )
+    # By the content of the first map, not by its file: trainIds that were derived from labelIds score the same.
+    content = hash_array(read_label_map(partners[0]).astype("<i8"))
+    name = f"{describe_files(images, found, str(size))} maps[{content}]"
+    return LabeledScenes(name, tuple(found), tuple(partners), size)

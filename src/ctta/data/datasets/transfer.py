@@ -1,0 +1,205 @@
+"""Download one file: resumed where it broke off, verified, and under its final name only when complete.
+
+pooch, the usual library for this, cannot resume: it requests no ranges and writes to a temporary file of a random name
+that the next run cannot find. For 20 GB (ImageNet-C) on a slow line resuming matters most, and what would be left for
+pooch (a checksum and a rename) is in the standard library.
+"""
+
+import hashlib
+import itertools
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ctta.data.datasets.archive import NO_SPACE_ERRNOS
+from ctta.data.datasets.catalog import Dataset
+from ctta.data.datasets.http import describe_html, looks_like_html, parse_content_range, request_file
+from ctta.data.datasets.progress import show_progress
+from ctta.errors import DownloadError
+
+if TYPE_CHECKING:
+    from requests import Response
+
+MISSING_EXTRA = "downloads need the extra 'data': pip install 'ctta[data]'"
+_CHUNK_BYTES = 1 << 16
+_HASHED_BYTES = 1 << 20  # at a time
+
+
+def fetch_file(dataset: Dataset, target: Path, *, progress: bool) -> None:
+    """Download a file, continuing what an earlier run left in ``<target>.part``.
+
+    Args:
+        dataset: The file and what identifies a complete copy.
+        target: Where it is written.
+        progress: Whether to show the progress on standard error.
+
+    Raises:
+        DownloadError: The file could not be downloaded, is not the expected one, or the disk is full.
+        ImportError: The extra ``data`` is not installed.
+    """
+    part = target.with_name(f"{target.name}.part")
+    try:
+        if dataset.size is None or _num_bytes(part) != dataset.size:
+            _fetch_remainder(dataset, part, target, progress)
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())  # after a power failure no truncated file has the final name
+    except OSError as error:
+        if error.errno in NO_SPACE_ERRNOS:
+            raise DownloadError(_describe_full_disk(part, target, str(error.strerror))) from error
+        raise
+    if defect := find_defect(part, dataset, progress=progress):
+        part.unlink()
+        raise DownloadError(
+            f"{target.name}: {defect}. The downloaded data was deleted; run again to start over. "
+            f"{_manual_hint(dataset, target)}"
+        )
+    os.replace(part, target)
+
+
+def find_defect(path: Path, dataset: Dataset, *, progress: bool) -> str | None:
+    """Return what is wrong with a file (a web page, its length, its checksum), or None.
+
+    Args:
+        path: The file.
+        dataset: What identifies a complete copy.
+        progress: Whether to show the progress on standard error.
+
+    Returns:
+        The defect in words.
+    """
+    with path.open("rb") as file:
+        if looks_like_html(file.read(1024)):
+            return "it is a web page (HTML), not the file"
+        length = path.stat().st_size
+        if length == 0:
+            return "it is empty"
+        if dataset.size is not None and length != dataset.size:
+            return f"wrong length: expected {dataset.size} bytes, found {length}"
+    checksums = {"sha256": dataset.sha256, "md5": dataset.md5}
+    known = {algorithm: expected for algorithm, expected in checksums.items() if expected is not None}
+    found = _compute_checksums(path, list(known), progress) if known else {}
+    for algorithm, expected in known.items():
+        if found[algorithm] != expected:
+            return f"wrong checksum: expected {algorithm} {expected}, found {found[algorithm]}"
+    return None
+
+
+def _compute_checksums(path: Path, algorithms: Sequence[str], progress: bool) -> dict[str, str]:
+    """Return the hexadecimal digests of a file, which is read once."""
+    digests = {algorithm: hashlib.new(algorithm, usedforsecurity=False) for algorithm in algorithms}
+    title = f"verify {path.name.removesuffix('.part')}"
+    with path.open("rb") as file, show_progress(title, enabled=progress, num_bytes=path.stat().st_size) as advance:
+        while chunk := file.read(_HASHED_BYTES):
+            for digest in digests.values():
+                digest.update(chunk)
+            advance(len(chunk))
+    return {algorithm: digest.hexdigest() for algorithm, digest in digests.items()}
+
+
+def _fetch_remainder(dataset: Dataset, part: Path, target: Path, progress: bool) -> None:
+    try:
+        import requests
+        import urllib3
+    except ImportError as error:
+        raise ImportError(MISSING_EXTRA) from error
+    try:
+        with request_file(dataset, _num_bytes(part), _manual_hint(dataset, target)) as response:
+            is_written = _write_response(response, dataset, part, target, progress)
+        if not is_written and not _num_bytes(part):
+            raise DownloadError(
+                f"{target.name}: {dataset.url} returned only a part of the file. {_manual_hint(dataset, target)}"
+            )
+        if not is_written:
+            part.unlink()
+            _fetch_remainder(dataset, part, target, progress)
+    # urllib3's errors too: the body is read below requests, which would decompress a .tar.gz on the way.
+    except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+        raise DownloadError(_describe_break(dataset, part, target, str(error))) from error
+
+
+def _write_response(response: "Response", dataset: Dataset, part: Path, target: Path, progress: bool) -> bool:
+    """Append the response to the part, or replace the part if the response is the whole file.
+
+    Returns:
+        Whether the part is complete; False if the response fits neither way, so that it has to start over.
+    """
+    offset, reported_total = parse_content_range(response)
+    total = dataset.size if reported_total is None else reported_total
+    num_present = _num_bytes(part)
+    if response.status_code == 416:
+        return reported_total == num_present  # complete but not renamed, or else a part that is too long
+    if offset is None or offset not in (0, num_present):
+        return False
+    _check_headers(response, dataset, total, target)
+    num_missing = 0 if total is None else total - offset
+    num_free = shutil.disk_usage(part.parent).free + (num_present if offset == 0 else 0)
+    if num_missing > num_free:
+        raise DownloadError(
+            _describe_full_disk(part, target, f"{num_missing} bytes are needed and {num_free} are free")
+        )
+    chunks = response.raw.stream(_CHUNK_BYTES, decode_content=False)
+    first = next(chunks, b"")
+    if offset == 0 and looks_like_html(first):  # before the part is overwritten
+        raise DownloadError(f"{target.name}: {describe_html(dataset.url)}. {_manual_hint(dataset, target)}")
+    with (
+        part.open("ab" if offset else "wb") as file,
+        show_progress(target.name, enabled=progress, num_bytes=total, initial=offset) as advance,
+    ):
+        for chunk in itertools.chain([first], chunks):
+            file.write(chunk)
+            advance(len(chunk))
+    _check_length(dataset, part, target, total)
+    return True
+
+
+def _check_headers(response: "Response", dataset: Dataset, total: int | None, target: Path) -> None:
+    """Refuse a response that could not be verified once it is written."""
+    problem = None
+    encoding = response.headers.get("Content-Encoding", "identity").lower()
+    is_chunked = response.headers.get("Transfer-Encoding", "").lower() == "chunked"
+    if total is not None and dataset.size is not None and total != dataset.size:
+        problem = (
+            f"wrong length: expected {dataset.size} bytes, but {dataset.url} offers {total}; "
+            "the file may have been replaced"
+        )
+    elif not dataset.has_checksum and total is None and not is_chunked:
+        problem = f"{dataset.url} does not report the length of the file, so a truncated copy would go unnoticed"
+    elif not dataset.has_checksum and encoding != "identity":
+        # Some servers claim an encoding for a .gz that they send unchanged; a checksum settles it.
+        problem = f"{dataset.url} sends the file encoded ({encoding}) and no checksum is known to verify it"
+    if problem:
+        raise DownloadError(f"{target.name}: {problem}. {_manual_hint(dataset, target)}")
+
+
+def _check_length(dataset: Dataset, part: Path, target: Path, total: int | None) -> None:
+    num_received = _num_bytes(part)
+    if total is not None and num_received < total:  # older versions of urllib3 do not report it
+        raise DownloadError(_describe_break(dataset, part, target, f"received only {num_received} of {total} bytes"))
+    if total is not None and num_received > total:  # a remainder that does not belong to this part
+        part.unlink()
+        raise DownloadError(
+            f"{target.name}: received {num_received} bytes instead of {total}. They were deleted; run again to start "
+            f"over. {_manual_hint(dataset, target)}"
+        )
+
+
+def _num_bytes(part: Path) -> int:
+    return part.stat().st_size if part.exists() else 0
+
+
+def _describe_break(dataset: Dataset, part: Path, target: Path, reason: str) -> str:
+    kept = f"{_num_bytes(part)} bytes are kept in {part}; run again to resume" if _num_bytes(part) else "Run again"
+    return f"{target.name}: the connection to {dataset.url} failed ({reason}). {kept}. {_manual_hint(dataset, target)}"
+
+
+def _describe_full_disk(part: Path, target: Path, reason: str) -> str:
+    return (
+        f"{target.name}: no space in {part.parent}: {reason}. {_num_bytes(part)} bytes are kept; "
+        "free some space and run again to resume, or set CTTA_CACHE to a folder on a larger disk"
+    )
+
+
+def _manual_hint(dataset: Dataset, target: Path) -> str:
+    return f"To download it manually, open {dataset.url} in a browser and save the file as {target}"

@@ -1,0 +1,318 @@
+"""Video: which frames of a source are taken, and how those of a recording are decoded, from the start or a frame on."""
+
+import math
+import os
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctta.core.validation import check_integer, check_positive
+from ctta.errors import ConfigError, DataError
+
+#: Seconds to wait for a source to answer, and for its next frame.
+TIMEOUT = 10.0
+#: Frames per second of images named by a pattern, and of sources that do not say.
+DEFAULT_RATE = Fraction(25)
+#: Ends of the paths of web addresses that are recordings; others are cameras.
+RECORDING_SUFFIXES = {".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm"}
+#: Seconds by which times that are read from a table may differ from those of the frames.
+TIME_TOLERANCE = 1e-6
+_PATTERN = re.compile(r"%0?(\d*)d")
+
+
+def import_av() -> ModuleType:
+    """Import and return PyAV, which reads and writes video by FFmpeg.
+
+    Returns:
+        The module ``av``.
+
+    Raises:
+        ImportError: It is not installed; the message names the extra that installs it.
+    """
+    try:
+        import av
+    except ImportError as error:
+        raise ImportError("video needs PyAV, which is not installed: pip install 'ctta[video]'") from error
+    return av
+
+
+@dataclass(frozen=True)
+class VideoFrame:
+    """A frame of a video.
+
+    Attributes:
+        number: How many frames of the source came before it, whether they were taken or not.
+        seconds: Time since the start of a recording; the Unix time at which a frame of a camera arrived.
+        pixels: uint8 (H, W, 3) in RGB.
+    """
+
+    number: int
+    seconds: float
+    pixels: NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class FrameSampling:
+    """Which frames of a source to take.
+
+    Attributes:
+        every: Take every n-th frame.
+        interval: Seconds of the intervals of which to take the first frame, instead of ``every``.
+        seconds: Duration after which to end; None for the whole source.
+    """
+
+    every: int = 1
+    interval: float | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        check_integer("every", self.every, 1)
+        for name in ("interval", "seconds"):
+            if (value := getattr(self, name)) is not None:
+                check_positive(name, value)
+        if self.every > 1 and self.interval is not None:
+            raise ConfigError(f"give every or interval, not both: got every={self.every}, interval={self.interval}")
+
+    def takes(self, number: int, seconds: float, last: float | None) -> bool:
+        """Return whether to take a frame.
+
+        Args:
+            number: Number of the frame.
+            seconds: Its time.
+            last: Time of the frame that was taken last; None if there is none.
+        """
+        if self.interval is None:
+            return number % self.every == 0
+        return last is None or self._cell(seconds) > self._cell(last)
+
+    def _cell(self, seconds: float) -> int:
+        # Half a microsecond, so that a frame at 0.1 + 0.2 seconds is not before one at 0.3.
+        return math.floor((seconds + 5e-7) / (self.interval or 1))
+
+
+def is_live(source: str | os.PathLike[str]) -> bool:
+    """Return whether a source is a camera, whose frames come in real time and only once.
+
+    Those are devices such as ``/dev/video0`` and addresses such as ``rtsp://…``, except web addresses that end like
+    the name of a video file.
+
+    >>> is_live("clip.mp4"), is_live("rtsp://door:554/1"), is_live("http://door/stream"), is_live("https://a/b.mp4")
+    (False, True, True, False)
+    """
+    text = os.fspath(source)
+    if text.startswith("/dev/"):
+        return True
+    parts = urlsplit(text)
+    if "://" not in text or parts.scheme == "file":
+        return False
+    return not (parts.scheme in ("http", "https") and Path(parts.path).suffix.lower() in RECORDING_SUFFIXES)
+
+
+def describe_source(source: str | os.PathLike[str]) -> str:
+    """Return a name for a source: that of the file, or the address without a password.
+
+    >>> describe_source("clips/door.mp4"), describe_source("rtsp://me:secret@door:554/1?token=abc")
+    ('door.mp4', 'rtsp://door:554/1')
+    """
+    text = os.fspath(source)
+    if "://" not in text:
+        return text if text.startswith("/dev/") else Path(text).name
+    parts = urlsplit(text)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def open_video(source: str | os.PathLike[str]) -> AbstractContextManager[Any]:
+    """Open a source with PyAV, and check that it has a video.
+
+    Args:
+        source: File, pattern such as ``frames-%05d.png``, device or address.
+
+    Returns:
+        PyAV's container.
+
+    Raises:
+        DataError: It cannot be opened, or has no video.
+    """
+    av, text, options = import_av(), os.fspath(source), {}
+    name = describe_source(source)
+    if "://" not in text and _PATTERN.search(Path(text).name):
+        options["start_number"] = str(_find_first_number(Path(text)))
+    elif text.startswith("rtsp"):
+        options["rtsp_transport"] = "tcp"  # over UDP, lost packets smear the picture
+    elif "://" not in text and not Path(text).exists():
+        raise DataError(f"{text} does not exist: give a video file, a pattern, a device or an address")
+    form = "v4l2" if text.startswith("/dev/video") else None
+    try:
+        container = av.open(text, format=form, options=options, timeout=TIMEOUT if is_live(source) else None)
+    except (av.error.FFmpegError, OSError) as error:
+        raise DataError(f"{name} cannot be read as video ({_reason(error)}): check the path or address") from error
+    if not container.streams.video:
+        container.close()
+        raise DataError(f"{name} contains no video: give another file")
+    return container  # type: ignore[no-any-return]
+
+
+def decode_frames(container: Any) -> Iterator[Any]:
+    """Yield the frames of a container as PyAV has them; what cannot be decoded is left out.
+
+    Args:
+        container: From :func:`open_video`.
+
+    Raises:
+        DataError: The source fails.
+    """
+    av, stream = import_av(), container.streams.video[0]
+    packets = container.demux(stream)
+    while True:
+        try:
+            packet = next(packets, None)
+            if packet is None:
+                return
+            frames = packet.decode()
+        except av.error.EOFError:
+            return
+        except av.error.InvalidDataError:  # a damaged packet: the next ones may be intact
+            continue
+        except (av.error.FFmpegError, OSError) as error:
+            raise DataError(f"reading the video failed ({_reason(error)})") from error
+        yield from frames
+
+
+def to_pixels(frame: Any) -> NDArray[np.uint8]:
+    """Return a frame of PyAV as uint8 (H, W, 3), upright as players show it."""
+    pixels: NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
+    turns = round(getattr(frame, "rotation", 0) / 90) % 4  # phones store how to turn the picture, counterclockwise
+    return np.rot90(pixels, turns) if turns else pixels
+
+
+def frame_rate(stream: Any) -> Fraction:
+    """Return the frames per second of PyAV's stream, as far as it says."""
+    return Fraction(stream.average_rate or stream.guessed_rate or DEFAULT_RATE)
+
+
+def estimate_num_frames(source: str | os.PathLike[str], sampling: FrameSampling) -> int | None:
+    """Return about how many frames of a recording will be taken; None if it does not say how long it is."""
+    with open_video(source) as container:
+        stream = container.streams.video[0]
+        rate = float(frame_rate(stream))
+        duration = stream.frames / rate if stream.frames else (container.duration or 0) / 1e6
+    duration = min(duration, sampling.seconds or math.inf)
+    count = duration * rate / sampling.every if sampling.interval is None else duration / sampling.interval
+    return math.ceil(count) or None
+
+
+def clip_rate(source: str | os.PathLike[str], sampling: FrameSampling) -> Fraction:
+    """Return the frames per second at which the taken frames of a source play in real time."""
+    if sampling.interval is not None:
+        rate = Fraction(1 / sampling.interval)
+    elif is_live(source):
+        rate = DEFAULT_RATE / sampling.every
+    else:
+        with open_video(source) as container:
+            rate = frame_rate(container.streams.video[0]) / sampling.every
+    return max(rate, Fraction(1, 60)).limit_denominator(1001)
+
+
+def read_recording(
+    source: str | os.PathLike[str],
+    sampling: FrameSampling,
+    *,
+    after: tuple[int, float] | None = None,
+    num_skipped: int = 0,
+) -> Iterator[VideoFrame]:
+    """Decode the frames of a recording that are to be taken.
+
+    Args:
+        source: File, pattern or address.
+        sampling: Which frames to take.
+        after: Number and time of the frame to go on after; from the start by default.
+        num_skipped: Number of frames to leave out at first, of those that are to be taken.
+
+    Yields:
+        The frames.
+
+    Raises:
+        DataError: The recording cannot be read.
+    """
+    last = None if after is None else after[1]
+    for number, seconds, frame in _number_frames(source, after):
+        if sampling.seconds is not None and seconds >= sampling.seconds:
+            return
+        if sampling.takes(number, seconds, last):
+            last = seconds
+            if num_skipped:
+                num_skipped -= 1
+            else:
+                yield VideoFrame(number, seconds, to_pixels(frame))
+
+
+def _number_frames(source: str | os.PathLike[str], after: tuple[int, float] | None) -> Iterator[tuple[int, float, Any]]:
+    """Yield number, time and frame of every frame of a recording, or of those after one of them."""
+    if after is not None:
+        with open_video(source) as container:
+            frames = _seek(container, after[1])
+            if frames is not None:
+                yield from _add_times(container, frames, after[0] + 1)
+                return
+    # From the start, also if the recording has no usable index: then the frames are counted.
+    with open_video(source) as container:
+        for number, seconds, frame in _add_times(container, _decode_in_threads(container), 0):
+            if after is None or number > after[0]:
+                yield number, seconds, frame
+
+
+def _seek(container: Any, seconds: float) -> Iterator[Any] | None:
+    """Return the frames after the one at a time; None if there is none at exactly that time."""
+    stream = container.streams.video[0]
+    first = stream.start_time or 0
+    try:
+        container.seek(first + round(seconds / stream.time_base), stream=stream)  # to a key frame at or before it
+    except import_av().error.FFmpegError:
+        return None
+    frames = _decode_in_threads(container)
+    for frame in frames:
+        time = None if frame.pts is None else float((frame.pts - first) * stream.time_base)
+        if time is None or time > seconds + TIME_TOLERANCE:
+            return None
+        if time >= seconds - TIME_TOLERANCE:
+            return frames
+    return None
+
+
+def _decode_in_threads(container: Any) -> Iterator[Any]:
+    container.streams.video[0].thread_type = "AUTO"
+    return decode_frames(container)
+
+
+def _add_times(container: Any, frames: Iterator[Any], first_number: int) -> Iterator[tuple[int, float, Any]]:
+    stream = container.streams.video[0]
+    rate, first = frame_rate(stream), stream.start_time or 0
+    for number, frame in enumerate(frames, start=first_number):
+        time = number / rate if frame.pts is None else (frame.pts - first) * stream.time_base
+        yield number, float(time), frame
+
+
+def _find_first_number(pattern: Path) -> int:
+    """Return the lowest number of a file that a pattern such as ``frames-%05d.png`` names."""
+    before, after = _PATTERN.split(pattern.name)[::2]
+    name = re.compile(f"{re.escape(before)}(\\d+){re.escape(after)}")
+    folder = pattern.parent
+    names = os.listdir(folder) if folder.is_dir() else []
+    numbers = [int(match[1]) for match in map(name.fullmatch, names) if match]
+    if not numbers:
+        raise DataError(f"no file fits the pattern {pattern}: check the path, such as frames-%05d.png")
+    return min(numbers)
+
+
+def _reason(error: BaseException) -> str:
+    """Return why FFmpeg failed, without the address, which may contain a password."""
+    return getattr(error, "strerror", None) or type(error).__name__

@@ -1,0 +1,323 @@
+"""CCC, Continuously Changing Corruptions, for any network and any images: an endless walk at one mean difficulty.
+
+Reference: Press et al., "RDumb: a simple approach that questions our progress in continual test-time adaptation",
+NeurIPS 2023.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import islice
+from typing import Any, Literal, cast, get_args, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctta.core.validation import check_choice, check_fraction, check_integer
+from ctta.data.corruptions.registry import check_corruption, check_severity
+from ctta.data.datasets.base import Rows
+from ctta.data.datasets.corruptible import CorruptibleDataset, Step, format_steps
+from ctta.data.streams.accuracy import QUARTERS, AccuracyMatrix, Pair
+from ctta.data.streams.corrupted import as_clean_images
+from ctta.data.streams.stream import Batch, Segment, Stream
+from ctta.data.streams.walk import Point, walk
+from ctta.errors import ConfigError
+
+Difficulty = Literal["easy", "medium", "hard"]
+DIFFICULTIES: tuple[Difficulty, ...] = get_args(Difficulty)
+
+_NOISE = ("gaussian_noise", "shot_noise", "impulse_noise")
+_MEDIUM = (
+    *_NOISE,
+    *("defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "snow", "frost", "fog", "contrast"),
+    *("elastic_transform", "pixelate"),
+)
+#: The published corruptions of each difficulty. Brightness is in none of them, as networks are too robust to it.
+NOISES: dict[Difficulty, tuple[str, ...]] = {
+    "easy": (*_MEDIUM, "jpeg_compression"),
+    "medium": _MEDIUM,
+    "hard": (*_NOISE, "contrast"),
+}
+#: The published targets, and what they were for: the accuracy of ResNet-50 on clean images and its number of classes.
+TARGETS: dict[Difficulty, float] = {"easy": 0.4, "medium": 0.2, "hard": 0.0}
+RESNET50_ACCURACY, RESNET50_CLASSES = 0.7613, 1000
+
+#: Images at one point of the walk: 1,000 (the fastest published change), 2,000 or 5,000.
+SPEED = 1000
+
+
+def resolve_target(target: Difficulty, clean_accuracy: float, num_classes: int) -> float:
+    """Return the mean accuracy that a difficulty stands for.
+
+    The published targets are 40, 20 and 0 % for a ResNet-50 with 76.13 % on clean images of 1,000 classes. For another
+    network the target is at the same fraction of the way from guessing to its own accuracy on clean images.
+
+    Args:
+        target: "easy", "medium" or "hard".
+        clean_accuracy: Accuracy of the network without corruptions.
+        num_classes: Its number of classes.
+
+    Returns:
+        The accuracy, from 0 to 1.
+
+    >>> [round(resolve_target(name, 0.7613, 1000), 4) for name in DIFFICULTIES]
+    [0.4, 0.2, 0.0]
+    >>> [round(resolve_target(name, 0.9, 10), 2) for name in DIFFICULTIES]
+    [0.52, 0.31, 0.1]
+    """
+    check_choice("target", target, DIFFICULTIES)
+    chance = 1 / RESNET50_CLASSES
+    fraction = (TARGETS[target] - chance) / (RESNET50_ACCURACY - chance)
+    return float(np.clip(1 / num_classes + fraction * (clean_accuracy - 1 / num_classes), 0, 1))
+
+
+class EndlessStream:
+    """Batches of CCC without an end; created by :func:`ccc` without a number of images.
+
+    Iterating continues from ``position``, the number of batches yielded so far, also after a ``break``. To resume, set
+    ``position`` to its earlier value. There is no ``len``.
+
+    Args:
+        name: The protocol and its settings.
+        route: The segments, one after the other.
+        batch_size: Images per batch; a batch never spans two segments.
+        read_ahead: Number of batches that background threads read while the model works.
+    """
+
+    def __init__(self, name: str, route: "Route", *, batch_size: int, read_ahead: int) -> None:
+        self.name, self.batch_size, self.read_ahead = name, check_integer("batch_size", batch_size, 1), read_ahead
+        self._route, self._position = route, 0
+        self._batches_per_segment = -(-route.speed // self.batch_size)
+
+    @property
+    def position(self) -> int:
+        """Number of batches yielded since the start; set it to resume."""
+        return self._position
+
+    @position.setter
+    def position(self, value: int) -> None:
+        self._position = check_integer("position", value, 0)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes in the order of the labels; empty if the dataset does not name them."""
+        return self._route.data.class_names
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            number, inside = divmod(self._position, self._batches_per_segment)
+            part = self._open(number)
+            part.position = inside
+            for batch in part:
+                self._position += 1
+                yield batch
+
+    def read_batch(self, batch_index: int) -> Batch:
+        """Read one batch, independently of the position.
+
+        Args:
+            batch_index: Index of the batch in the stream, from 0.
+
+        Returns:
+            The batch.
+        """
+        number, inside = divmod(check_integer("batch_index", batch_index, 0), self._batches_per_segment)
+        return self._open(number).read_batch(inside)
+
+    @property
+    def hash(self) -> str:
+        """Hash of everything that decides which batches are yielded: images, settings and the accuracy matrix."""
+        identity = f"{self._route.data.content} {self.name} {self._route.target!r} {self._route.matrix.identity}"
+        return hashlib.sha256(identity.encode()).hexdigest()[:16]
+
+    def _open(self, number: int) -> Stream:
+        segment = self._route.segment(number, self._route.speed)
+        return Stream(self.name, [segment], batch_size=self.batch_size, read_ahead=self.read_ahead)
+
+    def __repr__(self) -> str:
+        return f"EndlessStream({self.name!r}, {self._position} batches of {self.batch_size} so far)"
+
+
+class Route:
+    """The points of the walk from one corruption to the next, and so on; found as far as they are needed.
+
+    Args:
+        data: The images.
+        matrix: Accuracies of a network.
+        noises: The corruptions to walk between.
+        target: Mean accuracy of each walk.
+        speed: Images at each point.
+        seed: Seed of the sequence of corruptions and of the images.
+    """
+
+    def __init__(
+        self,
+        data: CorruptibleDataset,
+        matrix: AccuracyMatrix,
+        *,
+        noises: tuple[str, ...],
+        target: float,
+        speed: int,
+        seed: int,
+    ) -> None:
+        self.data, self.matrix, self.noises, self.target = data, matrix, noises, target
+        self.speed, self.seed = speed, seed
+        self._walks: dict[Pair, list[Point]] = {}
+        self._points: list[tuple[Step, Step]] = []
+        self._found = self._find_points()
+
+    def _find_points(self) -> Iterator[tuple[Step, Step]]:
+        generator = np.random.default_rng(self.seed)
+        first = self.noises[generator.integers(len(self.noises))]
+        while True:
+            others = [name for name in self.noises if name != first]
+            second = others[generator.integers(len(others))]
+            if (first, second) not in self._walks:
+                self._walks[first, second] = walk(self.matrix, first, second, target=self.target)
+            for i, j in self._walks[first, second]:
+                yield (first, QUARTERS[i]), (second, QUARTERS[j])
+            first = second
+
+    def point(self, number: int) -> tuple[Step, Step]:
+        """Return the two corruptions with their severities at a point of the walk."""
+        self._points.extend(islice(self._found, max(0, number + 1 - len(self._points))))
+        return self._points[number]
+
+    def segment(self, number: int, num_images: int) -> Segment:
+        """Return the images at a point of the walk, with draws of their own."""
+        steps = tuple((name, check_severity(severity)) for name, severity in self.point(number))
+        rows = DrawnRows((self.seed, number), len(self.data), num_images)
+        # Drawn rows are indexed like an array, which they become when they are read.
+        return Segment(format_steps(steps), self.data.combine(*steps, visit=number), cast("Rows", rows))
+
+
+class DrawnRows:
+    """Rows of a dataset in random order, drawn when they are read: a long stream has millions of them.
+
+    Args:
+        seed: Seed of the draw.
+        size: Number of images of the dataset.
+        count: Number of rows; with more than there are images, every image comes before any comes again.
+    """
+
+    def __init__(self, seed: tuple[int, ...], size: int, count: int) -> None:
+        self.seed, self.size, self.count = seed, size, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, places: Any) -> NDArray[np.int64]:
+        found: NDArray[np.int64] = _draw_rows(self.seed, self.size, self.count)[places]
+        return found
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self[:], dtype=dtype)
+
+
+@lru_cache(maxsize=8)  # the segments that background threads read from
+def _draw_rows(seed: tuple[int, ...], size: int, count: int) -> NDArray[np.int64]:
+    generator = np.random.default_rng(seed)
+    rows = np.concatenate([generator.permutation(size) for _ in range(-(-count // size))])[:count]
+    rows.setflags(write=False)
+    return rows
+
+
+@overload
+def ccc(
+    data: CorruptibleDataset | Stream,
+    matrix: AccuracyMatrix,
+    *,
+    target: float | Difficulty = ...,
+    noises: Sequence[str] | None = ...,
+    speed: int = ...,
+    seed: int = ...,
+    num_images: int,
+    batch_size: int = ...,
+) -> Stream: ...
+
+
+@overload
+def ccc(
+    data: CorruptibleDataset | Stream,
+    matrix: AccuracyMatrix,
+    *,
+    target: float | Difficulty = ...,
+    noises: Sequence[str] | None = ...,
+    speed: int = ...,
+    seed: int = ...,
+    num_images: None = ...,
+    batch_size: int = ...,
+) -> EndlessStream: ...
+
+
+def ccc(
+    data: CorruptibleDataset | Stream,
+    matrix: AccuracyMatrix,
+    *,
+    target: float | Difficulty = "easy",
+    noises: Sequence[str] | None = None,
+    speed: int = SPEED,
+    seed: int = 43,
+    num_images: int | None = None,
+    batch_size: int = 64,
+) -> Stream | EndlessStream:
+    """Return a stream in which one corruption turns into the next, and so on, at one mean accuracy of the network.
+
+    At each point of :func:`walk` come ``speed`` images in random order under both corruptions, with random draws of
+    their own. Where a walk ends, the corruption that has grown becomes the one that fades, and another is drawn; its
+    severity may jump there. The images are taken as they are: CCC itself also crops and flips them at random and saves
+    them as JPEG.
+
+    Args:
+        data: Clean images with labels: a dataset such as :class:`.Corrupted`, or a stream of clean images.
+        matrix: Accuracies of the network that the difficulty is for, see :func:`measure_accuracy`.
+        target: "easy", "medium" or "hard", relative to the network as :func:`resolve_target` says, or the mean accuracy
+            of the walks, from 0 to 1.
+        noises: Corruptions to walk between; by default those published for the difficulty, and those of "easy" for a
+            number.
+        speed: Images at each point; 1,000, 2,000 and 5,000 are the published ones.
+        seed: Seed of the sequence of corruptions and of the order of images; 43, 44 and 45 are the published ones.
+        num_images: Length of the stream; None for one without an end.
+        batch_size: Images per batch; a batch never spans two points.
+
+    Returns:
+        The stream.
+
+    Raises:
+        ConfigError: A setting is out of range, or the matrix lacks a pair.
+        TypeError: The data is neither a dataset of clean images nor a stream, or the matrix is no accuracy matrix.
+    """
+    images = as_clean_images(data, "ccc")
+    if not isinstance(matrix, AccuracyMatrix):
+        raise TypeError(
+            f"matrix must be what measure_accuracy returns, or an AccuracyMatrix, got a {type(matrix).__name__}: wrap "
+            "tables in AccuracyMatrix(tables, num_classes=1000)"
+        )
+    names = _choose_noises(noises, target)
+    if isinstance(target, str):
+        accuracy = resolve_target(target, matrix.clean_accuracy, matrix.num_classes)
+    else:
+        check_fraction("target", target)
+        accuracy = float(target)
+    speed, seed = check_integer("speed", speed, 1), check_integer("seed", seed, 0)
+    route = Route(images, matrix, noises=names, target=accuracy, speed=speed, seed=seed)
+    chosen = "" if noises is None else f" noises={'+'.join(names)}"
+    named = f"{target} " if isinstance(target, str) else ""
+    name = f"{images.name} ccc {named}target={accuracy:.3f}{chosen} speed={speed} order={seed} batch={batch_size}"
+    if num_images is None:
+        return EndlessStream(name, route, batch_size=batch_size, read_ahead=images.read_ahead)
+    check_integer("num_images", num_images, 1)
+    sizes = [min(speed, num_images - start) for start in range(0, num_images, speed)]
+    segments = [route.segment(number, size) for number, size in enumerate(sizes)]
+    return Stream(f"{name} images={num_images}", segments, batch_size=batch_size, read_ahead=images.read_ahead)
+
+
+def _choose_noises(noises: Sequence[str] | None, target: float | Difficulty) -> tuple[str, ...]:
+    if noises is None:
+        return NOISES.get(cast("Difficulty", target), NOISES["easy"])
+    names = tuple(dict.fromkeys(noises))
+    if isinstance(noises, str) or len(names) < 2:
+        raise ConfigError(f"expected at least two corruptions to walk between, such as ('fog', 'snow'), got {noises!r}")
+    for name in names:
+        check_corruption(name, 1)
+    return names

@@ -1,0 +1,184 @@
+"""Streams whose domains come back: visit after visit, with images drawn anew."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ctta.core.validation import check_integer
+from ctta.data.datasets.base import CorruptionDataset
+from ctta.data.streams.correlation import Sampler, correlated
+from ctta.data.streams.orders import group_by_kind
+from ctta.data.streams.sequences import choose_corruptions, continual
+from ctta.data.streams.stream import Segment, Stream
+
+
+def rounds(stream: Stream, num_rounds: int) -> Stream:
+    """Repeat a stream, batch by batch; :func:`recurring` draws the images of every visit anew.
+
+    Args:
+        stream: The stream of one round.
+        num_rounds: How often to repeat it.
+
+    Returns:
+        A stream with the segments of all rounds; each round is a visit.
+    """
+    num_rounds = check_integer("num_rounds", num_rounds, 1)
+    num_visits = max(stream.visits) + 1
+    segments = [
+        replace(segment, visit=segment.visit + number * num_visits)
+        for number in range(num_rounds)
+        for segment in stream.segments
+    ]
+    return stream.with_segments(f"rounds={num_rounds}", segments)
+
+
+def recurring(
+    data: CorruptionDataset | Stream,
+    *,
+    num_visits: int = 20,
+    order: int | None = 5,
+    sampler: Sampler = "rotta",
+    concentration: float = 0.1,
+    num_slots: int | None = None,
+    seed: int = 0,
+    severity: float = 5,
+    names: Sequence[str] | None = None,
+    limit: int | None = None,
+    batch_size: int | None = None,
+) -> Stream:
+    """Return the corruptions again and again, with images drawn anew at each visit: PeTTA's recurring adaptation.
+
+    Args:
+        data: As for :func:`continual`.
+        num_visits: How often each corruption comes.
+        order: As for :func:`continual`; 5 is the order of RoTTA and PeTTA.
+        sampler: As for :func:`correlated`; "iid" shuffles the images of every visit.
+        concentration: As for :func:`correlated`; PeTTA has 0.01 for CIFAR100-C.
+        num_slots: As for :func:`correlated`.
+        seed: Seed of the draws.
+        severity: As for :func:`continual`.
+        names: The corruptions to use, in this order, in place of ``order``.
+        limit: As for :func:`continual`; every visit has the same images.
+        batch_size: As for :func:`continual`; PeTTA has 64.
+
+    Returns:
+        The stream; ``stream.visits`` has the visit of every segment, and a result its ``visit_errors``.
+
+    Raises:
+        ConfigError: A setting is out of range.
+        DataError: A file of the dataset is missing or damaged, or there are too few images for the sampler.
+        TypeError: ``data`` is neither a dataset with corruptions nor a stream.
+    """
+    num_visits, order = check_integer("num_visits", num_visits, 1), order if names is None else None
+    visit = continual(data, severity=severity, order=order, names=names, limit=limit, batch_size=batch_size)
+    return correlated(
+        rounds(visit, num_visits), sampler=sampler, concentration=concentration, num_slots=num_slots, seed=seed
+    )
+
+
+def cyclic(
+    data: CorruptionDataset | Stream,
+    *,
+    num_visits: int = 20,
+    seed: int = 0,
+    severity: float = 5,
+    order: int | None = None,
+    names: Sequence[str] | None = None,
+    limit: int | None = None,
+    batch_size: int | None = None,
+) -> Stream:
+    """Return the corruptions kind by kind (noise, blur, weather, digital), and the kinds again and again in this order.
+
+    Whenever a kind comes back, its corruptions are in another order and their images are shuffled anew.
+
+    Args:
+        data: As for :func:`continual`.
+        num_visits: How often each kind comes.
+        seed: Seed of the orders.
+        severity: As for :func:`continual`.
+        order: As for :func:`continual`; the kinds come in the order of their first corruptions.
+        names: As for :func:`continual`.
+        limit: As for :func:`continual`.
+        batch_size: As for :func:`continual`.
+
+    Returns:
+        The stream.
+
+    Raises:
+        ConfigError: A setting is out of range, or a corruption is of no known kind.
+        DataError: A file of the dataset is missing or damaged.
+        TypeError: ``data`` is neither a dataset with corruptions nor a stream.
+    """
+    num_visits, seed = check_integer("num_visits", num_visits, 1), check_integer("seed", seed, 0)
+    chosen, _ = choose_corruptions(order, names)
+    base = continual(data, severity=severity, order=order, names=names, limit=limit, batch_size=batch_size)
+    segment_of = dict(zip(chosen, base.segments, strict=True))
+    segments = []
+    for visit in range(num_visits):
+        generator = np.random.default_rng([seed, visit, 1])  # not the draws of the shuffles
+        for members in group_by_kind(chosen).values():
+            segments += [replace(segment_of[name], visit=visit) for name in generator.permutation(members)]
+    return correlated(base.with_segments(f"cyclic visits={num_visits}", segments), sampler="iid", seed=seed)
+
+
+def cdc(
+    data: CorruptionDataset | Stream,
+    *,
+    num_visits: int = 20,
+    sampler: Sampler = "iid",
+    concentration: float = 0.1,
+    seed: int = 0,
+    severity: float = 5,
+    order: int | None = None,
+    names: Sequence[str] | None = None,
+    limit: int | None = None,
+    batch_size: int | None = None,
+) -> Stream:
+    """Return the corruptions in pieces of random length: the continually and dynamically changing domains (CDC).
+
+    Within a visit, until all images are used, a random corruption comes with a random number of its remaining batches.
+
+    Args:
+        data: As for :func:`continual`.
+        num_visits: How often all images come.
+        sampler: As for :func:`correlated`; "iid" shuffles the images of every visit.
+        concentration: As for :func:`correlated`.
+        seed: Seed of the draws.
+        severity: As for :func:`continual`.
+        order: As for :func:`continual`; which corruption a draw stands for.
+        names: As for :func:`continual`.
+        limit: As for :func:`continual`.
+        batch_size: As for :func:`continual`.
+
+    Returns:
+        The stream, with a segment for every piece.
+
+    Raises:
+        ConfigError: A setting is out of range.
+        DataError: A file of the dataset is missing or damaged, or there are too few images for the sampler.
+        TypeError: ``data`` is neither a dataset with corruptions nor a stream.
+    """
+    num_visits = check_integer("num_visits", num_visits, 1)
+    base = continual(data, severity=severity, order=order, names=names, limit=limit, batch_size=batch_size)
+    whole = correlated(rounds(base, num_visits), sampler=sampler, concentration=concentration, seed=seed)
+    pieces = []
+    for visit in range(num_visits):
+        generator = np.random.default_rng([seed, visit, 1])  # not the draws of the sampler
+        waiting = [segment for segment in whole.segments if segment.visit == visit]
+        while waiting:
+            number = int(generator.integers(len(waiting)))
+            num_batches = generator.integers(1, waiting[number].num_batches(base.batch_size), endpoint=True)
+            piece, rest = _split(waiting[number], int(num_batches) * base.batch_size)
+            pieces.append(piece)
+            if len(rest.rows):
+                waiting[number] = rest
+            else:
+                del waiting[number]
+    return whole.with_segments("cdc", pieces)
+
+
+def _split(segment: Segment, num_images: int) -> tuple[Segment, Segment]:
+    """Return the first images of a segment, and the others."""
+    first, others = segment.rows[:num_images], segment.rows[num_images:]
+    return replace(segment, rows=first), replace(segment, rows=others)

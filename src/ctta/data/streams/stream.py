@@ -1,0 +1,228 @@
+"""Streams of batches: domain after domain, in a fixed order, with a position that can be saved and restored."""
+
+import hashlib
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ctta.core.validation import check_integer
+from ctta.data.datasets.base import HasClassNames, HasOrigins, Images, Rows
+from ctta.data.streams.composition import Composition, measure_composition
+from ctta.errors import InputError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch of a stream: images for the model, and the rest for the score. A method never sees a label.
+
+    Attributes:
+        x: Images of shape (N, C, H, W), floats in [0, 1].
+        y: Labels of shape (N,), or label maps of shape (N, H, W); None if unknown.
+        domain: Domain of the segment that the batch belongs to.
+        index: Index of each image within the domain that it comes from.
+        domains: Domain that each image comes from, which differ in a mixed batch; ``domain`` for all by default.
+    """
+
+    x: Tensor
+    y: Tensor | None
+    domain: str
+    index: Tensor
+    domains: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.domains:
+            object.__setattr__(self, "domains", (self.domain,) * len(self.x))
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a stream within one domain: some of its images, in some order.
+
+    Attributes:
+        domain: Name of the domain.
+        images: The images of the domain.
+        rows: Indices of the images to take, in order.
+        visit: How often the domains of the stream have come before, see :attr:`Stream.visits`.
+    """
+
+    domain: str
+    images: Images
+    rows: Rows
+    visit: int = 0
+
+    def num_batches(self, batch_size: int) -> int:
+        """Return the number of batches, of which the last may be smaller.
+
+        Args:
+            batch_size: Images per batch.
+
+        Returns:
+            The number of batches.
+        """
+        return -(-len(self.rows) // batch_size)
+
+    def origins(self, rows: Rows) -> tuple[tuple[str, ...], Rows]:
+        """Return where images come from, which differs between the images of a mixture.
+
+        Args:
+            rows: Indices of images of this segment's domain.
+
+        Returns:
+            The domain of each image, and its index within that domain.
+        """
+        if isinstance(self.images, HasOrigins):
+            return self.images.origins(rows)
+        return (self.domain,) * len(rows), rows
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes in the order of the labels; empty if the dataset does not name them."""
+        return self.images.class_names if isinstance(self.images, HasClassNames) else ()
+
+    @property
+    def digest(self) -> str:
+        """Hash of everything that decides which images this segment yields."""
+        digest = hashlib.sha256(f"{self.domain}\n{self.images.name}\n".encode())
+        digest.update(np.ascontiguousarray(self.rows, dtype="<i8").data)
+        return digest.hexdigest()[:16]
+
+
+class Stream:
+    """Batches of one segment after another; a batch never spans two segments.
+
+    Iterating continues from ``position``, the number of batches yielded so far, also after a ``break``; after the last
+    batch it starts over. To resume a stream, set ``position`` to its earlier value. ``name`` describes the protocol,
+    and ``hash`` differs between streams that yield other batches: results with the same hash are comparable.
+
+    Args:
+        name: The protocol and its settings.
+        segments: The segments, in order.
+        batch_size: Images per batch; the last batch of a segment may be smaller.
+        read_ahead: Number of batches that background threads read while the model works, for images to be decoded.
+
+    Raises:
+        InputError: There are no segments, or one has no images.
+    """
+
+    def __init__(self, name: str, segments: Sequence[Segment], *, batch_size: int = 200, read_ahead: int = 0) -> None:
+        batch_size = check_integer("batch_size", batch_size, 1)
+        if not segments or any(len(segment.rows) == 0 for segment in segments):
+            raise InputError(f"the stream {name!r} has no images, or a domain without images: give at least one each")
+        self.name, self.segments, self.batch_size, self.read_ahead = name, tuple(segments), batch_size, read_ahead
+        # Number of batches before each segment, and in total.
+        self._starts = np.cumsum([0, *(segment.num_batches(batch_size) for segment in self.segments)])
+        self._position = 0
+        self._is_exhausted = False
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @property
+    def domains(self) -> list[str]:
+        """Domain of each segment, in order."""
+        return [segment.domain for segment in self.segments]
+
+    @property
+    def visits(self) -> list[int]:
+        """Visit of each segment, in order: 0 where the domains come for the first time, 1 where they come back, ..."""
+        return [segment.visit for segment in self.segments]
+
+    @cached_property
+    def composition(self) -> Composition:
+        """How sorted and how mixed the stream is: mean distinct classes and domains per batch; reads no image."""
+        return measure_composition(self.segments, self.batch_size)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes in the order of the labels; empty if the dataset does not name them."""
+        return self.segments[0].class_names
+
+    @property
+    def position(self) -> int:
+        """Number of batches yielded since the start; set it to resume."""
+        return self._position
+
+    @position.setter
+    def position(self, value: int) -> None:
+        self._position, self._is_exhausted = check_integer("position", value, 0, len(self)), False
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._is_exhausted:
+            self.position = 0
+        indices = range(self._position, len(self))
+        batches = self._read_ahead(indices) if self.read_ahead else map(self.read_batch, indices)
+        for index, batch in zip(indices, batches, strict=True):
+            self._position, self._is_exhausted = index + 1, index + 1 == len(self)
+            yield batch
+
+    def _read_ahead(self, indices: range) -> Iterator[Batch]:
+        """Yield batches that background threads have read."""
+        with ThreadPoolExecutor(self.read_ahead) as pool:
+            pending = deque(pool.submit(self.read_batch, index) for index in indices[: self.read_ahead])
+            for index in indices:
+                batch = pending.popleft().result()
+                if index + self.read_ahead in indices:
+                    pending.append(pool.submit(self.read_batch, index + self.read_ahead))
+                yield batch
+
+    def segment_index(self, batch_index: int) -> int:
+        """Return which segment a batch belongs to.
+
+        Args:
+            batch_index: Index of the batch in the stream.
+
+        Returns:
+            Index of its segment.
+
+        Raises:
+            IndexError: There is no such batch.
+        """
+        if not 0 <= batch_index < len(self):
+            raise IndexError(f"batch index must be from 0 to {len(self) - 1}, got {batch_index}")
+        return int(np.searchsorted(self._starts, batch_index, side="right")) - 1
+
+    def read_batch(self, batch_index: int) -> Batch:
+        """Read one batch, independently of the position.
+
+        Args:
+            batch_index: Index of the batch in the stream.
+
+        Returns:
+            The batch.
+
+        Raises:
+            IndexError: There is no such batch.
+        """
+        number = self.segment_index(batch_index)
+        segment, first = self.segments[number], (batch_index - int(self._starts[number])) * self.batch_size
+        rows = segment.rows[first : first + self.batch_size]
+        x, y = segment.images.read(rows)
+        domains, index = segment.origins(rows)
+        return Batch(x, y, segment.domain, torch.from_numpy(index.copy()), domains)
+
+    @property
+    def hash(self) -> str:
+        """Hash of everything that decides which batches are yielded: images, their order, and the batch size."""
+        parts = [str(self.batch_size), *(segment.digest for segment in self.segments)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    def with_segments(self, suffix: str, segments: Sequence[Segment]) -> "Stream":
+        """Return a stream of other segments with the same batch size.
+
+        Args:
+            suffix: What distinguishes the new stream, appended to the name.
+            segments: The segments, in order.
+
+        Returns:
+            The new stream, at its start.
+        """
+        return Stream(f"{self.name} {suffix}", segments, batch_size=self.batch_size, read_ahead=self.read_ahead)
+
+    def __repr__(self) -> str:
+        return f"Stream({self.name!r}, {len(self.segments)} segments, {len(self)} batches of {self.batch_size})"

@@ -1,0 +1,127 @@
+"""The canvas: color, label and depth buffers with a depth test."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctta.data.corruptions.arrays import Float32Array
+from ctta.data.streets.camera import Camera
+from ctta.data.streets.classes import SKY, LabelMap
+
+Mask = NDArray[np.bool_]
+
+#: What shines at night: the values of `Canvas.light`.
+NO_LIGHT, LIT_WINDOW, STREET_LAMP, WHITE_LIGHT, RED_LIGHT, GREEN_LIGHT = range(6)
+
+
+@dataclass(frozen=True)
+class Region:
+    """A rectangle of the image that drawing is restricted to.
+
+    Attributes:
+        box: Its rows and columns.
+        u: Slopes of its rays to the right, (1, columns).
+        v: Slopes of its rays downwards, (rows, 1).
+    """
+
+    box: tuple[slice, slice]
+    u: Float32Array
+    v: Float32Array
+
+    def slope_towards(self, sign: int) -> Float32Array:
+        """Return the slopes to one side: -1 left, 1 right."""
+        return self.u if sign > 0 else -self.u
+
+    def wall_depth(self, sign: int, offset: float) -> Float32Array:
+        """Return the depth of a wall along the street, ``offset`` meters to one side, for each column: (1, columns)."""
+        # Rays to the other side never hit the wall; a tiny slope puts the intersection very far away.
+        slope = np.maximum(self.slope_towards(sign), np.float32(1e-4))
+        depth: Float32Array = np.divide(np.float32(offset), slope)
+        return depth
+
+
+@dataclass(frozen=True)
+class LightSource:
+    """A light in the world.
+
+    Attributes:
+        x: Meters to the right.
+        y: Meters above the ground.
+        z: Depth in meters.
+        strength: Relative strength, 1 for a street lamp.
+        kind: A value of `Canvas.light`.
+    """
+
+    x: float
+    y: float
+    z: float
+    strength: float
+    kind: int
+
+
+class Canvas:
+    """Buffers of a scene, at first nothing but sky at infinite depth.
+
+    Args:
+        camera: The camera that the scene is seen through.
+    """
+
+    def __init__(self, camera: Camera) -> None:
+        shape = camera.height, camera.width
+        self.camera = camera
+        self.color: Float32Array = np.zeros((3, *shape), np.float32)
+        self.label: LabelMap = np.full(shape, SKY, np.uint8)
+        self.depth: Float32Array = np.full(shape, np.inf, np.float32)
+        self.snow: Float32Array = np.zeros(shape, np.float32)  # how readily snow settles, 0 to 1
+        self.light: NDArray[np.uint8] = np.zeros(shape, np.uint8)
+        self.light_sources: list[LightSource] = []
+
+    def region(
+        self, left: float, top: float, right: float, bottom: float, nearest: float | None = None
+    ) -> Region | None:
+        """Return the pixels within bounds that may lie outside the image, or None if there are none.
+
+        Given the nearest depth of what is to be drawn, rows that are entirely covered by nearer objects are left out
+        (early depth test): with near objects drawn first, most of a crowded street is never computed.
+        """
+        first_column, last_column = max(0, math.floor(left)), min(self.camera.width, math.ceil(right))
+        first_row, last_row = max(0, math.floor(top)), min(self.camera.height, math.ceil(bottom))
+        if first_column >= last_column or first_row >= last_row:
+            return None
+        if nearest is not None:
+            farthest = self.depth[first_row:last_row, first_column:last_column].max(axis=1)
+            visible_rows = (farthest > nearest).nonzero()[0]
+            if not len(visible_rows):
+                return None
+            first_row, last_row = first_row + int(visible_rows[0]), first_row + int(visible_rows[-1]) + 1
+        rows, columns = slice(first_row, last_row), slice(first_column, last_column)
+        return Region((rows, columns), self.camera.u[:, columns], self.camera.v[rows])
+
+    def billboard(self, x: float, z: float, half_width: float, low: float, high: float) -> Region | None:
+        """Return the pixels of an upright rectangle at depth z that faces the camera."""
+        camera = self.camera
+        left, right = camera.project_x(x - half_width, z), camera.project_x(x + half_width, z)
+        return self.region(left, camera.project_y(high, z), right, camera.project_y(low, z), z)
+
+    def paint(
+        self,
+        region: Region,
+        inside: Mask,
+        depth: float | Float32Array,
+        color: NDArray[Any],
+        label: int,
+        *,
+        snow: float | Float32Array = 0.0,
+        light: int | NDArray[np.uint8] = NO_LIGHT,
+    ) -> None:
+        """Write all buffers where ``inside`` holds and nothing nearer was painted."""
+        box = region.box
+        visible = inside & (depth < self.depth[box])
+        np.copyto(self.color[:, *box], color, where=visible)
+        np.copyto(self.depth[box], np.asarray(depth, np.float32), where=visible)
+        np.copyto(self.snow[box], np.asarray(snow, np.float32), where=visible)
+        np.copyto(self.label[box], np.uint8(label), where=visible)
+        np.copyto(self.light[box], np.asarray(light, np.uint8), where=visible)

@@ -1,0 +1,58 @@
+"""Colors and fractal textures.
+
+Images are planar, (3, H, W): NumPy processes whole rows several times as fast as interleaved channels.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctta.data.corruptions.arrays import Float32Array
+from ctta.data.corruptions.rng import PerImageRNG
+from ctta.data.corruptions.weather import plasma
+
+SIDE = 256  # of the textures; a power of two, so that wrapping around is a bit mask
+GRAIN, CLOUDS = 1.15, 1.7  # decay of the amplitude per octave: rough asphalt, soft clouds
+
+
+def rgb(red: float, green: float, blue: float) -> Float32Array:
+    """Return one color as (3, 1, 1), which broadcasts over an image."""
+    return np.array([red, green, blue], np.float32).reshape(3, 1, 1)
+
+
+def lookup_colors(indices: NDArray[np.uint8], colors: Sequence[Float32Array]) -> Float32Array:
+    """Return the color of each index, (3, H, W)."""
+    return np.concatenate(colors, axis=1)[..., 0].take(indices, axis=1)
+
+
+@lru_cache(maxsize=2)
+def fractal_texture(decay: float) -> Float32Array:
+    """Return a periodic texture in [0, 1], computed once; every scene samples other parts of it."""
+    texture: Float32Array = plasma(SIDE, SIDE, decay, PerImageRNG(0, "street texture", 0, np.array([0], np.int64)))[0]
+    return np.ascontiguousarray(texture)
+
+
+def sample_texture(texture: Float32Array, rows: NDArray[Any], columns: NDArray[Any]) -> Float32Array:
+    """Return the nearest texels at any coordinates, wrapped around; rows and columns broadcast."""
+    return texture.take((rows.astype(np.int32) & (SIDE - 1)) * SIDE + (columns.astype(np.int32) & (SIDE - 1)))
+
+
+def magnify_texture(
+    texture: Float32Array, height: int, width: int, top: float, left: float, step: float
+) -> Float32Array:
+    """Return a section of the texture enlarged to (height, width), ``step`` texels per pixel, bilinearly."""
+    rows, columns = top + step * np.arange(height), left + step * np.arange(width)
+    first_row, first_column = np.floor(rows).astype(int), np.floor(columns).astype(int)
+    down, across = (rows - first_row).astype(np.float32)[:, None], (columns - first_column).astype(np.float32)
+    section = texture.take(np.arange(first_row[0], first_row[-1] + 2), axis=0, mode="wrap")
+    section = section.take(np.arange(first_column[0], first_column[-1] + 2), axis=1, mode="wrap")
+    first_row -= first_row[0]
+    first_column -= first_column[0]
+    upper, lower = section[first_row], section[first_row + 1]
+    blended = upper + down * (lower - upper)
+    near, far = blended[:, first_column], blended[:, first_column + 1]
+    result: Float32Array = near + across * (far - near)
+    return result

@@ -1,0 +1,3 @@
+"""DELTA, and batch renormalization."""
+
+from ctta.methods.delta.method import DELTA as DELTA

@@ -1,0 +1,118 @@
+"""DELTA: batch renormalization and weights that count rare classes as much as frequent ones."""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from ctta.core.method_info import MethodInfo
+from ctta.core.model import AdaptiveModel
+from ctta.core.parallel import current_reducer
+from ctta.core.state import remember_buffers
+from ctta.core.steps import Policy
+from ctta.core.validation import check_choice, check_fraction
+from ctta.functional import (
+    confidence,
+    entropy,
+    hard_cross_entropy,
+    masked_mean,
+    mean_probabilities,
+    reliability_weights,
+)
+from ctta.methods.delta.renorm import use_renormalization_
+from ctta.nn.running import track_statistics
+from ctta.nn.surgery import Output
+from ctta.optim import OptimizerFactory
+
+
+class DELTA(AdaptiveModel):
+    """Minimize entropy with more weight on rare classes, and normalize by moving averages over the stream.
+
+    BatchNorm normalizes by moving averages over the stream, with the gradient of batch statistics (TBR), so the batch
+    that is predicted matters little. Samples weigh inversely to the average probability of their class (DOT).
+
+    Args:
+        net: A network with normalization layers of any kind; only BatchNorm is renormalized.
+        optimizer: A factory of the optimizer. The default is the reference's, for ImageNet.
+        lr: The learning rate, if it should differ from that of ``optimizer``.
+        loss: What DELTA is added to: the ``"entropy"`` of TENT, the ``"weighted_entropy"`` of predictions with an
+            entropy below ln(C) / 2, or ``"pseudo_label"`` for the predicted classes of a confidence above 0.4.
+        norm_momentum: The fraction of themselves that BatchNorm's averages keep; 0 is TENT's normalization.
+        class_momentum: The fraction of itself that the average prediction keeps; 1 weighs all classes alike.
+        num_classes: By default the outputs of the classifier, if it is found.
+        policies: What happens around the updates, see :mod:`ctta.policies`.
+        output: Where the logits are in the network's output; by default the usual places.
+
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    >>> logits = DELTA(net)(torch.randn(16, 4))
+
+    Reference: Zhao, Chen and Xia, "DELTA: degradation-free fully test-time adaptation", ICLR 2023.
+    """
+
+    info = MethodInfo("DELTA", "Zhao et al., ICLR 2023", "norm layers", backward_passes=1, num_networks=2)
+    average: Tensor
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        optimizer: OptimizerFactory = partial(torch.optim.SGD, lr=2.5e-4, momentum=0.9),
+        lr: float | None = None,
+        loss: Literal["entropy", "weighted_entropy", "pseudo_label"] = "entropy",
+        norm_momentum: float = 0.95,
+        class_momentum: float = 0.95,
+        num_classes: int | None = None,
+        policies: Sequence[Policy] = (),
+        output: Output = None,
+    ) -> None:
+        super().__init__(net, policies=policies, batch_stats=0.0, output=output)
+        check_choice("loss", loss, ("entropy", "weighted_entropy", "pseudo_label"))
+        check_fraction("norm_momentum", norm_momentum)
+        check_fraction("class_momentum", class_momentum)
+        self.loss, self.norm_momentum, self.class_momentum = loss, norm_momentum, class_momentum
+        self.num_classes, count = num_classes, self.count_classes(num_classes)
+        self.student = self.copy_of_source()
+        self.statistics = use_renormalization_(self.student, norm_momentum)
+        self.train_norms_(self.student)
+        self.optimize(self.student, optimizer, lr)
+        dtype = next(self.student.parameters()).dtype
+        self.register_buffer("average", torch.full((count,), 1 / count, dtype=dtype))
+
+    @override
+    def adapt_step(self, x: Tensor) -> Tensor:
+        restore_statistics = remember_buffers(self.student, self.statistics)
+        with track_statistics():
+            logits: Tensor = self.student(x)
+        losses, selected = self._compute_losses(logits)
+        loss = masked_mean(self._weigh_classes(logits.detach()).to(losses) * losses, selected)
+        self.minimize(loss, selected=selected, confidence=confidence(logits.detach()).mean())
+        if self.last_step is not None and self.last_step.skipped:
+            restore_statistics()
+        else:
+            latest = mean_probabilities(logits.detach()).to(self.average)
+            self.average.copy_(self.class_momentum * self.average + (1 - self.class_momentum) * latest)
+        return logits
+
+    @override
+    def predict_step(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.student(x)
+        return logits
+
+    def _compute_losses(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss of each element (N, ...), and which of them count."""
+        if self.loss == "pseudo_label":
+            return hard_cross_entropy(logits, logits.detach()), confidence(logits.detach()) > 0.4
+        entropies, margin = entropy(logits), math.log(logits.shape[1]) / 2
+        if self.loss == "weighted_entropy":
+            return reliability_weights(entropies, margin) * entropies, entropies.detach() < margin
+        return entropies, torch.ones_like(entropies, dtype=torch.bool)
+
+    def _weigh_classes(self, logits: Tensor) -> Tensor:
+        """Return the weight of each element (N, ...), with a mean of 1 over the batch."""
+        # A class that is never predicted underflows at last, and one over it would not be finite.
+        weights = 1 / self.average.clamp_min(1e-30)[logits.argmax(1)]
+        return weights / current_reducer().mean(weights.mean())

@@ -1,0 +1,116 @@
+"""PALM: entropy and consistency, with a learning rate for each tensor from its sensitivity."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from ctta.core.method_info import MethodInfo
+from ctta.core.model import AdaptiveModel
+from ctta.core.steps import Policy
+from ctta.core.validation import check_each, check_fraction, check_non_negative, check_positive
+from ctta.functional import at_least_float32, confidence, cross_entropy, entropy, masked_mean
+from ctta.methods.palm.sensitivity import SensitivityRates
+from ctta.nn import BatchStats, find_norm_parameters
+from ctta.nn.surgery import Output, find_convolution_parameters, train_only_
+from ctta.optim import OptimizerFactory, scale_rates, split_groups_
+from ctta.views import Views, check_views, draw_views, image_views
+
+
+class PALM(AdaptiveModel):
+    """Minimize entropy and inconsistency, with a learning rate per tensor that depends on its sensitivity.
+
+    Tensors learn where the gradient of the divergence from uniform predictions is small, at a rate that depends on how
+    much the sensitivity of their weights differs from its average.
+
+    Args:
+        net: A network with convolutions or normalization layers; both are trained, with their biases.
+        optimizer: A factory of the optimizer. The default is that for CIFAR10-C; for CIFAR100-C it has
+            ``weight_decay=5e-4``, for ImageNet-C ``lr=5e-5``.
+        lr: The learning rate, if it should differ from that of ``optimizer``.
+        temperature: Divides the logits for the sensitivity: 50, 100, 1000 for CIFAR10-C, CIFAR100-C, ImageNet-C.
+        max_gradient: Tensors whose gradient has an L1 norm of at most this learn: 1, 0.5, 0.3 there.
+        keep_rates: Whether another tensor keeps the learning rate that it had last, as in the authors' code, or rests.
+        momentum: What the average of the sensitivity keeps: 0.5, 0.1, 0.5 there.
+        max_entropy: The entropy in nats below which a prediction counts.
+        consistency: The weight of the cross-entropy between prediction and view, per class.
+        persistent_optimizer: Whether the optimizer keeps its state. The authors' code builds a new Adam in each step,
+            and so follows the gradient's sign (default); their text says Adam.
+        views: The view to agree with; the loss is averaged over several, and () switches it off.
+        policies: What happens around the updates, see :mod:`ctta.policies`.
+        batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch, from 16 images on.
+        seed: The seed of the random views.
+        output: Where the logits are in the network's output; by default the usual places.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
+    >>> logits = PALM(net)(torch.rand(16, 3, 8, 8))
+
+    Reference: Maharana, Zhang and Guo, "PALM: pushing adaptive learning rate mechanisms for continual test-time
+    adaptation", AAAI 2025.
+    """
+
+    info = MethodInfo(
+        "PALM", "Maharana et al., AAAI 2025", "norm layers and convolutions", "1 + views", 2, num_networks=2
+    )
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=5e-4),
+        lr: float | None = None,
+        temperature: float = 50.0,
+        max_gradient: float = 1.0,
+        keep_rates: bool = True,
+        momentum: float = 0.5,
+        max_entropy: float = 0.4,
+        consistency: float = 0.01,
+        persistent_optimizer: bool = False,
+        views: Views = image_views(1),
+        policies: Sequence[Policy] = (),
+        batch_stats: BatchStats = "auto",
+        seed: int = 0,
+        output: Output = None,
+    ) -> None:
+        super().__init__(net, policies=policies, batch_stats=batch_stats, seed=seed, output=output)
+        check_fraction("momentum", momentum)
+        check_positive("temperature", temperature)
+        check_each(check_non_negative, max_gradient=max_gradient, max_entropy=max_entropy, consistency=consistency)
+        check_views(views)
+        self.temperature, self.max_gradient, self.momentum = temperature, max_gradient, momentum
+        self.max_entropy, self.consistency, self.views = max_entropy, consistency, views
+        self.persistent_optimizer, self.keep_rates = persistent_optimizer, keep_rates
+        self.student = self.copy_of_source()
+        train_only_(self.student, find_norm_parameters(self.student) | find_convolution_parameters(self.student))
+        self.optimize(self.student, optimizer, lr)
+        assert self.optimizer is not None
+        split_groups_(self.optimizer)
+        options = {"momentum": momentum, "max_gradient": max_gradient}
+        self.sensitivity = SensitivityRates(self.optimizer, keep_rates=keep_rates, **options)
+
+    @override
+    def predict_step(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.student(x)
+        return logits
+
+    @override
+    def adapt_step(self, x: Tensor) -> Tensor:
+        assert self.optimizer is not None
+        logits = self.predict_step(x)
+        flat = -(at_least_float32(logits) / self.temperature).log_softmax(1).sum(1).mean()
+        averages, factors = self.sensitivity.measure(self.optimizer, flat)
+        entropies = entropy(logits)
+        loss = masked_mean(entropies, is_sure := entropies < self.max_entropy)
+        views = draw_views(self.views, self.generator("views"))
+        agreement = [cross_entropy(view(self.student, x), logits).mean() for view in views]  # gradients on both sides
+        if agreement:
+            loss = loss + self.consistency * logits.shape[1] * torch.stack(agreement).mean()
+        sure = None if agreement else is_sure  # with views there is always something to learn from
+        with scale_rates(self.optimizer, factors):
+            if self.minimize(loss, confidence=confidence(logits.detach()).mean(), selected=sure):
+                self.sensitivity.update_(averages, factors)
+        if not self.persistent_optimizer:
+            self.optimizer.state.clear()
+        return logits

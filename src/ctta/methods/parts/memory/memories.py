@@ -1,0 +1,324 @@
+"""Memories of past images: which slot, if any, an arriving image takes."""
+
+import math
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from ctta.core.state import LazyModule
+from ctta.core.validation import check_fraction, check_integer
+from ctta.functional import at_least_float32, confidence
+
+EMPTY = -1  # the class of a slot without an image
+
+
+@dataclass
+class Slots:
+    """What a memory knows of its slots, as plain numbers.
+
+    Attributes:
+        labels: The predicted class of each slot's image; :data:`EMPTY` for none.
+        arrivals: The number of images before it.
+        uncertainties: The entropy of its prediction.
+        now: The number of images before the one that arrives.
+        num_classes: The number of classes.
+    """
+
+    labels: list[int]
+    arrivals: list[int]
+    uncertainties: list[float]
+    now: int
+    num_classes: int
+
+    def __post_init__(self) -> None:
+        # Kept up to date by put_, since looking through all slots for every image would take long.
+        self._empty = [slot for slot, label in enumerate(self.labels) if label == EMPTY]
+        self._by_class: dict[int, list[int]] = defaultdict(list)
+        for slot in sorted(range(len(self.labels)), key=self.arrivals.__getitem__):
+            if self.labels[slot] != EMPTY:
+                self._by_class[self.labels[slot]].append(slot)
+
+    @property
+    def first_empty(self) -> int | None:
+        """The first slot without an image; None if all are taken."""
+        return self._empty[0] if self._empty else None
+
+    @property
+    def largest_classes(self) -> list[int]:
+        """The classes with the most images, in ascending order; all slots are taken."""
+        largest = max(len(slots) for slots in self._by_class.values())
+        return sorted(label for label, slots in self._by_class.items() if len(slots) == largest)
+
+    def of_class(self, label: int) -> list[int]:
+        """Return the slots with images of a class.
+
+        Args:
+            label: The class.
+
+        Returns:
+            The slots in the order in which their images arrived.
+        """
+        return self._by_class[label]
+
+    def put_(self, slot: int, label: int, uncertainty: float) -> None:
+        """Let the image that arrives take a slot.
+
+        Args:
+            slot: The slot, empty or not.
+            label: The predicted class of the image.
+            uncertainty: The entropy of its prediction.
+        """
+        if self.labels[slot] == EMPTY:
+            self._empty.remove(slot)
+        else:
+            self._by_class[self.labels[slot]].remove(slot)
+        self._by_class[label].append(slot)
+        self.labels[slot], self.arrivals[slot], self.uncertainties[slot] = label, self.now, uncertainty
+
+
+class Memory(LazyModule, ABC):
+    """A fixed number of slots for images.
+
+    Args:
+        capacity: The number of slots.
+    """
+
+    images: Tensor
+    uncertainties: Tensor
+    labels: Tensor
+    arrivals: Tensor
+    num_seen: Tensor
+
+    @torch.inference_mode(False)
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self.capacity = check_integer("memory_size", capacity, 1)
+        self.register_lazy_buffer("images", capacity, ...)
+        self.register_lazy_buffer("uncertainties", capacity)
+        self.register_buffer("labels", torch.full((capacity,), EMPTY))
+        self.register_buffer("arrivals", torch.zeros(capacity, dtype=torch.long))
+        self.register_buffer("num_seen", torch.zeros((), dtype=torch.long))
+
+    @abstractmethod
+    def choose_slot(self, slots: Slots, label: int, uncertainty: float, generator: torch.Generator) -> int | None:
+        """Return the slot that an arriving image takes.
+
+        Args:
+            slots: The slots before it.
+            label: The predicted class of the image.
+            uncertainty: The entropy of the prediction.
+            generator: For random choices.
+
+        Returns:
+            The slot; None if the image is not kept.
+        """
+
+    def accept(self, logits: Tensor) -> Tensor:
+        """Return which images of a batch may be kept at all.
+
+        Args:
+            logits: The predictions (N, C, ...).
+
+        Returns:
+            One flag per image (N).
+        """
+        return torch.ones(len(logits), dtype=torch.bool)
+
+    @torch.no_grad()
+    def add_(self, images: Tensor, logits: Tensor, generator: torch.Generator) -> None:
+        """Take in a batch, image by image.
+
+        Args:
+            images: The images (N, ...).
+            logits: Their predictions (N, C, ...).
+            generator: For random choices.
+        """
+        labels, uncertainties = predicted_classes(logits), prediction_uncertainty(logits)
+        if not self.is_allocated:
+            self.allocate_("images", images.new_zeros(self.capacity, *images.shape[1:]))
+            self.allocate_("uncertainties", uncertainties.new_zeros(self.capacity))
+        taken: dict[int, int] = {}
+        slots = Slots(
+            self.labels.tolist(),
+            self.arrivals.tolist(),
+            self.uncertainties.tolist(),
+            int(self.num_seen),
+            logits.shape[1],
+        )
+        rows = zip(labels.tolist(), uncertainties.tolist(), self.accept(logits).tolist(), strict=True)
+        for row, (label, uncertainty, is_accepted) in enumerate(rows):
+            slot = self.choose_slot(slots, label, uncertainty, generator) if is_accepted else None
+            if slot is not None:
+                taken[slot] = row
+                slots.put_(slot, label, uncertainty)
+            slots.now += 1
+        self.num_seen.fill_(slots.now)
+        if taken:
+            at, of = torch.tensor([[*taken], [*taken.values()]], device=images.device)
+            self.images[at] = images[of].to(self.images.dtype)
+            self.uncertainties[at] = uncertainties[of].to(self.uncertainties.dtype)
+            self.labels.copy_(torch.tensor(slots.labels))
+            self.arrivals.copy_(torch.tensor(slots.arrivals))
+
+    @torch.no_grad()
+    def forget_since_(self, num_seen: int) -> None:
+        """Forget the latest images; what they have replaced does not return.
+
+        Args:
+            num_seen: The number of images that had arrived before them.
+        """
+        is_recent = (self.labels != EMPTY) & (self.arrivals >= num_seen)
+        self.labels.masked_fill_(is_recent, EMPTY)
+        self.arrivals.masked_fill_(is_recent, 0)
+        self.num_seen.fill_(num_seen)
+
+    def recall(self) -> tuple[Tensor, Tensor]:
+        """Return the images, class by class and oldest first, and how many images have arrived since each (its age)."""
+        labels, arrivals = self.labels.tolist(), self.arrivals.tolist()
+        order = sorted(range(self.capacity), key=lambda slot: (labels[slot], arrivals[slot]))
+        found = torch.tensor(
+            [slot for slot in order if labels[slot] != EMPTY], dtype=torch.long, device=self.images.device
+        )
+        return self.images[found], self.num_seen - self.arrivals[found]
+
+    @override
+    def extra_repr(self) -> str:
+        return str(self.capacity)
+
+
+def predicted_classes(logits: Tensor) -> Tensor:
+    """Return the class of every image.
+
+    Args:
+        logits: The predictions (N, C, ...).
+
+    Returns:
+        Classes (N); for dense logits the one of the largest mean probability.
+    """
+    return (logits if logits.ndim == 2 else at_least_float32(logits).softmax(1).flatten(2).mean(2)).argmax(1)
+
+
+def prediction_uncertainty(logits: Tensor) -> Tensor:
+    """Return the entropy of every image's prediction, as RoTTA computes it.
+
+    Args:
+        logits: The predictions (N, C, ...).
+
+    Returns:
+        Entropies (N); for dense logits the means over pixels. A prediction that is not finite has the largest, ln C.
+    """
+    p = at_least_float32(logits).softmax(1)
+    entropies = -(p * (p + 1e-6).log()).sum(1).reshape(len(p), -1).mean(1)
+    return entropies.nan_to_num(nan=math.log(logits.shape[1]))
+
+
+def draw_below(bound: int, generator: torch.Generator) -> int:
+    """Return a random integer from 0 to ``bound`` - 1."""
+    return int(torch.randint(bound, (), generator=generator))
+
+
+class TimelyMemory(Memory):
+    """RoTTA's memory (CSTU): each class has an equal share, and old and uncertain images go first.
+
+    Args:
+        capacity: The number of slots.
+    """
+
+    @override
+    def choose_slot(self, slots: Slots, label: int, uncertainty: float, generator: torch.Generator) -> int | None:
+        own = slots.of_class(label)
+        if len(own) >= self.capacity / slots.num_classes:
+            candidates = own
+        elif (empty := slots.first_empty) is not None:
+            return empty
+        else:  # class by class, since the last of equals goes
+            candidates = [slot for each in slots.largest_classes for slot in slots.of_class(each)]
+        scores = [
+            self._score(slots.now - slots.arrivals[slot], slots.uncertainties[slot], slots.num_classes)
+            for slot in candidates
+        ]
+        worst = max(range(len(scores)), key=lambda index: (scores[index], index))
+        return candidates[worst] if scores[worst] > self._score(0, uncertainty, slots.num_classes) else None
+
+    def _score(self, age: int, uncertainty: float, num_classes: int) -> float:
+        timeliness = 1 / (1 + math.exp(-age / self.capacity))
+        return timeliness + uncertainty / math.log(max(num_classes, 2))
+
+
+class ReservoirMemory(Memory):
+    """NOTE's memory (PBRS): a reservoir per predicted class, so that every image of a class is kept equally often.
+
+    Args:
+        capacity: The number of slots.
+    """
+
+    num_seen_by_class: Tensor
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.register_lazy_buffer("num_seen_by_class", None, dtype=torch.long)
+
+    @override
+    def add_(self, images: Tensor, logits: Tensor, generator: torch.Generator) -> None:
+        if not self.is_allocated:
+            counts = torch.zeros(logits.shape[1], dtype=torch.long, device=logits.device)
+            self.allocate_("num_seen_by_class", counts)
+        super().add_(images, logits, generator)
+
+    @override
+    def choose_slot(self, slots: Slots, label: int, uncertainty: float, generator: torch.Generator) -> int | None:
+        self.num_seen_by_class[label] += 1
+        if (empty := slots.first_empty) is not None:
+            return empty
+        largest, own = slots.largest_classes, slots.of_class(label)
+        if label not in largest:
+            own = slots.of_class(largest[draw_below(len(largest), generator)])
+        elif torch.rand((), generator=generator, dtype=torch.float64) > len(own) / int(self.num_seen_by_class[label]):
+            return None
+        return own[draw_below(len(own), generator)]
+
+
+class LatestMemory(Memory):
+    """The latest images, of whatever classes: the memory of NOTE for streams that are not sorted by class.
+
+    Args:
+        capacity: The number of slots.
+    """
+
+    @override
+    def choose_slot(self, slots: Slots, label: int, uncertainty: float, generator: torch.Generator) -> int | None:
+        empty = slots.first_empty
+        return slots.arrivals.index(min(slots.arrivals)) if empty is None else empty
+
+
+class ConfidentMemory(Memory):
+    """SoTTA's memory (HUS): only images of confident predictions, uniform over the predicted classes.
+
+    Args:
+        capacity: The number of slots.
+        min_confidence: The confidence from which on an image is kept.
+    """
+
+    def __init__(self, capacity: int, min_confidence: float) -> None:
+        super().__init__(capacity)
+        check_fraction("min_confidence", min_confidence)
+        self.min_confidence = min_confidence
+
+    @override
+    def accept(self, logits: Tensor) -> Tensor:
+        # Not >=, so that a prediction of NaN reaches the loss, which skips the step.
+        return ~(confidence(logits).reshape(len(logits), -1).mean(1) < self.min_confidence)
+
+    @override
+    def choose_slot(self, slots: Slots, label: int, uncertainty: float, generator: torch.Generator) -> int | None:
+        if (empty := slots.first_empty) is not None:
+            return empty
+        largest = slots.largest_classes
+        if label not in largest:
+            label = largest[draw_below(len(largest), generator)]
+        own = slots.of_class(label)
+        return own[draw_below(len(own), generator)]

@@ -1,0 +1,116 @@
+"""PETAL: a self-trained student with a prior over its weights, restored where its gradient is small."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from ctta.core.method_info import MethodInfo
+from ctta.core.model import AdaptiveModel
+from ctta.core.parallel import current_reducer
+from ctta.core.steps import Policy
+from ctta.core.validation import check_fraction, check_non_negative, check_number
+from ctta.functional import at_least_float32, confidence, cross_entropy, ema_update_
+from ctta.methods.petal.posterior import negative_log_density, select_posterior
+from ctta.nn import BatchStats
+from ctta.nn.surgery import Output
+from ctta.optim import OptimizerFactory
+from ctta.policies import restore_by_fisher
+from ctta.source_stats import SourceStats
+from ctta.views import Views, average_views, check_views, draw_views, image_views
+
+
+class PETAL(AdaptiveModel):
+    """Train a student on its moving average, near the source's posterior; restore weights with small gradients.
+
+    The target is that of CoTTA. The loss has the negative log density of a Gaussian posterior over the weights, and
+    after each step the weights with the smallest squared gradients are restored.
+
+    Args:
+        net: Any network; every parameter that requires grad is trained and restored.
+        posterior: The posterior over the weights, :func:`ctta.weight_posterior`. Without it the loss has no prior.
+        optimizer: A factory of the optimizer.
+        lr: The learning rate, if it should differ from that of ``optimizer``.
+        prior_weight: The weight of the prior.
+        decay: The fraction of itself that the teacher keeps at each step.
+        restore_quantile: Weights with a squared gradient below this quantile of all are restored; 0 for none. For the
+            paper's variant with random restoring add ``policies=[ctta.policies.restore(0.01)]``.
+        threshold: Views are averaged where the source's mean confidence is lower: 0.92 for CIFAR10-C (default), 0.72
+            for CIFAR100-C.
+        views: What to average over, () for nothing; see :mod:`ctta.views`.
+        policies: What happens around the updates, see :mod:`ctta.policies`.
+        batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch, from 16 images on.
+        seed: The seed of the random views.
+        output: Where the logits are in the network's output; by default the usual places.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
+    >>> logits = PETAL(net, views=image_views(4))(torch.rand(16, 3, 8, 8))
+
+    Reference: Brahma and Rai, "A probabilistic framework for lifelong test-time adaptation", CVPR 2023.
+    """
+
+    info = MethodInfo(
+        "PETAL",
+        paper="Brahma and Rai, CVPR 2023",
+        trains="all weights",
+        forward_passes="3, or 2 + views",
+        backward_passes=1,
+        num_networks=3,
+    )
+    check_settings: ClassVar = {"views": image_views(1)}
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        posterior: SourceStats | None = None,
+        optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
+        lr: float | None = None,
+        prior_weight: float = 1e-9,
+        decay: float = 0.999,
+        restore_quantile: float = 0.03,
+        threshold: float = 0.92,
+        views: Views = image_views(32),
+        policies: Sequence[Policy] = (),
+        batch_stats: BatchStats = "auto",
+        seed: int = 0,
+        output: Output = None,
+    ) -> None:
+        super().__init__(net, policies=policies, batch_stats=batch_stats, seed=seed, output=output)
+        check_non_negative("prior_weight", prior_weight)
+        check_fraction("decay", decay)
+        check_number("threshold", threshold)
+        check_views(views)
+        self.prior_weight, self.decay, self.threshold, self.views = prior_weight, decay, threshold, views
+        self.restore_quantile = restore_quantile
+        self.posterior = None if posterior is None else select_posterior(posterior, self.source)
+        self.student, self.teacher = self.copy_of_source(), self.copy_of_source().requires_grad_(False)
+        self.optimize(self.student, optimizer, lr)
+        self.use_policies(restore_by_fisher(restore_quantile))
+
+    @override
+    def adapt_step(self, x: Tensor) -> Tensor:
+        target, source_confidence = self._compute_target(x)
+        loss = cross_entropy(self.student(x), target).mean()
+        if self.posterior is not None:
+            loss = loss + self.prior_weight * negative_log_density(self.student, self.posterior)
+        if self.minimize(loss, confidence=source_confidence):
+            ema_update_(self.teacher, self.student, self.decay**self.step_scale)
+        return target
+
+    @override
+    def predict_step(self, x: Tensor) -> Tensor:
+        return self._compute_target(x)[0]
+
+    @torch.no_grad()
+    def _compute_target(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the teacher's prediction, averaged over views if the source is uncertain, and its confidence."""
+        source_confidence = confidence(self.source(x)).mean()
+        if current_reducer().mean(source_confidence) < self.threshold:
+            views = draw_views(self.views, self.generator("views"))
+            if views:
+                return average_views(views, self.teacher, x, "logits"), source_confidence
+        return at_least_float32(self.teacher(x)), source_confidence

@@ -1,0 +1,3 @@
+"""RMT, and the source images that it replays."""
+
+from ctta.methods.rmt.method import RMT as RMT

@@ -1,0 +1,117 @@
+"""TRIBE: BatchNorm statistics balanced over classes, and a teacher tied to the source."""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from ctta.core.method_info import MethodInfo
+from ctta.core.model import AdaptiveModel
+from ctta.core.parallel import current_reducer, replicated
+from ctta.core.state import remember_buffers
+from ctta.core.steps import Policy
+from ctta.core.validation import check_each, check_fraction, check_non_negative
+from ctta.functional import at_least_float32, confidence, entropy, hard_cross_entropy, masked_mean
+from ctta.methods.parts.memory import predicted_classes
+from ctta.methods.tribe.statistics import balance_statistics, use_balanced_statistics_
+from ctta.nn.surgery import Output, share_parameters_
+from ctta.optim import OptimizerFactory
+from ctta.views import Views, check_views, draw_views, image_views
+
+
+class TRIBE(AdaptiveModel):
+    """Learn from confident predictions, with statistics of BatchNorm that give every class the same weight.
+
+    A teacher with the student's weights and statistics of its own predicts. The student learns the teacher's classes
+    from a view, where the teacher is confident, and the teacher stays close to the source, whose statistics follow the
+    stream as well. Made for correlated streams with rare classes.
+
+    Args:
+        net: A network with normalization layers of any kind, whose scales and shifts are trained.
+        optimizer: A factory of the optimizer. The default is that for CIFAR; that for ImageNet is Adam with 5e-4.
+        lr: The learning rate, if it should differ from that of ``optimizer``.
+        momentum: What one image adds to the statistics of its class: 0.01, 0.05 and 0.5 for 10, 100 and 1000 classes.
+            None for the larger of 0.0005 per class and 0.01.
+        spread: The fraction of it that goes to all classes: 0, 0.1 and 0.5 there.
+        max_entropy: Entropy below which the teacher is confident, as a fraction of that of a uniform prediction: 0.05,
+            0.2 and 0.4 there.
+        anchor: The weight of the squared distance between the logits of teacher and source.
+        views: The view that the student sees; the loss is averaged over several, and none shows the batch itself. The
+            default expects images in [0, 1]; see :func:`ctta.views.image_views`.
+        policies: What happens around the updates, see :mod:`ctta.policies`.
+        seed: The seed of the random views.
+        output: Where the logits are in the network's output; by default the usual places.
+
+    >>> model = TRIBE(nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(192, 10)))
+    >>> model(torch.rand(4, 3, 8, 8)).shape
+    torch.Size([4, 10])
+
+    Reference: Su et al., "Towards real-world test-time adaptation: tri-net self-training with balanced normalization".
+    """
+
+    info = MethodInfo("TRIBE", "Su et al., AAAI 2024", "norm layers", "3 + views", backward_passes=1, num_networks=4)
+    check_settings: ClassVar = {"max_entropy": 0.99}
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
+        lr: float | None = None,
+        momentum: float | None = 0.01,
+        spread: float = 0.0,
+        max_entropy: float = 0.05,
+        anchor: float = 0.5,
+        views: Views = image_views(1),
+        policies: Sequence[Policy] = (),
+        seed: int = 0,
+        output: Output = None,
+    ) -> None:
+        super().__init__(net, policies=policies, batch_stats=0.0, seed=seed, output=output)
+        check_fraction("momentum", 0.0 if momentum is None else momentum)
+        check_fraction("spread", spread)
+        check_each(check_non_negative, max_entropy=max_entropy, anchor=anchor)
+        check_views(views)
+        self.momentum, self.spread, self.max_entropy = momentum, spread, max_entropy
+        self.anchor, self.views = anchor, views
+        self.student, self.teacher, self.reference = (self.copy_of_source() for _ in range(3))
+        self.reference.requires_grad_(False)
+        self.train_norms_(self.student)
+        share_parameters_(self.teacher, self.student)
+        networks = (self.student, self.teacher, self.reference)
+        self.statistics = nn.ModuleList(use_balanced_statistics_(each, momentum, spread) for each in networks)
+        self.optimize(self.student, optimizer, lr)
+
+    @override
+    @torch.no_grad()
+    def predict_step(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.teacher(x)
+        return logits
+
+    @override
+    def adapt_step(self, x: Tensor) -> Tensor:
+        logits, batch = self.predict_step(x).detach(), current_reducer()
+        images, predictions = batch.gather(x), batch.gather(logits)
+        restore_buffers = remember_buffers(self.student, self.teacher, self.reference, self.statistics)
+        with replicated():  # the statistics of a class depend on all images of the batch
+            if not self._update(images, predictions):
+                restore_buffers()
+        return logits
+
+    def _update(self, images: Tensor, predictions: Tensor) -> bool:
+        views = draw_views(self.views, self.generator("views"))
+        with balance_statistics(predicted_classes(predictions), predictions.shape[1]):
+            target = at_least_float32(self.teacher(images))
+            logits = [view(self.student, images) for view in views] or [self.student(images)]
+            reference = at_least_float32(self.reference(images))
+        is_sure = entropy(target.detach()) < self.max_entropy * math.log(target.shape[1])
+        losses = torch.stack([hard_cross_entropy(each, target) for each in logits]).mean(0)
+        losses = losses + self.anchor * (target - reference).square().mean(1)
+        means = {"confidence": confidence(target.detach()).mean(), "selected": is_sure}
+        self.minimize(masked_mean(losses, is_sure), **means)
+        # Without a confident prediction there is no step, and the statistics follow the stream all the same.
+        return self.last_step is not None and not self.last_step.skipped

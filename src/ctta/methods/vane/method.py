@@ -1,0 +1,321 @@
+"""VANE: views, label autocorrelation, normalization by distance, and entropy; the default of :func:`ctta.adapt`."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from typing_extensions import override
+
+from ctta.core.method_info import MethodInfo
+from ctta.core.model import AdaptiveModel
+from ctta.core.parallel import current_reducer
+from ctta.core.state import remember_buffers
+from ctta.core.steps import Policy
+from ctta.core.validation import check_each, check_fraction, check_non_negative, check_positive
+from ctta.errors import ConfigError
+from ctta.functional import at_least_float32, confidence, mean_probabilities, soft_likelihood_ratio
+from ctta.methods.vane.domain_change import DOMAIN_MEMORY, DomainChange, measure_appearance
+from ctta.methods.vane.label_chain import LabelChain
+from ctta.methods.vane.mirror_check import MirrorCheck
+from ctta.methods.vane.statistics import FollowedBatch, follow_shift, use_shift_statistics_
+from ctta.nn import FULL_BATCH_SIZE, find_norm_parameters, images_in_batch
+from ctta.nn.surgery import Output
+from ctta.optim import OptimizerFactory, with_lr
+from ctta.policies import average_with_source
+from ctta.views import Model, Views, average_views, check_views, draw_views, geometric_views
+from ctta.views.geometric import GeometricViews, MovedView
+
+MOVED: Views = geometric_views(4)
+FLIP: Views = geometric_views(1)
+MOMENTUM = 0.9  # of the class frequencies that predictions are kept diverse by, as in SLR
+#: Predictions that class frequencies average over if changes of the domain are not detected.
+UNKNOWN_DOMAINS_MEMORY = 200
+#: How often a prediction of the source is taken to say nothing.
+DOUBT = 0.3
+#: Batch statistics of few classes hide these classes. Assume so if labels repeat by this much more for the source than
+#: for the student.
+HIDDEN_STICKINESS = 0.2
+#: How many images of a domain, with their decay, show which classes the source prefers in it.
+MIN_DOMAIN = 200
+
+
+class ViewPredictions(NamedTuple):
+    """What the student predicts for views of a batch.
+
+    Attributes:
+        mirrored: The logits for mirrored images, kept apart until the check decides; None if nothing is checked.
+        mean: The mean logits over the other views; None if there are none.
+        num_views: The number of these.
+    """
+
+    mirrored: Tensor | None
+    mean: Tensor | None
+    num_views: int
+
+
+class VANE(AdaptiveModel):
+    """Adapt to a stream whatever its order and its batch size are; what ``ctta.adapt(net)`` uses.
+
+    It has five parts, and each can be switched off:
+
+    * Statistics of BatchNorm are those of recent images, the more, the further they are from the source's.
+    * When pixels show a new domain, class frequencies are reset and older statistics count less.
+    * Predictions are averaged over views, each with statistics of its own; over mirrored images only if they seem to
+      keep their class, unlike digits or letters.
+    * Where consecutive images tend to have the same label, the prediction for one counts for its neighbors.
+    * The scales and shifts of norm layers learn as in SLR and stay near the source's, but not while labels repeat.
+
+    The last two are for networks with one prediction per image.
+
+    Args:
+        net: Any network. Without BatchNorm the first part does nothing, and without norm layers the last.
+        tolerance: The distance from the source's statistics at which those of the stream count as much; None to keep
+            the source's.
+        prior: How many images the source's statistics count for.
+        horizon: How many images the statistics of the stream remember.
+        max_distance: The distance in brightness, contrast and sharpness at which images belong to a new domain: mean
+            squared, in units of the variance between images. None to detect no domains; class frequencies then
+            remember 200 images instead of 1,000.
+        views: What to average over beside the images themselves; () for nothing. Inputs that are not images have none.
+        pixel_views: The same for networks that segment. Motion would cost sharpness, so the default is a flip.
+        flips: Whether :func:`ctta.views.geometric_views` may mirror images; ``"auto"`` to compare confident predictions
+            for images and mirrored images. Networks that segment may, unless this is False.
+        min_stickiness: How much labels must repeat before predictions are corrected for it; 1 for never.
+        learn: Whether norm layers learn.
+        optimizer: A factory of the optimizer.
+        lr: The learning rate, if it should differ from that of ``optimizer``.
+        keep: The fraction of the adapted weights that a step keeps; the rest are the source's.
+        weight: The weight of the likelihood ratio beside the diversity of the predictions, as in SLR.
+        policies: What happens around the updates, see :mod:`ctta.policies`.
+        seed: The seed of the views.
+        output: Where the logits are in the network's output; by default the usual places.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
+    >>> logits = VANE(net)(torch.rand(16, 3, 8, 8))    # predicts and adapts
+    """
+
+    info = MethodInfo("VANE", trains="norm layers", forward_passes="2, and views", backward_passes=1, num_networks=2)
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {"views": FLIP}}
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        tolerance: float | None = 0.2,
+        prior: float = 8.0,
+        horizon: float = 64.0,
+        max_distance: float | None = 0.5,
+        views: Views = MOVED,
+        pixel_views: Views = FLIP,
+        flips: bool | Literal["auto"] = "auto",
+        min_stickiness: float = 0.45,
+        learn: bool = True,
+        optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
+        lr: float | None = None,
+        keep: float = 0.99,
+        weight: float = 0.025,
+        policies: Sequence[Policy] = (),
+        seed: int = 0,
+        output: Output = None,
+    ) -> None:
+        super().__init__(net, policies=policies, batch_stats=0.0, seed=seed, output=output)
+        check_each(check_non_negative, tolerance=tolerance or 0.0, prior=prior, weight=weight)
+        check_positive("horizon", horizon)
+        if max_distance is not None:
+            check_positive("max_distance", max_distance)
+            if math.isinf(max_distance):
+                raise ConfigError("max_distance must be finite; give None to detect no domains")
+        if not isinstance(flips, bool) and flips != "auto":
+            raise ConfigError(f"flips must be True, False or 'auto', got {flips!r}")
+        check_views(views, pixel_views)
+        check_fraction("min_stickiness", min_stickiness)
+        self.tolerance, self.prior, self.horizon, self.max_distance = tolerance, prior, horizon, max_distance
+        self.views, self.pixel_views, self.flips = views, pixel_views, flips
+        self.min_stickiness, self.learn, self.keep, self.weight = min_stickiness, learn, keep, weight
+        self.student = self.copy_of_source()
+        self.statistics = nn.ModuleList()
+        if tolerance is not None:
+            self.statistics = use_shift_statistics_(self.student, tolerance, prior, horizon)
+        self.domain_change = DomainChange(max_distance)
+        self.mirror_check = MirrorCheck()
+        memory = UNKNOWN_DOMAINS_MEMORY if max_distance is None else DOMAIN_MEMORY
+        self.source_chain, self.chain = LabelChain(memory, doubt=DOUBT), LabelChain(memory)
+        # Shapes of batches for which the network is known to label pixels. Not a state: it follows from the network.
+        self._segmented_shapes: set[torch.Size] = set()
+        self.train_norms_(self.student)
+        self.optimizer_factory = with_lr(optimizer, lr)  # a hyperparameter also of a model that learns nothing
+        if policies or (learn and find_norm_parameters(self.student)):
+            self.optimize(self.student, self.optimizer_factory)
+            self.use_policies(average_with_source(keep))
+
+    @classmethod
+    def fast(cls, net: nn.Module, **overrides: Any) -> Self:
+        """Build VANE with one view, the flipped images: about half of the passes.
+
+        Args:
+            net: The network.
+            **overrides: Keyword arguments that differ.
+
+        Returns:
+            The model.
+        """
+        return cls(net, **{**cls.presets["fast"], **overrides})
+
+    @property
+    @override
+    def step_scale(self) -> float:
+        return min(1.0, (images_in_batch() or FULL_BATCH_SIZE) / FULL_BATCH_SIZE) ** 2
+
+    @override
+    def extra_repr(self) -> str:
+        labels = "change" if self._labels_change() else "repeat"
+        mirrors = f", mirrors={self._mirrors()}" if isinstance(self.views, GeometricViews) else ""
+        return f"{super().extra_repr()}, followed_layers={len(self.statistics)}, labels={labels!r}{mirrors}"
+
+    @override
+    def adapt_step(self, x: Tensor) -> Tensor:
+        forget = self._remember()
+        try:
+            logits, answer = self._predict(x, self.student)
+            is_finite = current_reducer().all(answer.isfinite())
+            if self.learn and self.optimizer is not None and logits.ndim == 2 and self._labels_change():
+                # Views alone may overflow; the step then counts as skipped.
+                self._learn(logits if is_finite else logits * torch.nan)
+            self.show_policies(logits)
+        except BaseException:  # images that the network does not take, say
+            forget()
+            raise
+        if not is_finite:
+            forget()
+        return answer
+
+    @override
+    def predict_step(self, x: Tensor) -> Tensor:
+        forget = self._remember()
+        try:
+            return self._predict(x, self.student)[1]
+        finally:
+            forget()
+
+    @override
+    def _forward_once(self, x: Tensor) -> Tensor:
+        # With its own statistics: those that the last batch left may be of another domain.
+        forget = self._remember()
+        try:
+            with follow_shift(self._weigh_batch(x, self._is_new_domain(x))):
+                logits: Tensor = self.student(x)
+            return logits
+        finally:
+            forget()
+
+    @override
+    @torch.no_grad()
+    def anchor_logits(self, x: Tensor) -> Tensor:
+        """Return the answer of a model that has followed the stream and learned nothing."""
+        forget = self._remember()
+        weights: dict[str, Tensor] = dict(self.source.named_parameters())
+        try:
+            return self._predict(x, lambda images: functional_call(self.student, weights, (images,)))[1]
+        finally:
+            forget()
+
+    def _remember(self) -> Callable[[], None]:
+        parts = self.domain_change, self.mirror_check, self.source_chain, self.chain
+        return remember_buffers(self.student, self.statistics, *parts)
+
+    def _mirrors(self) -> bool:
+        return self.mirror_check.keeps_classes if self.flips == "auto" else self.flips
+
+    def _labels_change(self) -> bool:
+        return self.chain.stickiness <= self.min_stickiness and not self._labels_are_hidden()
+
+    def _labels_are_hidden(self) -> bool:
+        """Return whether the source sees labels that repeat and the student does not, for its statistics hide them."""
+        if self.domain_change.num_images < MIN_DOMAIN:
+            return False
+        return self.source_chain.stickiness > max(self.min_stickiness, self.chain.stickiness + HIDDEN_STICKINESS)
+
+    def _predict(self, x: Tensor, student: Model) -> tuple[Tensor, Tensor]:
+        """Return the student's logits and the answer, and follow the stream."""
+        reducer, of_source = current_reducer(), None
+        is_new, segments = self._is_new_domain(x), x.shape in self._segmented_shapes
+        if self.statistics:
+            if not segments:
+                with torch.no_grad():
+                    source = at_least_float32(self.source(x))
+                segments = source.ndim > 2
+            if not segments:
+                # Of the source, since a prediction by batch statistics depends on the other labels of the batch.
+                of_source = reducer.local(self.source_chain.follow_(reducer.gather(source), is_new_domain=is_new))
+            batch = self._weigh_batch(x, is_new)
+            # First, as they do not count, and each has its own statistics.
+            with follow_shift(batch._replace(is_view=True)):
+                views = self._predict_views(x, student, segments)
+            with follow_shift(batch), torch.set_grad_enabled(torch.is_grad_enabled() and not segments):
+                logits = student(x)
+        else:
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not segments):
+                logits = student(x)
+            segments = logits.ndim > 2
+            views = self._predict_views(x, student, segments)
+        if segments:
+            self._segmented_shapes.add(x.shape)
+        answer = self._average(at_least_float32(logits.detach()), views)
+        if logits.ndim == 2:
+            # The posterior of a chain is finite whatever the predictions are, and would hide an overflow.
+            is_finite = reducer.all(answer.isfinite())
+            corrected = reducer.local(self.chain.follow_(reducer.gather(answer), is_new_domain=is_new))
+            if is_finite and of_source is not None and self._labels_are_hidden():
+                answer = of_source
+            elif is_finite and not self._labels_change():
+                answer = corrected
+        return logits, answer
+
+    def _is_new_domain(self, x: Tensor) -> bool:
+        return self.domain_change.follow_(current_reducer().gather(measure_appearance(x)))
+
+    def _weigh_batch(self, x: Tensor, is_new_domain: bool) -> FollowedBatch:
+        """Return how much the statistics of a batch count: the less, the more its labels repeat."""
+        num_images, stickiness = images_in_batch() or len(x), self.source_chain.stickiness
+        is_followed = self.source_chain.is_allocated  # not by networks that segment
+        worth = num_images * (1 - stickiness) / (1 + stickiness) if is_followed else num_images
+        return FollowedBatch(num_images, worth, is_new_domain)
+
+    @torch.no_grad()
+    def _predict_views(self, x: Tensor, student: Model, segments: bool) -> ViewPredictions:
+        given = self.pixel_views if segments else self.views
+        if not given or x.ndim != 4:
+            return ViewPredictions(None, None, 0)
+        views, mirrored = list(draw_views(given, self.generator("views"))), None
+        if isinstance(given, GeometricViews) and (self.flips is False or (self.flips == "auto" and not segments)):
+            flip = views.pop(0)
+            if self.flips == "auto":
+                mirrored = average_views([flip], student, x, "logits")
+            if not self._mirrors():
+                views = [replace(view, flip=False) if isinstance(view, MovedView) else view for view in views]
+        mean = average_views(views, student, x, "logits") if views else None
+        return ViewPredictions(mirrored, mean, len(views))
+
+    def _average(self, direct: Tensor, views: ViewPredictions) -> Tensor:
+        """Return the mean of the direct prediction and those for views."""
+        total, count = direct, 1
+        if views.mean is not None:
+            total, count = total + views.num_views * views.mean, count + views.num_views
+        if views.mirrored is not None:
+            gather = current_reducer().gather
+            self.mirror_check.follow_(gather(direct), gather(views.mirrored))
+            if self._mirrors():
+                total, count = total + views.mirrored, count + 1
+        return total / count
+
+    def _learn(self, logits: Tensor) -> None:
+        p = mean_probabilities(logits)
+        frequencies = MOMENTUM * self.chain.frequencies.to(p) + (1 - MOMENTUM) * p
+        diversity = torch.special.xlogy(frequencies, frequencies).sum()
+        ratio = soft_likelihood_ratio(logits).mean()
+        self.minimize(diversity + self.weight * ratio, confidence=confidence(logits.detach()).mean())

@@ -1,0 +1,294 @@
+"""What is done to a copied network: unwrap it, extract its logits, choose which parameters train.
+
+The copies keep the caller's class and every key of its ``state_dict``. What a method adds is a forward hook or forward
+pre-hook, so it survives ``eval()``, ``deepcopy`` and pickle, and :func:`copy_without_hooks` removes it again.
+"""
+
+import copy
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from ctta.errors import ConfigError, InputError
+from ctta.nn import (
+    BatchStatistics,
+    BatchStats,
+    NormHook,
+    avoid_group_norm_crash_,
+    find_norm_parameters,
+    make_contiguous_if_constant,
+    show_running_statistics,
+    use_batch_statistics_,
+)
+from ctta.nn.heads import RecordFeatures, find_head
+
+#: Where the logits are in the output of a network: a key, an index, or a function of the output.
+Output = str | int | Callable[[Any], Tensor] | None
+
+
+def unwrap(net: nn.Module) -> nn.Module:
+    """Return the network inside ``torch.compile``, ``DataParallel`` and ``DistributedDataParallel`` wrappers."""
+    while True:
+        if isinstance(inner := getattr(net, "_orig_mod", None), nn.Module):
+            net = inner
+        elif isinstance(net, DataParallel | DistributedDataParallel):
+            net = net.module
+        else:
+            return net
+
+
+def copy_for_adaptation(net: nn.Module, *, batch_stats: BatchStats, output: Output) -> nn.Module:
+    """Return a copy in eval mode (dropout off) that returns logits and whose BatchNorms use ``batch_stats``."""
+    net = copy_without_hooks(net)
+    net.register_forward_pre_hook(clone_input)
+    net.register_forward_hook(ExtractLogits(output))
+    avoid_group_norm_crash_(net)
+    if batch_stats != 0:
+        use_batch_statistics_(net, batch_stats)
+    return net
+
+
+def copy_without_hooks(net: nn.Module) -> nn.Module:
+    """Return a copy in eval mode of the unwrapped network, without the hooks of this library."""
+    # Outside inference mode, because copies made within it are inference tensors, which cannot be trained.
+    with torch.inference_mode(False):
+        net = copy.deepcopy(unwrap(net))
+    for module in net.modules():
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            for key in [key for key, hook in hooks.items() if _is_own_hook(hook)]:
+                del hooks[key]
+        if isinstance(module, _BatchNorm):
+            show_running_statistics(module)
+            module.track_running_stats = module.running_mean is not None
+    return net.eval()
+
+
+def copy_sharing_tensors(net: nn.Module) -> nn.Module:
+    """Return a second tree of modules over the same parameters and buffers.
+
+    Layers hold the mode of the call in progress, so streams, which may run in several threads, share tensors only.
+    """
+    return copy.deepcopy(net, {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())})
+
+
+def _is_own_hook(hook: Any) -> bool:
+    """Return whether this library registered the hook."""
+    kinds = ExtractLogits | RecordFeatures | NormHook
+    return isinstance(hook, kinds) or hook in (clone_input, make_contiguous_if_constant, show_running_statistics)
+
+
+def find_untraceable_hooks(net: nn.Module) -> list[str]:
+    """Return the names of this library's hooks on a network that ``torch.compile`` cannot trace: they keep a state."""
+    hooks = [hook for module in net.modules() for hook in _hooks(module) if _is_own_hook(hook)]
+    traceable = BatchStatistics, ExtractLogits, FunctionType
+    return sorted({type(hook).__name__ for hook in hooks if type(hook) not in traceable})
+
+
+def _hooks(module: nn.Module) -> Iterator[Any]:
+    yield from module._forward_pre_hooks.values()
+    yield from module._forward_hooks.values()
+
+
+def clone_input(net: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Give a network a copy of its input, since some change it in place; a forward pre-hook."""
+    return (inputs[0].clone(), *inputs[1:])
+
+
+class MissingLogitsError(ConfigError):
+    """Raised if the output of a network does not hold logits where they are expected."""
+
+
+@dataclass(frozen=True)
+class ExtractLogits:
+    """A forward hook that reduces the output of a network to its logits, and resizes dense logits to the input.
+
+    Attributes:
+        output: Where the logits are; None to look in the usual places.
+    """
+
+    output: Output
+
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], raw: Any) -> Tensor:
+        """Return the logits in the output ``raw``."""
+        logits, x = self.select(raw), inputs[0]
+        if logits.ndim < 2 or len(logits) != len(x):
+            raise ConfigError(
+                f"the network returned logits of shape {tuple(logits.shape)} for a batch of shape {tuple(x.shape)}; "
+                "expected (batch, classes, ...): is the batch dimension missing?"
+            )
+        if logits.ndim > 2 and logits.ndim == x.ndim and logits.shape[2:] != x.shape[2:]:
+            return resize(logits, x.shape[2:])
+        return logits
+
+    def select(self, raw: Any) -> Tensor:
+        """Return the tensor of logits, of whatever shape, in the output ``raw``."""
+        found = raw
+        if callable(self.output):
+            found = self.output(raw)
+        elif self.output is not None:
+            try:
+                found = raw[self.output]
+            except (LookupError, TypeError) as error:
+                raise MissingLogitsError(
+                    f"the network returned a {type(raw).__name__}, in which there is no {self.output!r}: give another "
+                    "output"
+                ) from error
+        elif isinstance(raw, dict) and ("out" in raw or "logits" in raw):
+            found = raw["out"] if "out" in raw else raw["logits"]
+        elif not isinstance(raw, Tensor):
+            found = getattr(raw, "logits", raw)
+        if not isinstance(found, Tensor):
+            raise MissingLogitsError(
+                f"the network returned a {type(found).__name__}, in which no logits were found; say where they are: "
+                "output=0 (an index), output='key', or output=lambda out: out[0]"
+            )
+        return found
+
+
+def resize(x: Tensor, size: Iterable[int]) -> Tensor:
+    """Resize (N, C, ...) to a spatial size by linear interpolation, as CoTTA's code resizes images and logits."""
+    mode = {3: "linear", 4: "bilinear", 5: "trilinear"}.get(x.ndim)
+    if mode is None:
+        raise InputError(f"expected images (N, C, ...) with one to three spatial axes, got shape {tuple(x.shape)}")
+    return F.interpolate(x, size=tuple(size), mode=mode, align_corners=False)
+
+
+def names_outside(names: Iterable[str], layers: Iterable[str]) -> set[str]:
+    """Return those names of parameters that are not below any of the layers."""
+    layers = tuple(layers)
+    return {name for name in names if not _is_within(name, layers)}
+
+
+def train_only_(net: nn.Module, names: Collection[str]) -> None:
+    """Let exactly the parameters of these names require grad."""
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_(name in names)
+
+
+def find_convolution_parameters(net: nn.Module) -> set[str]:
+    """Return the names of the trainable kernels and biases of convolutions."""
+    layers = [module for module in net.modules() if isinstance(module, _ConvNd)]
+    found = {id(value) for layer in layers for value in layer.parameters(recurse=False)}
+    return {name for name, value in net.named_parameters() if value.requires_grad and id(value) in found}
+
+
+def find_top_layers(net: nn.Module) -> tuple[str, ...]:
+    """Return the names of the layers nearest to the output that SAR and its successors do not train.
+
+    These are, by structure and not by name, the last quarter of the network's stages (ResNet: the last of four) or
+    blocks (ViT: the last three of twelve), rounded down but at least one, and the norm layers from there to the head. A
+    network without repeated parts has its last norm layer there, if it has more than one.
+
+    Args:
+        net: Any network.
+
+    Returns:
+        Names of modules; all parameters below them belong to the top.
+
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+    >>> find_top_layers(net)
+    ('3',)
+    """
+    layers = _norm_layers_before_head(net)
+    parent, parts = _find_repeated_parts(net)
+    if not parts:
+        return tuple(layers[-1:] if len(layers) > 1 else ())
+    num_top = max(1, len(parts) // 4)
+    top = [_join(parent, name) for name in parts[-num_top:]]
+    trunk = [_join(parent, name) for name in parts]
+    order = [name for name, _ in net.named_modules()]
+    end = max(number for number, name in enumerate(order) if _is_within(name, trunk))
+    for name in layers:
+        if order.index(name) > end and not _is_within(name, trunk):
+            owner, _, index = name.rpartition(".")
+            # A list with a norm for each stage, beside the list of stages: only those of the top belong to it.
+            is_per_stage = index.isdecimal() and len(list(net.get_submodule(owner).children())) == len(parts)
+            if not is_per_stage or int(index) >= len(parts) - num_top:
+                top.append(name)
+    return tuple(top)
+
+
+def _norm_layers_before_head(net: nn.Module) -> list[str]:
+    """Return the names of the norm layers in order, without those after the classifier, which do not lead to it."""
+    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in _norm_parameter_names(net)))
+    order = [name for name, _ in net.named_modules()]
+    try:
+        head = order.index(find_head(net))
+    except ConfigError:
+        return layers
+    return [name for name in layers if order.index(name) < head] or layers
+
+
+def _find_repeated_parts(net: nn.Module, prefix: str = "") -> tuple[str, list[str]]:
+    """Return a module and the names of its children that are the network's stages or blocks; none if there are no such.
+
+    Alike are children of one class with parts of one class. Of several kinds the one with the most norm layers counts.
+    """
+    children = {name: child for name, child in net.named_children() if _num_norms(child)}
+    kinds: dict[tuple[type, ...], list[str]] = {}
+    for name, child in children.items():
+        if list(child.children()):  # a single norm layer is no block
+            kinds.setdefault(_kind(child), []).append(name)
+    repeated = [names for names in kinds.values() if len(names) > 1]
+    if repeated:
+        return prefix, max(repeated, key=lambda names: sum(_num_norms(children[name]) for name in names))
+    blocks = [name for names in kinds.values() for name in names]
+    if not blocks:
+        return prefix, []
+    largest = max(blocks, key=lambda name: _num_norms(children[name]))
+    return _find_repeated_parts(children[largest], _join(prefix, largest))
+
+
+def _kind(module: nn.Module) -> tuple[type, ...]:
+    """Return the class of a module, and for a container the kind of its first part too."""
+    first = next(module.children(), None)
+    is_container = isinstance(module, nn.Sequential | nn.ModuleList) and first is not None
+    return (type(module), *(_kind(first) if is_container and first is not None else ()))
+
+
+def _num_norms(module: nn.Module) -> int:
+    return len(_norm_parameter_names(module))
+
+
+def _norm_parameter_names(module: nn.Module) -> list[str]:
+    """Return the names of trainable norm parameters in the order of the network."""
+    found = find_norm_parameters(module)
+    return [name for name, _ in module.named_parameters() if name in found]
+
+
+def _is_within(name: str, owners: Iterable[str]) -> bool:
+    return any(name == owner or name.startswith(f"{owner}.") for owner in owners)
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
+
+
+def share_parameters_(net: nn.Module, other: nn.Module) -> None:
+    """Let a network use the parameters of another one with the same modules; it keeps its own buffers."""
+    for name, module in net.named_modules():
+        module._parameters.update(other.get_submodule(name)._parameters)
+
+
+def infer_input_rank(net: nn.Module) -> int | None:
+    """Return the number of axes of the first convolution's input, batch included; None without convolutions."""
+    first = next((module for module in net.modules() if isinstance(module, _ConvNd)), None)
+    return None if first is None else len(first.kernel_size) + 2
+
+
+def iter_inputs(batches: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the inputs of batches that are tensors or (inputs, labels, ...) tuples, as data loaders return them."""
+    if isinstance(batches, Tensor):
+        raise TypeError("expected an iterable of batches, got a single tensor: give [x]")
+    for batch in batches:
+        if not isinstance(batch, Tensor | tuple | list):
+            raise TypeError(f"expected batches as tensors or (inputs, ...) tuples, got a {type(batch).__name__}")
+        yield batch if isinstance(batch, Tensor) else batch[0]
