@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup browser test check docs links demo bench results dist clean
+.PHONY: help setup browser test test-all check docs links demo bench results dist clean
 
 help:
 	@echo "make demo    minutes: a few methods, fifteen corruptions, a table and a report"
-	@echo "make test    the whole test suite"
+	@echo "make test    the test suite (minutes)"
+	@echo "make test-all  the suite with its long forms: every contract check on every network, long Ray, chaos and ranks"
 	@echo "make check   ruff, mypy --strict, the lock of the dependencies, the import-direction test, and the docs"
 	@echo "make docs    the site in docs/_build/html; a warning, such as a broken link, is an error"
 	@echo "make links   open every external link of the docs (needs the network)"
@@ -37,6 +38,9 @@ browser:
 test: $(READY) browser
 	$(BIN)/pytest
 
+test-all: $(READY) browser
+	$(BIN)/pytest -m ""
+
 check: $(READY) docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -57,12 +61,12 @@ demo: $(READY)
 	$(BIN)/ctta demo
 
 bench: $(READY)
-	$(BIN)/python benchmarks/run.py
-	$(BIN)/python benchmarks/corruptions_speed.py
-	$(BIN)/python benchmarks/stream_speed.py
+	$(BIN)/python -m benchmarks.speed.run
+	$(BIN)/python -m benchmarks.speed.corruptions
+	$(BIN)/python -m benchmarks.speed.streams
 
 results: $(READY)
-	$(BIN)/python benchmarks/results.py $(if $(ONLY),--only $(ONLY)) $(if $(CIFAR),--cifar $(CIFAR))
+	$(BIN)/python -m benchmarks.results.run $(if $(ONLY),--only $(ONLY)) $(if $(CIFAR),--cifar $(CIFAR))
 
 dist: $(READY)
 	rm -rf dist

@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-#: Pages with code; those of docs/results are written by benchmarks/result_pages.py, and test_results compares them.
+#: Pages with code; those of docs/results are written by benchmarks/results/pages.py, and test_results compares them.
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",

@@ -1,4 +1,4 @@
-"""What every reader of foreign bytes must do, as functions of bytes; shared by tests and by ``benchmarks/fuzz.py``.
+"""What every reader of foreign bytes must do, as functions of bytes; for tests and ``benchmarks/chaos/fuzz.py``.
 
 A target returns for any input, and raises if the reader broke its promise: a value or one of the library's own errors.
 ``tests/corpus/TARGET/`` has inputs to start from, among them each that once made a target raise.

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from measurements import peak_bytes
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ctta
+from benchmarks.speed.measurements import peak_bytes
 from ctta.nn import count_images, separate_statistics
 from ctta.nn.activations import iter_blocks
 from ctta.nn.surgery import copy_for_adaptation

@@ -1,4 +1,4 @@
-"""Random faults against a service, in the short form of benchmarks/chaos.py."""
+"""Random faults against a service, in the short form of benchmarks/chaos/run.py."""
 
 import os
 import subprocess
@@ -9,11 +9,13 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_a_service_keeps_its_promises_under_random_faults() -> None:
-    """Faults at random times, on top of each other, and a kill amid them; benchmarks/chaos.py checks the promises."""
+    """Faults at random times, on top of each other, and a kill amid them; the script checks the promises."""
     options = ["--seconds", "4", "--streams", "2", "--round", "6"]
-    command = [sys.executable, str(ROOT / "benchmarks/chaos.py"), *options]
+    command = [sys.executable, "-m", "benchmarks.chaos.run", *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    result = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment, check=False)
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=400, env=environment, cwd=ROOT, check=False
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     counts = {line[:34].strip(): int(line[34:]) for line in result.stdout.splitlines()[1:-1]}
     assert counts["updates lost"] == 0 and counts["updates acknowledged"] > 0

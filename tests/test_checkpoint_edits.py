@@ -10,7 +10,7 @@ from saved_streams import make_network, read_file
 
 import ctta
 
-#: Of the many edits of a field, those that are tried here; benchmarks/edit_checkpoints.py tries all.
+#: Of the many edits of a field, those that are tried here; benchmarks/chaos/edit_checkpoints.py tries all.
 NUM_EDITS = dict.fromkeys(MODELS, 1) | {"tent": 2, "cotta": 2, "t3a": 2}
 
 

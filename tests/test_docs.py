@@ -11,18 +11,18 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
-import draw_cotta
-import draw_speed
 import pytest
 from api_pages import find_comment, protect_colon, restore_colon
 from command_pages import describe_commands, describe_routes, read_openapi
 from documents import PAGES, PREAMBLE, ROOT, read_commands, read_python
-from measurements import Measurement, read_results
 from PIL import Image, ImageSequence
 from repository_links import rewrite_links
 from sphinx.ext.napoleon.docstring import GoogleDocstring
 from typer.main import get_command
 
+from benchmarks.draw import cotta as draw_cotta
+from benchmarks.draw import speed as draw_speed
+from benchmarks.speed.measurements import Measurement, read_results
 from ctta.cli.app import app
 from ctta.methods import METHODS
 
@@ -132,14 +132,14 @@ def test_external_links_are_well_formed(page: Path) -> None:
 
 @pytest.mark.parametrize("name", draw_cotta.THEMES)
 def test_the_figure_of_cotta_is_drawn_by_its_script(name: str) -> None:
-    """If it fails: python benchmarks/draw_cotta.py."""
+    """If it fails: python -m benchmarks.draw.cotta."""
     drawn = draw_cotta.draw(draw_cotta.THEMES[name])
     assert (draw_cotta.FOLDER / f"cotta-{name}.svg").read_text() == drawn
     assert ElementTree.fromstring(drawn).tag == "{http://www.w3.org/2000/svg}svg"
 
 
 def test_the_figure_of_the_measured_ratios_is_drawn_from_them() -> None:
-    """If it fails: python benchmarks/draw_speed.py."""
+    """If it fails: python -m benchmarks.draw.speed."""
     assert draw_speed.FIGURE.read_text() == draw_speed.draw(read_results(draw_speed.RESULTS))
     rows = [Measurement("fast", 0.9, 1.0, low=0.8, high=0.95), Measurement("slow & far", 3.0, 1.0)]
     drawn = draw_speed.draw(rows)

@@ -60,10 +60,10 @@ def test_provenance_matches_the_files() -> None:
 def test_weights_carry_metadata_of_their_training() -> None:
     with safe_open(PACKAGE / "models" / "embedded.safetensors", "pt") as file:
         metadata = file.metadata()
-    # As benchmarks/train_embedded.py writes it.
+    # As benchmarks/train/embedded.py writes it.
     assert set(metadata) == {"data", "epochs", "seed", "test_error", "torch"}
     assert f"{100 * float(metadata['test_error']):.2f} %" in PROVENANCE
-    script = (Path(__file__).parents[1] / "benchmarks" / "train_embedded.py").read_text()
+    script = (Path(__file__).parents[1] / "benchmarks" / "train" / "embedded.py").read_text()
     assert all(f'"{key}": ' in script for key in metadata)
     assert metadata["data"] in script
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import matrix_results
 import pytest
 from benchmark_runs import write_network
 from command_line import output, user_error
 from report_runs import ParsedPage, write_cell, write_run
 
+from benchmarks.results import matrix as matrix_results
 from ctta.benchmark import run_matrix
 from ctta.benchmark.matrix import DEFAULT_METHODS, SIZES
 from ctta.benchmark.report import Matrix, MatrixCell, MatrixProtocol, read_matrix, write_matrix

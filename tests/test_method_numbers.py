@@ -1,17 +1,11 @@
 """The table of all methods: results of several runs join, and every seed counts once."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
+from benchmarks.results.method_numbers import MergeError, add_errors, add_results
 from ctta.evaluation import Result
 from ctta.evaluation.metrics import ImageScore
 from ctta.evaluation.results import BatchRecord
-
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-
-from method_numbers import MergeError, add_errors, add_results
 
 
 def make_result(seed: int, *num_wrong: int, lr: float = 0.1, name: str = "roid") -> Result:

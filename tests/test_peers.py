@@ -1,11 +1,11 @@
-"""benchmarks/peers.py: another implementation beside ours, here a small one of TENT that each test writes."""
+"""benchmarks/speed/peers.py: another implementation beside ours, here a small one of TENT that each test writes."""
 
 from pathlib import Path
 
 import pytest
 import torch
-from peers import find_class, find_file, run
 
+from benchmarks.speed.peers import find_class, find_file, run
 from ctta.errors import ConfigError
 from ctta.io.python_files import import_python_file
 

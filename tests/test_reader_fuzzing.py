@@ -1,6 +1,6 @@
 """Readers of foreign bytes: for any input a value or one of the library's own errors.
 
-The targets are in ``fuzz_targets.py``, and ``benchmarks/fuzz.py`` runs them guided by coverage. Every file of the
+The targets are in ``fuzz_targets.py``, and ``benchmarks/chaos/fuzz.py`` runs them guided by coverage. Every file of the
 corpus is tried, and then mutations of them.
 """
 

@@ -4,13 +4,13 @@ import json
 import re
 from pathlib import Path
 
-import all_methods
-import matrix_results
 import pytest
-import result_pages
-import results
-from result_list import PLANNED
 
+from benchmarks.results import all_methods
+from benchmarks.results import matrix as matrix_results
+from benchmarks.results import pages as result_pages
+from benchmarks.results import run as results
+from benchmarks.results.planned import PLANNED
 from ctta import models
 from ctta.benchmark import RECIPES, build_task
 from ctta.benchmark.matrix import MATRIX
@@ -23,7 +23,7 @@ RESULTS = result_pages.RESULTS
 
 
 def test_pages_and_tables_are_those_of_the_numbers() -> None:
-    """If it fails: python benchmarks/result_pages.py."""
+    """If it fails: python -m benchmarks.results.pages."""
     assert list(result_pages.find_differences()) == []
 
 
@@ -90,10 +90,10 @@ def test_planned_commands_can_be_run(name: str) -> None:
     for command in PLANNED[name].commands:
         words = results.complete_command(command, Path("out"), Path("cifar"), workers=2)
         assert "RUN" not in words and "CIFAR" not in words
-        if words[1] != "-m":
-            assert (result_pages.ROOT / words[1]).is_file()
+        if words[2] != "ctta":
+            assert (result_pages.ROOT / words[2].replace(".", "/")).with_suffix(".py").is_file()
             continue
-        assert words[2] == "ctta" and words[words.index("--out") + 1] == "out"
+        assert words[words.index("--out") + 1] == "out"
         if words[3:5] == ["bench", MATRIX]:
             assert "--methods" not in words and "--protocols" not in words  # the default ones, which have a test
         elif words[3] == "bench":
@@ -120,7 +120,7 @@ def test_links_of_the_list_exist() -> None:
 
 
 def test_the_page_of_the_matrix_is_that_of_its_numbers(tmp_path: Path) -> None:
-    """If it fails: python benchmarks/matrix_results.py docs/results/matrix/numbers.json."""
+    """If it fails: python -m benchmarks.results.matrix docs/results/matrix/numbers.json."""
     folder = RESULTS / "matrix"
     matrix_results.write_results(folder / "numbers.json", tmp_path)
     for name in ("README.md", "numbers.json"):

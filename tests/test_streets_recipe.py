@@ -46,9 +46,9 @@ def test_weights_document_their_training(name: str, network: str) -> None:
     with safe_open(MODELS / f"{name}.safetensors", "pt") as file:
         metadata = file.metadata()
     assert set(metadata) == {"data", "network", "steps", "batch_size", "seed", "miou_clear", "torch"}
-    script = (Path(__file__).parents[1] / "benchmarks" / "train_streets.py").read_text()
+    script = (Path(__file__).parents[1] / "benchmarks" / "train" / "streets.py").read_text()
     assert all(f'"{key}": ' in script for key in metadata)
-    assert metadata["data"] == f"ctta.data.streets version {ctta.data.streets.VERSION}, split train, clear"
+    assert metadata["data"] == f"ctta.synthetic version {ctta.data.streets.VERSION}, split train, clear"
     assert metadata["network"] == network
     provenance = (MODELS / "PROVENANCE.md").read_text()
     assert f"mIoU is {100 * float(metadata['miou_clear']):.1f} %" in provenance

@@ -16,7 +16,7 @@ def choose_fraction(num_images: int, confidence: float) -> float:
 
     Batch statistics bring most where the source is unsure, and on images like those of its training they only cost
     right answers. A network that is sure of wrong answers keeps a part of the gain. Both limits were chosen by
-    ``benchmarks/choose_blend.py``.
+    ``benchmarks/choose/blend.py``.
 
     Args:
         num_images: Size of the batch.

@@ -29,7 +29,7 @@ class Predictions(NamedTuple):
 class HarmLimits:
     """Limits of the signals; a signal divided by its limit is a score, and a warning is given at a score of 1.
 
-    The defaults were chosen by ``benchmarks/choose_warning_limits.py``, on images and corruptions other than those of
+    The defaults were chosen by ``benchmarks/choose/warning_limits.py``, on images and corruptions other than those of
     the published results. A corrupted domain changes many answers too, but there the source is unsure of them.
 
     Attributes:

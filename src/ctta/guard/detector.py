@@ -33,7 +33,7 @@ NOT_FINITE = "predictions are not finite"
 class CollapseThresholds:
     """Limits of the signals; a signal divided by its limit is a score, and an alarm is raised at a score of 1.
 
-    The defaults were chosen by ``benchmarks/choose_guard_thresholds.py``, on images, corruptions and faults other than
+    The defaults were chosen by ``benchmarks/choose/guard_thresholds.py``, on images, corruptions and faults other than
     those of the published results.
 
     Attributes:

@@ -65,7 +65,7 @@ OFFICIAL_SEGMENTATION: Mapping[str, Any] = {
     "batch_stats": 0.0,
 }
 
-#: Settings for segmentation with any network, chosen by benchmarks/choose_streets_settings.py.
+#: Settings for segmentation with any network, chosen by benchmarks/choose/streets_settings.py.
 SEGMENTATION: Mapping[str, Any] = {
     **OFFICIAL_SEGMENTATION,
     "loss": "cross_entropy",
@@ -91,7 +91,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 #: The part of the uncertain images in the statistics of their views, where the rest are those of the whole batch.
-#: Chosen with the threshold of "faster" by benchmarks/choose_uncertain_views.py.
+#: Chosen with the threshold of "faster" by benchmarks/choose/uncertain_views.py.
 UNCERTAIN_FRACTION = 0.5
 
 
@@ -284,7 +284,7 @@ class CoTTA(AdaptiveModel):
     def fast(cls, net: nn.Module, **overrides: Any) -> Self:
         """Build the authors' code with 8 balanced views instead of 32, see :func:`ctta.views.fast_image_views`.
 
-        The views were chosen on hold-out corruptions by ``benchmarks/choose_fast_views.py``.
+        The views were chosen on hold-out corruptions by ``benchmarks/choose/fast_views.py``.
 
         Args:
             net: The network.
@@ -300,7 +300,7 @@ class CoTTA(AdaptiveModel):
         """Build :meth:`fast` with views of uncertain images only: those of which the teacher is less than 0.65 sure.
 
         It needs about half the time of :meth:`fast`. The settings were chosen on hold-out corruptions by
-        ``benchmarks/choose_uncertain_views.py``; docs/how-to/speed.md has the errors.
+        ``benchmarks/choose/uncertain_views.py``; docs/how-to/speed.md has the errors.
 
         Args:
             net: The network.

@@ -33,7 +33,7 @@ def automatic_fraction(num_images: int, rule: Literal["auto", "blend"] = "auto")
 
     Statistics of few images are noisy, so the source's count as if they came from further images. Under ``"blend"``
     this holds for every size; under ``"auto"`` from 16 images on the batch's are used alone, as methods are published.
-    Both sizes were chosen by ``benchmarks/choose_small_batch.py``.
+    Both sizes were chosen by ``benchmarks/choose/small_batch.py``.
 
     >>> automatic_fraction(16), automatic_fraction(12), automatic_fraction(32, "blend")
     (1.0, 0.2, 0.4)

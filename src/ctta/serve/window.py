@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ctta.errors import ConfigError
 
-# Chosen by benchmarks/choose_window.py; see docs/results/choices.md.
+# Chosen by benchmarks/choose/window.py; see docs/results/choices.md.
 DEFAULT_WINDOW_SIZE = 16
 DEFAULT_BATCH_STATS = 0.5
 DEFAULT_UPDATE_EVERY = 4  # images

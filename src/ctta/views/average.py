@@ -25,7 +25,7 @@ ViewsAtOnce = int | Literal["auto"]
 #: The largest number of input values that go through a model together under ``"auto"``, 42 images of 32x32. Measured on
 #: a CPU (docs/results/performance.md): larger stacks are slower than views one by one.
 MAX_STACKED_VALUES = 2**17
-#: A view with twice the entropy of another counts 2 ** 4 times less. Chosen by benchmarks/choose_streets_settings.py.
+#: A view with twice the entropy of another counts 2 ** 4 times less. Chosen by benchmarks/choose/streets_settings.py.
 ENTROPY_POWER = 4.0
 #: The smallest entropy, as a fraction of the largest possible one, that makes a difference: predictions are certain.
 _MIN_ENTROPY = 1e-3

@@ -92,7 +92,7 @@ def fast_image_views(
 ) -> "ImageViews":
     """Return few views that replace the reference's 32: balanced, and drawn from narrower ranges.
 
-    The constants were chosen by ``benchmarks/choose_fast_views.py``; ``docs/how-to/speed.md`` shows the error against
+    The constants were chosen by ``benchmarks/choose/fast_views.py``; ``docs/how-to/speed.md`` shows the error against
     the number of views.
 
     Args:

@@ -16,7 +16,7 @@ from ctta.methods import BNStats, CoTTA, PseudoLabel, Source, Tent
 from ctta.methods.cotta import OFFICIAL_SEGMENTATION, SEGMENTATION
 
 NETWORK = "sliding:hf:nvidia/segformer-b5-finetuned-cityscapes-1024-1024"
-#: Chosen by benchmarks/choose_streets_settings.py on other scenes in other weather.
+#: Chosen by benchmarks/choose/streets_settings.py on other scenes in other weather.
 CHOSEN_TENT: Mapping[str, Any] = {"optimizer": partial(torch.optim.Adam, lr=1e-3)}
 
 
