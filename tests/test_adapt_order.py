@@ -196,21 +196,6 @@ def test_strict_stops_before_a_table_is_written(flat: Folder) -> None:
     assert "9 of them new" in output(adapt, *flat.resumable)
 
 
-def test_a_table_without_errors_is_continued(flat: Folder) -> None:
-    """Tables were written without the column before."""
-    expected = flat.uninterrupted()
-    for path in sorted(flat.images.iterdir())[8:]:
-        path.rename(flat.root / path.name)
-    output(adapt, *flat.resumable)
-    rows = [line.rsplit(",", 1)[0] for line in flat.table.read_text().splitlines()]
-    assert rows[0] == "image,batch,class,confidence"
-    flat.table.write_text("\n".join(rows) + "\n")
-    for name in ("008.png", "009.png"):
-        (flat.root / name).rename(flat.images / name)
-    assert "2 of them new" in output(adapt, *flat.resumable)
-    assert flat.table.read_bytes() == expected
-
-
 # Mistakes
 
 

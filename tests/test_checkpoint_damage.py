@@ -18,8 +18,6 @@ from torch import Tensor
 import ctta
 from ctta.io.tensors import read_tensors, write_tensors
 
-V0_1 = Path(__file__).parent / "data" / "v0_1"
-
 
 def adapted_tent() -> ctta.Tent:
     model = ctta.Tent(make_network())
@@ -80,14 +78,6 @@ def test_mutated_bytes(saved: Path, data: st.DataObject) -> None:
     path.write_bytes(content)
     model = load_or_none(path)
     assert model is None or bytes(content) == saved.read_bytes()
-
-
-def test_files_of_0_1_have_no_checksum_and_load() -> None:
-    for path in sorted(V0_1.glob("*.safetensors")):
-        if path.stem != "expected":
-            header, _ = read_file(path)
-            assert header["format"] == 1
-            read_tensors(path, "ctta", needs_checksum=lambda header: header["format"] != 1)
 
 
 def test_a_checksum_cannot_be_left_out(saved: Path, tmp_path: Path) -> None:

@@ -186,37 +186,6 @@ def test_folder_of_another_evaluation_is_refused(tmp_path: Path) -> None:
         ctta.evaluate(ctta.CoTTA(net(), views=ctta.views.image_views(3), seed=3), stream(), folder=tmp_path)
 
 
-def test_evaluation_begun_with_version_0_1_is_resumed(tmp_path: Path) -> None:
-    whole = ctta.evaluate(cotta(), stream())
-    evaluate_until_killed(5, tmp_path, save_every=0)
-    path = tmp_path / "about.json"
-    about = json.loads(path.read_text())
-    about["environment"]["ctta"] = "0.1.0"
-    assert about["settings"]["views"].startswith("ImageViews(num_views=2, ")
-    about["settings"]["views"] = "ImageViews(n=2, mean=None, std=None, colour=1.0, motion=1.0, balanced=False)"
-    path.write_text(json.dumps(about, indent=1))
-    seen: list[BatchRecord] = []
-    resumed = ctta.evaluate(cotta(), stream(), folder=tmp_path, on_batch=seen.append)
-    assert len(seen) == len(stream()) - 5
-    assert without_costs(resumed.batches) == without_costs(whole.batches)
-    assert read_result(tmp_path).settings == whole.settings  # a report has a row per setting
-
-
-def test_guard_settings_of_version_0_1_are_read(tmp_path: Path) -> None:
-    result = ctta.evaluate(ctta.Guarded(cotta()), stream(), folder=tmp_path)
-    path = tmp_path / "about.json"
-    about = json.loads(path.read_text())
-    about["environment"]["ctta"] = "0.1.0"
-    settings = about["settings"]
-    settings["admission"] = settings.pop("input_spec").replace("InputSpec", "Admission")
-    settings["every"], settings["rest"] = settings.pop("adapt_every"), settings.pop("cooldown")
-    settings["thresholds"] = (
-        settings["thresholds"].replace("CollapseThresholds", "Thresholds").replace("class_sorting", "clumping")
-    )
-    path.write_text(json.dumps(about))
-    assert read_result(tmp_path).settings == result.settings
-
-
 CUSTOM_VIEWS = """
 import sys, ctta, test_evaluation as test
 

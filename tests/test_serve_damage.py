@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from serving import Client, infer_request, make_images, make_png, make_tent, serve_in_thread
 
 import ctta
@@ -153,26 +153,6 @@ def test_a_stream_with_nan_weights_is_damaged(tmp_path: Path) -> None:
     write_nan_weights(snapshot(tmp_path, "a"))
     with pytest.raises(DamagedCheckpointError, match="values that are not finite"):
         service.factory.read("a")
-    service.release()
-
-
-def test_a_window_of_version_0_1_has_no_checksum_and_is_accepted(tmp_path: Path) -> None:
-    """Nor has its summary what was added since: the size comes from its images."""
-    service = build(tmp_path)
-    stream = service.factory.create("a")
-    stream.infer(make_images(4), adapt=True)
-    service.factory.snapshots.write(stream)
-    service.release()
-    path = snapshot(tmp_path, "a")
-    tensors, header = read_window(path)
-    for name in ("image_size", "resized"):
-        del header["summary"][name]
-    header.pop("format", None)
-    save_file(tensors, path / "window.safetensors", {"stream": json.dumps(header)})
-    service = build(tmp_path)
-    restored = service.factory.read("a")
-    assert restored.image_size == (16, 16) and restored.num_updates == 1
-    assert restored.window.images is not None and torch.equal(restored.window.images, make_images(4))
     service.release()
 
 

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     )
     from ctta.advise import Advice, Certificate, advise, calibrate_gain, calibrate_threshold, certify
     from ctta.checkpoint.files import load, save
-    from ctta.checkpoint.library import StateLibrary
     from ctta.core.config import from_config
     from ctta.core.fingerprints import fingerprint
     from ctta.core.method_info import MethodInfo
@@ -140,7 +139,6 @@ __all__ = [
     "Source",
     "SourceReplay",
     "SourceStats",
-    "StateLibrary",
     "Step",
     "Tent",
     "TestAug",
@@ -202,7 +200,6 @@ _MODULES = {
     "from_config": "ctta.core.config",
     "load": "ctta.checkpoint.files",
     "save": "ctta.checkpoint.files",
-    "StateLibrary": "ctta.checkpoint.library",
     "source_stats": "ctta.source_stats",
     "weight_posterior": "ctta.methods.petal.posterior",
 }

@@ -16,7 +16,6 @@ from ctta.adapt.predictions import ERROR, PredictionFile, answer_columns
 from ctta.adapt.resume import check_image_size, lock_state, open_model, open_predictions
 from ctta.adapt.run import InferenceRun
 from ctta.adapt.summary import InferenceSummary, summarize
-from ctta.checkpoint.library import StateLibrary
 from ctta.core.registry import resolve_method
 from ctta.data.datasets.image_files import decode_file, find_images
 from ctta.data.datasets.image_order import Order, check_order, is_class_tree, sort_images
@@ -47,7 +46,6 @@ def adapt_folder(
     compare: bool = False,
     guard: bool | None = None,
     estimator: GainEstimator | None = None,
-    library: str | os.PathLike[str] | None = None,
     audit: str | os.PathLike[str] | None = None,
     escape_formulas: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
@@ -81,8 +79,6 @@ def adapt_folder(
             several processes share the stream, and a saved state goes on as it was.
         estimator: What estimates the accuracy of the method without labels, from :func:`ctta.calibrate_gain`; it is
             part of the guard, and a saved state goes on with its own.
-        library: Folder of a :class:`ctta.StateLibrary`: a new model gets the domains that are there, and those that it
-            remembers at the end are added. Needs the policy ``recall``.
         audit: File for the events of the guard, one line of JSON each.
         escape_formulas: Whether to write an apostrophe before a name that a spreadsheet would run as a formula, such as
             ``=1+1.png``.
@@ -113,10 +109,7 @@ def adapt_folder(
     files = FolderImages(root.name, tuple(root / name for name in names), None, resize, strict=strict)
     with ExitStack() as stack:
         run_on_rank_zero(lambda: stack.enter_context(lock_state(state_path)))
-        states = None if library is None else StateLibrary(library)
-        model, is_new = open_model(
-            net, state_path, method, dict(settings or {}), guard=guard, estimator=estimator, library=states
-        )
+        model, is_new = open_model(net, state_path, method, dict(settings or {}), guard=guard, estimator=estimator)
         model = data_parallel(model)
         source = data_parallel(Source(net, output=model.output)) if compare else None
         run = InferenceRun(model, source, file, state_path, classes)
@@ -148,8 +141,6 @@ def adapt_folder(
             batches = FolderBatches(stream, files, names, model)
             run.process(batches, on_batch)
             num_vanished = batches.num_vanished
-        if states is not None:
-            states.collect(model)
         seconds = time.perf_counter() - started
     return summarize(
         run,

@@ -26,7 +26,7 @@ class PredictionFile:
     """A CSV file whose first two columns are the image and the step that predicted it.
 
     An image that could not be read has a row as well, with the step of its batch and, in a last column ``error``, the
-    reason. Tables that were written before there was such a column get it when they are opened.
+    reason.
 
     Args:
         path: Path of the file.
@@ -65,7 +65,7 @@ class PredictionFile:
         if is_torn or num_dropped:
             # A copy, because if the wrong state was given these rows are finished work.
             shutil.copyfile(self.path, self.backup_path)
-        if is_torn or len(kept) < len(rows) or self._read_header() != self.columns:
+        if is_torn or len(kept) < len(rows):
             self._replace([self.columns, *kept])
         return {self._get_image(row) for row in kept}, num_dropped
 
@@ -118,11 +118,8 @@ class PredictionFile:
             rows = list(csv.reader(io.StringIO(text, newline="")))
         except csv.Error as error:
             raise DataError(f"{self.path} is not a table of predictions ({error}): choose another file") from error
-        num_columns = len(rows[0]) if rows and rows[0] == self._legacy_columns else len(self.columns)
-        is_torn = not text.endswith("\n") or len(rows[-1]) != num_columns
+        is_torn = not text.endswith("\n") or len(rows[-1]) != len(self.columns)
         header, *others = rows[: max(len(rows) - is_torn, 0)] or [[]]
-        if header == self._legacy_columns:
-            header, others = self.columns, [[*row, ""] for row in others]
         if header != self.columns:
             raise ConfigError(
                 f"{self.path} has the columns {','.join(header)}, expected {','.join(self.columns)}: use the same "
@@ -132,15 +129,6 @@ class PredictionFile:
             if len(row) != len(self.columns) or not _STEP_PATTERN.fullmatch(row[1]):
                 raise DataError(f"row {number} of {self.path} is not a prediction of this library: choose another file")
         return others, is_torn
-
-    @property
-    def _legacy_columns(self) -> list[str] | None:
-        """Columns of a table that was written before there were errors in it."""
-        return self.columns[:-1] if self.columns[-1] == ERROR else None
-
-    def _read_header(self) -> list[str]:
-        with self.path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
-            return next(csv.reader(file), [])
 
     def _get_image(self, row: Sequence[str]) -> str:
         return unescape_formula(row[0]) if self.escape_formulas else row[0]

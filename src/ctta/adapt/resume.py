@@ -13,7 +13,6 @@ from torch import nn
 from ctta.adapt.predictions import PredictionFile
 from ctta.checkpoint.encoding import encode
 from ctta.checkpoint.files import load, save
-from ctta.checkpoint.library import StateLibrary
 from ctta.core.model import AdaptiveModel
 from ctta.core.registry import DEFAULT_METHOD, resolve_method
 from ctta.distributed import world_size
@@ -58,13 +57,10 @@ def open_model(
     *,
     guard: bool | None,
     estimator: GainEstimator | None = None,
-    library: StateLibrary | None = None,
 ) -> tuple[AdaptiveModel, bool]:
     """Load the model from the state file, or build a new one; return it and whether it is new."""
     if state is None or not state.exists():
         model = build_model(net, method or DEFAULT_METHOD, settings)
-        if library is not None:
-            library.lend(model)
         # Ranks that share a stream cannot be guarded; those who ask for it nevertheless are told so.
         is_guarded = world_size() == 1 if guard is None else guard
         return Guarded(model, input_spec=_ANY_IMAGE, estimator=estimator) if is_guarded else model, True

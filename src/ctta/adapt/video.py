@@ -16,7 +16,6 @@ from ctta.adapt.resume import check_image_size, lock_state, open_model, open_pre
 from ctta.adapt.run import InferenceBatch, InferenceRun
 from ctta.adapt.summary import InferenceSummary, summarize
 from ctta.adapt.video_file import VideoFile
-from ctta.checkpoint.library import StateLibrary
 from ctta.core.registry import resolve_method
 from ctta.data.datasets.video import clip_rate, describe_source, estimate_num_frames, import_av
 from ctta.data.streams import VideoBatch, VideoStream, video
@@ -46,7 +45,6 @@ def adapt_video(
     annotate: str | os.PathLike[str] | None = None,
     guard: bool | None = None,
     estimator: GainEstimator | None = None,
-    library: str | os.PathLike[str] | None = None,
     audit: str | os.PathLike[str] | None = None,
     escape_formulas: bool = False,
     on_progress: Callable[[int, int | None], None] | None = None,
@@ -79,8 +77,6 @@ def adapt_video(
             side by side. Implies ``compare``.
         guard: Whether to wrap the method in :class:`ctta.guard.Guarded`; by default a new state is guarded.
         estimator: What estimates the accuracy of the method without labels, from :func:`ctta.calibrate_gain`.
-        library: Folder of a :class:`ctta.StateLibrary`: a new model gets the domains that are there, and those that it
-            remembers at the end are added. Needs the policy ``recall``.
         audit: File for the events of the guard, one line of JSON each.
         escape_formulas: Whether to write an apostrophe before a name that a spreadsheet would run as a formula.
         on_progress: Called after each batch with the number of processed frames and the total, None if unknown.
@@ -119,10 +115,7 @@ def adapt_video(
     num_expected = None if stream.is_live else estimate_num_frames(source, stream.sampling)
     with ExitStack() as stack:
         stack.enter_context(lock_state(state_path))
-        states = None if library is None else StateLibrary(library)
-        model, is_new = open_model(
-            net, state_path, method, dict(settings or {}), guard=guard, estimator=estimator, library=states
-        )
+        model, is_new = open_model(net, state_path, method, dict(settings or {}), guard=guard, estimator=estimator)
         run = InferenceRun(
             model, Source(net, output=model.output) if compare else None, file, state_path, classes, allow_pixels=True
         )
@@ -154,8 +147,6 @@ def adapt_video(
                 on_progress(len(before) + num_done, total)
 
         run.process(_list_batches(stream, name, with_frames=run.writer is not None), on_batch)
-        if states is not None:
-            states.collect(model)
         elapsed = time.perf_counter() - started
     return summarize(
         run,

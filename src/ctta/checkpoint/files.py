@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctta.checkpoint.legacy import upgrade
 from ctta.checkpoint.manifest import (
     InvalidArgumentError,
     MissingArgumentError,
@@ -33,7 +32,7 @@ from ctta.errors import CheckpointError, DamagedCheckpointError
 from ctta.io.atomic import atomic_write
 from ctta.io.tensors import read_tensors, write_tensors
 
-FORMAT = 2  # 1: ctta 0.1
+FORMAT = 2
 _METADATA_KEY = "ctta"
 #: What the constructors of methods, views and optimizers raise for arguments of a wrong type or value.
 _ERRORS_OF_CLASSES = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, AssertionError)
@@ -184,21 +183,17 @@ def _same_bits(value: Tensor, other: Tensor | None) -> bool:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read a file of any known format and check that its header is complete."""
+    """Read a file and check that its header is complete."""
     if not path.is_file():
         raise FileNotFoundError(f"no saved stream at {path}")
-    # Files of format 1 have no checksum.
-    header, tensors = read_tensors(
-        path, _METADATA_KEY, needs_checksum=lambda header: isinstance(header, dict) and header.get("format") != 1
-    )
+    header, tensors = read_tensors(path, _METADATA_KEY)
     if not isinstance(header, dict) or "format" not in header:
         raise DamagedCheckpointError(f"{path} is a safetensors file, but not one of ctta.save")
-    if header["format"] not in (1, FORMAT):
+    if header["format"] != FORMAT:
         raise CheckpointError(
-            f"{path} has format {header['format']}, and this version of ctta reads formats 1 to {FORMAT}: update ctta"
+            f"{path} has format {header['format']}, and this version of ctta reads format {FORMAT}: load it with the "
+            "version that saved it"
         )
-    if header["format"] == 1:
-        header, tensors = upgrade(header, tensors)
     invalid = [key for key, kind in _HEADER.items() if not isinstance(header.get(key), kind)] + invalid_fields(header)
     if invalid:
         raise DamagedCheckpointError(f"the header of {path} is damaged: no usable {', '.join(invalid)}")

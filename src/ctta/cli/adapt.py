@@ -139,14 +139,6 @@ def adapt(
             show_default=False,
         ),
     ] = None,
-    library: Annotated[
-        Path | None,
-        typer.Option(
-            help="Use what earlier streams learned in such domains, from this folder, and add what this one learns. "
-            "Needs --policy recall. Default: none.",
-            metavar="DIR",
-        ),
-    ] = None,
     escape_formulas: Annotated[
         bool,
         typer.Option(
@@ -208,7 +200,6 @@ def adapt(
             compare=compare,
             guard=guard,
             estimator=chosen.estimator,
-            library=library,
             audit=audit_path(predictions),
             escape_formulas=escape_formulas,
             on_progress=on_progress,

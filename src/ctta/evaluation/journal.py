@@ -20,8 +20,6 @@ from ctta.io.atomic import atomic_write, fsync_file
 from ctta.io.provenance import check_same_settings
 
 MAX_SAVING_FRACTION = 0.05  # of the time
-#: Earlier versions of ctta whose evaluations can be resumed, because this one computes the same bits.
-EQUIVALENT_VERSIONS = ("0.1.0",)
 
 
 class SaveSchedule:
@@ -70,11 +68,7 @@ class Journal:
         folder.mkdir(parents=True, exist_ok=True)
         path, requested = folder / "about.json", json.loads(json.dumps(about))
         if path.exists():
-            recorded = _with_current_version(read_about(path), requested)
-            for name in ("class_names", "visits", "composition"):  # which an earlier version did not record
-                if name not in recorded:
-                    requested.pop(name, None)
-            check_same_settings(folder, recorded, requested)
+            check_same_settings(folder, read_about(path), requested)
         else:
             _write_text(path, json.dumps({"format": FORMAT, **requested}, indent=1))
 
@@ -145,14 +139,6 @@ def write_evaluation(folder: Path, about: dict[str, Any], records: Sequence[Batc
     folder.mkdir(parents=True, exist_ok=True)
     _write_text(folder / "batches.jsonl", "".join(record.to_json() + "\n" for record in records))
     _write_text(folder / "about.json", json.dumps({"format": FORMAT, **about}, indent=1))
-
-
-def _with_current_version(recorded: dict[str, Any], requested: dict[str, Any]) -> dict[str, Any]:
-    """Return the recorded description with the version of now, if that computes the same as the recorded version."""
-    environment = recorded["environment"]
-    if environment.get("ctta") in EQUIVALENT_VERSIONS:
-        environment = {**environment, "ctta": requested["environment"]["ctta"]}
-    return {"step_ratio": 1, **recorded, "environment": environment}
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -1,25 +1,15 @@
 """Read the folder of an evaluation: its description, the records of its batches, and the result."""
 
 import json
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ctta.checkpoint.legacy import RENAMED_SETTINGS
 from ctta.errors import DataError
 from ctta.evaluation.results import BatchRecord, Result
 
 FORMAT = 1
-#: How ctta 0.1 formatted settings, as regular expressions, and how this version does.
-LEGACY_TEXTS = (
-    (r"\bImageViews\(n=", "ImageViews(num_views="),
-    (r", colour=", ", color="),
-    (r"\bAdmission\(", "InputSpec("),
-    (r"\bThresholds\(margin", "CollapseThresholds(margin"),
-    (r", clumping=", ", class_sorting="),
-)
 
 
 def read_batches(path: Path) -> list[BatchRecord]:
@@ -65,7 +55,7 @@ def read_about(path: Path) -> dict[str, Any]:
         path: ``about.json`` of an evaluation.
 
     Returns:
-        All fields of the result but its batches; settings have the names of this version.
+        All fields of the result but its batches.
 
     Raises:
         DataError: The file is damaged, or was written by an incompatible version.
@@ -74,8 +64,6 @@ def read_about(path: Path) -> dict[str, Any]:
         about: dict[str, Any] = json.loads(path.read_text())
         if about.pop("format") != FORMAT:
             raise DataError(f"{path} was written by an incompatible version of ctta: evaluate again")
-        if about["environment"].get("ctta", "").startswith("0.1."):
-            about["settings"] = _upgrade_settings(about["settings"])
         return about
 
 
@@ -89,14 +77,3 @@ def _report_damage(path: Path) -> Iterator[None]:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise DataError(f"{path} is damaged ({reason}): delete its folder and evaluate again") from error
-
-
-def _upgrade_settings(settings: dict[str, str]) -> dict[str, str]:
-    """Return the settings that ctta 0.1 recorded as this version formats them."""
-    names = RENAMED_SETTINGS["guarded"] if "admission" in settings else {}
-    upgraded = {}
-    for name, text in settings.items():
-        for old, new in LEGACY_TEXTS:
-            text = re.sub(old, new, text)
-        upgraded[names.get(name, name)] = text
-    return upgraded

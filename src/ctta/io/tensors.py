@@ -11,7 +11,7 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -90,15 +90,12 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], k
         file.write(_CHECKSUM.format(checksum.result()).encode())
 
 
-def read_tensors(
-    path: str | os.PathLike[str], key: str, *, needs_checksum: Callable[[Any], bool] = lambda header: True
-) -> tuple[Any, dict[str, Tensor]]:
+def read_tensors(path: str | os.PathLike[str], key: str) -> tuple[Any, dict[str, Tensor]]:
     """Return the header and the tensors of a file, after comparing its bytes with its checksum.
 
     Args:
         path: A file of :func:`write_tensors`.
         key: Name of the header in the metadata of the file.
-        needs_checksum: Takes the header and returns whether to refuse the file if it has no checksum.
 
     Returns:
         The header, None if the file has none, and the tensors by name.
@@ -116,9 +113,9 @@ def read_tensors(
     except (SafetensorError, ValueError, RecursionError) as error:
         raise DamagedCheckpointError(f"{path} is truncated or not a file of ctta: {error}") from error
     checksum = metadata.get("crc32")
-    if checksum is None and needs_checksum(header):
+    if checksum is None:
         raise DamagedCheckpointError(f"{path} is damaged: it has no checksum")
-    if checksum is not None and checksum != _compute_file_checksum(Path(path), checksum):
+    if checksum != _compute_file_checksum(Path(path), checksum):
         raise DamagedCheckpointError(f"{path} is damaged: its content does not match its checksum")
     return header, tensors
 

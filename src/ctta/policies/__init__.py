@@ -13,7 +13,6 @@ one, extend :class:`ctta.policies.Policy`; a checkpoint holds the policies of th
 from ctta.core.steps import Policy
 from ctta.policies.averaging import AverageWithSource, FrozenTeacher, Kalman
 from ctta.policies.names import POLICIES, format_policy, parse_policy
-from ctta.policies.recalling import Recall
 from ctta.policies.resetting import AdaptiveReset, ResetEvery, ResetOnLowEntropy
 from ctta.policies.restoring import Restore, RestoreByFisher
 
@@ -24,7 +23,6 @@ __all__ = [
     "FrozenTeacher",
     "Kalman",
     "Policy",
-    "Recall",
     "ResetEvery",
     "ResetOnLowEntropy",
     "Restore",
@@ -35,7 +33,6 @@ __all__ = [
     "frozen_teacher",
     "kalman",
     "parse_policy",
-    "recall",
     "reset_every",
     "reset_on_low_entropy",
     "restore",
@@ -51,4 +48,3 @@ frozen_teacher = FrozenTeacher
 reset_every = ResetEvery
 reset_on_low_entropy = ResetOnLowEntropy
 adaptive_reset = AdaptiveReset
-recall = Recall

@@ -6,7 +6,6 @@ from ctta.core.hyperparameters import parse_hyperparameters
 from ctta.core.steps import Policy
 from ctta.errors import ConfigError, did_you_mean
 from ctta.policies.averaging import AverageWithSource, FrozenTeacher, Kalman
-from ctta.policies.recalling import Recall
 from ctta.policies.resetting import AdaptiveReset, ResetEvery, ResetOnLowEntropy
 from ctta.policies.restoring import Restore, RestoreByFisher
 
@@ -19,7 +18,6 @@ BuiltIn = (
     | ResetEvery
     | ResetOnLowEntropy
     | AdaptiveReset
-    | Recall
 )
 
 #: Every policy by its name.
@@ -34,7 +32,6 @@ POLICIES: dict[str, type[BuiltIn]] = {
         ResetEvery,
         ResetOnLowEntropy,
         AdaptiveReset,
-        Recall,
     )
 }
 

@@ -22,7 +22,7 @@ from ctta.io.provenance import check_same_settings, read_settings
 from ctta.serve.persistence import Snapshots
 from ctta.serve.window import DEFAULT_BATCH_STATS
 
-_FORMAT = 2  # of service.json; files of version 0.1 have no format
+_FORMAT = 2  # of service.json
 
 
 def build_method(net: nn.Module, name: str, settings: Sequence[str] = ()) -> AdaptiveModel:
@@ -136,9 +136,6 @@ def check_same_service(directory: Path, model: AdaptiveModel) -> None:
             temporary.write_text(json.dumps(requested, indent=1))
         return
     recorded = _read_description(path)
-    if recorded.get("format") != _FORMAT:
-        # Settings that version 0.1 recorded have other names; each stream checks its own when it is loaded.
-        requested = {name: requested[name] for name in ("network", "method")}
     hint = "use another directory, or the network and settings that its streams were started with"
     check_same_settings(directory, recorded, requested, hint=hint)
 

@@ -73,11 +73,6 @@ def parse_directory_name(name: str) -> str | None:
     return stream if re.fullmatch(STREAM_NAME_PATTERN, stream) and directory_name(stream) == name else None
 
 
-def _needs_checksum(header: Any) -> bool:
-    """Return whether a window file must have a checksum: those of ctta 0.1, without a format, have none."""
-    return isinstance(header, dict) and "format" in header
-
-
 class Snapshots:
     """Snapshots of streams as ``<directory>/<stream>/<number>/``, of which the highest number counts.
 
@@ -137,7 +132,7 @@ class Snapshots:
         """Restore the window and the history of a stream whose model was loaded; DamagedCheckpointError on failure."""
         with self._detect_damage(stream.name):
             path = self._find_file(stream.name, WINDOW_FILE)
-            header, tensors = read_tensors(path, "stream", needs_checksum=_needs_checksum)
+            header, tensors = read_tensors(path, "stream")
             stream.restore(_check_summary(header["summary"]))
             answers = {name.removeprefix(ANSWERS): each for name, each in tensors.items() if name.startswith(ANSWERS)}
             if stream.answers is not None and answers:  # those of another service may have none
