@@ -22,11 +22,11 @@ from saved_streams import STREAM, Tensors, make_network, read_file
 import ctta
 from ctta.adapt.predictions import PredictionFile
 from ctta.benchmark.report.runs import FORMAT, read_run_file
-from ctta.core.fingerprints import fingerprint
 from ctta.core.hyperparameters import parse_hyperparameters
 from ctta.errors import ConfigError, DataError, InputError
 from ctta.io.tensors import write_tensors
 from ctta.methods import METHODS
+from ctta.nn.surgery import fingerprint
 from ctta.serve import Limits, Service, create_app
 
 CORPUS = Path(__file__).parent / "corpus"

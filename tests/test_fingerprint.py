@@ -35,7 +35,7 @@ def test_wrappers_of_the_network_do_not_count() -> None:
 def test_a_source_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = adapted_model()
     ctta.save(model, tmp_path / "s")
-    module = sys.modules["ctta.core.fingerprints"]
+    module = sys.modules["ctta.nn.surgery"]
     monkeypatch.setattr(module, "fingerprint", lambda net: pytest.fail("computed again"))
     ctta.save(model, tmp_path / "s")
     ctta.save(model.fork(), tmp_path / "fork")

@@ -17,8 +17,8 @@ PACKAGE = Path(ctta.__file__).parent
 #: of ``core`` and ``data``, whose modules build on other rooms in turn, their modules.
 ROWS = [
     ["errors", "io", "core.parallel", "core.state", "functional", "optim", "nn"],
-    ["core.fingerprints", "views", "core.validation", "source_stats", "core.hyperparameters"],
-    ["core.method_info", "core.steps", "core.networks", "core.updates", "core.model", "core.transaction"],
+    ["views", "core.validation", "source_stats", "core.hyperparameters"],
+    ["core.steps", "core.networks", "core.updates", "core.model", "core.transaction"],
     ["policies", "methods", "core.registry"],
     ["data.corruptions", "data.streets", "models", "data.datasets"],
     ["checkpoint", "guard", "core.config", "distributed", "data.streams"],

@@ -23,9 +23,9 @@ from benchmarks.results.method_numbers import MergeError, Row, add_errors, add_r
 from ctta.benchmark import BenchmarkOptions, build_task
 from ctta.benchmark.recipes.base import add_methods
 from ctta.benchmark.report.runs import read_run_file
-from ctta.core.fingerprints import fingerprint
 from ctta.evaluation import Result, read_result
 from ctta.methods import METHODS
+from ctta.nn.surgery import fingerprint
 
 matplotlib.use("Agg")
 

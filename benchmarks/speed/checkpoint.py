@@ -44,7 +44,7 @@ def load_ratio(path: Path, net: nn.Module) -> float:
     """Return the time to load a stream relative to that without the trial step of its optimizer."""
 
     def load_without_trial() -> None:
-        with patch("ctta.optim.state._check_step"):
+        with patch("ctta.optim._check_step"):
             ctta.load(path, net)
 
     return time_ratio(lambda: ctta.load(path, net), load_without_trial, REPEATS).median

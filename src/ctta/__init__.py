@@ -35,9 +35,7 @@ if TYPE_CHECKING:
     from ctta.advise import Advice, Certificate, advise, calibrate_gain, calibrate_threshold, certify
     from ctta.checkpoint.files import load, save
     from ctta.core.config import from_config
-    from ctta.core.fingerprints import fingerprint
-    from ctta.core.method_info import MethodInfo
-    from ctta.core.model import AdaptiveModel
+    from ctta.core.model import AdaptiveModel, MethodInfo
     from ctta.core.registry import adapt
     from ctta.core.steps import Step
     from ctta.errors import CheckpointError, ConfigError, DataError, InputError
@@ -84,6 +82,7 @@ if TYPE_CHECKING:
     )
     from ctta.methods.petal.posterior import weight_posterior
     from ctta.methods.rmt.replay import SourceReplay
+    from ctta.nn.surgery import fingerprint
     from ctta.optim import OptimizerFactory
     from ctta.source_stats import SourceStats, source_stats
 
@@ -183,7 +182,7 @@ _MODULES = {
     "DataError": "ctta.errors",
     "Guarded": "ctta.guard",
     "InputError": "ctta.errors",
-    "MethodInfo": "ctta.core.method_info",
+    "MethodInfo": "ctta.core.model",
     "OptimizerFactory": "ctta.optim",
     "Result": "ctta.evaluation",
     "SourceReplay": "ctta.methods.rmt.replay",
@@ -196,7 +195,7 @@ _MODULES = {
     "certify": "ctta.advise",
     "compare": "ctta.evaluation",
     "evaluate": "ctta.evaluation",
-    "fingerprint": "ctta.core.fingerprints",
+    "fingerprint": "ctta.nn.surgery",
     "from_config": "ctta.core.config",
     "load": "ctta.checkpoint.files",
     "save": "ctta.checkpoint.files",

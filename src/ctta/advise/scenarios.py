@@ -24,7 +24,6 @@ from ctta.advise.pictures import (
 )
 from ctta.advise.race import SOURCE, OnProgress
 from ctta.advise.work_folder import WorkFolder, identify, identify_method, open_folder
-from ctta.core.fingerprints import fingerprint
 from ctta.core.model import AdaptiveModel
 from ctta.core.registry import resolve_method
 from ctta.core.validation import check_integer, check_non_negative
@@ -37,6 +36,7 @@ from ctta.evaluation.environment import describe_environment
 from ctta.evaluation.intervals import estimate_difference
 from ctta.guard import Guarded, InputSpec
 from ctta.models import Normalized
+from ctta.nn.surgery import fingerprint
 
 CORRUPTIONS = ("gaussian_noise", "fog")
 BATCH_SIZES = (1, 4, 16, 64)

@@ -17,7 +17,6 @@ from torch import nn
 
 from ctta.advise.candidates import Candidate
 from ctta.advise.pictures import Pictures
-from ctta.core.fingerprints import fingerprint
 from ctta.core.model import AdaptiveModel
 from ctta.core.registry import resolve_method
 from ctta.data.datasets.arrays import hash_array
@@ -25,6 +24,7 @@ from ctta.data.streams import Stream
 from ctta.evaluation import Result, evaluate
 from ctta.evaluation.evaluate import OnBatch
 from ctta.io.atomic import atomic_write
+from ctta.nn.surgery import fingerprint
 
 
 class WorkFolder:

@@ -11,7 +11,6 @@ from ctta.benchmark.cells import BenchmarkCell
 from ctta.benchmark.choice import ALL, choose_methods
 from ctta.benchmark.recipes import BenchmarkOptions, build_task
 from ctta.benchmark.report.runs import FORMAT, read_run_file
-from ctta.core.fingerprints import fingerprint
 from ctta.distributed import rank
 from ctta.errors import ConfigError
 from ctta.evaluation.reading import read_result
@@ -20,6 +19,7 @@ from ctta.io.atomic import atomic_write
 from ctta.io.provenance import check_same_settings
 from ctta.io.python_files import absolute_file_spec
 from ctta.models import to_device
+from ctta.nn.surgery import fingerprint
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@
 """
 
 from ctta.checkpoint.files import load, save
-from ctta.core.fingerprints import fingerprint
 from ctta.errors import CheckpointError
+from ctta.nn.surgery import fingerprint
 
 __all__ = ["CheckpointError", "fingerprint", "load", "save"]

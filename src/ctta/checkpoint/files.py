@@ -24,13 +24,13 @@ from ctta.checkpoint.manifest import (
     restore_,
     split_name,
 )
-from ctta.core.fingerprints import fingerprint, source_fingerprint
 from ctta.core.model import AdaptiveModel
 from ctta.core.registry import resolve_method
 from ctta.core.state import allocate_lazy_buffers_
 from ctta.errors import CheckpointError, DamagedCheckpointError
 from ctta.io.atomic import atomic_write
 from ctta.io.tensors import read_tensors, write_tensors
+from ctta.nn.surgery import fingerprint, source_fingerprint
 
 FORMAT = 2
 _METADATA_KEY = "ctta"

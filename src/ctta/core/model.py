@@ -4,6 +4,7 @@ import copy
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self, get_args
 
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.core.hyperparameters import format_hyperparameters, format_value, read_hyperparameters
-from ctta.core.method_info import MethodInfo
 from ctta.core.parallel import SINGLE_PROCESS, Coordinator, current_reducer
 from ctta.core.state import release_lazy_buffers_
 from ctta.core.steps import Policy
@@ -25,6 +25,45 @@ from ctta.nn.compilation import Compilation
 from ctta.nn.surgery import ExtractLogits, Output, copy_sharing_tensors, copy_without_hooks, iter_inputs, train_only_
 from ctta.optim import load_state_
 from ctta.views import check_images
+
+
+@dataclass(frozen=True)
+class MethodInfo:
+    """Facts about a method, for ``ctta methods`` and for tables of results.
+
+    A method declares them as its class attribute ``info``::
+
+        class Tent(AdaptiveModel):
+            info = MethodInfo("TENT", paper="Wang et al., ICLR 2021", trains="norm layers", backward_passes=1)
+
+    Attributes:
+        title: Name of the method as papers print it; the row of a table.
+        paper: Authors, venue and year; empty if there is none.
+        trains: What the method changes: ``"nothing"``, ``"norm layers"``, ``"all weights"`` or another short phrase.
+        forward_passes: Passes of a batch through a network per step; a text where settings decide, such as
+            ``"2 + views"``.
+        backward_passes: Backward passes per step.
+        num_networks: Copies of the network in memory, the source included.
+        needs_source_data: Whether the method needs statistics of source images.
+        labels_pixels: Whether the method also adapts networks that label pixels.
+        needs_vit: Whether the method adapts vision transformers with a class token only, see :mod:`ctta.nn.vit`.
+        starts_random: Whether a new model depends on ``seed``, such as by the first weights of a projector, so that
+            results vary with it even without random views.
+        is_episodic: Whether every image or batch starts from the source, so that no step lasts.
+    """
+
+    title: str
+    paper: str = ""
+    trains: str = "nothing"
+    forward_passes: int | str = 1
+    backward_passes: int = 0
+    num_networks: int = 1
+    needs_source_data: bool = False
+    labels_pixels: bool = True
+    needs_vit: bool = False
+    starts_random: bool = False
+    is_episodic: bool = False
+
 
 #: Attributes that hold the network that a method trains.
 _TRAINED_NETWORKS = ("student", "adapted")

@@ -24,8 +24,7 @@ from typing import Any
 from torch import nn
 
 from ctta.core.hyperparameters import parse_hyperparameters
-from ctta.core.method_info import MethodInfo
-from ctta.core.model import AdaptiveModel
+from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.errors import ConfigError, did_you_mean, first_line
 from ctta.io.python_files import (
     absolute_file_spec,

@@ -9,10 +9,9 @@
 torch.Size([6, 10])
 """
 
-from ctta.distributed.collectives import all_gather, shard
+from ctta.distributed.collectives import DistributedError, all_gather, init, rank, shard, shutdown, world_size
 from ctta.distributed.consistency import check_consistent
 from ctta.distributed.data_parallel import data_parallel
-from ctta.distributed.process_group import DistributedError, init, rank, shutdown, world_size
 
 __all__ = [
     "DistributedError",

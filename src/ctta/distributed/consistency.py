@@ -10,8 +10,13 @@ from torch import distributed as dist
 
 from ctta.core.hyperparameters import format_hyperparameters
 from ctta.core.model import AdaptiveModel
-from ctta.distributed.collectives import all_gather_json, all_gather_stack, translate_connection_errors
-from ctta.distributed.process_group import DistributedError, world_size
+from ctta.distributed.collectives import (
+    DistributedError,
+    all_gather_json,
+    all_gather_stack,
+    translate_connection_errors,
+    world_size,
+)
 from ctta.optim import restore_state_, split_state
 
 _MODULUS = 1 << 62  # checksums fit an int64

@@ -13,15 +13,20 @@ from ctta.core.model import AdaptiveModel
 from ctta.core.parallel import BatchReducer, Coordinator, in_shared_step, use_reducer
 from ctta.core.validation import check_choice, check_integer
 from ctta.distributed.collectives import (
+    TIMEOUT,
+    DistributedError,
     all_gather_object,
     all_gather_rows,
     all_gather_stack,
     broadcast_first_row,
+    init,
     local_rows,
+    rank,
     run_on_rank_zero,
+    shutdown,
+    world_size,
 )
 from ctta.distributed.consistency import broadcast_model_, checksum, compare_checksums, hash_repr, sum_bits
-from ctta.distributed.process_group import TIMEOUT, DistributedError, init, rank, shutdown, world_size
 from ctta.distributed.reducers import ShardedReducer, ViewShardedReducer
 from ctta.errors import ConfigError, InputError
 from ctta.nn import has_running_statistics

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.core.parallel import LocalReducer, use_reducer
-from ctta.distributed.collectives import all_gather_stack, all_gather_with_grad, all_reduce_sum
-from ctta.distributed.process_group import rank, world_size
+from ctta.distributed.collectives import all_gather_stack, all_gather_with_grad, all_reduce_sum, rank, world_size
 
 T = TypeVar("T")
 BUCKET_SIZE = 1 << 23  # gradient values per collective, which bounds the memory of the copies

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from ctta.core.fingerprints import source_fingerprint
 from ctta.core.hyperparameters import format_hyperparameters, format_value
 from ctta.core.model import AdaptiveModel
 from ctta.core.validation import check_integer
@@ -24,6 +23,7 @@ from ctta.evaluation.label_maps import save_label_maps
 from ctta.evaluation.passes import count_step_ratio, whole_ratio
 from ctta.evaluation.progress import ProgressLine
 from ctta.evaluation.results import BatchRecord, Result
+from ctta.nn.surgery import source_fingerprint
 
 OnBatch = Callable[[BatchRecord], None]
 

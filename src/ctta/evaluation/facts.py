@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from ctta.core.fingerprints import fingerprint
 from ctta.core.model import AdaptiveModel
 from ctta.data.streams import Stream
 from ctta.errors import DataError
 from ctta.io.atomic import atomic_write
 from ctta.models import Normalized
+from ctta.nn.surgery import fingerprint
 
 FILE = "facts.json"
 

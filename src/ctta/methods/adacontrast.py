@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from ctta.core.method_info import MethodInfo
-from ctta.core.model import AdaptiveModel
+from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.core.state import remember_buffers
 from ctta.core.steps import Policy
 from ctta.core.validation import check_each, check_fraction, check_integer, check_positive

@@ -6,8 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ctta.core.method_info import MethodInfo
-from ctta.core.model import AdaptiveModel
+from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.core.validation import check_choice, check_fraction, check_integer
 from ctta.nn.running import BlendedStatistics, Center, use_blended_statistics_
 from ctta.nn.surgery import Output

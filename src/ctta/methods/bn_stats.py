@@ -3,8 +3,7 @@
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ctta.core.method_info import MethodInfo
-from ctta.core.model import AdaptiveModel
+from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.nn import BatchStats
 from ctta.nn.surgery import Output
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from ctta.core.method_info import MethodInfo
+from ctta.core.model import MethodInfo
 from ctta.core.steps import Policy
 from ctta.methods.roid import ROID
 from ctta.nn import BatchStats

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ctta.core.method_info import MethodInfo
+from ctta.core.model import MethodInfo
 from ctta.core.steps import Policy
 from ctta.core.validation import check_choice, check_fraction, check_integer, check_non_negative
 from ctta.functional import at_least_float32, confidence

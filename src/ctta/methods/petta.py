@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from ctta.core.method_info import MethodInfo
+from ctta.core.model import MethodInfo
 from ctta.core.parallel import current_reducer
 from ctta.core.steps import Policy
 from ctta.core.validation import check_choice

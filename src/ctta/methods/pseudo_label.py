@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ctta.core.method_info import MethodInfo
-from ctta.core.model import AdaptiveModel
+from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.core.steps import Policy
 from ctta.functional import confidence, hard_cross_entropy
 from ctta.nn import BatchStats, find_norm_parameters

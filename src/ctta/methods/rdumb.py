@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from ctta.core.method_info import MethodInfo
+from ctta.core.model import MethodInfo
 from ctta.core.steps import Policy
 from ctta.functional import EntropyKind
 from ctta.methods.eta import ETA

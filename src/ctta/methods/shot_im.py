@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ctta.core.method_info import MethodInfo
-from ctta.core.model import AdaptiveModel
+from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.core.steps import Policy
 from ctta.core.validation import check_choice, check_fraction, check_non_negative
 from ctta.functional import confidence, hard_cross_entropy, information_maximization, masked_mean

@@ -5,8 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from ctta.core.method_info import MethodInfo
-from ctta.core.model import AdaptiveModel
+from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.core.parallel import current_reducer
 from ctta.core.validation import check_integer
 from ctta.functional import at_least_float32, entropy

@@ -5,8 +5,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ctta.core.method_info import MethodInfo
-from ctta.core.model import AdaptiveModel
+from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.core.validation import check_choice, check_views_at_once
 from ctta.errors import ConfigError
 from ctta.nn import BatchStats

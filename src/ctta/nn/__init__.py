@@ -2,7 +2,7 @@
 
 # An alias of the same name re-exports; isort would give each a statement of its own.
 # isort: off
-from ctta.nn.batch_norm import (
+from ctta.nn.norm import (
     FULL_BATCH_SIZE as FULL_BATCH_SIZE,
     PRIOR_SIZE as PRIOR_SIZE,
     BatchStatistics as BatchStatistics,
@@ -29,7 +29,7 @@ from ctta.nn.context import (
     separate_statistics as separate_statistics,
     uses_recorded_statistics as uses_recorded_statistics,
 )
-from ctta.nn.layers import (
+from ctta.nn.norm import (
     NormHook as NormHook,
     avoid_group_norm_crash_ as avoid_group_norm_crash_,
     estimate_running_statistics_ as estimate_running_statistics_,

@@ -5,7 +5,8 @@ pre-hook, so it survives ``eval()``, ``deepcopy`` and pickle, and :func:`copy_wi
 """
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Iterator
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ctta.errors import ConfigError, InputError
 from ctta.nn import (
@@ -292,3 +294,43 @@ def iter_inputs(batches: Iterable[Any]) -> Iterator[Tensor]:
         if not isinstance(batch, Tensor | tuple | list):
             raise TypeError(f"expected batches as tensors or (inputs, ...) tuples, got a {type(batch).__name__}")
         yield batch if isinstance(batch, Tensor) else batch[0]
+
+
+def fingerprint(net: nn.Module) -> str:
+    """Return a hash of every weight and buffer of a network.
+
+    Args:
+        net: Any network; compiled and data-parallel wrappers are removed.
+
+    Returns:
+        32 hexadecimal digits, equal for equal networks on any device.
+
+    >>> fingerprint(nn.Identity())
+    'e3b0c44298fc1c149afbf4c8996fb924'
+    """
+    digest = hashlib.sha256()
+    for name, value in unwrap(net).state_dict().items():
+        if isinstance(value, Tensor):
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+            # As bytes, because numpy does not support every dtype.
+            content: memoryview = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            digest.update(content)
+    return digest.hexdigest()[:32]
+
+
+# By the first tensor of a network, since forks have modules of their own over the same tensors.
+_cache: MutableMapping[Tensor, tuple[tuple[tuple[int, int], ...], str]] = WeakIdKeyDictionary()
+
+
+def source_fingerprint(source: nn.Module) -> str:
+    """Return the fingerprint of a source network, cached because streams never change it and forks share it.
+
+    In-place writes by the user (``load_state_dict``) are noticed by the version numbers of the tensors.
+    """
+    tensors = [value for value in source.state_dict(keep_vars=True).values() if isinstance(value, Tensor)]
+    if not tensors:
+        return fingerprint(source)
+    versions = tuple((id(value), value._version) for value in tensors)
+    if tensors[0] not in _cache or _cache[tensors[0]][0] != versions:
+        _cache[tensors[0]] = versions, fingerprint(source)
+    return _cache[tensors[0]][1]

@@ -12,13 +12,13 @@ from typing import Any
 from filelock import FileLock, Timeout
 from torch import nn
 
-from ctta.core.fingerprints import source_fingerprint
 from ctta.core.hyperparameters import format_hyperparameters
 from ctta.core.model import AdaptiveModel
 from ctta.core.registry import DEFAULT_METHOD, find_methods, resolve_method
 from ctta.errors import ConfigError
 from ctta.io.atomic import atomic_write
 from ctta.io.provenance import check_same_settings, read_settings
+from ctta.nn.surgery import source_fingerprint
 from ctta.serve.persistence import Snapshots
 from ctta.serve.window import DEFAULT_BATCH_STATS
 

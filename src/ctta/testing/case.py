@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ctta.checkpoint.encoding import is_serializable
-from ctta.core.fingerprints import fingerprint
 from ctta.core.model import AdaptiveModel
+from ctta.nn.surgery import fingerprint
 from ctta.source_stats import SourceStats, source_stats
 
 #: Steps over which memory must not grow: on one network a long stream, for what a method stores rarely; on the

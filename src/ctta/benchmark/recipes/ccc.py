@@ -12,7 +12,6 @@ from ctta.benchmark.recipes.base import BenchmarkOptions, BenchmarkTask
 from ctta.benchmark.recipes.embedded import CIFAR10, load_embedded_stats
 from ctta.benchmark.recipes.folder import check_classes
 from ctta.benchmark.recipes.paper import every_method, imagenet_methods
-from ctta.core.fingerprints import fingerprint
 from ctta.data.corruptions import VERSION
 from ctta.data.datasets import CorruptedFolder, cache_dir, sample
 from ctta.data.datasets.corruptible import CorruptibleDataset
@@ -21,6 +20,7 @@ from ctta.data.streams import ccc as ccc_stream
 from ctta.data.streams.ccc import SPEED, Difficulty
 from ctta.errors import ConfigError
 from ctta.models import normalize_input, to_device
+from ctta.nn.surgery import fingerprint
 
 METHODS = ("source", "bn_stats", "tent", "rdumb", "cotta_fast")
 EXAMPLE = "ctta bench ccc --data val/ --model timm:resnet50.tv_in1k --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225"

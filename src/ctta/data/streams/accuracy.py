@@ -13,7 +13,6 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from ctta.core.fingerprints import fingerprint
 from ctta.core.validation import check_integer
 from ctta.data.corruptions import VERSION
 from ctta.data.corruptions.registry import check_corruption
@@ -27,6 +26,7 @@ from ctta.io.images import to_unit_floats
 from ctta.io.progress import ProgressLines
 from ctta.io.provenance import record_settings
 from ctta.methods import Source
+from ctta.nn.surgery import fingerprint
 
 #: Severities of each corruption: 0, 0.25, 0.5, … 5.
 QUARTERS = tuple(step / 4 for step in range(21))

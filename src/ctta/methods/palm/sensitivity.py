@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ctta.core.state import BufferList
-from ctta.optim.steps import batch_gradients
+from ctta.optim import batch_gradients
 
 
 class SensitivityRates(nn.Module):

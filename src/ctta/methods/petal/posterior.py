@@ -5,9 +5,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from ctta.core.fingerprints import fingerprint
 from ctta.errors import ConfigError, InputError
-from ctta.nn.surgery import unwrap
+from ctta.nn.surgery import fingerprint, unwrap
 from ctta.source_stats import SourceStats
 
 

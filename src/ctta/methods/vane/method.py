@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from typing_extensions import override
 
-from ctta.core.method_info import MethodInfo
-from ctta.core.model import AdaptiveModel
+from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.core.parallel import current_reducer
 from ctta.core.state import remember_buffers
 from ctta.core.steps import Policy
