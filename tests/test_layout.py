@@ -16,7 +16,7 @@ PACKAGE = Path(ctta.__file__).parent
 #: A room imports only from rows above its own, and from rooms to its left in the same row. The rooms are the packages;
 #: of ``core`` and ``data``, whose modules build on other rooms in turn, their modules.
 ROWS = [
-    ["errors", "io", "core.parallel", "core.state", "functional", "optim", "nn"],
+    ["errors", "io", "core.parallel", "core.state", "core.options", "functional", "optim", "nn"],
     ["views", "core.validation", "source_stats", "core.hyperparameters"],
     ["core.steps", "core.networks", "core.updates", "core.model", "core.transaction"],
     ["policies", "methods", "core.registry"],

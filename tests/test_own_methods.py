@@ -94,7 +94,7 @@ def test_nothing_is_claimed_of_a_class_without_facts(folder: Path) -> None:
         (("--model", "net.py"), "unknown network 'net.py' (did you mean 'file:net.py:build'?)"),
         (("--model", "net.py:net"), "unknown network 'net.py:net' (did you mean 'file:net.py:net'?)"),
         (("--mean", "0.5"), "give mean and std together"),
-        (("--mean", "a,b,c"), "expected --mean as three numbers such as 0.5,0.5,0.5"),
+        (("--mean", "a,b,c"), "expected three numbers such as 0.5,0.5,0.5"),
     ],
 )
 def test_mistakes_are_corrected(folder: Path, arguments: tuple[str, ...], message: str) -> None:

@@ -2,20 +2,20 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from torch import nn
 
 from ctta.adapt.images import FolderBatches, FolderImages
+from ctta.adapt.options import FolderOptions
 from ctta.adapt.predictions import ERROR, PredictionFile, answer_columns
 from ctta.adapt.resume import check_image_size, lock_state, open_model, open_predictions
 from ctta.adapt.run import InferenceRun
 from ctta.adapt.summary import InferenceSummary, summarize
+from ctta.core.options import takes_options
 from ctta.core.registry import resolve_method
 from ctta.data.datasets.image_files import decode_file, find_images
 from ctta.data.datasets.image_order import Order, check_order, is_class_tree, sort_images
@@ -23,32 +23,16 @@ from ctta.data.streams import Segment, Stream
 from ctta.distributed import data_parallel, init
 from ctta.distributed.collectives import run_on_rank_zero
 from ctta.errors import ConfigError, DataError
-from ctta.guard import GainEstimator, Monitored
+from ctta.guard import Monitored
 from ctta.io.images import Resize
 from ctta.methods import Source
 
 READ_AHEAD = 2  # batches
 
 
+@takes_options(FolderOptions)
 def adapt_folder(
-    net: nn.Module,
-    images: str | os.PathLike[str],
-    out: str | os.PathLike[str],
-    *,
-    method: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    state: str | os.PathLike[str] | None = None,
-    size: tuple[int, int] | None = None,
-    batch_size: int = 32,
-    order: Order | None = None,
-    strict: bool = False,
-    classes: Sequence[str] | None = None,
-    compare: bool = False,
-    guard: bool | None = None,
-    estimator: GainEstimator | None = None,
-    audit: str | os.PathLike[str] | None = None,
-    escape_formulas: bool = False,
-    on_progress: Callable[[int, int], None] | None = None,
+    net: nn.Module, images: str | os.PathLike[str], out: str | os.PathLike[str], options: FolderOptions
 ) -> InferenceSummary:
     """Predict every image of a folder while adapting, and write a CSV file.
 
@@ -61,28 +45,7 @@ def adapt_folder(
         net: Source network; takes images in [0, 1] and returns logits of shape (N, classes).
         images: Folder of images, searched recursively.
         out: CSV file to write, with the columns image, batch, class, confidence and error.
-        method: Name as :func:`ctta.adapt` takes it; by default that of the saved state, and ``"vane"`` without one.
-            The state of a method that is not part of the library needs its name again.
-        settings: Hyperparameters of the method; those of a saved state need not be repeated and cannot be changed.
-        state: File to save the adapted model to, also readable by :func:`ctta.load`.
-        size: (height, width) to resize the images to; without it, the images of a batch must have the same size. It
-            cannot be changed once there is a state.
-        batch_size: Images per step.
-        order: "shuffle" (by a hash of the names, so that images can be added later), "name" (by path) or "time" (of the
-            last modification). By default "shuffle" for a folder per class, where names would put one class after the
-            other, and "name" for other folders, such as those of a camera.
-        strict: Whether an image that cannot be read ends the run. By default it is skipped, and its row in the table
-            says why.
-        classes: Class names, for an additional column.
-        compare: Whether to also predict with the unadapted source network, for additional columns.
-        guard: Whether to wrap the method in :class:`ctta.guard.Guarded`. By default a new state is guarded, unless
-            several processes share the stream, and a saved state goes on as it was.
-        estimator: What estimates the accuracy of the method without labels, from :func:`ctta.calibrate_gain`; it is
-            part of the guard, and a saved state goes on with its own.
-        audit: File for the events of the guard, one line of JSON each.
-        escape_formulas: Whether to write an apostrophe before a name that a spreadsheet would run as a formula, such as
-            ``=1+1.png``.
-        on_progress: Called after each batch with the number of processed images and the total.
+        options: The fields of :class:`FolderOptions` as keywords.
 
     Returns:
         What this call did.
@@ -93,23 +56,29 @@ def adapt_folder(
             batch, and the next call resumes from the last saved state.
         DataError: If there are no images or, with ``strict``, one cannot be read.
     """
+    method, state, size, batch_size = options.method, options.state, options.size, options.batch_size
+    classes, compare, on_progress = options.classes, options.compare, options.on_progress
     if method is not None:
         resolve_method(method)  # raises before anything is read
-    check_order(order)
+    check_order(options.order)
     if Path(out).is_dir():
         raise ConfigError(f"{out} is a folder; expected a file to write the table to, such as predictions.csv")
     root, state_path = Path(images), None if state is None else Path(state)
     resize = Resize(size) if size else None
     file = PredictionFile(
-        Path(out), [*answer_columns(with_names=bool(classes), compare=compare), ERROR], escape_formulas=escape_formulas
+        Path(out),
+        [*answer_columns(with_names=bool(classes), compare=compare), ERROR],
+        escape_formulas=options.escape_formulas,
     )
     init()
     # Rank zero lists the files: while images are being added, each rank would find different ones.
-    names, order = run_on_rank_zero(lambda: _list_images(root, order))
-    files = FolderImages(root.name, tuple(root / name for name in names), None, resize, strict=strict)
+    names, order = run_on_rank_zero(lambda: _list_images(root, options.order))
+    files = FolderImages(root.name, tuple(root / name for name in names), None, resize, strict=options.strict)
     with ExitStack() as stack:
         run_on_rank_zero(lambda: stack.enter_context(lock_state(state_path)))
-        model, is_new = open_model(net, state_path, method, dict(settings or {}), guard=guard, estimator=estimator)
+        model, is_new = open_model(
+            net, state_path, method, dict(options.settings or {}), guard=options.guard, estimator=options.estimator
+        )
         model = data_parallel(model)
         source = data_parallel(Source(net, output=model.output)) if compare else None
         run = InferenceRun(model, source, file, state_path, classes)
@@ -123,7 +92,7 @@ def adapt_folder(
 
         processed, num_dropped, num_unreadable = model.coordinator.run_on_rank_zero(open_files)
         if isinstance(model, Monitored):
-            model.audit = None if audit is None else os.fspath(audit)
+            model.audit = None if options.audit is None else os.fspath(options.audit)
             if model.num_steps and state_path is not None:
                 model.on_load(state_path)
         done = set(processed)

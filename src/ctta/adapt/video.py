@@ -2,54 +2,35 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 from ctta.adapt.annotation import AnnotatedVideo
+from ctta.adapt.options import VideoOptions
 from ctta.adapt.predictions import CHANGED, PredictionFile, answer_columns
 from ctta.adapt.resume import check_image_size, lock_state, open_model, open_predictions
 from ctta.adapt.run import InferenceBatch, InferenceRun
 from ctta.adapt.summary import InferenceSummary, summarize
 from ctta.adapt.video_file import VideoFile
+from ctta.core.options import takes_options
 from ctta.core.registry import resolve_method
 from ctta.data.datasets.video import clip_rate, describe_source, estimate_num_frames, import_av
 from ctta.data.streams import VideoBatch, VideoStream, video
 from ctta.distributed import world_size
 from ctta.errors import ConfigError
-from ctta.guard import GainEstimator, Monitored
+from ctta.guard import Monitored
 from ctta.methods import Source
 
 KEY, FRAME, SECONDS, TIME = "video", "frame", "seconds", "time"
 
 
+@takes_options(VideoOptions)
 def adapt_video(
-    net: nn.Module,
-    source: str | os.PathLike[str],
-    out: str | os.PathLike[str],
-    *,
-    method: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    state: str | os.PathLike[str] | None = None,
-    size: tuple[int, int] | None = None,
-    batch_size: int = 32,
-    every: int = 1,
-    interval: float | None = None,
-    seconds: float | None = None,
-    classes: Sequence[str] | None = None,
-    compare: bool = False,
-    annotate: str | os.PathLike[str] | None = None,
-    guard: bool | None = None,
-    estimator: GainEstimator | None = None,
-    audit: str | os.PathLike[str] | None = None,
-    escape_formulas: bool = False,
-    on_progress: Callable[[int, int | None], None] | None = None,
-    on_wait: Callable[[], None] | None = None,
-    on_change: Callable[[str], None] | None = None,
+    net: nn.Module, source: str | os.PathLike[str], out: str | os.PathLike[str], options: VideoOptions
 ) -> InferenceSummary:
     """Predict the frames of a video while adapting, and write a CSV file; needs the extra ``video``.
 
@@ -61,27 +42,9 @@ def adapt_video(
         net: Source network; takes images in [0, 1] and returns logits (N, classes), or (N, classes, H, W) per pixel.
         source: File, numbered images, device or address, as for :func:`ctta.data.streams.video`.
         out: CSV file to write, with the columns video, batch, frame, seconds (time for a camera), class and confidence.
-            For a network that answers per pixel, the class of most pixels and the mean confidence.
-        method: Name as :func:`ctta.adapt` takes it; by default that of the saved state, and ``"vane"`` without one.
-        settings: Hyperparameters of the method; those of a saved state need not be repeated and cannot be changed.
-        state: File to save the adapted model to, also readable by :func:`ctta.load`.
-        size: (height, width) to resize the frames to; it cannot be changed once there is a state.
-        batch_size: Frames per step.
-        every: Take every n-th frame.
-        interval: Seconds between frames to take, instead of ``every``.
-        seconds: Duration after which to end.
-        classes: Class names, for an additional column.
-        compare: Whether to also predict with the unadapted source network, for additional columns; ``changed`` is
-            whether the answers differ, or the fraction of the pixels that do.
-        annotate: Video file to write, such as ``out.mp4``, that shows the answers of both on the frames; label maps
-            side by side. Implies ``compare``.
-        guard: Whether to wrap the method in :class:`ctta.guard.Guarded`; by default a new state is guarded.
-        estimator: What estimates the accuracy of the method without labels, from :func:`ctta.calibrate_gain`.
-        audit: File for the events of the guard, one line of JSON each.
-        escape_formulas: Whether to write an apostrophe before a name that a spreadsheet would run as a formula.
-        on_progress: Called after each batch with the number of processed frames and the total, None if unknown.
-        on_wait: Called several times a second while a camera sends no frame; may raise to end the call.
-        on_change: Called with a sentence when a camera drops and when it returns.
+            For a network that answers per pixel, the class of most pixels and the mean confidence. With ``compare``,
+            also the source's answers, and ``changed``: whether they differ, or the fraction of the pixels that do.
+        options: The fields of :class:`VideoOptions` as keywords.
 
     Returns:
         What this call did; ``num_vanished`` counts frames of a camera that came too fast.
@@ -93,17 +56,31 @@ def adapt_video(
         OSError: If a file cannot be written.
     """
     import_av()
+    method, state, size, classes, on_progress = (
+        options.method,
+        options.state,
+        options.size,
+        options.classes,
+        options.on_progress,
+    )
     if method is not None:
         resolve_method(method)  # raises before anything is read
     if world_size() > 1:
         raise ConfigError(f"a video is processed by one process, got {world_size()}: run without torchrun")
     if Path(out).is_dir():
         raise ConfigError(f"{out} is a folder; expected a file to write the table to, such as predictions.csv")
-    state_path, clip_path = (None if path is None else Path(path) for path in (state, annotate))
-    compare = compare or clip_path is not None
+    state_path, clip_path = (None if path is None else Path(path) for path in (state, options.annotate))
+    compare = options.compare or clip_path is not None
     name = describe_source(source)
-    stream = video(source, every=every, interval=interval, seconds=seconds, size=size, batch_size=batch_size)
-    stream.on_wait, stream.on_change = on_wait, on_change
+    stream = video(
+        source,
+        every=options.every,
+        interval=options.interval,
+        seconds=options.seconds,
+        size=size,
+        batch_size=options.batch_size,
+    )
+    stream.on_wait, stream.on_change = options.on_wait, options.on_change
     times = TIME if stream.is_live else SECONDS
     columns = [
         FRAME,
@@ -111,11 +88,13 @@ def adapt_video(
         *answer_columns(with_names=bool(classes), compare=compare),
         *([CHANGED] if compare else []),
     ]
-    file = PredictionFile(Path(out), columns, escape_formulas=escape_formulas, key=KEY)
+    file = PredictionFile(Path(out), columns, escape_formulas=options.escape_formulas, key=KEY)
     num_expected = None if stream.is_live else estimate_num_frames(source, stream.sampling)
     with ExitStack() as stack:
         stack.enter_context(lock_state(state_path))
-        model, is_new = open_model(net, state_path, method, dict(settings or {}), guard=guard, estimator=estimator)
+        model, is_new = open_model(
+            net, state_path, method, dict(options.settings or {}), guard=options.guard, estimator=options.estimator
+        )
         run = InferenceRun(
             model, Source(net, output=model.output) if compare else None, file, state_path, classes, allow_pixels=True
         )
@@ -125,7 +104,7 @@ def adapt_video(
             check_image_size(state_path, size)
             _, num_dropped, _ = open_predictions(file, model, state_path, [name], lambda _name: True, is_new=is_new)
         if isinstance(model, Monitored):
-            model.audit = None if audit is None else os.fspath(audit)
+            model.audit = None if options.audit is None else os.fspath(options.audit)
             if model.num_steps and state_path is not None:
                 model.on_load(state_path)
         before = file.read_rows(name)

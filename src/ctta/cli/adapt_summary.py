@@ -1,5 +1,6 @@
 """What ``ctta adapt`` prints at the end."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ def format_summary(
     *,
     asked_for_guard: bool | None,
     noun: str = "image",
-    clip: Path | None = None,
+    clip: str | os.PathLike[str] | None = None,
 ) -> list[str]:
     """Return the lines that the command prints.
 

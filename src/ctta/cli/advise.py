@@ -20,9 +20,8 @@ from ctta.cli.options import (
     ModelOption,
     StdOption,
     load_network,
-    parse_channels,
-    parse_names,
 )
+from ctta.core.options import parse_channels, parse_names
 
 if TYPE_CHECKING:
     from ctta.advise import Advice, RaceRow
@@ -140,7 +139,7 @@ def advise(
             seed=seed,
             on_progress=on_progress,
         )
-    channels = parse_channels("mean", mean), parse_channels("std", std)
+    channels = [None if each is None else parse_channels(each) for each in (mean, std)]
     advice.save(out, model=model, mean=channels[0], std=channels[1], size=size)
     shutil.rmtree(work, ignore_errors=True)
     if as_json:

@@ -20,15 +20,13 @@ from ctta.cli.options import (
     MeanOption,
     SizeOption,
     StdOption,
-    parse_channels,
-    parse_names,
     parse_orders,
     parse_protocols,
     parse_seeds,
     parse_target,
-    read_class_names,
 )
 from ctta.cli.results import exit_on_failures, print_failure, print_matrix, print_results
+from ctta.core.options import parse_channels, parse_names, read_class_names
 from ctta.errors import ConfigError
 
 # Panel of ``ctta bench --help``.
@@ -308,9 +306,9 @@ def bench(
             corruptions=None if corruptions is None else parse_names(corruptions),
             severity=severity,
             size=size,
-            classes=read_class_names(classes),
-            mean=parse_channels("mean", mean),
-            std=parse_channels("std", std),
+            classes=None if classes is None else read_class_names(classes),
+            mean=None if mean is None else parse_channels(mean),
+            std=None if std is None else parse_channels(std),
             source_stats=source_stats,
             device=device,
             folder=out,

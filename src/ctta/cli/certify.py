@@ -21,8 +21,8 @@ from ctta.cli.options import (
     SettingsOption,
     StdOption,
     choose_adaptation,
-    parse_names,
 )
+from ctta.core.options import parse_names
 
 
 def certify(

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from ctta.cli.console import exit_on_interrupt, print_notice, print_text, progress_bar
-from ctta.cli.options import JsonOption, parse_names, parse_severities
+from ctta.cli.options import JsonOption, parse_severities
+from ctta.core.options import parse_names
 from ctta.data.corruptions import CORRUPTIONS, HOLD_OUT, write_cifar_c, write_imagenet_c
 from ctta.data.corruptions.writers import SETTINGS_FILE
 from ctta.data.datasets.clean_images import infer_benchmark_layout, read_clean_images

@@ -1,20 +1,121 @@
-"""Options that several commands share, and how their values are parsed."""
+"""Make the options of commands out of dataclasses; the options that several commands share, and how they are parsed."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import functools
+import inspect
+import os
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 from torch import nn
 
 from ctta import models
 from ctta.core.config import read_config
+from ctta.core.options import Device, Mean, Option, Size, Std, find_options, parse_channels, parse_names
 from ctta.data.corruptions.registry import check_severity
 from ctta.data.streams.orders import RANDOM_ORDERS
-from ctta.errors import ConfigError, DataError
+from ctta.errors import ConfigError
 from ctta.guard import GainEstimator
 from ctta.models import to_device
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Replace the parameters of a command that are dataclasses by the options of their fields.
+
+    A field that several dataclasses have, such as an inherited one, is one option, described by the first of them, and
+    its value goes to all. An option that is not given leaves the default of each dataclass.
+
+    Args:
+        function: The command; other parameters are declared with ``typer.Option``.
+
+    Returns:
+        A function with a parameter per option, for typer.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    groups = {name: find_options(hint) for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
+    parameters: dict[str, inspect.Parameter] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name not in groups:
+            parameters[name] = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
+            continue
+        defaults = {
+            each.name: each.default if each.default_factory is MISSING else None for each in fields(hints[name])
+        }
+        for field, (kind, option) in groups[name].items():
+            parameters.setdefault(field, _make_parameter(field, kind, option, defaults[field]))
+
+    @functools.wraps(function)
+    def run(**typed: Any) -> None:
+        arguments = {name: value for name, value in typed.items() if name in hints}
+        for name, options in groups.items():
+            given = {field: typed[field] for field in options if typed[field] is not None}
+            parsed = {field: _parse(field, options[field][1], value) for field, value in given.items()}
+            arguments[name] = hints[name](**parsed)
+        function(**arguments)
+
+    vars(run)["__signature__"] = inspect.Signature(list(parameters.values()))
+    run.__annotations__ = {name: each.annotation for name, each in parameters.items()} | {"return": None}
+    return run
+
+
+def _parse(name: str, option: Option, value: Any) -> Any:
+    try:
+        return value if option.parse is None else option.parse(value)
+    except ConfigError as error:
+        raise ConfigError(f"{option.name or format_name(name)}: {error}") from error
+
+
+def format_name(field: str) -> str:
+    """Return how the option of a field is typed.
+
+    >>> format_name("batch_size")
+    '--batch-size'
+    """
+    return f"--{field.replace('_', '-')}"
+
+
+def list_given(options: Any, *names: str) -> list[str]:
+    """Return which of some fields of a dataclass differ from their defaults, as their options are typed."""
+    known = find_options(type(options))
+    defaults = {each.name: each.default for each in fields(options)}
+    given = [name for name in names or known if getattr(options, name) != defaults[name]]
+    return [known[name][1].name or format_name(name) for name in given]
+
+
+def _make_parameter(name: str, kind: Any, option: Option, default: Any) -> inspect.Parameter:
+    """Return the parameter that typer makes an option of."""
+    members = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    typed, metavar, text = (
+        next(each for each in members if each is not type(None)),
+        option.metavar,
+        option.documentation,
+    )
+    if option.repeatable:
+        typed, default = list[str], None
+    elif option.parse is not None:
+        if default is not None:
+            text += f" Default: {default if isinstance(default, str) else ','.join(map(str, default))}."
+        typed, default = str, None
+    elif any(get_origin(each) is os.PathLike for each in members):
+        typed = Path
+    elif get_origin(typed) is Literal:
+        metavar = metavar or "|".join(get_args(typed))
+    names = [option.name] if option.name else [format_name(name)] if default is False else []
+    info = typer.Option(
+        *names, help=text, metavar=metavar, min=option.min, max=option.max, rich_help_panel=option.panel
+    )
+    if typed == tuple[int, int]:
+        info.callback = check_size
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if default is MISSING else default,
+        annotation=Annotated[typed if default is not None else typed | None, info],
+    )
+
 
 ClassesOption = Annotated[
     Path | None,
@@ -99,6 +200,14 @@ StdOption = Annotated[
     str | None,
     typer.Option(help="Divide by this standard deviation per channel; give it with --mean.", metavar="R,G,B"),
 ]
+EveryOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Take every N-th frame, or one per interval, such as 0.5s. Default: every frame.",
+        metavar="N|Ns",
+        rich_help_panel="Video",
+    ),
+]
 SeedOption = Annotated[int | None, typer.Option(help="Seed the random draws of the method. Default: 0.", metavar="N")]
 PolicyOption = Annotated[
     list[str] | None,
@@ -136,11 +245,12 @@ SizeOption = Annotated[
 ]
 
 
-def load_network(spec: str, device: str, mean: str | None = None, std: str | None = None) -> nn.Module:
+def load_network(
+    spec: str, device: str, mean: Sequence[float] | str | None = None, std: Sequence[float] | str | None = None
+) -> nn.Module:
     """Load a network by its name, with the values of ``--mean`` and ``--std``, and move it to a device."""
-    channels = parse_channels("mean", mean), parse_channels("std", std)
-    net = models.normalize_input(models.load(spec), spec, *channels)
-    return to_device(net, device)
+    channels = [parse_channels(each) if isinstance(each, str) else each for each in (mean, std)]
+    return to_device(models.normalize_input(models.load(spec), spec, *channels), device)
 
 
 @dataclass(frozen=True)
@@ -166,91 +276,100 @@ class ChosenAdaptation:
     estimator: GainEstimator | None = None
 
 
-def choose_adaptation(
-    config: Path | None,
-    *,
-    model: str | None,
-    method: str | None,
-    texts: Sequence[str],
-    mean: str | None,
-    std: str | None,
-    size: tuple[int, int] | None,
-    device: str,
-    batch_size: int | None = None,
-) -> ChosenAdaptation:
-    """Load the network and decide on a method: by the options where they are given, else by the configuration.
+@dataclass(frozen=True, kw_only=True)
+class AdaptationOptions:
+    """The network and the method of a command, from its options and from the file of ``--config``."""
 
-    The settings of a configuration belong to its method, so ``--method`` with another name drops them.
-    """
-    if config is None:
-        if model is None:
-            raise ConfigError("give --model SPEC, or --config FILE with a network in it")
-        return ChosenAdaptation(model, load_network(model, device, mean, std), method, list(texts), size, batch_size)
-    found = read_config(config)
-    if model is None and found.model is None:
-        raise ConfigError(f"{config} names no network: give --model SPEC, or add model to its table [network]")
-    if model is None and mean is None and std is None:
-        assert found.model is not None
-        model, net = found.model, found.load_network(device)
-    else:
-        model = model or found.model
-        assert model is not None
-        net = load_network(model, device, mean, std)
-    is_same = method is None or method == found.method
-    return ChosenAdaptation(
-        model,
-        net,
-        method or found.method,
-        [*(found.texts if is_same else []), *texts],
-        size or found.size,
-        batch_size or found.batch_size,
-        found.estimator if is_same and not texts else None,  # it holds for these settings only
-    )
+    model: Annotated[
+        str | None,
+        Option(
+            "Load this network: embedded, timm:NAME, hf:NAME, torchvision:NAME or file:PATH.py:function. "
+            "Default: that of --config.",
+            "SPEC",
+        ),
+    ] = None
+    config: Annotated[
+        Path | None,
+        Option(
+            "Read network, method, settings and batch size from this file, as 'ctta advise' writes it; other options "
+            "replace what it says. Default: none.",
+            "FILE.toml",
+        ),
+    ] = None
+    method: Annotated[
+        str | None, Option(f"{METHOD_HELP} Default: that of --config or of the saved state, else vane.", "NAME")
+    ] = None
+    settings: Annotated[
+        Sequence[str],
+        Option(
+            "Set a hyperparameter of the method, such as restore=0.005, lr=1e-4 or views=8; repeatable.",
+            "NAME=VALUE",
+            "--set",
+            repeatable=True,
+        ),
+    ] = ()
+    policies: Annotated[
+        Sequence[str],
+        Option(
+            "Apply this policy around the updates of the method, such as reset_every=1000, restore=0.01 or "
+            "reset_every=64000,unit=images (see: ctta methods); repeatable. Default: none.",
+            "NAME[=VALUE]",
+            "--policy",
+            repeatable=True,
+        ),
+    ] = ()
+    size: Size = None
+    mean: Mean = None
+    std: Std = None
+    device: Device = "cpu"
+    seed: Annotated[int | None, Option("Seed the random draws of the method. Default: 0.", "N")] = None
+    batch_size: Annotated[
+        int | None,
+        Option("Adapt to N images at a time. Default: that of --config, else 32.", "N", min=1),
+    ] = None
+
+    def choose(self) -> ChosenAdaptation:
+        """Load the network and decide on a method: by the options where they are given, else by the configuration.
+
+        The settings of a configuration belong to its method, so ``--method`` with another name drops them.
+        """
+        model, method, texts = self.model, self.method, join_settings(self.settings, self.policies, self.seed)
+        if self.config is None:
+            if model is None:
+                raise ConfigError("give --model SPEC, or --config FILE with a network in it")
+            net = load_network(model, self.device, self.mean, self.std)
+            return ChosenAdaptation(model, net, method, texts, self.size, self.batch_size)
+        found = read_config(self.config)
+        if model is None and found.model is None:
+            raise ConfigError(f"{self.config} names no network: give --model SPEC, or add model to its table [network]")
+        if model is None and self.mean is None and self.std is None:
+            assert found.model is not None
+            model, net = found.model, found.load_network(self.device)
+        else:
+            model = model or found.model
+            assert model is not None
+            net = load_network(model, self.device, self.mean, self.std)
+        is_same = method is None or method == found.method
+        return ChosenAdaptation(
+            model,
+            net,
+            method or found.method,
+            [*(found.texts if is_same else []), *texts],
+            self.size or found.size,
+            self.batch_size or found.batch_size,
+            found.estimator if is_same and not texts else None,  # it holds for these settings only
+        )
 
 
-def parse_channels(what: str, text: str | None) -> tuple[float, ...] | None:
-    """Parse one number per channel, or one for all of them.
-
-    >>> parse_channels("mean", "0.5, 0.4, 0.3")
-    (0.5, 0.4, 0.3)
-    """
-    if text is None:
-        return None
-    try:
-        values = tuple(float(part) for part in parse_names(text))
-    except ValueError:
-        values = ()
-    if len(values) not in (1, 3):
-        raise ConfigError(f"expected --{what} as three numbers such as 0.5,0.5,0.5, or one for all; got {text!r}")
-    return values
-
-
-def read_class_names(path: Path | None) -> list[str] | None:
-    """Read one class name per line."""
-    if path is None:
-        return None
-    try:
-        names = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text: expected a file with one class name per line") from error
-    if not names:
-        raise DataError(f"{path} is empty: expected a file with one class name per line")
-    return names
+def choose_adaptation(config: Path | None, *, texts: Sequence[str], **options: Any) -> ChosenAdaptation:
+    """Load the network and decide on a method, see :meth:`AdaptationOptions.choose`."""
+    return AdaptationOptions(config=config, settings=texts, **options).choose()
 
 
 def join_settings(settings: Sequence[str] | None, policies: Sequence[str] | None, seed: int | None) -> list[str]:
     """Return the values of ``--set`` with those of ``--policy`` and ``--seed`` among them."""
     added = [f"policies={text}" for text in policies or ()]
     return [*(settings or ()), *added, *([] if seed is None else [f"seed={seed}"])]
-
-
-def parse_names(text: str) -> list[str]:
-    """Parse a comma-separated list.
-
-    >>> parse_names("tent, cotta")
-    ['tent', 'cotta']
-    """
-    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def parse_every(text: str) -> dict[str, Any]:

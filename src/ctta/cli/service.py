@@ -9,7 +9,8 @@ import torch
 
 from ctta import models
 from ctta.cli.console import print_text
-from ctta.cli.options import choose_adaptation, read_class_names
+from ctta.cli.options import choose_adaptation
+from ctta.core.options import read_class_names
 from ctta.errors import ConfigError
 from ctta.guard import Guarded, InputSpec
 
@@ -67,7 +68,7 @@ class ServiceRecipe:
             size=self.size,
             device=self.device,
         )
-        class_names = read_class_names(self.classes) or models.class_names(chosen.model)
+        class_names = (read_class_names(self.classes) if self.classes else None) or models.class_names(chosen.model)
         if chosen.method:
             adaptive = serving.build_method(chosen.net, chosen.method, chosen.texts)
         else:

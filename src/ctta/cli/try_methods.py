@@ -17,8 +17,8 @@ from ctta.cli.options import (
     ModelOption,
     StdOption,
     load_network,
-    parse_names,
 )
+from ctta.core.options import parse_names
 
 #: What is tried by default.
 METHODS = "bn_stats,tent,cotta_fast,vane"
