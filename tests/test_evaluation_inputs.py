@@ -144,11 +144,14 @@ def test_domains_of_batches_are_segments() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ("val/", r"got the path 'val/': open it with ctta\.streams\.image_folder"),
-        (Path("val"), r"ctta\.streams\.folder\(path\)"),
+        ("val/", r"got the path 'val/': open it with ctta\.data\.streams\.image_folder"),
+        (Path("val"), r"ctta\.data\.streams\.folder\(path\)"),
         ({"image": X, "label": Y}, r"got a dictionary with 'image', 'label': give a pair"),
-        (ctta.data.datasets.sample(), r"got the dataset Corrupted: give it an order, such as ctta\.streams\.continual"),
-        (7, r"expected a stream of ctta\.streams, a DataLoader, or an iterable"),
+        (
+            ctta.data.datasets.sample(),
+            r"got the dataset Corrupted: give it an order, such as ctta\.data\.streams\.continual",
+        ),
+        (7, r"expected a stream of ctta\.data\.streams, a DataLoader, or an iterable"),
         ([], "list yields no batch"),
         (iter(()), "can be read only once"),
         ([{"pixels": X}], r"a dictionary with 'pixels': yield tuples"),
@@ -196,7 +199,7 @@ def test_batch_size_is_for_single_images() -> None:
 def test_a_folder_of_plain_batches_is_written_once_and_not_resumed(tmp_path: Path) -> None:
     result = ctta.evaluate(ctta.Tent(make_net()), in_batches(), folder=tmp_path / "run")
     assert read_result(tmp_path / "run") == result
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["about.json", "batches.jsonl", "facts.json"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["about.json", "batches.jsonl"]
     with pytest.raises(ConfigError, match=r"holds an evaluation already, and list cannot be compared .* which resumes"):
         ctta.evaluate(ctta.Tent(make_net()), in_batches(), folder=tmp_path / "run")
 

@@ -47,7 +47,6 @@ class _Commands(LazyGroup):
             "ctta.cli.report:report",
             "Write the tables and plots of runs as one HTML page, Markdown, LaTeX, CSV, JSON, PNG and SVG.",
         ),
-        "diff": ("ctta.cli.diff:diff", "Say why the tables of two runs disagree, first what explains most."),
         "recipes": ("ctta.cli.catalog:recipes", "List the benchmarks that 'ctta bench' can run."),
         "protocols": (
             "ctta.cli.catalog:protocols",

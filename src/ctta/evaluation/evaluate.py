@@ -16,7 +16,6 @@ from ctta.data.streams import Stream
 from ctta.errors import ConfigError, InputError
 from ctta.evaluation.batch import check_classes, check_labeled, check_same_kind, evaluate_batch
 from ctta.evaluation.environment import PeakMemory, describe_environment
-from ctta.evaluation.facts import write_facts
 from ctta.evaluation.inputs import PlainBatches, as_batches, as_model
 from ctta.evaluation.journal import Journal, write_evaluation
 from ctta.evaluation.label_maps import save_label_maps
@@ -155,7 +154,6 @@ def _evaluate_stream(
         if folder is None:
             return []
         journal = Journal(folder, about, save_every=save_every)
-        write_facts(folder, model, stream)
         model, done = journal.resume(model)
         return [record.to_json() for record in done]
 
@@ -272,7 +270,6 @@ def evaluate_together(
         }
         if name in folders and model.coordinator.is_rank_zero:
             write_evaluation(folders[name], about, records[name])
-            write_facts(folders[name], model, None)
         results[name] = Result.from_batches(about, records[name])
     return results
 

@@ -4,7 +4,6 @@
 elsewhere and needs no extra.
 """
 
-from ctta.benchmark.report.differences import Difference, RunDifferences, diff_runs
 from ctta.benchmark.report.matrix import Matrix, MatrixCell, MatrixProtocol, read_matrix
 from ctta.benchmark.report.runs import RecordedRun, read_runs
 from ctta.benchmark.report.score_tables import score_table
@@ -12,17 +11,14 @@ from ctta.benchmark.report.tables import Table, TableCell, TableColumn, TableRow
 from ctta.benchmark.report.writer import write_matrix, write_report
 
 __all__ = [
-    "Difference",
     "Matrix",
     "MatrixCell",
     "MatrixProtocol",
     "RecordedRun",
-    "RunDifferences",
     "Table",
     "TableCell",
     "TableColumn",
     "TableRow",
-    "diff_runs",
     "read_matrix",
     "read_runs",
     "score_table",

@@ -117,11 +117,6 @@ def read_run(folder: Path, name: str | None = None, *, on_cell: Callable[[], Non
     )
 
 
-def find_cells(folder: Path) -> list[Path]:
-    """Return the folders of the cells of a benchmark, or of the evaluations in a folder."""
-    return _find_cells(folder)[0]
-
-
 def _find_cells(folder: Path) -> tuple[list[Path], bool]:
     """Return the folders of the cells, and whether they are those of a benchmark."""
     if (folder / "run.json").exists() or not (evaluations := find_evaluations(folder)):
