@@ -19,7 +19,7 @@ from video_clips import RATE, draw_frames, dropping_camera, keep_all_frames, rea
 import ctta
 from ctta import models
 from ctta.adapt import adapt_video, run
-from ctta.benchmark.report.overlays import blend_classes, choose_palette
+from ctta.benchmark.report.plots import blend_classes, choose_palette
 from ctta.cli.adapt import adapt
 from ctta.data.streams import video
 from ctta.errors import ConfigError

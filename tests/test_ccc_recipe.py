@@ -11,7 +11,7 @@ from own_methods import NETWORK, write_labeled_tree
 from PIL import Image
 
 from ctta.benchmark import BenchmarkOptions, build_task
-from ctta.benchmark.report.layout import infer_layout, parse_severity, strip_severity
+from ctta.benchmark.report.tables import infer_layout, parse_severity, strip_severity
 from ctta.cli.bench import bench
 from ctta.data.datasets import CorruptedFolder, sample
 from ctta.data.streams import AccuracyMatrix

@@ -16,7 +16,7 @@ from benchmarks.results import matrix as matrix_results
 from ctta.benchmark import run_matrix
 from ctta.benchmark.matrix import DEFAULT_METHODS, SIZES
 from ctta.benchmark.report import Matrix, MatrixCell, MatrixProtocol, read_matrix, write_matrix
-from ctta.benchmark.report.matrix_tables import (
+from ctta.benchmark.report.matrix import (
     build_difference_table,
     build_error_table,
     build_recurrence_table,

@@ -22,7 +22,7 @@ from report_runs import (
 
 from ctta.benchmark.report import read_runs, score_table, write_report
 from ctta.benchmark.report.published import PUBLISHED
-from ctta.benchmark.report.sections import group_into_sections
+from ctta.benchmark.report.runs import group_into_sections
 from ctta.errors import ConfigError, DataError, InputError
 
 HOSTILE = '<script>alert("x")</script> | & $\\frac{ $ %_x #1 ~ ^ `c` **b** [a](http://evil.example/) \x07'

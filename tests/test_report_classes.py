@@ -13,8 +13,8 @@ from torch import nn
 
 import ctta
 from ctta.benchmark.report import read_runs, write_report
+from ctta.benchmark.report.runs import group_by_method
 from ctta.benchmark.report.score_tables import build_class_table
-from ctta.benchmark.report.sections import group_by_method
 from ctta.evaluation.metrics import ImageScore, score_images
 
 KINDS = ("heron", "otter", "pike")

@@ -9,8 +9,7 @@ from command_line import output
 from report_runs import CONTINUAL, STANDARD, read_results, write_all_methods, write_cell, write_run
 
 from ctta.benchmark.report import read_runs, write_report
-from ctta.benchmark.report.content import ReportContent, build_content
-from ctta.benchmark.report.numbers_file import format_numbers, parse_numbers
+from ctta.benchmark.report.content import ReportContent, build_content, format_numbers, parse_numbers
 from ctta.cli.report import report
 from ctta.errors import DataError
 

@@ -9,10 +9,10 @@ from hand_made_results import make_result
 from report_runs import CONTINUAL, GRADUAL, ROUNDS, STANDARD, format_row, read_results, write_cell, write_run
 
 from ctta.benchmark.report import read_runs, score_table
-from ctta.benchmark.report.curves import build_timeline, find_spans
+from ctta.benchmark.report.content import build_timeline, find_spans
 from ctta.benchmark.report.published import PUBLISHED
+from ctta.benchmark.report.runs import group_by_method, group_into_sections
 from ctta.benchmark.report.score_tables import build_summary_table
-from ctta.benchmark.report.sections import group_by_method, group_into_sections
 
 
 def test_score_table_matches_plain_arithmetic(tmp_path: Path) -> None:

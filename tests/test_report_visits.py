@@ -10,9 +10,9 @@ from torch import nn
 
 import ctta
 from ctta.benchmark.report import score_table, write_report
-from ctta.benchmark.report.sections import group_by_method
+from ctta.benchmark.report.runs import group_by_method
+from ctta.benchmark.report.score_tables import build_visit_table
 from ctta.benchmark.report.tables import NO_NUMBER
-from ctta.benchmark.report.visits import build_visit_table
 from ctta.data.streams import cyclic, rounds
 from ctta.errors import InputError
 

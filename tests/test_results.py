@@ -15,9 +15,8 @@ from ctta import models
 from ctta.benchmark import RECIPES, build_task
 from ctta.benchmark.matrix import MATRIX
 from ctta.benchmark.recipes import BenchmarkOptions
-from ctta.benchmark.report.content import ReportContent
-from ctta.benchmark.report.numbers_file import parse_numbers
-from ctta.benchmark.report.renderers import render_markdown
+from ctta.benchmark.report.content import ReportContent, parse_numbers
+from ctta.benchmark.report.pages import render_markdown
 
 RESULTS = result_pages.RESULTS
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from random_scenes import FULL, SIZE, NamedScenes, RandomScenes, make_net, make_stream
 
 import ctta
-from ctta.benchmark.report.layout import infer_layout
-from ctta.benchmark.report.overlays import choose_palette, plot_overlays
+from ctta.benchmark.report.plots import choose_palette, plot_overlays
+from ctta.benchmark.report.tables import infer_layout
 from ctta.data import streets as synthetic
 from ctta.data.datasets import IGNORE_INDEX
 from ctta.data.datasets.segmentation import CLASS_NAMES

@@ -22,10 +22,16 @@ from rich.console import Console
 
 from benchmarks.results.guard_pages import format_table as format_guard_table
 from benchmarks.results.planned import PLANNED
-from ctta.benchmark.report.content import ReportContent, SectionContent
-from ctta.benchmark.report.document import ReportDocument, ReportFigure, SectionReport, draw_document
-from ctta.benchmark.report.numbers_file import parse_numbers
-from ctta.benchmark.report.renderers import escape_markdown, render_markdown, render_markdown_report
+from ctta.benchmark.report.content import ReportContent, SectionContent, parse_numbers
+from ctta.benchmark.report.pages import (
+    ReportDocument,
+    ReportFigure,
+    SectionReport,
+    draw_document,
+    escape_markdown,
+    render_markdown,
+    render_markdown_report,
+)
 from ctta.cli.demo import describe_demo
 from ctta.cli.results import print_table
 

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from benchmarks.results.pages import RESULTS, fill_pages, write_page
 from benchmarks.results.planned import PLANNED, PlannedResult
-from ctta.benchmark.report.content import build_content
-from ctta.benchmark.report.numbers_file import format_numbers
+from ctta.benchmark.report.content import build_content, format_numbers
 from ctta.benchmark.report.runs import read_runs
 
 RUNS = Path("runs/results")

@@ -67,7 +67,7 @@ class AnnotatedVideo:
         return np.concatenate(panels, axis=1)
 
     def _blend(self, frame: NDArray[np.uint8], labels: NDArray[np.int64]) -> NDArray[np.uint8]:
-        from ctta.benchmark.report.overlays import blend_classes, choose_palette  # imports matplotlib
+        from ctta.benchmark.report.plots import blend_classes, choose_palette  # imports matplotlib
 
         num_classes = max(len(self.classes), int(labels.max()) + 1)
         palette = choose_palette(self.classes, num_classes)

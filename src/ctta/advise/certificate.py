@@ -156,7 +156,7 @@ class Certificate:
         Returns:
             The page.
         """
-        from ctta.benchmark.report.renderers import render_template  # which needs jinja2
+        from ctta.benchmark.report.pages import render_template  # which needs jinja2
 
         out = Path(folder)
         out.mkdir(parents=True, exist_ok=True)

@@ -14,8 +14,7 @@ from ctta.benchmark import BenchmarkOptions
 from ctta.benchmark.recipes.embedded import DEMO_METHODS
 from ctta.benchmark.recipes.paper import METHODS
 from ctta.benchmark.report import write_report
-from ctta.benchmark.report.content import ReportContent, SectionContent
-from ctta.benchmark.report.numbers_file import read_numbers
+from ctta.benchmark.report.content import ReportContent, SectionContent, read_numbers
 from ctta.cli.console import exit_on_interrupt, print_text, progress_bar
 from ctta.cli.results import exit_on_failures, print_failure, print_results
 

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from ctta.benchmark import BenchmarkResult, JobOutcome, MatrixResult
 from ctta.benchmark.report import Table, TableCell, TableColumn, score_table
-from ctta.benchmark.report.matrix_tables import build_difference_table, write_advice
-from ctta.benchmark.report.sections import group_by_method
+from ctta.benchmark.report.matrix import build_difference_table, write_advice
+from ctta.benchmark.report.runs import group_by_method
 from ctta.benchmark.report.significance import write_headline
 from ctta.cli.console import print_notice, print_text, stdout
 from ctta.evaluation.metrics import MIOU

@@ -1,22 +1,116 @@
 """The content of a report as plain data: tables, curves and the origin of the numbers, by section.
 
-Nothing here is a picture or a page. The files of a report are drawn from it, at once or again from ``numbers.json``
-(:mod:`ctta.benchmark.report.numbers_file`).
+Nothing here is a figure or a page. The files of a report are drawn from it, at once or again from ``numbers.json``.
 """
 
+import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import accumulate, pairwise
+from math import isnan, nan
+from pathlib import Path
+from statistics import fmean, stdev
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from ctta.benchmark.report.curves import Timeline, build_timeline
-from ctta.benchmark.report.runs import MissingCell, RecordedRun
-from ctta.benchmark.report.score_tables import build_class_table, build_score_table, build_summary_table
-from ctta.benchmark.report.sections import MethodEntry, Section, get_order, group_into_sections
+from ctta.benchmark.report.runs import MethodEntry, MissingCell, RecordedRun, Section, get_order, group_into_sections
+from ctta.benchmark.report.score_tables import (
+    build_class_table,
+    build_score_table,
+    build_summary_table,
+    build_visit_table,
+)
 from ctta.benchmark.report.significance import write_headline
-from ctta.benchmark.report.tables import Table
-from ctta.benchmark.report.visits import build_visit_table
+from ctta.benchmark.report.tables import NUM_DIGITS, Table, infer_layout, replace_underscores, strip_severity
+from ctta.errors import DataError
 from ctta.evaluation.display import join_names, strip_hashes
 from ctta.evaluation.metrics import Metric, Score
+from ctta.evaluation.plots import compute_points
+from ctta.evaluation.results import Result
+
+
+@dataclass(frozen=True)
+class ScoreCurve:
+    """Error or mIoU of one method over the stream, in percent."""
+
+    label: str
+    run: str
+    positions: tuple[float, ...]  # number of images seen, at the middle of the images behind each point
+    values: tuple[float, ...]
+    deviations: tuple[float, ...]  # over seeds; empty for a single result
+    round_positions: tuple[float, ...] = ()  # one point per round, if the stream has several rounds
+    round_values: tuple[float, ...] = ()
+    round_deviations: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class AxisSpan:
+    """A part of the time axis between two marked boundaries."""
+
+    name: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The data of the plot of scores over time."""
+
+    metric: Metric
+    curves: tuple[ScoreCurve, ...]
+    spans: tuple[AxisSpan, ...]
+    order: int | None
+
+    @property
+    def end(self) -> int:
+        """Number of images of the stream."""
+        return self.spans[-1].end
+
+
+def build_timeline(entries: Sequence[MethodEntry]) -> Timeline:
+    """Return the curves for the first order of the domains; other orders have other domains at the same position."""
+    order = entries[0].orders[0]
+    selected = [(entry, [result for result in entry.results if get_order(result) == order]) for entry in entries]
+    present = [(entry, results) for entry, results in selected if results]
+    curves = tuple(_build_curve(entry, results) for entry, results in present)
+    first = present[0][1][0]
+    return Timeline(first.metric, curves, find_spans(first), order)
+
+
+def find_spans(result: Result) -> tuple[AxisSpan, ...]:
+    """Return the parts of the axis: rounds if the stream has several, otherwise domains without their severity."""
+    layout = infer_layout([result.domains])
+    names = [
+        layout.name_round(number) if layout.is_repeating else strip_severity(domain)
+        for number, domain in enumerate(result.domains)
+    ]
+    ends = list(accumulate(segment.num_images for segment in result.segments))
+    changes = [0, *(number for number in range(1, len(names)) if names[number] != names[number - 1]), len(names)]
+    return tuple(
+        AxisSpan(replace_underscores(names[first]), ends[first - 1] if first else 0, ends[last - 1])
+        for first, last in pairwise(changes)
+    )
+
+
+def _build_curve(entry: MethodEntry, results: Sequence[Result]) -> ScoreCurve:
+    positions, first = compute_points(results[0])
+    lines = [first, *(compute_points(result)[1] for result in results[1:])]
+    curve = ScoreCurve(entry.label, entry.run, positions, *_mean_and_deviation(lines))
+    layout = infer_layout([results[0].domains])
+    if not layout.is_repeating:
+        return curve
+    starts = range(0, len(results[0].domains), layout.period)
+    rounds = [[100 * fmean(result.values[start : start + layout.period]) for start in starts] for result in results]
+    values, deviations = _mean_and_deviation(rounds)
+    middles = tuple((span.start + span.end) / 2 for span in find_spans(results[0]))
+    return replace(curve, round_positions=middles, round_values=values, round_deviations=deviations)
+
+
+def _mean_and_deviation(lines: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    points = list(zip(*lines, strict=True))
+    deviations = tuple(stdev(values) for values in points) if len(lines) > 1 else ()
+    return tuple(fmean(values) for values in points), deviations
 
 
 @dataclass(frozen=True)
@@ -205,3 +299,105 @@ def _merge_environments(environments: Iterable[Mapping[str, Any]]) -> list[tuple
         for name, value in environment.items():
             values.setdefault(name, {})[str(value)] = None
     return [(name, join_names(list(found))) for name, found in values.items()]
+
+
+T = TypeVar("T")
+
+FORMAT = 1
+
+
+def format_numbers(content: object) -> str:
+    """Return the content of a report, or another dataclass, as JSON: six decimals, lists of numbers on one line."""
+    text = json.dumps({"format": FORMAT} | _encode(content), indent=1, ensure_ascii=False, allow_nan=False)
+    # A line break is never inside a string, so these are lists without lists or objects in them.
+    return re.sub(r"\[\n[^\[\]{}]*\n *\]", _join_lines, text) + "\n"
+
+
+def parse_numbers(text: str, kind: type[T]) -> T:
+    """Return the content that :func:`format_numbers` has written.
+
+    Args:
+        text: The JSON.
+        kind: The class of the content.
+
+    Returns:
+        The content, with numbers rounded as in the file.
+
+    Raises:
+        ValueError: The text is not such a file; TypeError and LookupError are possible as well.
+    """
+    values = json.loads(text)
+    if values.pop("format") != FORMAT:
+        raise ValueError("it was written by another version of ctta")
+    return _decode(kind, values)
+
+
+def read_numbers(path: Path, kind: type[T]) -> T:
+    """Read ``numbers.json`` of a report, or of something else that is written with its numbers.
+
+    Args:
+        path: The file.
+        kind: The class of the content, such as :class:`ReportContent`.
+
+    Returns:
+        The content.
+
+    Raises:
+        DataError: The file is not one of a report, or is damaged.
+    """
+    try:
+        return parse_numbers(path.read_text(encoding="utf-8"), kind)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise DataError(
+            f"{path} cannot be read ({type(error).__name__}: {error}): expected numbers.json of a report"
+        ) from error
+
+
+def _join_lines(match: re.Match[str]) -> str:
+    return "[" + " ".join(line.strip() for line in match[0][1:-1].split("\n") if line.strip()) + "]"
+
+
+def _encode(value: Any) -> Any:
+    """Return a value as JSON has it: nan is null, and fields that have their default are left out."""
+    if is_dataclass(value):
+        present = {field.name: (getattr(value, field.name), field.default) for field in fields(value)}
+        return {name: _encode(each) for name, (each, default) in present.items() if each != default}
+    if isinstance(value, tuple | list):
+        return [_encode(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _encode(each) for name, each in value.items()}
+    if isinstance(value, float):
+        rounded = round(value, NUM_DIGITS)
+        return None if isnan(value) else int(rounded) if rounded.is_integer() else rounded
+    return value
+
+
+def _decode(kind: type[T], value: Any) -> T:
+    """Return a value of a type from what :func:`_encode` made of it.
+
+    Raises:
+        TypeError: The value is not of the type.
+    """
+    return _decode_any(kind, value)  # type: ignore[no-any-return]
+
+
+def _decode_any(kind: Any, value: Any) -> Any:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind is float and (value is None or isinstance(value, int | float)):
+        return nan if value is None else float(value)
+    if origin in (UnionType, Union):
+        (inner,) = (argument for argument in arguments if argument is not NoneType)
+        return None if value is None else _decode_any(inner, value)
+    if origin is Literal and value in arguments:
+        return value
+    if origin is tuple and isinstance(value, list):
+        kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
+        return tuple(_decode_any(*pair) for pair in zip(kinds, value, strict=True))
+    if origin is dict and isinstance(value, dict):
+        return {name: _decode_any(arguments[1], each) for name, each in value.items()}
+    if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, dict):
+        hints: dict[str, Any] = get_type_hints(kind)
+        return kind(**{name: _decode_any(hints[name], each) for name, each in value.items()})
+    if origin is None and isinstance(kind, type) and type(value) is kind:
+        return value
+    raise TypeError(f"expected {kind}, got {value!r}"[:200])

@@ -5,18 +5,18 @@ import io
 from dataclasses import dataclass
 from pathlib import Path
 
-from ctta.benchmark.report.document import ReportFigure, save_report_figure
-from ctta.benchmark.report.heat_map import plot_heat_map
-from ctta.benchmark.report.matrix import Matrix, MatrixProtocol
-from ctta.benchmark.report.matrix_tables import (
+from ctta.benchmark.report.content import format_numbers, parse_numbers
+from ctta.benchmark.report.matrix import (
+    Matrix,
+    MatrixProtocol,
     build_difference_table,
     build_error_table,
     build_recurrence_table,
     build_time_table,
     write_advice,
 )
-from ctta.benchmark.report.numbers_file import format_numbers, parse_numbers
-from ctta.benchmark.report.renderers import (
+from ctta.benchmark.report.pages import (
+    ReportFigure,
     escape_csv,
     escape_markdown,
     join_pipes,
@@ -24,8 +24,10 @@ from ctta.benchmark.report.renderers import (
     render_markdown_figures,
     render_missing_cells,
     render_template,
+    save_report_figure,
     to_one_line,
 )
+from ctta.benchmark.report.plots import plot_heat_map
 from ctta.benchmark.report.tables import Table
 from ctta.evaluation.display import format_percent, join_names
 

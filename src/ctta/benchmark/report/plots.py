@@ -1,19 +1,27 @@
-"""The plots of a report: scores over time, calibration, and score against time per image."""
+"""The figures of a report: scores over time, calibration, cost, heat map of a matrix, and label maps over scenes."""
 
+import colorsys
 from collections.abc import Mapping, Sequence
 from math import ceil, log10
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, NullFormatter
+from numpy.typing import NDArray
 
-from ctta.benchmark.report.content import ReportRow
-from ctta.benchmark.report.curves import AxisSpan, ScoreCurve, Timeline
-from ctta.benchmark.report.layout import PAIR
-from ctta.benchmark.report.tables import Table
+from ctta.benchmark.report.content import AxisSpan, ReportRow, ScoreCurve, Timeline
+from ctta.benchmark.report.matrix import Matrix, MatrixCell
+from ctta.benchmark.report.tables import PAIR, ColumnLayout, Table
 from ctta.benchmark.report.theme import FAINT, INK, LineStyle, plot_style, replace_control_characters, shorten
+from ctta.data import streets as synthetic
+from ctta.data.datasets.base import IGNORE_INDEX
+from ctta.data.datasets.segmentation import CLASS_NAMES
+from ctta.evaluation.examples import SceneExample
 from ctta.evaluation.metrics import NUM_BINS, Metric
 
 WIDTH = 10.0  # inches
@@ -198,3 +206,175 @@ def _choose_marker(number: int, color: str) -> dict[str, Any]:
     """Return a filled marker for the first run and larger hollow ones for others, so that equal points stay visible."""
     marker = {"marker": MARKERS[number % len(MARKERS)], "color": color, "linestyle": "none", "markersize": 7 + number}
     return marker | ({"markerfacecolor": "none", "markeredgewidth": 1.4} if number else {})
+
+
+#: Colors of the strongest cells: bluish green and vermilion, which color-blind readers tell apart; every number has its
+#: sign besides. A light cell has dark text on light and on dark pages alike.
+BETTER, WORSE, UNCLEAR = "#00775a", "#bd3500", "#e9e9eb"
+PALE = {BETTER: "#cfeee2", WORSE: "#ffe0d1"}
+DARK_TEXT, LIGHT_TEXT = "#111112", "#fefefe"
+FULL_COLOR = 0.3  # the difference, as a fraction, from which on a color gets no stronger
+
+
+def plot_heat_map(matrix: Matrix) -> Figure:
+    """Plot the error above Source in points, one row per method; above them Source itself, with its error in percent.
+
+    Args:
+        matrix: The numbers, of at least one protocol.
+
+    Returns:
+        The figure.
+    """
+    names = [protocol.name for protocol in matrix.protocols]
+    with plot_style():
+        width, height = 1.6 + 0.56 * len(names), 1.4 + 0.27 * (1 + len(matrix.methods))
+        figure = Figure(figsize=(max(5.0, width), height), layout="constrained")
+        axes = figure.subplots()
+        for column, protocol in enumerate(matrix.protocols):
+            _draw_cell(axes, 0, column, f"{100 * protocol.source.error:.1f}", None)
+            for row, method in enumerate(matrix.methods, start=1):
+                cell = protocol.cells.get(method)
+                if cell is not None:
+                    number = round(100 * cell.above_source, 1) + 0.0  # never -0.0
+                    _draw_cell(axes, row, column, f"{number:+.1f}".replace("-", "\N{MINUS SIGN}"), _choose_color(cell))
+        labels = ["Source: error (%)", *(shorten(replace_control_characters(method)) for method in matrix.methods)]
+        axes.set(xlim=(0, len(names)), ylim=(len(labels), 0))
+        axes.set_yticks([row + 0.5 for row in range(len(labels))], labels)
+        short_names = [shorten(replace_control_characters(name)) for name in names]
+        axes.set_xticks([column + 0.5 for column in range(len(names))], short_names)
+        axes.tick_params(length=0, labelsize=9)
+        axes.tick_params(axis="x", labelrotation=38, labeltop=True, labelbottom=False)
+        for label in axes.get_xticklabels():
+            label.set(ha="left", rotation_mode="anchor")
+        axes.spines[:].set_visible(False)
+    return figure
+
+
+def _draw_cell(axes: Axes, row: int, column: int, text: str, color: str | None) -> None:
+    ink = INK
+    if color:
+        place = (column + 0.02, row + 0.03)
+        axes.add_patch(Rectangle(place, 0.96, 0.94, facecolor=color, edgecolor="none", linewidth=0))
+        ink = LIGHT_TEXT if _luminance(color) < 0.18 else DARK_TEXT
+    axes.text(column + 0.5, row + 0.52, text, ha="center", va="center", fontsize=8.5, color=ink)
+
+
+def _choose_color(cell: MatrixCell) -> str:
+    """Return the color of a cell: stronger with the difference, none where noise decides."""
+    if cell.verdict == "unclear":
+        return UNCLEAR
+    strong = BETTER if cell.verdict == "better" else WORSE
+    share = min(1.0, abs(cell.above_source) / FULL_COLOR)
+    red, green, blue = (
+        low + share * (high - low) for low, high in zip(to_rgb(PALE[strong]), to_rgb(strong), strict=True)
+    )
+    return to_hex((red, green, blue))
+
+
+def _luminance(color: str) -> float:
+    """Return the relative luminance, by which contrast is defined; at 0.18 dark and light text have the same."""
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+OPACITY = 0.7  # of the colors over the image
+
+#: The official colors of Cityscapes.
+_CITYSCAPES_COLORS = (
+    (128, 64, 128),
+    (244, 35, 232),
+    (70, 70, 70),
+    (102, 102, 156),
+    (190, 153, 153),
+    (153, 153, 153),
+    (250, 170, 30),
+    (220, 220, 0),
+    (107, 142, 35),
+    (152, 251, 152),
+    (70, 130, 180),
+    (220, 20, 60),
+    (255, 0, 0),
+    (0, 0, 142),
+    (0, 0, 70),
+    (0, 60, 100),
+    (0, 80, 100),
+    (0, 0, 230),
+    (119, 11, 32),
+)
+_GOLDEN_RATIO = 0.618034  # of a full turn between the hues of neighboring classes
+
+
+def plot_overlays(examples: Sequence[SceneExample], layout: ColumnLayout) -> Figure:
+    """Plot one row per example: the image, and three label maps over it."""
+    height, width = examples[0].image.shape[:2]
+    panel_height = WIDTH / 4 * height / width
+    with plot_style():
+        figure = Figure(figsize=(WIDTH, 0.5 + (panel_height + 0.45) * len(examples)), layout="constrained")
+        panels = figure.subplots(len(examples), 4, squeeze=False)
+        for example, row in zip(examples, panels, strict=True):
+            _draw_example(example, row, layout)
+        _draw_class_legend(figure, examples)
+    return figure
+
+
+def choose_palette(class_names: tuple[str, ...], num_classes: int) -> NDArray[np.uint8]:
+    """Return RGB colors (num_classes, 3): those of the dataset if it has any, otherwise colors of different hue."""
+    if class_names == synthetic.CLASSES:
+        return synthetic.PALETTE
+    if class_names == CLASS_NAMES:
+        return np.array(_CITYSCAPES_COLORS, np.uint8)
+    colors = [
+        colorsys.hsv_to_rgb(number * _GOLDEN_RATIO % 1, 0.85 - 0.3 * (number % 2), 0.9 - 0.3 * (number % 3 == 2))
+        for number in range(num_classes)
+    ]
+    return (255 * np.array(colors)).astype(np.uint8)
+
+
+def _draw_example(example: SceneExample, row: Sequence[Axes], layout: ColumnLayout) -> None:
+    palette = _choose_example_palette(example)
+    method = replace_control_characters(example.method)
+    segment = replace_control_characters(layout.name_segment(example.segment, example.domain))
+    row[0].set_title(f"{shorten(method, 80)}, {example.kind} change: {segment}", loc="left")
+    panels = {
+        "image": example.image,
+        "labels": blend_classes(example.image, example.truth, palette),
+        f"Source, {100 * example.accuracy_before:.1f}": blend_classes(example.image, example.before, palette),
+        f"{shorten(method, 30)}, {100 * example.accuracy_after:.1f}": blend_classes(
+            example.image, example.after, palette
+        ),
+    }
+    for axes, (name, pixels) in zip(row, panels.items(), strict=True):
+        axes.imshow(pixels, interpolation="none")
+        axes.set_xlabel(name, labelpad=3)
+        axes.set(xticks=[], yticks=[])
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+
+
+def _choose_example_palette(example: SceneExample) -> NDArray[np.uint8]:
+    if example.class_names:
+        return choose_palette(example.class_names, len(example.class_names))
+    maps = (example.truth, example.before, example.after)
+    highest = max(classes[classes != IGNORE_INDEX].max(initial=0) for classes in maps)
+    return choose_palette((), int(highest) + 1)
+
+
+def blend_classes(
+    image: NDArray[np.uint8], classes: NDArray[np.unsignedinteger], palette: NDArray[np.uint8]
+) -> NDArray[np.uint8]:
+    """Return class colors over the image in gray, so that only classes are colored; black where there is no class."""
+    gray = image.astype(np.float32).mean(2, keepdims=True)
+    has_class = classes < len(palette)
+    colors = palette[np.where(has_class, classes, 0)]
+    mixed = np.where(has_class[..., None], OPACITY * colors + (1 - OPACITY) * gray, 0)
+    return mixed.round().astype(np.uint8)
+
+
+def _draw_class_legend(figure: Figure, examples: Sequence[SceneExample]) -> None:
+    names = examples[0].class_names
+    if names:
+        patches = [
+            Patch(facecolor=color / 255, edgecolor=FAINT, linewidth=0.6, label=name)
+            for name, color in zip(names, _choose_example_palette(examples[0]), strict=True)
+        ]
+        figure.legend(handles=patches, loc="outside lower center", ncols=min(len(names), 10), handlelength=1.2)

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ctta.benchmark.report.layout import ColumnLayout, parse_severity
-from ctta.benchmark.report.sections import MethodEntry
+from ctta.benchmark.report.runs import MethodEntry
+from ctta.benchmark.report.tables import ColumnLayout, parse_severity
 from ctta.data.datasets.segmentation import CONDITIONS
 from ctta.data.streams.orders import corruption_order
 from ctta.evaluation.metrics import ERROR, MIOU, Metric

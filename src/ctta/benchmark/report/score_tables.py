@@ -1,13 +1,12 @@
-"""The tables of a report: scores per domain, IoU or error per class, and calibration and cost."""
+"""The tables of a report: scores per domain, per class and per visit, and calibration and cost."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import isnan, nan
 from statistics import fmean
 
-from ctta.benchmark.report.layout import ColumnLayout, infer_layout, replace_underscores
 from ctta.benchmark.report.published import PublishedTable, find_published_table
-from ctta.benchmark.report.sections import MethodEntry, group_by_method, saw_same_batches
+from ctta.benchmark.report.runs import MethodEntry, group_by_method, saw_same_batches
 from ctta.benchmark.report.significance import (
     average_results,
     class_statistics,
@@ -18,12 +17,24 @@ from ctta.benchmark.report.significance import (
     mark_best,
     rank_entries,
 )
-from ctta.benchmark.report.tables import NO_NUMBER, Table, TableCell, TableColumn, TableRow, average
+from ctta.benchmark.report.tables import (
+    MAX_COLUMNS,
+    NO_NUMBER,
+    ColumnLayout,
+    Table,
+    TableCell,
+    TableColumn,
+    TableRow,
+    average,
+    infer_layout,
+    replace_underscores,
+)
 from ctta.errors import InputError
 from ctta.evaluation.display import format_range
 from ctta.evaluation.intervals import average_value, estimate_difference, estimate_interval
 from ctta.evaluation.metrics import MIOU
 from ctta.evaluation.results import Result
+from ctta.evaluation.robustness import find_time_to_harm
 
 #: Classes of images are listed in a table up to this number.
 MAX_CLASS_COLUMNS = 20
@@ -189,3 +200,34 @@ def _find_worst_domain(entry: MethodEntry) -> TableCell:
 
 def _to_percent(fraction: float | None) -> float | None:
     return None if fraction is None else 100 * fraction
+
+
+_DRIFT = "Drift: last visit minus first, in points"
+_HARM = ". Harm: the first visit that is worse than Source by more than noise, and so is the next"
+
+
+def build_visit_table(entries: Sequence[MethodEntry]) -> Table | None:
+    """Return the score of each method at each visit; None if the domains come once.
+
+    Where the table of scores has a column per visit already, only the first and the last visit are repeated.
+    """
+    metric = entries[0].results[0].metric
+    num_visits = min(len(result.visit_values) for entry in entries for result in entry.results)
+    if num_visits < 2:
+        return None
+    has_columns = infer_layout([entries[0].results[0].domains]).by == "round"
+    num_shown = 2 if has_columns else min(num_visits, MAX_COLUMNS)
+    shown = [round(place * (num_visits - 1) / (num_shown - 1)) for place in range(num_shown)]
+    source = next((entry for entry in entries if entry.is_source), None)
+    rows = []
+    for entry in entries:
+        values = [[100 * result.visit_values[visit] for result in entry.results] for visit in shown]
+        drifts = [100 * result.drift for result in entry.results]
+        cells = [*(average(each) for each in values), replace(average(drifts), is_signed=True)]
+        if source is not None:
+            cells.append(TableCell(find_time_to_harm(entry.results, source.results) or nan, decimals=0))
+        rows.append(TableRow(entry.label, entry.run, len(entry.results), tuple(cells)))
+    columns = [TableColumn(f"visit {visit + 1}", f"visit {visit + 1}", metric.best) for visit in shown]
+    columns += [TableColumn("drift", "drift", None), *([TableColumn("harm", "harm", None)] if source else [])]
+    caption = f"{metric.title} in percent at each visit of the domains. {_DRIFT}{_HARM if source else ''}"
+    return Table(tuple(columns), tuple(rows), caption)

@@ -9,9 +9,8 @@ from dataclasses import replace
 from math import isnan, nan
 from statistics import fmean
 
-from ctta.benchmark.report.layout import ColumnLayout
-from ctta.benchmark.report.sections import MethodEntry
-from ctta.benchmark.report.tables import TableColumn, TableRow
+from ctta.benchmark.report.runs import MethodEntry
+from ctta.benchmark.report.tables import ColumnLayout, TableColumn, TableRow
 from ctta.evaluation.display import describe_best, format_percent, format_range
 from ctta.evaluation.intervals import Statistic, estimate_difference, estimate_interval
 from ctta.evaluation.metrics import MIOU, BatchScore, Metric, PixelScore, Score

@@ -4,9 +4,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ctta.benchmark.report.content import ReportContent, build_content
+from ctta.benchmark.report.content import ReportContent, build_content, format_numbers, parse_numbers, read_numbers
 from ctta.benchmark.report.matrix import Matrix
-from ctta.benchmark.report.numbers_file import format_numbers, parse_numbers, read_numbers
 from ctta.benchmark.report.runs import OnProgress, read_runs
 from ctta.errors import DataError
 
@@ -33,8 +32,13 @@ def write_report(runs: Sequence[Path], out: Path, *, on_progress: OnProgress | N
         ImportError: If the extra ``bench`` is not installed.
     """
     with _name_extra():
-        from ctta.benchmark.report.document import draw_document
-        from ctta.benchmark.report.renderers import render_csv, render_html, render_latex, render_markdown_report
+        from ctta.benchmark.report.pages import (
+            draw_document,
+            render_csv,
+            render_html,
+            render_latex,
+            render_markdown_report,
+        )
     files = [] if isinstance(runs, str | Path) else [Path(path) for path in runs if Path(path).is_file()]
     folders = runs if not files else [path for path in runs if not Path(path).is_file()]
     recorded = read_runs(folders, on_progress=on_progress) if folders or not files else []
