@@ -217,7 +217,7 @@ def test_the_progress_of_several_methods_shares_a_line_of_a_terminal(monkeypatch
 
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
-    monkeypatch.setattr("ctta.evaluation.progress.TERMINAL_INTERVAL", 0.0)
+    monkeypatch.setattr("ctta.evaluation.loop.TERMINAL_INTERVAL", 0.0)
     ctta.compare({"a network": make_net(), "tent": "tent"}, iter(in_batches()), progress=True)
     shown = terminal.getvalue().split("\r")[1:]
     assert len(shown) == 12 and all(line.rstrip("\n").endswith("%\x1b[K") for line in shown)

@@ -17,8 +17,14 @@ from ctta.data import streets as synthetic
 from ctta.data.datasets import IGNORE_INDEX
 from ctta.data.datasets.segmentation import CLASS_NAMES
 from ctta.data.streams import Segment, Stream
-from ctta.evaluation.examples import MAX_WIDTH, SceneExample, load_examples, save_example, save_examples
-from ctta.evaluation.label_maps import load_label_maps
+from ctta.evaluation.label_maps import (
+    MAX_WIDTH,
+    SceneExample,
+    load_examples,
+    load_label_maps,
+    save_example,
+    save_examples,
+)
 
 
 def test_best_and_worst_change_are_found(tmp_path: Path) -> None:

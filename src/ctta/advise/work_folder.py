@@ -22,7 +22,7 @@ from ctta.core.registry import resolve_method
 from ctta.data.datasets.arrays import hash_array
 from ctta.data.streams import Stream
 from ctta.evaluation import Result, evaluate
-from ctta.evaluation.evaluate import OnBatch
+from ctta.evaluation.loop import OnBatch
 from ctta.io.atomic import atomic_write
 from ctta.nn.surgery import fingerprint
 

@@ -13,9 +13,9 @@ from ctta.benchmark.recipes import BenchmarkOptions, build_task
 from ctta.core.model import AdaptiveModel
 from ctta.data.streams import Stream, parse_protocol
 from ctta.distributed import data_parallel, init, rank
-from ctta.evaluation.evaluate import evaluate
+from ctta.evaluation.journal import read_result
+from ctta.evaluation.loop import evaluate
 from ctta.evaluation.passes import count_step_ratio, whole_ratio
-from ctta.evaluation.reading import read_result
 from ctta.evaluation.results import BatchRecord
 from ctta.models import to_device
 

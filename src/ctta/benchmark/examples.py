@@ -5,9 +5,9 @@ from pathlib import Path
 from ctta.benchmark.plan import BenchmarkRun
 from ctta.benchmark.recipes import build_task
 from ctta.errors import DataError
-from ctta.evaluation.examples import FOLDER, save_examples
+from ctta.evaluation.journal import read_result
+from ctta.evaluation.label_maps import EXAMPLES, save_examples
 from ctta.evaluation.metrics import MIOU
-from ctta.evaluation.reading import read_result
 from ctta.evaluation.results import Result
 
 
@@ -21,7 +21,7 @@ def write_run_examples(run: BenchmarkRun) -> None:
     Args:
         run: The run.
     """
-    examples = run.folder / FOLDER
+    examples = run.folder / EXAMPLES
     for earlier in examples.glob("*.npz"):  # perhaps of a seed that is not the first any more
         earlier.unlink()
     task = build_task(run.cells[0].recipe, run.cells[0].options, ignore_other_settings=True)

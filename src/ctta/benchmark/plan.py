@@ -13,7 +13,7 @@ from ctta.benchmark.recipes import BenchmarkOptions, build_task
 from ctta.benchmark.report.runs import FORMAT, read_run_file
 from ctta.distributed import rank
 from ctta.errors import ConfigError
-from ctta.evaluation.reading import read_result
+from ctta.evaluation.journal import read_result
 from ctta.evaluation.results import Result
 from ctta.io.atomic import atomic_write
 from ctta.io.provenance import check_same_settings

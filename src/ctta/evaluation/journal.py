@@ -1,4 +1,4 @@
-"""The folder of an evaluation, which a killed evaluation resumes from.
+"""The folder of an evaluation: how it is written, read, and resumed after a kill.
 
 ``about.json`` describes what is evaluated, ``batches.jsonl`` grows by a line per batch, and ``state-<n>.safetensors``
 is the model after n batches. When an evaluation resumes, lines after the last state are dropped and computed again.
@@ -14,10 +14,80 @@ from typing import Any
 from ctta.checkpoint.files import load, save
 from ctta.checkpoint.manifest import unserializable_arguments
 from ctta.core.model import AdaptiveModel
-from ctta.evaluation.reading import FORMAT, read_about, read_batches
-from ctta.evaluation.results import BatchRecord
+from ctta.errors import DataError
+from ctta.evaluation.results import BatchRecord, Result
 from ctta.io.atomic import atomic_write, fsync_file
 from ctta.io.provenance import check_same_settings
+
+FORMAT = 1
+
+
+def read_batches(path: Path) -> list[BatchRecord]:
+    """Read the records of a file of batches.
+
+    Args:
+        path: ``batches.jsonl`` of an evaluation.
+
+    Returns:
+        The records; a last line that was cut off when the process was killed is left out.
+
+    Raises:
+        DataError: The file is damaged.
+    """
+    if not path.is_file():
+        return []
+    *complete, _unfinished = path.read_text().split("\n")
+    with _report_damage(path):
+        return [BatchRecord.from_json(line) for line in complete]
+
+
+def read_result(folder: Path) -> Result:
+    """Read the result of an evaluation from its folder.
+
+    Args:
+        folder: A folder that :func:`ctta.evaluate` has written, or is still writing.
+
+    Returns:
+        The result, which may be incomplete.
+
+    Raises:
+        DataError: A file is damaged, or was written by an incompatible version.
+    """
+    about, batches = read_about(folder / "about.json"), read_batches(folder / "batches.jsonl")
+    with _report_damage(folder / "about.json"):
+        return Result.from_batches(about, batches)
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """Read the description of an evaluation.
+
+    Args:
+        path: ``about.json`` of an evaluation.
+
+    Returns:
+        All fields of the result but its batches.
+
+    Raises:
+        DataError: The file is damaged, or was written by an incompatible version.
+    """
+    with _report_damage(path):
+        about: dict[str, Any] = json.loads(path.read_text())
+        if about.pop("format") != FORMAT:
+            raise DataError(f"{path} was written by an incompatible version of ctta: evaluate again")
+        return about
+
+
+@contextmanager
+def _report_damage(path: Path) -> Iterator[None]:
+    """Turn whatever parsing a damaged file raises into a DataError."""
+    try:
+        yield
+    except DataError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise DataError(f"{path} is damaged ({reason}): delete its folder and evaluate again") from error
+
 
 MAX_SAVING_FRACTION = 0.05  # of the time
 

@@ -1,17 +1,21 @@
-"""Predicted label maps on disk: one compressed file per batch in the folder of an evaluation."""
+"""Predicted label maps on disk, and the example scenes that adaptation changed most, for better and for worse."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from ctta.data.datasets import IGNORE_INDEX
+from ctta.data.streams import Stream
 from ctta.evaluation.metrics import predict_label_map
+from ctta.io.atomic import atomic_write
 
-FOLDER = "maps"
+MAPS = "maps"
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ def save_label_maps(folder: Path, index: int, logits: Tensor, labels: Tensor) ->
     truths = labels.cpu().long()
     known, correct = truths != IGNORE_INDEX, maps == truths
     accuracy = (known & correct).sum((1, 2)).double() / known.sum((1, 2))
-    (folder / FOLDER).mkdir(exist_ok=True)
+    (folder / MAPS).mkdir(exist_ok=True)
     np.savez_compressed(
         _path(folder, index), maps=maps.numpy().astype(np.min_scalar_type(num_classes)), accuracy=accuracy.numpy()
     )
@@ -59,7 +63,7 @@ def saved_batches(folder: Path) -> list[int]:
     Returns:
         The indices in the stream, sorted.
     """
-    return sorted(int(path.stem) for path in (folder / FOLDER).glob("*.npz"))
+    return sorted(int(path.stem) for path in (folder / MAPS).glob("*.npz"))
 
 
 def load_label_maps(folder: Path, index: int) -> SavedLabelMaps:
@@ -92,4 +96,138 @@ def load_accuracy(folder: Path, index: int) -> NDArray[np.float64]:
 
 
 def _path(folder: Path, index: int) -> Path:
-    return folder / FOLDER / f"{index:06}.npz"
+    return folder / MAPS / f"{index:06}.npz"
+
+
+EXAMPLES = "examples"  # in a run folder
+MAX_WIDTH = 384  # pixels: enough to see details, and a page with many examples stays small
+
+LabelMap = NDArray[np.unsignedinteger]
+
+
+@dataclass(frozen=True)
+class SceneExample:
+    """A scene that adaptation changed; image and label maps have the same height and width.
+
+    Attributes:
+        method: Name of the method in tables.
+        kind: Whether this is the ``"best"`` or the ``"worst"`` change of the method.
+        stream_hash: Hash of the stream that the scene is from.
+        domain: Domain of the scene.
+        segment: Index of its segment in the stream.
+        class_names: Names of the classes, if known.
+        accuracy_before: Fraction of labeled pixels that the source network predicts correctly.
+        accuracy_after: The same for the adapted model.
+        image: (H, W, 3) image.
+        truth: (H, W) labels.
+        before: (H, W) predictions of the source network.
+        after: (H, W) predictions of the adapted model.
+    """
+
+    method: str
+    kind: str
+    stream_hash: str
+    domain: str
+    segment: int
+    class_names: tuple[str, ...]
+    accuracy_before: float
+    accuracy_after: float
+    image: NDArray[np.uint8]
+    truth: LabelMap
+    before: LabelMap
+    after: LabelMap
+
+
+def save_examples(method: str, adapted: Path, source: Path, stream: Stream, out: Path) -> None:
+    """Save the scenes where a method improved and worsened the source network's predictions most.
+
+    Scenes are compared by pixel accuracy, which is what one can see: the mIoU of a single scene jumps with a class that
+    covers a handful of pixels. Nothing is saved where no scene got better, or worse.
+
+    Args:
+        method: Name of the method in tables.
+        adapted: Folder of the method's evaluation.
+        source: Folder of the source network's evaluation on the same stream.
+        stream: The stream, to read the scenes from.
+        out: Folder to save to; created if needed.
+    """
+    changes = {}
+    for index in sorted({*saved_batches(adapted)} & {*saved_batches(source)}):
+        for row, change in enumerate(load_accuracy(adapted, index) - load_accuracy(source, index)):
+            if np.isfinite(change):
+                changes[index, row] = float(change)
+    for kind, pick, sign in (("best", max, 1), ("worst", min, -1)):
+        scene = pick(changes, key=lambda scene: changes[scene], default=None)
+        if scene is not None and sign * changes[scene] > 0:
+            out.mkdir(exist_ok=True)
+            example = _build_example(method, kind, adapted, source, stream, *scene)
+            save_example(example, out / f"{adapted.name}-{kind}.npz")
+
+
+def save_example(example: SceneExample, path: Path) -> None:
+    """Save an example as one compressed file.
+
+    Args:
+        example: The example.
+        path: File to write, with the suffix ``.npz``.
+    """
+    fields: dict[str, Any] = {name: np.asarray(value) for name, value in vars(example).items()}
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **fields)  # before 2.1, NumPy takes every other keyword for an array
+
+
+def load_examples(run: Path) -> list[SceneExample]:
+    """Load the examples of a run folder.
+
+    Args:
+        run: The run folder.
+
+    Returns:
+        The examples, sorted by file name: of each method the best change before the worst.
+    """
+    return [_load_example(path) for path in sorted((run / EXAMPLES).glob("*.npz"))]
+
+
+def _load_example(path: Path) -> SceneExample:
+    with np.load(path) as file:
+        fields = {name: value if value.ndim > 1 else value.tolist() for name, value in file.items()}
+    return SceneExample(**fields | {"class_names": tuple(fields["class_names"])})
+
+
+def _build_example(
+    method: str, kind: str, adapted: Path, source: Path, stream: Stream, index: int, row: int
+) -> SceneExample:
+    """Return the example of one scene of a batch, shrunk to the maximum width."""
+    batch, segment = stream.read_batch(index), stream.segment_index(index)
+    assert batch.y is not None
+    before, after = load_label_maps(source, index), load_label_maps(adapted, index)
+    height, width = batch.y.shape[1:]
+    scale = min(1.0, MAX_WIDTH / width)
+    size = (round(height * scale), round(width * scale))
+    return SceneExample(
+        method=method,
+        kind=kind,
+        stream_hash=stream.hash,
+        domain=batch.domain,
+        segment=segment,
+        class_names=stream.class_names,
+        accuracy_before=float(before.accuracy[row]),
+        accuracy_after=float(after.accuracy[row]),
+        image=_resize_image(batch.x[row], size),
+        truth=_resize_nearest(batch.y[row].numpy(), size).astype(np.uint8),
+        before=_resize_nearest(before.maps[row], size),
+        after=_resize_nearest(after.maps[row], size),
+    )
+
+
+def _resize_image(image: Tensor, size: tuple[int, int]) -> NDArray[np.uint8]:
+    resized = F.interpolate(image[None], size, mode="bilinear", antialias=True)[0]
+    pixels: NDArray[np.uint8] = (resized.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    return pixels
+
+
+def _resize_nearest(classes: LabelMap, size: tuple[int, int]) -> LabelMap:
+    rows, columns = (
+        ((np.arange(new) + 0.5) * old / new).astype(int) for new, old in zip(size, classes.shape, strict=True)
+    )
+    return classes[np.ix_(rows, columns)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ctta.data.datasets.segmentation import CLASS_NAMES
 from ctta.data.streams import Composition
 from ctta.errors import InputError
-from ctta.evaluation.display import describe_result, make_frame, render_html_table
+from ctta.evaluation.display import describe_result, make_frame, plot_result, render_html_table
 from ctta.evaluation.intervals import Interval, estimate_interval, leave_out_blocks
 from ctta.evaluation.metrics import (
     ERROR,
@@ -22,7 +22,6 @@ from ctta.evaluation.metrics import (
     UnlabeledScore,
     score_from_json,
 )
-from ctta.evaluation.plots import plot_result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

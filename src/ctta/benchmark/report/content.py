@@ -24,9 +24,8 @@ from ctta.benchmark.report.score_tables import (
 from ctta.benchmark.report.significance import write_headline
 from ctta.benchmark.report.tables import NUM_DIGITS, Table, infer_layout, replace_underscores, strip_severity
 from ctta.errors import DataError
-from ctta.evaluation.display import join_names, strip_hashes
+from ctta.evaluation.display import compute_points, join_names, strip_hashes
 from ctta.evaluation.metrics import Metric, Score
-from ctta.evaluation.plots import compute_points
 from ctta.evaluation.results import Result
 
 

@@ -21,7 +21,7 @@ from ctta.benchmark.report.theme import FAINT, INK, LineStyle, plot_style, repla
 from ctta.data import streets as synthetic
 from ctta.data.datasets.base import IGNORE_INDEX
 from ctta.data.datasets.segmentation import CLASS_NAMES
-from ctta.evaluation.examples import SceneExample
+from ctta.evaluation.label_maps import SceneExample
 from ctta.evaluation.metrics import NUM_BINS, Metric
 
 WIDTH = 10.0  # inches

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ctta.errors import ConfigError, DataError
-from ctta.evaluation.examples import SceneExample, load_examples
-from ctta.evaluation.reading import read_result
+from ctta.evaluation.journal import read_result
+from ctta.evaluation.label_maps import SceneExample, load_examples
 from ctta.evaluation.results import Result
 
 FORMAT = 1

@@ -4,10 +4,19 @@ from typing import Any
 
 from torch import Tensor
 
-from ctta.evaluation.metrics.images import ImageScore, score_images
 from ctta.evaluation.metrics.pixels import PixelScore, predict_label_map, score_pixels
-from ctta.evaluation.metrics.scores import CONFIDENCE, ERROR, MIOU, NUM_BINS, Metric, Score
-from ctta.evaluation.metrics.unlabeled import UnlabeledScore, score_unlabeled
+from ctta.evaluation.metrics.scores import (
+    CONFIDENCE,
+    ERROR,
+    MIOU,
+    NUM_BINS,
+    ImageScore,
+    Metric,
+    Score,
+    UnlabeledScore,
+    score_images,
+    score_unlabeled,
+)
 
 __all__ = [
     "CONFIDENCE",

@@ -1,9 +1,11 @@
-"""Evaluate one method on one stream: predict, adapt, score; resumable after being killed."""
+"""The evaluation loop: a model over anything that yields batches; predict, adapt, score, and resume after a kill."""
 
 import os
+import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import torch
 from torch import Tensor, nn
@@ -12,19 +14,100 @@ from torch.utils.data import Dataset
 from ctta.core.hyperparameters import format_hyperparameters, format_value
 from ctta.core.model import AdaptiveModel
 from ctta.core.validation import check_integer
-from ctta.data.streams import Stream
-from ctta.errors import ConfigError, InputError
-from ctta.evaluation.batch import check_classes, check_labeled, check_same_kind, evaluate_batch
+from ctta.data.streams import Batch, Stream
+from ctta.errors import ConfigError, DataError, InputError
 from ctta.evaluation.environment import PeakMemory, describe_environment
 from ctta.evaluation.inputs import PlainBatches, as_batches, as_model
 from ctta.evaluation.journal import Journal, write_evaluation
 from ctta.evaluation.label_maps import save_label_maps
+from ctta.evaluation.metrics import BatchScore, PixelScore, Score, UnlabeledScore, score_batch, score_from_json
 from ctta.evaluation.passes import count_step_ratio, whole_ratio
-from ctta.evaluation.progress import ProgressLine
 from ctta.evaluation.results import BatchRecord, Result
 from ctta.nn.surgery import source_fingerprint
 
 OnBatch = Callable[[BatchRecord], None]
+ERASE_TO_END = "\x1b[K"
+TERMINAL_INTERVAL, LOG_INTERVAL = 0.2, 10.0  # seconds between two lines of progress
+
+
+def evaluate_batch(
+    model: AdaptiveModel,
+    batch: Batch,
+    reference: Tensor,
+    segment: int,
+    memory: PeakMemory | None,
+    *,
+    adapt: bool = True,
+) -> tuple[BatchRecord, Tensor]:
+    """Send a batch through a model and score it.
+
+    Args:
+        model: The model.
+        batch: The batch; every rank has the whole batch, and takes its rows.
+        reference: A tensor with the device and the data type that the model takes.
+        segment: Index of the segment that the batch belongs to.
+        memory: Measures the peak memory, if given.
+        adapt: Whether to adapt; else the batch is answered by one pass of the network as it is.
+
+    Returns:
+        The record of the batch, and the logits of this rank's rows.
+    """
+    rows = model.coordinator.local_rows(len(batch.x))
+    x, labels = batch.x[rows].to(reference), None if batch.y is None else batch.y[rows]
+    num_steps_before, started = model.num_steps, time.perf_counter()
+    logits = model(x) if adapt else model.predict_once(x)
+    if reference.is_cuda:
+        torch.cuda.synchronize(reference.device)
+    seconds = time.perf_counter() - started
+    scores = model.coordinator.all_gather_object(lambda: score_batch(logits, labels).to_json() if len(x) else None)
+    step = model.last_step if model.num_steps > num_steps_before else None
+    record = BatchRecord(
+        segment=segment,
+        score=Score.sum(score_from_json(part) for part in scores if part is not None),
+        seconds=seconds,
+        peak_mib=memory.read_mib() if memory else None,
+        loss=_to_float(step.loss) if step else None,
+        confidence=_to_float(step.confidence) if step else None,
+        augmented=_to_float(step.augmented) if step else None,
+        skipped=step.skipped if step else False,
+    )
+    return record, logits
+
+
+def check_classes(score: BatchScore, names: tuple[str, ...]) -> None:
+    """Raise if the model predicts another number of classes than the dataset has."""
+    # The range of labels cannot tell: labels of 19 classes are also valid for a network with 150.
+    if names and isinstance(score, PixelScore) and len(score.num_labeled) != len(names):
+        raise ConfigError(
+            f"the model has {len(score.num_labeled)} classes, but the dataset has {len(names)} "
+            f"({', '.join(names[:3])}, ...): use the model for this dataset"
+        )
+
+
+def check_same_kind(score: BatchScore, records: Sequence[BatchRecord], domain: str) -> None:
+    """Raise if a batch has labels of another kind than those before it, whose scores cannot be added up."""
+    if records and type(records[-1].score) is not type(score):
+        raise DataError(
+            f"batch {len(records)}, of {domain}, has no labels or others than those before it: label all batches in "
+            "the same way, or none"
+        )
+
+
+def check_labeled(segment: Sequence[BatchScore], domain: str) -> None:
+    """Raise if a whole segment has no labeled pixel, or no labeled image; a single batch may have none."""
+    if not any(score.num_pixels if isinstance(score, PixelScore) else score.num_images for score in segment):
+        num_images = sum(score.num_processed for score in segment)
+        kind = "pixel" if isinstance(segment[0], PixelScore) else "image"
+        raise DataError(
+            f"{domain} has no labeled {kind} in {num_images} images, so it cannot be scored: the labels of test splits "
+            "are often withheld; use a split that has them"
+        )
+
+
+def _to_float(value: Tensor | None) -> float | None:
+    """Return a finite value as a float; None for one that is missing or not finite, which JSON cannot hold."""
+    number = None if value is None else float(value)
+    return number if number is not None and abs(number) < float("inf") else None
 
 
 def evaluate(
@@ -124,6 +207,68 @@ def evaluate(
     )
 
 
+class _Evaluation:
+    """A model on its way through batches, whatever they come from.
+
+    Args:
+        model: The model.
+        name: Name of the method.
+        reset_at_domain: As for :func:`evaluate`.
+        step_ratio: As for :func:`evaluate`, a number.
+        listeners: Called with the record of each batch.
+        measures_memory: Whether to record the peak memory.
+        journal: Where records and states are written.
+        records: Records of the batches that are done already.
+    """
+
+    def __init__(
+        self,
+        model: AdaptiveModel,
+        name: str,
+        *,
+        reset_at_domain: bool,
+        step_ratio: int,
+        listeners: Sequence[OnBatch],
+        measures_memory: bool = True,
+        journal: Journal | None = None,
+        records: Sequence[BatchRecord] = (),
+    ) -> None:
+        self.model, self.name, self.reset_at_domain, self.step_ratio = model, name, reset_at_domain, step_ratio
+        self.listeners, self.journal, self.records = listeners, journal, list(records)
+        self.reference = _get_reference(model)
+        self.memory = PeakMemory(self.reference.device) if measures_memory else None
+
+    def step(self, batch: Batch, segment: int, class_names: tuple[str, ...]) -> Tensor:
+        """Predict, adapt and score; return the logits of this rank's rows."""
+        if self.reset_at_domain and self.records and self.records[-1].segment != segment:
+            self.model.reset()
+        adapt = len(self.records) % self.step_ratio == 0
+        record, logits = evaluate_batch(self.model, batch, self.reference, segment, self.memory, adapt=adapt)
+        check_classes(record.score, class_names)
+        check_same_kind(record.score, self.records, batch.domain)
+        self.records.append(record)
+        return logits
+
+    def check_labeled(self, segment: int, domain: str) -> None:
+        """Raise if a segment that is complete cannot be scored."""
+        check_labeled([record.score for record in self.records if record.segment == segment], domain)
+
+    def publish(self) -> None:
+        """Write the last record to the journal and tell the listeners; if one raises, the state is saved first."""
+        record = self.records[-1]
+        if self.journal:
+            self.journal.append(record)
+            if self.journal.schedule.is_due:
+                self.journal.save(self.model, len(self.records))
+        try:
+            for listen in self.listeners:
+                listen(record)
+        except BaseException:
+            if self.journal:
+                self.journal.save(self.model, len(self.records))
+            raise
+
+
 def _evaluate_stream(
     model: AdaptiveModel,
     stream: Stream,
@@ -162,39 +307,31 @@ def _evaluate_stream(
         model = model if coordinator.is_rank_zero else model.fork()
         model.coordinator = coordinator
         coordinator.broadcast_state_(model)
-    reference = _get_reference(model)
-    memory = PeakMemory(reference.device)
+    evaluation = _Evaluation(
+        model,
+        name,
+        reset_at_domain=reset_at_domain,
+        step_ratio=ratio,
+        listeners=listeners,
+        journal=journal,
+        records=records,
+    )
     stream.position = len(records)
     last_segments = {domain: segment for segment, domain in enumerate(stream.domains)}
     for index, batch in zip(range(len(records), len(stream)), stream, strict=True):
         segment = stream.segment_index(index)
-        if reset_at_domain and records and records[-1].segment != segment:
-            model.reset()
-        record, logits = evaluate_batch(model, batch, reference, segment, memory, waits=index % ratio == 0)
-        check_classes(record.score, stream.class_names)
-        check_same_kind(record.score, records, batch.domain)
-        records.append(record)
+        logits = evaluation.step(batch, segment, stream.class_names)
         if index + 1 == len(stream) or stream.segment_index(index + 1) != segment:
-            check_labeled([record.score for record in records if record.segment == segment], batch.domain)
+            evaluation.check_labeled(segment, batch.domain)
         has_maps = batch.y is not None and batch.y.ndim == 3
         if folder is not None and has_maps and segment == last_segments[batch.domain]:
             logits = coordinator.all_gather(logits)
             if journal and batch.y is not None:
                 save_label_maps(journal.folder, index, logits, batch.y)
-        if journal:
-            journal.append(record)
-            if journal.schedule.is_due:
-                journal.save(model, len(records))
-        try:
-            for listen in listeners:
-                listen(record)
-        except BaseException:
-            if journal:
-                journal.save(model, len(records))
-            raise
+        evaluation.publish()
     if journal:
         journal.finish()
-    return Result.from_batches(about, records)
+    return Result.from_batches(about, evaluation.records)
 
 
 def evaluate_together(
@@ -237,40 +374,39 @@ def evaluate_together(
                 f"{folder} holds an evaluation already, and {batches.name} cannot be compared with what that saw: use "
                 "another folder, or a stream of ctta.data.streams, which resumes"
             )
-    references = {name: _get_reference(model) for name, model in models.items()}
-    memory = PeakMemory(next(iter(references.values())).device) if len(models) == 1 else None
     lines = {name: ProgressLine(name, batches.num_batches) for name in models} if progress else {}
-    records: dict[str, list[BatchRecord]] = {name: [] for name in models}
+    evaluations = [
+        _Evaluation(
+            model,
+            name,
+            reset_at_domain=reset_at_domain,
+            step_ratio=ratio,
+            listeners=[*([lines[name]] if name in lines else []), *([on_batch] if on_batch else [])],
+            measures_memory=len(models) == 1,
+        )
+        for name, model in models.items()
+    ]
     for batch in batches:
-        for name, model in models.items():
-            done = records[name]
-            if reset_at_domain and done and done[-1].segment != batches.segment:
-                model.reset()
-            waits = len(done) % ratio == 0
-            record, _logits = evaluate_batch(model, batch, references[name], batches.segment, memory, waits=waits)
-            check_classes(record.score, batches.class_names)
-            check_same_kind(record.score, done, batch.domain)
-            done.append(record)
-            if name in lines:
-                lines[name](record)
-            if on_batch:
-                on_batch(record)
+        for evaluation in evaluations:
+            evaluation.step(batch, batches.segment, batches.class_names)
+            evaluation.publish()
     for line in lines.values():
         line.finish()
     results = {}
-    for name, model in models.items():
-        if not records[name]:
+    for evaluation in evaluations:
+        name, model, records = evaluation.name, evaluation.model, evaluation.records
+        if not records:
             raise InputError(f"{batches.name} yields no batch: check the data; a generator can be read only once")
         for segment, domain in enumerate(batches.domains):
-            check_labeled([record.score for record in records[name] if record.segment == segment], domain)
+            evaluation.check_labeled(segment, domain)
         about = _describe(model, name, batches.name, batches.class_names, reset_at_domain, ratio, labels) | {
             "stream_hash": batches.hash,
             "domains": batches.domains,
-            "num_batches": len(records[name]),
+            "num_batches": len(records),
         }
         if name in folders and model.coordinator.is_rank_zero:
-            write_evaluation(folders[name], about, records[name])
-        results[name] = Result.from_batches(about, records[name])
+            write_evaluation(folders[name], about, records)
+        results[name] = Result.from_batches(about, records)
     return results
 
 
@@ -316,3 +452,47 @@ def _format_settings(model: AdaptiveModel) -> dict[str, str]:
         inside = format_hyperparameters(model.unwrapped.hyperparameters)
         settings["model"] = f"{type(model.unwrapped).__name__}({inside})"
     return settings
+
+
+class ProgressLine:
+    """Shows how far an evaluation is; call it with the record of each batch.
+
+    Args:
+        name: What is evaluated.
+        num_batches: Number of batches in all, if known.
+        file: Where to write; standard error by default.
+    """
+
+    def __init__(self, name: str, num_batches: int | None, file: TextIO | None = None) -> None:
+        self.name, self.num_batches, self.file = name, num_batches, file or sys.stderr
+        self.num_done, self._values, self._text = 0, 0.0, ""
+        self._is_terminal = self.file.isatty()
+        self._shown_at = time.monotonic()
+
+    def __call__(self, record: BatchRecord) -> None:
+        """Count a batch, and show it if it is time."""
+        self.num_done += 1
+        score = record.score
+        self._values += score.confidence if isinstance(score, UnlabeledScore) else score.error
+        what = "confidence" if isinstance(score, UnlabeledScore) else "error"
+        total = "" if self.num_batches is None else f" of {self.num_batches}"
+        value = f"{what} {100 * self._values / self.num_done:.1f} %"
+        self._text = f"{self.name}: {self.num_done}{total} batches, {value}"
+        interval = TERMINAL_INTERVAL if self._is_terminal else LOG_INTERVAL
+        if self.num_done == self.num_batches:
+            self.finish()
+        elif time.monotonic() - self._shown_at >= interval:
+            self._show(is_last=False)
+
+    def finish(self) -> None:
+        """Show the last batch, unless it has been shown."""
+        if self._text:
+            self._show(is_last=True)
+            self._text = ""
+
+    def _show(self, *, is_last: bool) -> None:
+        # What is left of a longer line, which may be another method's, is erased.
+        before, after = ("\r", ERASE_TO_END + "\n" * is_last) if self._is_terminal else ("", "\n")
+        self.file.write(f"{before}{self._text}{after}")
+        self.file.flush()
+        self._shown_at = time.monotonic()
