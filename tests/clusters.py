@@ -1,8 +1,8 @@
-"""A service with several replicas in one process and one event loop, for tests without Ray."""
+"""Shards of a service in one process and one event loop, for tests without Ray."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,160 +15,102 @@ from torch import Tensor
 
 from ctta import AdaptiveModel
 from ctta.serve import Limits, Service, Tokens
-from ctta.serve.cluster.coordinator import ClusterCoordinator, Member
-from ctta.serve.cluster.front import Front, create_front
-from ctta.serve.cluster.messages import HttpRequest, HttpResponse, call_app
-from ctta.serve.cluster.replica import Replica
-from ctta.serve.cluster.state import SharedFiles, SharedState
-from ctta.serve.cluster.view import View
+from ctta.serve.ray import Front, RayShards, create_front
+from ctta.serve.shards import Shard, SharedState, call_app, find_shard
 
 BATCH = 6  # images of each request, which is one update
+NUM_SHARDS = 4
 
 
-class Handle:
-    """A replica or the coordinator as the others see it: it may be dead."""
+class LocalShards(RayShards):
+    """Shards that can be killed; each is started when it is first called."""
 
-    def __init__(self, target: Callable[[], Any]) -> None:
-        self._target = target
+    def __init__(self, folder: Path, path: str, *, snapshot_interval: float, tokens: Tokens) -> None:
+        self.folder, self.path, self.snapshot_interval, self.tokens = folder, path, snapshot_interval, tokens
+        self.processes: dict[int, Shard] = {}
+        self.front = Front(self, path, NUM_SHARDS, timeout=TIMEOUT)
+        self.app = create_front(self.front, tokens, Limits())
 
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        async def call(*arguments: Any) -> Any:
-            target = self._target()
-            if target is None:
-                raise ConnectionError("dead")
-            result = getattr(target, method)(*arguments)
-            return await result if asyncio.iscoroutine(result) else result
+    async def running(self) -> list[int]:
+        return sorted(self.processes)
 
-        return call
+    async def call(self, shard: int, method: str, *arguments: Any) -> Any:
+        if shard not in self.processes:
+            self.processes[shard] = self.start(shard)
+        process = self.processes[shard]
+        result = await getattr(process, method)(*arguments)
+        if self.processes.get(shard) is not process:
+            raise ConnectionError("it was killed meanwhile")
+        return result
 
+    def start(self, shard: int) -> Shard:
+        """Start a process for a shard, as Ray does: also if another one is still there."""
 
-class LocalCoordinator(ClusterCoordinator):
-    async def get_view(self) -> View:
-        return self.view
+        def make(state: SharedState) -> Service:
+            return make_service(state, self.folder, self.snapshot_interval)
 
+        return Shard(make, self.path, NUM_SHARDS, shard, self.tokens)
 
-class LocalCluster:
-    """Replicas that can be killed, paused and added.
+    def process_of(self, stream: str) -> Shard:
+        return self.processes[find_shard(stream, NUM_SHARDS)]
 
-    The time of leases stands still unless :meth:`expire` lets it pass, so that a slow machine loses none.
-    """
+    async def kill(self, stream: str) -> None:
+        """Let the process of a stream vanish without saving anything."""
+        process = self.processes.pop(find_shard(stream, NUM_SHARDS))
+        process.service.factory.snapshots.write = lambda stream: None  # type: ignore[method-assign]
+        await end(process)
 
-    def __init__(
+    async def request(
         self,
-        folder: Path,
+        method: str,
         path: str,
         *,
-        lease: float,
-        snapshot_interval: float,
-        tokens: Tokens = Tokens(),  # noqa: B008
-    ) -> None:
-        self.tokens, self.now = tokens, 0.0
-        self.folder, self.path, self.lease, self.snapshot_interval = folder, path, lease, snapshot_interval
-        self.replicas: dict[str, Replica] = {}
-        self.tasks: dict[str, asyncio.Task[None]] = {}
-        self.start_coordinator()
-        front = Front(self.coordinator_handle, self.connect, timeout=TIMEOUT)
-        self.front, self.app = front, create_front(front, tokens, Limits())
-
-    def start_coordinator(self) -> None:
-        self.coordinator = LocalCoordinator(
-            SharedFiles(self.path), self.connect, lease=self.lease, clock=lambda: self.now
-        )
-        self.tasks["coordinator"] = asyncio.create_task(self.coordinator.run())
-
-    @property
-    def coordinator_handle(self) -> Any:
-        return Handle(lambda: self.coordinator)
-
-    def connect(self, name: str) -> Any:
-        return Handle(lambda: self.replicas.get(name))
-
-    def make_service(self, state: SharedState) -> Service:
-        return make_service(state, self.folder, self.snapshot_interval)
-
-    def start(self, name: str) -> None:
-        replica = Replica(
-            name,
-            self.make_service,
-            self.path,
-            self.coordinator_handle,
-            lease=self.lease,
-            tokens=self.tokens,
-            clock=lambda: self.now,
-        )
-        self.replicas[name] = replica
-        self.tasks[name] = asyncio.create_task(replica.run())
-
-    def kill(self, name: str) -> None:
-        """Let a replica vanish without saving anything."""
-        replica = self.replicas.pop(name)
-        replica.service.factory.snapshots.write = lambda stream: None  # type: ignore[method-assign]
-        self.tasks.pop(name).cancel()
-
-    async def expire(self, name: str) -> None:
-        """Let time pass until a replica that does not renew its lease is no member, while the others renew theirs."""
-        while name in self.coordinator.view.members:
-            self.now += self.lease / 4
-            for replica in self.replicas.values():
-                await replica.notify()
-            await self.until(lambda: all(each._lease_until >= self.now + self.lease for each in self.replicas.values()))
-            self.coordinator._wake.set()
-            await asyncio.sleep(0.01)
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(TIMEOUT):
-            while not condition():
-                await asyncio.sleep(0.01)
-
-    async def until_members(self, *names: str) -> None:
-        await self.until(
-            lambda: (
-                set(self.coordinator.view.members) == set(names)
-                and all(self.replicas[name].view == self.coordinator.view for name in names)
-                and all(self.replicas[name]._is_complete for name in names)
-            )
-        )
-
-    async def call(
-        self, method: str, path: str, *, query: bytes = b"", body: bytes = b"", token: str | None = None
-    ) -> HttpResponse:
-        headers = [(b"host", b"localhost"), *([(b"authorization", f"Bearer {token}".encode())] if token else [])]
-        request = HttpRequest(method, path, query, headers, body)
-        return await call_app(self.app, request)
+        query: bytes = b"",
+        body: bytes = b"",
+        token: str | None = None,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> tuple[int, bytes]:
+        bearer = [(b"authorization", f"Bearer {token}".encode())] if token else []
+        scope = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": query,
+            "headers": [(b"host", b"localhost"), *bearer, *headers],
+        }
+        messages = await call_app(self.app, scope, body)
+        return messages[0]["status"], b"".join(each.get("body", b"") for each in messages)
 
     async def infer(self, stream: str, x: Tensor) -> tuple[int, dict[str, Any]]:
         body = json.dumps(infer_request(stream, x)).encode()
-        response = await self.call("POST", "/v2/models/ctta/infer", body=body)
-        return response.status, json.loads(response.body)
+        status, content = await self.request("POST", "/v2/models/ctta/infer", body=body)
+        return status, json.loads(content)
 
-    async def close(self) -> None:
-        for task in self.tasks.values():
-            task.cancel()
-            with suppress(asyncio.CancelledError, OSError):
-                await task
-        if self.coordinator._lock:
-            self.coordinator._lock.release()
+
+async def end(process: Shard) -> None:
+    process._running.cancel()
+    with suppress(asyncio.CancelledError, OSError):
+        await process._running
 
 
 @asynccontextmanager
-async def local_cluster(
+async def local_shards(
     folder: Path,
     path: str | None = None,
     *,
-    num_replicas: int = 3,
-    lease: float = 20.0,
     snapshot_interval: float = 60.0,
     tokens: Tokens = Tokens(),  # noqa: B008
-) -> AsyncIterator[LocalCluster]:
-    path = path or str(folder / "state")
-    cluster = LocalCluster(folder, path, lease=lease, snapshot_interval=snapshot_interval, tokens=tokens)
+) -> AsyncIterator[LocalShards]:
+    shards = LocalShards(folder, path or str(folder / "state"), snapshot_interval=snapshot_interval, tokens=tokens)
     try:
-        for number in range(num_replicas):
-            cluster.start(f"r{number}")
-        await cluster.until_members(*(f"r{number}" for number in range(num_replicas)))
-        yield cluster
+        yield shards
     finally:
-        await cluster.close()
+        for process in shards.processes.values():
+            with suppress(OSError):
+                await process.close()
 
 
 def make_service(state: SharedState, folder: Path, snapshot_interval: float) -> Service:
@@ -220,6 +162,3 @@ class History:
         (logits,) = [output for output in answer["outputs"] if output["name"] == "logits"]
         found = np.array(logits["data"], dtype=np.float32).reshape(logits["shape"])
         np.testing.assert_array_equal(found, expected, err_msg=f"{self.stream} update {updates}")
-
-
-__all__ = ["BATCH", "History", "LocalCluster", "Member", "local_cluster", "make_batch", "make_service"]

@@ -1,7 +1,6 @@
 """The store of streams: turns, queues and limits, and streams that move between memory and disk unchanged."""
 
 import asyncio
-import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -224,23 +223,6 @@ def test_a_directory_belongs_to_one_process_and_one_method(tmp_path: Path) -> No
     service.release()
     with pytest.raises(ConfigError, match=r"other settings \(settings: .*batch_stats='auto'.* → .*batch_stats=0\.5"):
         Service(make_tent(tmp_path, batch_stats=0.5), tmp_path / "state")
-
-
-def test_a_directory_of_version_0_1_is_accepted(tmp_path: Path) -> None:
-    """Its settings have old names, and are not compared; its network and method are."""
-    service = Service(make_tent(tmp_path), tmp_path / "state")
-    service.factory.snapshots.write(service.factory.create("a"))
-    service.release()
-    file = tmp_path / "state/service.json"
-    now = json.loads(file.read_text())
-    old = {"network": now["network"], "method": "Tent", "settings": "lr=1", "guard": "none"}
-    file.write_text(json.dumps(old))
-    resumed = Service(make_tent(tmp_path), tmp_path / "state")
-    assert list(resumed.store.slots) == ["a"] and resumed.factory.read("a").num_updates == 0
-    resumed.release()
-    file.write_text(json.dumps({**old, "method": "CoTTA"}))
-    with pytest.raises(ConfigError, match=r"other settings \(method: CoTTA → Tent"):
-        Service(make_tent(tmp_path), tmp_path / "state")
 
 
 @pytest.mark.parametrize("name", ["a", "A", "a.b", "x_41", "9-", "Z" * 64])

@@ -15,8 +15,8 @@ from ctta.data.corruptions import HOLD_OUT
 from ctta.data.corruptions.registry import check_corruption
 from ctta.data.datasets.corruptible import CLEAN
 from ctta.errors import ConfigError
-from ctta.guard.detector import summarize
 from ctta.guard.estimate import NUM_SIGNALS, GainEstimator, measure, to_signals
+from ctta.guard.health import summarize
 from ctta.methods import Source
 
 SEVERITIES = (1.0, 3.0, 5.0)

@@ -1,6 +1,7 @@
 """``ctta serve``: serve an adaptive model over HTTP."""
 
 import tempfile
+import warnings
 from contextlib import nullcontext
 from dataclasses import replace
 from enum import StrEnum
@@ -134,20 +135,31 @@ def serve(
             rich_help_panel=SERVER,
         ),
     ] = None,
-    replicas: Annotated[
+    shards: Annotated[
         int | None,
         typer.Option(
-            min=0,
-            help="Serve with N processes of --ray; for a service that runs, change their number, and 0 stops it. "
-            "Default: 1.",
+            min=1,
+            help="Spread the streams over N processes of --ray at most, which start when they are needed; fixed for a "
+            "--state. Default: 256.",
             metavar="N",
             rich_help_panel=SERVER,
         ),
     ] = None,
-    replica_cpus: Annotated[
+    shard_cpus: Annotated[
         float,
         typer.Option(min=0.0, help="Reserve N CPUs for each process of --ray.", metavar="N", rich_help_panel=SERVER),
-    ] = 1.0,
+    ] = 0.0,
+    shard_gpus: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="Reserve N GPUs for each process of --ray. Default: 0.02 with --device cuda, else 0.",
+            metavar="N",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
+    replicas: Annotated[int | None, typer.Option(hidden=True)] = None,
+    replica_cpus: Annotated[float | None, typer.Option(hidden=True)] = None,
     state: Annotated[
         str | None,
         typer.Option(
@@ -331,20 +343,28 @@ def serve(
         if sources:
             raise ConfigError("--source needs one process: give it to a service without --ray")
         if workers is None:
-            recipe = replace(recipe, num_workers=max(1, int(replica_cpus)))
+            recipe = replace(recipe, num_workers=max(1, int(shard_cpus)))
+        if replicas is not None or replica_cpus is not None:
+            warnings.warn(
+                "--replicas and --replica-cpus have no effect: Ray starts a process for each of --shards when it is "
+                "needed; give --shard-cpus, and stop the service by stopping its command",
+                DeprecationWarning,
+                stacklevel=2,
+            )
         serve_on_ray(
             ray,
             recipe,
             state,
-            num_replicas=replicas,
-            num_cpus=replica_cpus,
+            num_shards=shards,
+            num_cpus=shard_cpus,
+            num_gpus=(0.02 if device.startswith("cuda") else 0.0) if shard_gpus is None else shard_gpus,
             tokens=tokens,
             host=host,
             port=port,
         )
         return
-    if replicas is not None or "://" in (state or ""):
-        raise ConfigError("--replicas, and a URL as --state, need --ray: one process saves its streams in a folder")
+    if shards is not None or "://" in (state or ""):
+        raise ConfigError("--shards, and a URL as --state, need --ray: one process saves its streams in a folder")
     with nullcontext(state) if state else tempfile.TemporaryDirectory(prefix="ctta-serve-") as folder:
         service = recipe.build(serving.StateDirectory(folder))
 

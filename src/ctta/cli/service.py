@@ -1,6 +1,9 @@
-"""The service that ``ctta serve`` describes, built in this process or in each replica on a cluster."""
+"""The service that ``ctta serve`` describes, built in this process or in that of each shard on a cluster."""
 
 import os
+import signal
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -11,7 +14,6 @@ from ctta import models
 from ctta.cli.console import print_text
 from ctta.cli.options import choose_adaptation
 from ctta.core.options import read_class_names
-from ctta.errors import ConfigError
 from ctta.guard import Guarded, InputSpec
 
 if TYPE_CHECKING:
@@ -113,27 +115,29 @@ def serve_on_ray(
     recipe: ServiceRecipe,
     state: str,
     *,
-    num_replicas: int | None,
+    num_shards: int | None,
     num_cpus: float,
+    num_gpus: float,
     tokens: "Tokens",
     host: str,
     port: int,
 ) -> None:
-    """Serve on a Ray cluster until SIGTERM or Ctrl-C, or change the number of replicas of a service that runs there.
+    """Serve on a Ray cluster until SIGTERM or Ctrl-C; a service that runs there already is taken over.
 
     Args:
         address: Address of the cluster, ``"auto"`` or ``"local"``.
         recipe: The service.
         state: Folder that all machines share, or a URL for fsspec.
-        num_replicas: Number of replicas; None for one, or to leave it as it is.
-        num_cpus: CPUs that each replica reserves.
+        num_shards: Number of shards; None for the default.
+        num_cpus: CPUs that each shard reserves.
+        num_gpus: GPUs that each shard reserves.
         tokens: Tokens for clients and administrators.
         host: Address to listen on, on every machine.
         port: Port to listen on.
     """
-    from ctta.serve import cluster
+    from ctta.serve.ray import NUM_SHARDS, RayOptions, RayService, connect
 
-    # In a replica, relative paths would start elsewhere.
+    # In another process, relative paths would start elsewhere.
     state = state if "://" in state else os.path.abspath(state)
     recipe = replace(
         recipe,
@@ -142,25 +146,38 @@ def serve_on_ray(
         config=recipe.config and recipe.config.absolute(),
         classes=recipe.classes and recipe.classes.absolute(),
     )
-    cluster.connect(address)
-    if cluster.is_running(recipe.name):
-        running = cluster.RayService(name=recipe.name)
-        before = running.num_replicas
-        num_replicas = before if num_replicas is None else num_replicas
-        running.scale(num_replicas) if num_replicas else running.stop()
-        print_text(f"The service {recipe.name!r} runs on this cluster: {before} replicas before, {num_replicas} now.")
-        return
-    if num_replicas == 0:
-        raise ConfigError(f"no service {recipe.name!r} runs on this cluster, so there is none to stop")
-    num_gpus = 1.0 if recipe.device.startswith("cuda") else 0.0
-    options = cluster.RayOptions(
-        recipe.build, state, recipe.name, tokens, recipe.limits, num_cpus=num_cpus, num_gpus=num_gpus
+    connect(address)
+    service = RayService(
+        RayOptions(
+            recipe.build,
+            state,
+            recipe.name,
+            tokens,
+            recipe.limits,
+            num_shards=num_shards or NUM_SHARDS,
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+        )
     )
-    service = cluster.RayService(options)
-    service.start(1 if num_replicas is None else num_replicas, host=host, port=port)
+    service.start(host=host, port=port)
     print_text(f"Listening on http://{host}:{port}")
-    print_text(f"The replicas share {state}. Run the command again with another --replicas to change their number.")
-    cluster.wait_for_signal(lambda: not cluster.is_running(recipe.name))
-    if cluster.is_running(recipe.name):
-        service.stop()
+    print_text(f"The streams are saved in {state}.")
+    wait_for_signal(lambda: not service.is_running)
+    service.stop()
     print_text(f"Saved all streams in {state}.")
+
+
+def wait_for_signal(is_over: Callable[[], bool]) -> None:
+    """Wait for SIGTERM or Ctrl-C, or until something is over.
+
+    Args:
+        is_over: Asked every two seconds.
+    """
+    stopped = threading.Event()
+    before = {number: signal.signal(number, lambda *_: stopped.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        while not stopped.wait(2.0) and not is_over():
+            pass
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -128,6 +128,24 @@ def lock_directory(directory: Path) -> FileLock:
     return lock
 
 
+def lock_shared(directory: Path) -> int:
+    """Lock a directory for all shards of a service on several machines, and return the open file.
+
+    Raises:
+        ConfigError: If a service of one process uses the directory.
+    """
+    import fcntl  # not on Windows, where there is no Ray cluster either
+
+    directory.mkdir(parents=True, exist_ok=True)
+    file = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        raise ConfigError(f"a service of one process uses {directory}: stop it, or use another one") from None
+    return file
+
+
 def check_same_service(directory: Path, model: AdaptiveModel) -> None:
     """Raise now, and not at each stream, if the streams were started with another network or method."""
     path, requested = directory / "service.json", _describe_service(model)

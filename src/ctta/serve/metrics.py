@@ -1,8 +1,11 @@
 """Prometheus metrics of a service. No label takes its values from clients, so their number is bounded."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+from typing_extensions import override
 
 from ctta.guard import EventKind
 from ctta.serve.audit import StreamEvent
@@ -79,3 +82,35 @@ class ServiceMetrics:
     def render(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""
         return generate_latest(self.registry)
+
+
+class _Families(Collector):
+    """Metrics that exist already."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def merge_metrics(texts: Mapping[str, str], label: str) -> bytes:
+    """Return the metrics of several processes as one text.
+
+    Args:
+        texts: Metrics of each process in the text format of Prometheus.
+        label: Name of the label that tells the processes apart.
+
+    Returns:
+        All of them.
+    """
+    families: dict[str, Metric] = {}
+    for process, text in texts.items():
+        for family in text_string_to_metric_families(text):
+            merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            for sample in family.samples:
+                merged.samples.append(sample._replace(labels={**sample.labels, label: process}))
+    registry = CollectorRegistry()
+    registry.register(_Families(families.values()))
+    return generate_latest(registry)

@@ -8,8 +8,8 @@ import re
 import shutil
 import string
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,10 @@ logger = logging.getLogger("ctta.serve")
 STATE_FILE, WINDOW_FILE = "state.safetensors", "window.safetensors"
 ANSWERS = "answers."  # what their tensors begin with in the window file
 _FORMAT = 2  # of the window file
-UNFINISHED = "unfinished-"
+UNFINISHED, COMPLETE = "unfinished-", "complete"  # the second is written last, where nothing can be renamed
 DELETED, DAMAGED = ".deleted-", ".damaged-"  # no stream's directory starts with a dot
+INCARNATION = 10**9  # snapshots that one incarnation of a process may write
+MOVE_ATTEMPTS = 20
 #: What a summary must have; others came later, or only for the page.
 _SUMMARY: dict[str, type | tuple[type, ...]] = {
     "name": str,
@@ -73,6 +75,10 @@ def parse_directory_name(name: str) -> str | None:
     return stream if re.fullmatch(STREAM_NAME_PATTERN, stream) and directory_name(stream) == name else None
 
 
+class ShardLostError(OSError):
+    """Another process has claimed the streams, so this one must neither answer nor save."""
+
+
 class Snapshots:
     """Snapshots of streams as ``<directory>/<stream>/<number>/``, of which the highest number counts.
 
@@ -81,27 +87,38 @@ class Snapshots:
 
     Args:
         directory: Where the streams are kept; it is created if needed.
+        owns: Returns whether a stream belongs to this process; others are not listed.
+        incarnation: The numbers of this process start with it, so that whatever a former process writes late has a
+            lower number; 0 to only look at the snapshots of others, None if this process owns the directory alone.
+        check_owner: Called before anything is changed; raises :class:`ShardLostError` if another process owns it now.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        owns: Callable[[str], bool] = lambda _stream: True,
+        incarnation: int | None = None,
+        check_owner: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.directory, self.owns, self._check_owner = directory, owns, check_owner
+        self._first_number = (incarnation or 0) * INCARNATION
         directory.mkdir(parents=True, exist_ok=True)
-        self._remove_leftovers()
-
-    def _remove_leftovers(self) -> None:
-        for pattern in (f"*/{UNFINISHED}*", f"{DELETED}*"):
-            for leftover in list(self.directory.glob(pattern)):  # of a process that was killed
-                shutil.rmtree(leftover)
+        if incarnation is None:  # or what looks like a leftover may be what another process is writing
+            for pattern in (f"*/{UNFINISHED}*", f"{DELETED}*"):
+                for leftover in list(directory.glob(pattern)):  # of a process that was killed
+                    shutil.rmtree(leftover)
 
     def names(self) -> Iterator[str]:
-        """Yield every stream that has a snapshot."""
+        """Yield every stream that has a snapshot and belongs to this process."""
         for path in sorted(self.directory.iterdir()):
-            if (name := parse_directory_name(path.name)) and self._numbers(path):
+            if (name := parse_directory_name(path.name)) and self.owns(name) and self.numbers(name):
                 yield name
 
     def write(self, stream: ServedStream) -> None:
         """Replace the snapshot of a stream by its current state; OSError if that fails, and the old one remains."""
-        parent = self.directory / directory_name(stream.name)
+        self._check_owner()
+        parent = self._local_directory(stream.name)
         parent.mkdir(exist_ok=True)
         number = self._next_number(stream.name)
         unfinished = parent / f"{UNFINISHED}{number}"
@@ -115,18 +132,34 @@ class Snapshots:
             write_tensors(unfinished / WINDOW_FILE, tensors, "stream", header)
             fsync_file(unfinished / WINDOW_FILE)
             fsync_directory(unfinished)
-            self._publish(unfinished, parent, number)
+            self._publish(unfinished, stream.name, number)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)  # after an error: the disk may be full
+        for older in self.numbers(stream.name):
+            if older < number:
+                self._remove(stream.name, older)
 
     def state_file(self, name: str) -> Path:
-        """Return the file of a stream's model, which :func:`ctta.load` reads."""
+        """Return the file of a stream's model, which :func:`ctta.load` reads; the stream becomes this process's."""
+        self._take_over(name)
         return self._find_file(name, STATE_FILE)
 
-    def read_summary(self, name: str) -> dict[str, Any]:
-        """Return the summary of a stream as of its snapshot; DamagedCheckpointError if it cannot be read."""
+    def read_summary(self, name: str, *, take_over: bool = True) -> dict[str, Any]:
+        """Return the summary of a stream as of its snapshot.
+
+        Args:
+            name: Name of the stream.
+            take_over: Whether the stream becomes this process's; False to only look at it.
+
+        Raises:
+            DamagedCheckpointError: If it cannot be read.
+        """
+        if take_over:
+            self._take_over(name)
         with self._detect_damage(name):
-            return _check_summary(self._read_header(name)["summary"])
+            with safe_open(self._find_file(name, WINDOW_FILE), framework="pt") as file:
+                header: dict[str, Any] = json.loads((file.metadata() or {})["stream"])
+            return _check_summary(header["summary"])
 
     def restore(self, stream: ServedStream) -> None:
         """Restore the window and the history of a stream whose model was loaded; DamagedCheckpointError on failure."""
@@ -144,6 +177,7 @@ class Snapshots:
 
     def delete(self, name: str) -> None:
         """Delete the snapshot of a stream, if there is one."""
+        self._check_owner()
         path, deleted = (self.directory / f"{prefix}{directory_name(name)}" for prefix in ("", DELETED))
         shutil.rmtree(deleted, ignore_errors=True)
         if path.exists():
@@ -153,12 +187,21 @@ class Snapshots:
 
     def quarantine(self, name: str) -> Path:
         """Move a stream that cannot be read out of the way, and return where it is for a person to look at."""
-        source = self.directory / directory_name(name)
+        self._check_owner()
+        source = self._local_directory(name)
         path = self.directory / f"{DAMAGED}{time.time_ns()}-{source.name}"
         if source.exists():  # or somebody has removed it
             os.rename(source, path)
             fsync_directory(self.directory)
         return path
+
+    def numbers(self, name: str) -> set[int]:
+        """Return the numbers of a stream's snapshots."""
+        parent = self._local_directory(name)
+        return {int(path.name) for path in parent.iterdir() if path.name.isdecimal()} if parent.is_dir() else set()
+
+    def _local_directory(self, name: str) -> Path:
+        return self.directory / directory_name(name)
 
     @contextmanager
     def _detect_damage(self, name: str) -> Iterator[None]:
@@ -167,38 +210,193 @@ class Snapshots:
             yield
         # Errors of the disk pass: they may be temporary, and the file undamaged.
         except (SafetensorError, FileNotFoundError, LookupError, TypeError, ValueError, RecursionError) as error:
-            path = self.directory / directory_name(name)
-            raise DamagedCheckpointError(f"{path} cannot be read ({error})") from error
-
-    def _read_header(self, name: str) -> dict[str, Any]:
-        with safe_open(self._find_file(name, WINDOW_FILE), framework="pt") as file:
-            header: dict[str, Any] = json.loads((file.metadata() or {})["stream"])
-        return header
+            raise DamagedCheckpointError(f"{self._local_directory(name)} cannot be read ({error})") from error
 
     def _next_number(self, name: str) -> int:
-        return max(self._numbers(self.directory / directory_name(name)), default=0) + 1
+        newest, first = max(self.numbers(name), default=0), self._first_number
+        if first and newest >= first + INCARNATION:
+            raise ShardLostError(f"stream {name} has a snapshot of a newer process, {newest // INCARNATION}")
+        return max(newest + 1, first)
 
-    def _publish(self, unfinished: Path, parent: Path, number: int) -> None:
-        """Make a snapshot that was written the newest one, and remove those before it."""
+    def _take_over(self, name: str) -> None:
+        """Give the newest snapshot a number of this incarnation: a former process may still be about to replace it."""
+        first = self._first_number
+        for _ in range(MOVE_ATTEMPTS):
+            newest = max(self.numbers(name), default=first)
+            if newest >= first:
+                return
+            try:
+                self._move(name, newest, first)
+                return
+            except FileNotFoundError:  # a former process has just replaced it by another one
+                time.sleep(0.05)
+        raise OSError(f"the snapshots of stream {name} change all the time: is another service using them?")
+
+    # ---- what differs between a directory and other stores ----
+
+    def _publish(self, unfinished: Path, name: str, number: int) -> None:
+        """Make a snapshot that was written the newest one."""
+        parent = self._local_directory(name)
         os.rename(unfinished, parent / str(number))
         fsync_directory(parent)
         fsync_directory(self.directory)
-        for older in self._numbers(parent):
-            if older < number:
-                shutil.rmtree(parent / str(older), ignore_errors=True)  # the next write tries again
+        for leftover in parent.glob(f"{UNFINISHED}*"):  # of a process that ended while it wrote
+            if int(leftover.name.removeprefix(UNFINISHED)) < number:
+                shutil.rmtree(leftover, ignore_errors=True)
+
+    def _remove(self, name: str, number: int) -> None:
+        shutil.rmtree(self._local_directory(name) / str(number), ignore_errors=True)  # the next write tries again
+
+    def _move(self, name: str, number: int, to: int) -> None:
+        parent = self._local_directory(name)
+        os.rename(parent / str(number), parent / str(to))  # not flushed: after a power failure, either name will do
 
     def _find_file(self, name: str, file_name: str) -> Path:
         """Return a file of a stream's newest snapshot."""
         if not self.directory.is_dir():  # not damage of a stream: a disk that is not mounted
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.directory))
-        parent = self.directory / directory_name(name)
-        if not (numbers := self._numbers(parent)):
-            raise FileNotFoundError(f"there is no snapshot in {parent}")
-        return parent / str(max(numbers)) / file_name
+        if not (numbers := self.numbers(name)):
+            raise FileNotFoundError(f"there is no snapshot in {self._local_directory(name)}")
+        return self._local_directory(name) / str(max(numbers)) / file_name
+
+
+class RemoteFiles:
+    """Files in any store that fsspec opens.
+
+    Args:
+        url: Such as ``s3://bucket/streams``, or the path of a folder.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            from fsspec.core import url_to_fs
+        except ImportError as error:
+            raise ImportError(f"{url} needs the extra 'serve-ray': pip install 'ctta[serve-ray]'") from error
+        self.system, root = url_to_fs(url)
+        self.root, self.is_folder = root.rstrip("/"), "://" not in url
+        self.system.makedirs(self.root, exist_ok=True)
+
+    def list(self, folder: str) -> list[str]:
+        """Return the paths of all files below a folder, also of those that another process has just written."""
+        self.system.invalidate_cache()
+        prefix = f"{self.system._strip_protocol(self.root)}/"
+        return [str(found).removeprefix(prefix) for found in self.system.find(prefix + folder)]
+
+    def read(self, name: str) -> bytes | None:
+        """Return the content of a file; None if there is none."""
+        try:
+            content: bytes = self.system.cat_file(f"{self.root}/{name}")
+        except FileNotFoundError:
+            return None
+        return content
+
+    def write(self, name: str, content: bytes = b"") -> None:
+        """Create or replace a file."""
+        self.system.makedirs(f"{self.root}/{name}".rpartition("/")[0], exist_ok=True)
+        self.system.pipe_file(f"{self.root}/{name}", content)
+
+    def copy(self, name: str, to: str) -> None:
+        """Copy a file."""
+        self.system.copy(f"{self.root}/{name}", f"{self.root}/{to}")
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        with suppress(FileNotFoundError):
+            self.system.rm_file(f"{self.root}/{name}")
+
+
+class RemoteSnapshots(Snapshots):
+    """Snapshots in any store that fsspec opens; files are written and read in a local directory on the way.
+
+    Args:
+        files: The store.
+        directory: The local directory.
+        **options: As for :class:`Snapshots`.
+    """
+
+    def __init__(self, files: RemoteFiles, directory: Path, **options: Any) -> None:
+        self._files = files
+        super().__init__(directory, **options)
+
+    def names(self) -> Iterator[str]:
+        """Yield every stream that has a snapshot and belongs to this process."""
+        found = {path.split("/")[1] for path in self._files.list("streams") if path.endswith(f"/{COMPLETE}")}
+        return iter([name for each in sorted(found) if (name := parse_directory_name(each)) and self.owns(name)])
+
+    def read_summary(self, name: str, *, take_over: bool = False) -> dict[str, Any]:
+        """Return the summary of a stream as of its snapshot; taking it over would copy it, so that is done later."""
+        before = self.numbers(name)
+        try:
+            return super().read_summary(name, take_over=False)
+        except DamagedCheckpointError:
+            if self.numbers(name) == before:
+                raise
+            return self.read_summary(name)  # a former process has just replaced it
+        finally:
+            self._forget_local(name)
+
+    def restore(self, stream: ServedStream) -> None:
+        """Restore the window and the history of a stream whose model was loaded; DamagedCheckpointError on failure."""
+        try:
+            super().restore(stream)
+        finally:
+            self._forget_local(stream.name)
+
+    def delete(self, name: str) -> None:
+        """Delete the snapshot of a stream, if there is one."""
+        self._check_owner()
+        for number in self.numbers(name):
+            self._remove(name, number)
+        self._forget_local(name)
+
+    def quarantine(self, name: str) -> Path:
+        """Move a stream that cannot be read out of the way, and return where it is for a person to look at."""
+        self._check_owner()
+        folder, target = self._folder(name), f"streams/{DAMAGED}{time.time_ns()}-{directory_name(name)}"
+        for path in self._files.list(folder):
+            self._files.copy(path, target + path.removeprefix(folder))
+        for number in self.numbers(name):
+            self._remove(name, number)
+        return Path(self._files.root, target)
+
+    def numbers(self, name: str) -> set[int]:
+        """Return the numbers of a stream's complete snapshots."""
+        found = (path.split("/")[-2:] for path in self._files.list(self._folder(name)))
+        return {int(number) for number, file_name in found if file_name == COMPLETE and number.isdecimal()}
 
     @staticmethod
-    def _numbers(parent: Path) -> set[int]:
-        return {int(path.name) for path in parent.iterdir() if path.name.isdecimal()} if parent.is_dir() else set()
+    def _folder(name: str) -> str:
+        return f"streams/{directory_name(name)}"
+
+    def _publish(self, unfinished: Path, name: str, number: int) -> None:
+        folder = f"{self._folder(name)}/{number}"
+        for file_name in (STATE_FILE, WINDOW_FILE):
+            self._files.system.put_file(str(unfinished / file_name), f"{self._files.root}/{folder}/{file_name}")
+        self._check_owner()  # the upload may have taken long
+        self._files.write(f"{folder}/{COMPLETE}")
+
+    def _remove(self, name: str, number: int) -> None:
+        for file_name in (COMPLETE, STATE_FILE, WINDOW_FILE):  # the marker first: a kill leaves no partial snapshot
+            self._files.remove(f"{self._folder(name)}/{number}/{file_name}")
+
+    def _move(self, name: str, number: int, to: int) -> None:
+        for file_name in (STATE_FILE, WINDOW_FILE, COMPLETE):
+            self._files.copy(f"{self._folder(name)}/{number}/{file_name}", f"{self._folder(name)}/{to}/{file_name}")
+
+    def _find_file(self, name: str, file_name: str) -> Path:
+        if not (numbers := self.numbers(name)):
+            raise FileNotFoundError(f"there is no snapshot in {self._folder(name)}")
+        path = self._local_directory(name) / str(max(numbers)) / file_name
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_name(f"{file_name}.partial")  # a download that breaks off must not look like damage
+            source = f"{self._files.root}/{self._folder(name)}/{max(numbers)}/{file_name}"
+            self._files.system.get_file(source, str(partial))
+            partial.replace(path)
+        return path
+
+    def _forget_local(self, name: str) -> None:
+        shutil.rmtree(self._local_directory(name), ignore_errors=True)
 
 
 @dataclass(frozen=True)

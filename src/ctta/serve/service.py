@@ -32,7 +32,7 @@ class Service:
 
     Args:
         model: Model that every stream is a fork of. It takes images in [0, 1] and is not changed.
-        state_dir: Directory of all streams; a service that was stopped or killed resumes from it. A replica of a
+        state_dir: Directory of all streams; a service that was stopped or killed resumes from it. A shard of a
             service on several machines gets a :class:`~ctta.serve.directory.StateDirectory` that is shared.
         name: Name of the model for clients of the Open Inference Protocol.
         image_size: (height, width) that image files are resized to and tensors must have. None for any: image files are

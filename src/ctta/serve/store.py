@@ -8,7 +8,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -172,29 +172,6 @@ class StreamStore:
                 self._live.pop(name, None)
                 del self.slots[name]
                 self.factory.log.append(name, StreamEvent.DELETE, "requested")
-
-    async def release(self, name: str, *, save: bool = True) -> None:
-        """Give up a stream, which stays on disk for another process; OSError if it could not be saved.
-
-        Args:
-            name: Name of the stream; nothing is done if there is none.
-            save: Whether to save what has changed; False if another process owns the stream already.
-        """
-        if (slot := self.slots.get(name)) is None:
-            return
-        async with slot.turn, slot.in_use:
-            if self.slots.get(name) is slot:
-                if save and slot.is_dirty:
-                    await self._save(slot)
-                slot.is_deleted = True
-                slot.forget()
-                self._live.pop(name, None)
-                del self.slots[name]
-
-    async def adopt(self) -> None:
-        """Find streams on disk that this process has come to own."""
-        found = await self._run_in_thread(self._disk_threads, _find_streams, self.factory, set(self.slots))
-        self.slots |= {name: slot for name, slot in found.items() if name not in self.slots}
 
     async def autosave_loop(self) -> None:
         """Save what has changed at regular intervals, until the task is cancelled."""
@@ -376,12 +353,10 @@ class StreamStore:
         slot.num_saved_changes, slot.last_summary, slot.unsaved_since = num_changes, slot.stream.summary(), None
 
 
-def _find_streams(factory: StreamFactory, known: Collection[str] = ()) -> dict[str, StreamSlot]:
-    """Return every stream on disk that is not known; damaged ones are moved out of the way, to serve the others."""
+def _find_streams(factory: StreamFactory) -> dict[str, StreamSlot]:
+    """Return every stream on disk; damaged ones are moved out of the way, to serve the others."""
     slots, snapshots = {}, factory.snapshots
     for name in list(snapshots.names()):
-        if name in known:
-            continue
         try:
             slots[name] = StreamSlot(name, snapshots.read_summary(name))
         except DamagedCheckpointError as error:

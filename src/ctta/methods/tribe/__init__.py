@@ -1,0 +1,3 @@
+"""TRIBE, and statistics balanced over classes."""
+
+from ctta.methods.tribe.method import TRIBE as TRIBE
