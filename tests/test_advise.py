@@ -1,7 +1,6 @@
-"""``ctta advise`` and ``ctta try``: facts about the network, a race of methods, a recommendation that can be used."""
+"""``ctta advise``: facts about the network, a race of methods, a recommendation that can be used."""
 
 import json
-import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,12 +15,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 import ctta
-from ctta.advise import InputCheck, check_input, label_pictures
+from ctta.advise import InputCheck, check_input, label_images
 from ctta.advise.candidates import Candidate, list_candidates, probe
 from ctta.advise.race import Race, RaceRow
 from ctta.cli.advise import advise
 from ctta.cli.app import app
-from ctta.cli.try_methods import try_methods
 from ctta.data.datasets import CleanImages
 from ctta.models import Normalized
 
@@ -70,7 +68,7 @@ def make_network(*, with_batch_norm: bool) -> nn.Module:
 
 def check(net: nn.Module, *, with_labels: bool) -> InputCheck:
     images, labels = draw_images()
-    return check_input(net, label_pictures(net, CleanImages(images, labels if with_labels else None)))
+    return check_input(net, label_images(net, CleanImages(images, labels if with_labels else None)))
 
 
 @pytest.mark.parametrize("with_labels", [True, False])
@@ -215,16 +213,19 @@ def test_the_command_writes_a_file_that_names_the_network(tmp_path: Path) -> Non
     assert [row["method"] for row in found["finalists"]][:1] == ["bn_stats"]
 
 
-def test_try_prints_a_table_and_a_line_that_runs(tmp_path: Path) -> None:
+def test_quick_tries_a_few_methods_at_their_published_settings(tmp_path: Path) -> None:
     write_images(tmp_path / "images", range(40))
-    arguments = ("--model", write_network(tmp_path), "--images", tmp_path / "images", *FAST, "--methods", "bn_stats")
-    result = invoke(try_methods, *arguments)
-    assert result.exit_code == 0 and result.stderr.startswith("WARNING: with [0, 1] the network")  # it is not trained
-    for expected in ("source", "bn_stats", "fog 5", 'ctta.adapt(net, "'):
-        assert expected in result.stdout
-    found = json.loads(invoke(try_methods, *arguments, "--json").stdout)
-    assert [row["method"] for row in found["methods"]] == ["source", "bn_stats"]
-    assert f"WARNING: {found['warning']}.\n" == result.stderr
+    out = ("--out", tmp_path / "ctta.toml")
+    common = ("--model", write_network(tmp_path), "--images", tmp_path / "images", *FAST, *out, "--quick")
+    text = output(advise, *common, "--methods", "bn_stats", "--any-input")
+    for expected in ("Source", "BN Stats Adapt", "fog 5", 'ctta.adapt(net, "'):
+        assert expected in text
+    assert "Dropped" not in text
+    found = json.loads(output(advise, *common, "--any-input", "--json"))
+    assert {row["method"] for row in found["finalists"]} == {"bn_stats", "tent", "cotta_fast", "vane"}
+    assert all(row["settings"] == {} for row in found["finalists"]) and found["dropped"] == []
+    assert found["images"] == 40 and ctta.from_config(tmp_path / "ctta.toml").num_steps == 0
+    assert "with [0, 1] the network" in user_error(advise, *common)  # it is not trained
 
 
 def test_user_errors_are_one_line(tmp_path: Path) -> None:
@@ -236,10 +237,11 @@ def test_user_errors_are_one_line(tmp_path: Path) -> None:
     common = ("--model", model, "--images", tmp_path / "images")
     assert "the images have no labels" in user_error(advise, *common, "--labels")
     assert "there is no method" in user_error(advise, *common, "--methods", "tnet")
-    assert "unknown corruption" in user_error(try_methods, *common, "--corruptions", "fgo")
+    assert "unknown corruption" in user_error(advise, *common, "--corruptions", "fgo")
     dense = ("--model", write_network(tmp_path, "dense"), "--images", tmp_path / "images")
     assert "expected logits of shape (N, classes)" in user_error(advise, *dense)
     assert "part of 'ctta advise' now" in user_error(app, "calibrate", "--model", "embedded")
+    assert "ctta advise --quick" in user_error(app, "try", "--model", "embedded")
 
 
 def test_folders_count_as_classes_only_if_there_are_as_many(tmp_path: Path) -> None:
@@ -247,18 +249,18 @@ def test_folders_count_as_classes_only_if_there_are_as_many(tmp_path: Path) -> N
 
     def has_labels(num_folders: int) -> bool:
         clean = CleanImages(np.zeros((10, 16, 16, 3), np.uint8), np.arange(10) % num_folders, num_folders)
-        return label_pictures(net, clean).has_labels
+        return label_images(net, clean).has_labels
 
     assert [has_labels(number) for number in (1, 4, 5)] == [False, False, True]
     outside = CleanImages(np.zeros((10, 16, 16, 3), np.uint8), np.arange(10))
     with pytest.raises(ctta.DataError, match="labels from 0 to 9 for a network with 5 classes"):
-        label_pictures(net, outside)
+        label_images(net, outside)
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_says_how_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*arguments: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["ctta.advise"], "advise", stop)
+    monkeypatch.setattr("ctta.cli.advise.run_advise", stop)
     result = invoke(advise, "--model", write_network(tmp_path), "--images", tmp_path)
-    assert result.exit_code == 130 and "Run the same command again to go on." in result.stderr
+    assert result.exit_code == 130 and "Run the same command again to resume." in result.stderr

@@ -16,9 +16,9 @@ from command_line import invoke, user_error, write_network
 from torch import nn
 
 import ctta
-from ctta.advise import ScenarioOutcome, label_pictures, measure_influence
+from ctta.advise import ScenarioOutcome, label_images, measure_influence
 from ctta.advise.influence import count_batches, use_median_
-from ctta.cli.certify import certify
+from ctta.cli.advise import certify
 from ctta.data.datasets import CleanImages
 from ctta.evaluation import Interval
 
@@ -35,7 +35,7 @@ class Harmful(ctta.AdaptiveModel):
         return logits.flip(1) if self.num_steps >= self.patience else logits
 """
 SCENARIOS = [
-    *("clean pictures", "corruptions", "batches of 4", "sorted by class", "5 visits", "foreign pictures"),
+    *("clean images", "corruptions", "batches of 4", "sorted by class", "5 visits", "foreign images"),
 ]
 FAST = ("--batch-size", 8, "--batch-sizes", "4", "--corruptions", "fog", "--visits", 5, "--seeds", 2, "--limit", 40)
 
@@ -138,29 +138,29 @@ def test_outcomes() -> None:
     assert outcome(-0.01, 0.03) == "unclear" and outcome(0.01, 0.03) == "fail"
 
 
-def test_one_picture_changes_other_answers_by_batch_statistics_only() -> None:
+def test_one_image_changes_other_answers_by_batch_statistics_only() -> None:
     torch.manual_seed(0)
     layers: list[Any] = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 10)]
     net = nn.Sequential(*layers).eval()
     images = np.random.default_rng(0).integers(90, 150, (32, 16, 16, 3), dtype=np.uint8)
-    pictures = label_pictures(net, CleanImages(images, None))
-    rows = {(row.mode, row.picture): row for row in measure_influence(net, pictures, batch_size=8)}
+    labeled = label_images(net, CleanImages(images, None))
+    rows = {(row.mode, row.image): row for row in measure_influence(net, labeled, batch_size=8)}
     assert len(rows) == 18 and rows["batch statistics", "hostile"].batch_size == 8
     flipped = {key: row.flipped for key, row in rows.items()}
     assert all(flipped["the source's statistics", kind] == 0 for kind in ("noise", "white", "hostile"))
     assert flipped["batch statistics", "hostile"] >= flipped["batch statistics", "noise"] > 0
     for remedy in ("a tenth of the batch", "batch statistics over four batches", "the median over images"):
         assert flipped["batch statistics", "hostile"] > flipped[remedy, "hostile"]
-    assert measure_influence(nn.Sequential(nn.Flatten(), nn.Linear(768, 10)), pictures, batch_size=8) == []
-    assert measure_influence(net, pictures, batch_size=1) == []
+    assert measure_influence(nn.Sequential(nn.Flatten(), nn.Linear(768, 10)), labeled, batch_size=8) == []
+    assert measure_influence(net, labeled, batch_size=1) == []
     steps: list[None] = []
-    few = measure_influence(net, pictures, batch_size=16, on_batch=lambda: steps.append(None))
+    few = measure_influence(net, labeled, batch_size=16, on_batch=lambda: steps.append(None))
     assert len(steps) == count_batches(net, 32, 16) == 30  # too few batches for a window of four
-    assert measure_influence(net, pictures, batch_size=100)[0].batch_size == 32  # fewer pictures than a batch has
+    assert measure_influence(net, labeled, batch_size=100)[0].batch_size == 32  # fewer images than a batch has
     assert len(few) == 15 and "batch statistics over four batches" not in {row.mode for row in few}
 
 
-def test_medians_ignore_one_picture_and_are_what_the_layer_expects() -> None:
+def test_medians_ignore_one_image_and_are_what_the_layer_expects() -> None:
     norm = nn.BatchNorm2d(2).eval()
     norm.running_mean, norm.running_var = torch.tensor([1.0, -1.0]), torch.tensor([4.0, 0.25])
     use_median_(norm)

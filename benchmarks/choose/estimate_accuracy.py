@@ -18,7 +18,7 @@ from benchmarks.data.cifar10_files import read_split
 from benchmarks.data.hold_out import FIRST_IMAGE
 from ctta.advise.calibration import collect_signals, fit_estimator, list_steps, record_signals
 from ctta.advise.candidates import Candidate
-from ctta.advise.pictures import label_pictures
+from ctta.advise.images import label_images
 from ctta.data.datasets import CleanImages
 from ctta.data.streams import continual
 from ctta.guard.estimate import GainEstimator
@@ -66,9 +66,9 @@ def main() -> None:
     images, labels = read_split(arguments.cifar, "test")
     rows = FIRST_IMAGE + np.random.default_rng(0).permutation(len(images) - FIRST_IMAGE)[:NUM_IMAGES]
     net = ctta.models.embedded()
-    pictures = label_pictures(net, CleanImages(images[rows], labels[rows]), seed=1)
+    labeled = label_images(net, CleanImages(images[rows], labels[rows]), seed=1)
     for method in arguments.methods.split(","):
-        domains = collect_signals(net, pictures, Candidate(method), list_steps(), BATCH_SIZE)
+        domains = collect_signals(net, labeled, Candidate(method), list_steps(), BATCH_SIZE)
         estimator = fit_estimator(domains)
         for severity in arguments.severities.split(","):
             print(compare(estimator, method, float(severity), arguments.images), flush=True)

@@ -16,9 +16,9 @@ from torch import nn
 import ctta
 from benchmarks.data.cifar10_files import read_split
 from benchmarks.data.hold_out import FIRST_IMAGE
-from ctta.advise import label_pictures, measure_influence
+from ctta.advise import label_images, measure_influence
+from ctta.advise.images import iter_batches
 from ctta.advise.influence import MEDIAN, use_median_
-from ctta.advise.pictures import iter_batches
 from ctta.data.corruptions import HOLD_OUT, corrupt
 from ctta.data.datasets import CleanImages
 from ctta.nn.surgery import copy_for_adaptation
@@ -66,10 +66,10 @@ def main() -> None:
             }
             texts = ", ".join(f"{domain} {100 * error:.1f} %" for domain, error in errors.items())
             print(f"batches of {batch_size:3}, {name:22} {texts}", flush=True)
-    pictures = label_pictures(ctta.models.embedded(), CleanImages(images[:INFLUENCE_IMAGES], labels[:INFLUENCE_IMAGES]))
-    for row in measure_influence(ctta.models.embedded(), pictures, batch_size=32):
+    labeled = label_images(ctta.models.embedded(), CleanImages(images[:INFLUENCE_IMAGES], labels[:INFLUENCE_IMAGES]))
+    for row in measure_influence(ctta.models.embedded(), labeled, batch_size=32):
         flipped = f"{100 * row.flipped:5.1f} ± {100 * row.half_width:.1f} %, worst {100 * row.worst:.0f} %"
-        print(f"{row.mode:34} {row.picture:8} {flipped}", flush=True)
+        print(f"{row.mode:34} {row.image:8} {flipped}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,39 @@
-"""What :func:`ctta.advise` returns: facts, a table, a recommendation, and the configuration to use it."""
+"""Find out whether adaptation helps a network, and which method and settings."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any
+from typing import Annotated, Any
 
 from torch import nn
+from typing_extensions import deprecated
 
-from ctta.advise.candidates import Candidate
-from ctta.advise.input_check import InputCheck
-from ctta.advise.race import CHEAP, Race, RaceRow, RaceSettings
+from ctta.advise.calibration import calibrate_threshold, collect_signals, fit_estimator, list_steps
+from ctta.advise.candidates import Candidate, count_norm_layers, list_candidates
+from ctta.advise.images import (
+    DEFAULT_CORRUPTIONS,
+    STREAM_ORDERS,
+    ImageOptions,
+    ImageSource,
+    ImageStreams,
+    StreamOrder,
+    iter_batches,
+)
+from ctta.advise.input_check import InputCheck, check_input
+from ctta.advise.race import CHEAP, SOURCE, Race, RaceRow, RaceSettings, open_folder, run_race
 from ctta.core.config import AdaptationConfig, relative_model
 from ctta.core.model import AdaptiveModel
-from ctta.core.registry import resolve_method
+from ctta.core.options import Option, parse_names, takes_options
+from ctta.core.registry import DEFAULT_METHOD, resolve_method
+from ctta.core.validation import check_choice, check_integer, check_positive
+from ctta.data.corruptions.registry import check_corruption
+from ctta.data.datasets.corruptible import CLEAN
+from ctta.errors import ConfigError
 from ctta.evaluation.display import format_range, join_names, render_text_table
 from ctta.evaluation.intervals import estimate_interval
 from ctta.guard import GainEstimator
+from ctta.models import Normalized
 
 
 @dataclass(frozen=True)
@@ -39,8 +56,8 @@ class NetworkFacts:
 
 
 @dataclass(frozen=True)
-class PictureFacts:
-    """What the pictures are that a network was judged on.
+class ImageFacts:
+    """What the images are that a network was judged on.
 
     Attributes:
         num_images: Their number.
@@ -65,7 +82,7 @@ class Advice:
 
     Attributes:
         network: What the network is.
-        pictures: What it was judged on.
+        images: What it was judged on.
         settings: Corruptions, batch size and order of the stream.
         race: The results of all methods that were tried, and why others were not.
         net: The network.
@@ -73,11 +90,17 @@ class Advice:
     """
 
     network: NetworkFacts
-    pictures: PictureFacts
+    images: ImageFacts
     settings: RaceSettings
     race: Race
     net: nn.Module
     estimator: GainEstimator | None = None
+
+    @property
+    @deprecated("Advice.pictures is called Advice.images now")
+    def pictures(self) -> ImageFacts:
+        """The former name of :attr:`images`."""
+        return self.images
 
     @property
     def recommended(self) -> RaceRow:
@@ -112,7 +135,7 @@ class Advice:
             "error": round(row.result.error, 4),
             "source_error": round(self.race.source.result.error, 4),
             "images": self.race.num_final,
-            "labels": self.pictures.has_labels,
+            "labels": self.images.has_labels,
             "corruptions": [name for name, _ in self.settings.steps],
             "severities": [float(severity) for _, severity in self.settings.steps],
             "order": self.settings.order,
@@ -129,8 +152,8 @@ class Advice:
         path: str | os.PathLike[str] = "ctta.toml",
         *,
         model: str | None = None,
-        mean: tuple[float, ...] | None = None,
-        std: tuple[float, ...] | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
         size: tuple[int, int] | None = None,
     ) -> None:
         """Write the recommended configuration, for ``ctta adapt --config``, ``ctta serve`` and ``ctta.from_config``.
@@ -148,8 +171,8 @@ class Advice:
             found.method,
             found.settings,
             model=None if model is None else relative_model(model, path),
-            mean=mean,
-            std=std,
+            mean=None if mean is None else tuple(mean),
+            std=None if std is None else tuple(std),
             size=size,
             batch_size=found.batch_size,
             tables=found.tables,
@@ -198,25 +221,25 @@ class Advice:
             return lines
         lines = [f"Recommended: {chosen.candidate.label}, {_describe_gain(chosen)} than Source."]
         if (loss := chosen.result.errors[-1] - source.result.errors[-1]) > 0.01:
-            lines.append(f"On clean pictures, after the others, it has {100 * loss:.1f} points more error than Source.")
+            lines.append(f"On clean images, after the others, it has {100 * loss:.1f} points more error than Source.")
         if cheap is not chosen:
             what = "Source" if cheap is source else f"{cheap.candidate.label}, {_describe_gain(cheap)} than Source"
             lines.append(f"If it must be cheap (at most {CHEAP:g} times the time of Source): {what}.")
         return lines
 
     def __repr__(self) -> str:
-        network, pictures, given = self.network, self.pictures, self.settings
+        network, images, given = self.network, self.images, self.settings
         layers = ", ".join(f"{count} {kind}" for kind, count in network.norm_layers.items()) or "no norm layers"
-        clean = "" if pictures.clean_error is None else f", error as they are {100 * pictures.clean_error:.1f} %"
+        clean = "" if images.clean_error is None else f", error as they are {100 * images.clean_error:.1f} %"
         corruptions = ", ".join(name if name == "none" else f"{name} {severity:g}" for name, severity in given.steps)
         lines = [
             f"Network:  {network.name}, {network.num_parameters / 1e6:.2f} M parameters, "
             f"{network.num_classes} classes, {layers}",
-            f"Pictures: {pictures.num_images} of {pictures.size[0]}x{pictures.size[1]}, scored against "
-            f"{pictures.reference}{clean}",
+            f"Images:   {images.num_images} of {images.size[0]}x{images.size[1]}, scored against "
+            f"{images.reference}{clean}",
             network.input_check.describe().replace("Input: ", "Input:    "),
             f"Stream:   batches of {given.batch_size}, {given.order}; {corruptions.replace('none', 'clean')}; "
-            f"{self.race.num_final} pictures each",
+            f"{self.race.num_final} images each",
             "",
             self.table,
             "",
@@ -224,7 +247,7 @@ class Advice:
         if self.race.dropped:
             texts = [f"{row.candidate.label} {_format_points(row)}" for row in self.race.dropped]
             lines.append(
-                f"Dropped after {self.race.num_screened} pictures each (points above Source): {'; '.join(texts)}."
+                f"Dropped after {self.race.num_screened} images each (points above Source): {'; '.join(texts)}."
             )
         reasons: dict[str, list[str]] = {}
         for name, reason in self.race.left_out.items():
@@ -252,3 +275,148 @@ def _format_points(row: RaceRow) -> str:
 
 def _format_mebibytes(size: int) -> str:
     return f"{size / 2**20:.1f} MiB" if size < 100 * 2**20 else f"{size / 2**20:.0f} MiB"
+
+
+#: What ``quick`` tries, and on how many images.
+QUICK_METHODS, QUICK_IMAGES = ("bn_stats", "tent", "cotta_fast", DEFAULT_METHOD), 256
+#: How many images are used by default, and batches if these have more.
+NUM_IMAGES, NUM_BATCHES = 512, 10
+#: Images of each domain that the estimate of accuracy without labels is calibrated on.
+CALIBRATION_IMAGES = 192
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdviseOptions(ImageOptions):
+    """The options of :func:`ctta.advise` and ``ctta advise``."""
+
+    quick: Annotated[
+        bool,
+        Option(
+            "Try bn_stats, tent, cotta_fast and vane, or --methods, on 256 images at their published settings: a "
+            "minute instead of ten."
+        ),
+    ] = False
+    batch_size: Annotated[
+        int, Option("Adapt to N images at a time; use the number of your application.", "N", min=1)
+    ] = 32
+    order: Annotated[
+        StreamOrder,
+        Option(
+            "Show classes as your stream does: shuffled; correlated, a few at a time, as a camera sees them; or "
+            "sorted, one after the other."
+        ),
+    ] = "shuffled"
+    methods: Annotated[
+        Sequence[str] | None,
+        Option(
+            "Try these methods, such as tent,cotta_fast or file:PATH.py:Class (see: ctta methods). "
+            "Default: all that can work.",
+            "NAMES",
+            parse=parse_names,
+        ),
+    ] = None
+    corruptions: Annotated[
+        Sequence[str],
+        Option("Corrupt the images in these ways, such as fog,snow; clean ones follow.", "NAMES", parse=parse_names),
+    ] = DEFAULT_CORRUPTIONS
+    limit: Annotated[
+        int | None,
+        Option(
+            "Use at most N randomly chosen images. Default: 512, or ten batches if that is more; 256 with --quick.",
+            "N",
+            min=16,
+        ),
+    ] = None
+    budget: Annotated[
+        float, Option("Take about this many minutes; slow methods are left out for it.", "MINUTES", min=0.01)
+    ] = 10.0
+    check_normalization: Annotated[
+        bool,
+        Option(
+            "Stop if the network clearly expects images in another normalization, or continue with any input.",
+            name="--check-normalization/--any-input",
+        ),
+    ] = True
+    seed: Annotated[int, Option("Seed the choice of images, the corruptions and the order.", "N", min=0)] = 0
+
+
+@takes_options(AdviseOptions)
+def advise(net: nn.Module, images: ImageSource, options: AdviseOptions) -> Advice:
+    """Find out whether adaptation helps a network, and which method and settings, on the user's own images.
+
+    First it checks that the network expects the images that it is given. Methods that cannot work are left out, each
+    with a reason. The others adapt to the images under one corruption after the other, and to the clean images at the
+    end: all of them on a part of the images, then the best few on more. With ``quick``, a few methods adapt to all of
+    the images, at their published settings. Without labels, errors are counted against the network's answers on the
+    clean images.
+
+    Args:
+        net: The network, for images in [0, 1]; it is never changed.
+        images: Clean images, like those that the network was trained on but not the same: a folder with or without a
+            subfolder per class, an ``.npz`` file, uint8 (N, H, W, 3), or floats (N, 3, H, W) in [0, 1]. Some hundred
+            are enough.
+        options: The fields of :class:`AdviseOptions` as keywords.
+
+    Returns:
+        The advice: print it, ``advice.build()`` the recommended model, ``advice.save("ctta.toml")``.
+
+    Raises:
+        ConfigError: The network expects images in another normalization, or an argument is not valid.
+        DataError: The images cannot be read, or their labels cannot be the network's classes.
+        InputError: An array has another shape, or its values are not in [0, 1].
+    """
+    batch_size, order, corruptions = options.batch_size, options.order, options.corruptions
+    check_choice("order", order, STREAM_ORDERS)
+    check_integer("batch_size", batch_size, 1)
+    check_positive("budget", options.budget)
+    for name in corruptions:
+        check_corruption(name, options.severity)
+    methods = options.methods or (QUICK_METHODS if options.quick else None)
+    for name in methods or ():
+        resolve_method(name)
+    default = QUICK_IMAGES if options.quick else max(NUM_IMAGES, NUM_BATCHES * batch_size)
+    limit = default if options.limit is None else check_integer("limit", options.limit, 1)
+    labeled = options.read_images(net, images, limit=limit, seed=options.seed)
+    found = check_input(net, labeled)
+    if found.expected is not None and options.check_normalization:
+        raise ConfigError(
+            f"{found.describe()}. To go on with the network as it is, give --any-input (check_normalization=False)"
+        )
+    threshold = None
+    if not options.quick:  # rounded, so that what is tried is exactly what a user pastes
+        threshold = round(calibrate_threshold(net, iter_batches(net, labeled.images, batch_size)), 3)
+    candidates, left_out = list_candidates(
+        net, batch_size=batch_size, order=order, methods=methods, threshold=threshold
+    )
+    steps = (*((name, float(options.severity)) for name in corruptions), (CLEAN, 0.0))
+    settings = RaceSettings(steps, batch_size, order, 60 * options.budget, options.seed, options.quick)
+    with open_folder(options.folder, "ctta-advise-") as path:
+        race = run_race(net, ImageStreams(labeled), candidates, settings, path, on_progress=options.on_progress)
+    race.left_out = left_out | race.left_out
+    estimator, chosen = None, race.choose().candidate
+    if chosen != SOURCE and not options.quick:
+        few = labeled.select(slice(CALIBRATION_IMAGES))
+        estimator = fit_estimator(collect_signals(net, few, chosen, list_steps(), batch_size, options.on_progress))
+    height, width = labeled.images.shape[1:3]
+    inner = net.net if isinstance(net, Normalized) else net
+    return Advice(
+        NetworkFacts(
+            type(inner).__name__,
+            sum(parameter.numel() for parameter in net.parameters()),
+            labeled.num_classes,
+            count_norm_layers(net),
+            found,
+        ),
+        ImageFacts(
+            len(labeled.images),
+            (height, width),
+            labeled.reference,
+            labeled.has_labels,
+            labeled.clean_error,
+            labeled.confidence,
+        ),
+        settings,
+        race,
+        net,
+        estimator,
+    )

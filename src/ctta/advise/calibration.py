@@ -1,6 +1,6 @@
-"""Fit the estimate of accuracy without labels to corrupted images with known answers."""
+"""Fit the estimate of accuracy without labels to corrupted images with known answers; CoTTA's threshold."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,14 +10,18 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from ctta.advise.candidates import Candidate
-from ctta.advise.pictures import CorruptedPictures, ImageSource, Pictures, gather_images, label_pictures
+from ctta.advise.images import ImageSource, ImageStreams, LabeledImages, gather_images, label_images
+from ctta.core.validation import check_batch_stats, check_fraction, validate_batches
 from ctta.data.corruptions import HOLD_OUT
 from ctta.data.corruptions.registry import check_corruption
 from ctta.data.datasets.corruptible import CLEAN
-from ctta.errors import ConfigError
+from ctta.errors import ConfigError, InputError
+from ctta.functional import confidence
 from ctta.guard.estimate import NUM_SIGNALS, GainEstimator, measure, to_signals
 from ctta.guard.health import summarize
 from ctta.methods import Source
+from ctta.nn import BatchStats
+from ctta.nn.surgery import Output, copy_for_adaptation, iter_inputs
 
 SEVERITIES = (1.0, 3.0, 5.0)
 RIDGE = 0.1
@@ -84,15 +88,15 @@ def calibrate_gain(
     Returns:
         The estimator, for ``ctta.Guarded(model, estimator=...)``.
     """
-    pictures = label_pictures(net, gather_images(images, labels, size=None, limit=limit, seed=seed), seed=seed)
+    labeled = label_images(net, gather_images(images, labels, size=None, limit=limit, seed=seed), seed=seed)
     steps = list_steps(corruptions, severities)
-    return fit_estimator(collect_signals(net, pictures, Candidate(method, dict(settings or {})), steps, batch_size))
+    return fit_estimator(collect_signals(net, labeled, Candidate(method, dict(settings or {})), steps, batch_size))
 
 
 def list_steps(
     corruptions: Sequence[str] = tuple(HOLD_OUT), severities: Sequence[float] = SEVERITIES
 ) -> list[tuple[str, float]]:
-    """Return the domains to calibrate on: the clean pictures, then every corruption at one severity after the other.
+    """Return the domains to calibrate on: the clean images, then every corruption at one severity after the other.
 
     Args:
         corruptions: The corruptions.
@@ -111,17 +115,17 @@ def list_steps(
 
 def collect_signals(
     net: nn.Module,
-    pictures: Pictures,
+    labeled: LabeledImages,
     candidate: Candidate,
     steps: Sequence[tuple[str, float]],
     batch_size: int,
     on_domain: Callable[[int, int], None] | None = None,
 ) -> list[DomainSignals]:
-    """Let a method adapt to pictures under corruptions, and record signals and truth of each domain.
+    """Let a method adapt to images under corruptions, and record signals and truth of each domain.
 
     Args:
         net: The network.
-        pictures: Clean pictures.
+        labeled: Clean images.
         candidate: The method.
         steps: Corruptions with their severities, see :func:`list_steps`.
         batch_size: Images per step.
@@ -130,7 +134,7 @@ def collect_signals(
     Returns:
         One entry per domain.
     """
-    stream = CorruptedPictures(pictures).build_stream(steps, batch_size=batch_size)
+    stream = ImageStreams(labeled).build_stream(steps, batch_size=batch_size)
     return record_signals(candidate.build(net), Source(net), stream, [name for name, _ in steps], on_domain)
 
 
@@ -259,3 +263,53 @@ def _summarize(name: str, values: Sequence[tuple[float, ...]], counts: Sequence[
         plain_right / total,
         total,
     )
+
+
+@torch.no_grad()
+def calibrate_threshold(
+    net: nn.Module,
+    batches: Iterable[Any],
+    *,
+    quantile: float = 0.05,
+    margin: float = 0.05,
+    batch_stats: BatchStats = "auto",
+    output: Output = None,
+) -> float:
+    """Compute CoTTA's ``threshold`` for a network by the rule of the reference implementation.
+
+    The threshold is the 5 % quantile of the source model's confidence on source images, minus 0.05: a lower confidence
+    is below the source's usual one. For dense predictions every pixel counts, so a few images are enough.
+
+    Args:
+        net: Source network; not modified.
+        batches: Source inputs, or tuples that start with them; labels are ignored.
+        quantile: Quantile of the confidence, from 0 to 1.
+        margin: Subtracted from the quantile.
+        batch_stats: The value that CoTTA will be given, since it computes the source's confidence in that mode.
+        output: Where to find the logits in what the network returns, if it cannot be inferred.
+
+    Returns:
+        The threshold.
+
+    Raises:
+        InputError: If there is no source image, or a batch is not valid.
+
+    >>> net = nn.Linear(4, 2)
+    >>> 0.4 < calibrate_threshold(net, [torch.randn(100, 4)]) < 1
+    True
+    """
+    check_fraction("quantile", quantile)
+    check_batch_stats(batch_stats)
+    source = copy_for_adaptation(net, batch_stats=batch_stats, output=output)
+    confidences = []
+    for x in validate_batches(iter_inputs(batches)):
+        if len(x):
+            confidences.append(confidence(source(x)).flatten().cpu())
+    if not confidences:
+        raise InputError("got no source images to calibrate on, expected at least one batch")
+    # By sorting: torch.quantile rejects more than 2**24 values, which a few dense predictions already exceed.
+    ordered = torch.cat(confidences).sort().values
+    position = quantile * (len(ordered) - 1)
+    below = int(position)
+    above = min(below + 1, len(ordered) - 1)
+    return float(ordered[below].lerp(ordered[above], position - below)) - margin

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ctta.advise.pictures import StreamOrder
+from ctta.advise.images import StreamOrder
 from ctta.core.model import AdaptiveModel
 from ctta.core.registry import DEFAULT_METHOD, resolve_method
 from ctta.errors import ConfigError, InputError, first_line
@@ -90,7 +90,7 @@ def count_norm_layers(net: nn.Module) -> dict[str, int]:
 
 
 def list_candidates(
-    net: nn.Module, *, batch_size: int, order: StreamOrder, methods: Sequence[str] | None, threshold: float
+    net: nn.Module, *, batch_size: int, order: StreamOrder, methods: Sequence[str] | None, threshold: float | None
 ) -> tuple[list[Candidate], dict[str, str]]:
     """Return the candidates for a network, and the methods that are left out with the reason.
 
@@ -99,7 +99,7 @@ def list_candidates(
         batch_size: Images per step that the user will have.
         order: How the classes of the user's stream follow each other.
         methods: The methods to try; by default all that can work.
-        threshold: CoTTA's confidence threshold for the network.
+        threshold: CoTTA's confidence threshold for the network; None for the published one.
 
     Returns:
         The candidates, without Source, and the reasons by method.
@@ -113,7 +113,7 @@ def list_candidates(
         if reason:
             left_out[name] = reason
     kept = [name for name in dict.fromkeys(names) if name not in left_out and name != "source"]
-    return [Candidate(name, _fit_settings(name, net, threshold)) for name in kept], left_out
+    return [Candidate(name, _fit_settings(name, threshold)) for name in kept], left_out
 
 
 def _find_reason(name: str, net: nn.Module, *, batch_size: int, order: StreamOrder, is_chosen: bool) -> str | None:
@@ -139,13 +139,11 @@ def _find_reason(name: str, net: nn.Module, *, batch_size: int, order: StreamOrd
     return None
 
 
-def _fit_settings(name: str, net: nn.Module, threshold: float) -> dict[str, Any]:
+def _fit_settings(name: str, threshold: float | None) -> dict[str, Any]:
     """Return the settings of a method that depend on the network."""
     parameters = signature(resolve_method(name).method).parameters
-    settings: dict[str, Any] = {}
-    if "threshold" in parameters and name.startswith(("cotta", "petal")):
-        settings["threshold"] = threshold
-    return settings
+    takes_it = "threshold" in parameters and name.startswith(("cotta", "petal"))
+    return {"threshold": threshold} if takes_it and threshold is not None else {}
 
 
 def vary(candidate: Candidate, net: nn.Module) -> list[Candidate]:

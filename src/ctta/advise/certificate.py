@@ -1,16 +1,38 @@
-"""The no-harm certificate: what was tested, the outcome of each test with an interval, and the page."""
+"""Test whether a method harms a network, in the situations in which methods are known to harm; the certificate."""
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from inspect import signature
 from pathlib import Path
-from typing import Any, Literal
+from statistics import fmean
+from typing import Annotated, Any, Literal
 
-from ctta.advise.influence import Influence
-from ctta.evaluation import Interval
+import torch
+from torch import nn
+from typing_extensions import Doc, deprecated
+
+from ctta.advise.candidates import Candidate
+from ctta.advise.images import ImageOptions, ImageSource, ImageStreams, StreamOrder
+from ctta.advise.influence import Influence, count_batches, measure_influence
+from ctta.advise.race import SOURCE, OnProgress, WorkFolder, identify, identify_method, open_folder
+from ctta.core.model import AdaptiveModel
+from ctta.core.options import Option, parse_names, takes_options
+from ctta.core.registry import DEFAULT_METHOD, resolve_method
+from ctta.core.validation import check_integer, check_non_negative
+from ctta.data.corruptions.registry import check_corruption
+from ctta.data.datasets.corruptible import CLEAN
+from ctta.data.streams import Stream, foreign
+from ctta.errors import ConfigError
+from ctta.evaluation import Interval, Result
 from ctta.evaluation.display import format_range, render_text_table
+from ctta.evaluation.environment import describe_environment
+from ctta.evaluation.intervals import estimate_difference
+from ctta.guard import Guarded, InputSpec
 from ctta.io.atomic import atomic_write
+from ctta.models import Normalized
+from ctta.nn.surgery import fingerprint
 
 #: "unclear" if the interval is too wide to tell, so that nothing is certified.
 Outcome = Literal["pass", "fail", "unclear"]
@@ -58,9 +80,9 @@ class Certificate:
         guarded: Whether it was inside :class:`ctta.Guarded`.
         network: The network: its class and fingerprint.
         reference: What errors were counted against.
-        num_pictures: Number of pictures.
+        num_images: Number of images.
         scenarios: The outcome of each scenario.
-        influence: What one foreign picture does to the other answers of a batch; empty if answers are independent.
+        influence: What one foreign image does to the other answers of a batch; empty if answers are independent.
         batch_stats: What BatchNorm normalizes by in the method, such as ``"auto"``.
         environment: Versions and machine.
     """
@@ -70,11 +92,17 @@ class Certificate:
     guarded: bool
     network: str
     reference: str
-    num_pictures: int
+    num_images: int
     scenarios: tuple[ScenarioOutcome, ...]
     influence: tuple[Influence, ...]
     batch_stats: Any
     environment: Mapping[str, Any]
+
+    @property
+    @deprecated("Certificate.num_pictures is called Certificate.num_images now")
+    def num_pictures(self) -> int:
+        """The former name of :attr:`num_images`."""
+        return self.num_images
 
     @property
     def passed(self) -> bool:
@@ -90,7 +118,7 @@ class Certificate:
         if bad:
             return f"FAIL: {self.title} is worse than the network without adaptation in: {', '.join(bad)}."
         if unclear:
-            return f"NOT SHOWN: more pictures are needed to tell in: {', '.join(unclear)}."
+            return f"NOT SHOWN: more images are needed to tell in: {', '.join(unclear)}."
         return f"PASS: {self.title} has at most {tolerance} more error than the network without adaptation, everywhere."
 
     @property
@@ -116,10 +144,10 @@ class Certificate:
 
     @property
     def influence_rows(self) -> list[dict[str, str]]:
-        """One row of texts per norm mode: the other answers of a batch that one picture flips, by kind of picture."""
+        """One row of texts per norm mode: the other answers of a batch that one image flips, by kind of image."""
         modes = dict.fromkeys(each.mode for each in self.influence)
-        found = {(each.mode, each.picture): each for each in self.influence}
-        kinds = dict.fromkeys(each.picture for each in self.influence)
+        found = {(each.mode, each.image): each for each in self.influence}
+        kinds = dict.fromkeys(each.image for each in self.influence)
         return [
             {"normalized by": mode, **{f"{kind} %": _format_influence(found[mode, kind]) for kind in kinds}}
             for mode in modes
@@ -128,7 +156,7 @@ class Certificate:
     def __repr__(self) -> str:
         lines = [
             f"No-harm certificate for {self.title}",
-            f"{self.network}; {self.num_pictures} pictures, scored against {self.reference}",
+            f"{self.network}; {self.num_images} images, scored against {self.reference}",
             "",
         ]
         lines += [render_text_table(self.rows), "", self.verdict]
@@ -136,7 +164,7 @@ class Certificate:
             size = self.influence[0].batch_size
             lines += [
                 "",
-                f"Other answers of a batch of {size} that one picture flips, mean ± 95 % interval (worst batch):",
+                f"Other answers of a batch of {size} that one image flips, mean ± 95 % interval (worst batch):",
                 render_text_table(self.influence_rows),
                 f"The method has batch_stats={self.batch_stats!r}.",
             ]
@@ -172,3 +200,247 @@ class Certificate:
 
 def _format_influence(row: Influence) -> str:
     return f"{100 * row.flipped:.1f} ±{100 * row.half_width:.1f} ({100 * row.worst:.0f})"
+
+
+CORRUPTIONS = ("gaussian_noise", "fog")
+BATCH_SIZES = (1, 4, 16, 64)
+NUM_VISITS, LAST_VISITS = 20, 5
+VISIT_IMAGES, SIZE_IMAGES, MIN_BATCHES = 64, 160, 5
+FOREIGN_FRACTION = 0.2
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A situation that a method is tested in.
+
+    Attributes:
+        name: What it is called.
+        description: What the stream is.
+        open: Returns the stream for a seed.
+        select: Returns the part of a result that counts.
+    """
+
+    name: str
+    description: str
+    open: Callable[[int], Stream]
+    select: Callable[[Result], Result] = lambda result: result
+
+
+def _parse_points(text: str) -> float:
+    """Parse points of error as a fraction."""
+    try:
+        points = float(text)
+    except ValueError:
+        points = -1.0
+    if not 0 <= points <= 100:
+        raise ConfigError(f"expected points of error from 0 to 100, such as 2, got {text!r}")
+    return points / 100
+
+
+def _parse_sizes(text: str) -> list[int]:
+    try:
+        return [int(part) for part in parse_names(text)]
+    except ValueError:
+        raise ConfigError(f"expected batch sizes such as 1,4,16, got {text!r}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertifyOptions(ImageOptions):
+    """The options of :func:`ctta.certify` and ``ctta certify``."""
+
+    method: Annotated[str, Doc("Name of the method.")] = DEFAULT_METHOD
+    settings: Annotated[Mapping[str, Any] | None, Doc("Its settings, with the values of ``--set``.")] = None
+    batch_size: Annotated[int, Doc("Images per step that the application will have.")] = 32
+    guard: Annotated[bool, Option("Test the method inside a guard, as 'ctta adapt' and 'ctta serve' run it.")] = True
+    tolerance: Annotated[
+        float,
+        Option("Accept this many points more error than Source. Default: 2.", "POINTS", parse=_parse_points),
+        Doc("How much more error is not counted as harm, as a fraction."),
+    ] = 0.02
+    num_seeds: Annotated[int, Option("Test N seeds; the worst one counts.", "N", "--seeds", min=1)] = 3
+    batch_sizes: Annotated[Sequence[int], Option("Test these batch sizes as well.", "LIST", parse=_parse_sizes)] = (
+        BATCH_SIZES
+    )
+    corruptions: Annotated[
+        Sequence[str],
+        Option("Corrupt the images in these ways before the clean ones.", "NAMES", parse=parse_names),
+    ] = CORRUPTIONS
+    num_visits: Annotated[
+        int, Option("Repeat the corruptions N times; the last five count.", "N", "--visits", min=5)
+    ] = NUM_VISITS
+    limit: Annotated[
+        int | None, Option("Use at most N randomly chosen images.", "N", min=16), Doc("Largest number of images.")
+    ] = 640
+
+
+@takes_options(CertifyOptions)
+def certify(net: nn.Module, images: ImageSource, options: CertifyOptions) -> Certificate:
+    """Test whether a method harms a network: on clean images, sorted ones, small batches, long streams, foreign ones.
+
+    In every scenario the method and the network without adaptation see the same batches, for several seeds of the
+    order and of the method. The worst seed decides: the method passes if the upper end of the 95 % interval of its
+    error minus that of the network is within the tolerance.
+
+    Args:
+        net: The network, for images in [0, 1]; it is never changed.
+        images: Clean images, as for :func:`ctta.advise`.
+        options: The fields of :class:`CertifyOptions` as keywords.
+
+    Returns:
+        The certificate: print it, or ``certificate.write("certificate")``.
+
+    Raises:
+        ConfigError: An argument is not valid.
+        DataError: The images cannot be read.
+    """
+    guard, batch_size, num_seeds = options.guard, options.batch_size, options.num_seeds
+    check_integer("num_seeds", num_seeds, 1)
+    check_integer("num_visits", options.num_visits, LAST_VISITS)
+    check_non_negative("tolerance", options.tolerance)
+    candidate = Candidate(options.method, dict(options.settings or {}))
+    if candidate.method == SOURCE.method:
+        raise ConfigError("Source is what methods are compared with: name another method")
+    steps = [*((name, check_corruption(name, options.severity)) for name in options.corruptions), (CLEAN, 0.0)]
+    labeled = options.read_images(net, images, limit=options.limit)
+    scenarios = _list_scenarios(ImageStreams(labeled), steps, batch_size, options.batch_sizes, options.num_visits)
+    total = sum(2 * len(each.open(seed)) for each in scenarios for seed in range(num_seeds))
+    total += count_batches(net, len(labeled.images), batch_size)
+    progress = _BatchCount(total, options.on_progress)
+    with open_folder(options.folder, "ctta-certify-") as path:
+        work = WorkFolder(path, [*identify(net, labeled), identify_method(candidate), guard])
+        outcomes = []
+        for each in scenarios:
+            differences, errors = _test(each, net, candidate, work, progress, guard=guard, num_seeds=num_seeds)
+            outcomes.append(
+                ScenarioOutcome(
+                    each.name, each.description, *errors, _find_worst(differences), num_seeds, options.tolerance
+                )
+            )
+        influence = work.read_or_make(
+            f"influence-{batch_size}.json",
+            lambda: [
+                asdict(row) for row in measure_influence(net, labeled, batch_size=batch_size, on_batch=progress.count)
+            ],
+        )
+    inner = net.net if isinstance(net, Normalized) else net
+    reference = next(iter(net.parameters()), torch.empty(0))
+    return Certificate(
+        resolve_method(options.method).label,
+        candidate.settings,
+        guard,
+        f"{type(inner).__name__} {fingerprint(net)[:12]}",
+        labeled.reference,
+        len(labeled.images),
+        tuple(outcomes),
+        tuple(Influence(**each) for each in influence),
+        candidate.build(net).batch_stats,
+        describe_environment(reference.device),
+    )
+
+
+@dataclass
+class _BatchCount:
+    """Batches that are done, of those that there are."""
+
+    total: int
+    on_progress: OnProgress | None
+    done: int = 0
+
+    def count(self, _record: object = None) -> None:
+        self.done += 1
+        if self.on_progress:
+            self.on_progress(self.done, self.total)
+
+
+def _test(
+    scenario: Scenario,
+    net: nn.Module,
+    candidate: Candidate,
+    work: WorkFolder,
+    progress: _BatchCount,
+    *,
+    guard: bool,
+    num_seeds: int,
+) -> tuple[list[Interval | None], tuple[float, float]]:
+    """Return the difference to Source with each seed, and the mean errors of Source and of the method."""
+    pairs = []
+    for seed in range(num_seeds):
+        stream = scenario.open(seed)
+        results = []
+        for role, model in ("source", SOURCE.build(net)), ("method", _build(candidate, net, seed, guard=guard)):
+            start = progress.done
+            result = work.evaluate(model, stream, f"{stream.hash}-{seed}-{role}", on_batch=progress.count)
+            results.append(scenario.select(result))
+            progress.done = start + len(stream)  # also batches that were done before an interruption
+        pairs.append(results)
+    differences = [estimate_difference([after], [before], short_blocks=True) for before, after in pairs]
+    return differences, (fmean(before.error for before, _ in pairs), fmean(after.error for _, after in pairs))
+
+
+def _build(candidate: Candidate, net: nn.Module, seed: int, *, guard: bool) -> AdaptiveModel:
+    """Return a new model of the candidate for a seed."""
+    if "seed" in signature(resolve_method(candidate.method).method).parameters:
+        candidate = replace(candidate, settings=candidate.settings | {"seed": seed})
+    model = candidate.build(net)
+    return Guarded(model, input_spec=InputSpec(low=0, high=1, any_size=True)) if guard else model
+
+
+def _find_worst(differences: Sequence[Interval | None]) -> Interval | None:
+    """Return the interval with the highest upper end; None if one is missing, since that one may be worse."""
+    known = [each for each in differences if each is not None]
+    return max(known, key=lambda each: each.high) if len(known) == len(differences) else None
+
+
+def _list_scenarios(
+    streams: ImageStreams,
+    steps: Sequence[tuple[str, float]],
+    batch_size: int,
+    batch_sizes: Sequence[int],
+    num_visits: int,
+) -> list[Scenario]:
+    names = ", ".join(name if name != CLEAN else "clean" for name, _ in steps)
+
+    def opener(
+        size: int,
+        chosen: Sequence[tuple[str, float]] = steps,
+        *,
+        order: StreamOrder = "shuffled",
+        limit: int | None = None,
+        visits: int = 1,
+    ) -> Callable[[int], Stream]:
+        return lambda seed: streams.build_stream(
+            chosen, batch_size=size, order=order, limit=limit, visits=visits, seed=seed
+        )
+
+    def keep_last_visits(result: Result) -> Result:
+        first = max(result.visits) + 1 - LAST_VISITS
+        kept = [number for number, visit in enumerate(result.visits) if visit >= first]
+        batches = tuple(
+            replace(each, segment=each.segment - kept[0]) for each in result.batches if each.segment in kept
+        )
+        domains = tuple(result.domains[number] for number in kept)
+        return replace(result, domains=domains, visits=(), batches=batches, num_batches=len(batches))
+
+    plain = opener(batch_size)
+    scenarios = [
+        Scenario("clean images", f"as they are, in batches of {batch_size}", opener(batch_size, [(CLEAN, 0.0)])),
+        Scenario("corruptions", f"{names}, in batches of {batch_size}", plain),
+    ]
+    for size in dict.fromkeys(each for each in batch_sizes if each != batch_size):
+        limit = max(SIZE_IMAGES, MIN_BATCHES * size)
+        scenarios.append(Scenario(f"batches of {size}", names, opener(size, limit=limit)))
+    return [
+        *scenarios,
+        Scenario("sorted by class", f"{names}, one class after the other", opener(batch_size, order="sorted")),
+        Scenario(
+            f"{num_visits} visits",
+            f"{names}, again and again; error in the last {LAST_VISITS} visits",
+            opener(batch_size, limit=VISIT_IMAGES, visits=num_visits),
+            keep_last_visits,
+        ),
+        Scenario(
+            "foreign images",
+            f"{names}, with {100 * FOREIGN_FRACTION:.0f} % of noise among them",
+            lambda seed: foreign(plain(seed), "noise", fraction=FOREIGN_FRACTION, seed=seed),
+        ),
+    ]

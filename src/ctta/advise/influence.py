@@ -1,7 +1,7 @@
-"""How many of the other answers of a batch one foreign picture changes, through the statistics that they share.
+"""How many of the other answers of a batch one foreign image changes, through the statistics that they share.
 
-BatchNorm with statistics of the batch makes every answer depend on every picture of the batch. One picture is replaced,
-and the other answers are compared with what they were before. A hostile picture is found by following the gradient of
+BatchNorm with statistics of the batch makes every answer depend on every image of the batch. One image is replaced,
+and the other answers are compared with what they were before. A hostile image is found by following the gradient of
 the other answers' loss.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ctta.advise.pictures import Pictures, iter_batches
+from ctta.advise.images import LabeledImages, iter_batches
 from ctta.nn import BatchStats, has_running_statistics
 from ctta.nn.surgery import copy_for_adaptation
 
@@ -29,7 +29,7 @@ MODES: dict[str, BatchStats] = {
     WINDOW: 1.0,
     MEDIAN: 0.0,  # a hook normalizes first
 }
-WINDOW_BATCHES = 3  # before the one that the picture is in
+WINDOW_BATCHES = 3  # before the one that the image is in
 KINDS = ("noise", "white", "hostile")
 NUM_BATCHES, NUM_STEPS, STEP_SIZE = 6, 20, 0.1
 
@@ -39,19 +39,19 @@ SharedNetwork = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Influence:
-    """What one picture does to the other answers of its batch.
+    """What one image does to the other answers of its batch.
 
     Attributes:
         mode: What BatchNorm normalizes by.
-        picture: What the picture is: "noise", "white" or "hostile".
+        image: What the image is: "noise", "white" or "hostile".
         flipped: Mean fraction of the other answers that change.
         half_width: Half of the 95 % interval of the mean, by the spread between batches.
         worst: The largest fraction in a batch.
-        batch_size: Pictures in a batch.
+        batch_size: Images in a batch.
     """
 
     mode: str
-    picture: str
+    image: str
     flipped: float
     half_width: float
     worst: float
@@ -60,27 +60,27 @@ class Influence:
 
 def measure_influence(
     net: nn.Module,
-    pictures: Pictures,
+    labeled: LabeledImages,
     *,
     batch_size: int,
     seed: int = 0,
     on_batch: Callable[[], None] | None = None,
 ) -> list[Influence]:
-    """Measure how many of the other answers of a batch one foreign or hostile picture changes.
+    """Measure how many of the other answers of a batch one foreign or hostile image changes.
 
     Args:
         net: The network, for images in [0, 1].
-        pictures: Clean pictures.
-        batch_size: Pictures in a batch.
+        labeled: Clean images.
+        batch_size: Images in a batch.
         seed: Seed of the noise.
         on_batch: Called after each batch.
 
     Returns:
-        A row for each mode and kind of picture; empty for a network without BatchNorm, whose answers are independent,
+        A row for each mode and kind of image; empty for a network without BatchNorm, whose answers are independent,
         or for batches of one.
     """
-    batch_size = min(batch_size, len(pictures.images))
-    batches = [x for x in iter_batches(net, pictures.images, batch_size) if len(x) == batch_size][:NUM_BATCHES]
+    batch_size = min(batch_size, len(labeled.images))
+    batches = [x for x in iter_batches(net, labeled.images, batch_size) if len(x) == batch_size][:NUM_BATCHES]
     modes = _list_modes(net, len(batches), batch_size)
     by_batch = copy_for_adaptation(net, batch_stats=1.0, output=None).requires_grad_(False)
     rows = []
@@ -110,8 +110,8 @@ def count_batches(net: nn.Module, num_images: int, batch_size: int) -> int:
 
     Args:
         net: The network.
-        num_images: Number of pictures.
-        batch_size: Pictures in a batch.
+        num_images: Number of images.
+        batch_size: Images in a batch.
     """
     number = min(NUM_BATCHES, max(1, num_images // batch_size))
     return number * len(KINDS) * len(_list_modes(net, number, min(batch_size, num_images)))
@@ -126,7 +126,7 @@ def _list_modes(net: nn.Module, num_batches: int, batch_size: int) -> list[str]:
 
 
 def use_median_(net: nn.Module) -> None:
-    """Let every BatchNorm normalize by medians over the images, of which one picture moves little.
+    """Let every BatchNorm normalize by medians over the images, of which one image moves little.
 
     Args:
         net: A network in evaluation mode. Its layers get input that has the statistics which they expect.
@@ -163,30 +163,30 @@ def _with_window(net: SharedNetwork, window: Tensor) -> SharedNetwork:
 
 
 def _count_flips(net: SharedNetwork, attacked: SharedNetwork, x: Tensor, kind: str, seed: int) -> float:
-    """Return the fraction of the other answers that change if the first picture is replaced."""
+    """Return the fraction of the other answers that change if the first image is replaced."""
     with torch.no_grad():
         before = net(x).argmax(1)[1:]
-    picture = _make_picture(attacked, x, before, kind, seed)
+    image = _make_image(attacked, x, before, kind, seed)
     with torch.no_grad():
-        after = net(torch.cat([picture, x[1:]])).argmax(1)[1:]
+        after = net(torch.cat([image, x[1:]])).argmax(1)[1:]
     return float((before != after).double().mean())
 
 
-def _make_picture(net: SharedNetwork, x: Tensor, answers: Tensor, kind: str, seed: int) -> Tensor:
+def _make_image(net: SharedNetwork, x: Tensor, answers: Tensor, kind: str, seed: int) -> Tensor:
     if kind == "white":
         return torch.ones_like(x[:1])
     generator = torch.Generator().manual_seed(seed)
-    picture = torch.rand(x[:1].shape, generator=generator).to(x)
+    image = torch.rand(x[:1].shape, generator=generator).to(x)
     if kind == "noise":
-        return picture
+        return image
     for _ in range(NUM_STEPS):
-        picture.requires_grad_(True)
-        loss = F.cross_entropy(net(torch.cat([picture, x[1:]]))[1:], answers)
-        (gradient,) = torch.autograd.grad(loss, picture)
-        picture = (picture + STEP_SIZE * gradient.sign()).clamp(0, 1).detach()
-    return picture
+        image.requires_grad_(True)
+        loss = F.cross_entropy(net(torch.cat([image, x[1:]]))[1:], answers)
+        (gradient,) = torch.autograd.grad(loss, image)
+        image = (image + STEP_SIZE * gradient.sign()).clamp(0, 1).detach()
+    return image
 
 
-def _summarize(mode: str, picture: str, changes: Sequence[float], batch_size: int) -> Influence:
+def _summarize(mode: str, image: str, changes: Sequence[float], batch_size: int) -> Influence:
     half = 1.96 * stdev(changes) / sqrt(len(changes)) if len(changes) > 1 else float("nan")
-    return Influence(mode, picture, fmean(changes), half, max(changes), batch_size)
+    return Influence(mode, image, fmean(changes), half, max(changes), batch_size)

@@ -1,9 +1,9 @@
 """Whether a network expects the images that it is given: the most frequent mistake is a wrong normalization.
 
-The network is shown the same clean pictures under every common normalization. If it does clearly better under another
+The network is shown the same clean images under every common normalization. If it does clearly better under another
 one than under the one that it is given, it was trained with that other one. With labels, better is a lower error, by
 more than chance. Without labels, a network of which every layer gets what it was trained on is sure of its answers and
-gives many different ones, which the mutual information of picture and answer measures; and BatchNorm has recorded the
+gives many different ones, which the mutual information of image and answer measures; and BatchNorm has recorded the
 mean and variance that its layers got in training.
 """
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ctta.advise.pictures import Pictures, iter_batches
+from ctta.advise.images import LabeledImages, iter_batches
 from ctta.models import Normalized
 from ctta.models.normalized import IMAGENET_MEAN, IMAGENET_STD
 from ctta.nn.surgery import copy_for_adaptation
@@ -56,14 +56,14 @@ MIN_CLOSER = 2.0
 
 @dataclass(frozen=True)
 class Normalization:
-    """Pictures as the network gets them, and how well it does then.
+    """Images as the network gets them, and how well it does then.
 
     Attributes:
         name: What people call it.
         mean: Mean of each channel.
         std: Standard deviation of each channel.
-        error: Error on clean pictures; None without labels.
-        information: Mutual information of picture and answer, as a fraction of the largest possible value.
+        error: Error on clean images; None without labels.
+        information: Mutual information of image and answer, as a fraction of the largest possible value.
         distance: How far the inputs of the BatchNorms are from their running statistics; None without BatchNorm.
     """
 
@@ -83,7 +83,7 @@ class Normalization:
 
 @dataclass(frozen=True)
 class InputCheck:
-    """How a network does on pictures as it is given them, and under the other common normalizations.
+    """How a network does on images as it is given them, and under the other common normalizations.
 
     Attributes:
         given: As it is given them.
@@ -104,7 +104,7 @@ class InputCheck:
             return f"Input: {self.given.name}, and no other common normalization suits the network better."
         found, given = self.expected, self.given
         if found.error is not None and given.error is not None:
-            figures = f"an error of {100 * given.error:.1f} % on the clean pictures, and {100 * found.error:.1f} % with"
+            figures = f"an error of {100 * given.error:.1f} % on the clean images, and {100 * found.error:.1f} % with"
         else:
             figures = (
                 f"answers with little information ({given.information:.2f} of 1), "
@@ -121,17 +121,17 @@ class InputCheck:
 
 
 @torch.no_grad()
-def check_input(net: nn.Module, pictures: Pictures) -> InputCheck:
+def check_input(net: nn.Module, labeled: LabeledImages) -> InputCheck:
     """Find out whether a network expects the images that it is given.
 
     Args:
         net: The network, for images in [0, 1].
-        pictures: Clean pictures.
+        labeled: Clean images.
 
     Returns:
         How the network does, and the normalization that it expects if that is another one.
     """
-    some = pictures.select(slice(MAX_IMAGES))
+    some = labeled.select(slice(MAX_IMAGES))
     inner, given = _split(net)
     is_wrapped = isinstance(net, Normalized)
     tried = {name: values for name, values in NORMALIZATIONS.items() if values != given}
@@ -166,24 +166,24 @@ class _Answers:
     distance: float | None
 
     @classmethod
-    def of(cls, net: nn.Module, pictures: Pictures, normalization: tuple[Channels, Channels]) -> "_Answers":
+    def of(cls, net: nn.Module, labeled: LabeledImages, normalization: tuple[Channels, Channels]) -> "_Answers":
         wrapped = copy_for_adaptation(Normalized(net, *normalization), batch_stats=0, output=None)
         layers = [
             module for module in wrapped.modules() if isinstance(module, _BatchNorm) and module.track_running_stats
         ]
         distances: list[float] = []
         handles = [layer.register_forward_pre_hook(_measure_distance(distances)) for layer in layers]
-        logits = torch.cat([wrapped(x).float().cpu() for x in iter_batches(net, pictures.images, BATCH_SIZE)])
+        logits = torch.cat([wrapped(x).float().cpu() for x in iter_batches(net, labeled.images, BATCH_SIZE)])
         for handle in handles:
             handle.remove()
         probabilities = logits.double().softmax(1).nan_to_num(0.0)
         entropies = torch.special.entr(probabilities).sum(1)
-        wrong = (logits.argmax(1).numpy() != pictures.targets) if pictures.has_labels else None
+        wrong = (logits.argmax(1).numpy() != labeled.targets) if labeled.has_labels else None
         return cls(wrong, entropies, probabilities, float(np.mean(distances)) if distances else None)
 
     @property
     def information(self) -> float:
-        """Mutual information of picture and answer, as a fraction of the largest possible value."""
+        """Mutual information of image and answer, as a fraction of the largest possible value."""
         marginal = torch.special.entr(self.probabilities.mean(0)).sum()
         return float(marginal - self.entropies.mean()) / math.log(self.probabilities.shape[1])
 

@@ -1,25 +1,139 @@
-"""A short race of methods on a user's pictures: all on a part of them, then the best few on as many as time allows.
+"""A short race of methods on a user's images: all on a part of them, then the best few on as many as time allows.
 
-Every result is an evaluation of :func:`ctta.evaluate` in a folder, so that a race that was killed goes on where it
-stopped. What depends on measured times, such as the number of pictures of the final, is written down before it is used.
+Every result is an evaluation of :func:`ctta.evaluate` in a folder, so that a race that was killed resumes where it
+stopped. What depends on measured times, such as the number of images of the final, is written down before it is used.
 """
 
-from collections.abc import Callable, Sequence
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from ctta.advise.candidates import Candidate, Probe, probe, vary
-from ctta.advise.pictures import CorruptedPictures, StreamOrder, iter_batches
-from ctta.advise.work_folder import WorkFolder, identify, identify_method, shorten
+from ctta.advise.images import ImageStreams, LabeledImages, StreamOrder, iter_batches
+from ctta.core.model import AdaptiveModel
+from ctta.core.registry import resolve_method
+from ctta.data.datasets.arrays import hash_array
 from ctta.data.streams import Stream
-from ctta.evaluation import Interval, Result
+from ctta.evaluation import Interval, Result, evaluate
 from ctta.evaluation.intervals import estimate_difference
+from ctta.evaluation.loop import OnBatch
+from ctta.io.atomic import atomic_write
+from ctta.nn.surgery import fingerprint
+
+
+class WorkFolder:
+    """A folder that results are written to, or read from if they are there.
+
+    Args:
+        folder: The folder.
+        identity: Everything that all results depend on, as plain JSON.
+    """
+
+    def __init__(self, folder: Path, identity: Any) -> None:
+        self.path = folder / shorten(identity)
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def read_or_make(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return what a file holds, or make it and write the file.
+
+        Args:
+            name: Name of the file.
+            make: Returns what JSON can hold.
+
+        Returns:
+            What the file holds.
+        """
+        path = self.path / name
+        if not path.exists():
+            content = make()
+            with atomic_write(path) as temporary:
+                temporary.write_text(json.dumps(content), encoding="utf-8")
+        return json.loads(path.read_text(encoding="utf-8"))
+
+    def evaluate(
+        self,
+        model: AdaptiveModel,
+        stream: Stream,
+        name: str,
+        *,
+        label: str | None = None,
+        on_batch: OnBatch | None = None,
+    ) -> Result:
+        """Evaluate a model, go on with an evaluation that was interrupted, or read one that is complete.
+
+        Args:
+            model: A new model.
+            stream: The stream.
+            name: Name of the evaluation, unique in the folder.
+            label: Name of the method in tables.
+            on_batch: Called after each new batch.
+
+        Returns:
+            The result.
+        """
+        return evaluate(model, stream, folder=self.path / name, name=label, on_batch=on_batch)
+
+
+@contextmanager
+def open_folder(folder: str | os.PathLike[str] | None, prefix: str) -> Iterator[Path]:
+    """Yield a folder, or a temporary one, which is removed, for None.
+
+    Args:
+        folder: The folder.
+        prefix: What the name of a temporary folder begins with.
+
+    Yields:
+        The folder.
+    """
+    if folder is not None:
+        yield Path(folder)
+        return
+    with tempfile.TemporaryDirectory(prefix=prefix) as path:
+        yield Path(path)
+
+
+def identify(net: nn.Module, labeled: LabeledImages) -> list[str]:
+    """Return what identifies a network and the images that it is tested on.
+
+    Args:
+        net: The network.
+        labeled: The images.
+
+    Returns:
+        Hashes of its weights, of its answers, as code can change too, and of the images.
+    """
+    arrays = labeled.predicted, labeled.images, labeled.targets
+    return [fingerprint(net), *(hash_array(each) for each in arrays), str(labeled.seed)]
+
+
+def identify_method(candidate: Candidate) -> str:
+    """Return what identifies a method: its name and settings, and the content of its file if a user has written it."""
+    name = resolve_method(candidate.method).name
+    if not name.startswith("file:"):
+        return candidate.key
+    code = Path(name.removeprefix("file:").rpartition(":")[0]).read_bytes()
+    return f"{candidate.key} {sha256(code).hexdigest()[:16]}"
+
+
+def shorten(identity: Any) -> str:
+    """Return a short hash of plain JSON.
+
+    >>> shorten(["tent", 32])
+    'b42a30de569c'
+    """
+    return sha256(json.dumps(identity).encode()).hexdigest()[:12]
+
 
 SOURCE = Candidate("source")
-#: Pictures of each domain in the first round, and the fewest batches.
+#: Images of each domain in the first round, and the fewest batches.
 SCREEN_IMAGES, SCREEN_BATCHES = 96, 5  # fewer batches would have no interval
 #: Methods that take part in the final, beside the best of the cheap ones.
 MAX_FINALISTS = 4
@@ -42,6 +156,7 @@ class RaceSettings:
         order: How the classes of the stream follow each other.
         budget: Seconds that the race should take at most.
         seed: Seed of the order.
+        quick: Whether all candidates take part in the final, and no variants are tried.
     """
 
     steps: tuple[tuple[str, float], ...]
@@ -49,6 +164,7 @@ class RaceSettings:
     order: StreamOrder
     budget: float
     seed: int = 0
+    quick: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,7 +174,7 @@ class RaceRow:
     Attributes:
         candidate: The method and its settings.
         result: Its result, in the final or in the first round.
-        difference: Error above that of Source on the same pictures; None if there are too few batches.
+        difference: Error above that of Source on the same images; None if there are too few batches.
         memory: Bytes that it needs, see :class:`ctta.advise.candidates.Probe`.
     """
 
@@ -82,8 +198,8 @@ class Race:
         finalists: The others in the final, the best first.
         dropped: Those that were dropped after the first round, the best first.
         left_out: Methods that were not tried, with the reason.
-        num_screened: Pictures of each domain in the first round.
-        num_final: Pictures of each domain in the final.
+        num_screened: Images of each domain in the first round.
+        num_final: Images of each domain in the final.
     """
 
     source: RaceRow
@@ -133,7 +249,7 @@ class Racer:
     """Runs a race; see :func:`run_race`."""
 
     net: nn.Module
-    pictures: CorruptedPictures
+    streams: ImageStreams
     settings: RaceSettings
     work: WorkFolder
     progress: _Progress
@@ -144,7 +260,7 @@ class Racer:
 
         def measure() -> dict[str, Any]:
             size = self.settings.batch_size
-            images = self.pictures.pictures.images[: NUM_PROBES * size]
+            images = self.streams.labeled.images[: NUM_PROBES * size]
             batches = [x for x in iter_batches(self.net, images, size) if len(x) == min(size, len(images))]
             batches = batches if len(batches) > 1 else batches * 2
             found: dict[str, Any] = {}
@@ -163,9 +279,9 @@ class Racer:
         return failed
 
     def open_stream(self, limit: int) -> Stream:
-        """Return the stream of a round, over the first pictures of each domain."""
+        """Return the stream of a round, over the first images of each domain."""
         given = self.settings
-        return self.pictures.build_stream(
+        return self.streams.build_stream(
             given.steps, batch_size=given.batch_size, order=given.order, limit=limit, seed=given.seed
         )
 
@@ -198,7 +314,7 @@ class Racer:
 
 def run_race(
     net: nn.Module,
-    pictures: CorruptedPictures,
+    streams: ImageStreams,
     candidates: Sequence[Candidate],
     settings: RaceSettings,
     folder: Path,
@@ -209,21 +325,25 @@ def run_race(
 
     Args:
         net: The network, for images in [0, 1].
-        pictures: Pictures with their corrupted versions.
+        streams: Images with their corrupted versions.
         candidates: Methods with settings, without Source.
         settings: What they are compared on.
-        folder: Where the evaluations are written; a race of the same network, pictures and settings goes on there.
+        folder: Where the evaluations are written; a race of the same network, images and settings resumes there.
         on_progress: Called with the seconds of work that are done and that there are, by the estimate.
 
     Returns:
         The outcome.
     """
-    limit = len(pictures.pictures.images)
+    limit = len(streams.labeled.images)
     num_screened = min(limit, max(SCREEN_IMAGES, SCREEN_BATCHES * settings.batch_size))
-    identity = [*identify(net, pictures.pictures), [identify_method(each) for each in candidates], asdict(settings)]
-    racer = Racer(net, pictures, settings, WorkFolder(folder, identity), _Progress(on_progress))
+    identity = [*identify(net, streams.labeled), [identify_method(each) for each in candidates], asdict(settings)]
+    racer = Racer(net, streams, settings, WorkFolder(folder, identity), _Progress(on_progress))
     left_out = racer.probe_all(candidates)
     able = [each for each in candidates if each.key in racer.probes]
+    if settings.quick:
+        racer.progress.plan(sum(racer.seconds(each, limit) for each in (SOURCE, *able)))
+        source, *rows = racer.run_round(able, limit, "final")
+        return Race(source, sorted(rows, key=lambda row: row.result.error), [], left_out, limit, limit)
     slow = {
         each.key: racer.probes[each.key].ms_per_image
         for each in able

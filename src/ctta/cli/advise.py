@@ -1,108 +1,41 @@
-"""``ctta advise``: whether adaptation helps a network, and which method and settings."""
+"""``ctta advise`` and ``ctta certify``: which method helps a network, and whether one harms it."""
 
 import json
 import shutil
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ctta.advise import advise as run_advise
+from ctta.advise import certify as run_certify
+from ctta.advise.advice import AdviseOptions
+from ctta.advise.certificate import CertifyOptions
 from ctta.cli.console import print_text, resumable_progress
-from ctta.cli.options import (
-    ArraySizeOption,
-    CleanImagesOption,
-    DeviceOption,
-    JsonOption,
-    LabelsOption,
-    MeanOption,
-    ModelOption,
-    StdOption,
-    load_network,
-)
-from ctta.core.options import parse_channels, parse_names
+from ctta.cli.options import ConfigOptions, JsonOption, NetworkOptions, command
 
 if TYPE_CHECKING:
     from ctta.advise import Advice, RaceRow
 
-
-class ClassOrder(StrEnum):
-    """How the classes of a stream follow each other."""
-
-    SHUFFLED = "shuffled"
-    CORRELATED = "correlated"
-    SORTED = "sorted"
-
-
-CorruptionsOption = Annotated[
-    str | None,
+CleanImagesOption = Annotated[
+    Path,
     typer.Option(
-        help="Corrupt the images in these ways, such as fog,snow. "
-        "Default: gaussian_noise,motion_blur,fog,contrast,jpeg_compression.",
-        metavar="NAMES",
+        help="Read clean images from a folder, with or without one subfolder per class, or from an .npz file.",
+        metavar="DIR|FILE.npz",
     ),
 ]
-SeverityOption = Annotated[
-    float, typer.Option(min=0, max=5, help="Corrupt them this strongly, above 0 and up to 5.", metavar="N")
-]
-OrderOption = Annotated[
-    ClassOrder,
-    typer.Option(
-        help="Show classes as your stream does: shuffled; correlated, a few at a time, as a camera sees them; or "
-        "sorted, one after the other.",
-        metavar="|".join(ClassOrder),
-    ),
-]
-StepSizeOption = Annotated[
-    int, typer.Option(min=1, help="Adapt to N images at a time; use the number of your application.", metavar="N")
-]
 
 
+@command
 def advise(
-    model: ModelOption,
+    *,
+    network: NetworkOptions,
     images: CleanImagesOption,
     out: Annotated[Path, typer.Option(help="Write the recommended configuration to this file.", metavar="FILE")] = Path(
         "ctta.toml"
     ),
-    labels: LabelsOption = None,
-    batch_size: StepSizeOption = 32,
-    order: OrderOption = ClassOrder.SHUFFLED,
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            help="Try these methods, such as tent,cotta_fast or file:PATH.py:Class (see: ctta methods). "
-            "Default: all that can work.",
-            metavar="NAMES",
-        ),
-    ] = None,
-    corruptions: CorruptionsOption = None,
-    severity: SeverityOption = 3.0,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            min=16,
-            help="Use at most N randomly chosen images. Default: 512, or ten batches if that is more.",
-            metavar="N",
-        ),
-    ] = None,
-    budget: Annotated[
-        float,
-        typer.Option(
-            min=0.01, help="Take about this many minutes; slow methods are left out for it.", metavar="MINUTES"
-        ),
-    ] = 10.0,
-    any_input: Annotated[
-        bool,
-        typer.Option("--any-input", help="Go on even if the network clearly expects images in another normalization."),
-    ] = False,
-    size: ArraySizeOption = None,
-    mean: MeanOption = None,
-    std: StdOption = None,
-    device: DeviceOption = "cpu",
-    seed: Annotated[
-        int, typer.Option(min=0, help="Seed the choice of images, the corruptions and the order.", metavar="N")
-    ] = 0,
+    options: AdviseOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Find out whether adaptation helps your network, and which method and settings.
@@ -114,33 +47,12 @@ def advise(
     the images under several corruptions: all on a part of them, the best few
     on more. The recommendation is written to a file that 'ctta adapt
     --config' and 'ctta serve --config' read. After Ctrl-C or a kill, run the
-    same command again to go on.
+    same command again to resume.
     """
-    from ctta.advise import advise as run_advise
-    from ctta.advise.pictures import DEFAULT_CORRUPTIONS
-
-    net = load_network(model, device, mean, std)
-    work = out.with_name(f"{out.name}.progress")
+    net, work = network.load(), out.with_name(f"{out.name}.progress")
     with resumable_progress("advising") as on_progress:
-        advice = run_advise(
-            net,
-            images,
-            batch_size=batch_size,
-            order=order.value,
-            methods=parse_names(methods) if methods else None,
-            corruptions=parse_names(corruptions) if corruptions else DEFAULT_CORRUPTIONS,
-            severity=severity,
-            limit=limit,
-            budget=budget,
-            size=size,
-            use_labels=labels,
-            check_normalization=not any_input,
-            folder=work,
-            seed=seed,
-            on_progress=on_progress,
-        )
-    channels = [None if each is None else parse_channels(each) for each in (mean, std)]
-    advice.save(out, model=model, mean=channels[0], std=channels[1], size=size)
+        advice = run_advise(net, images, **vars(options) | {"folder": work, "on_progress": on_progress})
+    advice.save(out, model=network.model, mean=network.mean, std=network.std, size=options.size)
     shutil.rmtree(work, ignore_errors=True)
     if as_json:
         typer.echo(json.dumps(_as_json(advice) | {"out": str(out)}))
@@ -152,11 +64,54 @@ def advise(
     print_text(f'model = ctta.from_config("{out}")')
 
 
+@command
+def certify(
+    *,
+    images: CleanImagesOption,
+    adaptation: ConfigOptions,
+    out: Annotated[
+        Path, typer.Option(help="Write certificate.html and certificate.json to this folder.", metavar="DIR")
+    ] = Path("certificate"),
+    options: CertifyOptions,
+    as_json: JsonOption = False,
+) -> None:
+    """Test whether a method harms your network: pass or fail against no adaptation, on one page.
+
+    The method sees clean images, corrupted ones, other batch sizes, images
+    sorted by class, twenty visits of the same corruptions and foreign images,
+    each with several seeds, of which the worst counts. The page also says how
+    many answers of a batch one hostile image can flip. The exit code is 1
+    unless everything passes. After Ctrl-C or a kill, run the same command
+    again to resume.
+    """
+    chosen = adaptation.choose()
+    if chosen.method is None:
+        raise typer.BadParameter("give --method NAME, or --config FILE with a method in it")
+    changes = {
+        "method": chosen.method,
+        "settings": dict(text.split("=", 1) for text in chosen.texts),
+        "size": chosen.size,
+    } | ({} if chosen.batch_size is None else {"batch_size": chosen.batch_size})
+    work = out.with_name(f"{out.name}.progress")
+    with resumable_progress("testing") as on_progress:
+        given = vars(options) | changes | {"folder": work, "on_progress": on_progress}
+        certificate = run_certify(chosen.net, images, **given)
+    page = certificate.write(out)
+    shutil.rmtree(work, ignore_errors=True)
+    if as_json:
+        typer.echo(json.dumps(certificate.to_json() | {"page": str(page)}, default=str))
+    else:
+        print_text(repr(certificate))
+        print_text(f"\nPage: {page}")
+    if not certificate.passed:
+        raise typer.Exit(1)
+
+
 def _as_json(advice: "Advice") -> dict[str, Any]:
     race = advice.race
     return {
         "network": asdict(advice.network),
-        "pictures": asdict(advice.pictures),
+        "data": asdict(advice.images),
         "stream": asdict(advice.settings),
         "images": race.num_final,
         "source": _row_as_json(race.source),

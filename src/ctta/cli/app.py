@@ -19,16 +19,12 @@ class _Commands(LazyGroup):
             "ctta.cli.demo:demo",
             "Compare a few methods on fifteen corruptions, with a small network that comes with the library.",
         ),
-        "try": (
-            "ctta.cli.try_methods:try_methods",
-            "Try a few methods on your own images under corruptions, and print the line to paste.",
-        ),
         "advise": (
             "ctta.cli.advise:advise",
             "Find out whether adaptation helps your network, and which method and settings.",
         ),
         "certify": (
-            "ctta.cli.certify:certify",
+            "ctta.cli.advise:certify",
             "Test whether a method harms your network: pass or fail against no adaptation, on one page.",
         ),
         "adapt": (

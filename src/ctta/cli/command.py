@@ -76,7 +76,8 @@ class Command(TyperCommand):
 #: Commands of earlier versions, and what to type instead.
 REPLACED = {
     "calibrate": "'ctta calibrate' is part of 'ctta advise' now, which tries CoTTA, with a threshold for your network, "
-    "among all methods: ctta advise --model SPEC --images DIR, with --methods cotta_fast to try it alone"
+    "among all methods: ctta advise --model SPEC --images DIR, with --methods cotta_fast to try it alone",
+    "try": "'ctta try' is part of 'ctta advise' now: ctta advise --quick --model SPEC --images DIR",
 }
 
 

@@ -113,7 +113,7 @@ def exit_on_interrupt(advice: str = "Run the same command again to resume.") -> 
 
 @contextmanager
 def resumable_progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Show the progress of work that goes on when the command is run again, and end it between two steps on Ctrl-C.
+    """Show the progress of work that resumes when the command is run again, and end it between two steps on Ctrl-C.
 
     Args:
         title: Shown in front of the bar.
@@ -122,7 +122,7 @@ def resumable_progress(title: str) -> Iterator[Callable[[int, int], None]]:
         A function to be called after each step with how much is done and the total.
     """
     with (
-        exit_on_interrupt("Run the same command again to go on."),
+        exit_on_interrupt(),
         progress_bar(title) as update,
         interrupt_between_steps() as raise_if_interrupted,
     ):

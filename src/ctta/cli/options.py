@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import typer
 from torch import nn
+from typing_extensions import override
 
 from ctta import models
 from ctta.core.config import read_config
@@ -96,8 +97,8 @@ def _make_parameter(name: str, kind: Any, option: Option, default: Any) -> inspe
     if option.repeatable:
         typed, default = list[str], None
     elif option.parse is not None:
-        if default is not None:
-            text += f" Default: {default if isinstance(default, str) else ','.join(map(str, default))}."
+        if default is not None and "Default: " not in text:
+            text += f" Default: {default if isinstance(default, str) else ', '.join(map(str, default))}."
         typed, default = str, None
     elif any(get_origin(each) is os.PathLike for each in members):
         typed = Path
@@ -276,17 +277,30 @@ class ChosenAdaptation:
     estimator: GainEstimator | None = None
 
 
+MODEL_HELP = "Load this network: embedded, timm:NAME, hf:NAME, torchvision:NAME or file:PATH.py:function."
+
+
 @dataclass(frozen=True, kw_only=True)
-class AdaptationOptions:
+class NetworkOptions:
+    """The network of a command."""
+
+    model: Annotated[str, Option(MODEL_HELP, "SPEC")]
+    mean: Mean = None
+    std: Std = None
+    device: Device = "cpu"
+
+    def load(self) -> nn.Module:
+        """Load the network and move it to its device."""
+        return load_network(self.model, self.device, self.mean, self.std)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigOptions:
     """The network and the method of a command, from its options and from the file of ``--config``."""
 
     model: Annotated[
         str | None,
-        Option(
-            "Load this network: embedded, timm:NAME, hf:NAME, torchvision:NAME or file:PATH.py:function. "
-            "Default: that of --config.",
-            "SPEC",
-        ),
+        Option(f"{MODEL_HELP} Default: that of --config.", "SPEC"),
     ] = None
     config: Annotated[
         Path | None,
@@ -308,32 +322,26 @@ class AdaptationOptions:
             repeatable=True,
         ),
     ] = ()
-    policies: Annotated[
-        Sequence[str],
-        Option(
-            "Apply this policy around the updates of the method, such as reset_every=1000, restore=0.01 or "
-            "reset_every=64000,unit=images (see: ctta methods); repeatable. Default: none.",
-            "NAME[=VALUE]",
-            "--policy",
-            repeatable=True,
-        ),
-    ] = ()
     size: Size = None
     mean: Mean = None
     std: Std = None
     device: Device = "cpu"
-    seed: Annotated[int | None, Option("Seed the random draws of the method. Default: 0.", "N")] = None
     batch_size: Annotated[
         int | None,
         Option("Adapt to N images at a time. Default: that of --config, else 32.", "N", min=1),
     ] = None
+
+    @property
+    def texts(self) -> list[str]:
+        """The settings, each ``NAME=VALUE``."""
+        return list(self.settings)
 
     def choose(self) -> ChosenAdaptation:
         """Load the network and decide on a method: by the options where they are given, else by the configuration.
 
         The settings of a configuration belong to its method, so ``--method`` with another name drops them.
         """
-        model, method, texts = self.model, self.method, join_settings(self.settings, self.policies, self.seed)
+        model, method, texts = self.model, self.method, self.texts
         if self.config is None:
             if model is None:
                 raise ConfigError("give --model SPEC, or --config FILE with a network in it")
@@ -359,6 +367,28 @@ class AdaptationOptions:
             self.batch_size or found.batch_size,
             found.estimator if is_same and not texts else None,  # it holds for these settings only
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptationOptions(ConfigOptions):
+    """The network and the method of a command, with policies and a seed."""
+
+    policies: Annotated[
+        Sequence[str],
+        Option(
+            "Apply this policy around the updates of the method, such as reset_every=1000, restore=0.01 or "
+            "reset_every=64000,unit=images (see: ctta methods); repeatable. Default: none.",
+            "NAME[=VALUE]",
+            "--policy",
+            repeatable=True,
+        ),
+    ] = ()
+    seed: Annotated[int | None, Option("Seed the random draws of the method. Default: 0.", "N")] = None
+
+    @property
+    @override
+    def texts(self) -> list[str]:
+        return join_settings(self.settings, self.policies, self.seed)
 
 
 def choose_adaptation(config: Path | None, *, texts: Sequence[str], **options: Any) -> ChosenAdaptation:

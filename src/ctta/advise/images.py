@@ -1,15 +1,17 @@
-"""The pictures that a network is judged on: clean ones of the user, what is right for them, and corrupted versions."""
+"""The images that a network is judged on: clean ones of the user, what is right for them, and corrupted versions."""
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
+from typing_extensions import Doc
 
+from ctta.core.options import Option
 from ctta.core.validation import check_choice
 from ctta.data.corruptions import corrupt
 from ctta.data.corruptions.arrays import images_to_uint8
@@ -27,7 +29,6 @@ StreamOrder = Literal["shuffled", "correlated", "sorted"]
 STREAM_ORDERS: tuple[StreamOrder, ...] = ("shuffled", "correlated", "sorted")
 #: One corruption of each kind (noise, blur, weather, light, compression).
 DEFAULT_CORRUPTIONS = ("gaussian_noise", "motion_blur", "fog", "contrast", "jpeg_compression")
-DEFAULT_SEVERITY = 3.0
 #: Images that decide whether the network was meant for them; more change little.
 MIN_IMAGES = 16
 
@@ -38,7 +39,7 @@ ImageSource = str | os.PathLike[str] | NDArray[Any] | Tensor
 def gather_images(
     images: ImageSource, labels: ArrayLike | None, *, size: tuple[int, int] | None, limit: int | None, seed: int
 ) -> CleanImages:
-    """Return a user's pictures as bytes, from a folder, a file, an array or a tensor.
+    """Return a user's images as bytes, from a folder, a file, an array or a tensor.
 
     Args:
         images: A folder or file, as for :func:`read_clean_images`; uint8 (N, H, W, 3); or
@@ -72,8 +73,8 @@ def gather_images(
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """Clean pictures with what counts as the right answer for each.
+class LabeledImages:
+    """Clean images with what counts as the right answer for each.
 
     Attributes:
         images: uint8 array of shape (N, H, W, 3).
@@ -103,8 +104,8 @@ class Pictures:
         """What errors are counted against, for people to read."""
         return "labels" if self.has_labels else "the network's own answers on the clean images, as there are no labels"
 
-    def select(self, rows: slice | NDArray[np.int64]) -> "Pictures":
-        """Return some of the pictures.
+    def select(self, rows: slice | NDArray[np.int64]) -> "LabeledImages":
+        """Return some of the images.
 
         Args:
             rows: Which ones.
@@ -115,21 +116,21 @@ class Pictures:
         return replace(self, images=self.images[rows], targets=self.targets[rows], predicted=self.predicted[rows])
 
 
-def label_pictures(
+def label_images(
     net: nn.Module, clean: CleanImages, *, use_labels: bool | None = None, batch_size: int = 50, seed: int = 0
-) -> Pictures:
-    """Let a network answer clean pictures, and decide what counts as right.
+) -> LabeledImages:
+    """Let a network answer clean images, and decide what counts as right.
 
     Args:
         net: The network, for images in [0, 1].
-        clean: The pictures.
+        clean: The images.
         use_labels: True requires labels, False ignores them. None uses them if they can be the network's classes:
             subfolders may also be days or cameras, so there must be as many as classes.
         batch_size: Images per pass.
         seed: Seed of the corruptions.
 
     Returns:
-        The pictures.
+        The images.
 
     Raises:
         ConfigError: The network does not classify images.
@@ -144,7 +145,7 @@ def label_pictures(
     confidences, predicted = logits.softmax(1).max(1)
     labels = select_labels(clean, logits.shape[1], use_labels)
     answers = predicted.numpy()
-    return Pictures(
+    return LabeledImages(
         clean.images,
         answers if labels is None else labels,
         labels is not None,
@@ -153,6 +154,43 @@ def label_pictures(
         float(confidences.mean()),
         seed,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageOptions:
+    """The options for images that a network is judged on."""
+
+    labels: Annotated[
+        ArrayLike | None, Doc("Label of each image of an array; the labels of a folder are its subfolders.")
+    ] = field(default=None, kw_only=False)
+    severity: Annotated[float, Option("Corrupt the images this strongly, above 0 and up to 5.", "N", min=0, max=5)] = (
+        3.0
+    )
+    use_labels: Annotated[
+        bool | None,
+        Option(
+            "Score against the labels of the images. Default: if there are as many subfolders as classes.",
+            name="--labels/--no-labels",
+        ),
+    ] = None
+    size: Annotated[
+        tuple[int, int] | None,
+        Option(
+            "Resize image files; the arrays of an .npz file keep their size. Default: their own size.", "HEIGHT WIDTH"
+        ),
+    ] = None
+    folder: Annotated[
+        str | os.PathLike[str] | None,
+        Doc("Where the evaluations are written; called again after an interruption, it resumes from there."),
+    ] = None
+    on_progress: Annotated[
+        Callable[[int, int], None] | None, Doc("Called with how much is done, and how much there is by the estimate.")
+    ] = None
+
+    def read_images(self, net: nn.Module, images: ImageSource, *, limit: int | None, seed: int = 0) -> "LabeledImages":
+        """Return the images with what counts as right for them, see :func:`gather_images` and :func:`label_images`."""
+        clean = gather_images(images, self.labels, size=self.size, limit=limit, seed=seed)
+        return label_images(net, clean, use_labels=self.use_labels, seed=seed)
 
 
 def iter_batches(net: nn.Module, images: NDArray[np.uint8], batch_size: int) -> Iterator[Tensor]:
@@ -177,7 +215,7 @@ def select_labels(clean: CleanImages, num_classes: int, use_labels: bool | None)
     Args:
         clean: The images.
         num_classes: Number of classes of the network.
-        use_labels: As for :func:`label_pictures`.
+        use_labels: As for :func:`label_images`.
 
     Returns:
         The labels.
@@ -204,15 +242,15 @@ def select_labels(clean: CleanImages, num_classes: int, use_labels: bool | None)
     return labels
 
 
-class CorruptedPictures:
-    """Streams over pictures whose corrupted versions are made once and kept in memory.
+class ImageStreams:
+    """Streams over images whose corrupted versions are made once and kept in memory.
 
     Args:
-        pictures: The pictures.
+        labeled: The images.
     """
 
-    def __init__(self, pictures: Pictures) -> None:
-        self.pictures = pictures
+    def __init__(self, labeled: LabeledImages) -> None:
+        self.labeled = labeled
         self._domains: dict[tuple[str, float], PixelArray] = {}
 
     def build_stream(
@@ -225,28 +263,28 @@ class CorruptedPictures:
         visits: int = 1,
         seed: int = 0,
     ) -> Stream:
-        """Return the pictures under one corruption after the other.
+        """Return the images under one corruption after the other.
 
         Args:
-            steps: Corruptions with their severities; ``("none", 0)`` for the pictures as they are.
+            steps: Corruptions with their severities; ``("none", 0)`` for the images as they are.
             batch_size: Images per batch.
             order: How the classes follow each other within each corruption: "shuffled"; "correlated", a few classes
                 at a time (the sampler of RoTTA with concentration 0.1); or "sorted", class by class.
-            limit: Take only the first pictures.
+            limit: Take only the first images.
             visits: How often the corruptions come.
-            seed: Seed of the order; 0 keeps that of the pictures where nothing else is drawn.
+            seed: Seed of the order; 0 keeps that of the images where nothing else is drawn.
 
         Returns:
             The stream.
         """
         check_choice("order", order, STREAM_ORDERS)
-        rows = np.arange(len(self.pictures.images))[:limit]
+        rows = np.arange(len(self.labeled.images))[:limit]
         rows = np.random.default_rng(seed).permutation(rows) if seed else rows
         segments = [
             Segment(_name_step(step), self._corrupt(step), rows, visit) for visit in range(visits) for step in steps
         ]
         names = ", ".join(_name_step(step) for step in steps)
-        name = f"pictures under {names}" + (f", {visits} visits" if visits > 1 else "")
+        name = f"images under {names}" + (f", {visits} visits" if visits > 1 else "")
         stream = Stream(name, segments, batch_size=batch_size)
         if order == "shuffled":
             return stream
@@ -255,9 +293,9 @@ class CorruptedPictures:
     def _corrupt(self, step: tuple[str, float]) -> PixelArray:
         if step not in self._domains:
             name, severity = step
-            pixels, targets = self.pictures.images, self.pictures.targets
+            pixels, targets = self.labeled.images, self.labeled.targets
             if name != CLEAN:
-                pixels = corrupt(pixels, name, severity, seed=self.pictures.seed)
+                pixels = corrupt(pixels, name, severity, seed=self.labeled.seed)
             self._domains[step] = PixelArray(describe_arrays(_name_step(step), pixels, targets), pixels, targets)
         return self._domains[step]
 
