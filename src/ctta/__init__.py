@@ -182,6 +182,7 @@ _MODULES = {
     "DataError": "ctta.errors",
     "Guarded": "ctta.guard",
     "InputError": "ctta.errors",
+    "METHODS": "ctta.methods",
     "MethodInfo": "ctta.core.model",
     "OptimizerFactory": "ctta.optim",
     "Result": "ctta.evaluation",
@@ -252,14 +253,22 @@ def __getattr__(name: str) -> Any:
         value: Any = version("ctta")
     elif name in _MOVED:
         value = importlib.import_module(f"ctta.{name}")
-    elif name not in __all__:
-        raise AttributeError(f"module 'ctta' has no attribute {name!r}")
-    elif name in _MODULES or name[0].isupper():
-        value = getattr(importlib.import_module(_MODULES.get(name, "ctta.methods")), name)
-    else:
+    elif name in _MODULES:
+        value = getattr(importlib.import_module(_MODULES[name]), name)
+    elif name in __all__ and name.islower():
         value = importlib.import_module(f"ctta.{name}")
+    elif (value := _find_method(name)) is None:
+        raise AttributeError(f"module 'ctta' has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+def _find_method(name: str) -> Any:
+    """Return the method whose class has this name, also of one that ``__all__`` does not list; None if none has."""
+    if not name[:1].isupper():
+        return None
+    methods = importlib.import_module("ctta.methods").METHODS
+    return next((cls for cls in methods.values() if cls.__name__ == name), None)
 
 
 def __dir__() -> list[str]:
