@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from ctta.data import streets as synthetic
 from ctta.data.streets import CLASSES, CONDITIONS, HOLD_OUT, SPLITS, Frame, apply_haze, render_frame
-from ctta.data.streets.camera import Camera
-from ctta.data.streets.canvas import Canvas
-from ctta.data.streets.rng import SceneRNG
-from ctta.data.streets.weather import render_flakes, render_streaks, splat
+from ctta.data.streets.canvas import Camera, Canvas
+from ctta.data.streets.frames import render_flakes, render_streaks, splat
+from ctta.data.streets.textures import SceneRNG
 from ctta.errors import ConfigError
 
 SKY, ROAD, LANE, PAVEMENT, BUILDING, VEGETATION, CAR, PERSON, POLE = range(9)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ctta.core.validation import check_integer
 from ctta.data.corruptions.arrays import UInt8Array
 from ctta.data.datasets.base import Rows
-from ctta.data.streets.classes import CLASSES, LabelMap
+from ctta.data.streets.canvas import CLASSES, LabelMap
 from ctta.data.streets.frames import VERSION, check_condition, render_frame, validate_size
 from ctta.io.images import to_unit_floats
 

@@ -4,8 +4,7 @@ Everything is rendered procedurally and nothing is stored: houses, trees, cars a
 in meters, every pixel has a class and a distance, and weather is applied on top.
 """
 
-from ctta.data.streets.classes import CLASSES, PALETTE
-from ctta.data.streets.frames import CONDITIONS, HOLD_OUT, SPLITS, VERSION, Frame, render_frame
-from ctta.data.streets.weather import apply_haze
+from ctta.data.streets.canvas import CLASSES, PALETTE
+from ctta.data.streets.frames import CONDITIONS, HOLD_OUT, SPLITS, VERSION, Frame, apply_haze, render_frame
 
 __all__ = ["CLASSES", "CONDITIONS", "HOLD_OUT", "PALETTE", "SPLITS", "VERSION", "Frame", "apply_haze", "render_frame"]

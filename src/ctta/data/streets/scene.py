@@ -7,23 +7,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctta.data.corruptions.arrays import Float32Array
-from ctta.data.streets.background import (
+from ctta.data.streets.canvas import Camera, Canvas, LabelMap, LightSource, expose_, soften
+from ctta.data.streets.roadside import (
     compute_sunlight,
+    paint_hedge,
+    paint_house,
+    paint_pole,
+    paint_tree,
+    sample_houses,
+    sample_poles,
+    sample_trees,
+)
+from ctta.data.streets.street import (
     paint_contact_shadow,
     paint_ground,
     paint_sky,
     paint_skyline,
+    sample_street,
 )
-from ctta.data.streets.buildings import paint_house, sample_houses
-from ctta.data.streets.camera import Camera, expose_, soften
-from ctta.data.streets.canvas import Canvas, LightSource
-from ctta.data.streets.classes import LabelMap
-from ctta.data.streets.people import paint_person, sample_people
-from ctta.data.streets.rng import SceneRNG
-from ctta.data.streets.street import sample_street
-from ctta.data.streets.street_furniture import paint_pole, sample_poles
-from ctta.data.streets.vegetation import paint_hedge, paint_tree, sample_trees
-from ctta.data.streets.vehicles import paint_car, sample_cars
+from ctta.data.streets.textures import SceneRNG
+from ctta.data.streets.traffic import paint_car, paint_person, sample_cars, sample_people
 
 
 @dataclass(frozen=True)
