@@ -15,7 +15,7 @@ import ctta
 from ctta.adapt import adapt_folder
 from ctta.adapt.comparison import AnswerComparison, Predictions
 from ctta.data.datasets import sample
-from ctta.data.datasets.image_order import Order
+from ctta.data.datasets.image_files import Order
 from ctta.data.streams import image_folder
 from ctta.guard import Guarded
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 import ctta
 from ctta.data.datasets import CifarC, Corrupted
 from ctta.data.streams import AccuracyMatrix, ccc, in_memory, measure_accuracy, walk
-from ctta.data.streams.ccc import NOISES
-from ctta.data.streams.walk import Point, find_path
+from ctta.data.streams.ccc import NOISES, Point, find_path
 from ctta.errors import ConfigError, DataError, InputError
 
 Table = NDArray[np.float64]

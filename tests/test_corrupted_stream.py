@@ -11,7 +11,7 @@ from PIL import Image
 from ctta.data.corruptions import corrupt
 from ctta.data.datasets import Corrupted
 from ctta.data.streams import continual, gradual, image_folder, in_memory, mixed
-from ctta.data.streams.corrupted import CorruptedStream
+from ctta.data.streams.sequences import CorruptedStream
 from ctta.errors import ConfigError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)

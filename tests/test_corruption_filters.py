@@ -7,12 +7,11 @@ import pytest
 from PIL import Image
 from random_images import random_images
 
+from ctta.data.corruptions.arrays import PerImageRNG
 from ctta.data.corruptions.blur import blur_along_lines, disk_kernel, glass_sources, line_weights
 from ctta.data.corruptions.filters import correlate, downsample_box, find_equal_weights, reflect, upsample_nearest
 from ctta.data.corruptions.noise import poisson_quantiles
-from ctta.data.corruptions.rng import PerImageRNG
-from ctta.data.corruptions.spatter import canny_edges, chamfer_distance
-from ctta.data.corruptions.weather import plasma
+from ctta.data.corruptions.weather import canny_edges, chamfer_distance, plasma
 
 
 @pytest.mark.parametrize("height, width, fraction", [(32, 32, 0.65), (17, 33, 0.95), (48, 64, 0.75), (96, 96, 0.4)])

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from random_images import random_images
 
-from ctta.data.corruptions import CORRUPTIONS, HOLD_OUT, arrays, blur, corrupt, digital, frost, noise, spatter, weather
+from ctta.data.corruptions import CORRUPTIONS, HOLD_OUT, arrays, blur, corrupt, digital, noise, weather
 from ctta.errors import ConfigError, InputError
 
 REFERENCE = np.load(Path(__file__).parent / "data" / "corruptions_reference.npz")
@@ -70,7 +70,7 @@ PARAMETERS_WITHOUT_REFERENCE: dict[Any, Any] = {
     blur.MOTION: ((15, 5), (15, 12)),
     blur.ZOOM: ((1.16, 0.01), (1.26, 0.02)),
     weather.SNOW: ((0.2, 0.3, 2, 0.5, 12, 4, 0.7), (0.55, 0.3, 4.5, 0.85, 12, 8, 0.65)),
-    frost.FROST: ((0.8, 0.6), (0.65, 0.7)),
+    weather.FROST: ((0.8, 0.6), (0.65, 0.7)),
     weather.FOG: ((2, 2), (2.5, 1.5)),
     weather.BRIGHTNESS: (0.2, 0.4),
     digital.CONTRAST: (0.3, 0.1),
@@ -78,7 +78,7 @@ PARAMETERS_WITHOUT_REFERENCE: dict[Any, Any] = {
     digital.ELASTIC: ((2, 0.08, 0.2), (0.07, 0.01, 0.02)),
     digital.PIXELATE: (0.5, 0.3),
     digital.JPEG_QUALITY: (18, 10),
-    spatter.SPATTER: ((0.65, 0.3, 3, 0.68, 0.6, 0), (0.65, 0.3, 1, 0.65, 1.5, 1)),
+    weather.SPATTER: ((0.65, 0.3, 3, 0.68, 0.6, 0), (0.65, 0.3, 1, 0.65, 1.5, 1)),
 }
 
 
@@ -236,7 +236,7 @@ def test_errors_name_the_argument(
 @pytest.mark.parametrize("name", ["jpeg_compression", "frost"])
 def test_missing_pillow_names_the_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    frost.load_textures.cache_clear()
+    weather.load_textures.cache_clear()
     with pytest.raises(ImportError, match=r"ctta\[data\]"):
         corrupt(GOOD, name, 1)
 

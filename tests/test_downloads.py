@@ -277,7 +277,7 @@ def test_no_connection(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_timeout_is_an_interruption(weights: Path, server: DownloadServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctta.data.datasets.http.TIMEOUT", 0.2)
+    monkeypatch.setattr("ctta.data.datasets.transfer.TIMEOUT", 0.2)
     server.behavior = "stalls"
     failure(weights, "failed", "timed out", "run again to resume")
     assert part_of(weights).stat().st_size > 0

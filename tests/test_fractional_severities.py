@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from random_images import random_images
 
 from ctta.data.corruptions import CORRUPTIONS, HOLD_OUT, blur, corrupt, digital, frost, noise, spatter, weather
+from ctta.data.corruptions.arrays import PerImageRNG
 from ctta.data.corruptions.filters import correlate, correlate_folded, gaussian_kernel
-from ctta.data.corruptions.rng import PerImageRNG
 
 DATA = Path(__file__).parent / "data"
 REFERENCE = np.load(DATA / "corruptions_reference.npz")

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ctta.data.streams import Segment, Stream, correlated, label_shift, long_tail, mixed, mixed_correlated
-from ctta.data.streams.samplers import sample_note, sample_rotta
+from ctta.data.streams.correlation import sample_note, sample_rotta
 from ctta.errors import ConfigError, DataError
 
 UNKNOWN: Any = "unknown"

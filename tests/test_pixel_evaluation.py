@@ -12,7 +12,7 @@ from random_scenes import FULL, NamedScenes, RandomScenes, make_cotta, make_net,
 from torch import nn
 
 import ctta
-from ctta.data.datasets.segmentation import CLASS_NAMES
+from ctta.data.datasets.scenes import CLASS_NAMES
 from ctta.data.streams import Segment, mixed
 from ctta.errors import ConfigError, DataError, InputError
 from ctta.evaluation import BatchRecord, read_result

@@ -23,7 +23,7 @@ from ctta.data.streams import (
     recurring,
     rounds,
 )
-from ctta.data.streams.orders import KINDS
+from ctta.data.streams.sequences import KINDS
 from ctta.errors import ConfigError, DataError
 
 BLACK = Corrupted(np.zeros((200, 8, 8, 3), np.uint8), np.arange(200) % 10, name="black")

@@ -24,7 +24,7 @@ from ctta.benchmark.report.plots import plot_cost
 from ctta.benchmark.report.runs import group_by_method
 from ctta.benchmark.report.score_tables import build_class_table, build_summary_table
 from ctta.benchmark.report.theme import assign_styles
-from ctta.data.datasets.segmentation import CLASS_NAMES
+from ctta.data.datasets.scenes import CLASS_NAMES
 from ctta.evaluation.metrics import MIOU
 
 #: Right pixels of each class, by method, seed and segment.

@@ -15,7 +15,7 @@ from ctta.benchmark.report.plots import choose_palette, plot_overlays
 from ctta.benchmark.report.tables import infer_layout
 from ctta.data import streets as synthetic
 from ctta.data.datasets import IGNORE_INDEX
-from ctta.data.datasets.segmentation import CLASS_NAMES
+from ctta.data.datasets.scenes import CLASS_NAMES
 from ctta.data.streams import Segment, Stream
 from ctta.evaluation.label_maps import (
     MAX_WIDTH,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import ctta
 from ctta.errors import ConfigError, InputError
 from ctta.models import Normalized, SlidingWindow, load, segformer
-from ctta.models.huggingface import TransformersModel
+from ctta.models.pretrained import TransformersModel
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 #: The configuration of NVIDIA's repository, in its older format, with fewer and narrower layers.
@@ -30,10 +30,10 @@ HUB_CONFIG = {
     "hidden_act": "gelu",
     "hidden_dropout_prob": 0.0,
     "hidden_sizes": [8, 8, 20, 16],
-    "id2label": {str(number): name for number, name in enumerate(ctta.data.datasets.segmentation.CLASS_NAMES)},
+    "id2label": {str(number): name for number, name in enumerate(ctta.data.datasets.scenes.CLASS_NAMES)},
     "image_size": 224,
     "initializer_range": 0.02,
-    "label2id": {name: number for number, name in enumerate(ctta.data.datasets.segmentation.CLASS_NAMES)},
+    "label2id": {name: number for number, name in enumerate(ctta.data.datasets.scenes.CLASS_NAMES)},
     "layer_norm_eps": 1e-06,
     "mlp_ratios": [4, 4, 4, 4],
     "model_type": "segformer",

@@ -23,7 +23,7 @@ from ctta.serve import Service, Tokens, VideoSource, create_app
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctta.data.datasets.camera.FIRST_DELAY", 0.01)
+    monkeypatch.setattr("ctta.data.datasets.video.FIRST_DELAY", 0.01)
     monkeypatch.setattr("ctta.serve.sources.PAUSE", 0.01)
 
 

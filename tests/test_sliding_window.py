@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import ctta
 from ctta.errors import ConfigError, InputError
 from ctta.models import SlidingWindow
-from ctta.models.sliding_window import compute_window_slices
+from ctta.models.segmentation import compute_window_slices
 from ctta.testing import NETWORKS
 
 

@@ -67,7 +67,7 @@ def test_the_hash_distinguishes_streams() -> None:
 
 
 def test_the_cache_of_a_reader_is_bounded_and_not_shared_with_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["ctta.data.datasets.streets"], "MAX_CACHED_PIXELS", 2 * 32 * 48)
+    monkeypatch.setattr(sys.modules["ctta.data.datasets.scenes"], "MAX_CACHED_PIXELS", 2 * 32 * 48)
     scenes = StreetScenes("rain", num_scenes=4, size=(32, 48))
     first, _ = scenes.read(np.arange(4))
     assert len(scenes._cache) == 2

@@ -15,8 +15,7 @@ from PIL import Image
 from video_clips import RATE, Frames, draw_frames, dropping_camera, keep_all_frames, read_clip, write_clip
 
 import ctta
-from ctta.data.datasets.camera import FrameFeed
-from ctta.data.datasets.video import FrameSampling, estimate_num_frames
+from ctta.data.datasets.video import FrameFeed, FrameSampling, estimate_num_frames
 from ctta.data.streams import VideoStream, video
 from ctta.errors import ConfigError, DataError, InputError
 
@@ -30,7 +29,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctta.data.datasets.camera.FIRST_DELAY", 0.01)
+    monkeypatch.setattr("ctta.data.datasets.video.FIRST_DELAY", 0.01)
 
 
 def frame_numbers(stream: VideoStream) -> list[int]:
@@ -210,8 +209,8 @@ class RecordingEvent(threading.Event):
 
 
 def test_the_wait_doubles_until_frames_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctta.data.datasets.camera.FIRST_DELAY", 0.05)
-    monkeypatch.setattr("ctta.data.datasets.camera.MAX_DELAY", 0.2)
+    monkeypatch.setattr("ctta.data.datasets.video.FIRST_DELAY", 0.05)
+    monkeypatch.setattr("ctta.data.datasets.video.MAX_DELAY", 0.2)
     feed = FrameFeed("rtsp://door", FrameSampling(), open_frames=FakeCamera(1, 0, 0, 0, 1, 1))
     feed._stop = stopped = RecordingEvent()
     with feed:
@@ -241,7 +240,7 @@ def test_a_feed_ends_on_time_and_may_be_interrupted(monkeypatch: pytest.MonkeyPa
             yield frame
 
     with monkeypatch.context() as patch:
-        patch.setattr("ctta.data.datasets.camera.time", SimpleNamespace(time=time.time, monotonic=lambda: now))
+        patch.setattr("ctta.data.datasets.video.time", SimpleNamespace(time=time.time, monotonic=lambda: now))
         with FrameFeed("rtsp://door", FrameSampling(seconds=0.15), open_frames=film) as feed:
             assert [frame.number for frame in feed.read()] == [0, 1]
 
@@ -253,7 +252,7 @@ def test_a_feed_ends_on_time_and_may_be_interrupted(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_camera_must_connect_at_first_unless_it_need_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctta.data.datasets.camera.FIRST_DELAY", 0.01)
+    monkeypatch.setattr("ctta.data.datasets.video.FIRST_DELAY", 0.01)
     camera = FakeCamera(0, 1)
     with FrameFeed("rtsp://door", FrameSampling(), open_frames=camera) as feed, pytest.raises(DataError, match="route"):
         list(feed.read())

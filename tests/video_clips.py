@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from ctta.data.datasets.camera import FrameFeed
+from ctta.data.datasets.video import FrameFeed
 
 SIDE, RATE = 16, 10
 Frames = NDArray[np.uint8]
@@ -64,7 +64,7 @@ def keep_all_frames(monkeypatch: pytest.MonkeyPatch) -> None:
         return FrameFeed(*arguments, **settings | {"capacity": 10**6})
 
     monkeypatch.setattr(import_module("ctta.data.streams.video"), "FrameFeed", make_feed)
-    monkeypatch.setattr("ctta.data.datasets.camera.FIRST_DELAY", 0.01)
+    monkeypatch.setattr("ctta.data.datasets.video.FIRST_DELAY", 0.01)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ import ctta
 from benchmarks.data.cifar10_files import read_split
 from ctta.adapt import adapt_folder
 from ctta.data.corruptions import corrupt
-from ctta.data.datasets.image_order import Order
+from ctta.data.datasets.image_files import Order
 from ctta.data.streams import image_folder
 from ctta.nn import BatchStats
 

@@ -17,8 +17,7 @@ from ctta.adapt.run import InferenceRun
 from ctta.adapt.summary import InferenceSummary, summarize
 from ctta.core.options import takes_options
 from ctta.core.registry import resolve_method
-from ctta.data.datasets.image_files import decode_file, find_images
-from ctta.data.datasets.image_order import Order, check_order, is_class_tree, sort_images
+from ctta.data.datasets.image_files import Order, check_order, decode_file, find_images, is_class_tree, sort_images
 from ctta.data.streams import Segment, Stream
 from ctta.distributed import data_parallel, init
 from ctta.distributed.collectives import run_on_rank_zero

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from typing_extensions import Doc
 
 from ctta.core.options import Classes, Option
-from ctta.data.datasets.image_order import Order
+from ctta.data.datasets.image_files import Order
 from ctta.guard import GainEstimator
 
 VIDEO = "Video"  # a section of ``ctta adapt --help``

@@ -17,11 +17,11 @@ from ctta.adapt.comparison import AnswerComparison, Predictions
 from ctta.adapt.predictions import CHANGED, ERROR, PredictionFile
 from ctta.checkpoint.files import save
 from ctta.core.model import AdaptiveModel
-from ctta.data.datasets.archive import NO_SPACE_ERRNOS
 from ctta.errors import ConfigError, annotate_network_errors
 from ctta.evaluation.journal import SaveSchedule
 from ctta.guard import Monitored
 from ctta.guard.diagnostics import source_as_trained
+from ctta.io.atomic import NO_SPACE_ERRNOS
 from ctta.methods import Source
 from ctta.nn import blend_statistics, blends_automatically
 

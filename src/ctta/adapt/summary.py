@@ -8,7 +8,7 @@ from ctta.adapt.run import InferenceRun
 from ctta.core.hyperparameters import format_hyperparameters
 from ctta.core.model import AdaptiveModel
 from ctta.core.registry import name_of
-from ctta.data.datasets.image_order import Order
+from ctta.data.datasets.image_files import Order
 from ctta.guard import Monitored
 
 

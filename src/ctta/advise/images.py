@@ -16,7 +16,7 @@ from ctta.core.validation import check_choice
 from ctta.data.corruptions import corrupt
 from ctta.data.corruptions.arrays import images_to_uint8
 from ctta.data.datasets import CleanImages
-from ctta.data.datasets.arrays import PixelArray, describe_arrays
+from ctta.data.datasets.base import PixelArray, describe_arrays
 from ctta.data.datasets.clean_images import read_clean_images
 from ctta.data.datasets.corruptible import CLEAN
 from ctta.data.streams import Segment, Stream, correlated

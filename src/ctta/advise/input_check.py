@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ctta.advise.images import LabeledImages, iter_batches
 from ctta.models import Normalized
-from ctta.models.normalized import IMAGENET_MEAN, IMAGENET_STD
+from ctta.models.pretrained import IMAGENET_MEAN, IMAGENET_STD
 from ctta.nn.surgery import copy_for_adaptation
 
 Channels = tuple[float, float, float]

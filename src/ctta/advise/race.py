@@ -20,7 +20,7 @@ from ctta.advise.candidates import Candidate, Probe, probe, vary
 from ctta.advise.images import ImageStreams, LabeledImages, StreamOrder, iter_batches
 from ctta.core.model import AdaptiveModel
 from ctta.core.registry import resolve_method
-from ctta.data.datasets.arrays import hash_array
+from ctta.data.datasets.base import hash_array
 from ctta.data.streams import Stream
 from ctta.evaluation import Interval, Result, evaluate
 from ctta.evaluation.intervals import estimate_difference

@@ -17,7 +17,7 @@ from ctta import models
 from ctta.core.config import read_config
 from ctta.core.options import Device, Mean, Option, Size, Std, find_options, parse_channels, parse_names
 from ctta.data.corruptions.registry import check_severity
-from ctta.data.streams.orders import RANDOM_ORDERS
+from ctta.data.streams.sequences import RANDOM_ORDERS
 from ctta.errors import ConfigError
 from ctta.guard import GainEstimator
 from ctta.models import to_device

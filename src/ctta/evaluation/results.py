@@ -7,7 +7,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Self
 
-from ctta.data.datasets.segmentation import CLASS_NAMES
+from ctta.data.datasets.scenes import CLASS_NAMES
 from ctta.data.streams import Composition
 from ctta.errors import InputError
 from ctta.evaluation.display import describe_result, make_frame, plot_result, render_html_table

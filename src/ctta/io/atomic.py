@@ -1,10 +1,14 @@
 """Files that are complete or absent, also when the process is killed or the power fails."""
 
+import errno
 import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+#: A full disk, and an exhausted quota as home folders on clusters have it.
+NO_SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager

@@ -5,16 +5,10 @@ from collections.abc import Callable
 from torch import nn
 
 from ctta.errors import ConfigError, did_you_mean, first_line
-from ctta.models.huggingface import load_huggingface
-from ctta.models.pretrained import load_timm, load_torchvision
-from ctta.models.python_file import load_python_file
-from ctta.models.resnet20 import embedded
-from ctta.models.resnext import ResNeXt29
-from ctta.models.segformer import streets
-from ctta.models.sliding_window import SlidingWindow
-from ctta.models.street_cnn import streets_bn
+from ctta.models.cifar import ResNeXt29, WideResNet, embedded, embedded_wide
+from ctta.models.pretrained import load_huggingface, load_python_file, load_timm, load_torchvision
+from ctta.models.segmentation import SlidingWindow, streets, streets_bn
 from ctta.models.weights import copy_weights_, read_weights
-from ctta.models.wide_resnet import WideResNet, embedded_wide
 
 
 def load(spec: str) -> nn.Module:

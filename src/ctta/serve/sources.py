@@ -17,8 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from ctta.data.datasets.camera import FrameFeed
-from ctta.data.datasets.video import FrameSampling, VideoFrame, describe_source, import_av, is_live
+from ctta.data.datasets.video import FrameFeed, FrameSampling, VideoFrame, describe_source, import_av, is_live
 from ctta.data.streams.video import frame_to_tensor
 from ctta.errors import ConfigError, DataError, InputError, first_line
 from ctta.serve.auth import Authenticator

@@ -19,7 +19,7 @@ from ctta.data.datasets import Corrupted, clean_cifar, sample
 from ctta.data.streams import gradual
 from ctta.errors import DataError
 from ctta.models import CIFAR10_CLASSES
-from ctta.models.resnet20 import embedded_stats
+from ctta.models.cifar import embedded_stats
 from ctta.source_stats import SourceStats
 
 #: The reference implementation's setting for CIFAR10-C.

@@ -6,8 +6,7 @@ from torch import nn
 from ctta import models
 from ctta.benchmark.recipes.base import BenchmarkOptions, BenchmarkTask
 from ctta.benchmark.recipes.paper import CORRUPTION_OPTIONS, corrupted_stream, every_method
-from ctta.data.datasets.corrupted_folder import CorruptedFolder
-from ctta.data.datasets.corruptible import CLEAN
+from ctta.data.datasets.corruptible import CLEAN, CorruptedFolder
 from ctta.errors import ConfigError
 from ctta.methods import Source
 

@@ -13,7 +13,7 @@ from ctta.benchmark.recipes.settings import ADAM, BATCH_ONLY, SGD, DataSet, add_
 from ctta.data import datasets
 from ctta.data.datasets import CifarC, CorruptionDataset, ImageNetC
 from ctta.data.streams import CorruptionSequence, Stream, gradual, parse_protocol
-from ctta.data.streams.orders import corruption_order
+from ctta.data.streams.sequences import corruption_order
 from ctta.methods import BNStats, CoTTA, PseudoLabel, Source, Tent, TestAug
 from ctta.optim import OptimizerFactory
 from ctta.views import Views, fast_image_views, image_views

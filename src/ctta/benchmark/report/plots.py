@@ -20,7 +20,7 @@ from ctta.benchmark.report.tables import PAIR, ColumnLayout, Table
 from ctta.benchmark.report.theme import FAINT, INK, LineStyle, plot_style, replace_control_characters, shorten
 from ctta.data import streets as synthetic
 from ctta.data.datasets.base import IGNORE_INDEX
-from ctta.data.datasets.segmentation import CLASS_NAMES
+from ctta.data.datasets.scenes import CLASS_NAMES
 from ctta.evaluation.label_maps import SceneExample
 from ctta.evaluation.metrics import NUM_BINS, Metric
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from ctta.benchmark.report.runs import MethodEntry
 from ctta.benchmark.report.tables import ColumnLayout, parse_severity
-from ctta.data.datasets.segmentation import CONDITIONS
-from ctta.data.streams.orders import corruption_order
+from ctta.data.datasets.scenes import CONDITIONS
+from ctta.data.streams.sequences import corruption_order
 from ctta.evaluation.metrics import ERROR, MIOU, Metric
 
 

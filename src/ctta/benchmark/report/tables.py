@@ -12,7 +12,7 @@ from math import isinf, isnan, nan
 from statistics import fmean, stdev
 from typing import Literal
 
-from ctta.data.streams.orders import corruption_order
+from ctta.data.streams.sequences import corruption_order
 from ctta.evaluation.robustness import Verdict
 
 NUM_DIGITS = 6  # decimals kept before formatting; floating-point noise beyond them would print 21.35 as 21.3

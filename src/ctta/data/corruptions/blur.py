@@ -8,6 +8,7 @@ import numpy as np
 from ctta.data.corruptions.arrays import (
     Float32Array,
     Int64Array,
+    PerImageRNG,
     UInt8Array,
     blend,
     select_parameters,
@@ -21,7 +22,6 @@ from ctta.data.corruptions.filters import (
     gaussian_filter,
     gaussian_kernel,
 )
-from ctta.data.corruptions.rng import PerImageRNG
 
 # Severities 0..5 at (32, 224) pixels; 0 is where the interpolation below 1 starts. Lengths are in pixels.
 GAUSSIAN = ((0.0, 0.4, 0.6, 0.7, 0.8, 1.0), (0.0, 1.0, 2.0, 3.0, 4.0, 6.0))  # sigma

@@ -5,9 +5,8 @@ import math
 
 import numpy as np
 
-from ctta.data.corruptions.arrays import Float32Array, UInt8Array, select_parameters, truncate_to_uint8
+from ctta.data.corruptions.arrays import Float32Array, PerImageRNG, UInt8Array, select_parameters, truncate_to_uint8
 from ctta.data.corruptions.filters import downsample_box, gaussian_filter, sample_bilinear, upsample_nearest
-from ctta.data.corruptions.rng import PerImageRNG
 from ctta.io.images import import_pillow
 
 # Severities 0..5 at (32, 224) pixels; 0 is where the interpolation below 1 starts.

@@ -5,8 +5,14 @@ from math import ceil, inf, sqrt
 
 import numpy as np
 
-from ctta.data.corruptions.arrays import UInt8Array, blend, select_parameters, truncate_to_uint8
-from ctta.data.corruptions.rng import PerImageRNG, normal_quantiles
+from ctta.data.corruptions.arrays import (
+    PerImageRNG,
+    UInt8Array,
+    blend,
+    normal_quantiles,
+    select_parameters,
+    truncate_to_uint8,
+)
 
 # Severities 0..5 at (32, 224) pixels; 0 is where the interpolation below 1 starts.
 GAUSSIAN = ((0, 0.04, 0.06, 0.08, 0.09, 0.10), (0, 0.08, 0.12, 0.18, 0.26, 0.38))  # standard deviation

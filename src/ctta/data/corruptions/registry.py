@@ -10,6 +10,7 @@ from ctta.core.validation import check_integer, check_number
 from ctta.data.corruptions.arrays import (
     BatchT,
     Int64Array,
+    PerImageRNG,
     UInt8Array,
     images_to_uint8,
     map_chunks,
@@ -18,11 +19,8 @@ from ctta.data.corruptions.arrays import (
 )
 from ctta.data.corruptions.blur import defocus_blur, gaussian_blur, glass_blur, motion_blur, zoom_blur
 from ctta.data.corruptions.digital import contrast, elastic_transform, jpeg_compression, pixelate, saturate
-from ctta.data.corruptions.frost import PhotoPaths, frost
 from ctta.data.corruptions.noise import gaussian_noise, impulse_noise, shot_noise, speckle_noise
-from ctta.data.corruptions.rng import PerImageRNG
-from ctta.data.corruptions.spatter import spatter
-from ctta.data.corruptions.weather import brightness, fog, snow
+from ctta.data.corruptions.weather import PhotoPaths, brightness, fog, frost, snow, spatter
 from ctta.errors import ConfigError, did_you_mean
 
 Corruption = Callable[[UInt8Array, float, PerImageRNG], UInt8Array]

@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike
 
 from ctta.core.validation import check_integer
 from ctta.data.corruptions.arrays import Int64Array, UInt8Array, images_to_uint8
-from ctta.data.corruptions.frost import PhotoPaths
 from ctta.data.corruptions.registry import CORRUPTIONS, HOLD_OUT, VERSION, check_corruption, check_severity, corrupt
+from ctta.data.corruptions.weather import PhotoPaths
 from ctta.errors import ConfigError, DataError, InputError
 from ctta.io.atomic import atomic_write
 from ctta.io.images import IMAGE_SUFFIXES, decoding_errors, import_pillow, is_image_file, resize_and_center_crop

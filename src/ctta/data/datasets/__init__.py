@@ -6,18 +6,14 @@
 ['fog 5', 'fog 5', 'snow 5', 'snow 5']
 """
 
-from ctta.data.datasets.arrays import PixelArray
-from ctta.data.datasets.base import IGNORE_INDEX, IGNORE_LABEL, CorruptionDataset, Images
+from ctta.data.datasets.base import IGNORE_INDEX, IGNORE_LABEL, CorruptionDataset, Images, PixelArray
+from ctta.data.datasets.benchmarks import CifarC, ImageNetC, clean_cifar
 from ctta.data.datasets.cache import cache_dir, download, find
 from ctta.data.datasets.catalog import DATASETS, Dataset
-from ctta.data.datasets.cifar import CifarC, clean_cifar
 from ctta.data.datasets.clean_images import CleanImages, read_clean_images
-from ctta.data.datasets.corrupted import Corrupted, sample
-from ctta.data.datasets.corrupted_folder import CorruptedFolder
+from ctta.data.datasets.corruptible import Corrupted, CorruptedFolder, sample
 from ctta.data.datasets.image_files import ImageFiles
-from ctta.data.datasets.imagenet_c import ImageNetC
-from ctta.data.datasets.segmentation import LabeledScenes
-from ctta.data.datasets.streets import StreetScenes
+from ctta.data.datasets.scenes import LabeledScenes, StreetScenes
 from ctta.errors import DownloadError
 
 __all__ = [

@@ -10,9 +10,8 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from ctta.data.datasets.cifar import clean_cifar
-from ctta.data.datasets.image_files import decode_files, find_images
-from ctta.data.datasets.image_order import sort_images
+from ctta.data.datasets.benchmarks import clean_cifar
+from ctta.data.datasets.image_files import decode_files, find_images, sort_images
 from ctta.errors import DataError
 from ctta.io.images import Resize
 

@@ -1,20 +1,35 @@
-"""Clean images that are corrupted when they are read: by one corruption, or by several in turn."""
+"""Clean images that are corrupted when they are read: in memory, or in a tree of labeled files."""
 
 import hashlib
+import os
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from ctta.data.corruptions import corrupt
-from ctta.data.corruptions.frost import PhotoPaths
+from ctta.core.validation import check_integer
+from ctta.data.corruptions import VERSION, corrupt
 from ctta.data.corruptions.registry import check_corruption
-from ctta.data.datasets.base import Rows
-from ctta.errors import ConfigError
-from ctta.io.images import to_unit_floats
+from ctta.data.corruptions.weather import PhotoPaths, hash_photos
+from ctta.data.datasets.base import Rows, describe_arrays
+from ctta.data.datasets.image_files import (
+    READ_AHEAD,
+    decode_files,
+    describe_files,
+    find_labeled_images,
+    list_folders,
+    sort_images,
+)
+from ctta.errors import ConfigError, DataError, did_you_mean
+from ctta.io.images import Resize, resize_and_center_crop, to_unit_floats
+from ctta.models import CIFAR10_CLASSES
 
 #: The "corruption" that leaves images as they are, at any severity.
 CLEAN = "none"
@@ -218,3 +233,140 @@ def format_steps(steps: tuple[Step, ...]) -> str:
 def _hash_visit(seed: int, visit: int) -> int:
     """Return a seed for the draws of one visit."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/visit {visit}".encode(), digest_size=8).digest(), "little")
+
+
+class Corrupted(CorruptibleDataset):
+    """Clean images in memory under any corruption of :mod:`ctta.data.corruptions`.
+
+    Args:
+        images: uint8 array of shape (N, H, W, 3).
+        labels: N integers, or one per pixel (N, H, W) with 255 where a pixel is not scored. Label maps stay as they
+            are under every corruption, also where ``elastic_transform`` moves pixels a little.
+        name: Name of the images, part of the name of every stream over them.
+        seed: Seed of the corruptions.
+        frost_photos: A folder with, or a list of, photographs for "frost", instead of the textures that come with the
+            library.
+        class_names: Names of the classes, in the order of the labels, for reports.
+
+    Raises:
+        InputError: An array has another shape or data type.
+    """
+
+    labels: NDArray[np.integer[Any]]
+
+    def __init__(
+        self,
+        images: NDArray[np.uint8],
+        labels: ArrayLike,
+        *,
+        name: str,
+        seed: int = 0,
+        frost_photos: PhotoPaths | None = None,
+        class_names: Sequence[str] = (),
+    ) -> None:
+        check_integer("seed", seed)
+        self.class_names = tuple(class_names)
+        self.images, self.labels, self.seed, self.frost_photos = images, np.asarray(labels), seed, frost_photos
+        frost = "" if frost_photos is None else f" frost_photos=[{hash_photos(frost_photos)}]"
+        # With the version of the generator: another version may draw other pixels, whose results are not comparable.
+        self.name = f"{describe_arrays(name, images, self.labels)} corruptions={VERSION} seed={seed}{frost}"
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name}, {len(self):,} images)"
+
+    def read_clean(self, rows: Rows) -> tuple[NDArray[np.uint8], Tensor]:
+        """Return some of the images as they are, and their labels or label maps."""
+        return self.images[rows], torch.from_numpy(self.labels[rows].astype(np.int64))
+
+
+def sample(*, seed: int = 0, frost_photos: PhotoPaths | None = None) -> Corrupted:
+    """Return the images that come with the library: the first 2,000 test images of CIFAR-10, to be corrupted.
+
+    Args:
+        seed: Seed of the corruptions.
+        frost_photos: As for :class:`Corrupted`.
+
+    Returns:
+        A dataset for the protocols of :mod:`ctta.data.streams`.
+
+    >>> sample()
+    Corrupted(cifar10-sample[1095f631 6aff0335] corruptions=1 seed=0, 2,000 images)
+    >>> from ctta.data.streams import continual
+    >>> len(continual(sample(), limit=500, batch_size=50))
+    150
+    """
+    with as_file(files("ctta.data.datasets") / "sample.npz") as path, np.load(path) as arrays:
+        images, labels = arrays["images"], arrays["labels"].astype(np.int64)
+    names = CIFAR10_CLASSES
+    return Corrupted(images, labels, name="cifar10-sample", seed=seed, frost_photos=frost_photos, class_names=names)
+
+
+class CorruptedFolder(CorruptibleDataset):
+    """The images of a tree ``<class>/<image>`` under any corruption of :mod:`ctta.data.corruptions`.
+
+    The images are shuffled, because class by class they would be a stream of sorted labels. They are decoded when they
+    are read, so the tree may be larger than memory.
+
+    Args:
+        root: Root of the tree.
+        size: (height, width) to resize to, before the corruption; without it all images must have one size.
+        crop: Instead, resize the shorter side to 256 and crop the central 224x224, as ImageNet is preprocessed.
+        classes: Names of the classes in the order of the network's outputs, among them every class folder. By default
+            a class is labeled by its place among the sorted folders.
+        seed: Seed of the shuffle and of the corruptions.
+
+    Raises:
+        ConfigError: Both ``size`` and ``crop`` are given.
+        DataError: There are no class folders, one has no images, or one is not among the classes.
+
+    >>> import ctta
+    >>> data = CorruptedFolder("photos/val", size=(64, 64))                       # doctest: +SKIP
+    >>> stream = ctta.data.streams.continual(data, names=("fog", "snow"), severity=3)  # doctest: +SKIP
+    """
+
+    labels: NDArray[np.int64]
+    read_ahead = READ_AHEAD
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        size: tuple[int, int] | None = None,
+        crop: bool = False,
+        classes: Sequence[str] | None = None,
+        seed: int = 0,
+    ) -> None:
+        folder = Path(root).expanduser()
+        check_integer("seed", seed)
+        if size and crop:
+            raise ConfigError(f"give size or crop, not both: a crop has 224x224 pixels, not {size}")
+        described_size = "crop 224" if crop else str(size)
+        hint = "check the path; a class is a folder of images"
+        files = find_labeled_images(folder, None, described_size, num_per_class=None, images=None, hint=hint)
+        folders = list_folders(folder)
+        self.class_names, self.seed = tuple(classes or folders), seed
+        self.transform = resize_and_center_crop if crop else Resize(size) if size else None
+        if unknown := [name for name in folders if name not in self.class_names]:
+            raise DataError(
+                f"the folder {folder / unknown[0]} is not among the {len(self.class_names)} given classes"
+                f"{did_you_mean(unknown[0], self.class_names)}: rename it, or add it to the classes"
+            )
+        assert files.labels is not None
+        label_of = np.array([self.class_names.index(name) for name in folders])
+        order = sort_images(folder, [path.relative_to(folder).as_posix() for path in files.paths], "shuffle", seed=seed)
+        self.paths = tuple(files.paths[row] for row in order)
+        self.labels = label_of[files.labels[order]]
+        described = describe_files(folder, self.paths, f"{described_size} {self.class_names}")
+        self.name = f"folder {described} corruptions={VERSION} seed={seed}"
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read_clean(self, rows: Rows) -> tuple[NDArray[np.uint8], Tensor]:
+        """Decode some of the images, and return them with their labels."""
+        paths = [self.paths[row] for row in rows]
+        pixels = np.stack(decode_files(paths, self.transform, hint="give a size (height, width) to resize to"))
+        return pixels, torch.from_numpy(self.labels[rows])

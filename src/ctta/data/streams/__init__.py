@@ -6,21 +6,15 @@ camera, has no length and no hash, and :func:`ccc` has no length unless it is gi
 """
 
 from ctta.data.streams.accuracy import AccuracyMatrix, measure_accuracy
-from ctta.data.streams.builders import CorruptionSequence
-from ctta.data.streams.ccc import EndlessStream, ccc
-from ctta.data.streams.composition import Composition
+from ctta.data.streams.ccc import EndlessStream, ccc, walk
 from ctta.data.streams.correlation import correlated, label_shift, long_tail, mixed_correlated
+from ctta.data.streams.factories import acdc, cityscapes, folder, image_folder, in_memory, streets
 from ctta.data.streams.foreign import foreign
-from ctta.data.streams.live import LiveStream, live
-from ctta.data.streams.mixture import mixed
-from ctta.data.streams.orders import corruption_order
-from ctta.data.streams.protocols import PROTOCOLS, ChosenProtocol, parse_protocol
+from ctta.data.streams.protocols import PROTOCOLS, ChosenProtocol, CorruptionSequence, parse_protocol
 from ctta.data.streams.recurrence import cdc, cyclic, recurring, rounds
-from ctta.data.streams.sequences import clean, continual, gradual, single
-from ctta.data.streams.sources import acdc, cityscapes, folder, image_folder, in_memory, streets
-from ctta.data.streams.stream import Batch, Segment, Stream
-from ctta.data.streams.video import VideoBatch, VideoStream, video
-from ctta.data.streams.walk import walk
+from ctta.data.streams.sequences import clean, continual, corruption_order, gradual, single
+from ctta.data.streams.stream import Batch, Composition, Segment, Stream, mixed
+from ctta.data.streams.video import LiveStream, VideoBatch, VideoStream, live, video
 
 __all__ = [
     "PROTOCOLS",

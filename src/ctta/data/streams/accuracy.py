@@ -18,7 +18,7 @@ from ctta.data.corruptions import VERSION
 from ctta.data.corruptions.registry import check_corruption
 from ctta.data.datasets.base import Rows
 from ctta.data.datasets.corruptible import CorruptibleDataset
-from ctta.data.streams.corrupted import as_clean_images
+from ctta.data.streams.sequences import as_clean_images
 from ctta.data.streams.stream import Stream
 from ctta.errors import ConfigError, DataError, InputError
 from ctta.io.atomic import atomic_write

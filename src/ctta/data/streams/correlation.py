@@ -2,16 +2,194 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ctta.core.validation import check_choice, check_integer, check_positive
 from ctta.data.datasets.base import Rows
-from ctta.data.streams.mixture import mixed
-from ctta.data.streams.samplers import SAMPLERS, Labels, draw_label_shift, draw_long_tail
-from ctta.data.streams.stream import Segment, Stream
+from ctta.data.streams.stream import Segment, Stream, mixed
 from ctta.errors import ConfigError, DataError
+
+Labels = NDArray[np.integer[Any]]
+
+#: Slots of RoTTA's sampler for data with more classes than this.
+MAX_SLOTS = 100
+#: The fewest images in a chunk of NOTE's sampler, and how often it is drawn before giving up.
+MIN_CHUNK, MAX_DRAWS = 10, 10_000
+
+
+def sample_rotta(
+    labels: Labels, num_classes: int, generator: np.random.Generator, concentration: float, num_slots: int | None
+) -> Rows:
+    """Return the order of RoTTA and PeTTA.
+
+    The images of a class are split over consecutive slots at the cumulative proportions of a Dirichlet draw. Within a
+    slot the classes come in an order that is drawn anew, each as one block.
+
+    Args:
+        labels: Label of each image.
+        num_classes: Number of classes C.
+        generator: Source of the draws.
+        concentration: Parameter of the Dirichlet distribution.
+        num_slots: Number of slots; None for min(C, 100).
+
+    Returns:
+        Indices of the images, each once.
+    """
+    num_slots = num_slots or min(num_classes, MAX_SLOTS)
+    proportions = generator.dirichlet(np.full(num_slots, concentration), num_classes)
+    parts = []
+    for members, fractions in zip(group_by_class(labels, num_classes), proportions, strict=True):
+        parts.append(np.split(members, _cut(fractions, len(members))))
+    return _chain_slots(parts, generator)
+
+
+def sample_note(
+    labels: Labels, num_classes: int, generator: np.random.Generator, concentration: float, num_slots: int | None
+) -> Rows:
+    """Return the order of NOTE, which others took over.
+
+    As for RoTTA, but chunks that already hold their share of the images get nothing of a further class, the images of
+    a class are shuffled, and everything is drawn again until each chunk has at least ten images.
+
+    Args:
+        labels: Label of each image.
+        num_classes: Number of classes C.
+        generator: Source of the draws.
+        concentration: Parameter of the Dirichlet distribution.
+        num_slots: Number of chunks; None for C.
+
+    Returns:
+        Indices of the images, each once.
+
+    Raises:
+        DataError: There are too few images for ten in each chunk.
+    """
+    num_chunks = num_slots or num_classes
+    counts = np.bincount(labels, minlength=num_classes)
+    cuts = None
+    for _ in range(MAX_DRAWS if len(labels) >= MIN_CHUNK * num_chunks else 0):
+        if (cuts := _draw_chunks(counts, num_chunks, concentration, generator)) is not None:
+            break
+    if cuts is None:
+        raise DataError(
+            f"the sampler 'note' needs at least {MIN_CHUNK} images in each of {num_chunks} chunks, and found no such "
+            f"split of {len(labels)} images: use more images, fewer chunks (num_slots), or the sampler 'rotta'"
+        )
+    groups = group_by_class(labels, num_classes)
+    parts = [np.split(generator.permutation(members), cut) for members, cut in zip(groups, cuts, strict=True)]
+    return _chain_slots(parts, generator)
+
+
+def sort_by_label(
+    labels: Labels, num_classes: int, generator: np.random.Generator, concentration: float, num_slots: int | None
+) -> Rows:
+    """Return the images class by class, in the order of the labels; nothing is drawn."""
+    return np.argsort(labels, kind="stable")
+
+
+def shuffle(
+    labels: Labels, num_classes: int, generator: np.random.Generator, concentration: float, num_slots: int | None
+) -> Rows:
+    """Return the images in random order."""
+    return generator.permutation(len(labels))
+
+
+#: The samplers by name; each takes labels, the number of classes, a generator, the concentration and the slots.
+SAMPLERS: dict[str, Callable[[Labels, int, np.random.Generator, float, int | None], Rows]] = {
+    "rotta": sample_rotta,
+    "note": sample_note,
+    "sorted": sort_by_label,
+    "iid": shuffle,
+}
+
+
+def draw_label_shift(
+    labels: Labels, num_classes: int, generator: np.random.Generator, imbalance: float, num_per_phase: int
+) -> Rows:
+    """Return a draw with replacement in one phase per class, as SAR does.
+
+    In a phase its own class has the probability q = r / (r + C - 1) and every other one 1 / (r + C - 1), where r is the
+    imbalance. The order of the phases is random.
+
+    Args:
+        labels: Label of each image.
+        num_classes: Number of classes; those without images have no phase and are never drawn.
+        generator: Source of the draws.
+        imbalance: How much more likely the class of a phase is than another one.
+        num_per_phase: Images per phase.
+
+    Returns:
+        Indices of the images; some occur several times, some never.
+    """
+    groups = [members for members in group_by_class(labels, num_classes) if len(members)]
+    rows = []
+    for phase in generator.permutation(len(groups)):
+        odds = np.ones(len(groups))
+        odds[phase] = imbalance
+        drawn = generator.choice(len(groups), num_per_phase, p=odds / odds.sum())
+        rows += [groups[number][generator.integers(len(groups[number]))] for number in drawn]
+    return np.array(rows, dtype=np.int64)
+
+
+def draw_long_tail(
+    labels: Labels, ranks: Rows, num_classes: int, generator: np.random.Generator, imbalance: float
+) -> Rows:
+    """Return a part of the images in which the classes have a long tail: n_max / imbalance^(rank / (C - 1)) images.
+
+    Args:
+        labels: Label of each image.
+        ranks: Rank of each class; 0 is the head, whose images are all taken.
+        num_classes: Number of classes C.
+        generator: Source of the draws.
+        imbalance: Ratio of the most frequent class to the rarest.
+
+    Returns:
+        Indices of the images, in ascending order; n_max is the size of the largest class, and a class that has fewer
+        images than its rank asks for gives all.
+    """
+    groups = group_by_class(labels, num_classes)
+    largest = max(len(members) for members in groups)
+    kept = []
+    for members, rank in zip(groups, ranks, strict=True):
+        number = int(largest * imbalance ** (-rank / max(1, num_classes - 1)))
+        kept.append(generator.permutation(members)[: max(1, number)])
+    return np.sort(np.concatenate(kept))
+
+
+def group_by_class(labels: Labels, num_classes: int) -> list[Rows]:
+    """Return the indices of the images of each class, in ascending order."""
+    ends = np.cumsum(np.bincount(labels, minlength=num_classes))
+    return np.split(np.argsort(labels, kind="stable"), ends[:-1])
+
+
+def _cut(fractions: NDArray[np.float64], number: int) -> Rows:
+    """Return where to split a number of images so that the parts have these fractions."""
+    return (np.cumsum(fractions)[:-1] * number).astype(np.int64)
+
+
+def _draw_chunks(
+    counts: NDArray[np.integer[Any]], num_chunks: int, concentration: float, generator: np.random.Generator
+) -> list[Rows] | None:
+    """Return where to split each class over the chunks, or None if a chunk stays too small."""
+    sizes, cuts = np.zeros(num_chunks, np.int64), []
+    for count in counts:
+        fractions = generator.dirichlet(np.full(num_chunks, concentration)) * (sizes < counts.sum() / num_chunks)
+        if not fractions.sum() > 0:  # all of the draw fell on full chunks
+            return None
+        cuts.append(_cut(fractions / fractions.sum(), count))
+        sizes += np.diff(cuts[-1], prepend=0, append=count)
+    return cuts if sizes.min() >= MIN_CHUNK else None
+
+
+def _chain_slots(parts: list[list[Rows]], generator: np.random.Generator) -> Rows:
+    """Return the slots one after the other, each with its classes in a random order."""
+    num_classes, num_slots = len(parts), len(parts[0])
+    blocks = [parts[label][slot] for slot in range(num_slots) for label in generator.permutation(num_classes)]
+    return np.concatenate(blocks)
+
 
 Sampler = Literal["rotta", "note", "sorted", "iid"]
 

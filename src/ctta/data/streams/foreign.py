@@ -12,9 +12,8 @@ from torch.nn import functional as F
 
 from ctta.core.validation import check_integer
 from ctta.data.datasets.base import IGNORE_LABEL, Images, Rows
-from ctta.data.datasets.streets import StreetScenes
-from ctta.data.streams.mixture import Mixture
-from ctta.data.streams.stream import Segment, Stream
+from ctta.data.datasets.scenes import StreetScenes
+from ctta.data.streams.stream import Mixture, Segment, Stream
 from ctta.data.streets import VERSION
 from ctta.data.streets.frames import MIN_SIDE
 from ctta.errors import ConfigError, DataError

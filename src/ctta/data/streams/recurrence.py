@@ -8,8 +8,7 @@ import numpy as np
 from ctta.core.validation import check_integer
 from ctta.data.datasets.base import CorruptionDataset
 from ctta.data.streams.correlation import Sampler, correlated
-from ctta.data.streams.orders import group_by_kind
-from ctta.data.streams.sequences import choose_corruptions, continual
+from ctta.data.streams.sequences import choose_corruptions, continual, group_by_kind
 from ctta.data.streams.stream import Segment, Stream
 
 

@@ -15,15 +15,179 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 
 from ctta.core.validation import check_choice, check_integer
+from ctta.data.corruptions import VERSION
+from ctta.data.corruptions.arrays import images_to_uint8
 from ctta.data.corruptions.registry import check_severity
-from ctta.data.datasets.base import CorruptionDataset
-from ctta.data.datasets.corruptible import CLEAN
-from ctta.data.streams.corrupted import as_corruption_dataset
-from ctta.data.streams.orders import corruption_order
-from ctta.data.streams.stream import Segment, Stream
-from ctta.errors import ConfigError
+from ctta.data.datasets.base import CorruptionDataset, Rows
+from ctta.data.datasets.corruptible import CLEAN, CorruptibleDataset
+from ctta.data.streams.stream import Mixture, Segment, Stream
+from ctta.errors import ConfigError, did_you_mean
+
+STANDARD_ORDER = (
+    "gaussian_noise shot_noise impulse_noise defocus_blur glass_blur motion_blur zoom_blur snow frost fog "
+    "brightness contrast elastic_transform pixelate jpeg_compression"
+)
+
+#: The ten random orders of the authors' code, for gradual CIFAR10-C and ImageNet-C.
+RANDOM_ORDERS = (
+    "brightness pixelate gaussian_noise motion_blur zoom_blur glass_blur impulse_noise jpeg_compression "
+    "defocus_blur elastic_transform shot_noise frost snow fog contrast",
+    "jpeg_compression shot_noise zoom_blur frost contrast fog defocus_blur elastic_transform gaussian_noise "
+    "brightness glass_blur impulse_noise pixelate snow motion_blur",
+    "contrast defocus_blur gaussian_noise shot_noise snow frost glass_blur zoom_blur elastic_transform "
+    "jpeg_compression pixelate brightness impulse_noise motion_blur fog",
+    "shot_noise fog glass_blur pixelate snow elastic_transform brightness impulse_noise defocus_blur frost "
+    "contrast gaussian_noise motion_blur jpeg_compression zoom_blur",
+    "pixelate glass_blur zoom_blur snow fog impulse_noise brightness motion_blur frost jpeg_compression "
+    "gaussian_noise shot_noise contrast defocus_blur elastic_transform",
+    "motion_blur snow fog shot_noise defocus_blur contrast zoom_blur brightness frost elastic_transform "
+    "glass_blur gaussian_noise pixelate jpeg_compression impulse_noise",
+    "frost impulse_noise jpeg_compression contrast zoom_blur glass_blur pixelate snow defocus_blur "
+    "motion_blur brightness elastic_transform shot_noise fog gaussian_noise",
+    "glass_blur zoom_blur impulse_noise fog snow jpeg_compression gaussian_noise frost shot_noise brightness "
+    "contrast motion_blur pixelate defocus_blur elastic_transform",
+    "defocus_blur motion_blur zoom_blur shot_noise gaussian_noise glass_blur jpeg_compression fog contrast "
+    "pixelate frost snow brightness elastic_transform impulse_noise",
+    "contrast gaussian_noise defocus_blur zoom_blur frost glass_blur jpeg_compression fog pixelate "
+    "elastic_transform shot_noise impulse_noise snow motion_blur brightness",
+)
+
+#: The corruptions by kind, as ImageNet-C groups them; the last of each is one of the four to choose settings on.
+KINDS = {
+    "noise": ("gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise"),
+    "blur": ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "gaussian_blur"),
+    "weather": ("snow", "frost", "fog", "brightness", "spatter"),
+    "digital": ("contrast", "elastic_transform", "pixelate", "jpeg_compression", "saturate"),
+}
+
+
+def corruption_order(order: int | None = None) -> tuple[str, ...]:
+    """Return the corruptions in the standard order, or in one of the ten random orders of the authors' code.
+
+    Args:
+        order: None for the standard order, or 0 to 9.
+
+    Returns:
+        The names of the fifteen corruptions.
+
+    Raises:
+        ConfigError: There is no such order.
+
+    >>> corruption_order()[:2], corruption_order(9)[0]
+    (('gaussian_noise', 'shot_noise'), 'contrast')
+    """
+    if order is not None and order not in range(len(RANDOM_ORDERS)):
+        raise ConfigError(f"order must be None (standard) or 0 to {len(RANDOM_ORDERS) - 1}, got {order!r}")
+    return tuple((STANDARD_ORDER if order is None else RANDOM_ORDERS[order]).split())
+
+
+def group_by_kind(names: Sequence[str]) -> dict[str, list[str]]:
+    """Return corruptions by kind, the kinds in the order of their first corruption.
+
+    Args:
+        names: Names of corruptions.
+
+    Returns:
+        The names of each kind.
+
+    Raises:
+        ConfigError: A corruption is of no known kind.
+
+    >>> group_by_kind(["fog", "contrast", "snow"])
+    {'weather': ['fog', 'snow'], 'digital': ['contrast']}
+    """
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        kind = next((kind for kind, members in KINDS.items() if name in members), None)
+        if kind is None:
+            known = [member for members in KINDS.values() for member in members]
+            raise ConfigError(f"{name!r} is of no known kind{did_you_mean(name, known)}: leave it out")
+        kinds.setdefault(kind, []).append(name)
+    return kinds
+
+
+class CorruptedStream(CorruptibleDataset):
+    """The images of a stream as a dataset for :func:`.continual` and :func:`.gradual`.
+
+    Args:
+        stream: A stream of clean images in [0, 1], of any size from 8 pixels a side.
+        seed: Seed of the corruptions.
+    """
+
+    def __init__(self, stream: Stream, *, seed: int = 0) -> None:
+        self.images, self.seed = Mixture(stream.segments), seed
+        self.labels, self.class_names = self.images.labels, self.images.class_names
+        self.name, self.read_ahead = f"{stream.name} corruptions={VERSION} seed={seed}", stream.read_ahead
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def read_clean(self, rows: Rows) -> tuple[NDArray[np.uint8], Tensor | None]:
+        """Return some of the images, rounded to 8 bits, and their labels."""
+        x, y = self.images.read(rows)
+        return images_to_uint8(x), y
+
+    def draw_index(self, rows: Rows) -> Rows:
+        """Return the index of images within their domain, so that a shuffle does not change their draws."""
+        _domains, index = self.images.origins(rows)
+        return index
+
+    @property
+    def content(self) -> str:
+        """Name that identifies images and seed on every machine; enters the hash of a stream."""
+        return f"{self.images.name} corruptions={VERSION} seed={self.seed}"
+
+
+def as_corruption_dataset(data: CorruptionDataset | Stream, protocol: str) -> CorruptionDataset:
+    """Return a dataset as it is, and a stream of clean images as a dataset.
+
+    Args:
+        data: What a protocol was given.
+        protocol: Name of the protocol, for the error.
+
+    Returns:
+        A dataset with a domain for every corruption.
+
+    Raises:
+        TypeError: The data is neither; the message says how to read it.
+    """
+    if isinstance(data, Stream):
+        return CorruptedStream(data)
+    if not hasattr(data, "domain"):
+        raise TypeError(
+            f"{protocol} needs a dataset of ctta.data.datasets, or a stream of clean images such as image_folder(path, "
+            f"size=(224, 224)) or in_memory(images, labels, name='mine'), got {type(data).__name__}: wrap your images "
+            "in one of these"
+        )
+    return data
+
+
+def as_clean_images(data: object, protocol: str) -> CorruptibleDataset:
+    """Return a dataset that corrupts its images as it is, and a stream of clean images as such a dataset.
+
+    Args:
+        data: What a protocol was given.
+        protocol: Name of the protocol, for the error.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        TypeError: The data is neither, such as CIFAR-10-C, whose images are corrupted already.
+    """
+    if isinstance(data, Stream):
+        return CorruptedStream(data)
+    if not isinstance(data, CorruptibleDataset):
+        raise TypeError(
+            f"{protocol} corrupts clean images and got {type(data).__name__}: give ctta.data.datasets.Corrupted("
+            "images, labels, name='mine'), ctta.data.datasets.CorruptedFolder(path), or a stream of clean images"
+        )
+    return data
+
 
 BATCH_SIZE = 200  # of the CIFAR-C benchmarks
 

@@ -4,17 +4,113 @@ import hashlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ctta.core.validation import check_integer
 from ctta.data.datasets.base import HasClassNames, HasOrigins, Images, Rows
-from ctta.data.streams.composition import Composition, measure_composition
-from ctta.errors import InputError
+from ctta.errors import DataError, InputError
+
+
+@dataclass(frozen=True)
+class Composition:
+    """What the batches of a stream are made of, on average.
+
+    Attributes:
+        batch_size: Images per batch.
+        domains_per_batch: Mean number of distinct domains in a batch.
+        num_domains: Number of domains in the stream.
+        classes_per_batch: Mean number of distinct classes in a batch; None without one label per image.
+        num_classes: Number of classes in the stream; None without one label per image.
+        foreign: Fraction of images that are not scored, see :func:`ctta.data.streams.foreign`.
+    """
+
+    batch_size: int
+    domains_per_batch: float
+    num_domains: int
+    classes_per_batch: float | None = None
+    num_classes: int | None = None
+    foreign: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures for ``about.json``."""
+        return asdict(self)
+
+    def describe(self) -> str:
+        """Return the figures as a line of text.
+
+        >>> Composition(64, 1.0, 15, 2.13, 10).describe()
+        'batches of 64: 2.1 of 10 classes and 1.0 of 15 domains on average'
+        """
+        domains = f"{self.domains_per_batch:.1f} of {_count(self.num_domains, 'domain')}"
+        classes = ""
+        if self.classes_per_batch is not None and self.num_classes is not None:
+            classes = f"{self.classes_per_batch:.1f} of {_count(self.num_classes, 'class', 'classes')} and "
+        foreign = f", and {100 * self.foreign:.0f} % foreign images" if self.foreign else ""
+        return f"batches of {self.batch_size}: {classes}{domains} on average{foreign}"
+
+
+def measure_composition(segments: Sequence["Segment"], batch_size: int) -> Composition:
+    """Count distinct classes and domains in every batch of a stream.
+
+    Args:
+        segments: The segments of the stream.
+        batch_size: Images per batch.
+
+    Returns:
+        The figures; foreign images count as neither a class nor a domain.
+    """
+    num_batches = num_images = num_foreign = num_class_pairs = num_domain_pairs = 0
+    classes: set[int] = set()
+    domains: set[str] = set()
+    is_labeled = all(segment.images.labels is not None for segment in segments)
+    for segment in segments:
+        rows, batches = segment.rows, np.arange(len(segment.rows)) // batch_size
+        num_batches, num_images = num_batches + segment.num_batches(batch_size), num_images + len(rows)
+        if is_labeled and segment.images.labels is not None:
+            labels = segment.images.labels[rows]
+            is_scored = labels >= 0
+            rows, batches, labels = rows[is_scored], batches[is_scored], labels[is_scored]
+            num_foreign += int((~is_scored).sum())
+            classes.update(np.unique(labels).tolist())
+            num_class_pairs += _count_pairs(batches, labels)
+        names, numbers = _number_domains(segment, rows)
+        domains.update(names)
+        num_domain_pairs += _count_pairs(batches, numbers)
+    return Composition(
+        batch_size,
+        num_domain_pairs / num_batches,
+        len(domains),
+        num_class_pairs / num_batches if is_labeled else None,
+        len(classes) if is_labeled else None,
+        num_foreign / num_images,
+    )
+
+
+def _number_domains(segment: "Segment", rows: Rows) -> tuple[list[str], Rows]:
+    """Return the domains of a segment, and the number of that of each image."""
+    if not isinstance(segment.images, HasOrigins):
+        return [segment.domain], np.zeros(len(rows), np.int64)
+    numbers: dict[str, int] = {}
+    found = [numbers.setdefault(domain, len(numbers)) for domain in segment.origins(rows)[0]]
+    return list(numbers), np.array(found, np.int64)
+
+
+def _count_pairs(batches: Rows, values: NDArray[np.integer[Any]]) -> int:
+    """Return the number of distinct values of each batch, added up over the batches."""
+    if len(values) == 0:
+        return 0
+    return len(np.unique(batches * (int(values.max()) + 1) + values))
+
+
+def _count(number: int, singular: str, plural: str = "") -> str:
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
 @dataclass(frozen=True)
@@ -226,3 +322,82 @@ class Stream:
 
     def __repr__(self) -> str:
         return f"Stream({self.name!r}, {len(self.segments)} segments, {len(self)} batches of {self.batch_size})"
+
+
+class Mixture:
+    """The images of several segments, one segment after the other; implements :class:`ctta.data.datasets.Images`."""
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self.segments = tuple(segments)
+        self.starts = np.cumsum([0, *(len(segment.rows) for segment in self.segments)])
+
+    @property
+    def name(self) -> str:
+        """Name that identifies the images, the same on every machine."""
+        return "mixture of " + " ".join(segment.digest for segment in self.segments)
+
+    @property
+    def labels(self) -> NDArray[np.integer[Any]] | None:
+        """Label of each image; None if a segment has none."""
+        parts = [segment.images.labels for segment in self.segments]
+        if any(part is None for part in parts):
+            return None
+        pairs = zip(parts, self.segments, strict=True)
+        return np.concatenate([part[segment.rows] for part, segment in pairs if part is not None])
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the labels."""
+        return self.segments[0].class_names
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def origins(self, rows: Rows) -> tuple[tuple[str, ...], Rows]:
+        """Return the domain of each image and its index within that domain."""
+        domains, index = np.empty(len(rows), dtype=object), np.empty(len(rows), dtype=np.int64)
+        for segment, inner_rows, places in self._group_by_segment(rows):
+            domains[places], index[places] = segment.origins(inner_rows)  # the segment may itself be a mixture
+        return tuple(domains), index
+
+    def read(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
+        """Read some of the images, which must have the same size in all domains."""
+        parts: list[tuple[Tensor, Tensor | None]] = []
+        all_places, domains = [], []
+        for segment, inner_rows, places in self._group_by_segment(rows):
+            parts.append(segment.images.read(inner_rows))
+            all_places.append(places)
+            domains.append(segment.domain)
+            for first, other in zip(parts[0], parts[-1], strict=True):
+                if first is not None and other is not None and first.shape[1:] != other.shape[1:]:
+                    sizes = [tuple(part.shape[-2:]) for part in (first, other)]
+                    raise DataError(
+                        f"images in a batch must have the same size, but {domains[0]} has {sizes[0]} pixels and "
+                        f"{segment.domain} {sizes[1]}: resize the domains to one size, or use single(mixed(...))"
+                    )
+        order = torch.from_numpy(np.argsort(np.concatenate(all_places)))
+        labels = [y for _, y in parts if y is not None]
+        return torch.cat([x for x, _ in parts])[order], torch.cat(labels)[order] if len(labels) == len(parts) else None
+
+    def _group_by_segment(self, rows: Rows) -> Iterator[tuple[Segment, Rows, Rows]]:
+        """Yield each segment that rows refer to, the indices within its domain, and their places in ``rows``."""
+        numbers = np.searchsorted(self.starts, rows, side="right") - 1
+        for number in np.unique(numbers).tolist():
+            places = np.flatnonzero(numbers == number)
+            segment = self.segments[number]
+            yield segment, segment.rows[rows[places] - self.starts[number]], places
+
+
+def mixed(stream: Stream, *, seed: int = 0) -> Stream:
+    """Shuffle all images of a stream together, so that a batch contains several domains.
+
+    Args:
+        stream: The stream to shuffle.
+        seed: Seed of the order.
+
+    Returns:
+        A stream of one segment, "mixed"; ``batch.domains`` names the domain of each image.
+    """
+    mixture, seed = Mixture(stream.segments), check_integer("seed", seed, 0)
+    rows = np.random.default_rng(seed).permutation(len(mixture))
+    return stream.with_segments(f"mixed seed={seed}", [Segment("mixed", mixture, rows)])

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ctta.data.corruptions.arrays import Float32Array
-from ctta.data.corruptions.rng import PerImageRNG
+from ctta.data.corruptions.arrays import Float32Array, PerImageRNG
 from ctta.data.corruptions.weather import plasma
 
 SIDE = 256  # of the textures; a power of two, so that wrapping around is a bit mask

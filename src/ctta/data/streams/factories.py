@@ -1,4 +1,4 @@
-"""Streams made directly from a dataset: arrays, folders of images, ACDC, Cityscapes, drawn streets."""
+"""Streams made directly from images: arrays, folders, ACDC, Cityscapes, drawn streets."""
 
 import os
 from collections.abc import Sequence
@@ -9,19 +9,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ctta.core.validation import check_choice
-from ctta.data.datasets.arrays import PixelArray, describe_arrays
-from ctta.data.datasets.base import Images
+from ctta.data.datasets.base import Images, PixelArray, describe_arrays
 from ctta.data.datasets.image_files import (
     READ_AHEAD,
     ImageFiles,
+    Order,
     Transform,
+    check_order,
     describe_files,
     find_images,
     find_labeled_images,
+    is_class_tree,
+    sort_images,
 )
-from ctta.data.datasets.image_order import Order, check_order, is_class_tree, sort_images
-from ctta.data.datasets.segmentation import CONDITIONS, find_scenes
-from ctta.data.datasets.streets import StreetScenes
+from ctta.data.datasets.scenes import CONDITIONS, StreetScenes, find_scenes
 from ctta.data.streams.stream import Segment, Stream
 from ctta.data.streets.frames import HOLD_OUT, SPLITS
 from ctta.errors import ConfigError

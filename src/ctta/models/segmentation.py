@@ -1,0 +1,259 @@
+"""Segmentation: SegFormer, a small network with BatchNorm, the trained ones for drawn streets, and sliding windows."""
+
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from itertools import product
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+from typing_extensions import override
+
+from ctta.core.validation import check_integer
+from ctta.errors import ConfigError, InputError
+from ctta.functional import at_least_float32
+from ctta.models.cifar import ResNetBlock
+from ctta.models.pretrained import IMAGENET_MEAN, IMAGENET_STD, TransformersModel, get_attribute, import_library
+from ctta.nn.surgery import ExtractLogits, Output
+
+
+class StreetCNN(nn.Module):
+    """A residual encoder down to a sixteenth of the image, dilated context and a decoder with two skip connections.
+
+    It takes images in [0, 1] of any size, has 0.7 million parameters and BatchNorm after every convolution but the
+    last, and returns logits at a quarter of the image's resolution; methods resize them.
+
+    Args:
+        num_classes: Number of logits per pixel.
+
+    >>> StreetCNN(9).eval()(torch.rand(1, 3, 64, 120)).shape
+    torch.Size([1, 9, 16, 30])
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.stem = _make_convolution(3, 24, stride=2)
+        self.stage1 = ResNetBlock(24, 32, stride=2)
+        self.stage2 = nn.Sequential(ResNetBlock(32, 64, stride=2), ResNetBlock(64, 64, stride=1))
+        self.stage3 = nn.Sequential(ResNetBlock(64, 96, stride=2), ResNetBlock(96, 96, stride=1))
+        self.context = nn.ModuleList(_make_convolution(96, 48, dilation=dilation) for dilation in (2, 4))
+        self.decoder2 = _make_convolution(96 + 64, 64)
+        self.decoder1 = _make_convolution(64 + 32, 48)
+        self.classifier = nn.Conv2d(48, num_classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits (N, num_classes, H / 4, W / 4) of images (N, 3, H, W) in [0, 1]."""
+        stage1 = self.stage1(self.stem(x - 0.5))
+        stage2 = self.stage2(stage1)
+        stage3 = self.stage3(stage2)
+        context = torch.cat([layer(stage3) for layer in self.context], 1)
+        decoded = self.decoder2(torch.cat([_enlarge(context, stage2), stage2], 1))
+        logits: Tensor = self.classifier(self.decoder1(torch.cat([_enlarge(decoded, stage1), stage1], 1)))
+        return logits
+
+
+def _make_convolution(in_channels: int, out_channels: int, *, stride: int = 1, dilation: int = 1) -> nn.Sequential:
+    convolution = nn.Conv2d(in_channels, out_channels, 3, stride, padding=dilation, dilation=dilation, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(out_channels), nn.ReLU())
+
+
+def _enlarge(x: Tensor, like: Tensor) -> Tensor:
+    return F.interpolate(x, like.shape[2:], mode="bilinear", align_corners=False)
+
+
+def streets_bn() -> StreetCNN:
+    """Return the convolutional network trained on drawn street scenes in clear weather, in eval mode.
+
+    It has BatchNorm throughout, takes images in [0, 1] and predicts the nine classes of
+    :data:`ctta.data.streets.CLASSES`; ``PROVENANCE.md`` documents its training.
+
+    >>> streets_bn()(torch.rand(1, 3, 128, 256)).shape
+    torch.Size([1, 9, 32, 64])
+    """
+    from ctta.data.streets import CLASSES  # here, since drawing scenes has many modules
+
+    net = StreetCNN(len(CLASSES))
+    with as_file(files("ctta.models") / "streets_bn.safetensors") as path:
+        net.load_state_dict(load_file(path))
+    return net.eval()
+
+
+@dataclass(frozen=True)
+class SegFormerSize:
+    """Hyperparameters in which the published SegFormers differ."""
+
+    hidden_sizes: tuple[int, int, int, int]  # channels of each stage
+    depths: tuple[int, int, int, int]  # blocks of each stage
+    decoder_hidden_size: int
+
+
+_NARROW, _WIDE = (32, 64, 160, 256), (64, 128, 320, 512)
+SIZES = {
+    "b0": SegFormerSize(_NARROW, (2, 2, 2, 2), 256),
+    "b1": SegFormerSize(_WIDE, (2, 2, 2, 2), 256),
+    "b2": SegFormerSize(_WIDE, (3, 4, 6, 3), 768),
+    "b3": SegFormerSize(_WIDE, (3, 4, 18, 3), 768),
+    "b4": SegFormerSize(_WIDE, (3, 8, 27, 3), 768),
+    "b5": SegFormerSize(_WIDE, (3, 6, 40, 3), 768),
+}
+
+
+def segformer(size: str, *, num_classes: int = 19) -> nn.Module:
+    """Return a randomly initialized SegFormer for RGB images in [0, 1], in eval mode.
+
+    Use it for tests, benchmarks and training; ``ctta.models.load("hf:NAME")`` returns trained ones. Its logits have a
+    quarter of the image's resolution; methods resize them. Images need at least 32 pixels per side, in the smallest
+    view too. Needs the extra ``segmentation``.
+
+    Args:
+        size: ``"b0"`` (3.7 million parameters) to ``"b5"`` (85 million).
+        num_classes: Number of logits per pixel.
+
+    Returns:
+        The network, which normalizes its input.
+
+    Raises:
+        ConfigError: If the size is unknown or ``num_classes`` is below 1.
+
+    >>> import torch
+    >>> segformer("b0")(torch.rand(1, 3, 32, 64)).logits.shape
+    torch.Size([1, 19, 8, 16])
+
+    Reference: Xie et al., "SegFormer: simple and efficient design for semantic segmentation with transformers",
+    NeurIPS 2021.
+    """
+    if size not in SIZES:
+        raise ConfigError(f"size must be one of {', '.join(SIZES)}, got {size!r}")
+    if num_classes < 1:
+        raise ConfigError(f"num_classes must be at least 1, got {num_classes}")
+    transformers = import_library("transformers")
+    chosen = SIZES[size]
+    config = get_attribute(transformers, "SegformerConfig")(
+        hidden_sizes=list(chosen.hidden_sizes),
+        depths=list(chosen.depths),
+        decoder_hidden_size=chosen.decoder_hidden_size,
+        num_labels=num_classes,
+    )
+    net = get_attribute(transformers, "SegformerForSemanticSegmentation")(config)
+    return TransformersModel(net, IMAGENET_MEAN, IMAGENET_STD).eval()
+
+
+def tiny_segformer() -> TransformersModel:
+    """Return a randomly initialized SegFormer with a fifth of the parameters of B0 and no BatchNorm.
+
+    Needs the extra ``segmentation``.
+    """
+    from ctta.data.streets import CLASSES  # here, since drawing scenes has many modules
+
+    transformers = import_library("transformers")
+    config = get_attribute(transformers, "SegformerConfig")(
+        num_labels=len(CLASSES),
+        depths=[1, 1, 2, 1],
+        hidden_sizes=[24, 48, 96, 128],
+        num_attention_heads=[1, 2, 4, 4],
+        mlp_ratios=[4, 4, 3, 3],
+        decoder_hidden_size=96,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        classifier_dropout_prob=0.0,
+        drop_path_rate=0.0,
+    )
+    net = get_attribute(transformers, "SegformerForSemanticSegmentation")(config)
+    # The decoder head has the only BatchNorm. A group norm with one group is a layer norm over the whole feature map.
+    net.decode_head.batch_norm = nn.GroupNorm(1, config.decoder_hidden_size)
+    return TransformersModel(net, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))  # trained on images in [0, 1], unnormalized
+
+
+def streets() -> TransformersModel:
+    """Return the tiny SegFormer trained on drawn street scenes in clear weather, in eval mode.
+
+    It has 0.8 million parameters and layer norms only, takes images in [0, 1] and predicts the nine classes of
+    :data:`ctta.data.streets.CLASSES`; ``PROVENANCE.md`` documents its training. Needs the extra ``segmentation``.
+
+    >>> import torch
+    >>> streets()(torch.rand(1, 3, 128, 256)).logits.shape
+    torch.Size([1, 9, 32, 64])
+    """
+    net = tiny_segformer()
+    with as_file(files("ctta.models") / "streets.safetensors") as path:
+        net.net.load_state_dict(load_file(path))
+    return net.eval()
+
+
+class SlidingWindow(nn.Module):
+    """A segmentation network applied to overlapping windows of a large image; its logits are the mean over windows.
+
+    Windows start every ``stride`` pixels; the last one of a row or column is moved back to end at the border. An image
+    no larger than the window is passed on whole. Any method can adapt the network through the windows. With
+    ``batch_stats`` above 0, BatchNorm computes its statistics per window.
+
+    Args:
+        net: Network for images (N, C, H, W) that returns one prediction per pixel.
+        window: Side of the square window in pixels; the default is the reference implementation's for Cityscapes.
+        stride: Step of the window in pixels, at most ``window``.
+        output: Where the logits are in the network's output, if they are not found automatically.
+
+    >>> net = SlidingWindow(nn.Conv2d(3, 19, 1), window=32, stride=24)
+    >>> net(torch.rand(1, 3, 50, 70)).shape
+    torch.Size([1, 19, 50, 70])
+
+    Reference: the inference mode ``slide`` of the reference implementations of CoTTA and SegFormer.
+    """
+
+    def __init__(self, net: nn.Module, *, window: int = 1024, stride: int = 768, output: Output = None) -> None:
+        super().__init__()
+        self.net = net
+        self.window = check_integer("window", window, 1)
+        self.stride = check_integer("stride", stride, 1, self.window)  # a larger stride would skip pixels
+        self.logits_of = ExtractLogits(output)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits (N, num_classes, H, W) of images (N, C, H, W)."""
+        if x.ndim != 4:
+            raise InputError(f"expected images (N, C, height, width), got shape {tuple(x.shape)}")
+        rows, columns = (compute_window_slices(side, self.window, self.stride) for side in x.shape[2:])
+        if len(rows) == len(columns) == 1:
+            return self._predict_window(x)
+        total: Tensor | None = None
+        for row, column in product(rows, columns):
+            part = x[:, :, row, column].clone()  # the network may write to its input
+            logits = at_least_float32(self._predict_window(part))
+            if total is None:
+                total = logits.new_zeros(*logits.shape[:2], *x.shape[2:])
+            total[:, :, row, column] += logits
+        assert total is not None
+        counts = _count_windows(rows, total.shape[2]).unsqueeze(1) * _count_windows(columns, total.shape[3])
+        return total / counts.to(total)
+
+    def _predict_window(self, x: Tensor) -> Tensor:
+        """Return the network's logits at the size of the window."""
+        logits = self.logits_of(self.net, (x,), self.net(x))
+        if logits.ndim != x.ndim:
+            raise ConfigError(
+                f"a sliding window needs a prediction per pixel, but the network returned shape {tuple(logits.shape)} "
+                f"for images of shape {tuple(x.shape)}: use a segmentation network"
+            )
+        return logits
+
+    @override
+    def extra_repr(self) -> str:
+        return f"window={self.window}, stride={self.stride}"
+
+
+def compute_window_slices(side: int, window: int, stride: int) -> list[slice]:
+    """Return the extent of each window along an axis; the last one ends at the border.
+
+    >>> compute_window_slices(1920, 1024, 768)
+    [slice(0, 1024, None), slice(768, 1792, None), slice(896, 1920, None)]
+    """
+    last = max(side - window, 0)
+    return [slice(start, min(start + window, side)) for start in (*range(0, last, stride), last)]
+
+
+def _count_windows(slices: list[slice], side: int) -> Tensor:
+    """Return how many windows cover each position of an axis."""
+    count = torch.zeros(side)
+    for part in slices:
+        count[part] += 1
+    return count
