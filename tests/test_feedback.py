@@ -57,7 +57,7 @@ def test_harm_can_veto_adaptation() -> None:
     ids, _, plain = run(frozen)
     frozen.feedback(ids, plain)
     assert frozen.frozen and frozen.events[-1].kind == EventKind.HARM
-    assert frozen.answers is not None and frozen.answers.summarize().num_labels == 0
+    assert frozen.accuracy.answers is not None and frozen.accuracy.answers.summarize().num_labels == 0
     reset = make_model(on_harm="reset")
     ids, _, plain = run(reset)
     reset.feedback(ids, plain)
@@ -196,7 +196,7 @@ def test_answers_of_the_source_do_not_correct_the_estimate() -> None:
     model = make_model(estimator=estimator, inspect_every=1, shadow=True)
     ids, answers, _ = run(model, 8)
     model.feedback(ids[-20:], answers[-20:])
-    assert model.answers is not None and model.answers.find_estimate_errors() is None
+    assert model.accuracy.answers is not None and model.accuracy.answers.find_estimate_errors() is None
 
 
 def test_a_correction_ends_with_the_answers_that_it_rests_on() -> None:

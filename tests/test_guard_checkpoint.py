@@ -115,12 +115,12 @@ def test_unserializable_arguments_are_given_to_the_method_inside(source: nn.Modu
     "tamper",
     [
         lambda header: header.pop("inside"),
-        lambda header: header["inside"].pop("good"),
+        lambda header: header["inside"].pop("last_good"),
         lambda header: header["inside"].pop("wrapped"),
         lambda header: header["inside"]["wrapped"].update(method="guarded"),
         lambda header: header["inside"]["wrapped"].update(method="os.system"),
         lambda header: header["inside"]["wrapped"].update(counters={"frozen": 1}),
-        lambda header: header["inside"]["good"].update(optimizer={"groups": [], "numbers": {}}),
+        lambda header: header["inside"]["last_good"].update(optimizer={"groups": [], "numbers": {}}),
         lambda header: header["hyperparameters"].update(audit="/tmp/elsewhere"),
         lambda header: header["hyperparameters"].update(thresholds={"guard": "open", "arguments": {}}),
     ],
@@ -136,7 +136,7 @@ def test_a_manipulated_file_is_refused(source: nn.Module, tmp_path: Path, tamper
         ctta.load(rewrite_file(tmp_path / "s", change), source)
 
 
-@pytest.mark.parametrize("name", ["source.1.weight", "wrapped.source.1.weight", "good.source.1.weight"])
+@pytest.mark.parametrize("name", ["source.1.weight", "wrapped.source.1.weight", "last_good.source.1.weight"])
 def test_a_file_cannot_write_to_the_source(source: nn.Module, tmp_path: Path, name: str) -> None:
     def add_tensor(header: Header, tensors: Tensors) -> None:
         tensors[name] = torch.zeros(8)

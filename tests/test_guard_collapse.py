@@ -23,10 +23,8 @@ from torch import nn
 
 import ctta
 from ctta.guard import CollapseThresholds, EventKind, Guarded
-from ctta.guard.detector import CollapseDetector
-from ctta.guard.health import summarize
-from ctta.guard.remedies import REMEDIES, Remedy
-from ctta.guard.schedule import MIN_HEALTHY_INSPECTIONS, Schedule
+from ctta.guard.detector import CollapseDetector, summarize
+from ctta.guard.recovery import MIN_HEALTHY_INSPECTIONS, REMEDIES, Remedy, Schedule
 
 
 @pytest.fixture
@@ -148,8 +146,8 @@ def test_rollback_returns_to_the_last_good_snapshot(source: nn.Module) -> None:
 def test_a_snapshot_shares_what_is_never_trained(source: nn.Module) -> None:
     model = Guarded(make_tent(source))
     for name, is_shared in (("student.0.weight", True), ("student.1.weight", False)):
-        assert (model.good.get_parameter(name) is model.wrapped.get_parameter(name)) == is_shared
-    assert model.good.source is model.wrapped.source is model.source
+        assert (model.last_good.get_parameter(name) is model.wrapped.get_parameter(name)) == is_shared
+    assert model.last_good.source is model.wrapped.source is model.source
 
 
 def test_class_sorted_batches_are_predicted_by_the_source(source: nn.Module) -> None:

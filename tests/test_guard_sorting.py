@@ -15,9 +15,8 @@ from guarded_streams import (
 from torch import Tensor
 
 from ctta.guard import CollapseThresholds, Guarded
-from ctta.guard.detector import MAX_CHANCE, CollapseDetector
+from ctta.guard.detector import MAX_CHANCE, CollapseDetector, PredictionSummary, summarize
 from ctta.guard.diagnostics import source_as_trained
-from ctta.guard.health import PredictionSummary, summarize
 
 LOW, HIGH = 3.0, 9.0  # logits of the predicted class
 

@@ -9,7 +9,7 @@ import ctta
 from benchmarks.speed.measurements import Measurement, compare_times
 from ctta.core.model import AdaptiveModel
 from ctta.guard import CollapseThresholds, Guarded
-from ctta.guard.schedule import MIN_HEALTHY_INSPECTIONS
+from ctta.guard.recovery import MIN_HEALTHY_INSPECTIONS
 
 #: Limits that are never reached, so that a healthy stream is timed: no alarm, and no more inspections than usual.
 NEVER = CollapseThresholds(margin=1e9, class_loss=1e9, shift=1e9, class_sorting=1e9, few_classes=1e9)

@@ -17,8 +17,8 @@ from ctta.data.corruptions.registry import check_corruption
 from ctta.data.datasets.corruptible import CLEAN
 from ctta.errors import ConfigError, InputError
 from ctta.functional import confidence
+from ctta.guard.detector import summarize
 from ctta.guard.estimate import NUM_SIGNALS, GainEstimator, measure, to_signals
-from ctta.guard.health import summarize
 from ctta.methods import Source
 from ctta.nn import BatchStats
 from ctta.nn.surgery import Output, copy_for_adaptation, iter_inputs

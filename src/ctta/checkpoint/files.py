@@ -21,6 +21,7 @@ from ctta.checkpoint.manifest import (
     invalid_fields,
     nested_models,
     optimizer_tensors,
+    rename_parts,
     restore_,
     split_name,
 )
@@ -199,7 +200,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise DamagedCheckpointError(f"the header of {path} is damaged: no usable {', '.join(invalid)}")
     if header["tensors"] != sorted(tensors):
         raise DamagedCheckpointError(f"{path} does not hold the tensors that its header lists")
-    return header, tensors
+    return rename_parts(header, tensors)
 
 
 def _copy_tensors_(model: AdaptiveModel, tensors: dict[str, Tensor]) -> None:

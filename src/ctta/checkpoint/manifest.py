@@ -7,9 +7,10 @@ descriptions of these nested under ``"inside"``, by the name of the submodule.
 import importlib
 import inspect
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
@@ -55,6 +56,7 @@ class InvalidArgumentError(Exception):
 class _Wrapper:
     cls: type[AdaptiveModel]
     load_only: frozenset[str]
+    renamed: Mapping[str, str]
 
 
 _WRAPPERS: dict[str, _Wrapper] = {}
@@ -62,15 +64,22 @@ _WRAPPERS: dict[str, _Wrapper] = {}
 _PROVIDERS = {"guarded": "ctta.guard"}
 
 
-def register_wrapper(name: str, cls: type[AdaptiveModel], *, load_only: Iterable[str] = ()) -> None:
+def register_wrapper(
+    name: str,
+    cls: type[AdaptiveModel],
+    *,
+    load_only: Iterable[str] = (),
+    renamed: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Let files hold models of a class that takes another model as its first argument.
 
     Args:
         name: Name to store it under; part of the file format.
         cls: The class; its ``wrapped`` is the model that it takes.
         load_only: Arguments that are never stored, and that only the caller of ``load`` may give.
+        renamed: Submodules that older files have under another name: the present names by those.
     """
-    _WRAPPERS[name] = _Wrapper(cls, frozenset(load_only))
+    _WRAPPERS[name] = _Wrapper(cls, frozenset(load_only), renamed)
 
 
 def _find_wrapper(name: object) -> _Wrapper | None:
@@ -78,6 +87,17 @@ def _find_wrapper(name: object) -> _Wrapper | None:
     if isinstance(name, str) and name in _PROVIDERS:
         importlib.import_module(_PROVIDERS[name])
     return _WRAPPERS.get(name) if isinstance(name, str) else None
+
+
+def rename_parts(description: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return a description and tensors of a file with the names that the parts of a wrapper have now."""
+    wrapper, inside = _find_wrapper(description.get("method")), description.get("inside")
+    if wrapper is None or not isinstance(inside, dict):
+        return description, tensors
+    inside = {wrapper.renamed.get(name, name): part for name, part in inside.items()}
+    parts = (name.partition(".") for name in tensors)
+    names = [f"{wrapper.renamed.get(part, part)}{dot}{rest}" for part, dot, rest in parts]
+    return description | {"inside": inside}, dict(zip(names, tensors.values(), strict=True))
 
 
 def describe(model: AdaptiveModel) -> dict[str, Any]:
@@ -184,7 +204,7 @@ def split_name(name: str, prefixes: list[str]) -> tuple[str, str]:
         name: Name in the outer ``state_dict``.
         prefixes: Those of :func:`nested_models`.
 
-    >>> split_name("wrapped.student.bn.weight", ["", "wrapped.", "good."])
+    >>> split_name("wrapped.student.bn.weight", ["", "wrapped.", "last_good."])
     ('student', 'bn.weight')
     """
     prefix = max((prefix for prefix in prefixes if name.startswith(prefix)), key=len)

@@ -27,15 +27,22 @@ class MethodNetworks(nn.Module):
     skipped_layers: tuple[str, ...] = ()
 
     def __init__(self, net: nn.Module, *, batch_stats: BatchStats = "auto", output: Output = None) -> None:
-        if not isinstance(net, nn.Module) or isinstance(net, MethodNetworks):
-            raise TypeError(f"expected a network (torch.nn.Module) that does not adapt yet, got {type(net).__name__}")
         check_batch_stats(batch_stats)
         check_output(output)
         super().__init__()
         self._batch_stats, self._output = batch_stats, output
-        self.source = copy_for_adaptation(net, batch_stats=batch_stats, output=output)
-        self._trainable = {name for name, parameter in self.source.named_parameters() if parameter.requires_grad}
-        self.source.requires_grad_(False)
+        self.source, self._trainable = self._take_source(net)
+
+    def _take_source(self, net: nn.Module) -> tuple[nn.Module, set[str]]:
+        """Return a frozen copy of a network, and the names of the parameters that require grad in the original.
+
+        A wrapper returns those of the model that it wraps instead.
+        """
+        if not isinstance(net, nn.Module) or isinstance(net, MethodNetworks):
+            raise TypeError(f"expected a network (torch.nn.Module) that does not adapt yet, got {type(net).__name__}")
+        source = copy_for_adaptation(net, batch_stats=self._batch_stats, output=self._output)
+        trainable = {name for name, parameter in source.named_parameters() if parameter.requires_grad}
+        return source.requires_grad_(False), trainable
 
     @property
     def batch_stats(self) -> BatchStats:

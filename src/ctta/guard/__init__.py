@@ -10,15 +10,15 @@
 
 from ctta.checkpoint.encoding import register_settings_class
 from ctta.checkpoint.manifest import register_wrapper
-from ctta.guard.answers import AnswerLog, FeedbackSummary
+from ctta.guard.answers import AccuracyTracker, AnswerLog, FeedbackSummary
 from ctta.guard.detector import CollapseThresholds
 from ctta.guard.estimate import GainEstimate, GainEstimator
-from ctta.guard.events import Event, EventKind
-from ctta.guard.health import Health, Monitored
+from ctta.guard.guarded import Guarded
+from ctta.guard.health import Event, EventKind, Health, Monitored
 from ctta.guard.validator import InputSpec
-from ctta.guard.wrapper import Guarded
 
 __all__ = [
+    "AccuracyTracker",
     "AnswerLog",
     "CollapseThresholds",
     "Event",
@@ -35,4 +35,9 @@ __all__ = [
 register_settings_class("guard", "input_spec", InputSpec)
 register_settings_class("guard", "collapse_thresholds", CollapseThresholds)
 register_settings_class("guard", "gain_estimator", GainEstimator)
-register_wrapper("guarded", Guarded, load_only=["audit"])  # a file from elsewhere must not say where to write
+register_wrapper(
+    "guarded",
+    Guarded,
+    load_only=["audit"],  # a file from elsewhere must not say where to write
+    renamed={"good": "last_good", "answers": "accuracy.answers", "gain_monitor": "accuracy.gain_monitor"},
+)

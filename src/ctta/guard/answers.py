@@ -1,4 +1,4 @@
-"""A few delayed labels: the last answers of a model and of its source, and what labels say about them."""
+"""What is known of accuracy: by a few delayed labels for the last answers, and by an estimate without any."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from ctta.core.validation import check_integer
-from ctta.errors import InputError
-from ctta.guard.estimate import EstimateErrors, GainEstimate
+from ctta.errors import ConfigError, InputError
+from ctta.guard.estimate import EstimateErrors, GainEstimate, GainMonitor
 
 UNKNOWN = -1
-Z = 1.96  # of a two-sided interval of 95 %
+Z_95 = 1.96  # of a two-sided interval of 95 %
 
 
 @dataclass(frozen=True)
@@ -204,5 +204,82 @@ class AnswerLog(nn.Module):
         center = (better - worse) / (number + 2)
         error = sqrt((better + worse + 1) - (better - worse) ** 2 / (number + 2)) / (number + 2)
         accuracy, source_accuracy = float(right.double().mean()), float(source_right.double().mean())
-        ends = max(-1.0, center - Z * error), min(1.0, center + Z * error)
+        ends = max(-1.0, center - Z_95 * error), min(1.0, center + Z_95 * error)
         return FeedbackSummary(number, accuracy, source_accuracy, accuracy - source_accuracy, *ends)
+
+
+class AccuracyTracker(nn.Module):
+    """Remember answers beside the source's, take labels for them, and correct the estimate without labels by them.
+
+    A guard has one. A service that answers with more than one call of the guard has one of its own, around the guard's
+    ``gain_monitor``.
+
+    Args:
+        answers: The last answers; None to remember none.
+        gain_monitor: What estimates accuracies without labels; None for no estimate.
+    """
+
+    answers: AnswerLog | None
+    gain_monitor: GainMonitor | None
+
+    def __init__(self, answers: AnswerLog | None, gain_monitor: GainMonitor | None) -> None:
+        super().__init__()
+        self.answers, self.gain_monitor = answers, gain_monitor
+
+    def add_(self, classes: Tensor, source_classes: Tensor, *, by_source: bool) -> range | None:
+        """Remember answers with the estimate of now.
+
+        Called after every batch, so that a correction by labels ends with the answers that it rests on, and while the
+        stream is in another domain.
+
+        Args:
+            classes: The class that was answered for each image.
+            source_classes: The class that the source answers.
+            by_source: Whether the source gave the answers, which the estimate is not about.
+
+        Returns:
+            The ids of the answers; None if none are remembered.
+        """
+        if self.answers is None:
+            return None
+        estimate = None if self.gain_monitor is None or by_source else self.gain_monitor.estimate_without_labels()
+        ids = self.answers.add_(classes, source_classes, estimate)
+        self._recalibrate_(self.answers)
+        return ids
+
+    def set_labels_(self, ids: Sequence[int] | Tensor, labels: Sequence[int] | Tensor) -> tuple[FeedbackSummary, int]:
+        """Take labels for some of the answers.
+
+        Args:
+            ids: Ids of the answers.
+            labels: The right class of each.
+
+        Returns:
+            What the labels say, and how many ids are unknown.
+
+        Raises:
+            ConfigError: No answers are remembered.
+            InputError: There are more or fewer labels than ids, or a label is negative.
+        """
+        if self.answers is None:
+            raise ConfigError(
+                "the guard remembers no answers to take labels for: give a number, such as remember_answers=1000"
+            )
+        num_unknown = self.answers.set_labels_(ids, labels)
+        self._recalibrate_(self.answers)
+        return self.answers.summarize(), num_unknown
+
+    def estimate(self) -> GainEstimate | None:
+        """Return the accuracies as they are estimated now; None without an estimator, or for too few images."""
+        return None if self.gain_monitor is None else self.gain_monitor.estimate()
+
+    def forget_(self) -> None:
+        """Forget labels and signals, as those of answers before a remedy say nothing about what follows."""
+        if self.answers is not None:
+            self.answers.forget_labels_()
+        if self.gain_monitor is not None:
+            self.gain_monitor.forget_()
+
+    def _recalibrate_(self, answers: AnswerLog) -> None:
+        if self.gain_monitor is not None:
+            self.gain_monitor.recalibrate_(answers.find_estimate_errors(self.gain_monitor.compare_domains))

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from ctta.core.validation import check_number
 from ctta.errors import ConfigError
-from ctta.guard.health import NUM_BINS, PredictionSummary, disagreement
+from ctta.functional import at_least_float32
 
+NUM_BINS = 64  # more classes share bins, so that histories have a fixed size
 NUM_BATCHES = 12  # in the history of the class-sorting test
 MIN_BATCHES = 4  # that the class-sorting test needs
 MIN_BATCH_SIZE = 8  # that the class-sorting tests need
@@ -19,14 +20,72 @@ MIN_ELEMENTS_OF_BATCH = 32  # with which a single batch may raise an alarm, at t
 MAX_ELEMENTS_PER_IMAGE = 64  # neighboring pixels are alike, so that an image of them counts for no more
 MAX_SCORE = 10.0
 HEALTHY_SCORE = 0.5  # scores below are healthy
-UNSURE = 0.96  # of the method's usual confidence; statistics of few classes make it less sure than that
-SURE = 0.5  # of the method's usual doubt; one that collapses becomes surer than that
+UNSURE_RATIO = 0.96  # of the method's usual confidence; statistics of few classes make it less sure than that
+SURE_RATIO = 0.5  # of the method's usual doubt; one that collapses becomes surer than that
 CONFIDENCE_RATE = 0.2  # of a batch in the usual confidence
 
 DISAGREEMENT = "predictions differ from the source's more often than its uncertainty explains"
 LOST_CLASSES = "predictions lose classes that the source predicts"
 SUDDEN_CHANGE = "predictions differ from the source's much more often than before"
 NOT_FINITE = "predictions are not finite"
+
+
+@dataclass(frozen=True)
+class PredictionSummary:
+    """Statistics of one network's predictions on a batch."""
+
+    confidence: float
+    entropy: float
+    mean_prediction_entropy: float
+    mean_prediction: Tensor  # in NUM_BINS bins
+    agreement_within: float | None  # probability that two elements share a class; None for a single one
+    num_bins: int  # that classes fall into, at most NUM_BINS
+    classes: Tensor
+    confidences: Tensor  # of each element
+    is_finite: bool
+
+
+@torch.no_grad()
+def summarize(logits: Tensor) -> PredictionSummary:
+    """Summarize logits of shape (N, C, ...)."""
+    logs = at_least_float32(logits).log_softmax(1)
+    probabilities = logs.exp()
+    mean = probabilities.transpose(0, 1).flatten(1).mean(1, dtype=torch.float64)
+    flat = _bin_classes(probabilities.transpose(0, 1).flatten(1))  # (bins, elements)
+    count = flat.shape[1]
+    total = flat.sum(1, dtype=torch.float64)
+    own = (flat * flat).sum(dtype=torch.float64)
+    confidences = probabilities.amax(1)
+    values = torch.stack(
+        [
+            confidences.mean(dtype=torch.float64),
+            -(probabilities * logs.clamp_min(-1e4)).sum(1).mean(dtype=torch.float64),
+            -(mean * mean.clamp_min(1e-30).log()).sum(),
+            (total.square().sum() - own) / max(count * (count - 1), 1),
+        ]
+    ).tolist()
+    confidence, entropy, mean_entropy, within = values
+    return PredictionSummary(
+        confidence=confidence,
+        entropy=entropy,
+        mean_prediction_entropy=mean_entropy,
+        mean_prediction=total / count,
+        agreement_within=within if count > 1 else None,
+        num_bins=min(logits.shape[1], NUM_BINS),
+        classes=logits.argmax(1),
+        confidences=confidences,
+        is_finite=all(map(math.isfinite, values)),
+    )
+
+
+def _bin_classes(by_class: Tensor) -> Tensor:
+    bins = torch.arange(len(by_class), device=by_class.device) % NUM_BINS
+    return by_class.new_zeros(NUM_BINS, by_class.shape[1]).index_add_(0, bins, by_class)
+
+
+def disagreement(one: PredictionSummary, other: PredictionSummary) -> float:
+    """Return the fraction of elements for which two networks predict different classes."""
+    return float((one.classes != other.classes).double().mean())
 
 
 @dataclass(frozen=True)
@@ -204,12 +263,12 @@ class CollapseDetector(nn.Module):
         This costs no pass of the source, which then tells few classes from a difficult batch.
         """
         usual = float(self.usual_confidence)
-        return usual < 0 or not predictions.confidence >= UNSURE * usual
+        return usual < 0 or not predictions.confidence >= UNSURE_RATIO * usual
 
     def is_sure(self, predictions: PredictionSummary) -> bool:
         """Return whether the method is much more confident than usual, as if it collapsed."""
         usual = float(self.usual_confidence)
-        return usual >= 0 and 1 - predictions.confidence < SURE * (1 - usual)
+        return usual >= 0 and 1 - predictions.confidence < SURE_RATIO * (1 - usual)
 
     def remember_confidence_(self, predictions: PredictionSummary) -> None:
         """Add a batch of a shuffled stream to the usual confidence."""

@@ -1,6 +1,6 @@
 """Diagnostics of one batch: the method's predictions beside the source's, and what its optimizer step did."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +11,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ctta.core.model import AdaptiveModel
-from ctta.guard.detector import MIN_BATCH_SIZE, CollapseDetector, Verdict
-from ctta.guard.health import PredictionSummary, disagreement, relative_norm, summarize, trained_pairs
+from ctta.guard.detector import (
+    MIN_BATCH_SIZE,
+    CollapseDetector,
+    PredictionSummary,
+    Verdict,
+    disagreement,
+    summarize,
+)
 from ctta.nn import (
     has_own_statistics_context,
     images_in_batch,
@@ -40,7 +46,7 @@ def source_as_trained(source: nn.Module) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class References:
+class Baseline:
     """What the source's weights predict for a batch, before the method does; the parts only if they were evaluated."""
 
     source_logits: Tensor | None = None
@@ -49,7 +55,7 @@ class References:
     anchor: PredictionSummary | None = None
     few_classes: float = 0.0  # score of the batch alone
     tests_sorting: bool = False  # whether class-sorted batches would spoil the method's statistics
-    called_source: Tensor | None = None  # what the method's source returns for the batch
+    method_source_logits: Tensor | None = None  # what the method's source returns
 
     @property
     def is_inspected(self) -> bool:
@@ -58,9 +64,9 @@ class References:
 
 
 @torch.no_grad()
-def evaluate_references(
+def evaluate_baseline(
     model: AdaptiveModel, x: Tensor, detector: CollapseDetector, *, inspect: bool, evaluate_source: bool
-) -> References:
+) -> Baseline:
     """Let the source predict a batch as it was trained, and as the method would if it had learned nothing.
 
     Args:
@@ -73,28 +79,28 @@ def evaluate_references(
     source = model.source
     is_same = not uses_batch_statistics(source)
     if not inspect and not evaluate_source:
-        return References()
+        return Baseline()
     source_logits = source_as_trained(source)(x)
     predictions = summarize(source_logits)
     if not inspect:
-        return References(source_logits, source=predictions)
+        return Baseline(source_logits, source=predictions)
     if is_same:
         anchor_logits = model.anchor_logits(x)
         if anchor_logits is None:
-            return References(source_logits, source_logits, predictions, predictions, called_source=source_logits)
+            return Baseline(source_logits, source_logits, predictions, predictions, method_source_logits=source_logits)
         anchor = summarize(anchor_logits)
-        return References(source_logits, anchor_logits, predictions, anchor, called_source=source_logits)
+        return Baseline(source_logits, anchor_logits, predictions, anchor, method_source_logits=source_logits)
     anchor_logits = source(x)
     anchor, labels_images = summarize(anchor_logits), source_logits.ndim == 2
     few_classes = detector.judge_batch(predictions, anchor) if labels_images else 0.0
-    return References(
+    return Baseline(
         source_logits,
         anchor_logits,
         predictions,
         anchor,
         few_classes,
         tests_sorting=labels_images,
-        called_source=anchor_logits,
+        method_source_logits=anchor_logits,
     )
 
 
@@ -124,15 +130,15 @@ def suspect_few_classes(
 
 
 @contextmanager
-def reuse_source_pass(source: nn.Module, x: Tensor, references: References) -> Iterator[None]:
+def reuse_source_pass(source: nn.Module, x: Tensor, baseline: Baseline) -> Iterator[None]:
     """Let a method that asks its source for this very batch have the logits that were computed to judge the batch.
 
     Args:
         source: Source network of the method.
         x: The batch.
-        references: What :func:`evaluate_references` returned for it.
+        baseline: What :func:`evaluate_baseline` returned for it.
     """
-    known, version = references.called_source, x._version
+    known, version = baseline.method_source_logits, x._version
     if known is None:
         yield
         return
@@ -153,18 +159,18 @@ class Diagnostics:
     """What is known about a batch; the verdict only if it was judged."""
 
     predictions: PredictionSummary
-    references: References
+    baseline: Baseline
     verdict: Verdict | None = None
 
     @property
     def score(self) -> float | None:
         """The score of the verdict; None if the batch was not inspected."""
-        return None if self.verdict is None else max(self.verdict.score, self.references.few_classes)
+        return None if self.verdict is None else max(self.verdict.score, self.baseline.few_classes)
 
     def signals(self) -> dict[str, Any]:
         """Return the signals as fields of :class:`~ctta.guard.Health`."""
         found: dict[str, Any] = {}
-        source, anchor = self.references.source, self.references.anchor
+        source, anchor = self.baseline.source, self.baseline.anchor
         for prefix, summary in (("", self.predictions), ("source_", source), ("anchor_", anchor)):
             if summary is not None:
                 found |= {
@@ -178,7 +184,7 @@ class Diagnostics:
 
 @torch.no_grad()
 def diagnose(
-    model: AdaptiveModel, x: Tensor, logits: Tensor, references: References, detector: CollapseDetector
+    model: AdaptiveModel, x: Tensor, logits: Tensor, baseline: Baseline, detector: CollapseDetector
 ) -> Diagnostics:
     """Diagnose the logits of a method.
 
@@ -186,17 +192,17 @@ def diagnose(
         model: The method.
         x: The batch.
         logits: The method's.
-        references: What the source's weights predict; evaluated now if the logits are not finite.
-        detector: Judges the batch, if the references are there.
+        baseline: What the source's weights predict; evaluated now if the logits are not finite.
+        detector: Judges the batch, if the baseline is there.
     """
     predictions = summarize(logits)
-    if not predictions.is_finite and not references.is_inspected:
-        references = evaluate_references(model, x, detector, inspect=True, evaluate_source=True)
-    if references.anchor is None:
-        return Diagnostics(predictions, references)
-    source = references.source if references.tests_sorting else None
-    verdict = detector.judge(predictions, references.anchor, source)
-    return Diagnostics(predictions, references, verdict)
+    if not predictions.is_finite and not baseline.is_inspected:
+        baseline = evaluate_baseline(model, x, detector, inspect=True, evaluate_source=True)
+    if baseline.anchor is None:
+        return Diagnostics(predictions, baseline)
+    source = baseline.source if baseline.tests_sorting else None
+    verdict = detector.judge(predictions, baseline.anchor, source)
+    return Diagnostics(predictions, baseline, verdict)
 
 
 @dataclass
@@ -276,3 +282,24 @@ def _replace_call(
         yield
     finally:
         net._compiled_call_impl = compiled
+
+
+def trained_pairs(model: AdaptiveModel) -> list[tuple[Tensor, Tensor]]:
+    """Return the parameters that a method trains, each with the source's parameter of the same name."""
+    return [(parameter, model.source.get_parameter(name)) for name, parameter in _trained_parameters(model)]
+
+
+def _trained_parameters(model: AdaptiveModel) -> Iterator[tuple[str, nn.Parameter]]:
+    for network in model.children():
+        if network is not model.source:
+            names = {name for name, _ in model.source.named_parameters()}
+            for name, parameter in network.named_parameters():
+                if parameter.requires_grad and name in names:
+                    yield name, parameter
+
+
+@torch.no_grad()
+def relative_norm(differences: Iterable[Tensor], originals: Iterable[Tensor]) -> float:
+    """Return the norm of all differences together, relative to that of the originals."""
+    norm, scale = (nn.utils.get_total_norm(list(tensors)) for tensors in (differences, originals))
+    return float(norm) / max(float(scale), 1e-12)

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from ctta.errors import ConfigError
-from ctta.guard.health import PredictionSummary, disagreement
+from ctta.guard.detector import PredictionSummary, disagreement
 
 NUM_SIGNALS = 4  # with the constant
 MIN_IMAGES = 100  # before there is an estimate
-MEMORY = 250.0  # images that the averages of the signals stand for
-REACH = 1.0  # half-widths of the intervals within which domains count as similar
+MEMORY_IMAGES = 250.0  # that the averages of the signals stand for
+SIMILAR_WITHIN = 1.0  # half-widths of the intervals within which domains count as similar
 _CLIP = 0.005
-_Z = 1.645  # of a two-sided interval of 90 %
+_Z_90 = 1.645  # of a two-sided interval of 90 %
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class GainMonitor(nn.Module):
             return
         number = summary.classes.numel()
         self.num_images += number
-        share = number / min(max(float(self.num_images), 1.0), MEMORY + number)
+        share = number / min(max(float(self.num_images), 1.0), MEMORY_IMAGES + number)
         self.averages.lerp_(torch.tensor(measure(summary, source)).to(self.averages), share)
 
     def forget_(self) -> None:
@@ -231,7 +231,9 @@ class GainMonitor(nn.Module):
         if (now := self.estimate_without_labels()) is None:
             return torch.ones_like(estimates[:, 0])
         widths = estimates.new_tensor([self.estimator.gain_half_width, self.estimator.source_half_width])
-        distances = (estimates - estimates.new_tensor([now.gain, now.source_accuracy])) / (REACH * widths + 1e-6)
+        distances = (estimates - estimates.new_tensor([now.gain, now.source_accuracy])) / (
+            SIMILAR_WITHIN * widths + 1e-6
+        )
         return distances.square().sum(1).div(-2).exp()
 
     @torch.inference_mode(False)
@@ -254,7 +256,7 @@ class GainMonitor(nn.Module):
 
 def _weigh(half_width: float, standard_error: float) -> float:
     """Return the weight of labels beside an estimate whose 90 % interval has this half-width."""
-    variance = (half_width / _Z) ** 2
+    variance = (half_width / _Z_90) ** 2
     return variance / (variance + standard_error**2)
 
 

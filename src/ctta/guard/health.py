@@ -1,19 +1,16 @@
-"""Health of a stream, as far as it shows without labels."""
+"""What a guard reports: the health of a stream, as far as it shows without labels, and events with an audit log."""
 
+import json
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any, Protocol, Self, runtime_checkable
 
-import torch
-from torch import Tensor, nn
-
-from ctta.core.model import AdaptiveModel
-from ctta.functional import at_least_float32
-from ctta.guard.events import Event
+from ctta.guard.answers import AccuracyTracker
 from ctta.io.html import render_facts
 
-NUM_BINS = 64  # more classes share bins, so that histories have a fixed size
+MAX_EVENTS = 100  # kept in memory
 
 
 @dataclass(frozen=True)
@@ -99,6 +96,79 @@ class Health:
         return render_facts(f"Health: {state}", facts)
 
 
+class EventKind(StrEnum):
+    """Kinds of events; the values are what audit logs contain."""
+
+    COLLAPSE = "collapse"  # detected, and only reported
+    RECOVERY = "recovery"  # the stream is no longer sorted by class
+    ROLLBACK = "rollback"
+    RESET = "reset"
+    SOFT_RESET = "soft_reset"
+    PERIODIC_RESET = "periodic_reset"
+    FREEZE = "freeze"
+    UNFREEZE = "unfreeze"
+    SORTED_STREAM = "sorted_stream"  # batches arrive sorted by class
+    REFUSAL = "refusal"  # of a batch that is not valid
+    BAD_ROWS = "bad_rows"  # inputs of a batch that were answered by the source
+    SKIPPED = "skipped"  # an update with a loss or gradient that is not finite
+    SHADOW = "shadow"  # how many predictions would have differed
+    HARM = "harm"  # labels show more errors than without adaptation
+    LOAD = "load"  # from a file
+
+
+#: Events after which a method is in another state, so that labels of earlier answers say nothing about later ones.
+STATE_CHANGES = frozenset({EventKind.ROLLBACK, EventKind.RESET, EventKind.SOFT_RESET, EventKind.PERIODIC_RESET})
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event.
+
+    Attributes:
+        step: Number of batches that the stream had seen.
+        kind: What happened.
+        cause: Why, in words.
+        signals: Health at that moment, as far as it was known.
+    """
+
+    step: int
+    kind: EventKind
+    cause: str
+    signals: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class EventLog:
+    """The last events of a stream, oldest first.
+
+    A value that is replaced: what a failed step recorded is undone with the step.
+
+    Attributes:
+        events: At most :data:`MAX_EVENTS`.
+        audit: File that gets a line of JSON per event; None for no file.
+    """
+
+    events: tuple[Event, ...] = ()
+    audit: str | None = None
+
+    def add(self, event: Event) -> "EventLog":
+        """Write an event to the audit log, with a timestamp.
+
+        Args:
+            event: What happened.
+
+        Returns:
+            The log with the event.
+        """
+        if self.audit is not None:
+            line = json.dumps({"time": datetime.now(UTC).isoformat(), **asdict(event)}, allow_nan=False)
+            # Opened for each event, so that logrotate may move the file; logging's WatchedFileHandler, which does the
+            # same, is not supported on Windows, and a handler cannot be copied with the model.
+            with open(self.audit, "a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        return replace(self, events=(*self.events, event)[-MAX_EVENTS:])
+
+
 @runtime_checkable
 class Monitored(Protocol):
     """What a service or a command may ask of any model that monitors its own health.
@@ -108,6 +178,10 @@ class Monitored(Protocol):
     """
 
     audit: str | None
+
+    @property
+    def accuracy(self) -> AccuracyTracker:
+        """What labels and an estimate without labels say about the accuracy."""
 
     @property
     def health(self) -> Health:
@@ -131,82 +205,3 @@ class Monitored(Protocol):
         Returns:
             The model itself.
         """
-
-
-@dataclass(frozen=True)
-class PredictionSummary:
-    """Statistics of one network's predictions on a batch."""
-
-    confidence: float
-    entropy: float
-    mean_prediction_entropy: float
-    mean_prediction: Tensor  # in NUM_BINS bins
-    agreement_within: float | None  # probability that two elements share a class; None for a single one
-    num_bins: int  # that classes fall into, at most NUM_BINS
-    classes: Tensor
-    confidences: Tensor  # of each element
-    is_finite: bool
-
-
-@torch.no_grad()
-def summarize(logits: Tensor) -> PredictionSummary:
-    """Summarize logits of shape (N, C, ...)."""
-    logs = at_least_float32(logits).log_softmax(1)
-    probabilities = logs.exp()
-    mean = probabilities.transpose(0, 1).flatten(1).mean(1, dtype=torch.float64)
-    flat = _bin_classes(probabilities.transpose(0, 1).flatten(1))  # (bins, elements)
-    count = flat.shape[1]
-    total = flat.sum(1, dtype=torch.float64)
-    own = (flat * flat).sum(dtype=torch.float64)
-    confidences = probabilities.amax(1)
-    values = torch.stack(
-        [
-            confidences.mean(dtype=torch.float64),
-            -(probabilities * logs.clamp_min(-1e4)).sum(1).mean(dtype=torch.float64),
-            -(mean * mean.clamp_min(1e-30).log()).sum(),
-            (total.square().sum() - own) / max(count * (count - 1), 1),
-        ]
-    ).tolist()
-    confidence, entropy, mean_entropy, within = values
-    return PredictionSummary(
-        confidence=confidence,
-        entropy=entropy,
-        mean_prediction_entropy=mean_entropy,
-        mean_prediction=total / count,
-        agreement_within=within if count > 1 else None,
-        num_bins=min(logits.shape[1], NUM_BINS),
-        classes=logits.argmax(1),
-        confidences=confidences,
-        is_finite=all(map(math.isfinite, values)),
-    )
-
-
-def _bin_classes(by_class: Tensor) -> Tensor:
-    bins = torch.arange(len(by_class), device=by_class.device) % NUM_BINS
-    return by_class.new_zeros(NUM_BINS, by_class.shape[1]).index_add_(0, bins, by_class)
-
-
-def disagreement(one: PredictionSummary, other: PredictionSummary) -> float:
-    """Return the fraction of elements for which two networks predict different classes."""
-    return float((one.classes != other.classes).double().mean())
-
-
-def trained_pairs(model: AdaptiveModel) -> list[tuple[Tensor, Tensor]]:
-    """Return the parameters that a method trains, each with the source's parameter of the same name."""
-    return [(parameter, model.source.get_parameter(name)) for name, parameter in _trained_parameters(model)]
-
-
-def _trained_parameters(model: AdaptiveModel) -> Iterator[tuple[str, nn.Parameter]]:
-    for network in model.children():
-        if network is not model.source:
-            names = {name for name, _ in model.source.named_parameters()}
-            for name, parameter in network.named_parameters():
-                if parameter.requires_grad and name in names:
-                    yield name, parameter
-
-
-@torch.no_grad()
-def relative_norm(differences: Iterable[Tensor], reference: Iterable[Tensor]) -> float:
-    """Return the norm of all differences together, relative to that of the reference."""
-    norm, scale = (nn.utils.get_total_norm(list(tensors)) for tensors in (differences, reference))
-    return float(norm) / max(float(scale), 1e-12)

@@ -1,93 +1,210 @@
-"""What a guard does about a verdict: remedies, pauses, and the source's answers while a stream is sorted."""
+"""What a guard does about verdicts: when it adapts, inspects and pauses, and the ways back to an earlier state."""
 
-from typing import Self
+import copy
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
 
 from ctta.core.model import AdaptiveModel
-from ctta.guard.detector import HEALTHY_SCORE, CollapseDetector
+from ctta.core.transaction import untrained_parameters
+from ctta.core.validation import check_integer
+from ctta.guard.detector import HEALTHY_SCORE
 from ctta.guard.diagnostics import Diagnostics
-from ctta.guard.event_log import GuardEvents
-from ctta.guard.events import EventKind
-from ctta.guard.remedies import REMEDIES, Remedy, take_snapshot
-from ctta.guard.schedule import FEW_CLASSES, NOT_SORTED, SORTED, Schedule
+from ctta.guard.health import EventKind
+
+Remedy = Literal["rollback", "reset", "soft_reset", "freeze"]
+SOFT_RESET_WEIGHT = 0.9  # of the source in the average that a soft reset computes
+MIN_HEALTHY_INSPECTIONS = 8  # in a row, after which inspections become rarer
+RELAPSE_BATCHES = 100  # an alarm sooner than this after the last one is a relapse
+MAX_DOUBLINGS = 6  # of the cooldown
+
+# Whether the stream is sorted by class: not; yes, judged by the last batches; or only the last batch had few classes.
+NOT_SORTED, SORTED, FEW_CLASSES = 0, 1, 2
 
 
-class GuardRemedies(GuardEvents):
-    """The part of a guard that acts on verdicts, and returns the method to an earlier state."""
+class Reaction(NamedTuple):
+    """What to do about a verdict."""
 
-    wrapped: AdaptiveModel
-    good: AdaptiveModel  # the last good snapshot; shares the source with the wrapped model and the guard
-    detector: CollapseDetector
-    schedule: Schedule
-    on_collapse: Remedy | None
+    kind: EventKind
+    cause: str
+    remedy: Remedy | None = None
+
+
+class _Count:
+    """An integer attribute that is stored in the buffer ``counts``."""
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+
+    def __get__(self, schedule: "Schedule | None", owner: type) -> int:
+        if schedule is None:
+            raise AttributeError("only instances count")
+        return int(schedule.counts[self.position])
+
+    def __set__(self, schedule: "Schedule", value: int) -> None:
+        schedule.counts[self.position] = value
+
+
+class Schedule(nn.Module):
+    """Count batches, inspections and alarms in a buffer, so that a saved stream resumes in step.
+
+    Args:
+        adapt_every: Adapt to every n-th batch.
+        inspect_every: Inspect every n-th batch while the stream is healthy.
+        snapshot_every: Batches to adapt to between two snapshots.
+        cooldown: Batches without adaptation after an alarm; doubled at each relapse.
+        on_collapse: The remedy of an alarm; None to only report it.
+    """
+
+    counts: Tensor
+    num_uninspected = _Count(0)
+    num_healthy = _Count(1)  # inspections in a row
+    num_cooldown = _Count(2)  # batches left without adaptation
+    num_relapses = _Count(3)
+    num_since_alarm = _Count(4)
+    num_since_snapshot = _Count(5)
+    sorting = _Count(6)  # one of the values above
+    is_collapsed = _Count(7)  # 1 if the last inspection found a collapse
+
+    def __init__(
+        self,
+        adapt_every: int,
+        inspect_every: int,
+        snapshot_every: int,
+        cooldown: int,
+        on_collapse: Remedy | None = "rollback",
+    ) -> None:
+        super().__init__()
+        self.adapt_every = check_integer("adapt_every", adapt_every, 1)
+        self.inspect_every = check_integer("inspect_every", inspect_every, 1)
+        self.snapshot_every = check_integer("snapshot_every", snapshot_every, 1)
+        self.cooldown = check_integer("cooldown", cooldown, 0)
+        self.on_collapse = on_collapse
+        self.register_buffer("counts", torch.zeros(8, dtype=torch.long))
+        self.num_since_alarm = RELAPSE_BATCHES
 
     @property
     def is_sorted(self) -> bool:
-        """Whether batches arrive sorted by class, so that the source answers as it was trained."""
-        return bool(self.schedule.is_sorted) and self.on_collapse is not None
+        """Whether batches arrive sorted by class."""
+        return self.sorting == SORTED
 
-    def _is_sorted(self, diagnostics: Diagnostics) -> bool:
-        """Return whether the stream counts as sorted: from a score of 1 on, until it is healthy again."""
-        if diagnostics.verdict is None:
-            return self.schedule.is_sorted
-        return diagnostics.verdict.sorting >= (HEALTHY_SCORE if self.schedule.is_sorted else 1)
+    def judge_sorted(self, found: Diagnostics) -> bool:
+        """Return whether the stream counts as sorted with a batch: from a score of 1 on, until it is healthy again."""
+        if found.verdict is None:
+            return self.is_sorted
+        return found.verdict.sorting >= (HEALTHY_SCORE if self.is_sorted else 1)
 
-    def _apply_verdict(self, diagnostics: Diagnostics) -> None:
-        if diagnostics.references.few_classes < 1 and not self.schedule.is_sorted:
-            self.detector.remember_confidence_(diagnostics.predictions)
-        if diagnostics.verdict is None:
-            return
-        is_sorted = self._is_sorted(diagnostics)
-        has_few_classes = diagnostics.references.few_classes >= 1
-        self.detector.remember_(diagnostics.verdict)
-        if is_sorted or self.schedule.is_sorted:
-            self._set_sorted(is_sorted)
-        elif has_few_classes and self.schedule.sorting != FEW_CLASSES:  # reported once, as the next may have few too
-            self.record(EventKind.SORTED_STREAM, "the batch has few classes")
-        elif not has_few_classes:
-            self._set_collapsed(diagnostics.verdict.collapse, diagnostics.verdict.cause)
-        if not is_sorted:
-            self.schedule.sorting = FEW_CLASSES if has_few_classes else NOT_SORTED
+    def should_adapt(self, step: int, few_classes: float) -> bool:
+        """Return whether to adapt to the batch of this step, of which the score says how few classes it has."""
+        spoils = self.on_collapse is not None and (self.is_sorted or few_classes >= 1)
+        return step % self.adapt_every == 0 and not self.num_cooldown and not spoils
 
-    def _set_sorted(self, is_sorted: bool) -> None:
-        if is_sorted == self.schedule.is_sorted:
-            return
-        self.schedule.sorting = SORTED if is_sorted else NOT_SORTED
-        if not is_sorted:
-            self.record(EventKind.RECOVERY, "batches are no longer sorted by class")
-        elif self.on_collapse is None:
-            self.record(EventKind.SORTED_STREAM, "batches are sorted by class")
-        else:
-            self._apply_remedy("rollback", "batches are sorted by class", EventKind.SORTED_STREAM)
+    def should_inspect(self) -> bool:
+        """Return whether to inspect the next batch."""
+        is_settled = self.num_healthy >= MIN_HEALTHY_INSPECTIONS
+        return self.num_uninspected + 1 >= (self.inspect_every if is_settled else 1)
 
-    def _set_collapsed(self, score: float, cause: str) -> None:
-        was_collapsed, self.schedule.is_collapsed = self.schedule.is_collapsed, int(score >= 1)
-        if score < 1:
-            return
+    def should_snapshot(self) -> bool:
+        """Return whether a snapshot is due with the next batch that is adapted to."""
+        return self.num_since_snapshot + 1 >= self.snapshot_every
+
+    def count_batch_(self, *, adapted: bool, score: float | None, snapshot: bool) -> None:
+        """Count a batch; its score is None if it was not inspected."""
+        was_paused, self.num_cooldown = self.num_cooldown > 0, max(0, self.num_cooldown - 1)
+        self.num_since_alarm = min(RELAPSE_BATCHES, self.num_since_alarm + 1)
+        self.num_since_snapshot = 0 if snapshot else self.num_since_snapshot + adapted
+        self.num_uninspected = self.num_uninspected + 1 if score is None else 0
+        if score is not None:  # in a pause, health says nothing about how the method will learn
+            self.num_healthy = self.num_healthy + 1 if score < HEALTHY_SCORE and not was_paused else 0
+
+    def inspect_next_(self) -> None:
+        """Let the next batch be inspected."""
+        self.num_uninspected = self.inspect_every
+
+    def count_alarm_(self) -> None:
+        """Start a cooldown, twice as long as the last one if that was recent."""
+        is_relapse = self.num_since_alarm < RELAPSE_BATCHES
+        self.num_relapses = min(self.num_relapses + 1, MAX_DOUBLINGS) if is_relapse else 0
+        self.num_cooldown = self.cooldown * 2**self.num_relapses
+        self.num_since_alarm = self.num_healthy = 0
+
+    def react_(self, found: Diagnostics) -> Reaction | None:
+        """Take an inspected batch into account, and return what is to be done about it; None for nothing."""
+        if found.verdict is None:
+            return None
+        was, reaction = self.sorting, None
+        is_sorted, has_few_classes = self.judge_sorted(found), found.baseline.few_classes >= 1
+        self.sorting = SORTED if is_sorted else FEW_CLASSES if has_few_classes else NOT_SORTED
+        if is_sorted and was != SORTED:
+            remedy: Remedy | None = None if self.on_collapse is None else "rollback"
+            reaction = Reaction(EventKind.SORTED_STREAM, "batches are sorted by class", remedy)
+        elif was == SORTED and not is_sorted:
+            reaction = Reaction(EventKind.RECOVERY, "batches are no longer sorted by class")
+        elif has_few_classes and was == NOT_SORTED:  # reported once, as the next may have few too
+            reaction = Reaction(EventKind.SORTED_STREAM, "the batch has few classes")
+        elif not is_sorted and not has_few_classes:
+            reaction = self._react_to_collapse_(found.verdict.collapse, found.verdict.cause)
+        return reaction
+
+    def _react_to_collapse_(self, score: float, cause: str) -> Reaction | None:
+        was_collapsed, self.is_collapsed = self.is_collapsed, int(score >= 1)
         cause = f"collapse score {score:.2f}: {cause}"
+        if score < 1 or (self.on_collapse is None and was_collapsed):
+            return None
         if self.on_collapse is None:
-            if not was_collapsed:
-                self.record(EventKind.COLLAPSE, cause)
-            return
-        if self.schedule.num_cooldown:  # nothing was adapted since the last alarm, so its remedy did not help
-            self._apply_remedy("reset", f"{cause}, also after the last remedy")
-        else:
-            self._apply_remedy(self.on_collapse, cause)
-        self.schedule.count_alarm_()
+            return Reaction(EventKind.COLLAPSE, cause)
+        remedy = self.on_collapse
+        if self.num_cooldown:  # nothing was adapted since the last alarm, so its remedy did not help
+            remedy, cause = "reset", f"{cause}, also after the last remedy"
+        self.count_alarm_()
+        return Reaction(EventKind(remedy), cause, remedy)
 
-    def _apply_remedy(self, remedy: Remedy, cause: str, kind: EventKind | None = None) -> None:
-        self.wrapped = REMEDIES[remedy](self.wrapped, self.good)
-        if remedy == "reset":
-            self.good = take_snapshot(self.wrapped)
-        if remedy == "freeze":
-            self.frozen = True
-        self.detector.forget_predictions_()
-        self.record(kind or EventKind(remedy), cause)
 
-    def rollback(self) -> Self:
-        """Return to the last good snapshot, which is the source until there is one.
+@torch.inference_mode(False)
+def take_snapshot(model: AdaptiveModel) -> AdaptiveModel:
+    """Return a copy of a stream that shares what never changes: the source, and the student's untrained parameters."""
+    shared = {id(tensor): tensor for tensor in untrained_parameters(model)}
+    snapshot = copy.deepcopy(model, {id(model.source): model.source, **shared})
+    snapshot.last_step = None
+    return snapshot
 
-        Returns:
-            The model itself.
-        """
-        self._apply_remedy("rollback", "requested")
-        return self
+
+def roll_back(model: AdaptiveModel, snapshot: AdaptiveModel) -> AdaptiveModel:
+    """Return a stream with the snapshot's networks and optimizer, and the current counters."""
+    restored = take_snapshot(snapshot)
+    restored._compilation, restored._activation_plan = model._compilation, model._activation_plan
+    for name, value in model.counters.items():
+        setattr(restored, name, value)
+    return restored
+
+
+@torch.no_grad()
+def soft_reset(model: AdaptiveModel, snapshot: AdaptiveModel) -> AdaptiveModel:
+    """Move every network most of the way back to the source; the optimizer keeps its momenta."""
+    originals = dict(model.source.named_parameters())
+    for network in model.children():
+        if network is model.source:
+            continue
+        for name, parameter in network.named_parameters():
+            original = originals.get(name)
+            if original is not None and original.shape == parameter.shape:
+                pulled = parameter.lerp(original, SOFT_RESET_WEIGHT)
+                parameter.copy_(torch.where(parameter.isfinite(), pulled, original))
+    return model
+
+
+def reset(model: AdaptiveModel, snapshot: AdaptiveModel) -> AdaptiveModel:
+    """Return a stream that starts at the source, with a new optimizer."""
+    return model.fork()
+
+
+#: Functions of the method and its last good snapshot that return the model to continue with. To add one, name it in
+#: ``Remedy`` and in :class:`~ctta.guard.EventKind` too. The guard freezes after a "freeze".
+REMEDIES: dict[Remedy, Callable[[AdaptiveModel, AdaptiveModel], AdaptiveModel]] = {
+    "rollback": roll_back,
+    "reset": reset,
+    "soft_reset": soft_reset,
+    "freeze": roll_back,
+}

@@ -16,8 +16,8 @@ from ctta.core.model import AdaptiveModel
 from ctta.core.transaction import restore_on_error
 from ctta.errors import InputError, annotate_network_errors
 from ctta.functional import confidence
-from ctta.guard import AnswerLog, Event, EventKind, FeedbackSummary, Guarded, Monitored
-from ctta.guard.events import STATE_CHANGES
+from ctta.guard import AccuracyTracker, AnswerLog, Event, EventKind, FeedbackSummary, Monitored
+from ctta.guard.health import STATE_CHANGES
 from ctta.serve.audit import AuditLog, StreamEvent
 from ctta.serve.errors import ApiError
 from ctta.serve.window import SampleWindow, TimeBudget
@@ -167,13 +167,15 @@ class ServedStream:
                     self._count_resized(resized_to)
         fraction, why = self._batch_stats(len(batch)) if is_large_enough else 0.0, reason if adapt else None
         ids = None
-        if self.answers is not None and source_classes is not None:
-            guard = self.model if isinstance(self.model, Guarded) else None
-            estimate = guard.estimate_without_labels() if guard is not None and is_large_enough else None
-            ids = self.answers.add_(logits.argmax(1), source_classes, estimate)
-            if guard is not None:
-                guard.recalibrate_estimate(self.answers)
+        if source_classes is not None:
+            by_source = not is_large_enough or (self.monitor is not None and self.monitor.health.answered_by_source)
+            ids = self._accuracy.add_(logits.argmax(1), source_classes, by_source=by_source)
         return InferenceResult(logits, self.num_updates, reason is None, fraction, why, resized_to, ids)
+
+    @property
+    def _accuracy(self) -> AccuracyTracker:
+        """The answers of the stream, which may be more than the guard gave, with the guard's estimate."""
+        return AccuracyTracker(self.answers, None if self.monitor is None else self.monitor.accuracy.gain_monitor)
 
     def _answer_by_source(self, x: Tensor) -> Tensor | None:
         """Return the classes that the source answers, if answers are remembered."""
@@ -302,10 +304,7 @@ class ServedStream:
         """
         if self.answers is None:
             raise ApiError(409, "the service remembers no answers: start it with --feedback 1000, say")
-        num_unknown = self.answers.set_labels_(ids, labels)
-        if isinstance(self.model, Guarded):
-            self.model.recalibrate_estimate(self.answers)
-        summary = self.answers.summarize()
+        summary, num_unknown = self._accuracy.set_labels_(ids, labels)
         if summary.is_harmful:
             self.record(EventKind.HARM, str(summary))
             if self.on_harm is not None:

@@ -1,7 +1,8 @@
 """The guard around a method."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Self, get_args
 
@@ -14,25 +15,24 @@ from ctta.core.parallel import SingleProcess
 from ctta.core.transaction import restore_on_error
 from ctta.core.validation import check_choice, check_integer
 from ctta.errors import CheckpointError, ConfigError
-from ctta.guard.answers import AnswerLog
+from ctta.guard.answers import AccuracyTracker, AnswerLog, FeedbackSummary
 from ctta.guard.detector import CollapseDetector, CollapseThresholds
 from ctta.guard.diagnostics import (
+    Baseline,
     Diagnostics,
-    References,
     StepRecord,
     diagnose,
-    evaluate_references,
+    evaluate_baseline,
     record_step,
+    relative_norm,
     reuse_source_pass,
     source_as_trained,
     suspect_few_classes,
+    trained_pairs,
 )
 from ctta.guard.estimate import GainEstimator, GainMonitor
-from ctta.guard.events import EventKind
-from ctta.guard.feedback import GuardFeedback
-from ctta.guard.health import Health, relative_norm, trained_pairs
-from ctta.guard.remedies import Remedy, take_snapshot
-from ctta.guard.schedule import Schedule
+from ctta.guard.health import Event, EventKind, EventLog, Health
+from ctta.guard.recovery import REMEDIES, Remedy, Schedule, take_snapshot
 from ctta.guard.validator import InputSpec, InputValidator
 from ctta.nn import batch_fraction, count_images
 
@@ -44,7 +44,7 @@ class _FewClassesSuspected(Exception):
     """Raised to undo a step on a batch that looks as if it had few classes; nobody outside sees it."""
 
 
-class Guarded(GuardFeedback):
+class Guarded(AdaptiveModel):
     """A method with input validation, health signals, collapse detection, remedies and an event log.
 
     It is itself an :class:`~ctta.AdaptiveModel`. While the stream is healthy, the wrapped method predicts and adapts as
@@ -90,7 +90,12 @@ class Guarded(GuardFeedback):
     """
 
     supports_data_parallel = False  # it decides by local rows, on which ranks would disagree
-    num_compared: int
+    wrapped: AdaptiveModel
+    last_good: AdaptiveModel  # a snapshot, which shares the source with the wrapped model and the guard
+    health: Health
+    #: Ids of the last answers, one for each input; None if none are remembered.
+    last_ids: range | None
+    num_compared: int  # in shadow mode
     num_differing: int
 
     def __init__(
@@ -113,13 +118,6 @@ class Guarded(GuardFeedback):
         on_harm: Literal["reset", "freeze"] | None = None,
         audit: str | os.PathLike[str] | None = None,
     ) -> None:
-        if not isinstance(model, AdaptiveModel) or isinstance(model, Guarded):
-            raise TypeError(f"expected a method to guard, such as ctta.CoTTA(net), got {type(model).__name__}")
-        if type(model.coordinator) is not SingleProcess:
-            raise ConfigError(
-                "a guard decides by its local rows, so ranks that share a stream would disagree: guard a model on one "
-                "process, or share it without a guard"
-            )
         if not isinstance(input_spec, InputSpec) or not isinstance(thresholds, CollapseThresholds):
             raise TypeError(
                 f"expected input_spec=ctta.guard.InputSpec(...) and thresholds=ctta.guard.CollapseThresholds(...), got "
@@ -137,29 +135,37 @@ class Guarded(GuardFeedback):
             check_integer("reset_every", reset_every, 1)
         if max_update is not None and not max_update > 0:
             raise ConfigError(f"max_update must be above 0, or None for no limit, got {max_update!r}")
-        nn.Module.__init__(self)  # and not AdaptiveModel's, which copies a network: the wrapped model has one
-        self._batch_stats, self._output, self._trainable = model.batch_stats, model.output, model._trainable
-        self.seed, self.optimizer, self.last_step, self.frozen = model.seed, None, None, model.frozen
-        model.frozen = False  # the guard decides when to adapt
-        self.source, self.wrapped, self.good = model.source, model, take_snapshot(model)
-        self.input_spec, self.bad_rows, self.on_collapse, self.reset_every = (
-            input_spec,
-            bad_rows,
-            on_collapse,
-            reset_every,
-        )
-        self.adapt_every, self.max_update, self.shadow, self.thresholds = adapt_every, max_update, shadow, thresholds
-        self.inspect_every, self.snapshot_every, self.cooldown = inspect_every, snapshot_every, cooldown
-        self.detector = CollapseDetector(thresholds)
-        self.schedule = Schedule(adapt_every, inspect_every, snapshot_every, cooldown)
+        if not isinstance(model, AdaptiveModel) or model.wrapped is not None:
+            raise TypeError(f"expected a method to guard, such as ctta.CoTTA(net), got {type(model).__name__}")
+        super().__init__(model, batch_stats=model.batch_stats, seed=model.seed, output=model.output)
+        self.input_spec, self.bad_rows, self.on_collapse, self.on_harm = input_spec, bad_rows, on_collapse, on_harm
+        self.reset_every, self.adapt_every, self.max_update, self.shadow = reset_every, adapt_every, max_update, shadow
+        self.thresholds, self.inspect_every, self.snapshot_every = thresholds, inspect_every, snapshot_every
+        self.cooldown, self.remember_answers, self.estimator = cooldown, remember_answers, estimator
+        self.frozen, model.frozen = model.frozen, False  # the guard decides when to adapt
+        self.wrapped, self.last_good = model, take_snapshot(model)
         self.validator = InputValidator(input_spec)
-        self.remember_answers, self.estimator, self.on_harm = remember_answers, estimator, on_harm
-        self.gain_monitor = None if estimator is None else GainMonitor(estimator)
-        self.answers = AnswerLog(remember_answers) if remember_answers else None
-        self.last_ids, self._source_logits = None, None
-        self.audit, self.health, self._events = audit, Health(step=0), ()
-        for name in ("num_steps", "num_skipped", "num_compared", "num_differing"):  # the last two in shadow mode
-            self.register_counter(name)
+        self.detector = CollapseDetector(thresholds)
+        self.schedule = Schedule(adapt_every, inspect_every, snapshot_every, cooldown, on_collapse)
+        self.accuracy = AccuracyTracker(
+            AnswerLog(remember_answers) if remember_answers else None,
+            None if estimator is None else GainMonitor(estimator),
+        )
+        self.log, self.health, self.last_ids = EventLog(), Health(step=0), None
+        self.audit = audit
+        self._source_logits: Tensor | None = None  # within a step only
+        self.register_counter("num_compared")
+        self.register_counter("num_differing")
+
+    @override
+    def _take_source(self, net: nn.Module) -> tuple[nn.Module, set[str]]:
+        assert isinstance(net, AdaptiveModel), "the constructor has checked it"
+        if type(net.coordinator) is not SingleProcess:
+            raise ConfigError(
+                "a guard decides by its local rows, so ranks that share a stream would disagree: guard a model on one "
+                "process, or share it without a guard"
+            )
+        return net.source, net._trainable
 
     # ---- step ----
 
@@ -177,12 +183,12 @@ class Guarded(GuardFeedback):
         # a retry would learn twice.
         with restore_on_error(self) as undo:
             self._record_bad_rows(x)
-            events = self._events
+            log = self.log
             try:
                 return self._adapt_and_remember(x)
             except _FewClassesSuspected:
                 undo()
-                self._events = events
+                self.log = log
                 return self._adapt_and_remember(x, inspect=True)
 
     def _record_bad_rows(self, x: Tensor) -> None:
@@ -206,6 +212,17 @@ class Guarded(GuardFeedback):
             self._apply_remedy("reset", f"every {self.reset_every} batches", EventKind.PERIODIC_RESET)
         return logits
 
+    def _remember_answers(self, x: Tensor, logits: Tensor) -> None:
+        """Remember the answers to a batch beside the source's, if they are asked for."""
+        source_logits, self._source_logits = self._source_logits, None
+        if self.accuracy.answers is None or logits.ndim != 2:
+            return
+        if source_logits is None or len(source_logits) != len(x):  # some inputs were not valid
+            with torch.no_grad():
+                source_logits = source_as_trained(self.source)(x)
+        by_source = self.health.answered_by_source
+        self.last_ids = self.accuracy.add_(logits.argmax(1), source_logits.argmax(1), by_source=by_source)
+
     @override
     def predict_step(self, x: Tensor) -> Tensor:
         return self._replace_bad_rows(x, self._predict)
@@ -225,44 +242,44 @@ class Guarded(GuardFeedback):
         return logits
 
     def _predict(self, x: Tensor) -> Tensor:
-        references = self._evaluate_references(x)
-        with reuse_source_pass(self.source, x, references):
+        baseline = self._evaluate_baseline(x)
+        with reuse_source_pass(self.source, x, baseline):
             logits = self.wrapped.predict(x)
-        diagnostics = self._diagnose(x, logits, references)
+        diagnostics = self._diagnose(x, logits, baseline)
         if self._suspects_few_classes(x, diagnostics):
-            diagnostics = self._diagnose(x, logits, self._evaluate_references(x, inspect=True))
+            diagnostics = self._diagnose(x, logits, self._evaluate_baseline(x, inspect=True))
         return self._select_logits(logits, diagnostics)
 
     def _suspects_few_classes(self, x: Tensor, found: Diagnostics) -> bool:
-        is_judged = found.references.is_inspected
+        is_judged = found.baseline.is_inspected
         return not is_judged and suspect_few_classes(self.source, x, found.predictions, self.detector)
 
     def _adapt(self, x: Tensor, *, inspect: bool) -> Tensor:
         # First, since nothing is to be learned from a batch of few classes.
-        references = self._evaluate_references(x, inspect=inspect)
-        self._source_logits = references.source_logits
-        inspect = references.is_inspected
-        adapt = self.schedule.should_adapt(self.num_steps, even_if_sorted=self.on_collapse is None)
-        adapt = adapt and (references.few_classes < 1 or self.on_collapse is None)
+        baseline = self._evaluate_baseline(x, inspect=inspect)
+        self._source_logits = baseline.source_logits
+        inspect = baseline.is_inspected
+        adapt = self.schedule.should_adapt(self.num_steps, baseline.few_classes)
         # Before the step, since the predictions show the health of these weights, and not of the updated ones.
         candidate = take_snapshot(self.wrapped) if adapt and inspect and self.schedule.should_snapshot() else None
         with (
             record_step(self.wrapped, self.max_update, inspect=inspect) as step,
-            reuse_source_pass(self.source, x, references),
+            reuse_source_pass(self.source, x, baseline),
         ):
             logits = self.wrapped.adapt(x) if adapt else self.wrapped.predict(x)
-        diagnostics = self._diagnose(x, logits, references)
+        diagnostics = self._diagnose(x, logits, baseline)
         if self._suspects_few_classes(x, diagnostics):
             raise _FewClassesSuspected
-        if self.gain_monitor is not None and references.source is not None and logits.ndim == 2:
-            self.gain_monitor.add_(diagnostics.predictions, references.source)
+        monitor = self.accuracy.gain_monitor
+        if monitor is not None and baseline.source is not None and logits.ndim == 2:
+            monitor.add_(diagnostics.predictions, baseline.source)
         self.validator.learn_(x)
         self.last_step = self.wrapped.last_step if adapt else None
         selected = self._select_logits(logits, diagnostics)
         self.health = self._measure_health(diagnostics, step, adapted=adapt, by_source=selected is not logits)
         is_good = candidate is not None and diagnostics.verdict is not None and diagnostics.verdict.is_healthy
         if candidate is not None and is_good:
-            self.good = candidate
+            self.last_good = candidate
         self.schedule.count_batch_(adapted=adapt, score=diagnostics.score, snapshot=is_good)
         if diagnostics.verdict is None and self.detector.is_sure(diagnostics.predictions):
             self.schedule.inspect_next_()
@@ -272,32 +289,34 @@ class Guarded(GuardFeedback):
         if self.shadow:
             self._count_differences(diagnostics)
         self._apply_verdict(diagnostics)
-        self._check_gain()
+        estimate = self.accuracy.estimate()
+        if estimate is not None and estimate.is_harmful and self.on_harm is not None:
+            self._apply_remedy(self.on_harm, str(estimate), EventKind.HARM)
         return selected
 
-    def _evaluate_references(self, x: Tensor, *, inspect: bool = False) -> References:
-        return evaluate_references(
+    def _evaluate_baseline(self, x: Tensor, *, inspect: bool = False) -> Baseline:
+        return evaluate_baseline(
             self.wrapped,
             x,
             self.detector,
             inspect=inspect or self.schedule.should_inspect(),
-            evaluate_source=self.shadow or self.schedule.is_sorted or self.answers is not None,
+            evaluate_source=self.shadow or self.schedule.is_sorted or self.accuracy.answers is not None,
         )
 
-    def _diagnose(self, x: Tensor, logits: Tensor, references: References) -> Diagnostics:
-        return diagnose(self.wrapped, x, logits, references, self.detector)
+    def _diagnose(self, x: Tensor, logits: Tensor, baseline: Baseline) -> Diagnostics:
+        return diagnose(self.wrapped, x, logits, baseline, self.detector)
 
     def _select_logits(self, logits: Tensor, diagnostics: Diagnostics) -> Tensor:
         """Return the method's logits, or the source's where those cannot be trusted."""
         selected: Tensor | None = logits
         if self.shadow:
-            selected = diagnostics.references.source_logits
+            selected = diagnostics.baseline.source_logits
         elif self.on_collapse is None:
             selected = logits
-        elif self._is_sorted(diagnostics) or diagnostics.references.few_classes >= 1:
-            selected = diagnostics.references.source_logits
+        elif self.schedule.judge_sorted(diagnostics) or diagnostics.baseline.few_classes >= 1:
+            selected = diagnostics.baseline.source_logits
         elif diagnostics.verdict is not None and diagnostics.verdict.collapse >= 1:
-            selected = diagnostics.references.anchor_logits
+            selected = diagnostics.baseline.anchor_logits
         assert selected is not None, "the source was evaluated"
         return selected
 
@@ -319,28 +338,119 @@ class Guarded(GuardFeedback):
             adapted=adapted,
             answered_by_source=by_source,
             collapse_score=self.health.collapse_score if found.score is None else found.score,
-            **(estimate.as_signals() if (estimate := self._estimate_gain()) else {}),
+            **(estimate.as_signals() if (estimate := self.accuracy.estimate()) else {}),
         )
 
     def _count_differences(self, diagnostics: Diagnostics) -> None:
         """Count the predictions that differ from the source's, and report them regularly."""
-        source = diagnostics.references.source
+        source = diagnostics.baseline.source
         assert source is not None, "the source was evaluated"
         self.num_compared += diagnostics.predictions.classes.numel()
         self.num_differing += int((diagnostics.predictions.classes != source.classes).sum())
         if (self.num_steps + 1) % _SHADOW_REPORT_EVERY == 0:
             self.record(EventKind.SHADOW, f"{self.num_differing} of {self.num_compared} predictions would differ")
 
+    def _apply_verdict(self, diagnostics: Diagnostics) -> None:
+        if diagnostics.baseline.few_classes < 1 and not self.schedule.is_sorted:
+            self.detector.remember_confidence_(diagnostics.predictions)
+        if diagnostics.verdict is not None:
+            self.detector.remember_(diagnostics.verdict)
+        if (reaction := self.schedule.react_(diagnostics)) is None:
+            return
+        if reaction.remedy is None:
+            self.record(reaction.kind, reaction.cause)
+        else:
+            self._apply_remedy(reaction.remedy, reaction.cause, reaction.kind)
+
+    def _apply_remedy(self, remedy: Remedy, cause: str, kind: EventKind) -> None:
+        self.wrapped = REMEDIES[remedy](self.wrapped, self.last_good)
+        if remedy == "reset":
+            self.last_good = take_snapshot(self.wrapped)
+        if remedy == "freeze":
+            self.frozen = True
+        self.detector.forget_predictions_()
+        self.accuracy.forget_()
+        self.record(kind, cause)
+
+    # ---- health, events and feedback ----
+
+    @property
+    def collapse_score(self) -> float:
+        """Score of the last inspected batch; an alarm is raised at 1."""
+        return self.health.collapse_score
+
+    @property
+    def is_sorted(self) -> bool:
+        """Whether batches arrive sorted by class, so that the source answers as it was trained."""
+        return self.schedule.is_sorted and self.on_collapse is not None
+
+    @property
+    def events(self) -> list[Event]:
+        """The last hundred events, oldest first."""
+        return list(self.log.events)
+
+    @property
+    def audit(self) -> str | None:
+        """File that events are written to; it can be set."""
+        return self.log.audit
+
+    @audit.setter
+    def audit(self, path: str | os.PathLike[str] | None) -> None:
+        self.log = replace(self.log, audit=None if path is None else os.fspath(path))
+
+    def record(self, kind: EventKind, cause: str) -> None:
+        """Log an event together with the last known health.
+
+        Args:
+            kind: What happened.
+            cause: Why, in words.
+        """
+        self.log = self.log.add(Event(self.num_steps, kind, cause, self.health.as_dict()))
+
+    def rollback(self) -> Self:
+        """Return to the last good snapshot, which is the source until there is one.
+
+        Returns:
+            The model itself.
+        """
+        self._apply_remedy("rollback", "requested", EventKind.ROLLBACK)
+        return self
+
+    def feedback(self, ids: Sequence[int] | Tensor, labels: Sequence[int] | Tensor) -> FeedbackSummary:
+        """Take labels for some of the last answers, and tell by them whether adaptation helps.
+
+        Nothing is trained on the labels. If they show harm by more than noise, ``on_harm`` is applied. With an
+        ``estimator``, estimates without labels are corrected by what the labels show, as long as the answers are
+        remembered and the stream looks as it did then.
+
+        Args:
+            ids: Ids of the answers: :attr:`last_ids` after each call has one for each input. Those that are not
+                remembered any more are ignored.
+            labels: The right class of each.
+
+        Returns:
+            The accuracy of the labeled answers, that of the source, and their difference with an interval.
+
+        Raises:
+            ConfigError: The guard remembers no answers.
+            InputError: There are more or fewer labels than ids, or a label is negative.
+        """
+        summary, _ = self.accuracy.set_labels_(ids, labels)
+        if summary.is_harmful and self.on_harm is None:
+            self.record(EventKind.HARM, str(summary))
+        elif summary.is_harmful and self.on_harm is not None:
+            self._apply_remedy(self.on_harm, str(summary), EventKind.HARM)
+        return summary
+
     # ---- contract of a model that delegates to another one ----
 
     @override
     def reset(self) -> Self:
-        events, audit = self._events, self.audit  # they stay
-        num_answered = self.answers.num_answered if self.answers is not None else 0
+        log, before = self.log, self.accuracy.answers  # the log stays
         super().reset()
-        self._events, self.audit = events, audit
-        if self.answers is not None:
-            self.answers.count.fill_(num_answered)  # an id never stands for two answers
+        self.log = log
+        if before is not None and self.accuracy.answers is not None:
+            self.accuracy.answers.count.fill_(before.num_answered)  # an id never stands for two answers
         self.record(EventKind.RESET, "requested")
         return self
 
@@ -361,7 +471,7 @@ class Guarded(GuardFeedback):
         fresh = type(self)(self.wrapped.fork(), **self.hyperparameters)
         for name, buffer in self.named_buffers():  # move what was built on the default device and dtype
             part, _, own = name.rpartition(".")
-            if part in ("detector", "schedule", "validator", "answers", "gain_monitor"):
+            if not part.startswith(("source", "wrapped", "last_good")):
                 setattr(fresh.get_submodule(part), own, fresh.get_buffer(name).to(buffer))
         return fresh
 
@@ -388,7 +498,7 @@ class Guarded(GuardFeedback):
         dtype_before = _dtype(self.wrapped)
         del self.source  # a fork may share it: the wrapped model makes its own copy first, and moves that
         nn.Module._apply(self, fn, recurse)
-        self.source = self.good.source = self.wrapped.source
+        self.source = self.last_good.source = self.wrapped.source
         if _dtype(self.wrapped) != dtype_before:
             self.validator.forget_dtype_()
         return self
