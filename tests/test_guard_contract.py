@@ -36,7 +36,14 @@ def test_contract_with_batch_norm(method: str, check: str) -> None:
 
 
 @pytest.mark.parametrize("check", ["check_resume_is_bit_identical", "check_predict_equals_next_adapt"])
-@pytest.mark.parametrize("network", ["vit", "segmentation"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "network"),
+    [
+        ("tent", "vit"),
+        ("cotta", "segmentation"),
+        pytest.param("tent", "segmentation", marks=pytest.mark.long),
+        pytest.param("cotta", "vit", marks=pytest.mark.long),
+    ],
+)
 def test_contract_on_other_networks(method: str, network: str, check: str) -> None:
     CHECKS[check](make_case(method, network))

@@ -355,7 +355,7 @@ class AdaptiveModel(MethodUpdates, ABC):
         Returns:
             A copy with the weights of the teacher, if it predicts, else the student, else the source.
         """
-        net = copy_without_hooks(self._adapted_network)
+        net = copy_without_hooks(self._adapted_network, keep=self._callers_hooks)
         train_only_(net, self._trainable)
         if batches is not None:
             estimate_running_statistics_(net, validate_batches(iter_inputs(batches)))

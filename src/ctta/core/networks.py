@@ -10,7 +10,7 @@ from ctta.core.validation import check_batch_stats, check_integer, check_output
 from ctta.errors import ConfigError
 from ctta.nn import BatchStats, batch_fraction, find_norm_parameters
 from ctta.nn.heads import count_classes, find_head, record_features_
-from ctta.nn.surgery import Output, copy_for_adaptation, find_top_layers, names_outside, train_only_
+from ctta.nn.surgery import Output, copy_for_adaptation, find_hooks, find_top_layers, names_outside, train_only_
 from ctta.source_stats import SourceStats
 
 
@@ -41,6 +41,7 @@ class MethodNetworks(nn.Module):
         if not isinstance(net, nn.Module) or isinstance(net, MethodNetworks):
             raise TypeError(f"expected a network (torch.nn.Module) that does not adapt yet, got {type(net).__name__}")
         source = copy_for_adaptation(net, batch_stats=self._batch_stats, output=self._output)
+        self._callers_hooks = find_hooks(source)
         trainable = {name for name, parameter in source.named_parameters() if parameter.requires_grad}
         return source.requires_grad_(False), trainable
 

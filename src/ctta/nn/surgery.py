@@ -58,19 +58,32 @@ def copy_for_adaptation(net: nn.Module, *, batch_stats: BatchStats, output: Outp
     return net
 
 
-def copy_without_hooks(net: nn.Module) -> nn.Module:
-    """Return a copy in eval mode of the unwrapped network, without the hooks of this library."""
+def copy_without_hooks(net: nn.Module, keep: Collection[int] | None = None) -> nn.Module:
+    """Return a copy in eval mode of the unwrapped network, without the hooks of this library.
+
+    Args:
+        net: The network.
+        keep: The ids of the only other hooks that may stay, of :func:`find_hooks`; None for all.
+    """
     # Outside inference mode, because copies made within it are inference tensors, which cannot be trained.
     with torch.inference_mode(False):
         net = copy.deepcopy(unwrap(net))
     for module in net.modules():
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            for key in [key for key, hook in hooks.items() if _is_own_hook(hook)]:
+            for key in [
+                key for key, hook in hooks.items() if _is_own_hook(hook) or (keep is not None and key not in keep)
+            ]:
                 del hooks[key]
         if isinstance(module, _BatchNorm):
             show_running_statistics(module)
             module.track_running_stats = module.running_mean is not None
     return net.eval()
+
+
+def find_hooks(net: nn.Module) -> frozenset[int]:
+    """Return the ids of the hooks of a network that are not this library's; copies of the hooks have the same ids."""
+    tables = [table for module in net.modules() for table in (module._forward_hooks, module._forward_pre_hooks)]
+    return frozenset(key for table in tables for key, hook in table.items() if not _is_own_hook(hook))
 
 
 def copy_sharing_tensors(net: nn.Module) -> nn.Module:

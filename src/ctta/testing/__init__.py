@@ -19,11 +19,12 @@ from contextlib import contextmanager
 from inspect import signature
 from typing import Any
 
+import torch
 from torch import nn
 
 from ctta.core.hyperparameters import format_hyperparameters
 from ctta.core.model import AdaptiveModel
-from ctta.testing import input_checks, network_checks, numeric_checks, stream_checks
+from ctta.testing import input_checks, stream_checks
 from ctta.testing.case import CHECKS, LONG_STREAM, SHORT_STREAM, ContractCase, count_learned_batches
 from ctta.testing.networks import NETWORKS, VISION_TRANSFORMERS
 
@@ -33,8 +34,6 @@ __all__ = [
     "ContractCase",
     "check_method",
     "input_checks",
-    "network_checks",
-    "numeric_checks",
     "select_networks",
     "select_settings",
     "stream_checks",
@@ -101,13 +100,14 @@ def check_method(
         raise TypeError(f"expected a class that extends ctta.AdaptiveModel, such as ctta.Tent, got {method!r}")
     networks, num_learned = networks or select_networks(method), {}
     settings = {**select_settings(method), **hyperparameters}
-    for number, (network, make_network) in enumerate(networks.items()):
-        case = ContractCase(method, make_network, settings, SHORT_STREAM if number else LONG_STREAM)
-        for name, check in CHECKS.items():
-            with _noting(f"{name} of {method.__name__} on network '{network}'"):
-                check(case)
-        with _noting(f"a stream of {method.__name__} on network '{network}'"):
-            num_learned[network] = count_learned_batches(case)
+    with _one_thread():
+        for number, (network, make_network) in enumerate(networks.items()):
+            case = ContractCase(method, make_network, settings, SHORT_STREAM if number else LONG_STREAM)
+            for name, check in CHECKS.items():
+                with _noting(f"{name} of {method.__name__} on network '{network}'"):
+                    check(case)
+            with _noting(f"a stream of {method.__name__} on network '{network}'"):
+                num_learned[network] = count_learned_batches(case)
     if not allow_no_steps and any(number is not None for number in num_learned.values()):
         assert any(num_learned.values()), (
             f"{method.__name__} has an optimizer, but its weights stayed the same over 3 batches on every network "
@@ -122,6 +122,17 @@ def check_method(
     is_episodic = method.info is not None and method.info.is_episodic
     steps = f"{_describe_steps(num_learned)}{', none of which lasts' if is_episodic else ''}"
     sys.stdout.write(f"{method.__name__}{checked_with}: {summary}; {steps}\n")
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch compute on one thread: on networks this small, threads wait for each other most of the time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager
