@@ -24,10 +24,22 @@ from torch import Tensor, nn
 
 import ctta
 from ctta.errors import ConfigError, InputError
-from ctta.methods.vane.domain_change import DomainChange, measure_appearance
-from ctta.methods.vane.label_chain import LabelChain
-from ctta.methods.vane.mirror_check import MirrorCheck
-from ctta.methods.vane.statistics import FollowedBatch, ShiftStatistics, follow_shift, use_shift_statistics_
+from ctta.methods.vane.statistics import (
+    FollowedBatch,
+    ShiftStatistics,
+    follow_shift,
+    store_layers_,
+    use_shift_statistics_,
+)
+from ctta.methods.vane.stream import (
+    ChainState,
+    DomainState,
+    MirrorState,
+    StateBuffers,
+    measure_appearance,
+    update_chain,
+    update_domain,
+)
 from ctta.views import SplitView, View, geometric_views
 from ctta.views.geometric import MovedView
 
@@ -36,6 +48,36 @@ SIZES = (7, 1, 12, 16, 3, 20, 1, 5, 9, 2, 8, 1, 6, 10, 4, 1, 18, 2, 11, 5)
 OPTIMIZER = partial(torch.optim.Adam, lr=0.02, eps=EPS)
 NAIVE_OPTIMIZER: dict[str, Any] = {"lr": 0.02, "eps": EPS}
 COLORS = torch.tensor([[0.2, 0.3, 0.9], [0.9, 0.2, 0.3], [0.3, 0.9, 0.2], [0.8, 0.8, 0.7]], dtype=torch.float64)
+
+
+class Chain:
+    """A label chain over a stream.
+
+    Args:
+        uninformative: The probability that a prediction says nothing.
+    """
+
+    def __init__(self, uninformative: float = 0.0) -> None:
+        self.uninformative, self.state = uninformative, ChainState.initial()
+
+    def follow(self, logits: Tensor, *, is_new_domain: bool = False) -> Tensor:
+        """Return the logarithms of the posteriors of a batch."""
+        self.state, corrected = update_chain(
+            self.state, logits, 1000, uninformative=self.uninformative, is_new_domain=is_new_domain
+        )
+        return corrected
+
+
+class Domain:
+    """The domains of a stream."""
+
+    def __init__(self, max_distance: float = 0.5) -> None:
+        self.max_distance, self.state = max_distance, DomainState.initial()
+
+    def follow(self, features: Tensor) -> bool:
+        """Return whether a batch begins a domain."""
+        self.state, is_new = update_domain(self.state, features, self.max_distance)
+        return is_new
 
 
 def images(labels: Tensor, noise: float = 0.3) -> Tensor:
@@ -126,10 +168,10 @@ def assert_equals_twin(
         assert isinstance(layer, ShiftStatistics)
         CLOSE([layer.mean.tolist(), layer.variance.tolist()], [naive.mean, naive.variance])
         CLOSE(float(layer.worth), naive.count)
-    CLOSE(model.chain.stickiness, run.stickiness[-1])
-    CLOSE(model.source_chain.stickiness, run.source_stickiness[-1])
-    CLOSE(model.domain_change.mean.tolist(), run.domain.mean)
-    CLOSE(model.domain_change.num_images, sum(run.domain.weights))
+    CLOSE(model.chain.state.stickiness, run.stickiness[-1])
+    CLOSE(model.source_chain.state.stickiness, run.source_stickiness[-1])
+    CLOSE(model.domain_change.state.mean.tolist(), run.domain.mean)
+    CLOSE(model.domain_change.state.num_images, sum(run.domain.weights))
     assert f"mirrors={run.mirrors[-1]}" in repr(model) or "views" in settings
     return run
 
@@ -211,12 +253,12 @@ def test_a_source_that_prefers_a_class_in_every_domain_does_not_hide_labels() ->
     net, labels, domains = batch_norm_classifier(), draw_labels(640, run_length=2), torch.arange(16) % 3
     missing = nn.functional.one_hot(domains, 3).double().repeat_interleave(40, 0)[:, :, None, None]
     batches = list((images(labels, noise=0.2) - missing).split(40))  # each domain lacks one color
-    chain = LabelChain(1000, doubt=0.3)
+    chain = Chain(0.3)
     for x in batches:
-        chain.follow_(net(x).detach())
+        chain.follow(net(x).detach())
     settings: dict[str, Any] = {"views": (), "tolerance": 0.0, "prior": 0.0, "horizon": 1, "learn": False}
     run = assert_equals_twin(net, batches, draw_none, **settings)
-    assert chain.stickiness > 0.7 and chain.stickiness > run.stickiness[-1] + 0.2
+    assert chain.state.stickiness > 0.7 and chain.state.stickiness > run.stickiness[-1] + 0.2
     assert not any(run.hidden)
 
 
@@ -343,9 +385,9 @@ def test_state_that_is_counted_keeps_its_precision() -> None:
 )
 def test_when_labels_count_as_hidden(of_source: float, of_student: float, num_images: int, are_hidden: bool) -> None:
     model = ctta.VANE(batch_norm_classifier())
-    model.domain_change.counts[0] = num_images
+    model.domain_change.state.counts[0] = num_images
     for chain, stickiness in ((model.source_chain, of_source), (model.chain, of_student)):
-        chain.transitions.copy_(torch.tensor([1e9 * stickiness, 1e9]))
+        chain.state.transitions.copy_(torch.tensor([1e9 * stickiness, 1e9]))
     assert ("labels='repeat'" in repr(model)) == are_hidden
 
 
@@ -419,7 +461,8 @@ def test_mirrors_are_saved_and_reset(tmp_path: Path) -> None:
 
 def test_state_is_on_the_cpu_wherever_the_model_is_built() -> None:
     with torch.device("meta"):
-        parts = DomainChange(0.5), LabelChain(1000), MirrorCheck()
+        initial = DomainState.initial(), ChainState.initial(), MirrorState.initial()
+        parts = StateBuffers(initial[0]), StateBuffers(initial[1]), StateBuffers(initial[2])
     assert {buffer.device.type for part in parts for buffer in part.buffers()} == {"cpu"}
 
 
@@ -479,7 +522,7 @@ def test_a_batch_that_overflows_leaves_no_trace(
     model, batches = ctta.VANE(build(), lr=0.02, max_distance=None), color_stream(run_length)
     for x in batches[:num_before]:
         model(x)
-    assert build is pixel_classifier or (model.chain.stickiness > model.min_stickiness) == (run_length > 1)
+    assert build is pixel_classifier or (model.chain.state.stickiness > model.min_stickiness) == (run_length > 1)
     before = snapshot(model)
     assert not model(torch.full_like(batches[3], 1e308)).isfinite().all()
     assert_unchanged(model, before)
@@ -501,46 +544,46 @@ def noisy_logits(labels: Tensor, signal: float, num_classes: int = 4) -> Tensor:
 
 @pytest.mark.parametrize(("run_length", "doubt"), [(1, 0.0), (5, 0.0), (5, 0.3)])
 def test_chain_equals_its_twin(run_length: int, doubt: float) -> None:
-    chain, twin = LabelChain(1000, doubt=doubt), NaiveChain(1000, doubt)
+    chain, twin = Chain(doubt), NaiveChain(1000, doubt)
     for logits in noisy_logits(draw_labels(60, run_length), 2.0, num_classes=6).split((1, 9, 1, 1, 20, 28)):
-        CLOSE(chain.follow_(logits).exp(), torch.tensor(twin.follow(logits), dtype=torch.float64))
-        CLOSE(chain.stickiness, twin.stickiness)
-        CLOSE(chain.frequencies.tolist(), twin.frequencies)
+        CLOSE(chain.follow(logits).exp(), torch.tensor(twin.follow(logits), dtype=torch.float64))
+        CLOSE(chain.state.stickiness, twin.stickiness)
+        CLOSE(chain.state.frequencies.tolist(), twin.frequencies)
 
 
 @pytest.mark.parametrize("batch_size", [1, 20])
 def test_independent_labels_do_not_stick_however_biased_the_network_is(batch_size: int) -> None:
-    chain, logits = LabelChain(1000), noisy_logits(draw_labels(400, 1), 2.0)
+    chain, logits = Chain(), noisy_logits(draw_labels(400, 1), 2.0)
     logits[:, 0] += 4.0
     assert (logits.argmax(1) == 0).double().mean() > 0.6
     found = []
     for batch in logits.split(batch_size):
-        chain.follow_(batch)
-        found.append(chain.stickiness)
+        chain.follow(batch)
+        found.append(chain.state.stickiness)
     assert max(found) < 0.45 and found[-1] < 0.3
 
 
 def test_runs_of_labels_stick_within_a_few_batches_and_correct_predictions() -> None:
-    chain, labels = LabelChain(1000), draw_labels(400, 10)
+    chain, labels = Chain(), draw_labels(400, 10)
     logits, posteriors = noisy_logits(labels, 2.0), []
     for number, batch in enumerate(logits.split(20)):
-        posteriors.append(chain.follow_(batch))
-        assert number < 5 or chain.stickiness > 0.45
+        posteriors.append(chain.follow(batch))
+        assert number < 5 or chain.state.stickiness > 0.45
     before, after = ((each.argmax(1) == labels).double().mean() for each in (logits, torch.cat(posteriors)))
     assert 0.7 < before < 0.85 and after > before + 0.12
 
 
 def test_posteriors_of_labels_that_never_stay_follow_the_predictions() -> None:
-    chain, logits = LabelChain(1000, doubt=0.3), noisy_logits(draw_labels(40, 10), 2.0)
+    chain, logits = Chain(0.3), noisy_logits(draw_labels(40, 10), 2.0)
 
     def doubted(batch: Tensor) -> Tensor:
-        return 0.7 * (batch / 2).softmax(1) + 0.3 * chain.frequencies
+        return 0.7 * (batch / 2).softmax(1) + 0.3 * chain.state.frequencies
 
-    CLOSE(chain.follow_(logits[:1]).exp(), doubted(logits[:1]))  # nothing comes before the first image
-    chain.transitions.copy_(torch.tensor([0.0, 1e13]))
-    CLOSE(chain.follow_(logits).exp(), doubted(logits))
-    chain.transitions.copy_(torch.tensor([1e13, 1.1e13]))
-    assert not torch.allclose(chain.follow_(logits).exp(), doubted(logits), atol=0.1)
+    CLOSE(chain.follow(logits[:1]).exp(), doubted(logits[:1]))  # nothing comes before the first image
+    chain.state.transitions.copy_(torch.tensor([0.0, 1e13]))
+    CLOSE(chain.follow(logits).exp(), doubted(logits))
+    chain.state.transitions.copy_(torch.tensor([1e13, 1.1e13]))
+    assert not torch.allclose(chain.follow(logits).exp(), doubted(logits), atol=0.1)
 
 
 def test_class_frequencies_begin_anew_with_a_domain() -> None:
@@ -550,10 +593,10 @@ def test_class_frequencies_begin_anew_with_a_domain() -> None:
     logits[200:, 1] += 4.0
     found = []
     for is_new in (False, True):
-        chain = LabelChain(1000)
-        chain.follow_(logits[:200])
-        chain.follow_(logits[200:], is_new_domain=is_new)
-        found.append((chain.stickiness, float(chain.frequencies[1])))
+        chain = Chain()
+        chain.follow(logits[:200])
+        chain.follow(logits[200:], is_new_domain=is_new)
+        found.append((chain.state.stickiness, float(chain.state.frequencies[1])))
     assert found[1][0] < found[0][0] and found[1][1] > found[0][1] + 0.1
 
 
@@ -570,24 +613,24 @@ def look(num_images: int, *, gain: float = 1.0, noise: float = 0.0, seed: int = 
 
 @pytest.mark.parametrize("batch_size", [1, 10, 50])
 def test_a_domain_ends_where_images_look_different(batch_size: int) -> None:
-    change = DomainChange(0.5)
-    before = [change.follow_(batch) for batch in look(200).split(batch_size)]
-    assert not any(before) and change.num_images == pytest.approx(182, abs=10)
-    after = [change.follow_(batch) for batch in look(50, noise=1.0, seed=1).split(batch_size)]
-    assert sum(after) == 1 and any(after[: math.ceil(20 / batch_size)]) and change.num_images <= 50
+    change = Domain()
+    before = [change.follow(batch) for batch in look(200).split(batch_size)]
+    assert not any(before) and change.state.num_images == pytest.approx(182, abs=10)
+    after = [change.follow(batch) for batch in look(50, noise=1.0, seed=1).split(batch_size)]
+    assert sum(after) == 1 and any(after[: math.ceil(20 / batch_size)]) and change.state.num_images <= 50
 
 
 def test_mixed_domains_are_one() -> None:
-    change = DomainChange(0.5)
+    change = Domain()
     mixed = torch.stack([look(200), look(200, noise=1.0), look(200, gain=0.3)], 1).flatten(0, 1)
-    assert not any(change.follow_(batch) for batch in mixed.split(20))
+    assert not any(change.follow(batch) for batch in mixed.split(20))
 
 
 def test_frames_that_hardly_differ_are_one_domain() -> None:
     """A camera that does not move: brightness and contrast change by little, but by more than they vary."""
-    change, frame = DomainChange(0.5), torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    assert not any(change.follow_(measure_appearance(gain * frame.repeat(8, 1, 1, 1))) for gain in (1.0, 1.0, 1.0, 1.1))
-    assert change.follow_(measure_appearance(0.3 * frame.repeat(8, 1, 1, 1)))
+    change, frame = Domain(), torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert not any(change.follow(measure_appearance(gain * frame.repeat(8, 1, 1, 1))) for gain in (1.0, 1.0, 1.0, 1.1))
+    assert change.follow(measure_appearance(0.3 * frame.repeat(8, 1, 1, 1)))
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 7), (2, 1, 6), (4, 4, 1), (9,)])
@@ -604,8 +647,8 @@ def test_domains_do_not_depend_on_the_range_of_values(gain: float, offset: float
     brightness = torch.tensor([0.0, 0.15, 0.3, 0.6]).repeat_interleave(40)[:, None, None, None]
     found = []
     for x in (colors + brightness, gain * (colors + brightness) + offset):
-        change = DomainChange(0.2)
-        found.append([change.follow_(batch) for batch in measure_appearance(x).split(8)])
+        change = Domain(0.2)
+        found.append([change.follow(batch) for batch in measure_appearance(x).split(8)])
     assert found[0] == found[1] and 0 < sum(found[0]) < 5
 
 
@@ -613,7 +656,7 @@ def test_another_number_of_channels_begins_a_domain() -> None:
     net = nn.Sequential(Gray(), batch_norm_classifier())
     model, x = ctta.VANE(net), color_stream(run_length=1)[3]
     for batch in (x, x.mean(1, keepdim=True), x):
-        assert model(batch).isfinite().all() and model.domain_change.num_images == len(x)
+        assert model(batch).isfinite().all() and model.domain_change.state.num_images == len(x)
 
 
 class Gray(nn.Module):
@@ -624,11 +667,11 @@ class Gray(nn.Module):
 
 
 def test_images_without_a_look_say_nothing() -> None:
-    change = DomainChange(0.5)
-    change.follow_(look(20))
-    before = {name: value.clone() for name, value in change.state_dict().items()}
-    assert not change.follow_(torch.full((20, 9), math.nan))
-    assert all(torch.equal(value, before[name]) for name, value in change.state_dict().items())
+    change = Domain()
+    change.follow(look(20))
+    before = change.state
+    assert not change.follow(torch.full((20, 9), math.nan))
+    assert all(map(torch.equal, change.state, before))
 
 
 # ---- statistics ----
@@ -642,8 +685,10 @@ def test_statistics_of_a_new_domain_are_mostly_those_of_its_batch() -> None:
         layer = nn.BatchNorm1d(2).double().eval()
         (statistics,) = use_shift_statistics_(layer, 0.2, 8.0, 64.0)
         for x, begins in ((first, False), (second, is_new)):
-            with follow_shift(FollowedBatch(40, 40.0, begins)):
+            batch = FollowedBatch(40, 40.0, begins)
+            with follow_shift(batch):
                 layer(x)
+            store_layers_(layer, nn.ModuleList([statistics]), batch.layers)
         assert isinstance(statistics, ShiftStatistics)
         found.append(statistics)
     old, new = found
@@ -656,8 +701,10 @@ def follow(norm: nn.BatchNorm2d, *batches: Tensor, tolerance: float = 0.2) -> tu
     (statistics,) = use_shift_statistics_(nn.Sequential(norm), tolerance, prior=8.0, horizon=64.0)
     assert isinstance(statistics, ShiftStatistics)
     for x in batches:
-        with follow_shift(FollowedBatch(len(x), len(x))):
+        batch = FollowedBatch(len(x), len(x))
+        with follow_shift(batch):
             output = norm(x)
+        store_layers_(norm, nn.ModuleList([statistics]), batch.layers)
     return statistics, output
 
 
@@ -703,10 +750,12 @@ def test_a_layer_outside_of_a_step_repeats_the_last_one() -> None:
     statistics, output = follow(norm, x + 1, x + 2)
     before = [buffer.clone() for buffer in statistics.buffers()]
     CLOSE(norm(x + 2), output)
-    with follow_shift(FollowedBatch(64, 64, is_view=True)):
-        norm(x + 5)
-    assert all(map(torch.equal, before, statistics.buffers()))
-    assert not torch.allclose(norm(x + 2), output)  # what it used last were the statistics of the view
+    for is_view in (True, False):
+        with follow_shift(batch := FollowedBatch(64, 64, is_view=is_view)):
+            assert not torch.allclose(norm(x + 2), output)
+        assert bool(batch.layers) != is_view
+        assert all(map(torch.equal, before, statistics.buffers()))  # until the method stores what was collected
+        CLOSE(norm(x + 2), output)
 
 
 # ---- views ----
@@ -780,7 +829,7 @@ def test_a_guard_takes_repeated_labels_for_no_collapse() -> None:
     model, guarded = ctta.VANE(net), ctta.Guarded(ctta.VANE(net), input_spec=spec)
     for x in batches:
         CLOSE(guarded(x), model(x))
-    assert model.chain.stickiness > model.min_stickiness
+    assert model.chain.state.stickiness > model.min_stickiness
     assert not guarded.events
 
 

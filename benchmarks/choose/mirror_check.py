@@ -62,9 +62,9 @@ def measure_agreement(net: nn.Module, stream: Stream) -> float:
     model = ctta.VANE(net)
     num_agreed = num_sure = 0.0
     for batch in stream:
-        model.mirror_check.counts.zero_()  # so that it has those of the batch alone
+        model.mirror_check.state.counts.zero_()  # so that it has those of the batch alone
         model(batch.x)
-        agreed, sure = model.mirror_check.counts.tolist()
+        agreed, sure = model.mirror_check.state.counts.tolist()
         num_agreed, num_sure = num_agreed + agreed, num_sure + sure
     return 100 * num_agreed / max(num_sure, 1.0)
 

@@ -1,7 +1,7 @@
 """VANE: views, label autocorrelation, normalization by distance, and entropy; the default of :func:`ctta.adapt`."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, Self
@@ -13,34 +13,43 @@ from typing_extensions import override
 
 from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.core.parallel import current_reducer
-from ctta.core.state import remember_buffers
 from ctta.core.steps import Policy
 from ctta.core.validation import check_each, check_fraction, check_non_negative, check_positive
 from ctta.errors import ConfigError
 from ctta.functional import at_least_float32, confidence, mean_probabilities, soft_likelihood_ratio
-from ctta.methods.vane.domain_change import DOMAIN_MEMORY, DomainChange, measure_appearance
-from ctta.methods.vane.label_chain import LabelChain
-from ctta.methods.vane.mirror_check import MirrorCheck
-from ctta.methods.vane.statistics import FollowedBatch, follow_shift, use_shift_statistics_
+from ctta.methods.vane.constants import (
+    DOMAIN_MEMORY,
+    FLIP,
+    FREQUENCY_MOMENTUM,
+    HIDDEN_STICKINESS,
+    MIN_DOMAIN_IMAGES,
+    MOVED,
+    UNINFORMATIVE_PROBABILITY,
+    UNKNOWN_DOMAINS_MEMORY,
+)
+from ctta.methods.vane.statistics import (
+    FollowedBatch,
+    LayerState,
+    follow_shift,
+    store_layers_,
+    use_shift_statistics_,
+)
+from ctta.methods.vane.stream import (
+    ChainState,
+    DomainState,
+    MirrorState,
+    StateBuffers,
+    measure_appearance,
+    update_chain,
+    update_domain,
+    update_mirrors,
+)
 from ctta.nn import FULL_BATCH_SIZE, find_norm_parameters, images_in_batch
 from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory, with_lr
 from ctta.policies import average_with_source
-from ctta.views import Model, Views, average_views, check_views, draw_views, geometric_views
+from ctta.views import Model, Views, average_views, check_views, draw_views
 from ctta.views.geometric import GeometricViews, MovedView
-
-MOVED: Views = geometric_views(4)
-FLIP: Views = geometric_views(1)
-MOMENTUM = 0.9  # of the class frequencies that predictions are kept diverse by, as in SLR
-#: Predictions that class frequencies average over if changes of the domain are not detected.
-UNKNOWN_DOMAINS_MEMORY = 200
-#: How often a prediction of the source is taken to say nothing.
-DOUBT = 0.3
-#: Batch statistics of few classes hide these classes. Assume so if labels repeat by this much more for the source than
-#: for the student.
-HIDDEN_STICKINESS = 0.2
-#: How many images of a domain, with their decay, show which classes the source prefers in it.
-MIN_DOMAIN = 200
 
 
 class ViewPredictions(NamedTuple):
@@ -57,12 +66,31 @@ class ViewPredictions(NamedTuple):
     num_views: int
 
 
+class StreamState(NamedTuple):
+    """What VANE knows about the stream after a batch, besides what it has learned.
+
+    Attributes:
+        domain: The appearance of the domain.
+        mirrors: Whether mirrored images keep their class.
+        source_chain: How much labels repeat by the predictions of the source.
+        chain: How much they repeat by the answers of the student and its views.
+        layers: The statistics of BatchNorm layers that the batch has changed.
+    """
+
+    domain: DomainState
+    mirrors: MirrorState
+    source_chain: ChainState
+    chain: ChainState
+    layers: Mapping[nn.Module, LayerState]
+
+
 class VANE(AdaptiveModel):
     """Adapt to a stream whatever its order and its batch size are; what ``ctta.adapt(net)`` uses.
 
     It has five parts, and each can be switched off:
 
-    * Statistics of BatchNorm are those of recent images, the more, the further they are from the source's.
+    * Statistics of BatchNorm are a mean of the source's and those of recent images, whose weight increases with their
+      distance from the source's.
     * When pixels show a new domain, class frequencies are reset and older statistics count less.
     * Predictions are averaged over views, each with statistics of its own; over mirrored images only if they seem to
       keep their class, unlike digits or letters.
@@ -140,10 +168,9 @@ class VANE(AdaptiveModel):
         self.statistics = nn.ModuleList()
         if tolerance is not None:
             self.statistics = use_shift_statistics_(self.student, tolerance, prior, horizon)
-        self.domain_change = DomainChange(max_distance)
-        self.mirror_check = MirrorCheck()
-        memory = UNKNOWN_DOMAINS_MEMORY if max_distance is None else DOMAIN_MEMORY
-        self.source_chain, self.chain = LabelChain(memory, doubt=DOUBT), LabelChain(memory)
+        self.domain_change = StateBuffers(DomainState.initial())
+        self.mirror_check = StateBuffers(MirrorState.initial())
+        self.source_chain, self.chain = (StateBuffers(ChainState.initial()) for _ in range(2))
         # Shapes of batches for which the network is known to label pixels. Not a state: it follows from the network.
         self._segmented_shapes: set[torch.Size] = set()
         self.train_norms_(self.student)
@@ -172,77 +199,74 @@ class VANE(AdaptiveModel):
 
     @override
     def extra_repr(self) -> str:
-        labels = "change" if self._labels_change() else "repeat"
-        mirrors = f", mirrors={self._mirrors()}" if isinstance(self.views, GeometricViews) else ""
+        state = self._stream_state()
+        labels = "change" if self._labels_look_iid(state) else "repeat"
+        mirrors = f", mirrors={self._mirrors(state)}" if isinstance(self.views, GeometricViews) else ""
         return f"{super().extra_repr()}, followed_layers={len(self.statistics)}, labels={labels!r}{mirrors}"
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:
-        forget = self._remember()
-        try:
-            logits, answer = self._predict(x, self.student)
-            is_finite = current_reducer().all(answer.isfinite())
-            if self.learn and self.optimizer is not None and logits.ndim == 2 and self._labels_change():
-                # Views alone may overflow; the step then counts as skipped.
-                self._learn(logits if is_finite else logits * torch.nan)
-            self.show_policies(logits)
-        except BaseException:  # images that the network does not take, say
-            forget()
-            raise
-        if not is_finite:
-            forget()
+        logits, answer, state = self._predict(x, self.student)
+        is_finite = current_reducer().all(answer.isfinite())
+        if self.learn and self.optimizer is not None and logits.ndim == 2 and self._labels_look_iid(state):
+            # Views alone may overflow; the step then counts as skipped.
+            self._learn(logits if is_finite else logits * torch.nan, state.chain)
+        self.show_policies(logits)
+        if is_finite:
+            self._store(state)
         return answer
 
     @override
     def predict_step(self, x: Tensor) -> Tensor:
-        forget = self._remember()
-        try:
-            return self._predict(x, self.student)[1]
-        finally:
-            forget()
+        return self._predict(x, self.student)[1]
 
     @override
     def _forward_once(self, x: Tensor) -> Tensor:
         # With its own statistics: those that the last batch left may be of another domain.
-        forget = self._remember()
-        try:
-            with follow_shift(self._weigh_batch(x, self._is_new_domain(x))):
-                logits: Tensor = self.student(x)
-            return logits
-        finally:
-            forget()
+        state, is_new = self._update_domain(x)
+        with follow_shift(self._weigh_batch(x, state, is_new)):
+            logits: Tensor = self.student(x)
+        return logits
 
     @override
     @torch.no_grad()
     def anchor_logits(self, x: Tensor) -> Tensor:
         """Return the answer of a model that has followed the stream and learned nothing."""
-        forget = self._remember()
         weights: dict[str, Tensor] = dict(self.source.named_parameters())
-        try:
-            return self._predict(x, lambda images: functional_call(self.student, weights, (images,)))[1]
-        finally:
-            forget()
+        return self._predict(x, lambda images: functional_call(self.student, weights, (images,)))[1]
 
-    def _remember(self) -> Callable[[], None]:
-        parts = self.domain_change, self.mirror_check, self.source_chain, self.chain
-        return remember_buffers(self.student, self.statistics, *parts)
+    def _stream_state(self) -> StreamState:
+        """Return the state after the last batch."""
+        return StreamState(
+            self.domain_change.state, self.mirror_check.state, self.source_chain.state, self.chain.state, {}
+        )
 
-    def _mirrors(self) -> bool:
-        return self.mirror_check.keeps_classes if self.flips == "auto" else self.flips
+    def _store(self, state: StreamState) -> None:
+        self.domain_change.store_(state.domain)
+        self.mirror_check.store_(state.mirrors)
+        self.source_chain.store_(state.source_chain)
+        self.chain.store_(state.chain)
+        if self.statistics:
+            store_layers_(self.student, self.statistics, state.layers)
 
-    def _labels_change(self) -> bool:
-        return self.chain.stickiness <= self.min_stickiness and not self._labels_are_hidden()
+    def _mirrors(self, state: StreamState) -> bool:
+        return state.mirrors.keeps_classes if self.flips == "auto" else self.flips
 
-    def _labels_are_hidden(self) -> bool:
+    def _labels_look_iid(self, state: StreamState) -> bool:
+        return state.chain.stickiness <= self.min_stickiness and not self._labels_are_hidden(state)
+
+    def _labels_are_hidden(self, state: StreamState) -> bool:
         """Return whether the source sees labels that repeat and the student does not, for its statistics hide them."""
-        if self.domain_change.num_images < MIN_DOMAIN:
+        if state.domain.num_images < MIN_DOMAIN_IMAGES:
             return False
-        return self.source_chain.stickiness > max(self.min_stickiness, self.chain.stickiness + HIDDEN_STICKINESS)
+        return state.source_chain.stickiness > max(self.min_stickiness, state.chain.stickiness + HIDDEN_STICKINESS)
 
-    def _predict(self, x: Tensor, student: Model) -> tuple[Tensor, Tensor]:
-        """Return the student's logits and the answer, and follow the stream."""
+    def _predict(self, x: Tensor, student: Model) -> tuple[Tensor, Tensor, StreamState]:
+        """Return the student's logits, the answer, and the state after the batch; nothing changes."""
         reducer, of_source = current_reducer(), None
-        is_new, segments = self._is_new_domain(x), x.shape in self._segmented_shapes
+        class_memory = UNKNOWN_DOMAINS_MEMORY if self.max_distance is None else DOMAIN_MEMORY
+        state, is_new = self._update_domain(x)
+        segments = x.shape in self._segmented_shapes
         if self.statistics:
             if not segments:
                 with torch.no_grad():
@@ -250,43 +274,56 @@ class VANE(AdaptiveModel):
                 segments = source.ndim > 2
             if not segments:
                 # Of the source, since a prediction by batch statistics depends on the other labels of the batch.
-                of_source = reducer.local(self.source_chain.follow_(reducer.gather(source), is_new_domain=is_new))
-            batch = self._weigh_batch(x, is_new)
+                source_chain, of_source = update_chain(
+                    state.source_chain,
+                    reducer.gather(source),
+                    class_memory,
+                    uninformative=UNINFORMATIVE_PROBABILITY,
+                    is_new_domain=is_new,
+                )
+                state = state._replace(source_chain=source_chain)
+            batch = self._weigh_batch(x, state, is_new)
             # First, as they do not count, and each has its own statistics.
-            with follow_shift(batch._replace(is_view=True)):
-                views = self._predict_views(x, student, segments)
+            with follow_shift(replace(batch, is_view=True)):
+                views = self._predict_views(x, student, segments, state)
             with follow_shift(batch), torch.set_grad_enabled(torch.is_grad_enabled() and not segments):
                 logits = student(x)
+            state = state._replace(layers=batch.layers)
         else:
             with torch.set_grad_enabled(torch.is_grad_enabled() and not segments):
                 logits = student(x)
             segments = logits.ndim > 2
-            views = self._predict_views(x, student, segments)
+            views = self._predict_views(x, student, segments, state)
         if segments:
             self._segmented_shapes.add(x.shape)
-        answer = self._average(at_least_float32(logits.detach()), views)
+        answer, state = self._average(at_least_float32(logits.detach()), views, state)
         if logits.ndim == 2:
             # The posterior of a chain is finite whatever the predictions are, and would hide an overflow.
             is_finite = reducer.all(answer.isfinite())
-            corrected = reducer.local(self.chain.follow_(reducer.gather(answer), is_new_domain=is_new))
-            if is_finite and of_source is not None and self._labels_are_hidden():
-                answer = of_source
-            elif is_finite and not self._labels_change():
-                answer = corrected
-        return logits, answer
+            chain, corrected = update_chain(state.chain, reducer.gather(answer), class_memory, is_new_domain=is_new)
+            state = state._replace(chain=chain)
+            if is_finite and of_source is not None and self._labels_are_hidden(state):
+                answer = reducer.local(of_source)
+            elif is_finite and not self._labels_look_iid(state):
+                answer = reducer.local(corrected)
+        return logits, answer, state
 
-    def _is_new_domain(self, x: Tensor) -> bool:
-        return self.domain_change.follow_(current_reducer().gather(measure_appearance(x)))
+    def _update_domain(self, x: Tensor) -> tuple[StreamState, bool]:
+        """Return the state with the appearance of a batch, and whether the batch begins a new domain."""
+        state = self._stream_state()
+        features = current_reducer().gather(measure_appearance(x))
+        domain, is_new = update_domain(state.domain, features, self.max_distance)
+        return state._replace(domain=domain), is_new
 
-    def _weigh_batch(self, x: Tensor, is_new_domain: bool) -> FollowedBatch:
-        """Return how much the statistics of a batch count: the less, the more its labels repeat."""
-        num_images, stickiness = images_in_batch() or len(x), self.source_chain.stickiness
-        is_followed = self.source_chain.is_allocated  # not by networks that segment
-        worth = num_images * (1 - stickiness) / (1 + stickiness) if is_followed else num_images
-        return FollowedBatch(num_images, worth, is_new_domain)
+    def _weigh_batch(self, x: Tensor, state: StreamState, is_new_domain: bool) -> FollowedBatch:
+        """Return how much the statistics of a batch count, which decreases as its labels repeat."""
+        num_images, stickiness = images_in_batch() or len(x), state.source_chain.stickiness
+        is_followed = state.source_chain.is_started  # not by networks that segment
+        size = num_images * (1 - stickiness) / (1 + stickiness) if is_followed else num_images
+        return FollowedBatch(num_images, size, is_new_domain)
 
     @torch.no_grad()
-    def _predict_views(self, x: Tensor, student: Model, segments: bool) -> ViewPredictions:
+    def _predict_views(self, x: Tensor, student: Model, segments: bool, state: StreamState) -> ViewPredictions:
         given = self.pixel_views if segments else self.views
         if not given or x.ndim != 4:
             return ViewPredictions(None, None, 0)
@@ -295,26 +332,26 @@ class VANE(AdaptiveModel):
             flip = views.pop(0)
             if self.flips == "auto":
                 mirrored = average_views([flip], student, x, "logits")
-            if not self._mirrors():
+            if not self._mirrors(state):
                 views = [replace(view, flip=False) if isinstance(view, MovedView) else view for view in views]
         mean = average_views(views, student, x, "logits") if views else None
         return ViewPredictions(mirrored, mean, len(views))
 
-    def _average(self, direct: Tensor, views: ViewPredictions) -> Tensor:
-        """Return the mean of the direct prediction and those for views."""
+    def _average(self, direct: Tensor, views: ViewPredictions, state: StreamState) -> tuple[Tensor, StreamState]:
+        """Return the mean of the direct prediction and those for views, and the state with the check of mirrors."""
         total, count = direct, 1
         if views.mean is not None:
             total, count = total + views.num_views * views.mean, count + views.num_views
         if views.mirrored is not None:
             gather = current_reducer().gather
-            self.mirror_check.follow_(gather(direct), gather(views.mirrored))
-            if self._mirrors():
+            state = state._replace(mirrors=update_mirrors(state.mirrors, gather(direct), gather(views.mirrored)))
+            if self._mirrors(state):
                 total, count = total + views.mirrored, count + 1
-        return total / count
+        return total / count, state
 
-    def _learn(self, logits: Tensor) -> None:
+    def _learn(self, logits: Tensor, chain: ChainState) -> None:
         p = mean_probabilities(logits)
-        frequencies = MOMENTUM * self.chain.frequencies.to(p) + (1 - MOMENTUM) * p
+        frequencies = FREQUENCY_MOMENTUM * chain.frequencies.to(p) + (1 - FREQUENCY_MOMENTUM) * p
         diversity = torch.special.xlogy(frequencies, frequencies).sum()
         ratio = soft_likelihood_ratio(logits).mean()
         self.minimize(diversity + self.weight * ratio, confidence=confidence(logits.detach()).mean())

@@ -1,9 +1,10 @@
-"""Statistics of recent images, that replace the source's the more, the further they are from them (VANE)."""
+"""Statistics of recent images, whose weight beside the source's increases with their distance (VANE)."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -11,29 +12,51 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
+from ctta.methods.vane.constants import OLD_DOMAIN_WEIGHT
 from ctta.nn import BatchStatistics, NormHook
 from ctta.nn.moments import batch_var_mean, pass_with_gradient
+from ctta.nn.norm import show_running_statistics
 
-#: The weight of earlier images in a new domain: they may have more classes than its first batch, but not its shift.
-KEPT_AT_CHANGE = 0.25
 # What the layers need to know about the batch in progress; None outside of a step.
 _batch: ContextVar["FollowedBatch | None"] = ContextVar("_batch", default=None)
 
 
-class FollowedBatch(NamedTuple):
+class LayerState(NamedTuple):
+    """The statistics of a layer after a batch.
+
+    Attributes:
+        mean: The mean of recent images (C).
+        variance: Their variance (C).
+        effective_sample_size: How many independent images they are made from.
+        used_mean: The mean that the layer normalized by (C), between the source's and the recent one.
+        used_variance: The variance likewise (C).
+    """
+
+    mean: Tensor
+    variance: Tensor
+    effective_sample_size: Tensor
+    used_mean: Tensor
+    used_variance: Tensor
+
+
+@dataclass(frozen=True)
+class FollowedBatch:
     """A batch whose statistics count.
 
     Attributes:
         num_images: Its images.
-        worth: How many images drawn independently they are worth: those of one class say little about the others.
+        effective_sample_size: How many independently drawn images they are worth: those of one class say little about
+            the others.
         is_new_domain: Whether it begins a domain, for which the statistics of the images before count less.
         is_view: Whether this is a view of the batch, which the statistics do not remember.
+        layers: The states of the layers after the batch, which each of them adds.
     """
 
     num_images: int
-    worth: float
+    effective_sample_size: float
     is_new_domain: bool = False
     is_view: bool = False
+    layers: dict[nn.Module, LayerState] = field(default_factory=dict)
 
 
 @contextmanager
@@ -49,10 +72,11 @@ def follow_shift(batch: FollowedBatch) -> Iterator[None]:
 class ShiftStatistics(NormHook, nn.Module):
     """A forward pre-hook of one BatchNorm that normalizes by statistics between the source's and those of the stream.
 
-    Within :func:`follow_shift` it averages the statistics of recent images, each batch by its worth. The layer then
-    normalizes by (1-m) * source + m * recent with m = d / (d + tolerance) * n / (n + prior), where d is the distance of
-    the recent statistics from the source's, and n the worth of what they are made from. Outside of the context the
-    layer normalizes by what it used last, its ``running_mean`` and ``running_var``.
+    Within :func:`follow_shift` it averages the statistics of recent images, each batch by its effective sample size.
+    The layer then normalizes by (1-m) * source + m * recent with m = d / (d + tolerance) * n / (n + prior), where d is
+    the distance of the recent statistics from the source's, and n their effective sample size. A call changes nothing:
+    :func:`store_layers_` takes over what the batch has collected. Outside of the context the layer normalizes by what
+    was stored last, its ``running_mean`` and ``running_var``.
 
     Args:
         module: The layer; its running statistics are the source's.
@@ -65,7 +89,7 @@ class ShiftStatistics(NormHook, nn.Module):
     source_var: Tensor
     mean: Tensor
     variance: Tensor
-    worth: Tensor
+    worth: Tensor  # the effective sample size; files have it by this name
 
     def __init__(self, module: _BatchNorm, tolerance: float, prior: float, horizon: float) -> None:
         super().__init__()
@@ -80,29 +104,35 @@ class ShiftStatistics(NormHook, nn.Module):
     @override
     def forward(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         BatchStatistics.set_mode_(module, by_layer=False)
+        show_running_statistics(module)
         if (batch := _batch.get()) is None:
             return None
+        old_mean, old_variance, old_size = self.mean, self.variance, self.worth
+        if module in batch.layers:  # which the network uses twice
+            old_mean, old_variance, old_size = batch.layers[module][:3]
         batch_variance, batch_mean = batch_var_mean(inputs[0].to(self.mean.dtype))
+        size = batch.effective_sample_size
         # Between forgetting by images, as domains change, and by independent ones, as classes must balance.
-        kept = math.exp(-math.sqrt(batch.num_images * batch.worth) / self.horizon) * self.worth
+        kept = math.exp(-math.sqrt(batch.num_images * size) / self.horizon) * old_size
         if batch.is_new_domain:
-            kept = KEPT_AT_CHANGE * kept
-        share = batch.worth / (kept + batch.worth)
-        old_mean, old_variance = self.mean.view_as(batch_mean), self.variance.view_as(batch_variance)
+            kept = OLD_DOMAIN_WEIGHT * kept
+        share = size / (kept + size)
+        old_mean, old_variance = old_mean.view_as(batch_mean), old_variance.view_as(batch_variance)
         mean = old_mean.lerp(batch_mean, share)
         between = share * (1 - share) * (batch_mean - old_mean).square()
         variance = old_variance.lerp(batch_variance, share) + between
-        if not batch.is_view:
-            self.mean, self.variance = mean.detach().flatten(), variance.detach().flatten()
-            self.worth = kept + batch.worth
-        fraction = self._weigh(mean.detach().flatten(), variance.detach().flatten(), kept + batch.worth)
+        recent = mean.detach().flatten(), variance.detach().flatten(), kept + size
+        fraction = self._weigh(*recent)
         mean = self.source_mean.view_as(mean).lerp(mean, fraction)
         variance = self.source_var.view_as(variance).lerp(variance, fraction)
-        # Replaced, not written to, since a graph may still need them.
-        module.running_mean, module.running_var = mean.detach().flatten(), variance.detach().flatten()
+        used = mean.detach().flatten(), variance.detach().flatten()
+        if not batch.is_view:
+            batch.layers[module] = LayerState(*recent, *used)
+        # Attributes hide the buffers of the same names for this call.
+        vars(module).update(running_mean=used[0], running_var=used[1])
         return pass_with_gradient(module, inputs, mean, variance)
 
-    def _weigh(self, mean: Tensor, variance: Tensor, worth: Tensor) -> Tensor:
+    def _weigh(self, mean: Tensor, variance: Tensor, effective_sample_size: Tensor) -> Tensor:
         """Return m, the fraction of recent statistics in those to normalize by."""
         tiny = torch.finfo(mean.dtype).tiny
         source_var = self.source_var.clamp_min(tiny)
@@ -111,14 +141,26 @@ class ShiftStatistics(NormHook, nn.Module):
         distance = of_means + of_variances
         # A channel that is constant in the source may be at an infinite distance.
         weight = torch.where(distance.isinf(), 1.0, distance / (distance + self.tolerance).clamp_min(tiny))
-        return weight * worth / (worth + self.prior)
+        return weight * effective_sample_size / (effective_sample_size + self.prior)
 
 
 def use_shift_statistics_(net: nn.Module, tolerance: float, prior: float, horizon: float) -> nn.ModuleList:
     """Let every BatchNorm with running statistics follow the shift; return the state, which the method must hold."""
     found = []
-    for module in net.modules():
-        if isinstance(module, _BatchNorm) and module.running_mean is not None:
-            found.append(ShiftStatistics(module, tolerance, prior, horizon))
-            module.register_forward_pre_hook(found[-1])
+    for module in _followed_layers(net):
+        found.append(ShiftStatistics(module, tolerance, prior, horizon))
+        module.register_forward_pre_hook(found[-1])
+        module.register_forward_hook(show_running_statistics)
     return nn.ModuleList(found)
+
+
+def store_layers_(net: nn.Module, statistics: nn.ModuleList, layers: Mapping[nn.Module, LayerState]) -> None:
+    """Take over the states of the layers after a batch; tensors are replaced, since a graph may still need them."""
+    for module, hook in zip(_followed_layers(net), statistics, strict=True):
+        if (state := layers.get(module)) is not None:
+            hook.mean, hook.variance, hook.worth = state[:3]
+            module.running_mean, module.running_var = state.used_mean, state.used_variance
+
+
+def _followed_layers(net: nn.Module) -> list[_BatchNorm]:
+    return [module for module in net.modules() if isinstance(module, _BatchNorm) and module.running_mean is not None]
