@@ -11,23 +11,10 @@ from pathlib import Path
 import pytest
 
 import ctta
+from scripts.layout import PAGE, ROWS, fill_table, read_subject
 
 PACKAGE = Path(ctta.__file__).parent
 
-#: A room imports only from rows above its own, and from rooms to its left in the same row. The rooms are the packages;
-#: of ``core`` and ``data``, whose modules build on other rooms in turn, their modules.
-ROWS = [
-    ["errors", "io", "core.parallel", "core.state", "core.options", "functional", "optim", "nn"],
-    ["views", "core.validation", "source_stats", "core.hyperparameters"],
-    ["core.steps", "core.networks", "core.updates", "core.model", "core.transaction"],
-    ["policies", "methods", "core.registry"],
-    ["data.corruptions", "data.streets", "models", "data.datasets"],
-    ["checkpoint", "guard", "core.config", "distributed", "data.streams"],
-    ["testing", "evaluation"],
-    ["benchmark", "advise", "adapt", "integrations", "serve"],
-    ["cli"],
-    ["__main__"],
-]
 #: Methods that extend another one. Else a method imports only itself and the parts that methods share.
 EXTENSIONS = {"eata": "eta", "rdumb": "eta", "cmf": "roid"}
 
@@ -97,6 +84,14 @@ def test_imports_go_in_one_direction() -> None:
     for importer, imported in list_imports():
         room, other = find_room(importer), find_room(imported)
         assert room == other or find_position(other) < find_position(room), f"{importer} imports {imported}"
+
+
+def test_every_room_is_in_the_table_of_the_docs() -> None:
+    """If it fails: python scripts/layout.py."""
+    entries = {path.stem for path in PACKAGE.iterdir() if (path / "__init__.py").exists() or path.suffix == ".py"}
+    assert entries - {"__init__"} == {room.partition(".")[0] for row in ROWS for room in row}
+    assert all(read_subject(room) for room in entries)
+    assert PAGE.read_text() == fill_table(PAGE.read_text())
 
 
 def test_methods_do_not_import_each_other() -> None:

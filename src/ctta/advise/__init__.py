@@ -1,4 +1,4 @@
-"""Whether adaptation helps a network, and which method and settings."""
+"""Find out whether adaptation helps a network, with which method and settings, and certify that it does not harm."""
 
 from ctta.advise.advice import Advice, advise
 from ctta.advise.calibration import calibrate_gain, calibrate_threshold

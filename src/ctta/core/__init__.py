@@ -1,4 +1,4 @@
-"""The contract that every method keeps.
+"""AdaptiveModel, the contract that every method keeps, with its state, hyperparameters and registry.
 
 A method subclasses :class:`AdaptiveModel`, stores its hyperparameters under their own names and implements
 :meth:`~AdaptiveModel.adapt_step`. Checks, modes, randomness, reset, fork, saving and moving between devices come from

@@ -1,4 +1,4 @@
-"""The methods, one per file. :mod:`ctta.core.registry` finds them, and others, by name.
+"""The methods, one file or folder each; :mod:`ctta.core.registry` finds them, and others, by name.
 
 To add one, write its file and import it here: its name is that of its module, and :data:`METHODS`, the command line,
 ``ctta.<Class>`` and the tests follow. The order is that of tables: the methods of the CoTTA paper first.

@@ -1,4 +1,4 @@
-"""Normalization layers: batch statistics, re-estimated running statistics, and the parameters to train."""
+"""What is done to a copied network: norm layers and their statistics, heads, top layers, compilation, memory."""
 
 # An alias of the same name re-exports; isort would give each a statement of its own.
 # isort: off
