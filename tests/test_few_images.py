@@ -10,7 +10,7 @@ import pytest
 from command_line import output
 from PIL import Image
 
-from ctta.adapt.blending import choose_fraction
+from ctta.adapt.run import choose_fraction
 from ctta.cli.adapt import adapt
 from ctta.data.corruptions import corrupt
 from ctta.data.datasets import sample

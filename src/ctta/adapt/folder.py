@@ -1,30 +1,127 @@
 """Adapt a network to a folder of images and write a prediction for each; resumable after any interruption."""
 
 import os
-import time
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from torch import nn
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from typing_extensions import override
 
-from ctta.adapt.images import FolderBatches, FolderImages
 from ctta.adapt.options import FolderOptions
 from ctta.adapt.predictions import ERROR, PredictionFile, answer_columns
-from ctta.adapt.resume import check_image_size, lock_state, open_model, open_predictions
-from ctta.adapt.run import InferenceRun
-from ctta.adapt.summary import InferenceSummary, summarize
+from ctta.adapt.resume import check_arguments, open_run
+from ctta.adapt.run import InferenceBatch, InferenceSummary
+from ctta.core.model import AdaptiveModel
 from ctta.core.options import takes_options
-from ctta.core.registry import resolve_method
-from ctta.data.datasets.image_files import Order, check_order, decode_file, find_images, is_class_tree, sort_images
+from ctta.data.datasets.base import Rows
+from ctta.data.datasets.image_files import (
+    NUM_DECODERS,
+    ImageFiles,
+    Order,
+    check_order,
+    check_same_size,
+    decode_file,
+    find_images,
+    is_class_tree,
+    sort_images,
+)
 from ctta.data.streams import Segment, Stream
-from ctta.distributed import data_parallel, init
+from ctta.distributed import init
 from ctta.distributed.collectives import run_on_rank_zero
-from ctta.errors import ConfigError, DataError
-from ctta.guard import Monitored
-from ctta.io.images import Resize
-from ctta.methods import Source
+from ctta.errors import DataError
+from ctta.io.images import Resize, to_unit_floats
+
+SIZE_HINT = "give --size HEIGHT WIDTH (size=) to resize them, or --batch-size 1 (batch_size=)"
+
+
+@dataclass(frozen=True)
+class FolderImages(ImageFiles):
+    """Images of a folder in which other programs write and delete files, so that some cannot be read.
+
+    Attributes:
+        strict: Whether an image that cannot be read is an error.
+        problems: Why images could not be read, by their index; empty for those that were no longer there. :meth:`read`
+            returns zeros for them, so that a batch keeps its length.
+    """
+
+    strict: bool = False
+    problems: dict[int, str] = field(default_factory=dict)
+
+    @override
+    def read(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
+        with ThreadPoolExecutor(NUM_DECODERS) as pool:
+            decoded = list(pool.map(self._decode, rows.tolist()))
+        present = [position for position, pixels in enumerate(decoded) if pixels is not None]
+        arrays = [pixels for pixels in decoded if pixels is not None]
+        if not arrays:
+            return torch.zeros(len(rows), 3, 1, 1), None
+        check_same_size([self.paths[row] for row in rows[present]], arrays, hint=SIZE_HINT)
+        images = to_unit_floats(np.stack(arrays))
+        if len(present) == len(rows):
+            return images, None
+        padded = images.new_zeros(len(rows), *images.shape[1:])
+        padded[present] = images
+        return padded, None
+
+    def _decode(self, row: int) -> NDArray[np.uint8] | None:
+        path = self.paths[row]
+        try:
+            pixels = decode_file(path, self.transform)
+        except DataError as error:
+            is_there = path.exists()
+            if is_there and self.strict:
+                raise
+            reason = str(error.__cause__ or error).replace(str(path), path.name)
+            self.problems[row] = " ".join(reason.split()) or type(error.__cause__).__name__ if is_there else ""
+            return None
+        self.problems.pop(row, None)  # it may have been read too early
+        return pixels
+
+
+class FolderBatches:
+    """Batches of a folder, without the images that could not be read.
+
+    Args:
+        stream: Batches of images.
+        images: What the stream reads from.
+        names: Names of the images by their index.
+        model: Whose ranks share the images.
+
+    Attributes:
+        num_vanished: Images that were no longer there when they were to be read.
+    """
+
+    def __init__(self, stream: Stream, images: FolderImages, names: Sequence[str], model: AdaptiveModel) -> None:
+        self.stream, self.images, self.names, self.model = stream, images, names, model
+        self.num_vanished = 0
+
+    def __iter__(self) -> Iterator[InferenceBatch]:
+        for batch in self.stream:
+            rows = batch.index.tolist()
+            problems = self._gather_problems(rows)
+            present = [position for position, row in enumerate(rows) if row not in problems]
+            failed = {self.names[row]: problems[row] for row in rows if problems.get(row)}
+            self.num_vanished += len(problems) - len(failed)
+            x = batch.x if len(present) == len(rows) else batch.x[present]
+            names = [self.names[rows[position]] for position in present]
+            yield InferenceBatch(x if present else None, names, failed=failed, num_read=len(rows))
+
+    def _gather_problems(self, rows: list[int]) -> dict[int, str]:
+        """Return why images of a batch could not be read, on whichever rank."""
+
+        def find_problems() -> list[tuple[int, str]]:
+            return [(row, self.images.problems[row]) for row in rows if row in self.images.problems]
+
+        by_rank = self.model.coordinator.all_gather_object(find_problems)
+        return {row: problem for row, problem in chain(*by_rank)}
+
 
 READ_AHEAD = 2  # batches
 
@@ -55,71 +152,40 @@ def adapt_folder(
             batch, and the next call resumes from the last saved state.
         DataError: If there are no images or, with ``strict``, one cannot be read.
     """
-    method, state, size, batch_size = options.method, options.state, options.size, options.batch_size
-    classes, compare, on_progress = options.classes, options.compare, options.on_progress
-    if method is not None:
-        resolve_method(method)  # raises before anything is read
+    check_arguments(Path(out), options)
     check_order(options.order)
-    if Path(out).is_dir():
-        raise ConfigError(f"{out} is a folder; expected a file to write the table to, such as predictions.csv")
-    root, state_path = Path(images), None if state is None else Path(state)
-    resize = Resize(size) if size else None
-    file = PredictionFile(
-        Path(out),
-        [*answer_columns(with_names=bool(classes), compare=compare), ERROR],
-        escape_formulas=options.escape_formulas,
-    )
+    columns = [*answer_columns(with_names=bool(options.classes), compare=options.compare), ERROR]
+    file = PredictionFile(Path(out), columns, escape_formulas=options.escape_formulas)
     init()
     # Rank zero lists the files: while images are being added, each rank would find different ones.
+    root = Path(images)
     names, order = run_on_rank_zero(lambda: _list_images(root, options.order))
+    resize = Resize(options.size) if options.size else None
     files = FolderImages(root.name, tuple(root / name for name in names), None, resize, strict=options.strict)
-    with ExitStack() as stack:
-        run_on_rank_zero(lambda: stack.enter_context(lock_state(state_path)))
-        model, is_new = open_model(
-            net, state_path, method, dict(options.settings or {}), guard=options.guard, estimator=options.estimator
-        )
-        model = data_parallel(model)
-        source = data_parallel(Source(net, output=model.output)) if compare else None
-        run = InferenceRun(model, source, file, state_path, classes)
-
-        def open_files() -> tuple[list[str], int, int]:
-            if not file.path.exists():
-                _check_first_batch(run, files, batch_size)  # before anything is written
-            with run.advise_on_full_disk(state_path or file.path):
-                check_image_size(state_path, size)
-                return open_predictions(file, model, state_path, names, partial(_is_readable, root), is_new=is_new)
-
-        processed, num_dropped, num_unreadable = model.coordinator.run_on_rank_zero(open_files)
-        if isinstance(model, Monitored):
-            model.audit = None if options.audit is None else os.fspath(options.audit)
-            if model.num_steps and state_path is not None:
-                model.on_load(state_path)
-        done = set(processed)
+    with open_run(
+        net,
+        file,
+        options,
+        images=names,
+        compare=options.compare,
+        read_first_batch=lambda: _read_first_batch(files, options.batch_size),
+        is_readable=partial(_is_readable, root),
+    ) as run:
+        done = set(run.processed)
         remaining = np.array([row for row, name in enumerate(names) if name not in done], np.int64)
-        num_vanished, num_skipped_before, started = 0, model.num_skipped, time.perf_counter()
+        num_vanished = 0
         if len(remaining):
-            stream = Stream(
-                root.name, [Segment(root.name, files, remaining)], batch_size=batch_size, read_ahead=READ_AHEAD
-            )
+            segment = Segment(root.name, files, remaining)
+            stream = Stream(root.name, [segment], batch_size=options.batch_size, read_ahead=READ_AHEAD)
 
             def on_batch(num_done: int) -> None:
-                if on_progress:
-                    on_progress(len(processed) + num_done, len(processed) + len(remaining))
+                if options.on_progress:
+                    options.on_progress(len(done) + num_done, len(done) + len(remaining))
 
-            batches = FolderBatches(stream, files, names, model)
+            batches = FolderBatches(stream, files, names, run.model)
             run.process(batches, on_batch)
             num_vanished = batches.num_vanished
-        seconds = time.perf_counter() - started
-    return summarize(
-        run,
-        num_before=len(processed) - num_unreadable,
-        num_unreadable=num_unreadable + run.num_failed,
-        num_dropped=num_dropped,
-        num_vanished=num_vanished,
-        num_skipped_before=num_skipped_before,
-        seconds=seconds,
-        order=order,
-    )
+        return run.summarize(num_before=len(done) - run.num_unreadable, num_vanished=num_vanished, order=order)
 
 
 def _list_images(root: Path, order: Order | None) -> tuple[list[str], Order]:
@@ -129,13 +195,11 @@ def _list_images(root: Path, order: Order | None) -> tuple[list[str], Order]:
     return [names[position] for position in sort_images(root, names, chosen)], chosen
 
 
-def _check_first_batch(run: InferenceRun, files: FolderImages, batch_size: int) -> None:
-    """Raise if the network cannot process the first batch, so that a mistake leaves no files behind."""
+def _read_first_batch(files: FolderImages, batch_size: int) -> Tensor | None:
     rows = np.arange(min(batch_size, len(files)))
     images, _ = files.read(rows)
     present = [row for row in rows.tolist() if row not in files.problems]
-    if present:
-        run.check_network(images[present])
+    return images[present] if present else None
 
 
 def _is_readable(root: Path, name: str) -> bool:

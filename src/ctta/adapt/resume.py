@@ -1,25 +1,30 @@
 """Start or resume: the lock on the state file, the model, and the rows that are already written."""
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from glob import escape
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from ctta.adapt.options import AdaptOptions
 from ctta.adapt.predictions import PredictionFile
+from ctta.adapt.run import InferenceRun
 from ctta.checkpoint.encoding import encode
 from ctta.checkpoint.files import load, save
 from ctta.core.model import AdaptiveModel
 from ctta.core.registry import DEFAULT_METHOD, resolve_method
-from ctta.distributed import world_size
+from ctta.distributed import data_parallel, world_size
+from ctta.distributed.collectives import run_on_rank_zero
 from ctta.errors import ConfigError, DataError
 from ctta.guard import GainEstimator, Guarded, InputSpec, Monitored
 from ctta.io.atomic import atomic_write
 from ctta.io.provenance import check_same_settings
+from ctta.methods import Source
 from ctta.optim import with_lr
 
 _ANY_IMAGE = InputSpec(low=0, high=1, any_size=True)
@@ -88,7 +93,7 @@ def build_model(net: nn.Module, method: str, settings: dict[str, Any]) -> Adapti
 
     On images like those of its training a network loses several points with batch statistics alone, at any batch size;
     blended ones keep most of them, and are no worse under corruptions (docs/results/choices.md). How far they are
-    blended also depends on how sure the source is of a batch, see :mod:`ctta.adapt.blending`.
+    blended also depends on how sure the source is of a batch, see :mod:`ctta.adapt.run`.
     """
     named = resolve_method(method)
     default = signature(named.method).parameters.get("batch_stats")
@@ -152,3 +157,63 @@ def open_predictions(
         save(model, state)  # first, so that a table without a state is recognized as foreign
     file.create()
     return [], 0, 0
+
+
+def check_arguments(out: Path, options: AdaptOptions) -> None:
+    """Raise before anything is read if the method does not exist, or the table would be a folder."""
+    if options.method is not None:
+        resolve_method(options.method)
+    if out.is_dir():
+        raise ConfigError(f"{out} is a folder; expected a file to write the table to, such as predictions.csv")
+
+
+@contextmanager
+def open_run(
+    net: nn.Module,
+    file: PredictionFile,
+    options: AdaptOptions,
+    *,
+    images: Sequence[str],
+    compare: bool,
+    read_first_batch: Callable[[], Tensor | None],
+    is_readable: Callable[[str], bool] = lambda _name: True,
+    allow_pixels: bool = False,
+) -> Iterator[InferenceRun]:
+    """Start a run, or resume it from the state and the table.
+
+    Args:
+        net: The network.
+        file: The table.
+        options: What the user chose.
+        images: Names of all images, to notice that the table belongs to others.
+        compare: Whether the source predicts as well.
+        read_first_batch: Returns what the network is tried on before anything is written, if there is anything.
+        is_readable: Tells whether an image can be read.
+        allow_pixels: Whether the network may answer per pixel.
+
+    Yields:
+        The run; the state is locked while it is open.
+    """
+    state = None if options.state is None else Path(options.state)
+    with ExitStack() as stack:
+        run_on_rank_zero(lambda: stack.enter_context(lock_state(state)))
+        model, is_new = open_model(
+            net, state, options.method, dict(options.settings or {}), guard=options.guard, estimator=options.estimator
+        )
+        model = data_parallel(model)
+        source = data_parallel(Source(net, output=model.output)) if compare else None
+        run = InferenceRun(model, source, file, state, options.classes, allow_pixels=allow_pixels)
+
+        def open_files() -> tuple[list[str], int, int]:
+            if not file.path.exists() and (x := read_first_batch()) is not None:
+                run.check_network(x)  # so that a mistake leaves no files behind
+            with run.advise_on_full_disk(state or file.path):
+                check_image_size(state, options.size)
+                return open_predictions(file, model, state, images, is_readable, is_new=is_new)
+
+        run.processed, run.num_dropped, run.num_unreadable = model.coordinator.run_on_rank_zero(open_files)
+        if isinstance(model, Monitored):
+            model.audit = None if options.audit is None else os.fspath(options.audit)
+            if model.num_steps and state is not None:
+                model.on_load(state)
+        yield run

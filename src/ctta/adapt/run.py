@@ -1,5 +1,7 @@
-"""Predict and adapt batch by batch, append the predictions to a table, and save the state from time to time."""
+"""Predict and adapt batch by batch, append the predictions to a table, save the state regularly, and sum up."""
 
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -12,20 +14,115 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ctta.adapt.blending import NormalizationCounter, choose_fraction
 from ctta.adapt.comparison import AnswerComparison, Predictions
 from ctta.adapt.predictions import CHANGED, ERROR, PredictionFile
 from ctta.checkpoint.files import save
+from ctta.core.hyperparameters import format_hyperparameters
 from ctta.core.model import AdaptiveModel
+from ctta.core.registry import name_of
+from ctta.data.datasets.image_files import Order
 from ctta.errors import ConfigError, annotate_network_errors
 from ctta.evaluation.journal import SaveSchedule
 from ctta.guard import Monitored
 from ctta.guard.diagnostics import source_as_trained
 from ctta.io.atomic import NO_SPACE_ERRNOS
 from ctta.methods import Source
-from ctta.nn import blend_statistics, blends_automatically
+from ctta.nn import automatic_fraction, blend_statistics, blends_automatically
+
+#: Mean confidence of the source above which a batch counts as one of those that it was trained for.
+SURE_CONFIDENCE = 0.9
+#: The largest fraction of the batch in the statistics for such a batch.
+SURE_FRACTION = 0.1
+
+
+def choose_fraction(num_images: int, confidence: float) -> float:
+    """Return the fraction of the batch in the statistics where a method has ``batch_stats="blend"``.
+
+    Batch statistics bring most where the source is unsure, and on images like those of its training they only cost
+    right answers. A network that is sure of wrong answers keeps a part of the gain. Both limits were chosen by
+    ``benchmarks/choose/blend.py``.
+
+    Args:
+        num_images: Size of the batch.
+        confidence: Mean confidence of the source, with its own statistics.
+
+    >>> choose_fraction(32, 0.7), choose_fraction(32, 0.95), choose_fraction(2, 0.95)
+    (0.4, 0.1, 0.04)
+    """
+    fraction = automatic_fraction(num_images, "blend")
+    return min(fraction, SURE_FRACTION) if confidence > SURE_CONFIDENCE else fraction
+
+
+@dataclass(frozen=True)
+class NormalizedBatches:
+    """How batches of one size were normalized.
+
+    Attributes:
+        batch_size: Images per batch.
+        num_batches: Number of such batches.
+        batch_stats: Fraction of the batch in BatchNorm's statistics; the rest are the source's.
+    """
+
+    batch_size: int
+    num_batches: int
+    batch_stats: float
+
 
 SECONDS_BETWEEN_SAVES = 20.0
+
+
+@dataclass(frozen=True)
+class InferenceSummary:
+    """Summary of one call of :func:`ctta.adapt.adapt_folder` or :func:`ctta.adapt.adapt_video`.
+
+    Attributes:
+        num_images: Images processed by this call.
+        num_before: Images processed by earlier calls.
+        num_unreadable: Images in the table that could not be read, by this call or earlier ones; the column ``error``
+            says why. They are tried again by the next call.
+        num_dropped: Images that an earlier call had processed without saving the state, processed again by this one.
+        num_changed: Predictions that differ from those of the source network; None if not compared, or if the network
+            answers per pixel.
+        num_vanished: Images that were deleted before they could be read; if they come back, the next call processes
+            them.
+        num_skipped: Updates skipped because they were not finite.
+        num_by_source: Images of this call for which the guard returned the source's prediction; None without a guard.
+        confidence: Mean confidence of the predictions; None if there was no image.
+        normalization: How the batches of each size were normalized, without those that the source answered; empty
+            without batch statistics.
+        seconds: Duration of the processing.
+        method: Name of the method: a key of ``ctta.METHODS``, or the name of another class.
+        settings: Hyperparameters of the method.
+        order: "shuffle", "name" or "time"; the frames of a video come by time.
+        events: Number of guard events of each kind, among the last hundred; None without a guard.
+        warning: What makes the predictions look worse than the source's; None if nothing does.
+        estimated_gain: Accuracy above the source's over the last batches, estimated without labels; None without an
+            estimator, or with too few images.
+        estimated_gain_low: Lower end of its 90 % interval.
+        estimated_gain_high: Upper end.
+        changed: Fraction of the predictions, or of the pixels, that differ from the source's; None if not compared.
+    """
+
+    num_images: int
+    num_before: int
+    num_unreadable: int
+    num_dropped: int
+    num_changed: int | None
+    num_vanished: int
+    num_skipped: int
+    num_by_source: int | None
+    confidence: float | None
+    normalization: list[NormalizedBatches]
+    seconds: float
+    method: str
+    settings: str
+    order: Order
+    events: dict[str, int] | None
+    warning: str | None
+    estimated_gain: float | None = None
+    estimated_gain_low: float | None = None
+    estimated_gain_high: float | None = None
+    changed: float | None = None
 
 
 @dataclass(frozen=True)
@@ -93,8 +190,11 @@ class InferenceRun:
         self.answers_pixels = False
         self.change_sum = 0.0  # of images whose answer differs from the source's; of parts of an image, for pixels
         self.comparison = AnswerComparison()
-        self.normalization = NormalizationCounter()
+        self.normalization: Counter[tuple[int, float]] = Counter()  # batches by size and fraction
         self.schedule = SaveSchedule(SECONDS_BETWEEN_SAVES)
+        self.processed: Sequence[str] = ()  # names that the table has, of earlier calls
+        self.num_unreadable, self.num_dropped = 0, 0
+        self.num_skipped_before, self.started = model.num_skipped, time.perf_counter()
 
     def process(self, batches: Iterable[InferenceBatch], on_batch: Callable[[int], None]) -> None:
         """Process batches, and save the state regularly and at the end, also after an error between two batches.
@@ -103,6 +203,7 @@ class InferenceRun:
             batches: Batches of images.
             on_batch: Called after each batch with the number of images processed so far.
         """
+        self.started = time.perf_counter()
         is_consistent, num_done = True, 0  # whether the model and the table are at the same step
         try:
             for batch in batches:
@@ -160,7 +261,7 @@ class InferenceRun:
         if isinstance(self.model, Monitored) and self.model.health.answered_by_source:
             self.num_by_source += len(names)
         else:
-            self.normalization.add(len(x), fraction)
+            self.normalization[len(x), fraction] += 1
         self.confidence_sum += float(torch.tensor(adapted.confidences, dtype=torch.float64).sum())
         columns = [column for predictions in shown for column in self._columns(predictions)]
         if CHANGED in self.file.columns:
@@ -231,6 +332,45 @@ class InferenceRun:
             resume = " to resume from the last saved state" if self.state else ""
             raise OSError(error.errno, f"{error.strerror}: free some space and run again{resume}", str(path)) from error
 
+    def summarize(self, *, num_before: int, num_vanished: int, order: Order) -> InferenceSummary:
+        """Return what the run did.
+
+        Args:
+            num_before: Images processed by earlier calls.
+            num_vanished: Images, or frames of a camera, that were not processed because they were gone.
+            order: Order of the images.
+
+        Returns:
+            The summary.
+        """
+        model, is_compared = self.model, self.source is not None
+        return InferenceSummary(
+            num_images=self.num_images,
+            num_before=num_before,
+            num_unreadable=self.num_unreadable + self.num_failed,
+            num_dropped=self.num_dropped,
+            num_changed=round(self.change_sum) if is_compared and not self.answers_pixels else None,
+            num_vanished=num_vanished,
+            num_skipped=model.num_skipped - self.num_skipped_before,
+            num_by_source=self.num_by_source if isinstance(model, Monitored) else None,
+            confidence=self.confidence_sum / self.num_images if self.num_images else None,
+            normalization=self._list_normalization(),
+            seconds=time.perf_counter() - self.started,
+            method=name_of(type(model.unwrapped)),
+            settings=format_hyperparameters(model.unwrapped.hyperparameters),
+            order=order,
+            events=dict(Counter(event.kind for event in model.events)) if isinstance(model, Monitored) else None,
+            warning=self.comparison.describe_harm(),
+            changed=self.change_sum / self.num_images if is_compared and self.num_images else None,
+            **_read_estimate(model),
+        )
+
+    def _list_normalization(self) -> list[NormalizedBatches]:
+        """Return how the batches were normalized, the largest first; none if no layer uses batch statistics."""
+        found = [NormalizedBatches(size, count, fraction) for (size, fraction), count in self.normalization.items()]
+        used = [batches for batches in found if batches.batch_stats > 0]
+        return sorted(used, key=lambda batches: (-batches.batch_size, -batches.batch_stats))
+
     def _columns(self, predictions: Predictions) -> list[list[Any]]:
         names = [[self.classes[label] for label in predictions.classes]] if self.classes else []
         return [predictions.classes, *names, [f"{value:.6f}" for value in predictions.confidences]]
@@ -249,3 +389,9 @@ def _measure_changes(adapted: Predictions, source: Predictions) -> list[float]:
         shares: list[float] = (adapted.label_maps != source.label_maps).double().flatten(1).mean(1).tolist()
         return shares
     return [float(ours != other) for ours, other in zip(adapted.classes, source.classes, strict=True)]
+
+
+def _read_estimate(model: AdaptiveModel) -> dict[str, float | None]:
+    """Return the estimated gain of a monitored model as fields of the summary."""
+    names = ("estimated_gain", "estimated_gain_low", "estimated_gain_high")
+    return {name: getattr(model.health, name) if isinstance(model, Monitored) else None for name in names}

@@ -1,29 +1,250 @@
 """Adapt a network to a video and write a prediction for each frame; a recording is resumable at any frame."""
 
 import os
-import time
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from fractions import Fraction
+from functools import cache
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
-from torch import nn
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from ctta.adapt.annotation import AnnotatedVideo
+from ctta.adapt.comparison import Predictions
 from ctta.adapt.options import VideoOptions
 from ctta.adapt.predictions import CHANGED, PredictionFile, answer_columns
-from ctta.adapt.resume import check_image_size, lock_state, open_model, open_predictions
-from ctta.adapt.run import InferenceBatch, InferenceRun
-from ctta.adapt.summary import InferenceSummary, summarize
-from ctta.adapt.video_file import VideoFile
+from ctta.adapt.resume import check_arguments, open_run
+from ctta.adapt.run import InferenceBatch, InferenceSummary
 from ctta.core.options import takes_options
-from ctta.core.registry import resolve_method
 from ctta.data.datasets.video import clip_rate, describe_source, estimate_num_frames, import_av
 from ctta.data.streams import VideoBatch, VideoStream, video
 from ctta.distributed import world_size
 from ctta.errors import ConfigError
-from ctta.guard import Monitored
-from ctta.methods import Source
+from ctta.io.atomic import atomic_write, fsync_file
+from ctta.io.images import import_pillow
+
+#: Encoders in the order of preference, with their options; without B-frames, packets are in the order of the frames.
+ENCODERS = {"libx264": {"crf": "20", "preset": "veryfast", "bf": "0"}, "mpeg4": {"qscale": "3", "bf": "0"}}
+
+
+class VideoFile:
+    """Append images to a video file; resumable after a kill.
+
+    A video file cannot be read before it is complete. So the images between two saved states are a file of their own
+    in the folder ``<path>.parts``, complete before the state is saved, and :meth:`close` joins them without encoding
+    anything again.
+
+    Args:
+        path: The file, such as ``out.mp4``.
+        rate: Frames per second.
+        step: Step that the run starts from: 0 for a new one; parts of later steps are dropped.
+
+    Raises:
+        ConfigError: There is such a file, and the run is new.
+    """
+
+    def __init__(self, path: Path, rate: Fraction, *, step: int) -> None:
+        self.path, self.rate = path, rate
+        self.folder = path.with_name(f"{path.name}.parts")
+        self._first_step, self._num_frames = step, 0
+        self._output: Any = None
+        self._stream: Any = None
+        if step == 0 and path.exists():
+            raise ConfigError(f"{path} exists, and the run is new: choose another file, or delete it")
+        if step and path.exists():
+            shutil.rmtree(self.folder, ignore_errors=True)  # of a call that was killed after it had joined them
+            self.folder.mkdir()
+            path.replace(self.folder / _part_name(0))  # of an earlier call, to which this one appends
+        for part in self._list_parts():
+            if int(part.stem) >= step:
+                part.unlink()
+
+    def append(self, image: NDArray[np.uint8]) -> None:
+        """Append an image, uint8 (H, W, 3); all have the size of the first, made even."""
+        av = import_av()
+        if self._output is None:
+            self._open(image)
+        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
+        frame = frame.reformat(self._stream.width, self._stream.height, format="yuv420p")
+        frame.pts, frame.time_base = self._num_frames, 1 / self.rate
+        self._num_frames += 1
+        self._output.mux(self._stream.encode(frame))
+
+    def finish_part(self, step: int) -> None:
+        """Complete the file of the images so far; those after it belong to a step and later ones."""
+        if self._output is not None:
+            self._output.mux(self._stream.encode())
+            self._output.close()
+            fsync_file(self._current)
+            self._output, self._num_frames = None, 0
+        self._first_step = step
+
+    def close(self, *, keep_unsaved: bool) -> None:
+        """Join the parts to one file.
+
+        Args:
+            keep_unsaved: Whether to keep the images since the last part, although no saved state includes them.
+        """
+        if self._output is not None:
+            self.finish_part(self._first_step)
+            if not keep_unsaved:
+                self._current.unlink()
+        parts = self._list_parts()
+        if parts:
+            with atomic_write(self.path) as temporary:
+                self._join(parts, temporary)
+            shutil.rmtree(self.folder)
+
+    @property
+    def _current(self) -> Path:
+        return self.folder / _part_name(self._first_step)
+
+    def _list_parts(self) -> list[Path]:
+        return sorted(self.folder.glob("*.mp4"))
+
+    def _open(self, image: NDArray[np.uint8]) -> None:
+        av = import_av()
+        name = next((name for name in ENCODERS if name in av.codecs_available), None)
+        if name is None:
+            raise ConfigError(f"PyAV was built without {' and '.join(ENCODERS)}: leave --annotate out, or reinstall it")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._output = av.open(str(self._current), "w", format="mp4")
+        self._stream = self._output.add_stream(name, rate=self.rate, options=ENCODERS[name])
+        height, width = image.shape[:2]
+        self._stream.height, self._stream.width = self._size_of_parts() or (height + height % 2, width + width % 2)
+        self._stream.pix_fmt, self._stream.time_base = "yuv420p", 1 / self.rate
+
+    def _size_of_parts(self) -> tuple[int, int] | None:
+        """Return the (height, width) of earlier parts, as a video file has one size."""
+        parts = [part for part in self._list_parts() if part != self._current]
+        if not parts:
+            return None
+        with import_av().open(str(parts[0])) as container:
+            return container.streams.video[0].height, container.streams.video[0].width
+
+    def _join(self, parts: list[Path], path: Path) -> None:
+        av, number = import_av(), 0
+        with av.open(str(path), "w", format="mp4") as output:
+            stream = None
+            for part in parts:
+                with av.open(str(part)) as container:
+                    stream = stream or output.add_stream_from_template(container.streams.video[0])
+                    for packet in container.demux(container.streams.video[0]):
+                        if packet.dts is None:  # the end
+                            continue
+                        packet.stream, packet.time_base = stream, 1 / self.rate
+                        packet.pts = packet.dts = number
+                        packet.duration = 1
+                        number += 1
+                        output.mux(packet)
+
+
+def _part_name(step: int) -> str:
+    return f"{step:012}.mp4"
+
+
+MIN_WIDTH = 320  # pixels, below which frames are enlarged so that the text can be read
+FONT_SIZE, LINE_HEIGHT, MARGIN = 15, 22, 6
+BACKGROUND, TEXT_COLOR, CHANGED_COLOR = (24, 24, 27), (228, 228, 231), (250, 204, 21)
+
+
+class AnnotatedVideo:
+    """Draws the answers to every frame and appends the image to a video file.
+
+    Args:
+        file: The video file.
+        classes: Class names, if known.
+        keep_unsaved: Whether to keep images at the end that no saved state includes, as there is none.
+    """
+
+    def __init__(self, file: VideoFile, classes: Sequence[str] | None, *, keep_unsaved: bool) -> None:
+        self.file, self.classes, self.keep_unsaved = file, tuple(classes or ()), keep_unsaved
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.file.close(keep_unsaved=self.keep_unsaved)
+
+    def add(self, batch: InferenceBatch, adapted: Predictions, source: Predictions) -> None:
+        """Append the frames of a batch."""
+        for row, frame in enumerate(batch.frames):
+            self.file.append(self._draw(frame, row, adapted, source))
+
+    def flush_to_disk(self, step: int) -> None:
+        """Complete the file of the frames before a step."""
+        self.file.finish_part(step)
+
+    def _draw(self, frame: NDArray[np.uint8], row: int, adapted: Predictions, source: Predictions) -> NDArray[np.uint8]:
+        if adapted.label_maps is not None and source.label_maps is not None:
+            return self._draw_maps(frame, source.label_maps[row], adapted.label_maps[row])
+        answers = [(each.classes[row], each.confidences[row]) for each in (source, adapted)]
+        texts = [f"{self._name(label)}  {confidence:.2f}" for label, confidence in answers]
+        image = _enlarge(frame)
+        lines = [("source", texts[0], TEXT_COLOR), ("adapted", texts[1], _color(answers[0][0] != answers[1][0]))]
+        return np.concatenate([image, _draw_lines(image.shape[1], lines)])
+
+    def _draw_maps(self, frame: NDArray[np.uint8], source: Tensor, adapted: Tensor) -> NDArray[np.uint8]:
+        share = float((source != adapted).float().mean())
+        titles = ("source", "", TEXT_COLOR), ("adapted", f"{100 * share:.0f} % of the pixels differ", _color(share > 0))
+        panels = []
+        for labels, title in zip((source, adapted), titles, strict=True):
+            image = self._blend(frame, labels.numpy())
+            panels.append(np.concatenate([_draw_lines(image.shape[1], [title]), image]))
+        return np.concatenate(panels, axis=1)
+
+    def _blend(self, frame: NDArray[np.uint8], labels: NDArray[np.int64]) -> NDArray[np.uint8]:
+        from ctta.benchmark.report.plots import blend_classes, choose_palette  # imports matplotlib
+
+        num_classes = max(len(self.classes), int(labels.max()) + 1)
+        palette = choose_palette(self.classes, num_classes)
+        image = _enlarge(frame)
+        height, width = image.shape[:2]
+        rows = np.arange(height) * labels.shape[0] // height
+        columns = np.arange(width) * labels.shape[1] // width
+        return blend_classes(image, labels[rows[:, None], columns].astype(np.uint16), palette)
+
+    def _name(self, label: int) -> str:
+        return self.classes[label] if self.classes else f"class {label}"
+
+
+def _color(is_changed: bool) -> tuple[int, int, int]:
+    return CHANGED_COLOR if is_changed else TEXT_COLOR
+
+
+def _enlarge(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return a small frame enlarged by a whole factor, so that its pixels stay what they are."""
+    factor = -(-MIN_WIDTH // frame.shape[1])
+    return frame if factor == 1 else frame.repeat(factor, axis=0).repeat(factor, axis=1)
+
+
+def _draw_lines(width: int, lines: Sequence[tuple[str, str, tuple[int, int, int]]]) -> NDArray[np.uint8]:
+    """Return a strip with lines of text: a word, and what it says in a color."""
+    from PIL import ImageDraw
+
+    strip = import_pillow().new("RGB", (width, LINE_HEIGHT * len(lines)), BACKGROUND)
+    draw, font = ImageDraw.Draw(strip), _load_font()
+    left = MARGIN + max(draw.textlength(word, font) for word, _, _ in lines) + 2 * MARGIN
+    for number, (word, text, color) in enumerate(lines):
+        center = (number + 0.5) * LINE_HEIGHT
+        draw.text((MARGIN, center), word, TEXT_COLOR, font, anchor="lm")
+        draw.text((left, center), text, color, font, anchor="lm")
+    return np.asarray(strip)
+
+
+@cache
+def _load_font() -> Any:
+    from PIL import ImageFont
+
+    return ImageFont.load_default(FONT_SIZE)
+
 
 KEY, FRAME, SECONDS, TIME = "video", "frame", "seconds", "time"
 
@@ -35,7 +256,7 @@ def adapt_video(
     """Predict the frames of a video while adapting, and write a CSV file; needs the extra ``video``.
 
     With ``state`` a recording resumes after an interruption with the remaining frames, and the table ends up identical
-    to that of an uninterrupted call. A camera goes on with its current frames; it is connected to again whenever it
+    to that of an uninterrupted call. A camera resumes with its current frames; it is connected to again whenever it
     drops. Several videos can share a state and a table, one call after the other.
 
     Args:
@@ -56,20 +277,10 @@ def adapt_video(
         OSError: If a file cannot be written.
     """
     import_av()
-    method, state, size, classes, on_progress = (
-        options.method,
-        options.state,
-        options.size,
-        options.classes,
-        options.on_progress,
-    )
-    if method is not None:
-        resolve_method(method)  # raises before anything is read
+    check_arguments(Path(out), options)
     if world_size() > 1:
         raise ConfigError(f"a video is processed by one process, got {world_size()}: run without torchrun")
-    if Path(out).is_dir():
-        raise ConfigError(f"{out} is a folder; expected a file to write the table to, such as predictions.csv")
-    state_path, clip_path = (None if path is None else Path(path) for path in (state, options.annotate))
+    clip_path = None if options.annotate is None else Path(options.annotate)
     compare = options.compare or clip_path is not None
     name = describe_source(source)
     stream = video(
@@ -77,74 +288,41 @@ def adapt_video(
         every=options.every,
         interval=options.interval,
         seconds=options.seconds,
-        size=size,
+        size=options.size,
         batch_size=options.batch_size,
     )
     stream.on_wait, stream.on_change = options.on_wait, options.on_change
     times = TIME if stream.is_live else SECONDS
-    columns = [
-        FRAME,
-        times,
-        *answer_columns(with_names=bool(classes), compare=compare),
-        *([CHANGED] if compare else []),
-    ]
+    answers = answer_columns(with_names=bool(options.classes), compare=compare)
+    columns = [FRAME, times, *answers, *([CHANGED] if compare else [])]
     file = PredictionFile(Path(out), columns, escape_formulas=options.escape_formulas, key=KEY)
     num_expected = None if stream.is_live else estimate_num_frames(source, stream.sampling)
-    with ExitStack() as stack:
-        stack.enter_context(lock_state(state_path))
-        model, is_new = open_model(
-            net, state_path, method, dict(options.settings or {}), guard=options.guard, estimator=options.estimator
-        )
-        run = InferenceRun(
-            model, Source(net, output=model.output) if compare else None, file, state_path, classes, allow_pixels=True
-        )
-        if not stream.is_live and not file.path.exists():
-            _check_first_batch(run, stream)  # before anything is written
-        with run.advise_on_full_disk(state_path or file.path):
-            check_image_size(state_path, size)
-            _, num_dropped, _ = open_predictions(file, model, state_path, [name], lambda _name: True, is_new=is_new)
-        if isinstance(model, Monitored):
-            model.audit = None if options.audit is None else os.fspath(options.audit)
-            if model.num_steps and state_path is not None:
-                model.on_load(state_path)
+
+    def read_first_batch() -> Tensor | None:
+        if stream.is_live:
+            return None
+        batch = next(iter(stream), None)
+        stream.position = 0
+        return None if batch is None else batch.x
+
+    opened = open_run(
+        net, file, options, images=[name], compare=compare, read_first_batch=read_first_batch, allow_pixels=True
+    )
+    with opened as run, ExitStack() as stack:
         before = file.read_rows(name)
         if before:
             stream.go_on_after(int(before[-1][FRAME]), _parse_time(before[-1][times]))
         if clip_path is not None:
-            run.writer = stack.enter_context(
-                AnnotatedVideo(
-                    VideoFile(clip_path, clip_rate(source, stream.sampling), step=model.num_steps),
-                    classes,
-                    keep_unsaved=state_path is None,
-                )
-            )
-        num_skipped_before, started = model.num_skipped, time.perf_counter()
+            clip = VideoFile(clip_path, clip_rate(source, stream.sampling), step=run.model.num_steps)
+            run.writer = stack.enter_context(AnnotatedVideo(clip, options.classes, keep_unsaved=options.state is None))
 
         def on_batch(num_done: int) -> None:
-            if on_progress:
+            if options.on_progress:
                 total = None if num_expected is None else max(num_expected, len(before) + num_done)
-                on_progress(len(before) + num_done, total)
+                options.on_progress(len(before) + num_done, total)
 
         run.process(_list_batches(stream, name, with_frames=run.writer is not None), on_batch)
-        elapsed = time.perf_counter() - started
-    return summarize(
-        run,
-        num_before=len(before),
-        num_unreadable=0,
-        num_dropped=num_dropped,
-        num_vanished=stream.num_dropped,
-        num_skipped_before=num_skipped_before,
-        seconds=elapsed,
-        order="time",
-    )
-
-
-def _check_first_batch(run: InferenceRun, stream: VideoStream) -> None:
-    """Raise if the network cannot process the first batch, so that a mistake leaves no files behind."""
-    batch = next(iter(stream), None)
-    if batch is not None:
-        run.check_network(batch.x)
-    stream.position = 0
+        return run.summarize(num_before=len(before), num_vanished=stream.num_dropped, order="time")
 
 
 def _list_batches(stream: VideoStream, name: str, *, with_frames: bool) -> Iterator[InferenceBatch]:
