@@ -19,6 +19,46 @@ from ctta.optim import OptimizerFactory
 from ctta.source_stats import SourceStats
 from ctta.views import AugMixViews, GeometricViews, ImageViews, image_views
 
+#: Arguments that methods have in common. A docstring describes the method's own, and these where it has more to say.
+COMMON_ARGUMENTS = {
+    "optimizer": "A factory of the optimizer.",
+    "lr": "The learning rate, if it should differ from that of ``optimizer``.",
+    "policies": "What happens around the updates, see :mod:`ctta.policies`.",
+    "batch_stats": "The fraction of the batch in BatchNorm's statistics; by default only the batch, from 16 images on.",
+    "seed": "The seed of all random draws, which depend on nothing else but the number of steps.",
+    "output": "Where the logits are in the network's output; by default the usual places.",
+}
+
+
+def document_common_arguments(cls: type) -> None:
+    """Add the common arguments that the constructor of a method takes to its docstring.
+
+    Args:
+        cls: The class; its docstring has a section ``Args:`` in which the common arguments that it does not list are
+            written last.
+
+    >>> class Mine:
+    ...     '''Adapt.
+    ...
+    ...     Args:
+    ...         net: The network.
+    ...     '''
+    ...     def __init__(self, net, *, lr=None): ...
+    >>> document_common_arguments(Mine)
+    >>> "lr: The learning rate" in Mine.__doc__
+    True
+    """
+    section = re.search(r"^( *)Args:\n(?:\1 +\S.*(?:\n|$))+", cls.__doc__ or "", re.MULTILINE)
+    if section is None or cls.__doc__ is None:
+        return
+    missing = [
+        f"{section[1]}    {name}: {COMMON_ARGUMENTS[name]}\n"
+        for name in inspect.signature(cls).parameters
+        if name in COMMON_ARGUMENTS and not re.search(rf"^ *{name}:", section[0], re.MULTILINE)
+    ]
+    end = section.end()
+    cls.__doc__ = cls.__doc__[:end] + "".join(missing) + cls.__doc__[end:]
+
 
 def read_hyperparameters(model: object) -> dict[str, Any]:
     """Return the constructor's arguments after the first, from the attributes of the same name.

@@ -11,7 +11,12 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ctta.core.hyperparameters import format_hyperparameters, format_value, read_hyperparameters
+from ctta.core.hyperparameters import (
+    document_common_arguments,
+    format_hyperparameters,
+    format_value,
+    read_hyperparameters,
+)
 from ctta.core.parallel import SINGLE_PROCESS, Coordinator, current_reducer
 from ctta.core.state import release_lazy_buffers_
 from ctta.core.steps import Policy
@@ -109,10 +114,11 @@ class AdaptiveModel(MethodUpdates, ABC):
     wrapped: "AdaptiveModel | None"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let the constructors of methods create tensors that can be trained and changed, wherever they are called."""
+        """Let constructors create tensors that can be trained wherever they are called, and document them."""
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
             type.__setattr__(cls, "__init__", torch.inference_mode(False)(vars(cls)["__init__"]))
+            document_common_arguments(cls)
 
     def __init__(
         self,

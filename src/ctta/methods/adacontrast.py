@@ -29,8 +29,6 @@ class AdaContrast(AdaptiveModel):
 
     Args:
         net: A network for images in [0, 1], of which every parameter is trained.
-        optimizer: A factory of the optimizer.
-        lr: The learning rate, if it should differ from that of ``optimizer``.
         decay: The fraction of itself that the moving average of the student keeps.
         momentum: The fraction of a view in an update of BatchNorm's statistics.
         num_neighbors: How many of the nearest images in the bank vote for the class of an image.
@@ -42,9 +40,7 @@ class AdaContrast(AdaptiveModel):
         weak: The view that is labeled. The reference flips and crops.
         strong: Two views: one learns the label, the other is its positive. The reference draws MoCo v2's per image.
         head: The name of the classifier; by default it is found.
-        policies: What happens around the updates, see :mod:`ctta.policies`.
         seed: The seed of the views and of the queue's first entries.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
     >>> logits = AdaContrast(net)(torch.rand(16, 3, 8, 8))

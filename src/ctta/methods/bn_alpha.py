@@ -25,7 +25,6 @@ class BNAlpha(AdaptiveModel):
             of n images instead of ``alpha`` (Schneider et al.; 16 is common).
         center: What the batch is centered by: its ``"mean"``, or its ``"median"`` (MedBN), which a few poisoned images
             cannot move; with ``alpha=1`` that is MedBN as published.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> import torch
     >>> model = BNAlpha(torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3)))

@@ -21,7 +21,6 @@ class BNEMA(AdaptiveModel):
     Args:
         net: Any network; without BatchNorm layers it predicts as it was trained.
         momentum: The fraction of the batch in an update of the statistics.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> import torch
     >>> model = BNEMA(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))

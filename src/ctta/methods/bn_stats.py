@@ -15,7 +15,6 @@ class BNStats(AdaptiveModel):
         net: Any network; without BatchNorm layers it predicts as it was trained.
         batch_stats: The fraction m of the batch in the statistics, (1-m) * running + m * batch. The default ``"auto"``
             uses only the batch from 16 images on, and fewer images the less, the fewer they are; 1 for only the batch.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> import torch
     >>> model = BNStats(torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3)))

@@ -25,7 +25,6 @@ class CMF(ROID):
         net: A network for images with normalization layers of any kind.
         optimizer: A factory of the optimizer. The default is the setting for CIFAR; that for ImageNet is
             ``partial(torch.optim.SGD, lr=2.5e-4, momentum=0.9, nesterov=True)``.
-        lr: Learning rate of the optimizer; None keeps the factory's.
         alpha: How much of the hidden weights stays when they drift to the source's.
         gamma: How much of the adapted weights stays when they are pulled to the hidden ones.
         noise: Process noise of a network with 38,400 trained weights.
@@ -36,10 +35,7 @@ class CMF(ROID):
         views: As for :class:`ROID`.
         batch_size: As for :class:`ROID`.
         num_classes: By default the outputs of the classifier, if it is found.
-        policies: What happens around the updates, see :mod:`ctta.policies`.
-        batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch, from 16 images on.
         seed: The seed of the views.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
     >>> logits = CMF(net)(torch.rand(16, 3, 8, 8))

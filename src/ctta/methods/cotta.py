@@ -108,7 +108,6 @@ class CoTTA(AdaptiveModel):
         net: Any network; every parameter that requires grad is trained and restored.
         optimizer: A factory of the optimizer. The default is the authors' for CIFAR; theirs for ImageNet is
             ``partial(torch.optim.SGD, lr=0.01, momentum=0.9, nesterov=True)``.
-        lr: The learning rate, if it should differ from that of ``optimizer``.
         decay: The fraction of itself that the teacher keeps at each step; 0 makes it equal to the student. The default
             is the paper's for all tasks.
         restore: The probability of each weight to be restored at each step; 0 for never. The default is the paper's;
@@ -134,12 +133,10 @@ class CoTTA(AdaptiveModel):
         views_at_once: How many views go through the teacher together, each with its own batch statistics. The default
             of 1 needs the least memory; more are faster where one view leaves the device idle. ``"auto"`` chooses by
             the size of the batch, see :func:`ctta.views.choose_views_at_once`.
-        policies: What happens around the updates, see :mod:`ctta.policies`.
         batch_stats: The fraction of the batch in BatchNorm's statistics, in student, teacher and source. The default
             ``"auto"`` uses only the batch from 16 images on, and blends fewer with the source's statistics; 1 for only
             the batch, as in the authors' code for classification.
         seed: The seed of the random views and of the restored weights.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
     >>> model = CoTTA(net, views=image_views(4))

@@ -34,16 +34,13 @@ class ETA(AdaptiveModel):
         net: A network with normalization layers of any kind.
         optimizer: A factory of the optimizer. The default is the setting for CIFAR; that for ImageNet is
             ``partial(torch.optim.SGD, lr=2.5e-4, momentum=0.9)``.
-        lr: Learning rate of the optimizer; None keeps the factory's.
         margin: Learn from entropies below this fraction of ln C, which is also where a weight is 1.
         redundancy: Learn from predictions whose cosine to the average is smaller: 0.4 for CIFAR10-C (default), 0.1 for
             CIFAR100-C, 0.05 for ImageNet-C.
         momentum: The fraction that the average of selected predictions keeps.
         entropy: ``"softmax"``, or ``"come"`` for COME's.
         num_classes: By default the outputs of the classifier, if it is found.
-        policies: What happens around the updates, see :mod:`ctta.policies`.
         batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
     >>> logits = ETA(net)(torch.randn(16, 4))

@@ -31,7 +31,6 @@ class LAME(AdaptiveModel):
             or the number of neighbors of ``"knn"``, without the image itself.
         max_iterations: Limit of the iterations per batch.
         head: The name of the classifier; by default it is found.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> LAME(net)(torch.randn(16, 4)).exp().sum(1).allclose(torch.ones(16))

@@ -30,13 +30,11 @@ class MEMO(AdaptiveModel):
         net: A network for images, of which every parameter is trained.
         optimizer: A factory of the optimizer, which is made anew for each image. The default is that for CIFAR;
             ImageNet has SGD with 2.5e-4, or ``partial(torch.optim.AdamW, lr=1e-5, weight_decay=0.01)`` for large nets.
-        lr: The learning rate, if it should differ from that of ``optimizer``.
         views: The views of an image, each with ``augment(x)``, which go through the network as one batch. The default
             expects images in [0, 1], see :func:`ctta.views.augmix_views`; ImageNet's is (64, ``crop="resize"``).
         batch_stats: The fraction of the views, or of the image, in BatchNorm's statistics. The default is the
             reference's: the source's count as 16 images and the batch as one.
         seed: The seed of the random views.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
     >>> MEMO(net, views=augmix_views(4))(torch.rand(2, 3, 8, 8)).shape

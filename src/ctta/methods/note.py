@@ -26,8 +26,6 @@ class NOTE(MemoryModel):
 
     Args:
         net: A network with normalization layers of any kind, whose scales and shifts are trained.
-        optimizer: A factory of the optimizer.
-        lr: The learning rate, if it should differ from that of ``optimizer``.
         memory_size: The number of images in the memory.
         update_every: The number of images between two updates; they need not fit the batches.
         momentum: The fraction of the memory in an update of BatchNorm's statistics.
@@ -37,9 +35,7 @@ class NOTE(MemoryModel):
             were trained with it; None for any other network.
         iid: Whether batches have images of all classes (NOTE*): each is normalized by its own statistics, and the
             memory holds the latest images. :meth:`iid_stream` has the learning rate for it.
-        policies: What happens around the updates, see :mod:`ctta.policies`.
         seed: The seed of the reservoir.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> model = NOTE(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)), memory_size=8, update_every=8)
     >>> model(torch.randn(1, 4)).shape

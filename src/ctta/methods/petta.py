@@ -29,8 +29,6 @@ class PeTTA(MemoryModel):
     Args:
         net: A network with normalization layers of any kind, whose scales and shifts are trained.
         source_stats: ``ctta.source_stats(net, batches, batch_stats=0)`` of held-out source images.
-        optimizer: A factory of the optimizer.
-        lr: The learning rate, if it should differ from that of ``optimizer``.
         memory_size: The number of images in the memory.
         momentum: The fraction of the memory in an update of BatchNorm's statistics.
         teacher_rate: The fraction of the student in an update of the teacher, at no divergence.
@@ -39,9 +37,7 @@ class PeTTA(MemoryModel):
         divergence: ``"official"`` averages over classes before the exponential, as the code; ``"paper"`` after it.
         head: The name of the classifier; by default it is found.
         views: The views of the memory that the student sees. The default expects images in [0, 1].
-        policies: What happens around the updates, see :mod:`ctta.policies`.
         seed: The seed of the random views.
-        output: Where the logits are in the network's output; by default the usual places.
 
     Reference: Hoang et al., "Persistent test-time adaptation in recurring testing scenarios", NeurIPS 2024.
     """

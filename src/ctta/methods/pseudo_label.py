@@ -21,11 +21,8 @@ class PseudoLabel(AdaptiveModel):
     Args:
         net: A network with normalization layers of any kind.
         optimizer: A factory of the optimizer; the default is TENT's setting for CIFAR.
-        lr: The learning rate, if it should differ from that of ``optimizer``.
-        policies: What happens around the updates, see :mod:`ctta.policies`.
         batch_stats: The fraction of the batch in BatchNorm's statistics. The default ``"auto"`` uses only the batch
             from 16 images on, and blends fewer with the source's statistics; 1 for only the batch.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
     >>> logits = PseudoLabel(net)(torch.randn(16, 4))

@@ -29,16 +29,12 @@ class REM(AdaptiveModel):
     Args:
         net: A vision transformer with a class token, such as timm's, torchvision's or transformers' ViT; the scales and
             shifts of its normalization layers are trained.
-        optimizer: A factory of the optimizer.
-        lr: The learning rate, if it should differ from that of ``optimizer``.
         masked: The fractions of patches to mask, in ascending order, beside the whole image. The default is the
             authors' code; their text has ``(0.05, 0.1)``.
         ranking: The weight of the order of the entropies.
         margin: By how much the entropy must be lower, as a fraction of ln C.
         skip_top: Whether to leave out the last quarter of the blocks and the norm after them, as the authors do.
-        policies: What happens around the updates, see :mod:`ctta.policies`.
         batch_stats: The fraction of the batch in BatchNorm's statistics, if the network has any.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> import ctta
     >>> logits = REM(ctta.testing.networks.BlockViT())(torch.rand(4, 3, 16, 16))

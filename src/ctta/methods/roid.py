@@ -37,7 +37,6 @@ class ROID(AdaptiveModel):
         net: A network for images with normalization layers of any kind.
         optimizer: A factory of the optimizer. The default is the setting for CIFAR; that for ImageNet is
             ``partial(torch.optim.SGD, lr=2.5e-4, momentum=0.9, nesterov=True)``.
-        lr: Learning rate of the optimizer; None keeps the factory's.
         temperature: Temperature of the sample weights.
         keep: The fraction of the adapted weights when they are averaged with the source's, after each step.
         prior: How predictions are corrected by the class frequencies of their batch: as in the ``"official"`` code,
@@ -46,10 +45,7 @@ class ROID(AdaptiveModel):
         batch_size: What the sum of the losses is divided by; the authors use the configured batch size also for a
             shorter last batch. By default the size of each batch.
         num_classes: By default the outputs of the classifier, if it is found.
-        policies: What happens around the updates, see :mod:`ctta.policies`.
-        batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch, from 16 images on.
         seed: The seed of the views.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
     >>> logits = ROID(net)(torch.rand(16, 3, 8, 8))

@@ -27,17 +27,13 @@ class RoTTA(MemoryModel):
 
     Args:
         net: A network with normalization layers of any kind, whose scales and shifts are trained.
-        optimizer: A factory of the optimizer.
-        lr: The learning rate, if it should differ from that of ``optimizer``.
         memory_size: The number of images in the memory.
         update_every: The number of images between two updates; they need not fit the batches.
         decay: The fraction of itself that the teacher keeps at an update.
         momentum: The fraction of the memory in an update of BatchNorm's statistics.
         views: The view of the memory that the student sees; the loss is averaged over several, and none shows the
             memory itself. The default expects images in [0, 1]; see :func:`ctta.views.image_views`.
-        policies: What happens around the updates, see :mod:`ctta.policies`.
         seed: The seed of the random views.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> net = nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(192, 10))
     >>> model = RoTTA(net, memory_size=8, update_every=8)

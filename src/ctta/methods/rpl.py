@@ -24,10 +24,6 @@ class RPL(AdaptiveModel):
         q: The exponent of the generalized cross-entropy (1 - p^q) / q of the most probable class.
         optimizer: A factory of the optimizer. The default is the setting for CIFAR; that for ImageNet is
             ``partial(torch.optim.SGD, lr=5e-4, momentum=0.9)``.
-        lr: The learning rate, if it should differ from that of ``optimizer``.
-        policies: What happens around the updates, see :mod:`ctta.policies`.
-        batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch, from 16 images on.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
     >>> logits = RPL(net)(torch.randn(16, 4))

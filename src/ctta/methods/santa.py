@@ -30,17 +30,13 @@ class SANTA(ContrastModel):
             labels of all training images.
         optimizer: A factory of the optimizer. The default is the setting for CIFAR; that for ImageNet is
             ``partial(torch.optim.SGD, lr=0.01, momentum=0.9, nesterov=True)``.
-        lr: The learning rate, if it should differ from that of ``optimizer``.
         contrast_weight: The weight of the contrast.
         temperature: Divides the cosine similarities of the contrast.
         projection: The number of outputs of the projector, which is trained as well.
         views: The view of each batch; losses are averaged over several, and none shows the batch itself. The default
             expects images in [0, 1]; see :func:`ctta.views.image_views`.
         head: The name of the classifier; by default it is found.
-        policies: What happens around the updates, see :mod:`ctta.policies`.
-        batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch, from 16 images on.
         seed: The seed of the random views and of the projector's first weights.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> import ctta
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))

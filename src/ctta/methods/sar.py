@@ -26,7 +26,6 @@ class SAR(AdaptiveModel):
         net: A network with normalization layers of any kind; meant for GroupNorm and LayerNorm.
         optimizer: A factory of the optimizer. The default is the usual setting for CIFAR; for ImageNet the authors use
             a learning rate of 2.5e-4 with ResNet-50 and of 1e-3 with ViT-B, for batches of 64.
-        lr: Learning rate of the optimizer; None keeps the factory's.
         margin: Learn from entropies below this fraction of ln C.
         radius: How far to climb before the gradient that is used is computed.
         recover_below: Reset when the moving average of the entropy is below this; 0 for never.
@@ -34,9 +33,6 @@ class SAR(AdaptiveModel):
             at nearly every step. ``"share"`` is a fraction of ln C.
         entropy: ``"softmax"``, or ``"come"`` for COME's.
         skip_top: Whether to leave out the layers nearest to the output, as the authors do.
-        policies: What happens around the updates, see :mod:`ctta.policies`.
-        batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch, from 16 images on.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
     >>> logits = SAR(net)(torch.randn(16, 4))

@@ -28,10 +28,6 @@ class SHOTIM(AdaptiveModel):
         min_confidence: The confidence from which a label is used.
         head: The name of the classifier; by default it is found.
         optimizer: A factory of the optimizer. Public online versions differ widely here.
-        lr: The learning rate, if it should differ from that of ``optimizer``.
-        policies: What happens around the updates, see :mod:`ctta.policies`.
-        batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch, from 16 images on.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
     >>> logits = SHOTIM(net)(torch.randn(16, 4))

@@ -29,11 +29,6 @@ class SLR(AdaptiveModel):
             does not end there.
         momentum: The fraction that the average prediction keeps at each batch; it starts uniform.
         num_classes: The number of classes; by default that of the network's head.
-        optimizer: A factory of the optimizer.
-        lr: The learning rate, if it should differ from that of ``optimizer``.
-        policies: What happens around the updates, see :mod:`ctta.policies`.
-        batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch, from 16 images on.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
     >>> logits = SLR(net)(torch.randn(16, 4))

@@ -28,7 +28,6 @@ class SoTTA(MemoryModel):
         net: A network with normalization layers of any kind, whose scales and shifts are trained, without those of the
             top layers.
         optimizer: A factory of the optimizer inside the sharpness-aware step.
-        lr: The learning rate, if it should differ from that of ``optimizer``.
         memory_size: The number of images in the memory.
         update_every: The number of images between two updates; they need not fit the batches.
         min_confidence: The confidence from which on an image is kept: 0.99, 0.66 and 0.33 for CIFAR10-C, CIFAR100-C and
@@ -36,9 +35,7 @@ class SoTTA(MemoryModel):
         momentum: The fraction of the memory in an update of BatchNorm's statistics, of which there are two per step.
         radius: How far the weights climb to find the sharpest loss nearby.
         freeze_top: Whether the top layers (the last stage, or the last quarter of the blocks) stay as they are.
-        policies: What happens around the updates, see :mod:`ctta.policies`.
         seed: The seed of the memory's choices.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     >>> model = SoTTA(net, memory_size=8, update_every=8)

@@ -12,7 +12,6 @@ class Source(AdaptiveModel):
 
     Args:
         net: Any network.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> import torch
     >>> net = torch.nn.Linear(4, 3)

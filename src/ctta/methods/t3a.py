@@ -25,7 +25,6 @@ class T3A(AdaptiveModel):
             100; FOA compares with 20, TTAB with 100.
         head: The name of the classifier; by default it is found.
         batch_stats: The fraction of the batch in BatchNorm's statistics; by default 0, as in T3A.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> logits = T3A(net)(torch.randn(16, 4))

@@ -24,11 +24,8 @@ class Tent(AdaptiveModel):
         net: A network with normalization layers of any kind.
         optimizer: A factory of the optimizer. The default is TENT's setting for CIFAR; that for ImageNet is
             ``partial(torch.optim.SGD, lr=2.5e-4, momentum=0.9, nesterov=True)``.
-        lr: The learning rate, if it should differ from that of ``optimizer``.
-        policies: What happens around the updates, see :mod:`ctta.policies`.
         batch_stats: The fraction of the batch in BatchNorm's statistics. The default ``"auto"`` uses only the batch
             from 16 images on, and blends fewer with the source's statistics; 1 for only the batch, as in TENT.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
     >>> model = Tent(net)

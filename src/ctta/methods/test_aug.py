@@ -36,7 +36,6 @@ class TestAug(AdaptiveModel):
         batch_stats: The fraction of the batch in BatchNorm's statistics. The default ``"auto"`` uses only the batch
             from 16 images on, and blends fewer with the source's statistics; 1 for only the batch.
         seed: The seed of the random views.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(48, 3))

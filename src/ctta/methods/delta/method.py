@@ -37,14 +37,11 @@ class DELTA(AdaptiveModel):
     Args:
         net: A network with normalization layers of any kind; only BatchNorm is renormalized.
         optimizer: A factory of the optimizer. The default is the reference's, for ImageNet.
-        lr: The learning rate, if it should differ from that of ``optimizer``.
         loss: What DELTA is added to: the ``"entropy"`` of TENT, the ``"weighted_entropy"`` of predictions with an
             entropy below ln(C) / 2, or ``"pseudo_label"`` for the predicted classes of a confidence above 0.4.
         norm_momentum: The fraction of themselves that BatchNorm's averages keep; 0 is TENT's normalization.
         class_momentum: The fraction of itself that the average prediction keeps; 1 weighs all classes alike.
         num_classes: By default the outputs of the classifier, if it is found.
-        policies: What happens around the updates, see :mod:`ctta.policies`.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     >>> logits = DELTA(net)(torch.randn(16, 4))

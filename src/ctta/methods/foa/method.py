@@ -37,7 +37,6 @@ class FOA(AdaptiveModel):
         head: The name of the classifier; by default it is found.
         batch_stats: The fraction of the batch in BatchNorm's statistics, if the network has any.
         seed: The seed of the prompts.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> import ctta
     >>> net, x = ctta.testing.networks.BlockViT(), torch.rand(32, 3, 16, 16)

@@ -28,7 +28,6 @@ class PALM(AdaptiveModel):
         net: A network with convolutions or normalization layers; both are trained, with their biases.
         optimizer: A factory of the optimizer. The default is that for CIFAR10-C; for CIFAR100-C it has
             ``weight_decay=5e-4``, for ImageNet-C ``lr=5e-5``.
-        lr: The learning rate, if it should differ from that of ``optimizer``.
         temperature: Divides the logits for the sensitivity: 50, 100, 1000 for CIFAR10-C, CIFAR100-C, ImageNet-C.
         max_gradient: Tensors whose gradient has an L1 norm of at most this learn: 1, 0.5, 0.3 there.
         keep_rates: Whether another tensor keeps the learning rate that it had last, as in the authors' code, or rests.
@@ -38,10 +37,7 @@ class PALM(AdaptiveModel):
         persistent_optimizer: Whether the optimizer keeps its state. The authors' code builds a new Adam in each step,
             and so follows the gradient's sign (default); their text says Adam.
         views: The view to agree with; the loss is averaged over several, and () switches it off.
-        policies: What happens around the updates, see :mod:`ctta.policies`.
-        batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch, from 16 images on.
         seed: The seed of the random views.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
     >>> logits = PALM(net)(torch.rand(16, 3, 8, 8))

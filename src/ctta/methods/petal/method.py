@@ -31,8 +31,6 @@ class PETAL(AdaptiveModel):
     Args:
         net: Any network; every parameter that requires grad is trained and restored.
         posterior: The posterior over the weights, :func:`ctta.weight_posterior`. Without it the loss has no prior.
-        optimizer: A factory of the optimizer.
-        lr: The learning rate, if it should differ from that of ``optimizer``.
         prior_weight: The weight of the prior.
         decay: The fraction of itself that the teacher keeps at each step.
         restore_quantile: Weights with a squared gradient below this quantile of all are restored; 0 for none. For the
@@ -40,10 +38,7 @@ class PETAL(AdaptiveModel):
         threshold: Views are averaged where the source's mean confidence is lower: 0.92 for CIFAR10-C (default), 0.72
             for CIFAR100-C.
         views: What to average over, () for nothing; see :mod:`ctta.views`.
-        policies: What happens around the updates, see :mod:`ctta.policies`.
-        batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch, from 16 images on.
         seed: The seed of the random views.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
     >>> logits = PETAL(net, views=image_views(4))(torch.rand(16, 3, 8, 8))

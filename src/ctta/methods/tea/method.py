@@ -27,19 +27,15 @@ class TEA(AdaptiveModel):
 
     Args:
         net: A network for images with normalization layers of any kind, whose scales and shifts are trained.
-        optimizer: A factory of the optimizer.
-        lr: The learning rate, if it should differ from that of ``optimizer``.
         num_steps_langevin: Steps of Langevin dynamics per batch.
         step_size: The factor of the gradient in a step. The authors' settings have 0.1, their class 1 by default.
         noise: The standard deviation of the noise in a step.
         buffer_size: Images in the buffer. The default is the authors' for images of 32 pixels, where it takes 123 MB;
             at 224 pixels it would take 6 GB.
         renew: The fraction of generated images that start from noise instead of the buffer.
-        policies: What happens around the updates, see :mod:`ctta.policies`.
         batch_stats: The fraction of the batch in BatchNorm's statistics; by default only the batch, from 16 images on.
             Generated images are a batch of their own, also while they are generated.
         seed: The seed of the generated images.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
     >>> logits = TEA(net, num_steps_langevin=2, buffer_size=64)(torch.rand(16, 3, 8, 8))

@@ -32,7 +32,6 @@ class TRIBE(AdaptiveModel):
     Args:
         net: A network with normalization layers of any kind, whose scales and shifts are trained.
         optimizer: A factory of the optimizer. The default is that for CIFAR; that for ImageNet is Adam with 5e-4.
-        lr: The learning rate, if it should differ from that of ``optimizer``.
         momentum: What one image adds to the statistics of its class: 0.01, 0.05 and 0.5 for 10, 100 and 1000 classes.
             None for the larger of 0.0005 per class and 0.01.
         spread: The fraction of it that goes to all classes: 0, 0.1 and 0.5 there.
@@ -41,9 +40,7 @@ class TRIBE(AdaptiveModel):
         anchor: The weight of the squared distance between the logits of teacher and source.
         views: The view that the student sees; the loss is averaged over several, and none shows the batch itself. The
             default expects images in [0, 1]; see :func:`ctta.views.image_views`.
-        policies: What happens around the updates, see :mod:`ctta.policies`.
         seed: The seed of the random views.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> model = TRIBE(nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(192, 10)))
     >>> model(torch.rand(4, 3, 8, 8)).shape

@@ -114,13 +114,9 @@ class VANE(AdaptiveModel):
             for images and mirrored images. Networks that segment may, unless this is False.
         min_stickiness: How much labels must repeat before predictions are corrected for it; 1 for never.
         learn: Whether norm layers learn.
-        optimizer: A factory of the optimizer.
-        lr: The learning rate, if it should differ from that of ``optimizer``.
         keep: The fraction of the adapted weights that a step keeps; the rest are the source's.
         weight: The weight of the likelihood ratio beside the diversity of the predictions, as in SLR.
-        policies: What happens around the updates, see :mod:`ctta.policies`.
         seed: The seed of the views.
-        output: Where the logits are in the network's output; by default the usual places.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
     >>> logits = VANE(net)(torch.rand(16, 3, 8, 8))    # predicts and adapts
