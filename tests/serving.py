@@ -21,7 +21,7 @@ from torch import Tensor
 
 import ctta
 from ctta import models
-from ctta.serve import Service, Tokens, VideoSource, create_app
+from ctta.serve import Service, StreamCamera, Tokens, create_app
 
 TIMEOUT = 120.0  # seconds; test machines are slow at times
 SIZE = (16, 16)
@@ -96,10 +96,10 @@ class ServerProcess:
 def serve_in_thread(
     service: Service,
     tokens: Tokens = Tokens(),  # noqa: B008
-    sources: Sequence[VideoSource] = (),
+    cameras: Sequence[StreamCamera] = (),
 ) -> Iterator[Client]:
     """Serve on a free port of this machine, in a thread of this process."""
-    config = uvicorn.Config(create_app(service, tokens, sources), port=0, log_level="error", lifespan="on")
+    config = uvicorn.Config(create_app(service, tokens, cameras), port=0, log_level="error", lifespan="on")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -22,7 +22,7 @@ WITHOUT_EXAMPLES = {"PUT /streams/{name}/state"}
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     folder = tmp_path_factory.mktemp("examples")
     model = ctta.Guarded(make_tent(folder))
-    service = Service(model, folder / "state", image_size=SIZE, num_answers=10, keep_pictures=True)  # as routes need
+    service = Service(model, folder / "state", image_size=SIZE, num_answers=10, keep_images=True)  # as routes need
     with serve_in_thread(service) as client:
         yield client
 

@@ -21,10 +21,10 @@ from serving import Client, ServerProcess, make_images, make_png, make_tent
 from torch import Tensor
 
 from ctta.serve import Service, serve
-from ctta.serve.errors import ApiError
+from ctta.serve.api import ApiError
 from ctta.serve.limits import MemoryBudget
+from ctta.serve.protocol import estimate_memory, parse_input, split_body
 from ctta.serve.stream import InferenceResult, ServedStream
-from ctta.serve.tensors import estimate_memory, parse_input, split_body
 
 IMAGE_SIDES, NUM_IMAGES = (6200, 5000), 12
 IMAGE_REQUESTS = 'ctta_requests_total{method="POST",route="/streams/{name}/image"'

@@ -18,7 +18,7 @@ from serving import SIZE, TIMEOUT, Client, make_images, make_png, make_tent, ser
 
 from ctta.guard import Guarded
 from ctta.serve import Service, Tokens
-from ctta.serve.slot import StreamSlot
+from ctta.serve.store import StreamSlot
 
 TOKENS = Tokens("i" * 20, "a" * 20)
 CLASSES = ["bird", "cat", "dog", "frog", "ship"]
@@ -34,7 +34,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Service:
         class_names=CLASSES,
         window_size=0,
         num_answers=100,
-        keep_pictures=True,
+        keep_images=True,
     )
 
 
@@ -161,23 +161,21 @@ def test_answers_of_the_source_are_beside_those_of_the_stream(browser: webdriver
     assert client.call("GET", "/streams/nobody/answers").status_code == 404
 
 
-def test_the_last_picture_is_shown(browser: webdriver.Chrome, client: Client) -> None:
-    until(browser, f"return {card('camera10')}.querySelector('.picture').naturalWidth === {SIZE[1]}")
-    assert (
-        browser.execute_script(f"return {card('camera10')}.querySelector('.picture').alt") == "last image of camera10"
-    )
-    picture = Image.open(io.BytesIO(client.call("GET", "/streams/camera10/picture").content))
+def test_the_last_image_is_shown(browser: webdriver.Chrome, client: Client) -> None:
+    until(browser, f"return {card('camera10')}.querySelector('.image').naturalWidth === {SIZE[1]}")
+    assert browser.execute_script(f"return {card('camera10')}.querySelector('.image').alt") == "last image of camera10"
+    image = Image.open(io.BytesIO(client.call("GET", "/streams/camera10/image").content))
     expected = make_images(8, 5)[-1].mul(255).round().byte().permute(1, 2, 0).numpy()
-    np.testing.assert_array_equal(np.asarray(picture), expected)
+    np.testing.assert_array_equal(np.asarray(image), expected)
 
 
-def test_pictures_are_not_kept_unless_asked(tmp_path: Path) -> None:
+def test_images_are_not_kept_unless_asked(tmp_path: Path) -> None:
     service = Service(make_tent(tmp_path), tmp_path / "state", image_size=SIZE, window_size=0)
     with serve_in_thread(service) as client:
         client.infer("a", make_images(4))
-        for path in ("picture", "answers"):
+        for path in ("image", "answers"):
             assert client.call("GET", f"/streams/a/{path}").status_code == 409
-        assert client.json("GET", "/streams/a")["picture"] is False
+        assert client.json("GET", "/streams/a")["last_image"] is False
 
 
 @pytest.fixture

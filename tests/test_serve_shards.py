@@ -443,7 +443,7 @@ def test_a_shard_that_hangs_delays_neither_metrics_nor_readiness(
         (["--shards", 2], "need --ray"),
         (["--state", "s3://bucket/streams"], "need --ray"),
         (["--ray", "auto"], "--ray needs --state"),
-        (["--ray", "auto", "--state", "x", "--source", "a=/dev/video0"], "--source needs one process"),
+        (["--ray", "auto", "--state", "x", "--camera", "a=/dev/video0"], "--camera needs one process"),
     ],
 )
 def test_options_that_contradict_each_other(options: list[object], message: str) -> None:

@@ -14,7 +14,7 @@ import ctta
 from ctta.errors import ConfigError
 from ctta.io.images import to_unit_floats
 from ctta.serve import Limits, Service
-from ctta.serve.window import SampleWindow
+from ctta.serve.stream import SampleWindow
 
 
 def test_requests_predict_and_adapt_like_the_model_itself(tmp_path: Path) -> None:

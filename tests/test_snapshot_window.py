@@ -9,8 +9,7 @@ from serving import make_images, make_tent
 from ctta.errors import DamagedCheckpointError
 from ctta.serve.audit import AuditLog
 from ctta.serve.persistence import WINDOW_FILE, Snapshots
-from ctta.serve.stream import ServedStream
-from ctta.serve.window import SampleWindow, TimeBudget
+from ctta.serve.stream import SampleWindow, ServedStream, TimeBudget
 
 
 def make_stream(folder: Path) -> ServedStream:

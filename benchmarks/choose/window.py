@@ -15,7 +15,7 @@ from torch import Tensor
 
 import ctta
 from benchmarks.data.hold_out import hold_out_stream
-from ctta.serve.window import SampleWindow
+from ctta.serve.stream import SampleWindow
 
 PER_CORRUPTION = 100
 #: Fractions of the batch statistics by window size.

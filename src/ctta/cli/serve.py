@@ -109,19 +109,20 @@ def serve(
     threads: Annotated[
         int, typer.Option(min=1, help="Use N torch threads per worker.", metavar="N", rich_help_panel=SERVER)
     ] = 1,
-    source: Annotated[
+    camera: Annotated[
         list[str] | None,
         typer.Option(
             help="Read this camera (rtsp://..., /dev/video0) or video file and feed its frames to the stream NAME; "
-            "repeatable. See /sources. Default: none.",
-            metavar="NAME=SOURCE",
+            "repeatable. See /cameras. Default: none.",
+            metavar="NAME=ADDRESS",
             rich_help_panel=STREAMS,
         ),
     ] = None,
+    source: Annotated[list[str] | None, typer.Option(hidden=True)] = None,
     every: Annotated[
         str,
         typer.Option(
-            help="Take every N-th frame of a --source, or one per interval, such as 0.5s.",
+            help="Take every N-th frame of a --camera, or one per interval, such as 0.5s.",
             metavar="N|Ns",
             rich_help_panel=STREAMS,
         ),
@@ -218,15 +219,16 @@ def serve(
             rich_help_panel=STREAMS,
         ),
     ] = 0,
-    pictures: Annotated[
+    show_images: Annotated[
         bool,
         typer.Option(
-            "--pictures",
+            "--show-images",
             help="Show the last image of each stream on the page, to whoever has the clients' token. "
             "Default: images are not shown.",
             rich_help_panel=STREAMS,
         ),
     ] = False,
+    pictures: Annotated[bool, typer.Option("--pictures", hidden=True)] = False,
     on_harm: Annotated[
         HarmRemedy | None,
         typer.Option(
@@ -310,7 +312,10 @@ def serve(
         request_timeout=timeout,
     )
     sampling = FrameSampling(**parse_every(every))
-    sources = [serving.VideoSource.parse(text, sampling) for text in source or ()]
+    for old, new, is_given in (("--source", "--camera", source), ("--pictures", "--show-images", pictures)):
+        if is_given:
+            warnings.warn(f"{old} is deprecated: give {new}", DeprecationWarning, stacklevel=2)
+    cameras = [serving.StreamCamera.parse(text, sampling) for text in [*(camera or ()), *(source or ())]]
     recipe = ServiceRecipe(
         model=model,
         config=config,
@@ -331,7 +336,7 @@ def serve(
         update_every=update_every,
         time_budget=budget,
         num_answers=feedback,
-        keep_pictures=pictures,
+        keep_images=show_images or pictures,
         on_harm=_get_remedy(on_harm),
         limits=limits,
     )
@@ -340,8 +345,8 @@ def serve(
             raise ConfigError(
                 "--ray needs --state: a folder that all machines share, or a URL such as s3://bucket/name"
             )
-        if sources:
-            raise ConfigError("--source needs one process: give it to a service without --ray")
+        if cameras:
+            raise ConfigError("--camera needs one process: give it to a service without --ray")
         if workers is None:
             recipe = replace(recipe, num_workers=max(1, int(shard_cpus)))
         if replicas is not None or replica_cpus is not None:
@@ -382,7 +387,7 @@ def serve(
             host=host,
             port=port,
             tokens=tokens,
-            sources=sources,
+            cameras=cameras,
             on_listening=on_listening,
         )
         if state:

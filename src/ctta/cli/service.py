@@ -44,7 +44,7 @@ class ServiceRecipe:
     update_every: int | None
     time_budget: float | None
     num_answers: int
-    keep_pictures: bool
+    keep_images: bool
     on_harm: Literal["reset", "freeze"] | None
     limits: "Limits"
 
@@ -93,7 +93,7 @@ class ServiceRecipe:
             snapshot_interval=self.snapshot_interval,
             unready_after=self.unready_after,
             num_answers=self.num_answers,
-            keep_pictures=self.keep_pictures,
+            keep_images=self.keep_images,
             on_harm=self.on_harm,
         )
 

@@ -1,21 +1,20 @@
 """HTTP service for streams of images, each of which adapts on its own; needs the extra ``ctta[serve]``.
 
-A request passes eight modules at most from the socket to its answer:
+A request passes these modules from the socket to its answer:
 
 1. ``app``: the ASGI application that uvicorn calls; routing, errors to JSON
 2. ``auth``: bearer token, host and origin
 3. ``limits``: the body, read within the limits
-4. ``protocol`` (Open Inference Protocol, with ``tensors``) or ``routes``
-   (images, operators, live page): bytes to tensors and back
+4. ``protocol`` (Open Inference Protocol) or ``routes`` (images, operators, live page): bytes to tensors and back
 5. ``service``: checks of the images
-6. ``store``: the queue of the stream (its ``slot``), a worker thread, room in memory
-7. ``stream``: the call of the model, within the ``window`` and the time budget of the stream
+6. ``store``: the queue of the stream, a worker thread, room in memory
+7. ``stream``: the call of the model, within the window and the time budget of the stream
 8. ``metrics``: counts on the way out
 
-If the stream is new or on disk, ``persistence`` creates or reads it between 6 and 7. Of the others, ``errors`` and
-``schemas`` hold what several modules share, ``sizes`` tells whose fault a failure is, ``audit`` records what happens to
-streams, ``directory`` remembers what they were started with, ``sources`` reads cameras by itself, and ``server`` starts
-uvicorn.
+If the stream is new or on disk, ``persistence`` creates or reads it between 6 and 7. Of the others, ``api``
+holds what several modules share, ``listing`` selects what a page of streams shows, ``audit`` records what
+happens to streams, ``directory`` remembers what they were started with, and ``cameras`` reads cameras by itself. On
+many machines, ``ray`` has a front and a process for each of the ``shards``.
 
 >>> import tempfile, ctta, torch
 >>> from ctta.guard import Guarded
@@ -27,20 +26,21 @@ uvicorn.
 'ctta serve'
 """
 
-from ctta.serve.app import create_app
+import warnings
+
+from ctta.serve.app import create_app, serve
 from ctta.serve.auth import Tokens, check_host, read_tokens
+from ctta.serve.cameras import StreamCamera
 from ctta.serve.directory import StateDirectory, build_method, resume_method
 from ctta.serve.limits import Limits
-from ctta.serve.server import serve
 from ctta.serve.service import Service
-from ctta.serve.sources import VideoSource
 
 __all__ = [
     "Limits",
     "Service",
     "StateDirectory",
+    "StreamCamera",
     "Tokens",
-    "VideoSource",
     "build_method",
     "check_host",
     "create_app",
@@ -48,3 +48,10 @@ __all__ = [
     "resume_method",
     "serve",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "VideoSource":
+        warnings.warn("ctta.serve.VideoSource is deprecated: use StreamCamera", DeprecationWarning, stacklevel=2)
+        return StreamCamera
+    raise AttributeError(f"module 'ctta.serve' has no attribute {name!r}")

@@ -1,29 +1,36 @@
-"""The service as an ASGI application."""
+"""The service as an ASGI application, and how to run it until it is asked to stop."""
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 
+import uvicorn
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import ctta
 from ctta.errors import InputError
-from ctta.serve.auth import Authenticator, Tokens
-from ctta.serve.details import detail_routes
-from ctta.serve.errors import INTERNAL, OUT_OF_MEMORY, RETRY_AFTER_OUT_OF_MEMORY, ApiError, is_out_of_memory
-from ctta.serve.metrics import ServiceMetrics
+from ctta.serve.api import (
+    INTERNAL,
+    OUT_OF_MEMORY,
+    RETRY_AFTER_OUT_OF_MEMORY,
+    ApiError,
+    error_responses,
+    is_out_of_memory,
+)
+from ctta.serve.auth import Authenticator, Tokens, check_host
+from ctta.serve.cameras import CameraReaders, StreamCamera, camera_routes
+from ctta.serve.metrics import MetricsMiddleware
 from ctta.serve.protocol import protocol_routes
-from ctta.serve.routes import page_routes, stream_routes
-from ctta.serve.schemas import error_responses
+from ctta.serve.routes import detail_routes, page_routes, stream_routes
 from ctta.serve.service import Service
-from ctta.serve.sources import SourcePullers, VideoSource, source_routes
 
 logger = logging.getLogger("ctta.serve")
 
@@ -31,33 +38,33 @@ logger = logging.getLogger("ctta.serve")
 def create_app(
     service: Service,
     tokens: Tokens = Tokens(),  # noqa: B008  # frozen
-    sources: Sequence[VideoSource] = (),
+    cameras: Sequence[StreamCamera] = (),
 ) -> FastAPI:
     """Return the ASGI application of a service, for uvicorn in a single process.
 
     Args:
         service: The service; its streams are saved when the application shuts down.
         tokens: Bearer tokens; without any, the application must be reachable from this machine only.
-        sources: Cameras that the service reads by itself while the application runs.
+        cameras: Cameras that the service reads by itself while the application runs.
 
     Returns:
         The application.
     """
-    pullers = SourcePullers(service, sources)
+    readers = CameraReaders(service, cameras)
     app = FastAPI(
         title="ctta serve",
         version=ctta.__version__,
         docs_url=None,
         redoc_url=None,
-        lifespan=_lifespan(service, pullers),
+        lifespan=_lifespan(service, readers),
     )
     auth, read_body = Authenticator(tokens), service.read_body
     app.include_router(protocol_routes(service, auth, read_body))
     app.include_router(stream_routes(service, auth, read_body))
     app.include_router(detail_routes(service, auth))
     app.include_router(page_routes(auth))
-    if pullers.pullers:
-        app.include_router(source_routes(pullers, auth))
+    if readers.readers:
+        app.include_router(camera_routes(readers, auth))
 
     @app.get(
         "/metrics",
@@ -70,7 +77,7 @@ def create_app(
         return Response(service.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     add_error_handlers(app, service.metrics.count_failure)
-    app.add_middleware(_MetricsMiddleware, metrics=service.metrics)
+    app.add_middleware(MetricsMiddleware, metrics=service.metrics)
     _remove_status_422(app)
     return app
 
@@ -97,12 +104,12 @@ def add_error_handlers(app: FastAPI, on_failure: Callable[[str], None]) -> None:
     app.add_exception_handler(Exception, handle_unexpected_error)
 
 
-def _lifespan(service: Service, pullers: SourcePullers) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+def _lifespan(service: Service, readers: CameraReaders) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         autosave = asyncio.create_task(service.store.autosave_loop())
         try:
-            async with pullers.running():
+            async with readers.running():
                 yield
         finally:
             autosave.cancel()
@@ -136,32 +143,6 @@ async def _handle_error(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": message}, status, headers)
 
 
-class _MetricsMiddleware:
-    """Count every request by its route, and forbid browsers to guess the type of an answer."""
-
-    def __init__(self, app: ASGIApp, metrics: ServiceMetrics) -> None:
-        self.app, self.metrics = app, metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        started, status = time.monotonic(), 500
-
-        async def send_and_observe(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message.setdefault("headers", []).append((b"x-content-type-options", b"nosniff"))
-            await send(message)
-
-        try:
-            await self.app(scope, receive, send_and_observe)
-        finally:
-            route = getattr(scope.get("route"), "path", "none")
-            self.metrics.count_request(scope["method"], route, status, time.monotonic() - started)
-
-
 def _remove_status_422(app: FastAPI) -> None:
     """Remove the errors that FastAPI describes for invalid parameters: here they are like all others, with 400."""
     schema = app.openapi()
@@ -171,3 +152,62 @@ def _remove_status_422(app: FastAPI) -> None:
     for name in ("HTTPValidationError", "ValidationError"):
         schema.get("components", {}).get("schemas", {}).pop(name, None)
     app.openapi_schema = schema
+
+
+def serve(
+    service: Service,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    tokens: Tokens = Tokens(),  # noqa: B008  # frozen
+    cameras: Sequence[StreamCamera] = (),
+    on_listening: Callable[[str], None] | None = None,
+) -> None:
+    """Serve until SIGTERM or Ctrl-C, then finish the requests that were accepted and save every stream.
+
+    Args:
+        service: What is served.
+        host: Address to listen on; any other than loopback needs a token.
+        port: Port to listen on; 0 for any that is free.
+        tokens: Tokens for clients and administrators.
+        cameras: Cameras that the service reads by itself.
+        on_listening: Called with the URL once connections are accepted.
+
+    Raises:
+        OSError: If the address cannot be used, or if streams could not be saved at the end.
+    """
+    check_host(host, tokens)
+    limits = service.limits
+    config = uvicorn.Config(
+        create_app(service, tokens, cameras),
+        log_level="warning",
+        limit_concurrency=limits.max_connections,
+        timeout_graceful_shutdown=max(1, round(limits.request_timeout)),
+        server_header=False,
+        lifespan="on",
+    )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    url_host = f"[{host}]" if ":" in host else host
+    with socket.create_server((host, port), family=family, backlog=limits.max_connections) as listener:
+        # Inherited by connections. asyncio sets it only where the socket names its protocol, and without it, an answer
+        # on a connection that is kept open waits about 40 ms for the client to acknowledge its header.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if on_listening:
+            on_listening(f"http://{url_host}:{listener.getsockname()[1]}")
+        with _ignore_repeated_signals():
+            uvicorn.Server(config).run(sockets=[listener])
+    service.store.check_all_saved()
+
+
+@contextmanager
+def _ignore_repeated_signals() -> Iterator[None]:
+    """Ignore the signal that uvicorn raises again after it has stopped: it would end the process before its caller."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
+        yield
+        return
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

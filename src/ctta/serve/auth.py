@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, urlsplit
 from fastapi import Request
 
 from ctta.errors import ConfigError
-from ctta.serve.errors import ApiError
+from ctta.serve.api import ApiError
 
 MIN_TOKEN_LENGTH = 16
 TOKEN_VARIABLE, ADMIN_TOKEN_VARIABLE = "CTTA_SERVE_TOKEN", "CTTA_SERVE_ADMIN_TOKEN"

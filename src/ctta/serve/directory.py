@@ -20,7 +20,7 @@ from ctta.io.atomic import atomic_write
 from ctta.io.provenance import check_same_settings, read_settings
 from ctta.nn.surgery import source_fingerprint
 from ctta.serve.persistence import Snapshots
-from ctta.serve.window import DEFAULT_BATCH_STATS
+from ctta.serve.stream import DEFAULT_BATCH_STATS
 
 _FORMAT = 2  # of service.json
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import Query
 
-from ctta.serve.slot import StreamSlot
+from ctta.serve.store import StreamSlot
 
 MANY = 500  # streams
 SortKey = tuple[Any, ...]

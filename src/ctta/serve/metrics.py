@@ -1,10 +1,12 @@
 """Prometheus metrics of a service. No label takes its values from clients, so their number is bounded."""
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import override
 
 from ctta.guard import EventKind
@@ -82,6 +84,38 @@ class ServiceMetrics:
     def render(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""
         return generate_latest(self.registry)
+
+
+class MetricsMiddleware:
+    """Count every request by its route, and forbid browsers to guess the type of an answer.
+
+    Args:
+        app: The application.
+        metrics: What counts.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: ServiceMetrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started, status = time.monotonic(), 500
+
+        async def send_and_observe(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message.setdefault("headers", []).append((b"x-content-type-options", b"nosniff"))
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_and_observe)
+        finally:
+            route = getattr(scope.get("route"), "path", "none")
+            self.metrics.count_request(scope["method"], route, status, time.monotonic() - started)
 
 
 class _Families(Collector):

@@ -122,15 +122,15 @@ async function showAnswers(card) {
   }));
 }
 
-async function showPicture(card) {
-  const picture = card.querySelector(".picture"), seen = card.dataset.images;
-  if (picture.dataset.seen === seen) return;
-  picture.dataset.seen = seen;
-  const content = await request(`streams/${card.dataset.stream}/picture`, { read: response => response.blob() });
-  URL.revokeObjectURL(picture.src);
-  picture.src = URL.createObjectURL(content);
-  picture.alt = `last image of ${card.dataset.stream}`;
-  picture.hidden = false;
+async function showImage(card) {
+  const image = card.querySelector(".image"), seen = card.dataset.images;
+  if (image.dataset.seen === seen) return;
+  image.dataset.seen = seen;
+  const content = await request(`streams/${card.dataset.stream}/image`, { read: response => response.blob() });
+  URL.revokeObjectURL(image.src);
+  image.src = URL.createObjectURL(content);
+  image.alt = `last image of ${card.dataset.stream}`;
+  image.hidden = false;
 }
 
 // The gain over the network without adaptation, such as "+6.2 ± 1.8 points"; streams without labels have none.
@@ -260,7 +260,7 @@ async function showDetails(stream, matching) {
     compared.open = matching <= FEW_CARDS;  // each open one is a request
   }
   if (stream.live && stream.feedback) await showAnswers(card);
-  if (stream.live && stream.picture) await showPicture(card);
+  if (stream.live && stream.last_image) await showImage(card);
 }
 
 function showTotals({ total, matching, totals, streams }) {

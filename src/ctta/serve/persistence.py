@@ -27,10 +27,9 @@ from ctta.errors import CheckpointError, DamagedCheckpointError
 from ctta.io.atomic import fsync_directory, fsync_file
 from ctta.io.tensors import read_tensors, write_tensors
 from ctta.nn.surgery import copy_sharing_tensors
+from ctta.serve.api import STREAM_NAME_PATTERN
 from ctta.serve.audit import AuditLog, StreamEvent
-from ctta.serve.schemas import STREAM_NAME_PATTERN
-from ctta.serve.stream import ServedStream
-from ctta.serve.window import SampleWindow, TimeBudget
+from ctta.serve.stream import SampleWindow, ServedStream, TimeBudget
 
 logger = logging.getLogger("ctta.serve")
 
@@ -412,7 +411,7 @@ class StreamFactory:
         update_every: Images between two updates.
         time_budget: Fraction of time for updates; None for no limit.
         num_answers: Number of last answers of each stream to remember for feedback.
-        keep_pictures: Whether to keep the last image of each stream in memory.
+        keep_images: Whether to keep the last image of each stream in memory.
         on_harm: What to do when labels show harm: "reset", "freeze", or None to only report.
     """
 
@@ -425,7 +424,7 @@ class StreamFactory:
     time_budget: float | None
     num_answers: int = 0
     on_harm: str | None = None
-    keep_pictures: bool = False
+    keep_images: bool = False
 
     def create(self, name: str) -> ServedStream:
         """Return a new stream."""
@@ -484,7 +483,7 @@ class StreamFactory:
             budget=TimeBudget(self.time_budget),
             log=self.log,
             num_answers=self.num_answers,
-            keep_picture=self.keep_pictures,
+            keep_image=self.keep_images,
             on_harm=self.on_harm,
         )
 

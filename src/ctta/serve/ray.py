@@ -15,17 +15,16 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.types import Message
 
 from ctta.errors import ConfigError, first_line
+from ctta.serve.api import ApiError
 from ctta.serve.app import add_error_handlers
 from ctta.serve.auth import Authenticator, Tokens, check_host
 from ctta.serve.directory import lock_directory
-from ctta.serve.errors import ApiError
 from ctta.serve.limits import BodyReader, Limits, MemoryBudget
 from ctta.serve.listing import StreamQuery, list_streams, merge_listings, read_query
 from ctta.serve.metrics import merge_metrics
-from ctta.serve.protocol import parse_stream_name
+from ctta.serve.protocol import estimate_memory, parse_stream_name, split_body
 from ctta.serve.service import Service
 from ctta.serve.shards import Shard, SharedState, check_num_shards, find_shard, read_slots
-from ctta.serve.tensors import estimate_memory, split_body
 
 logger = logging.getLogger("ctta.serve")
 

@@ -11,30 +11,37 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from fastapi import APIRouter, Depends, Response
+import torch
+from fastapi import APIRouter, Depends, Query, Response
 from fastapi import Path as PathParameter
 from pydantic import AfterValidator, ValidationError
+from torch import Tensor
 
 from ctta.checkpoint.files import save
 from ctta.core.model import AdaptiveModel
 from ctta.errors import CheckpointError
+from ctta.guard import AnswerLog
 from ctta.io.images import Resize, decoding_errors, import_pillow, to_unit_floats, to_upright_rgb
-from ctta.serve.auth import Authenticator
-from ctta.serve.errors import ApiError, hide_internal_errors, is_out_of_memory, report_disk_errors
-from ctta.serve.examples import FEEDBACK, STREAM, image_examples, path_example
-from ctta.serve.limits import LARGE, BodyReader, Limits, return_freed_memory
-from ctta.serve.listing import StreamQuery, list_streams, read_query
-from ctta.serve.schemas import (
+from ctta.serve.api import (
+    EXAMPLE_STREAM,
     STREAM_ERRORS,
     STREAM_NAME_PATTERN,
+    ApiError,
     FeedbackRequest,
     FeedbackResponse,
     ImageResponse,
     binary_response,
     describe_body,
     error_responses,
+    hide_internal_errors,
+    is_out_of_memory,
+    path_example,
+    report_disk_errors,
     validate_stream_name,
 )
+from ctta.serve.auth import Authenticator
+from ctta.serve.limits import TRIM_THRESHOLD, BodyReader, Limits, return_freed_memory
+from ctta.serve.listing import StreamQuery, list_streams, read_query
 from ctta.serve.service import Service
 from ctta.serve.stream import ImageFile, ServedStream
 
@@ -43,8 +50,16 @@ IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 #: Memory that decoding takes at most: Pillow has four bytes per pixel, copies them to rotate and to convert them, and
 #: some decoders have eight more. Without resizing there are copies for numpy and as floats.
 BYTES_PER_PIXEL = 20
+#: A small image file, which a service resizes to the size of its images.
+EXAMPLE_PNG = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAG0lEQVR42mNkYGBQYBDARCwMCgIMDFjQ4JQAAIWuBc54"
+    "Zaa9AAAAAElFTkSuQmCC"
+)
+EXAMPLE_FEEDBACK: dict[str, Any] = {
+    "labels": {"summary": "Labels of two answers", "value": {"ids": [0, 1], "labels": [0, 1]}}
+}
 STREAM_NAME_PARAMETER = PathParameter(
-    json_schema_extra={"pattern": STREAM_NAME_PATTERN}, openapi_examples=path_example(STREAM)
+    json_schema_extra={"pattern": STREAM_NAME_PATTERN}, openapi_examples=path_example(EXAMPLE_STREAM)
 )
 PAGE_FILES = {
     "/": ("page.html", "text/html"),
@@ -56,6 +71,7 @@ CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' blob: data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+MAX_CLASSES = 20  # rows of a table
 
 
 def stream_routes(service: Service, auth: Authenticator, read_body: BodyReader) -> APIRouter:
@@ -87,7 +103,7 @@ def stream_routes(service: Service, auth: Authenticator, read_body: BodyReader) 
         response_model=ImageResponse,
         responses=error_responses(400, *STREAM_ERRORS),
         openapi_extra=describe_body(
-            "image/png", "image/jpeg", "application/octet-stream", examples=image_examples(service)
+            "image/png", "image/jpeg", "application/octet-stream", examples=_image_examples(service)
         ),
     )
     async def classify_image(name: Name, body: Body, adapt: bool = True, compare: bool = False) -> dict[str, Any]:
@@ -120,7 +136,9 @@ def stream_routes(service: Service, auth: Authenticator, read_body: BodyReader) 
         response_model=FeedbackResponse,
         responses=error_responses(400, 404, *STREAM_ERRORS),
         openapi_extra=describe_body(
-            "application/json", schema=FeedbackRequest.model_json_schema(), examples={"application/json": FEEDBACK}
+            "application/json",
+            schema=FeedbackRequest.model_json_schema(),
+            examples={"application/json": EXAMPLE_FEEDBACK},
         ),
     )
     async def give_feedback(name: Name, body: Body) -> dict[str, Any]:
@@ -215,7 +233,7 @@ def decode_image(body: bytes | bytearray, *, size: tuple[int, int] | None) -> Im
 
 def _decode_and_trim(body: bytearray, size: tuple[int, int] | None, num_bytes: int) -> ImageFile:
     image = decode_image(body, size=size)
-    if num_bytes >= LARGE:
+    if num_bytes >= TRIM_THRESHOLD:
         return_freed_memory()
     return image
 
@@ -276,3 +294,108 @@ def _send_file(name: str, media_type: str) -> Callable[[], Awaitable[Response]]:
         return Response(content, media_type=media_type, headers=headers)
 
     return send
+
+
+def detail_routes(service: Service, auth: Authenticator) -> APIRouter:
+    """Return the routes below ``/streams`` that the page asks for single streams."""
+    router = APIRouter(prefix="/streams", tags=["streams"], dependencies=[Depends(auth.require_infer)])
+    Name = Annotated[str, STREAM_NAME_PARAMETER, AfterValidator(validate_stream_name)]
+    store = service.store
+
+    @router.get("/{name}/answers", responses=error_responses(400, 404, 409))
+    async def show_answers(name: Name, max_classes: Annotated[int, Query(ge=1, le=MAX_CLASSES)] = 5) -> dict[str, Any]:
+        """Count the last answers by what the source answers (rows) and what the stream answers (columns)."""
+        stream = store.slot(name).stream
+        if not service.factory.num_answers:
+            raise ApiError(409, "the service remembers no answers: start it with --feedback 1000, say")
+        log = None if stream is None else stream.answers
+        return count_answers(log, service.class_names, max_classes)
+
+    @router.get("/{name}/image", responses={**binary_response("image/png"), **error_responses(400, 404, 409)})
+    async def show_image(name: Name) -> Response:
+        """Return the last image of a stream that is in memory, as PNG."""
+        stream = store.slot(name).stream
+        if not service.factory.keep_images:
+            raise ApiError(409, "the service keeps no images: start it with --show-images")
+        image = None if stream is None else stream.last_image
+        if image is None or len(image) not in (1, 3):
+            raise ApiError(404, f"there is no image of the stream {name!r} in memory: its next image is one")
+        content = await asyncio.to_thread(encode_image, image)
+        return Response(content, media_type="image/png", headers={"Cache-Control": "no-store"})
+
+    return router
+
+
+def count_answers(log: AnswerLog | None, class_names: list[str] | None, max_classes: int) -> dict[str, Any]:
+    """Return a table of the remembered answers: rows are the source's classes, columns the stream's.
+
+    Args:
+        log: The answers; None for none.
+        class_names: Names of the classes.
+        max_classes: Number of classes with a row; the rest share one more, without a class.
+
+    Returns:
+        Number of answers, fraction in which both agree, the classes of the rows, and the counts.
+
+    >>> log = AnswerLog(10)
+    >>> log.add_(torch.tensor([7, 7, 2]), torch.tensor([7, 2, 2]))
+    range(0, 3)
+    >>> count_answers(log, None, 5)["counts"]
+    [[1, 1], [0, 1]]
+    """
+    if log is None:
+        adapted = source = torch.empty(0, dtype=torch.long)
+    else:
+        adapted, source = log.classes.cpu(), log.source_classes.cpu()
+        is_known = (adapted >= 0) & (source >= 0)
+        adapted, source = adapted[is_known], source[is_known]
+    numbers, frequency = torch.cat([adapted, source]).unique(return_counts=True)
+    shown = numbers[frequency.argsort(descending=True, stable=True)[:max_classes]].sort().values
+    num_rows = len(shown) + (len(numbers) > len(shown))
+    # The classes without a row have the number of the last one.
+    rows, columns = (_find(shown, values) for values in (source, adapted))
+    counts = torch.bincount(rows * num_rows + columns, minlength=num_rows**2).view(num_rows, num_rows)
+    return {
+        "total": len(adapted),
+        "agreement": float((adapted == source).double().mean()) if len(adapted) else None,
+        "classes": [
+            {"class": number, "label": class_names[number] if class_names else None} for number in shown.tolist()
+        ],
+        "counts": counts.tolist(),
+    }
+
+
+def _find(shown: Tensor, values: Tensor) -> Tensor:
+    """Return the place of each value among sorted ones, or their number if it is not there."""
+    if not len(shown):
+        return values
+    places = torch.searchsorted(shown, values).clamp(max=len(shown) - 1)
+    return torch.where(shown[places] == values, places, len(shown))
+
+
+def encode_image(image: Tensor) -> bytes:
+    """Return an image (1 or 3, height, width) of bytes as PNG.
+
+    Args:
+        image: The image.
+
+    Returns:
+        The file.
+    """
+    pixels = image.permute(1, 2, 0).contiguous().numpy()
+    file = io.BytesIO()
+    import_pillow().fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def _image_examples(service: Service) -> dict[str, Any]:
+    """Return image files by their media type; none if the size of images is not known.
+
+    Args:
+        service: What is described.
+    """
+    return (
+        {}
+        if service.image_size is None
+        else {"image/png": {"png": {"summary": "A PNG file", "externalValue": EXAMPLE_PNG}}}
+    )

@@ -1,7 +1,8 @@
 """One method on one network, served to many streams."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -11,20 +12,76 @@ from torch.nn.modules.conv import _ConvNd
 
 from ctta.core.model import AdaptiveModel
 from ctta.core.validation import check_choice, check_integer
-from ctta.errors import ConfigError, annotate_network_errors
+from ctta.errors import ConfigError, InputError, annotate_network_errors
 from ctta.guard.diagnostics import source_as_trained
 from ctta.nn import uses_batch_statistics
+from ctta.serve.api import ApiError, hide_internal_errors, is_out_of_memory, validate_stream_name
 from ctta.serve.audit import AuditLog
 from ctta.serve.directory import StateDirectory
-from ctta.serve.errors import ApiError, hide_internal_errors
 from ctta.serve.limits import BodyReader, Limits, MemoryBudget
 from ctta.serve.metrics import ServiceMetrics
 from ctta.serve.persistence import StreamFactory
-from ctta.serve.schemas import validate_stream_name
-from ctta.serve.sizes import SizeProbe
 from ctta.serve.store import StreamStore
-from ctta.serve.stream import OVER_BUDGET, ImageFile, InferenceResult, ServedStream
-from ctta.serve.window import DEFAULT_UPDATE_EVERY, DEFAULT_WINDOW_SIZE, TimeBudget
+from ctta.serve.stream import (
+    DEFAULT_UPDATE_EVERY,
+    DEFAULT_WINDOW_SIZE,
+    OVER_BUDGET,
+    ImageFile,
+    InferenceResult,
+    ServedStream,
+    TimeBudget,
+)
+
+
+class SizeProbe:
+    """Find out whether a network failed because it does not take images of a size.
+
+    A network may take images of one size only, and raises whatever it likes for others. Where nobody declared the size,
+    a failure is explained by the size if the network as it was trained fails on an image of that size too, and not on
+    one of a size that has worked before. Any other failure, and any before the first success, is the network's.
+
+    Args:
+        predict: Predicts an image of a (height, width) that holds no information.
+    """
+
+    def __init__(self, predict: Callable[[tuple[int, int]], Tensor]) -> None:
+        self.working_size: tuple[int, int] | None = None  # (height, width) of the last success
+        self._predict = predict
+
+    @contextmanager
+    def explain_failures(self, size: tuple[int, int]) -> Iterator[None]:
+        """Raise :class:`ApiError` with status 400 if the block fails because of the size of the images.
+
+        Args:
+            size: (height, width) of the images in the block.
+
+        Yields:
+            Nothing; other errors propagate.
+        """
+        try:
+            yield
+        except (ApiError, InputError):
+            raise
+        except Exception as error:
+            if is_out_of_memory(error) or not self._explains_failure(size):
+                raise
+            message = f"the network takes no images of {list(size)} pixels: send images of another size"
+            raise ApiError(400, f"{message}, such as {list(self.working_size or ())}") from error
+        else:
+            self.working_size = size
+
+    def _explains_failure(self, size: tuple[int, int]) -> bool:
+        works = self.working_size
+        return works is not None and works != size and self._is_taken(works) and not self._is_taken(size)
+
+    def _is_taken(self, size: tuple[int, int]) -> bool:
+        try:
+            self._predict(size)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            return False
+        return True
 
 
 class Service:
@@ -50,7 +107,7 @@ class Service:
         num_answers: Number of last answers of each stream to remember for feedback, each with that of the source, which
             costs a pass; 0 for none.
         on_harm: What to do with a stream whose labels show harm: "reset", "freeze", or None to only report.
-        keep_pictures: Whether to keep the last image of each stream in memory, for the page.
+        keep_images: Whether to keep the last image of each stream in memory, for the page.
 
     Raises:
         ConfigError: If the arguments contradict each other, the network or the streams in ``state_dir``, or if another
@@ -74,7 +131,7 @@ class Service:
         unready_after: float | None = None,
         num_answers: int = 0,
         on_harm: Literal["reset", "freeze"] | None = None,
-        keep_pictures: bool = False,
+        keep_images: bool = False,
     ) -> None:
         check_integer("num_answers", num_answers, 0, 10**6)
         if on_harm is not None:
@@ -126,7 +183,7 @@ class Service:
                 time_budget,
                 num_answers,
                 on_harm,
-                keep_pictures,
+                keep_images,
             )
             num_workers = num_workers or max(1, (os.cpu_count() or 1) // 2)
             self.store = StreamStore(

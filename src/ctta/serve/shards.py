@@ -32,7 +32,7 @@ from ctta.serve.directory import StateDirectory, check_same_service, lock_shared
 from ctta.serve.listing import Listing, StreamQuery, list_streams
 from ctta.serve.persistence import INCARNATION, RemoteFiles, RemoteSnapshots, ShardLostError, Snapshots
 from ctta.serve.service import Service
-from ctta.serve.slot import StreamSlot
+from ctta.serve.store import StreamSlot
 
 logger = logging.getLogger("ctta.serve")
 

@@ -14,13 +14,12 @@ from torch import Tensor, nn
 
 from ctta.core.model import AdaptiveModel
 from ctta.core.transaction import restore_on_error
-from ctta.errors import InputError, annotate_network_errors
+from ctta.errors import ConfigError, InputError, annotate_network_errors
 from ctta.functional import confidence
 from ctta.guard import AccuracyTracker, AnswerLog, Event, EventKind, FeedbackSummary, Monitored
 from ctta.guard.health import STATE_CHANGES
+from ctta.serve.api import ApiError
 from ctta.serve.audit import AuditLog, StreamEvent
-from ctta.serve.errors import ApiError
-from ctta.serve.window import SampleWindow, TimeBudget
 
 logger = logging.getLogger("ctta.serve")
 
@@ -28,6 +27,100 @@ NUM_POINTS = 120  # of a curve on the live page
 NUM_EVENTS = 50
 OVER_BUDGET = "the time budget for adaptation is used up"
 PAUSED = "the guard has paused adaptation"
+# Chosen by benchmarks/choose/window.py; see docs/results/choices.md.
+DEFAULT_WINDOW_SIZE = 16
+DEFAULT_BATCH_STATS = 0.5
+DEFAULT_UPDATE_EVERY = 4  # images
+MIN_BATCH_SIZE = 4  # images from which on their statistics beat the source's
+
+MAX_SAVINGS = 10.0  # seconds of wall time whose budget can be saved up
+
+
+class SampleWindow:
+    """The newest images of a stream, oldest first, so that a single image has a batch to be normalized with.
+
+    Args:
+        size: Maximum number of images; with 0 every request is a batch by itself.
+        update_every: Images between two updates; a request that fills the window always causes one.
+    """
+
+    def __init__(self, size: int, update_every: int) -> None:
+        self.size, self.update_every = size, update_every
+        self.images: Tensor | None = None
+        self.num_since_update = 0
+
+    def make_batch(self, x: Tensor) -> Tensor:
+        """Return the new images, preceded by as many old ones of the same shape as the window has room for."""
+        count = self._num_old(x)
+        return x if self.images is None or not count else torch.cat([self.images[-count:].to(x), x])
+
+    def is_large_enough(self, x: Tensor) -> bool:
+        """Return whether the batch of new images can be normalized with its own statistics."""
+        return self._num_old(x) + len(x) >= min(MIN_BATCH_SIZE, self.size)
+
+    def _num_old(self, x: Tensor) -> int:
+        if self.images is None or self.images.shape[1:] != x.shape[1:]:
+            return 0
+        return min(len(self.images), max(0, self.size - len(x)))
+
+    def is_update_due(self, num_new: int) -> bool:
+        """Return whether the stream should update once that many new images have arrived."""
+        return self.num_since_update + num_new >= self.update_every
+
+    def push(self, x: Tensor, *, updated: bool) -> None:
+        """Add new images, and record whether the stream was updated."""
+        if self.size:
+            # A new tensor: copies of the window keep the old one.
+            self.images = self.make_batch(x)[-self.size :].clone(memory_format=torch.contiguous_format)
+        self.num_since_update = 0 if updated else self.num_since_update + len(x)
+
+    def clear(self) -> None:
+        """Remove all images."""
+        self.images, self.num_since_update = None, 0
+
+
+class TimeBudget:
+    """A fraction of wall time that a stream may spend on updates; unused time is saved up to a limit.
+
+    Args:
+        fraction: Seconds of updates per second; None for no limit.
+        clock: Returns the time in seconds.
+
+    >>> now = 0.0
+    >>> budget = TimeBudget(0.5, clock=lambda: now)
+    >>> with budget.spend():
+    ...     now = 20.0
+    >>> budget.is_exhausted
+    True
+    >>> now = 60.0
+    >>> budget.is_exhausted
+    False
+    """
+
+    def __init__(self, fraction: float | None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        if fraction is not None and not 0 < fraction <= 1:
+            raise ConfigError(f"the time budget must be a fraction above 0 and up to 1, got {fraction!r}")
+        self.fraction, self._clock = fraction, clock
+        self._credit, self._counted_at = MAX_SAVINGS * (fraction or 0), clock()
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the next update has to be skipped."""
+        if self.fraction is None:
+            return False
+        now = self._clock()
+        self._credit = min(self._credit + (now - self._counted_at) * self.fraction, MAX_SAVINGS * self.fraction)
+        self._counted_at = now
+        return self._credit <= 0
+
+    @contextmanager
+    def spend(self) -> Iterator[None]:
+        """Charge the time that the block takes."""
+        started = self._clock()
+        try:
+            yield
+        finally:
+            self._credit -= self._clock() - started
 
 
 @dataclass(frozen=True)
@@ -91,7 +184,7 @@ class ServedStream:
         budget: Time for its updates.
         log: Audit log for its events.
         num_answers: Number of last answers to remember for feedback; 0 for none.
-        keep_picture: Whether to keep the last image for the page.
+        keep_image: Whether to keep the last image for the page.
         on_harm: What to do when labels show harm: "reset", "freeze", or None to only report.
     """
 
@@ -105,13 +198,13 @@ class ServedStream:
         budget: TimeBudget,
         log: AuditLog,
         num_answers: int = 0,
-        keep_picture: bool = False,
+        keep_image: bool = False,
         on_harm: str | None = None,
     ) -> None:
         self.num_answers, self.on_harm = num_answers, on_harm
         self.answers = AnswerLog(num_answers) if num_answers else None
-        self.keep_picture = keep_picture
-        self.picture: Tensor | None = None  # the last image, as bytes (C, H, W)
+        self.keep_image = keep_image
+        self.last_image: Tensor | None = None  # the last image, as bytes (C, H, W)
         self.name, self.source_network = name, source_network
         self.window, self.budget, self.log = window, budget, log
         self.num_requests = self.num_images = self.num_over_budget = self.num_resized = 0
@@ -243,8 +336,8 @@ class ServedStream:
         self.confidences.append(round(mean, 4) if mean == mean else None)
         self.collapse_scores.append(self._collapse_score)
         self.window.push(x, updated=updated)
-        if self.keep_picture:
-            self.picture = x[-1].mul(255).round().byte().cpu()
+        if self.keep_image:
+            self.last_image = x[-1].mul(255).round().byte().cpu()
         if self.image_size is None:
             self.image_size = (x.shape[2], x.shape[3])
         self.num_requests += 1
@@ -339,7 +432,7 @@ class ServedStream:
             self.answers.forget_labels_()
 
     def _forget_images(self) -> None:
-        self.picture = None
+        self.last_image = None
         self.window.clear()
         self.image_size, self.num_resized = None, 0
 
@@ -395,7 +488,7 @@ class ServedStream:
             "skipped": {"not_finite": self.model.num_skipped, "budget": self.num_over_budget},
             "used_at": round(self.used_at, 3),
             "collapse_score": self._collapse_score,
-            "picture": self.picture is not None,
+            "last_image": self.last_image is not None,
             "feedback": None if self.answers is None else self.answers.summarize().as_dict(),
             "health": {} if self.monitor is None else self.monitor.health.as_dict(),
             "confidences": list(self.confidences),

@@ -1,4 +1,4 @@
-"""``ctta serve --source``: the service reads cameras by itself, and says how they are."""
+"""``ctta serve --camera``: the service reads cameras by itself, and says how they are."""
 
 import re
 import threading
@@ -18,20 +18,20 @@ from ctta.cli.serve import serve
 from ctta.data.datasets.video import FrameSampling
 from ctta.data.streams import video
 from ctta.errors import ConfigError
-from ctta.serve import Service, Tokens, VideoSource, create_app
+from ctta.serve import Service, StreamCamera, Tokens, create_app
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctta.data.datasets.video.FIRST_DELAY", 0.01)
-    monkeypatch.setattr("ctta.serve.sources.PAUSE", 0.01)
+    monkeypatch.setattr("ctta.serve.cameras.PAUSE", 0.01)
 
 
 def wait_for(client: Client, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """Return the health of the only source once it is as expected."""
     deadline = time.monotonic() + TIMEOUT
     while time.monotonic() < deadline:
-        (source,) = client.json("GET", "/sources")
+        (source,) = client.json("GET", "/cameras")
         if condition(source):
             return dict(source)
         time.sleep(0.02)
@@ -41,7 +41,7 @@ def wait_for(client: Client, condition: Callable[[dict[str, Any]], bool]) -> dic
 def read_metrics(client: Client) -> dict[str, float]:
     text = client.call("GET", "/metrics").text
     return {
-        name: float(value) for name, value in re.findall(r'^ctta_source_(\w+)\{source="camera7"\} (\S+)', text, re.M)
+        name: float(value) for name, value in re.findall(r'^ctta_camera_(\w+)\{camera="camera7"\} (\S+)', text, re.M)
     }
 
 
@@ -49,9 +49,9 @@ def test_a_camera_feeds_its_stream_and_comes_back_after_a_drop(tmp_path: Path) -
     service = Service(make_tent(tmp_path), tmp_path / "state", image_size=SIZE, window_size=4, update_every=2)
     with dropping_camera(draw_frames(30), num_per_connection=6) as address:
         secret = address.replace("://", "://me:secret@")
-        with serve_in_thread(service, sources=[VideoSource("camera7", secret)]) as client:
+        with serve_in_thread(service, cameras=[StreamCamera("camera7", secret)]) as client:
             source = wait_for(client, lambda source: source["reconnects"] >= 2 and source["answered"] >= 8)
-            assert (source["stream"], source["source"], source["ended"]) == ("camera7", address, False)
+            assert (source["stream"], source["address"], source["ended"]) == ("camera7", address, False)
             assert set(source["last_answer"]) == {"frame", "time", "class", "label", "confidence"}
             metrics = read_metrics(client)
             assert metrics["frames_total"] >= metrics["skipped_frames_total"] + 8 and metrics["reconnects_total"] >= 2
@@ -70,7 +70,7 @@ def test_a_recording_is_played_once_as_if_a_client_sent_it(tmp_path: Path) -> No
     clip = write_clip(tmp_path / "clip.mp4", draw_frames(12, side=32))
     settings: dict[str, Any] = {"image_size": SIZE, "window_size": 4, "update_every": 2}
     service = Service(make_tent(tmp_path), tmp_path / "pulled", **settings)
-    with serve_in_thread(service, sources=[VideoSource("camera7", str(clip), FrameSampling(every=2))]) as client:
+    with serve_in_thread(service, cameras=[StreamCamera("camera7", str(clip), FrameSampling(every=2))]) as client:
         source = wait_for(client, lambda source: source["answered"] == 6)
         source = wait_for(client, lambda source: source["ended"])
         pulled = client.state("camera7")
@@ -102,7 +102,7 @@ def test_frames_that_fail_are_counted_and_do_not_end_the_source(tmp_path: Path) 
     frames = draw_frames(9)  # the light fades
     clip = write_clip(tmp_path / "clip.mp4", frames)
     service = Service(ctta.Tent(DazzledNetwork()), tmp_path / "state", window_size=0)
-    with serve_in_thread(service, sources=[VideoSource("camera7", str(clip))]) as client:
+    with serve_in_thread(service, cameras=[StreamCamera("camera7", str(clip))]) as client:
         source = wait_for(client, lambda source: source["answered"] + source["skipped"] == 9)
     assert source["skipped"] == sum(frame.mean() > 0.4 * 255 for frame in frames) > 0
     assert source["error"] is None, "the last one was answered"
@@ -112,7 +112,7 @@ def test_a_source_that_cannot_go_on_says_why(tmp_path: Path) -> None:
     """The names of the classes do not fit the network, which nobody knows before its first answer."""
     clip = write_clip(tmp_path / "clip.mp4", draw_frames(3))
     service = Service(make_tent(tmp_path), tmp_path / "state", class_names=["bird", "cat"])
-    with serve_in_thread(service, sources=[VideoSource("camera7", str(clip))]) as client:
+    with serve_in_thread(service, cameras=[StreamCamera("camera7", str(clip))]) as client:
         source = wait_for(client, lambda source: source["error"] is not None)
     assert "got 2 class names for a network with 5 classes" in source["error"] and not source["answered"]
 
@@ -126,31 +126,31 @@ def test_the_command_passes_sources_to_the_application(tmp_path: Path, monkeypat
         arguments[0].release()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ctta.serve.server.create_app", record)
-    options = ("--source", f"camera7={clip}", "--source", "door=rtsp://door", "--every", "0.5s")
+    monkeypatch.setattr("ctta.serve.app.create_app", record)
+    options = ("--camera", f"camera7={clip}", "--camera", "door=rtsp://door", "--every", "0.5s")
     invoke(serve, "--model", "embedded", "--method", "tent", "--state", tmp_path / "state", *options)
     sampling = FrameSampling(interval=0.5)
-    ((_, _, sources),) = applications
-    assert sources == [VideoSource("camera7", str(clip), sampling), VideoSource("door", "rtsp://door", sampling)]
+    ((_, _, cameras),) = applications
+    assert cameras == [StreamCamera("camera7", str(clip), sampling), StreamCamera("door", "rtsp://door", sampling)]
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:
-    command = ("--model", "embedded", "--source")
-    assert "expected --source NAME=SOURCE, such as camera7=" in user_error(serve, *command, "rtsp://door")
+    command = ("--model", "embedded", "--camera")
+    assert "expected --camera NAME=ADDRESS, such as camera7=" in user_error(serve, *command, "rtsp://door")
     assert "cannot be the name of a stream" in user_error(serve, *command, "a/b=rtsp://door")
     assert "gone.mp4 does not exist" in user_error(serve, *command, "camera7=gone.mp4")
     assert "such as 0.5s, got 'x'" in user_error(serve, *command, "a=rtsp://door", "--every", "x")
-    sources = [VideoSource("a", "rtsp://door"), VideoSource("a", "rtsp://gate")]
+    cameras = [StreamCamera("a", "rtsp://door"), StreamCamera("a", "rtsp://gate")]
     service = Service(make_tent(tmp_path), tmp_path / "state", image_size=SIZE)
-    with pytest.raises(ConfigError, match="several sources feed the stream a"):
-        create_app(service, sources=sources)
+    with pytest.raises(ConfigError, match="several cameras feed the stream a"):
+        create_app(service, cameras=cameras)
     service.release()
 
 
 def test_sources_are_listed_for_those_with_a_token_only(tmp_path: Path) -> None:
     service = Service(make_tent(tmp_path), tmp_path / "state", image_size=SIZE)
     tokens = Tokens(infer="i" * 32, admin="a" * 32)
-    with serve_in_thread(service, tokens, [VideoSource("camera7", "http://127.0.0.1:9/door")]) as client:
+    with serve_in_thread(service, tokens, [StreamCamera("camera7", "http://127.0.0.1:9/door")]) as client:
         source = wait_for(client, lambda source: source["error"] is not None)
         assert not source["up"] and "cannot be read as video" in source["error"]
-        assert Client(client.address).call("GET", "/sources").status_code == 401
+        assert Client(client.address).call("GET", "/cameras").status_code == 401

@@ -20,9 +20,8 @@ from typing_extensions import override
 from ctta.data.datasets.video import FrameFeed, FrameSampling, VideoFrame, describe_source, import_av, is_live
 from ctta.data.streams.video import frame_to_tensor
 from ctta.errors import ConfigError, DataError, InputError, first_line
+from ctta.serve.api import ApiError, error_responses, validate_stream_name
 from ctta.serve.auth import Authenticator
-from ctta.serve.errors import ApiError
-from ctta.serve.schemas import error_responses, validate_stream_name
 from ctta.serve.service import Service
 from ctta.serve.stream import InferenceResult
 
@@ -33,17 +32,17 @@ PAUSE = 1.0  # seconds after a frame that was not answered
 
 
 @dataclass(frozen=True)
-class VideoSource:
+class StreamCamera:
     """A camera or recording, and the stream that it feeds.
 
     Attributes:
         stream: Name of the stream.
-        source: Address, device or file, as for :func:`ctta.data.streams.video`.
+        address: Address, device or file, as for :func:`ctta.data.streams.video`.
         sampling: Which frames to take.
     """
 
     stream: str
-    source: str = field(repr=False)  # an address may contain a password
+    address: str = field(repr=False)  # an address may contain a password
     sampling: FrameSampling = field(default_factory=FrameSampling)
 
     def __post_init__(self) -> None:
@@ -52,49 +51,49 @@ class VideoSource:
             validate_stream_name(self.stream)
         except ApiError as error:
             raise ConfigError(f"{self.stream!r} cannot be the name of a stream: {error.message}") from None
-        is_file = not is_live(self.source) and "://" not in self.source and "%" not in self.source
-        if is_file and not Path(self.source).exists():
-            raise ConfigError(f"{self.source} does not exist: give a camera or a video file for {self.stream}")
+        is_file = not is_live(self.address) and "://" not in self.address and "%" not in self.address
+        if is_file and not Path(self.address).exists():
+            raise ConfigError(f"{self.address} does not exist: give a camera or a video file for {self.stream}")
 
     @classmethod
-    def parse(cls, text: str, sampling: FrameSampling) -> "VideoSource":
-        """Parse the value of ``--source``.
+    def parse(cls, text: str, sampling: FrameSampling) -> "StreamCamera":
+        """Parse the value of ``--camera``.
 
         Args:
             text: Such as ``camera7=rtsp://door:554/1``.
             sampling: Which frames to take.
 
         Returns:
-            The source.
+            The camera.
 
         Raises:
             ConfigError: If it is not of this form, or names a file that does not exist.
         """
-        name, separator, source = text.partition("=")
-        if not separator or not source:
-            raise ConfigError(f"expected --source NAME=SOURCE, such as camera7=rtsp://door:554/1, got {text!r}")
-        return cls(name, source, sampling)
+        name, separator, address = text.partition("=")
+        if not separator or not address:
+            raise ConfigError(f"expected --camera NAME=ADDRESS, such as camera7=rtsp://door:554/1, got {text!r}")
+        return cls(name, address, sampling)
 
 
-class SourcePuller:
-    """Reads a source in a thread and feeds its frames to a stream, one request after the other.
+class CameraReader:
+    """Reads a camera in a thread and feeds its frames to a stream, one request after the other.
 
     Args:
         service: Answers the requests.
-        source: What to read.
+        camera: What to read.
     """
 
-    def __init__(self, service: Service, source: VideoSource) -> None:
-        self.service, self.source = service, source
+    def __init__(self, service: Service, camera: StreamCamera) -> None:
+        self.service, self.camera = service, camera
         self.feed = FrameFeed(
-            source.source, source.sampling, capacity=CAPACITY, must_connect=False, on_change=logger.warning
+            camera.address, camera.sampling, capacity=CAPACITY, must_connect=False, on_change=logger.warning
         )
         self.num_answered = self.num_rejected = 0
         self.last_answer: dict[str, Any] | None = None
         self.error: str | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"source {source.stream}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"camera {camera.stream}", daemon=True)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start to read; requests are made in an event loop."""
@@ -108,10 +107,10 @@ class SourcePuller:
         self._thread.join()
 
     def describe(self) -> dict[str, Any]:
-        """Return the health of the source, as ``GET /sources`` shows it."""
+        """Return the health of the camera, as ``GET /cameras`` shows it."""
         return {
-            "stream": self.source.stream,
-            "source": describe_source(self.source.source),
+            "stream": self.camera.stream,
+            "address": describe_source(self.camera.address),
             "up": self.feed.is_up,
             "ended": self.feed.has_ended,
             "frames": self.feed.num_frames,
@@ -136,10 +135,10 @@ class SourcePuller:
                         return
                     self._answer(frame)
         except DataError as error:  # the feed remembers it
-            logger.error("source %s ended: %s", self.source.stream, error)
+            logger.error("camera %s ended: %s", self.camera.stream, error)
         except Exception as error:
             self.error = first_line(error)
-            logger.exception("source %s ended", self.source.stream)
+            logger.exception("camera %s ended", self.camera.stream)
 
     def _answer(self, frame: VideoFrame) -> None:
         try:
@@ -157,69 +156,69 @@ class SourcePuller:
             self.num_answered += 1  # last: whoever sees the count sees the answer too
 
     def _request(self, frame: VideoFrame) -> "Future[InferenceResult]":
-        name = self.source.stream
+        name = self.camera.stream
         x = frame_to_tensor(frame.pixels, self.service.image_size or self.service.store.image_size(name))
         assert self._loop is not None, "start() comes first"
         return asyncio.run_coroutine_threadsafe(self.service.infer(name, x, adapt=True), self._loop)
 
 
-class SourcePullers(Collector):
-    """All sources of a service, with their metrics.
+class CameraReaders(Collector):
+    """All cameras of a service, with their metrics.
 
     Args:
         service: Answers the requests.
-        sources: What to read.
+        cameras: What to read.
 
     Raises:
-        ConfigError: If two sources feed the same stream.
+        ConfigError: If two cameras feed the same stream.
     """
 
-    def __init__(self, service: Service, sources: Sequence[VideoSource]) -> None:
-        names = [source.stream for source in sources]
+    def __init__(self, service: Service, cameras: Sequence[StreamCamera]) -> None:
+        names = [camera.stream for camera in cameras]
         if repeated := sorted({name for name in names if names.count(name) > 1}):
-            raise ConfigError(f"several sources feed the stream {repeated[0]}: give each a stream of its own")
-        self.pullers = [SourcePuller(service, source) for source in sources]
-        if self.pullers:
+            raise ConfigError(f"several cameras feed the stream {repeated[0]}: give each a stream of its own")
+        self.readers = [CameraReader(service, camera) for camera in cameras]
+        if self.readers:
             service.metrics.registry.register(self)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Read the sources within the block."""
+        """Read the cameras within the block."""
         loop = asyncio.get_running_loop()
-        for puller in self.pullers:
-            puller.start(loop)
+        for reader in self.readers:
+            reader.start(loop)
         try:
             yield
         finally:
-            await asyncio.gather(*(asyncio.to_thread(puller.stop) for puller in self.pullers))
+            await asyncio.gather(*(asyncio.to_thread(reader.stop) for reader in self.readers))
 
     @override
     def collect(self) -> Iterable[Metric]:
         return list(self._collect())
 
     def _collect(self) -> Iterator[Metric]:
-        up = GaugeMetricFamily("ctta_source_up", "Whether frames arrive from a source.", labels=["source"])
-        age = GaugeMetricFamily("ctta_source_frame_age_seconds", "Time since the last frame.", labels=["source"])
-        frames = CounterMetricFamily("ctta_source_frames", "Frames taken from a source.", labels=["source"])
-        skipped = CounterMetricFamily("ctta_source_skipped_frames", "Frames without an answer.", labels=["source"])
-        reconnects = CounterMetricFamily("ctta_source_reconnects", "Connections after a drop.", labels=["source"])
-        for puller in self.pullers:
-            name, feed = [puller.source.stream], puller.feed
+        up = GaugeMetricFamily("ctta_camera_up", "Whether frames arrive from a camera.", labels=["camera"])
+        age = GaugeMetricFamily("ctta_camera_frame_age_seconds", "Time since the last frame.", labels=["camera"])
+        frames = CounterMetricFamily("ctta_camera_frames", "Frames taken from a camera.", labels=["camera"])
+        skipped = CounterMetricFamily("ctta_camera_skipped_frames", "Frames without an answer.", labels=["camera"])
+        reconnects = CounterMetricFamily("ctta_camera_reconnects", "Connections after a drop.", labels=["camera"])
+        for reader in self.readers:
+            name, feed = [reader.camera.stream], reader.feed
             up.add_metric(name, float(feed.is_up))
             age.add_metric(name, float("nan") if feed.last_frame_at is None else time.time() - feed.last_frame_at)
             frames.add_metric(name, feed.num_frames)
-            skipped.add_metric(name, puller.num_skipped)
+            skipped.add_metric(name, reader.num_skipped)
             reconnects.add_metric(name, feed.num_reconnects)
         yield from (up, age, frames, skipped, reconnects)
 
 
-def source_routes(pullers: SourcePullers, auth: Authenticator) -> APIRouter:
-    """Return the route ``/sources``."""
-    router = APIRouter(tags=["sources"])
+def camera_routes(readers: CameraReaders, auth: Authenticator) -> APIRouter:
+    """Return the route ``/cameras``."""
+    router = APIRouter(tags=["cameras"])
 
-    @router.get("/sources", dependencies=[Depends(auth.require_infer)], responses=error_responses())
-    async def list_sources() -> list[dict[str, Any]]:
-        """List the sources that the service reads by itself: their health, and the last answer of each."""
-        return [puller.describe() for puller in pullers.pullers]
+    @router.get("/cameras", dependencies=[Depends(auth.require_infer)], responses=error_responses())
+    async def list_cameras() -> list[dict[str, Any]]:
+        """List the cameras that the service reads by itself: their health, and the last answer of each."""
+        return [reader.describe() for reader in readers.readers]
 
     return router
