@@ -9,7 +9,7 @@ import pytest
 from command_line import invoke, output, user_error, write_images
 
 import ctta
-from ctta.cli.corrupt import corrupt
+from ctta.cli.data import corrupt
 from ctta.data.datasets import CifarC, ImageNetC
 from ctta.data.streams import continual
 
@@ -126,6 +126,6 @@ def test_ctrl_c_says_how_to_resume(sample: Path, tmp_path: Path, monkeypatch: py
     def stopped(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ctta.cli.corrupt.write_cifar_c", stopped)
+    monkeypatch.setattr("ctta.cli.data.write_cifar_c", stopped)
     result = invoke(corrupt, sample, tmp_path / "made")
     assert result.exit_code == 130 and "Run the same command again to resume." in result.stderr

@@ -13,9 +13,8 @@ from report_runs import CONTINUAL, write_all_methods, write_run
 from ctta.cli.adapt import adapt
 from ctta.cli.advise import advise
 from ctta.cli.bench import bench
-from ctta.cli.corrupt import corrupt
+from ctta.cli.data import compute_source_stats, corrupt
 from ctta.cli.report import report
-from ctta.cli.source_stats import compute_source_stats
 
 Arguments = tuple[object, ...]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import ctta
 from ctta.cli.adapt import adapt
-from ctta.cli.source_stats import compute_source_stats
+from ctta.cli.data import compute_source_stats
 from ctta.data.datasets.image_files import read_images
 from ctta.testing import NETWORKS, ContractCase
 

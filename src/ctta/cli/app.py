@@ -53,11 +53,11 @@ class _Commands(LazyGroup):
             "List the methods and presets, or describe one with its hyperparameters.",
         ),
         "corrupt": (
-            "ctta.cli.corrupt:corrupt",
+            "ctta.cli.data:corrupt",
             "Make a folder in the layout of CIFAR-C or ImageNet-C from clean images.",
         ),
         "source-stats": (
-            "ctta.cli.source_stats:compute_source_stats",
+            "ctta.cli.data:compute_source_stats",
             "Compute statistics of source images for the methods that need them.",
         ),
         "data": (
@@ -65,7 +65,7 @@ class _Commands(LazyGroup):
             "Download public datasets and checkpoints, verified, to a cache folder.",
         ),
         "doctor": (
-            "ctta.cli.doctor:doctor",
+            "ctta.cli.catalog:doctor",
             "Check the installation: versions, devices, extras, what is missing and how to get it.",
         ),
     }

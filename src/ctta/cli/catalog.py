@@ -1,4 +1,4 @@
-"""``ctta methods``, ``ctta recipes`` and ``ctta protocols``: list what is available."""
+"""Say what there is: ``ctta recipes``, ``ctta protocols``, ``ctta methods`` and ``ctta doctor``."""
 
 import inspect
 import json
@@ -10,6 +10,7 @@ from rich.table import Table
 from ctta.benchmark.matrix import MATRIX, run_matrix
 from ctta.benchmark.recipes import RECIPES
 from ctta.cli.console import print_notice, print_table_in_full, print_text, stdout
+from ctta.cli.installation import inspect_installation
 from ctta.cli.options import JsonOption
 from ctta.core.hyperparameters import format_value
 from ctta.core.registry import NamedMethod, list_methods, resolve_method
@@ -163,3 +164,18 @@ def _format_defaults(found: NamedMethod) -> dict[str, str]:
 
 def _first_line(documented: object) -> str:
     return (inspect.getdoc(documented) or "").split("\n")[0]
+
+
+def doctor(as_json: JsonOption = False) -> None:
+    """Check the installation: versions, devices, extras, what is missing and how to get it.
+
+    A method takes a step on every device that torch finds. The exit code is 1 if
+    the library itself does not work. As 'python -m ctta doctor' it needs no extra.
+    """
+    found = inspect_installation()
+    if as_json:
+        stdout.print_json(json.dumps(found.as_dict()))
+    else:
+        print_text(found.describe())
+    if found.problems:
+        raise typer.Exit(1)

@@ -1,16 +1,26 @@
-"""``ctta data``: download the public datasets and checkpoints of the field."""
+"""``ctta data``, ``ctta corrupt`` and ``ctta source-stats``: get datasets, and make what others need."""
 
 import json
+from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.table import Table
+from torch import Tensor
 
 from ctta.cli.command import Command, CommandGroup
-from ctta.cli.console import exit_on_interrupt, print_table_in_full, print_text
-from ctta.cli.options import InsecureOption, JsonOption
+from ctta.cli.console import exit_on_interrupt, print_notice, print_table_in_full, print_text, progress_bar
+from ctta.cli.options import InsecureOption, JsonOption, NetworkOptions, SizeOption, command, parse_severities
+from ctta.core.options import parse_names
+from ctta.data.corruptions import CORRUPTIONS, HOLD_OUT, write_cifar_c, write_imagenet_c
+from ctta.data.corruptions.writers import SETTINGS_FILE
 from ctta.data.datasets import DATASETS, DownloadError, cache_dir, download, find
+from ctta.data.datasets.clean_images import infer_benchmark_layout, read_clean_images
+from ctta.errors import ConfigError, DataError
+from ctta.source_stats import source_stats
 
 data = typer.Typer(
     cls=CommandGroup,
@@ -76,3 +86,177 @@ def _row(name: str, cache: Path | None) -> dict[str, Any]:
         "checksum": checksum,
         "path": path,
     }
+
+
+SETS = {"all": tuple(CORRUPTIONS), "hold-out": tuple(HOLD_OUT)}
+
+
+class BenchmarkLayout(StrEnum):
+    """Layout of the written folder."""
+
+    CIFAR = "cifar-c"
+    IMAGENET = "imagenet-c"
+
+
+def corrupt(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SRC",
+            help="Read CIFAR's python batches, an .npz or .npy file, or a folder with a subfolder of images per class.",
+        ),
+    ],
+    folder: Annotated[Path, typer.Argument(metavar="DST", help="Write to this folder.")],
+    corruptions: Annotated[
+        str,
+        typer.Option(
+            help="Apply these, such as fog,snow; all (the 15 of the benchmarks) or hold-out (the 4 others).",
+            metavar="NAMES",
+        ),
+    ] = "all",
+    severities: Annotated[
+        str | None,
+        typer.Option(
+            help="Write these severities, such as 3,5 or 2.25; imagenet-c only, the files of cifar-c contain all five. "
+            "Default: all five.",
+            metavar="LIST",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed the random draws of the corruptions.", metavar="N")] = 0,
+    kind: Annotated[
+        BenchmarkLayout | None,
+        typer.Option(
+            help="Write this layout. Default: imagenet-c for a folder of images, else cifar-c.",
+            metavar="|".join(BenchmarkLayout),
+        ),
+    ] = None,
+    crop: Annotated[
+        bool,
+        typer.Option(
+            "--crop",
+            help="Resize the shorter side of each image to 256 and crop the central 224x224, as was done for "
+            "ImageNet-C. imagenet-c only. Default: keep the size.",
+        ),
+    ] = False,
+    frost_photos: Annotated[
+        Path | None,
+        typer.Option(help="Take the photos of 'frost' from this folder. Default: those included.", metavar="DIR"),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a folder in the layout of CIFAR-C or ImageNet-C from clean images.
+
+    SRC is a folder with CIFAR's python batches (the test images are used), an
+    .npz file with 'images' and 'labels', an .npy file with a labels.npy next
+    to it, or a folder of images. After a kill or Ctrl-C, run the same command
+    again to resume: complete files are kept.
+    """
+    names = [name for part in parse_names(corruptions) for name in SETS.get(part, (part,))]
+    layout = kind or BenchmarkLayout(infer_benchmark_layout(source))
+    if layout is BenchmarkLayout.CIFAR and severities is not None:
+        raise ConfigError("--severities requires --kind imagenet-c: a file of CIFAR-C contains all five severities")
+    if layout is BenchmarkLayout.CIFAR and crop:
+        raise ConfigError("--crop requires --kind imagenet-c: files of CIFAR-C keep the size of the images")
+    levels: list[float] = [1, 2, 3, 4, 5] if severities is None else parse_severities(severities)
+    if (folder / SETTINGS_FILE).exists() and not as_json:
+        print_notice(f"Resuming {folder}: complete files are kept.")
+    with exit_on_interrupt(), progress_bar("corrupting") as update:
+        if layout is BenchmarkLayout.CIFAR:
+            clean = read_clean_images(source)
+            if clean.labels is None:
+                raise DataError(f"{source} has no labels, which the layout of CIFAR-C needs: use an .npz with both")
+            write_cifar_c(
+                clean.images, clean.labels, folder, names=names, seed=seed, frost_photos=frost_photos, progress=update
+            )
+        else:
+            write_imagenet_c(
+                source,
+                folder,
+                names=names,
+                severities=levels,
+                seed=seed,
+                crop=crop,
+                frost_photos=frost_photos,
+                progress=update,
+            )
+    if as_json:
+        summary = {
+            "folder": str(folder),
+            "kind": layout.value,
+            "corruptions": names,
+            "severities": levels,
+            "seed": seed,
+        }
+        typer.echo(json.dumps(summary))
+        return
+    reader = "CifarC" if layout is BenchmarkLayout.CIFAR else "ImageNetC"
+    counted = f"{len(names)} corruption{'s' * (len(names) > 1)}"
+    at = f"severit{'ies' if len(levels) > 1 else 'y'} {', '.join(map(str, levels))}"
+    print_text(f"{folder} contains {counted} at {at}.")
+    print_text(f'Read it with: ctta.data.datasets.{reader}("{folder}")')
+
+
+@command
+def compute_source_stats(
+    *,
+    network: NetworkOptions,
+    images: Annotated[
+        Path,
+        typer.Option(
+            help="Read source images from a folder, with or without one subfolder per class, or from an .npz file.",
+            metavar="DIR|FILE.npz",
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--out", help="Write the statistics to this file.", metavar="FILE.safetensors")
+    ],
+    labels: Annotated[
+        bool,
+        typer.Option(
+            "--labels", help="Take classes from the labels of the images, not from the network's predictions."
+        ),
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Use at most N randomly chosen images.", metavar="N")] = 2000,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Read N images at a time; use the number of your application.", metavar="N")
+    ] = 200,
+    batch_stats: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Normalize by this part of each batch's own statistics, as methods do; 0 for petta, whose source is "
+            "the network as it was trained.",
+            metavar="FRACTION",
+        ),
+    ] = 1.0,
+    head: Annotated[
+        str | None, typer.Option(help="Use this module as the classifier, such as fc. Default: found.", metavar="NAME")
+    ] = None,
+    size: SizeOption = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed the choice of images.", metavar="N")] = 0,
+) -> None:
+    """Compute statistics of source images for the methods that need them.
+
+    Fisher information, class prototypes and statistics of layers are written
+    to one file, which belongs to this network. Give it to a method with
+    --set source_stats=FILE, or in Python with ctta.SourceStats.load(FILE).
+    """
+    clean = read_clean_images(images, size=size, limit=limit, seed=seed)
+    if labels and clean.labels is None:
+        raise ConfigError(f"{images} has no labels: leave out --labels, or give one subfolder per class")
+    net = network.load()
+    pixels = torch.from_numpy(clean.images).permute(0, 3, 1, 2)
+    given = torch.from_numpy(clean.labels) if labels and clean.labels is not None else None
+    with exit_on_interrupt("Nothing was written."), progress_bar("computing") as update:
+
+        def read_batches() -> Iterator[Tensor]:
+            num_done = 0
+            for part in pixels.split(batch_size):
+                update(num_done, len(pixels))
+                yield part.float().div(255).to(network.device)
+                num_done += len(part)
+
+        stats = source_stats(net, read_batches(), given, head=head, batch_stats=batch_stats)
+    stats.save(output)
+    print_text(f"Wrote {', '.join(stats.names)} of {stats.num_images} images to {output}.")

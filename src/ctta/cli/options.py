@@ -139,17 +139,6 @@ METHOD_HELP = (
     "Use this method or preset, such as tent or cotta_fast (see: ctta methods), or a class of your own: "
     "file:PATH.py:Class."
 )
-MethodOption = Annotated[str, typer.Option(help=METHOD_HELP, metavar="NAME")]
-OptionalMethodOption = Annotated[
-    str | None, typer.Option(help=f"{METHOD_HELP} Default: that of the saved state, else vane.", metavar="NAME")
-]
-ModelOption = Annotated[
-    str,
-    typer.Option(
-        help="Load this network: embedded, timm:NAME, hf:NAME, torchvision:NAME or file:PATH.py:function.",
-        metavar="SPEC",
-    ),
-]
 OptionalModelOption = Annotated[
     str | None,
     typer.Option(
@@ -165,28 +154,6 @@ ConfigOption = Annotated[
         help="Read network, method, settings and batch size from this file, as 'ctta advise' writes it; other options "
         "replace what it says. Default: none.",
         metavar="FILE.toml",
-    ),
-]
-CleanImagesOption = Annotated[
-    Path,
-    typer.Option(
-        help="Read clean images from a folder, with or without one subfolder per class, or from an .npz file.",
-        metavar="DIR|FILE.npz",
-    ),
-]
-LabelsOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--labels/--no-labels",
-        help="Score against the labels of the images. Default: if there are as many subfolders as classes.",
-    ),
-]
-ArraySizeOption = Annotated[
-    tuple[int, int] | None,
-    typer.Option(
-        help="Resize image files; the arrays of an .npz file keep their size. Default: their own size.",
-        metavar="HEIGHT WIDTH",
-        callback=lambda size: check_size(size),
     ),
 ]
 MeanOption = Annotated[
