@@ -295,11 +295,11 @@ def test_a_state_goes_on_as_it_was_made(camera: CameraFolder) -> None:
     text = output(adapt, *camera.resumable, "--no-guard")
     assert "Guard: off.\n" in text and not isinstance(ctta.load(camera.state, camera.network()), Guarded)
     write_images(camera.images / "later", range(20, 24))
-    assert "was saved without a guard and goes on so: do not ask for guard" in user_error(
+    assert "was saved without a guard and resumes so: do not ask for guard" in user_error(
         adapt, *camera.resumable, "--guard"
     )
     assert "Guard: off, because the state was made without one" in output(adapt, *camera.resumable)
     other = [*camera.options, "--out", camera.root / "other.csv", "--state", camera.root / "other.safetensors"]
     output(adapt, *other)
     assert isinstance(ctta.load(camera.root / "other.safetensors", camera.network()), Guarded)
-    assert "was saved with a guard and goes on so" in user_error(adapt, *other, "--no-guard")
+    assert "was saved with a guard and resumes so" in user_error(adapt, *other, "--no-guard")

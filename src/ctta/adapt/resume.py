@@ -84,7 +84,7 @@ def open_model(
     )
     if guard is not None and guard != isinstance(model, Monitored):
         was, option = ("without a guard", "guard") if guard else ("with a guard", "no guard")
-        raise ConfigError(f"{state} was saved {was} and goes on so: do not ask for {option}, or use another state")
+        raise ConfigError(f"{state} was saved {was} and resumes so: do not ask for {option}, or use another state")
     return model, False
 
 

@@ -153,7 +153,7 @@ class AnswerWriter(Protocol):
         """Take the answers to a batch."""
 
     def flush_to_disk(self, step: int) -> None:
-        """Make everything before a step survive, as a state will be saved that goes on from there."""
+        """Make everything before a step survive, as a state will be saved that resumes from there."""
 
 
 class InferenceRun:

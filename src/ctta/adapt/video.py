@@ -251,7 +251,7 @@ KEY, FRAME, SECONDS, TIME = "video", "frame", "seconds", "time"
 
 @takes_options(VideoOptions)
 def adapt_video(
-    net: nn.Module, source: str | os.PathLike[str], out: str | os.PathLike[str], options: VideoOptions
+    net: nn.Module, clip: str | os.PathLike[str], out: str | os.PathLike[str], options: VideoOptions
 ) -> InferenceSummary:
     """Predict the frames of a video while adapting, and write a CSV file; needs the extra ``video``.
 
@@ -261,7 +261,7 @@ def adapt_video(
 
     Args:
         net: Source network; takes images in [0, 1] and returns logits (N, classes), or (N, classes, H, W) per pixel.
-        source: File, numbered images, device or address, as for :func:`ctta.data.streams.video`.
+        clip: File, numbered images, device or address, as for :func:`ctta.data.streams.video`.
         out: CSV file to write, with the columns video, batch, frame, seconds (time for a camera), class and confidence.
             For a network that answers per pixel, the class of most pixels and the mean confidence. With ``compare``,
             also the source's answers, and ``changed``: whether they differ, or the fraction of the pixels that do.
@@ -282,9 +282,9 @@ def adapt_video(
         raise ConfigError(f"a video is processed by one process, got {world_size()}: run without torchrun")
     clip_path = None if options.annotate is None else Path(options.annotate)
     compare = options.compare or clip_path is not None
-    name = describe_source(source)
+    name = describe_source(clip)
     stream = video(
-        source,
+        clip,
         every=options.every,
         interval=options.interval,
         seconds=options.seconds,
@@ -296,7 +296,7 @@ def adapt_video(
     answers = answer_columns(with_names=bool(options.classes), compare=compare)
     columns = [FRAME, times, *answers, *([CHANGED] if compare else [])]
     file = PredictionFile(Path(out), columns, escape_formulas=options.escape_formulas, key=KEY)
-    num_expected = None if stream.is_live else estimate_num_frames(source, stream.sampling)
+    num_expected = None if stream.is_live else estimate_num_frames(clip, stream.sampling)
 
     def read_first_batch() -> Tensor | None:
         if stream.is_live:
@@ -313,8 +313,10 @@ def adapt_video(
         if before:
             stream.go_on_after(int(before[-1][FRAME]), _parse_time(before[-1][times]))
         if clip_path is not None:
-            clip = VideoFile(clip_path, clip_rate(source, stream.sampling), step=run.model.num_steps)
-            run.writer = stack.enter_context(AnnotatedVideo(clip, options.classes, keep_unsaved=options.state is None))
+            annotated = VideoFile(clip_path, clip_rate(clip, stream.sampling), step=run.model.num_steps)
+            run.writer = stack.enter_context(
+                AnnotatedVideo(annotated, options.classes, keep_unsaved=options.state is None)
+            )
 
         def on_batch(num_done: int) -> None:
             if options.on_progress:

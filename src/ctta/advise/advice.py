@@ -380,7 +380,7 @@ def advise(net: nn.Module, images: ImageSource, options: AdviseOptions) -> Advic
     found = check_input(net, labeled)
     if found.expected is not None and options.check_normalization:
         raise ConfigError(
-            f"{found.describe()}. To go on with the network as it is, give --any-input (check_normalization=False)"
+            f"{found.describe()}. To continue with the network as it is, give --any-input (check_normalization=False)"
         )
     threshold = None
     if not options.quick:  # rounded, so that what is tried is exactly what a user pastes

@@ -67,7 +67,7 @@ class WorkFolder:
         label: str | None = None,
         on_batch: OnBatch | None = None,
     ) -> Result:
-        """Evaluate a model, go on with an evaluation that was interrupted, or read one that is complete.
+        """Evaluate a model, resume an evaluation that was interrupted, or read one that is complete.
 
         Args:
             model: A new model.

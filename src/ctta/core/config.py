@@ -27,23 +27,17 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from torch import nn
 
 from ctta.core.model import AdaptiveModel
+from ctta.core.options import Option, find_options
 from ctta.core.registry import resolve_method
 from ctta.errors import ConfigError, did_you_mean
 from ctta.guard import GainEstimator
 from ctta.io.atomic import atomic_write
 from ctta.models import load, normalize_input, to_device
-
-#: The keys of the tables that are interpreted.
-KEYS = {
-    "network": ("model", "mean", "std", "size"),
-    "method": ("name", "settings", "policies"),
-    "stream": ("batch_size",),
-}
 
 
 @dataclass(frozen=True)
@@ -51,25 +45,28 @@ class AdaptationConfig:
     """The content of a ``ctta.toml``.
 
     Attributes:
-        method: Name of the method, as :func:`ctta.adapt` takes it.
-        settings: Hyperparameters by name, with the values of ``--set``: numbers, texts and lists of them.
-        policies: Policies as ``--policy`` takes them.
-        model: Name of the network, as :func:`ctta.models.load` takes it; a path in it is relative to the file.
-        mean: Mean of each channel that images are normalized by, or None.
-        std: Standard deviation of each channel, or None.
-        size: (height, width) that images are resized to, or None.
-        batch_size: Images per step, or None.
         tables: Further tables of the file.
     """
 
-    method: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    policies: tuple[str, ...] = ()
-    model: str | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    size: tuple[int, int] | None = None
-    batch_size: int | None = None
+    method: Annotated[str, Option("Name the method, as :func:`ctta.adapt` takes it.", key="method.name")]
+    settings: Annotated[
+        Mapping[str, Any],
+        Option("Set hyperparameters by name, with the values of ``--set``.", key="method.settings"),
+    ] = field(default_factory=dict)
+    policies: Annotated[tuple[str, ...], Option("Apply policies as ``--policy`` does.", key="method.policies")] = ()
+    model: Annotated[
+        str | None,
+        Option(
+            "Name the network, as :func:`ctta.models.load` takes it; a path in it is relative to the file.",
+            key="network.model",
+        ),
+    ] = None
+    mean: Annotated[tuple[float, ...] | None, Option("Normalize by a mean per channel.", key="network.mean")] = None
+    std: Annotated[
+        tuple[float, ...] | None, Option("Divide by a standard deviation per channel.", key="network.std")
+    ] = None
+    size: Annotated[tuple[int, int] | None, Option("Resize images to (height, width).", key="network.size")] = None
+    batch_size: Annotated[int | None, Option("Adapt to so many images per step.", key="stream.batch_size")] = None
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
@@ -127,10 +124,8 @@ class AdaptationConfig:
             path: The file.
             comment: Lines at its start.
         """
-        network = {"model": self.model, "mean": self.mean, "std": self.std, "size": self.size}
-        method = {"name": self.method, "settings": self.settings, "policies": self.policies}
-        stream = {"batch_size": self.batch_size}
-        tables: dict[str, Mapping[str, Any]] = {"network": network, "method": method, "stream": stream, **self.tables}
+        own = {table: {key: getattr(self, name) for key, name in keys.items()} for table, keys in KEYS.items()}
+        tables: dict[str, Mapping[str, Any]] = {**own, **self.tables}
         lines = [f"# {line}".rstrip() for line in comment]
         for name, table in tables.items():
             given = {key: value for key, value in table.items() if value is not None and value != () and value != {}}
@@ -138,6 +133,19 @@ class AdaptationConfig:
                 lines += ["", f"[{name}]", *(f"{key} = {_format(value)}" for key, value in given.items())]
         with atomic_write(path) as temporary:
             temporary.write_text("\n".join(lines).lstrip("\n") + "\n", encoding="utf-8")
+
+
+def _list_keys() -> dict[str, dict[str, str]]:
+    """Return the tables of a file, and in each the field of every key."""
+    found: dict[str, dict[str, str]] = {"network": {}, "method": {}, "stream": {}}  # in this order
+    for name, (_, option) in find_options(AdaptationConfig).items():
+        table, _, key = (option.key or "").partition(".")
+        found[table][key] = name
+    return found
+
+
+#: The tables that are interpreted, with the field of each key.
+KEYS = _list_keys()
 
 
 def read_config(path: str | os.PathLike[str]) -> AdaptationConfig:
@@ -169,7 +177,7 @@ def read_config(path: str | os.PathLike[str]) -> AdaptationConfig:
                 raise ConfigError(f"{file}: [{name}] has no key {key!r}{did_you_mean(key, KEYS[name])}; it has {known}")
     network, method = tables["network"], tables["method"]
     if not isinstance(method.get("name"), str):
-        raise ConfigError(f'{file} names no method: add name = "tent", say, to its table [method]')
+        raise ConfigError(f'{file} names no method: add a name, for example name = "tent", to its table [method]')
     lists = {key: _read_list(file, "network", key, network.get(key)) for key in ("mean", "std", "size")}
     policies = _read_list(file, "method", "policies", method.get("policies", []))
     batch_size = tables["stream"].get("batch_size")

@@ -20,7 +20,7 @@ class AdaptCallback(Callback):  # type: ignore[misc]  # mypy does not read Light
     """Lets the network of a LightningModule adapt while ``trainer.predict`` runs.
 
     The network is replaced when predicting starts, and put back when it ends, whatever happens in between. A second
-    ``trainer.predict`` goes on with the stream where the first one stopped::
+    ``trainer.predict`` resumes the stream where the first one stopped::
 
         callback = AdaptCallback("net", "tent", lr=1e-4)
         predictions = Trainer(callbacks=[callback]).predict(module, loader)
