@@ -136,6 +136,28 @@ def test_a_manipulated_file_is_refused(source: nn.Module, tmp_path: Path, tamper
         ctta.load(rewrite_file(tmp_path / "s", change), source)
 
 
+def test_a_file_with_earlier_names_of_the_parts_is_read(source: nn.Module, tmp_path: Path) -> None:
+    def use_earlier_names(header: Header, tensors: Tensors) -> None:
+        header["inside"]["good"] = header["inside"].pop("last_good")
+        for name in list(tensors):
+            earlier = name.removeprefix("accuracy.").replace("last_good.", "good.")
+            tensors[earlier] = tensors.pop(name)
+        assert any(name.startswith("good.") for name in tensors) and "answers.classes" in tensors
+
+    model = Guarded(make_tent(source), inspect_every=1, snapshot_every=1, remember_answers=50)
+    for x in make_batches(12):
+        model(x)
+    assert model.last_ids is not None
+    model.feedback(model.last_ids[:3], [0, 1, 2])
+    ctta.save(model, tmp_path / "s")
+    again = load_guarded(rewrite_file(tmp_path / "s", use_earlier_names), source)
+    assert again.accuracy.answers is not None and again.accuracy.answers.summarize().num_labels == 3
+    found, expected = ([value.nan_to_num() for value in each.state_dict().values()] for each in (again, model))
+    assert are_equal(found, expected)
+    again.rollback(), model.rollback()
+    assert torch.equal(again(make_batch()), model(make_batch()))
+
+
 @pytest.mark.parametrize("name", ["source.1.weight", "wrapped.source.1.weight", "last_good.source.1.weight"])
 def test_a_file_cannot_write_to_the_source(source: nn.Module, tmp_path: Path, name: str) -> None:
     def add_tensor(header: Header, tensors: Tensors) -> None:

@@ -76,19 +76,16 @@ def evaluate_baseline(
         inspect: Whether the batch is to be judged.
         evaluate_source: Whether to evaluate the source also if the batch is not judged.
     """
-    source = model.source
-    is_same = not uses_batch_statistics(source)
     if not inspect and not evaluate_source:
         return Baseline()
+    source = model.source
     source_logits = source_as_trained(source)(x)
     predictions = summarize(source_logits)
     if not inspect:
         return Baseline(source_logits, source=predictions)
-    if is_same:
-        anchor_logits = model.anchor_logits(x)
-        if anchor_logits is None:
-            return Baseline(source_logits, source_logits, predictions, predictions, method_source_logits=source_logits)
-        anchor = summarize(anchor_logits)
+    if not uses_batch_statistics(source):
+        own = model.anchor_logits(x)
+        anchor_logits, anchor = (source_logits, predictions) if own is None else (own, summarize(own))
         return Baseline(source_logits, anchor_logits, predictions, anchor, method_source_logits=source_logits)
     anchor_logits = source(x)
     anchor, labels_images = summarize(anchor_logits), source_logits.ndim == 2
