@@ -277,9 +277,7 @@ class ConfigOptions:
             "FILE.toml",
         ),
     ] = None
-    method: Annotated[
-        str | None, Option(f"{METHOD_HELP} Default: that of --config or of the saved state, else vane.", "NAME")
-    ] = None
+    method: Annotated[str | None, Option(f"{METHOD_HELP} Default: that of --config.", "NAME")] = None
     settings: Annotated[
         Sequence[str],
         Option(
@@ -340,6 +338,9 @@ class ConfigOptions:
 class AdaptationOptions(ConfigOptions):
     """The network and the method of a command, with policies and a seed."""
 
+    method: Annotated[
+        str | None, Option(f"{METHOD_HELP} Default: that of --config or of the saved state, else vane.", "NAME")
+    ] = None
     policies: Annotated[
         Sequence[str],
         Option(
