@@ -440,8 +440,8 @@ def test_a_shard_that_hangs_delays_neither_metrics_nor_readiness(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--shards", 2], "need --ray"),
-        (["--state", "s3://bucket/streams"], "need --ray"),
+        (["--shards", 2], "--shards needs --ray"),
+        (["--state", "s3://bucket/streams"], "--state needs --ray"),
         (["--ray", "auto"], "--ray needs --state"),
         (["--ray", "auto", "--state", "x", "--camera", "a=/dev/video0"], "--camera needs one process"),
     ],
@@ -475,7 +475,8 @@ def test_shards_get_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     output(serve, *files, "--ray", "auto", "--shards", 2, "--state", "streams")
     recipe = getattr(options[0].make_service, "__self__", None)
     assert isinstance(recipe, ServiceRecipe) and options[0].state == str(tmp_path / "streams")
-    assert (options[0].num_shards, recipe.num_workers, recipe.classes) == (2, 1, tmp_path / "names.txt")
-    assert recipe.model == f"file:{tmp_path / 'net.py'}:build"
-    with pytest.warns(DeprecationWarning, match="--shards"):
+    assert (options[0].num_shards, recipe.options.num_workers) == (2, 1)
+    assert recipe.options.class_names == ["bird", "cat"]
+    assert recipe.adaptation.model == f"file:{tmp_path / 'net.py'}:build"
+    with pytest.warns(DeprecationWarning, match="--replicas"):
         output(serve, *files, "--ray", "auto", "--replicas", 2, "--state", "streams")

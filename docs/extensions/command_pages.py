@@ -29,7 +29,11 @@ def describe_commands() -> str:
 
 def _describe_command(name: str, command: Any) -> str:
     text = re.sub(r"(?<!\n)\n(?!\n)", " ", command.help.strip())
-    described = [describe_parameter(parameter) for parameter in command.params if parameter.name != "help"]
+    described = [
+        describe_parameter(parameter)
+        for parameter in command.params
+        if parameter.name != "help" and not getattr(parameter, "hidden", False)
+    ]
     rows = [f"| `{_escape(names)}` | {_escape(help_text)} |" for names, help_text in described]
     table = ["| option | what it does |", "|---|---|", *rows] if rows else []
     return "\n".join([f"## ctta {name}", "", text, "", *table, ""])

@@ -154,7 +154,7 @@ def _write_parameters(command: Any, ctx: Any, formatter: Any) -> None:
             return "Arguments"
         return getattr(parameter, "rich_help_panel", None) or "Options"
 
-    parameters = command.get_params(ctx)
+    parameters = [each for each in command.get_params(ctx) if not getattr(each, "hidden", False)]
     sections = list(dict.fromkeys(["Arguments", "Options", *map(section_of, parameters)]))
     ordered = sorted(parameters, key=lambda each: sections.index(section_of(each)))
     for section, members in groupby(ordered, section_of):

@@ -125,9 +125,6 @@ ClassesOption = Annotated[
         metavar="FILE",
     ),
 ]
-DeviceOption = Annotated[
-    str, typer.Option(help="Run the network on this torch device, such as cuda:0.", metavar="DEVICE")
-]
 InsecureOption = Annotated[
     bool,
     typer.Option(
@@ -139,23 +136,6 @@ METHOD_HELP = (
     "Use this method or preset, such as tent or cotta_fast (see: ctta methods), or a class of your own: "
     "file:PATH.py:Class."
 )
-OptionalModelOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Load this network: embedded, timm:NAME, hf:NAME, torchvision:NAME or file:PATH.py:function. "
-        "Default: that of --config.",
-        metavar="SPEC",
-    ),
-]
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        help="Read network, method, settings and batch size from this file, as 'ctta advise' writes it; other options "
-        "replace what it says. Default: none.",
-        metavar="FILE.toml",
-    ),
-]
 MeanOption = Annotated[
     str | None,
     typer.Option(
@@ -174,24 +154,6 @@ EveryOption = Annotated[
         help="Take every N-th frame, or one per interval, such as 0.5s. Default: every frame.",
         metavar="N|Ns",
         rich_help_panel="Video",
-    ),
-]
-SeedOption = Annotated[int | None, typer.Option(help="Seed the random draws of the method. Default: 0.", metavar="N")]
-PolicyOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--policy",
-        help="Apply this policy around the updates of the method, such as reset_every=1000, restore=0.01 or "
-        "reset_every=64000,unit=images (see: ctta methods); repeatable. Default: none.",
-        metavar="NAME[=VALUE]",
-    ),
-]
-SettingsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        help="Set a hyperparameter of the method, such as restore=0.005, lr=1e-4 or views=8; repeatable.",
-        metavar="NAME=VALUE",
     ),
 ]
 
@@ -357,11 +319,6 @@ class AdaptationOptions(ConfigOptions):
     @override
     def texts(self) -> list[str]:
         return join_settings(self.settings, self.policies, self.seed)
-
-
-def choose_adaptation(config: Path | None, *, texts: Sequence[str], **options: Any) -> ChosenAdaptation:
-    """Load the network and decide on a method, see :meth:`AdaptationOptions.choose`."""
-    return AdaptationOptions(config=config, settings=texts, **options).choose()
 
 
 def join_settings(settings: Sequence[str] | None, policies: Sequence[str] | None, seed: int | None) -> list[str]:

@@ -5,50 +5,41 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from ctta import models
 from ctta.cli.console import print_text
-from ctta.cli.options import choose_adaptation
-from ctta.core.options import read_class_names
+from ctta.cli.options import AdaptationOptions
 from ctta.guard import Guarded, InputSpec
+from ctta.serve import Service, StateDirectory, Tokens, build_method, resume_method
+from ctta.serve.options import ServiceOptions, ShardOptions
 
-if TYPE_CHECKING:
-    from ctta.serve import Limits, Service, Tokens
-    from ctta.serve.directory import StateDirectory
+
+@dataclass(frozen=True, kw_only=True)
+class ServeAdaptationOptions(AdaptationOptions):
+    """The network and the method of a service, whose batches come from its clients."""
+
+    batch_size: int | None = None
 
 
 @dataclass(frozen=True)
 class ServiceRecipe:
-    """The options of ``ctta serve`` that make up a service, with their values as typed; picklable."""
+    """What ``ctta serve`` makes a service of; picklable.
 
-    model: str | None
-    config: Path | None
-    method: str | None
-    texts: list[str]
-    size: tuple[int, int] | None
-    classes: Path | None
-    mean: str | None
-    std: str | None
+    Attributes:
+        adaptation: Network and method.
+        options: How the service treats its streams.
+        guard: Whether streams are guarded.
+        threads: Torch threads per worker.
+    """
+
+    adaptation: ServeAdaptationOptions
+    options: ServiceOptions
     guard: bool
-    device: str
-    name: str
-    num_workers: int | None
     threads: int
-    snapshot_interval: float
-    unready_after: float | None
-    window_size: int | None
-    update_every: int | None
-    time_budget: float | None
-    num_answers: int
-    keep_images: bool
-    on_harm: Literal["reset", "freeze"] | None
-    limits: "Limits"
 
-    def build(self, state: "StateDirectory") -> "Service":
+    def build(self, state: StateDirectory) -> Service:
         """Load the network, and build the method and the service.
 
         Args:
@@ -57,45 +48,18 @@ class ServiceRecipe:
         Returns:
             The service.
         """
-        import ctta.serve as serving
-
         torch.set_num_threads(self.threads)
-        chosen = choose_adaptation(
-            self.config,
-            model=self.model,
-            method=self.method,
-            texts=self.texts,
-            mean=self.mean,
-            std=self.std,
-            size=self.size,
-            device=self.device,
-        )
-        class_names = (read_class_names(self.classes) if self.classes else None) or models.class_names(chosen.model)
+        chosen = self.adaptation.choose()
         if chosen.method:
-            adaptive = serving.build_method(chosen.net, chosen.method, chosen.texts)
+            adaptive = build_method(chosen.net, chosen.method, chosen.texts)
         else:
-            adaptive = serving.resume_method(chosen.net, state.path, chosen.texts)
+            adaptive = resume_method(chosen.net, state.path, chosen.texts)
         size = chosen.size or ((32, 32) if chosen.model in models.CIFAR10_NETWORKS else None)
         if self.guard:
             spec = InputSpec(low=0, high=1, any_size=size is None)
-            adaptive = Guarded(adaptive, input_spec=spec, estimator=chosen.estimator, on_harm=self.on_harm)
-        return serving.Service(
-            adaptive,
-            state,
-            name=self.name,
-            image_size=size,
-            class_names=class_names,
-            window_size=self.window_size,
-            update_every=self.update_every,
-            time_budget=self.time_budget,
-            limits=self.limits,
-            num_workers=self.num_workers,
-            snapshot_interval=self.snapshot_interval,
-            unready_after=self.unready_after,
-            num_answers=self.num_answers,
-            keep_images=self.keep_images,
-            on_harm=self.on_harm,
-        )
+            adaptive = Guarded(adaptive, input_spec=spec, estimator=chosen.estimator, on_harm=self.options.on_harm)
+        class_names = self.options.class_names or models.class_names(chosen.model)
+        return Service(adaptive, state, **vars(self.options) | {"image_size": size, "class_names": class_names})
 
 
 def _make_absolute(spec: str | None) -> str | None:
@@ -111,16 +75,7 @@ def _make_absolute(spec: str | None) -> str | None:
 
 
 def serve_on_ray(
-    address: str,
-    recipe: ServiceRecipe,
-    state: str,
-    *,
-    num_shards: int | None,
-    num_cpus: float,
-    num_gpus: float,
-    tokens: "Tokens",
-    host: str,
-    port: int,
+    address: str, recipe: ServiceRecipe, state: str, shards: ShardOptions, *, tokens: Tokens, host: str, port: int
 ) -> None:
     """Serve on a Ray cluster until SIGTERM or Ctrl-C; a service that runs there already is taken over.
 
@@ -128,37 +83,28 @@ def serve_on_ray(
         address: Address of the cluster, ``"auto"`` or ``"local"``.
         recipe: The service.
         state: Folder that all machines share, or a URL for fsspec.
-        num_shards: Number of shards; None for the default.
-        num_cpus: CPUs that each shard reserves.
-        num_gpus: GPUs that each shard reserves.
+        shards: How it is spread over the cluster.
         tokens: Tokens for clients and administrators.
         host: Address to listen on, on every machine.
         port: Port to listen on.
     """
-    from ctta.serve.ray import NUM_SHARDS, RayOptions, RayService, connect
+    from ctta.serve.ray import RayOptions, RayService, connect
 
     # In another process, relative paths would start elsewhere.
-    state = state if "://" in state else os.path.abspath(state)
-    recipe = replace(
-        recipe,
-        model=_make_absolute(recipe.model),
-        method=_make_absolute(recipe.method),
-        config=recipe.config and recipe.config.absolute(),
-        classes=recipe.classes and recipe.classes.absolute(),
+    state, given, options = state if "://" in state else os.path.abspath(state), recipe.adaptation, recipe.options
+    adaptation = replace(
+        given,
+        model=_make_absolute(given.model),
+        method=_make_absolute(given.method),
+        config=given.config and given.config.absolute(),
     )
+    if shards.num_gpus is None:
+        shards = replace(shards, num_gpus=0.02 if given.device.startswith("cuda") else 0.0)
+    if options.num_workers is None:
+        options = replace(options, num_workers=max(1, int(shards.num_cpus)))
+    recipe = replace(recipe, adaptation=adaptation, options=options)
     connect(address)
-    service = RayService(
-        RayOptions(
-            recipe.build,
-            state,
-            recipe.name,
-            tokens,
-            recipe.limits,
-            num_shards=num_shards or NUM_SHARDS,
-            num_cpus=num_cpus,
-            num_gpus=num_gpus,
-        )
-    )
+    service = RayService(RayOptions(recipe.build, state, options.name, tokens, options.limits, **vars(shards)))
     service.start(host=host, port=port)
     print_text(f"Listening on http://{host}:{port}")
     print_text(f"The streams are saved in {state}.")

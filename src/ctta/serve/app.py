@@ -7,6 +7,8 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Annotated
 
 import uvicorn
 from fastapi import Depends, FastAPI, Request, Response
@@ -14,8 +16,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from typing_extensions import Doc
 
 import ctta
+from ctta.core.options import Option, takes_options
 from ctta.errors import InputError
 from ctta.serve.api import (
     INTERNAL,
@@ -28,6 +32,7 @@ from ctta.serve.api import (
 from ctta.serve.auth import Authenticator, Tokens, check_host
 from ctta.serve.cameras import CameraReaders, StreamCamera, camera_routes
 from ctta.serve.metrics import MetricsMiddleware
+from ctta.serve.options import SERVER
 from ctta.serve.protocol import protocol_routes
 from ctta.serve.routes import detail_routes, page_routes, stream_routes
 from ctta.serve.service import Service
@@ -154,32 +159,37 @@ def _remove_status_422(app: FastAPI) -> None:
     app.openapi_schema = schema
 
 
-def serve(
-    service: Service,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    tokens: Tokens = Tokens(),  # noqa: B008  # frozen
-    cameras: Sequence[StreamCamera] = (),
-    on_listening: Callable[[str], None] | None = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """How a service is reached."""
+
+    host: Annotated[
+        str, Option("Listen on this address; any but loopback requires a token.", "ADDRESS", panel=SERVER)
+    ] = "127.0.0.1"
+    port: Annotated[int, Option("Listen on this port; 0 picks a free one.", "N", min=0, max=65535, panel=SERVER)] = 8000
+    tokens: Annotated[Tokens, Doc("Tokens for clients and administrators.")] = field(default_factory=Tokens)
+    cameras: Annotated[Sequence[StreamCamera], Doc("Cameras that the service reads by itself.")] = ()
+    on_listening: Annotated[Callable[[str], None] | None, Doc("Called with the URL once connections are accepted.")] = (
+        None
+    )
+
+
+@takes_options(ServerOptions)
+def serve(service: Service, options: ServerOptions) -> None:
     """Serve until SIGTERM or Ctrl-C, then finish the requests that were accepted and save every stream.
 
     Args:
         service: What is served.
-        host: Address to listen on; any other than loopback needs a token.
-        port: Port to listen on; 0 for any that is free.
-        tokens: Tokens for clients and administrators.
-        cameras: Cameras that the service reads by itself.
-        on_listening: Called with the URL once connections are accepted.
+        options: The fields of :class:`ServerOptions` as keywords.
 
     Raises:
         OSError: If the address cannot be used, or if streams could not be saved at the end.
     """
+    host, tokens = options.host, options.tokens
     check_host(host, tokens)
     limits = service.limits
     config = uvicorn.Config(
-        create_app(service, tokens, cameras),
+        create_app(service, tokens, options.cameras),
         log_level="warning",
         limit_concurrency=limits.max_connections,
         timeout_graceful_shutdown=max(1, round(limits.request_timeout)),
@@ -188,12 +198,12 @@ def serve(
     )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     url_host = f"[{host}]" if ":" in host else host
-    with socket.create_server((host, port), family=family, backlog=limits.max_connections) as listener:
+    with socket.create_server((host, options.port), family=family, backlog=limits.max_connections) as listener:
         # Inherited by connections. asyncio sets it only where the socket names its protocol, and without it, an answer
         # on a connection that is kept open waits about 40 ms for the client to acknowledge its header.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if on_listening:
-            on_listening(f"http://{url_host}:{listener.getsockname()[1]}")
+        if options.on_listening:
+            options.on_listening(f"http://{url_host}:{listener.getsockname()[1]}")
         with _ignore_repeated_signals():
             uvicorn.Server(config).run(sockets=[listener])
     service.store.check_all_saved()

@@ -8,14 +8,17 @@ import zlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
+from typing import Annotated
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
+from ctta.core.options import Option
 from ctta.errors import ConfigError
 from ctta.serve.api import ApiError
 
 TRIM_THRESHOLD = 16 * 2**20  # bytes from which on it is worth a millisecond to return freed memory
+LIMITS = "Limits"  # a section of ``ctta serve --help``
 #: Supported values of Content-Encoding, with the format for zlib.
 WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 PIECE = 2**20  # bytes that are expanded at once, in a millisecond
@@ -83,32 +86,38 @@ class Decompressor:
 class Limits:
     """Limits beyond which requests are rejected; the defaults suit one machine.
 
+    The others have options of the command.
+
     Attributes:
-        max_live_streams: Streams in memory at once; the others are on disk.
-        max_streams: Streams in memory and on disk.
         max_live_bytes: Memory of all live streams, without the source network that they share.
-        max_queue: Requests that wait for one stream.
         max_total_queue: Requests that wait for any stream.
         max_body_bytes: Size of a request body.
-        max_batch: Images in a request.
         max_side: Height and width of an image in pixels, for a service without an image size.
         max_image_pixels: Pixels of an image file before it is resized.
         max_request_bytes: Memory of all requests that are being handled: their bodies, and what is decoded from them.
-        request_timeout: Seconds until a request is given up.
         max_connections: Open connections.
     """
 
-    max_live_streams: int = 64
-    max_streams: int = 10_000
+    max_live_streams: Annotated[
+        int,
+        Option("Keep at most N streams in memory; others wait on disk.", "N", "--live-streams", min=1, panel=LIMITS),
+    ] = 64
+    max_streams: Annotated[
+        int, Option("Accept at most N streams in memory and on disk.", "N", "--streams", min=1, panel=LIMITS)
+    ] = 10_000
     max_live_bytes: int = 3 * 2**30
-    max_queue: int = 16
+    max_queue: Annotated[
+        int, Option("Let at most N requests wait for one stream.", "N", "--queue", min=1, panel=LIMITS)
+    ] = 16
     max_total_queue: int = 256
     max_body_bytes: int = 16 * 2**20
-    max_batch: int = 256
+    max_batch: Annotated[int, Option("Accept at most N images per request.", "N", "--batch", min=1, panel=LIMITS)] = 256
     max_side: int = 2048
     max_image_pixels: int = 32_000_000
     max_request_bytes: int = 2**30
-    request_timeout: float = 60.0
+    request_timeout: Annotated[
+        float, Option("Give up on a request after this time.", "SECONDS", "--timeout", min=0.01, panel=LIMITS)
+    ] = 60.0
     max_connections: int = 512
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ from ctta.serve.directory import lock_directory
 from ctta.serve.limits import BodyReader, Limits, MemoryBudget
 from ctta.serve.listing import StreamQuery, list_streams, merge_listings, read_query
 from ctta.serve.metrics import merge_metrics
+from ctta.serve.options import ShardOptions
 from ctta.serve.protocol import estimate_memory, parse_stream_name, split_body
 from ctta.serve.service import Service
 from ctta.serve.shards import Shard, SharedState, check_num_shards, find_shard, read_slots
@@ -29,7 +30,6 @@ from ctta.serve.shards import Shard, SharedState, check_num_shards, find_shard, 
 logger = logging.getLogger("ctta.serve")
 
 NAMESPACE = "ctta"
-NUM_SHARDS = 256
 CONCURRENCY = 1000  # calls of an actor at once
 START_TIMEOUT = 600.0  # seconds; a cluster may have to start machines
 POLL_TIMEOUT = 5.0  # seconds for what is asked of all shards
@@ -49,7 +49,7 @@ def import_ray(name: str = "ray") -> Any:
 
 
 @dataclass(frozen=True)
-class RayOptions:
+class RayOptions(ShardOptions):
     """How a service runs on a cluster; every process of it gets these.
 
     Attributes:
@@ -59,9 +59,6 @@ class RayOptions:
         name: Name of the service on the cluster.
         tokens: Bearer tokens.
         limits: Limits of the front.
-        num_shards: Number of shards, and so of processes at most; fixed for a state.
-        num_cpus: CPUs that Ray reserves for each shard.
-        num_gpus: GPUs that Ray reserves for each shard, such as 0.1.
         num_fronts: Processes that pass requests on; one is enough for some hundred requests per second.
     """
 
@@ -70,9 +67,6 @@ class RayOptions:
     name: str = "ctta"
     tokens: Tokens = field(default_factory=Tokens, repr=False)
     limits: Limits = field(default_factory=Limits)
-    num_shards: int = NUM_SHARDS
-    num_cpus: float = 0.0
-    num_gpus: float = 0.0
     num_fronts: int = 1
 
 
@@ -113,7 +107,7 @@ class RayShards:
             max_concurrency=CONCURRENCY,
             scheduling_strategy="SPREAD",
             num_cpus=self.options.num_cpus,
-            num_gpus=self.options.num_gpus,
+            num_gpus=self.options.num_gpus or 0.0,
         )
         options = self.options
         return actor.remote(options.make_service, options.state, options.num_shards, shard, options.tokens)

@@ -307,7 +307,7 @@ def detail_routes(service: Service, auth: Authenticator) -> APIRouter:
         """Count the last answers by what the source answers (rows) and what the stream answers (columns)."""
         stream = store.slot(name).stream
         if not service.factory.num_answers:
-            raise ApiError(409, "the service remembers no answers: start it with --feedback 1000, say")
+            raise ApiError(409, "the service remembers no answers: start it with --feedback 1000, for example")
         log = None if stream is None else stream.answers
         return count_answers(log, service.class_names, max_classes)
 

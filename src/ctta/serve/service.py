@@ -4,13 +4,14 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ctta.core.model import AdaptiveModel
+from ctta.core.options import takes_options
 from ctta.core.validation import check_choice, check_integer
 from ctta.errors import ConfigError, InputError, annotate_network_errors
 from ctta.guard.diagnostics import source_as_trained
@@ -18,8 +19,9 @@ from ctta.nn import uses_batch_statistics
 from ctta.serve.api import ApiError, hide_internal_errors, is_out_of_memory, validate_stream_name
 from ctta.serve.audit import AuditLog
 from ctta.serve.directory import StateDirectory
-from ctta.serve.limits import BodyReader, Limits, MemoryBudget
+from ctta.serve.limits import BodyReader, MemoryBudget
 from ctta.serve.metrics import ServiceMetrics
+from ctta.serve.options import ServiceOptions
 from ctta.serve.persistence import StreamFactory
 from ctta.serve.store import StreamStore
 from ctta.serve.stream import (
@@ -91,51 +93,22 @@ class Service:
         model: Model that every stream is a fork of. It takes images in [0, 1] and is not changed.
         state_dir: Directory of all streams; a service that was stopped or killed resumes from it. A shard of a
             service on several machines gets a :class:`~ctta.serve.directory.StateDirectory` that is shared.
-        name: Name of the model for clients of the Open Inference Protocol.
-        image_size: (height, width) that image files are resized to and tensors must have. None for any: image files are
-            then resized to the size of their stream's first image.
-        class_names: Names of the classes.
-        window_size: Images that a stream keeps to normalize single ones with. By default 16, or 0 if no layer of the
-            network uses batch statistics.
-        update_every: Images between two updates, for requests smaller than the window. By default 4.
-        time_budget: Fraction of wall time that a stream may spend on updates; None for no limit.
-        limits: Limits beyond which requests are rejected.
-        num_workers: Streams that work in parallel; by default one for every two cores.
-        snapshot_interval: Seconds between two snapshots of a stream that changes.
-        unready_after: Seconds that a change may stay unsaved before the service reports that it is not ready; by
-            default four times ``snapshot_interval``.
-        num_answers: Number of last answers of each stream to remember for feedback, each with that of the source, which
-            costs a pass; 0 for none.
-        on_harm: What to do with a stream whose labels show harm: "reset", "freeze", or None to only report.
-        keep_images: Whether to keep the last image of each stream in memory, for the page.
+        **options: The fields of :class:`~ctta.serve.options.ServiceOptions`.
 
     Raises:
         ConfigError: If the arguments contradict each other, the network or the streams in ``state_dir``, or if another
             process uses ``state_dir``.
     """
 
+    @takes_options(ServiceOptions)
     def __init__(
-        self,
-        model: AdaptiveModel,
-        state_dir: str | os.PathLike[str] | StateDirectory,
-        *,
-        name: str = "ctta",
-        image_size: tuple[int, int] | None = None,
-        class_names: Sequence[str] | None = None,
-        window_size: int | None = None,
-        update_every: int | None = None,
-        time_budget: float | None = None,
-        limits: Limits = Limits(),  # noqa: B008  # frozen
-        num_workers: int | None = None,
-        snapshot_interval: float = 30.0,
-        unready_after: float | None = None,
-        num_answers: int = 0,
-        on_harm: Literal["reset", "freeze"] | None = None,
-        keep_images: bool = False,
+        self, model: AdaptiveModel, state_dir: str | os.PathLike[str] | StateDirectory, options: ServiceOptions
     ) -> None:
-        check_integer("num_answers", num_answers, 0, 10**6)
-        if on_harm is not None:
-            check_choice("on_harm", on_harm, ("reset", "freeze"))
+        window_size, update_every, image_size = options.window_size, options.update_every, options.image_size
+        snapshot_interval, limits = options.snapshot_interval, options.limits
+        check_integer("num_answers", options.num_answers, 0, 10**6)
+        if options.on_harm is not None:
+            check_choice("on_harm", options.on_harm, ("reset", "freeze"))
         if window_size is None:
             window_size = DEFAULT_WINDOW_SIZE if uses_batch_statistics(model.source) else 0
         if update_every is None:
@@ -144,16 +117,16 @@ class Service:
             raise ConfigError(
                 f"window_size must be at least 0 and update_every at least 1, got {window_size} and {update_every}"
             )
-        TimeBudget(time_budget)  # raises now and not with the first image
+        TimeBudget(options.time_budget)  # raises now and not with the first image
         if snapshot_interval <= 0:
             raise ConfigError(f"snapshot_interval must be positive, got {snapshot_interval}")
-        self.unready_after = 4 * snapshot_interval if unready_after is None else unready_after
+        self.unready_after = 4 * snapshot_interval if options.unready_after is None else options.unready_after
         if self.unready_after < 2 * snapshot_interval:
             raise ConfigError(
                 f"unready_after must be at least two snapshot intervals, {2 * snapshot_interval:g} s, since saving a "
                 f"change may take so long; got {self.unready_after:g}"
             )
-        self.name, self.image_size, self.limits = _validate_model_name(name), image_size, limits
+        self.name, self.image_size, self.limits = _validate_model_name(options.name), image_size, limits
         self.metrics = ServiceMetrics()
         self.read_body = BodyReader(limits)
         self.request_memory = MemoryBudget(limits.max_decoded_bytes, limits.request_timeout)
@@ -163,7 +136,7 @@ class Service:
         self.num_channels = _infer_num_channels(self.source_network)
         self.num_classes = None if image_size is None else int(self._predict_blank(image_size).shape[1])
         self.size_probe = SizeProbe(self._predict_blank)
-        self.class_names = list(class_names) if class_names else None
+        self.class_names = list(options.class_names) if options.class_names else None
         if self.class_names and self.num_classes not in (None, len(self.class_names)):
             raise ConfigError(
                 f"got {len(self.class_names)} class names for a network with {self.num_classes} classes: "
@@ -180,12 +153,12 @@ class Service:
                 AuditLog(self._directory.audit_file, self.metrics.count_event, self.metrics.audit_failures.inc),
                 window_size,
                 update_every,
-                time_budget,
-                num_answers,
-                on_harm,
-                keep_images,
+                options.time_budget,
+                options.num_answers,
+                options.on_harm,
+                options.keep_images,
             )
-            num_workers = num_workers or max(1, (os.cpu_count() or 1) // 2)
+            num_workers = options.num_workers or max(1, (os.cpu_count() or 1) // 2)
             self.store = StreamStore(
                 self.factory, limits, self.metrics, num_workers=num_workers, snapshot_interval=snapshot_interval
             )

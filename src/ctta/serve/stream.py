@@ -396,7 +396,7 @@ class ServedStream:
             What the labels say, and how many ids are unknown.
         """
         if self.answers is None:
-            raise ApiError(409, "the service remembers no answers: start it with --feedback 1000, say")
+            raise ApiError(409, "the service remembers no answers: start it with --feedback 1000, for example")
         summary, num_unknown = self._accuracy.set_labels_(ids, labels)
         if summary.is_harmful:
             self.record(EventKind.HARM, str(summary))
