@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 #: The largest wheel and sdist that are published, in MB. Weights, sample images and frost photos are most of a wheel;
 #: the sdist also has the data of the tests and the pictures of the docs.
-BUDGETS = {".whl": 20, ".gz": 30}
+BUDGETS = {".whl": 12, ".gz": 30}
 #: What a wheel without which the demo could not run, or types would not be found, must hold.
 NEEDED = (
     "ctta/py.typed",

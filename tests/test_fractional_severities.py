@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from random_images import random_images
 
-from ctta.data.corruptions import CORRUPTIONS, HOLD_OUT, blur, corrupt, digital, frost, noise, spatter, weather
+from ctta.data.corruptions import CORRUPTIONS, HOLD_OUT, blur, corrupt, digital, noise, weather
 from ctta.data.corruptions.arrays import PerImageRNG
 from ctta.data.corruptions.filters import correlate, correlate_folded, gaussian_kernel
 
@@ -44,7 +44,7 @@ ANCHORS: dict[Any, Any] = {
     blur.MOTION: ((0, 0), (0, 0)),
     blur.ZOOM: ((1, 0.01), (1, 0.01)),
     weather.SNOW: ((0.1, 0.2, 1, 1, 8, 3, 1), (0.1, 0.3, 3, 1, 10, 4, 1)),
-    frost.FROST: ((1, 0), (1, 0)),
+    weather.FROST: ((1, 0), (1, 0)),
     weather.FOG: ((0, 3), (0, 2)),
     weather.BRIGHTNESS: (0, 0),
     digital.CONTRAST: (1, 1),
@@ -52,7 +52,7 @@ ANCHORS: dict[Any, Any] = {
     digital.ELASTIC: ((0, 0, 0), (0, 999 / 244, 0)),
     digital.PIXELATE: (1, 1),
     digital.JPEG_QUALITY: (100, 85),
-    spatter.SPATTER: ((0.62, 0.1, 0.7, 0.7, 0, False), (0.65, 0.3, 4, 0.69, 0, False)),
+    weather.SPATTER: ((0.62, 0.1, 0.7, 0.7, 0, False), (0.65, 0.3, 4, 0.69, 0, False)),
 }
 
 
@@ -134,7 +134,7 @@ def test_half_a_pass_of_glass_blur_moves_half_of_the_pixels() -> None:
 def test_spatter_fades_from_water_to_mud() -> None:
     clean = REFERENCE["clean_32"][:4]
     water, mud = (
-        spatter.add_liquid(clean, make_noise(clean), spatter.SPATTER[0][severity], 1.0) for severity in (3, 4)
+        weather.add_liquid(clean, make_noise(clean), weather.SPATTER[0][severity], 1.0) for severity in (3, 4)
     )
     middle = corrupt(clean, "spatter", 3.5)
     expected = (np.clip(water, 0, 255).astype(np.uint8) / 2 + np.clip(mud, 0, 255).astype(np.uint8) / 2).astype(int)

@@ -11,7 +11,7 @@ from PIL import Image
 from small_data import IMAGES, LABELS, NAMES, create_data, create_stream, labels_of
 
 from ctta.data.corruptions import CORRUPTIONS, corrupt
-from ctta.data.datasets import Corrupted, ImageFiles, corrupted, sample
+from ctta.data.datasets import Corrupted, ImageFiles, corruptible, sample
 from ctta.data.streams import (
     Batch,
     Segment,
@@ -138,6 +138,6 @@ def test_custom_frost_photos_are_used_and_enter_the_hash(tmp_path: Path) -> None
 
 def test_generator_version_enters_the_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     before = create_stream()
-    monkeypatch.setattr(corrupted, "VERSION", 2)
+    monkeypatch.setattr(corruptible, "VERSION", 2)
     assert create_stream().hash != before.hash
     assert "corruptions=1" in before.name

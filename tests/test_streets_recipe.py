@@ -18,6 +18,8 @@ from ctta.errors import ConfigError
 from ctta.methods.cotta import OFFICIAL_SEGMENTATION, SEGMENTATION
 
 MODELS = Path(ctta.__file__).parent / "models"
+NETWORKS = Path(__file__).parents[1] / "benchmarks" / "networks"
+STREETS_BN = f"file:{NETWORKS / 'load.py'}:streets_bn"
 
 
 def test_network_is_small_and_without_batch_norm() -> None:
@@ -31,9 +33,9 @@ def test_network_is_small_and_without_batch_norm() -> None:
 
 
 def test_the_other_network_has_batch_norm_throughout() -> None:
-    net = ctta.models.load("streets-bn")
+    net = ctta.models.load(STREETS_BN)
     assert not net.training
-    assert (MODELS / "streets_bn.safetensors").stat().st_size <= 4_000_000
+    assert (NETWORKS / "streets_bn.safetensors").stat().st_size <= 4_000_000
     assert sum(parameter.numel() for parameter in net.parameters()) == 668_817
     convolutions = [module for module in net.modules() if isinstance(module, nn.Conv2d)]
     norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
@@ -41,9 +43,11 @@ def test_the_other_network_has_batch_norm_throughout() -> None:
     assert net(torch.rand(1, 3, 37, 90)).shape == (1, 9, 10, 23)
 
 
-@pytest.mark.parametrize(("name", "network"), [("streets", "segformer"), ("streets_bn", "bn")])
-def test_weights_document_their_training(name: str, network: str) -> None:
-    with safe_open(MODELS / f"{name}.safetensors", "pt") as file:
+@pytest.mark.parametrize(
+    ("weights", "network"), [(MODELS / "streets.safetensors", "segformer"), (NETWORKS / "streets_bn.safetensors", "bn")]
+)
+def test_weights_document_their_training(weights: Path, network: str) -> None:
+    with safe_open(weights, "pt") as file:
         metadata = file.metadata()
     assert set(metadata) == {"data", "network", "steps", "batch_size", "seed", "miou_clear", "torch"}
     script = (Path(__file__).parents[1] / "benchmarks" / "train" / "streets.py").read_text()
@@ -55,7 +59,7 @@ def test_weights_document_their_training(name: str, network: str) -> None:
     assert re.search(rf"{int(metadata['steps']):,} steps", provenance)
 
 
-@pytest.mark.parametrize("name", ["streets", "streets-bn"])
+@pytest.mark.parametrize("name", ["streets", STREETS_BN])
 def test_network_is_good_in_clear_weather_and_worse_at_night(name: str) -> None:
     net = ctta.models.load(name)
     mious = {

@@ -29,13 +29,14 @@ import torch
 from torch import Tensor
 
 import ctta
+from benchmarks.networks.load import streets_bn
 from ctta.data.streams import rounds, streets
 from ctta.data.streets import CLASSES
 from ctta.io.atomic import atomic_write
 from ctta.views import multiscale_flip
 from ctta.views.average import ENTROPY_POWER, weigh_by_confidence
 
-NETWORKS = ("streets", "streets-bn")
+NETWORKS = {"streets": ctta.models.streets, "streets-bn": streets_bn}
 SEEDS = (0, 1, 2)
 FRACTIONS = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
 SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
@@ -73,7 +74,7 @@ class Confusions:
 
 def compare_fractions(network: str, seed: int, scenes: int) -> Scores:
     """Return the mIoU of a network by the fraction of each scene in its statistics."""
-    net, found = ctta.models.load(network), {}
+    net, found = NETWORKS[network](), {}
     for fraction in FRACTIONS:
         model = ctta.BNStats(net, batch_stats=fraction)
         result = ctta.evaluate(model, streets(split="choose", num_scenes=scenes, batch_size=1, seed=seed))
@@ -84,7 +85,7 @@ def compare_fractions(network: str, seed: int, scenes: int) -> Scores:
 @torch.no_grad()
 def compare_views(network: str, seed: int, scenes: int, fraction: float) -> Scores:
     """Return the mIoU of a network without learning, by what it averages over; every view is computed once."""
-    model = ctta.BNStats(ctta.models.load(network), batch_stats=fraction)
+    model = ctta.BNStats(NETWORKS[network](), batch_stats=fraction)
     confusions = Confusions()
     views = multiscale_flip(SCALES)
     for batch in streets(split="choose", num_scenes=scenes, batch_size=1, seed=seed):
@@ -114,7 +115,7 @@ def describe_views(scales: str, power: float, threshold: float) -> str:
 
 def compare_learning(network: str, seed: int, scenes: int, num_rounds: int, settings: dict[str, Any]) -> Scores:
     """Return the mIoU of each way to learn, and how much it loses from the first round to the last."""
-    net, found = ctta.models.load(network), {}
+    net, found = NETWORKS[network](), {}
     once = streets(split="choose", num_scenes=scenes, batch_size=1, seed=seed)
     num_conditions = len(once.segments)
     for loss, lr in product((*LOSSES, "tent"), RATES):
@@ -180,7 +181,7 @@ def main() -> None:
     print_scores("Statistics", statistics, best)
     fraction = float(best.split()[-1])
 
-    views = run("views", partial(compare_views, scenes=arguments.scenes, fraction=fraction), NETWORKS)
+    views = run("views", partial(compare_views, scenes=arguments.scenes, fraction=fraction), tuple(NETWORKS))
     ways = list(product(SCALE_SETS, POWERS, THRESHOLDS))
     way = max(ways, key=lambda way: sum(views[network][describe_views(*way)] for network in NETWORKS))
     print_scores("Views", views, describe_views(*way))
@@ -197,7 +198,7 @@ def main() -> None:
     compare = partial(
         compare_learning, scenes=arguments.learning_scenes, num_rounds=arguments.rounds, settings=settings
     )
-    learning = run("learning", compare, NETWORKS)
+    learning = run("learning", compare, tuple(NETWORKS))
     steady = [
         name
         for name in (describe_learning(*each) for each in product(LOSSES, RATES))

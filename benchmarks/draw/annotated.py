@@ -10,6 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 import ctta
+from benchmarks.networks.load import streets_bn
 from ctta.adapt import adapt_video
 from ctta.data.streets import render_frame
 
@@ -26,7 +27,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for number in range(NUM_SCENES):
             Image.fromarray(render_frame(number, "snow").image).save(Path(folder, f"{number}.png"))
-        clip, net = Path(folder, "annotated.mp4"), ctta.models.load("streets-bn")
+        clip, net = Path(folder, "annotated.mp4"), streets_bn()
         adapt_video(
             net, f"{folder}/%d.png", Path(folder, "a.csv"), method="cotta_segmentation", batch_size=2, annotate=clip
         )

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 import ctta
+from benchmarks.networks.load import streets_bn
 from ctta.data.streets import CLASSES, PALETTE, render_frame
 
 REPOSITORY = Path(__file__).parents[2]
@@ -60,7 +61,7 @@ def compose(panels: dict[str, NDArray[np.uint8]]) -> Image.Image:
 
 def draw_frames(num_scenes: int) -> list[Image.Image]:
     """Return a frame per scene; titles have the mean IoU over all scenes so far."""
-    net = ctta.models.load("streets-bn")
+    net = streets_bn()
     models = {"network as trained": ctta.Source(net), "the same network, adapting": ctta.CoTTA.segmentation(net)}
     counts = {name: np.zeros((2, len(CLASSES)), dtype=np.int64) for name in models}
     frames = []

@@ -56,7 +56,7 @@ PLANNED: dict[str, PlannedResult] = {
     ),
     "wide": PlannedResult(
         "the rows of full on the wide network: 15 x 400 images, batches of 200, one seed",
-        bench(f"embedded --model embedded-wide --limit 400 --methods {PAPER_ROWS} --seeds 1"),
+        bench(f"embedded --model file:benchmarks/networks/load.py:wide --limit 400 --methods {PAPER_ROWS} --seeds 1"),
         0.4,
     ),
     "embedded": PlannedResult(
@@ -94,7 +94,9 @@ PLANNED: dict[str, PlannedResult] = {
         0.12,
     ),
     "streets-bn": PlannedResult(
-        "streets with a convolutional network that has BatchNorm", bench("streets --limit 5 --model streets-bn"), 0.12
+        "streets with a convolutional network that has BatchNorm",
+        bench("streets --limit 5 --model file:benchmarks/networks/load.py:streets_bn"),
+        0.12,
     ),
     "all-methods": PlannedResult(
         "every method on 15 x 2,000 images",

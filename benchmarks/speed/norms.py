@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-import ctta
+from benchmarks.networks.load import streets_bn
 from benchmarks.speed.baseline import forward
 from benchmarks.speed.measurements import Measurement, compare_times
 from ctta.nn.surgery import copy_for_adaptation
@@ -29,7 +29,7 @@ def measure() -> Iterator[Measurement]:
 
 def measure_layout(x: Tensor, layout: str) -> Measurement:
     """Return the ratio in one memory layout."""
-    net = ctta.models.load("streets-bn").to(memory_format=LAYOUTS[layout])  # type: ignore[call-overload]
+    net = streets_bn().to(memory_format=LAYOUTS[layout])  # type: ignore[call-overload]
     x = x.to(memory_format=LAYOUTS[layout])
     blended, running = (copy_for_adaptation(net, batch_stats=fraction, output=None) for fraction in (0.1, 0.0))
     for each in (blended, running):

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 import ctta
 from benchmarks.data.cifar10_files import SIDE, read_split
+from benchmarks.networks.load import FOLDER
 from ctta.io.atomic import atomic_write
 from ctta.models import ResNet20, WideResNet
 
@@ -54,12 +55,12 @@ class Recipe:
     epochs: int
     threads: int  # another number may change the result slightly
     bfloat16: bool  # whether convolutions run in bfloat16, which halves the time on CPUs with AVX512-BF16
-    weights: str  # name of the file in ctta.models
+    weights: Path  # where it is read
 
 
 NETWORKS = {
-    "resnet20": Recipe(ResNet20, 30, 2, False, "embedded.safetensors"),
-    "wide": Recipe(make_wide_resnet, 10, 1, True, "wide.safetensors"),
+    "resnet20": Recipe(ResNet20, 30, 2, False, Path(ctta.__file__).parent / "models" / "embedded.safetensors"),
+    "wide": Recipe(make_wide_resnet, 10, 1, True, FOLDER / "wide.safetensors"),
 }
 
 
@@ -136,18 +137,18 @@ def train(images: Tensor, labels: Tensor, checkpoint: Path, recipe: Recipe, epoc
 
 
 def main() -> None:
-    """Train, test once, and write the weights (and the sample) where the package reads them."""
+    """Train, test once, and write the weights (and the sample) where they are read."""
     package = Path(ctta.__file__).parent
     parser = argparse.ArgumentParser(description="Train an embedded network on CIFAR-10.")
     parser.add_argument("--cifar", type=Path, required=True, help="folder of the CIFAR-10 files")
     parser.add_argument("--network", choices=NETWORKS, default="resnet20")
-    parser.add_argument("--weights", type=Path, help="file to write; default: where the package reads it")
-    parser.add_argument("--sample", type=Path, default=package / "datasets" / "sample.npz")
+    parser.add_argument("--weights", type=Path, help="file to write; default: where it is read")
+    parser.add_argument("--sample", type=Path, default=package / "data" / "datasets" / "sample.npz")
     parser.add_argument("--epochs", type=int, help="default: as the shipped weights were trained")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     recipe = NETWORKS[arguments.network]
-    weights = arguments.weights or package / "models" / recipe.weights
+    weights = arguments.weights or recipe.weights
     epochs = arguments.epochs or recipe.epochs
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # slow, and nothing reads it

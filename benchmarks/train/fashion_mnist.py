@@ -24,7 +24,7 @@ from benchmarks.train.embedded import Recipe, error_rate, train
 from ctta.models import ResNet20
 
 NUM_TEST = 1000  # of each class
-RECIPE = Recipe(ResNet20, epochs=4, threads=1, bfloat16=True, weights="fashion_mnist.safetensors")
+RECIPE = Recipe(ResNet20, epochs=4, threads=1, bfloat16=True, weights=Path("fashion_mnist.safetensors"))
 
 
 def read_class(folder: Path, label: int) -> NDArray[np.uint8]:

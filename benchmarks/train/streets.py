@@ -35,10 +35,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.networks.load import StreetCNN
 from ctta.data.datasets import StreetScenes
 from ctta.data.streets import CLASSES, VERSION
 from ctta.io.atomic import atomic_write
-from ctta.models import StreetCNN, tiny_segformer
+from ctta.models import tiny_segformer
 from ctta.nn.surgery import resize
 from ctta.views import ScaledView
 from ctta.views.transforms import adjust_contrast_, adjust_hue_, adjust_saturation_

@@ -1,9 +1,9 @@
 """Networks of the published benchmarks, their weights files, and pretrained networks of other libraries by name."""
 
-from ctta.models.cifar import ResNet20, ResNeXt29, WideResNet, embedded, embedded_stats, embedded_wide
+from ctta.models.cifar import ResNet20, ResNeXt29, WideResNet, embedded, embedded_stats
 from ctta.models.pretrained import Normalized, normalize_input
 from ctta.models.registry import CIFAR10_CLASSES, CIFAR10_NETWORKS, LOADERS, class_names, list_models, load, to_device
-from ctta.models.segmentation import SlidingWindow, StreetCNN, segformer, streets, streets_bn, tiny_segformer
+from ctta.models.segmentation import SlidingWindow, segformer, streets, tiny_segformer
 from ctta.models.weights import load_weights_
 
 __all__ = [
@@ -14,19 +14,16 @@ __all__ = [
     "ResNeXt29",
     "ResNet20",
     "SlidingWindow",
-    "StreetCNN",
     "WideResNet",
     "class_names",
     "embedded",
     "embedded_stats",
-    "embedded_wide",
     "list_models",
     "load",
     "load_weights_",
     "normalize_input",
     "segformer",
     "streets",
-    "streets_bn",
     "tiny_segformer",
     "to_device",
 ]

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ctta.errors import ConfigError
-from ctta.models.weights import load_weights_
 from ctta.source_stats import SourceStats
 
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
@@ -194,21 +193,6 @@ class WideResNetBlock(nn.Module):
         # Where widths differ, the shortcut starts from the activated input too; elsewhere it is the input itself.
         shortcut = x if self.convShortcut is None else self.convShortcut(activated)
         return cast(Tensor, shortcut + out)
-
-
-def embedded_wide() -> WideResNet:
-    """Return a WRN-28-2 trained on CIFAR-10, in eval mode: the depth of the paper's network, a fifth of its width.
-
-    It takes images in [0, 1]; ``PROVENANCE.md`` documents its training.
-
-    Returns:
-        The network, in channels-last memory format.
-    """
-    net = WideResNet(depth=28, width=2)
-    with as_file(files("ctta.models") / "wide.safetensors") as path:
-        load_weights_(net, path)
-    net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # faster on a CPU
-    return net.eval()
 
 
 class ResNeXt29(nn.Module):

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from torch import nn
 
 from ctta.errors import ConfigError, did_you_mean, first_line
-from ctta.models.cifar import ResNeXt29, WideResNet, embedded, embedded_wide
+from ctta.models.cifar import ResNeXt29, WideResNet, embedded
 from ctta.models.pretrained import load_huggingface, load_python_file, load_timm, load_torchvision
-from ctta.models.segmentation import SlidingWindow, streets, streets_bn
+from ctta.models.segmentation import SlidingWindow, streets
 from ctta.models.weights import copy_weights_, read_weights
 
 
@@ -16,9 +16,7 @@ def load(spec: str) -> nn.Module:
 
     ==============================  ================================================================================
     ``embedded``                    the ResNet-20 for CIFAR-10 that ships with the library
-    ``embedded-wide``               the WRN-28-2 for CIFAR-10, closer to the network of the paper
     ``streets``                     the tiny SegFormer for drawn street scenes that ships with the library
-    ``streets-bn``                  the small convolutional network with BatchNorm for the same scenes
     ``wrn28-10:PATH``               WideResNet-28-10 with weights from a file, such as RobustBench's ``Standard``
     ``resnext29:PATH``              ResNeXt-29 4x32d with weights from a file, such as RobustBench's AugMix
     ``timm:NAME``                   a pretrained timm network, such as ``timm:resnet50.tv_in1k``
@@ -127,14 +125,12 @@ def _load_resnext(path: str) -> nn.Module:
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 #: The networks for its images that ship with the library.
-CIFAR10_NETWORKS = ("embedded", "embedded-wide")
+CIFAR10_NETWORKS = ("embedded",)
 
 #: Form of a name to its loader. The prefix before the first colon selects the loader, the rest is its argument.
 LOADERS: dict[str, Callable[[str], nn.Module]] = {
     "embedded": lambda _: embedded(),
-    "embedded-wide": lambda _: embedded_wide(),
     "streets": lambda _: streets(),
-    "streets-bn": lambda _: streets_bn(),
     "wrn28-10:PATH": _load_wide_resnet,
     "resnext29:PATH": _load_resnext,
     "timm:NAME": load_timm,

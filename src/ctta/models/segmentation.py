@@ -1,4 +1,4 @@
-"""Segmentation: SegFormer, a small network with BatchNorm, the trained ones for drawn streets, and sliding windows."""
+"""Segmentation: SegFormer, of which a tiny trained one ships with the library, and sliding windows."""
 
 from dataclasses import dataclass
 from importlib.resources import as_file, files
@@ -7,76 +7,13 @@ from itertools import product
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn import functional as F
 from typing_extensions import override
 
 from ctta.core.validation import check_integer
 from ctta.errors import ConfigError, InputError
 from ctta.functional import at_least_float32
-from ctta.models.cifar import ResNetBlock
 from ctta.models.pretrained import IMAGENET_MEAN, IMAGENET_STD, TransformersModel, get_attribute, import_library
 from ctta.nn.surgery import ExtractLogits, Output
-
-
-class StreetCNN(nn.Module):
-    """A residual encoder down to a sixteenth of the image, dilated context and a decoder with two skip connections.
-
-    It takes images in [0, 1] of any size, has 0.7 million parameters and BatchNorm after every convolution but the
-    last, and returns logits at a quarter of the image's resolution; methods resize them.
-
-    Args:
-        num_classes: Number of logits per pixel.
-
-    >>> StreetCNN(9).eval()(torch.rand(1, 3, 64, 120)).shape
-    torch.Size([1, 9, 16, 30])
-    """
-
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        self.stem = _make_convolution(3, 24, stride=2)
-        self.stage1 = ResNetBlock(24, 32, stride=2)
-        self.stage2 = nn.Sequential(ResNetBlock(32, 64, stride=2), ResNetBlock(64, 64, stride=1))
-        self.stage3 = nn.Sequential(ResNetBlock(64, 96, stride=2), ResNetBlock(96, 96, stride=1))
-        self.context = nn.ModuleList(_make_convolution(96, 48, dilation=dilation) for dilation in (2, 4))
-        self.decoder2 = _make_convolution(96 + 64, 64)
-        self.decoder1 = _make_convolution(64 + 32, 48)
-        self.classifier = nn.Conv2d(48, num_classes, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits (N, num_classes, H / 4, W / 4) of images (N, 3, H, W) in [0, 1]."""
-        stage1 = self.stage1(self.stem(x - 0.5))
-        stage2 = self.stage2(stage1)
-        stage3 = self.stage3(stage2)
-        context = torch.cat([layer(stage3) for layer in self.context], 1)
-        decoded = self.decoder2(torch.cat([_enlarge(context, stage2), stage2], 1))
-        logits: Tensor = self.classifier(self.decoder1(torch.cat([_enlarge(decoded, stage1), stage1], 1)))
-        return logits
-
-
-def _make_convolution(in_channels: int, out_channels: int, *, stride: int = 1, dilation: int = 1) -> nn.Sequential:
-    convolution = nn.Conv2d(in_channels, out_channels, 3, stride, padding=dilation, dilation=dilation, bias=False)
-    return nn.Sequential(convolution, nn.BatchNorm2d(out_channels), nn.ReLU())
-
-
-def _enlarge(x: Tensor, like: Tensor) -> Tensor:
-    return F.interpolate(x, like.shape[2:], mode="bilinear", align_corners=False)
-
-
-def streets_bn() -> StreetCNN:
-    """Return the convolutional network trained on drawn street scenes in clear weather, in eval mode.
-
-    It has BatchNorm throughout, takes images in [0, 1] and predicts the nine classes of
-    :data:`ctta.data.streets.CLASSES`; ``PROVENANCE.md`` documents its training.
-
-    >>> streets_bn()(torch.rand(1, 3, 128, 256)).shape
-    torch.Size([1, 9, 32, 64])
-    """
-    from ctta.data.streets import CLASSES  # here, since drawing scenes has many modules
-
-    net = StreetCNN(len(CLASSES))
-    with as_file(files("ctta.models") / "streets_bn.safetensors") as path:
-        net.load_state_dict(load_file(path))
-    return net.eval()
 
 
 @dataclass(frozen=True)
