@@ -66,7 +66,7 @@ class ViewPredictions(NamedTuple):
     num_views: int
 
 
-class StreamState(NamedTuple):
+class VaneState(NamedTuple):
     """What VANE knows about the stream after a batch, besides what it has learned.
 
     Attributes:
@@ -231,13 +231,13 @@ class VANE(AdaptiveModel):
         weights: dict[str, Tensor] = dict(self.source.named_parameters())
         return self._predict(x, lambda images: functional_call(self.student, weights, (images,)))[1]
 
-    def _stream_state(self) -> StreamState:
+    def _stream_state(self) -> VaneState:
         """Return the state after the last batch."""
-        return StreamState(
+        return VaneState(
             self.domain_change.state, self.mirror_check.state, self.source_chain.state, self.chain.state, {}
         )
 
-    def _store(self, state: StreamState) -> None:
+    def _store(self, state: VaneState) -> None:
         self.domain_change.store_(state.domain)
         self.mirror_check.store_(state.mirrors)
         self.source_chain.store_(state.source_chain)
@@ -245,19 +245,19 @@ class VANE(AdaptiveModel):
         if self.statistics:
             store_layers_(self.student, self.statistics, state.layers)
 
-    def _mirrors(self, state: StreamState) -> bool:
+    def _mirrors(self, state: VaneState) -> bool:
         return state.mirrors.keeps_classes if self.flips == "auto" else self.flips
 
-    def _labels_look_iid(self, state: StreamState) -> bool:
+    def _labels_look_iid(self, state: VaneState) -> bool:
         return state.chain.stickiness <= self.min_stickiness and not self._labels_are_hidden(state)
 
-    def _labels_are_hidden(self, state: StreamState) -> bool:
+    def _labels_are_hidden(self, state: VaneState) -> bool:
         """Return whether the source sees labels that repeat and the student does not, for its statistics hide them."""
         if state.domain.num_images < MIN_DOMAIN_IMAGES:
             return False
         return state.source_chain.stickiness > max(self.min_stickiness, state.chain.stickiness + HIDDEN_STICKINESS)
 
-    def _predict(self, x: Tensor, student: Model) -> tuple[Tensor, Tensor, StreamState]:
+    def _predict(self, x: Tensor, student: Model) -> tuple[Tensor, Tensor, VaneState]:
         """Return the student's logits, the answer, and the state after the batch; nothing changes."""
         reducer, of_source = current_reducer(), None
         class_memory = UNKNOWN_DOMAINS_MEMORY if self.max_distance is None else DOMAIN_MEMORY
@@ -304,14 +304,14 @@ class VANE(AdaptiveModel):
                 answer = reducer.local(corrected)
         return logits, answer, state
 
-    def _update_domain(self, x: Tensor) -> tuple[StreamState, bool]:
+    def _update_domain(self, x: Tensor) -> tuple[VaneState, bool]:
         """Return the state with the appearance of a batch, and whether the batch begins a new domain."""
         state = self._stream_state()
         features = current_reducer().gather(measure_appearance(x))
         domain, is_new = update_domain(state.domain, features, self.max_distance)
         return state._replace(domain=domain), is_new
 
-    def _weigh_batch(self, x: Tensor, state: StreamState, is_new_domain: bool) -> FollowedBatch:
+    def _weigh_batch(self, x: Tensor, state: VaneState, is_new_domain: bool) -> FollowedBatch:
         """Return how much the statistics of a batch count, which decreases as its labels repeat."""
         num_images, stickiness = images_in_batch() or len(x), state.source_chain.stickiness
         is_followed = state.source_chain.is_started  # not by networks that segment
@@ -319,7 +319,7 @@ class VANE(AdaptiveModel):
         return FollowedBatch(num_images, size, is_new_domain)
 
     @torch.no_grad()
-    def _predict_views(self, x: Tensor, student: Model, segments: bool, state: StreamState) -> ViewPredictions:
+    def _predict_views(self, x: Tensor, student: Model, segments: bool, state: VaneState) -> ViewPredictions:
         given = self.pixel_views if segments else self.views
         if not given or x.ndim != 4:
             return ViewPredictions(None, None, 0)
@@ -333,7 +333,7 @@ class VANE(AdaptiveModel):
         mean = average_views(views, student, x, "logits") if views else None
         return ViewPredictions(mirrored, mean, len(views))
 
-    def _average(self, direct: Tensor, views: ViewPredictions, state: StreamState) -> tuple[Tensor, StreamState]:
+    def _average(self, direct: Tensor, views: ViewPredictions, state: VaneState) -> tuple[Tensor, VaneState]:
         """Return the mean of the direct prediction and those for views, and the state with the check of mirrors."""
         total, count = direct, 1
         if views.mean is not None:
