@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ctta.benchmark import BenchmarkOptions, BenchmarkRun, plan
-from ctta.benchmark.execution import ProgressCounter
+from ctta.benchmark.executors import ProgressCounter
 from ctta.evaluation import BatchRecord, read_result
 
 #: Networks that any process can load; `deadly` kills its process as often as the file `lives` says.

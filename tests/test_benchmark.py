@@ -12,7 +12,7 @@ from benchmark_runs import NETWORK, count_batches, plan_run, read_records, write
 
 import ctta.benchmark
 from ctta.benchmark import BenchmarkRun, JobOutcome, ProcessExecutor, SerialExecutor, execute
-from ctta.benchmark.execution import ProgressCounter
+from ctta.benchmark.executors import ProgressCounter
 from ctta.errors import ConfigError, DataError
 from ctta.evaluation import BatchRecord
 

@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -230,7 +229,8 @@ def test_the_demo_runs_its_tables(
     monkeypatch.setattr(benchmark, "run", run_without_processes)
     for name, (recipe, methods, options) in {**demo.SHORT, **demo.FULL}.items():
         tasks = demo.SHORT if name in demo.SHORT else demo.FULL
-        tiny = replace(options, model="file:network.py:tiny", limit=4, batch_size=4, rounds=options.rounds and 2)
+        rounds = {"rounds": 2} if "rounds" in options else {}
+        tiny = options | {"model": "file:network.py:tiny", "limit": 4, "batch_size": 4} | rounds
         monkeypatch.setitem(tasks, name, (recipe, methods, tiny))
     assert run("demo", *(["--full"] if full else [])) == 0
     text = capsys.readouterr().out

@@ -13,7 +13,7 @@ from torch import nn
 import ctta
 from ctta.benchmark import BenchmarkOptions, build_task
 from ctta.benchmark.recipes.base import apply_settings
-from ctta.benchmark.recipes.paper import IMAGENET_LIST, paper_methods
+from ctta.benchmark.recipes.images import IMAGENET_LIST, paper_methods
 from ctta.data.datasets import Corrupted
 from ctta.errors import ConfigError, DataError
 from ctta.methods import CoTTA

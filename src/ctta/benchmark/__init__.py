@@ -4,13 +4,12 @@
 """
 
 from ctta.benchmark.cells import BenchmarkCell
-from ctta.benchmark.execution import execute
-from ctta.benchmark.executors import Executor, JobOutcome, ProcessExecutor, SerialExecutor
+from ctta.benchmark.executors import Executor, JobOutcome, ProcessExecutor, RayExecutor, SerialExecutor, execute
 from ctta.benchmark.matrix import MatrixResult, run_matrix
+from ctta.benchmark.options import BenchmarkOptions
 from ctta.benchmark.plan import BenchmarkRun, plan
-from ctta.benchmark.ray import RayExecutor
-from ctta.benchmark.recipes import RECIPES, BenchmarkOptions, BenchmarkTask, MethodSpec, build_task
-from ctta.benchmark.run import BenchmarkResult, run
+from ctta.benchmark.recipes import RECIPES, BenchmarkTask, MethodSpec, build_task
+from ctta.benchmark.run import BenchmarkResult, RunOptions, run
 
 __all__ = [
     "RECIPES",
@@ -25,6 +24,7 @@ __all__ = [
     "MethodSpec",
     "ProcessExecutor",
     "RayExecutor",
+    "RunOptions",
     "SerialExecutor",
     "build_task",
     "execute",

@@ -1,33 +1,21 @@
 """The robustness matrix: methods x protocols on the embedded network, one resumable run per protocol, and one page."""
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from ctta.benchmark.execution import execute, report_progress
-from ctta.benchmark.executors import Executor, JobOutcome
+from ctta.benchmark.executors import JobOutcome
+from ctta.benchmark.options import BenchmarkOptions
 from ctta.benchmark.plan import BenchmarkRun, plan
-from ctta.benchmark.recipes import BenchmarkOptions
 from ctta.benchmark.report import Matrix, read_matrix, write_matrix
 from ctta.benchmark.report.matrix import RUNS
-from ctta.benchmark.run import (
-    check_executor,
-    divide_threads,
-    format_call,
-    format_policies,
-    format_settings,
-    hash_options,
-    make_executor,
-)
+from ctta.benchmark.run import RunOptions, check_executor, execute_cells, format_call, hash_options
+from ctta.core.options import find_options, takes_options
 from ctta.core.registry import DEFAULT_METHOD
 from ctta.data.streams import parse_protocol
 from ctta.distributed import rank
-from ctta.distributed.collectives import run_on_rank_zero
 from ctta.errors import ConfigError, DataError
-from ctta.io.python_files import absolute_file_spec
-from ctta.policies import Policy
 
 #: The name of the matrix on the command line, where others have the name of a recipe.
 MATRIX = "matrix"
@@ -45,6 +33,12 @@ DEFAULT_METHODS = (
     "rotta",
     "cotta_fast",
     DEFAULT_METHOD,
+)
+
+#: Options of benchmarks that the matrix decides on itself.
+REFUSED = (
+    *("orders", "batch_size", "protocol", "target", "speed", "num_images", "rounds", "preset", "mean", "std"),
+    *("corruptions", "severity", "size", "classes", "download", "insecure", "report"),
 )
 
 
@@ -102,56 +96,18 @@ class MatrixResult:
     report: Path | None = None
 
 
-def run_matrix(
-    *,
-    methods: Sequence[str] | None = None,
-    protocols: Sequence[str] | None = None,
-    seeds: Sequence[int] | None = None,
-    data: str | os.PathLike[str] | None = None,
-    model: str | None = None,
-    source_stats: str | os.PathLike[str] | None = None,
-    limit: int | None = None,
-    settings: Sequence[str] | Mapping[str, object] = (),
-    policies: Sequence[str | Policy] | None = None,
-    device: str = "cpu",
-    folder: str | os.PathLike[str] | None = None,
-    workers: int = 0,
-    ray: str | None = None,
-    executor: Executor | None = None,
-    threads: int | None = None,
-    save_every: float = 20.0,
-    command: str | None = None,
-    on_plan: Callable[[BenchmarkRun], None] | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
-    on_outcome: Callable[[JobOutcome], None] | None = None,
-) -> MatrixResult:
+@takes_options(RunOptions)
+def run_matrix(options: RunOptions) -> MatrixResult:
     """Robustness matrix: methods x protocols on the embedded network, and one page that compares them with Source.
 
     Every protocol is a run of the recipe ``"embedded"`` of its own, below ``protocols`` in the folder; all of their
     cells share the workers. Interrupted at any moment, the same call continues where it was. The page covers everything
-    that is in the folder, also of earlier calls.
+    that is in the folder, also of earlier calls. Source is always run, with :data:`DEFAULT_METHODS` unless ``methods``
+    are given, on the protocols of :data:`SIZES`, with one seed. Options that a protocol or the matrix itself decides
+    on, such as ``orders`` and ``batch_size``, are refused.
 
     Args:
-        methods: Names of methods, as for :func:`run`; :data:`DEFAULT_METHODS` by default. Source is always run.
-        protocols: Protocols as :func:`ctta.data.streams.parse_protocol` takes them; those of :data:`SIZES` by default.
-        seeds: Seeds of methods with randomness; 1 by default.
-        data: Folder of CIFAR-10, for all of its test images; the 2,000 that ship with the library by default.
-        model: Source network, as for :func:`run`; the embedded one by default.
-        source_stats: As for :func:`run`.
-        limit: Images per corruption and visit, in place of those of :data:`SIZES`.
-        settings: As for :func:`run`.
-        policies: As for :func:`run`.
-        device: As for :func:`run`.
-        folder: The folder; by default one below ``runs``, the same for the same options and threads.
-        workers: As for :func:`run`.
-        ray: As for :func:`run`.
-        executor: As for :func:`run`.
-        threads: As for :func:`run`.
-        save_every: As for :func:`run`.
-        command: How the matrix was started, for the page; by default this call.
-        on_plan: Called with the cells of all protocols before the first one starts.
-        on_progress: As for :func:`run`.
-        on_outcome: As for :func:`run`.
+        options: The keywords.
 
     Returns:
         The cells, the failures, the numbers, and the path of the page.
@@ -164,48 +120,50 @@ def run_matrix(
     >>> outcome = ctta.benchmark.run_matrix(methods=["tent", "rotta"], protocols=["rotta", "clean"])  # doctest: +SKIP
     >>> outcome.report                                                                               # doctest: +SKIP
     """
-    check_executor(workers, ray, executor)
-    threads = threads or divide_threads(workers)
-    options = BenchmarkOptions(
-        data=None if data is None else str(Path(data).absolute()),
-        model=None if model is None else absolute_file_spec(model),
-        limit=limit,
-        settings=format_settings(settings),
-        device=device,
-        source_stats=None if source_stats is None else str(Path(source_stats).absolute()),
-        policies=format_policies(policies),
+    check_executor(options)
+    _refuse_others(options)
+    changes, threads, seeds = options.for_recipe, options.num_threads, options.seeds
+    folder = Path(options.folder or Path("runs") / f"{MATRIX}-{hash_options(changes, threads)}")
+    names = list(dict.fromkeys([SOURCE, *(DEFAULT_METHODS if options.methods is None else options.methods)]))
+    command = options.command or format_call(
+        "run_matrix", [], changes, methods=options.methods, protocols=options.protocols, seeds=seeds
     )
-    chosen = _choose_protocols(protocols)
-    folder = Path("runs") / f"{MATRIX}-{hash_options(options, threads)}" if folder is None else Path(folder)
-    names = list(dict.fromkeys([SOURCE, *(DEFAULT_METHODS if methods is None else methods)]))
-    command = command or format_call("run_matrix", [], options, methods=methods, protocols=protocols, seeds=seeds)
     runs = []
-    for text in chosen:
+    for text in _choose_protocols(options.protocols):
         with _naming_protocol(text):
             run = plan(
                 folder / RUNS / text,
                 RECIPE,
-                _set_protocol(options, text),
+                _set_protocol(changes, text),
                 methods=names,
                 seeds=[1] if seeds is None else seeds,
                 threads=threads,
-                save_every=save_every,
+                save_every=options.save_every,
                 command=command,
             )
         runs.append(run)
     cells = tuple(cell for run in runs for cell in run.cells)
     left_out = {name: reason for run in runs for name, reason in run.left_out.items()}
     everything = BenchmarkRun(folder, cells, sum(run.num_batches for run in runs), left_out)
-    if on_plan is not None:
-        on_plan(everything)
-    with report_progress(everything, on_progress):
-        failures = execute(everything, executor or make_executor(workers, ray, threads, device), on_outcome=on_outcome)
-    run_on_rank_zero(lambda: None)  # wait until rank 0 has written the last batch
+    failures = execute_cells(everything, options)
     matrix, page = None, None
     if rank() == 0 and any(cell.method == SOURCE and cell.is_complete for cell in cells):
         matrix = read_matrix(folder)
         page = write_matrix(matrix, folder / "report")
-    return MatrixResult(everything, tuple(failures), matrix, page)
+    return MatrixResult(everything, failures, matrix, page)
+
+
+def _refuse_others(options: RunOptions) -> None:
+    """Raise a ConfigError for the first option that does not apply to the matrix."""
+    known = find_options(RunOptions)
+    for field in fields(options):
+        if field.name in REFUSED and getattr(options, field.name) != field.default:
+            name = (known[field.name][1].name if field.name in known else None) or field.name
+            option = name if name.startswith("--") else f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                f"'ctta bench matrix' does not take {option}: leave it out, or run one protocol with 'ctta bench "
+                "embedded'"
+            )
 
 
 def _choose_protocols(given: Sequence[str] | None) -> tuple[str, ...]:

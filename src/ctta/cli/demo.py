@@ -4,25 +4,23 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 
 from ctta import benchmark
-from ctta.benchmark import BenchmarkOptions
-from ctta.benchmark.recipes.embedded import DEMO_METHODS
-from ctta.benchmark.recipes.paper import METHODS
+from ctta.benchmark.recipes.images import DEMO_METHODS, METHODS
 from ctta.benchmark.report import write_report
 from ctta.benchmark.report.content import ReportContent, SectionContent, read_numbers
 from ctta.cli.console import exit_on_interrupt, print_text, progress_bar
 from ctta.cli.results import exit_on_failures, print_failure, print_results
 
 #: Recipe, methods and options by the name of the run folder.
-SHORT = {"demo": ("demo", DEMO_METHODS, BenchmarkOptions())}
-FULL = {
-    "full": ("embedded", (*METHODS[:-1], "cotta_fast", "cotta"), BenchmarkOptions()),
-    "twenty-rounds": ("embedded", DEMO_METHODS, BenchmarkOptions(rounds=20, limit=200, batch_size=50)),
+SHORT: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {"demo": ("demo", DEMO_METHODS, {})}
+FULL: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
+    "full": ("embedded", (*METHODS[:-1], "cotta_fast", "cotta"), {}),
+    "twenty-rounds": ("embedded", DEMO_METHODS, {"rounds": 20, "limit": 200, "batch_size": 50}),
 }
 
 
@@ -49,10 +47,7 @@ def demo(
                 recipe,
                 methods=methods[::-1],  # the slowest first, so that no core idles at the end
                 seeds=[1],
-                model=options.model,
-                limit=options.limit,
-                batch_size=options.batch_size,
-                rounds=options.rounds,
+                **options,
                 folder=folder / name,
                 workers=torch.get_num_threads(),
                 threads=1,  # two small cells side by side are faster than one on two cores

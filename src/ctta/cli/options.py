@@ -17,7 +17,6 @@ from ctta import models
 from ctta.core.config import read_config
 from ctta.core.options import Device, Mean, Option, Size, Std, find_options, parse_channels, parse_names
 from ctta.data.corruptions.registry import check_severity
-from ctta.data.streams.sequences import RANDOM_ORDERS
 from ctta.errors import ConfigError
 from ctta.guard import GainEstimator
 from ctta.models import to_device
@@ -339,47 +338,6 @@ def parse_every(text: str) -> dict[str, Any]:
         raise ConfigError(f"expected every n-th frame such as 10, or seconds such as 0.5s, got {text!r}") from None
 
 
-def parse_seeds(text: str) -> list[int]:
-    """Parse seeds such as ``1,2,3``, or ``1-5`` for a range.
-
-    >>> parse_seeds("1-3,7")
-    [1, 2, 3, 7]
-    """
-    return [number for part in parse_names(text) for number in _parse_range("seeds", part)]
-
-
-def parse_orders(text: str) -> list[int | None]:
-    """Parse orders of corruptions: ``standard``, ``all`` (the ten random ones), or numbers as for seeds.
-
-    >>> parse_orders("standard,0-2")
-    [None, 0, 1, 2]
-    """
-    orders: list[int | None] = []
-    for part in parse_names(text):
-        if part == "standard":
-            orders.append(None)
-        elif part == "all":
-            orders.extend(range(len(RANDOM_ORDERS)))
-        else:
-            orders.extend(_parse_range("orders", part))
-    return orders
-
-
-def parse_protocols(text: str) -> list[str]:
-    """Parse a comma-separated list of protocols, which may have settings after commas themselves.
-
-    >>> parse_protocols("continual,rotta,concentration=0.01,mixed")
-    ['continual', 'rotta,concentration=0.01', 'mixed']
-    """
-    protocols: list[str] = []
-    for part in parse_names(text):
-        if "=" in part and protocols:
-            protocols[-1] += f",{part}"
-        else:
-            protocols.append(part)
-    return protocols
-
-
 def parse_severities(text: str) -> list[float]:
     """Parse severities such as ``3,5`` or ``2.25``.
 
@@ -393,23 +351,3 @@ def parse_severities(text: str) -> list[float]:
     if not levels or not all(levels):
         raise ConfigError(f"expected severities above 0 and up to 5, such as 3,5 or 2.25; got {text!r}")
     return sorted(set(levels))
-
-
-def parse_target(text: str) -> str | float:
-    """Parse the difficulty of CCC: a name, or a mean accuracy.
-
-    >>> parse_target("hard"), parse_target("0.4")
-    ('hard', 0.4)
-    """
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-def _parse_range(what: str, part: str) -> range:
-    first, _, last = part.partition("-")
-    try:
-        return range(int(first), int(last or first) + 1)
-    except ValueError:
-        raise ConfigError(f"expected {what} as integers such as 1,2,3 or 1-5, got {part!r}") from None

@@ -93,6 +93,8 @@ class _Decorator(Protocol[P, OptionsT_co]):
     """Turns a function whose last argument is a dataclass into one with its fields as keywords."""
 
     @overload
+    def __call__(self, function: Callable[[OptionsT_co], R], /) -> Callable[P, R]: ...
+    @overload
     def __call__(self, function: Callable[[A, OptionsT_co], R], /) -> Callable[Concatenate[A, P], R]: ...
     @overload
     def __call__(self, function: Callable[[A, B, OptionsT_co], R], /) -> Callable[Concatenate[A, B, P], R]: ...
@@ -109,7 +111,7 @@ def takes_options(options: Callable[P, OptionsT]) -> _Decorator[P, OptionsT]:
         options: The dataclass; its fields are keyword-only.
 
     Returns:
-        A decorator for functions of one to three other arguments.
+        A decorator for functions of up to three other arguments.
 
     >>> @dataclass(frozen=True, kw_only=True)
     ... class Choice:

@@ -6,20 +6,27 @@ from typing import get_args
 
 from torch import nn
 
+from ctta.benchmark.options import BenchmarkOptions, Preset
 from ctta.benchmark.recipes.base import (
-    BenchmarkOptions,
     BenchmarkTask,
     MethodSpec,
-    Preset,
     add_methods,
     add_source_stats,
     apply_policies,
     apply_settings,
 )
 from ctta.benchmark.recipes.ccc import ccc
-from ctta.benchmark.recipes.embedded import ablation, demo, embedded, embedded_gradual
-from ctta.benchmark.recipes.folder import folder
-from ctta.benchmark.recipes.paper import cifar10c, cifar10c_gradual, cifar100c, imagenetc
+from ctta.benchmark.recipes.images import (
+    ablation,
+    cifar10c,
+    cifar10c_gradual,
+    cifar100c,
+    demo,
+    embedded,
+    embedded_gradual,
+    folder,
+    imagenetc,
+)
 from ctta.benchmark.recipes.segmentation import acdc, streets
 from ctta.core.hyperparameters import load_stats_setting
 from ctta.core.validation import check_choice, check_integer
@@ -97,8 +104,8 @@ def build_task(
         return normalize_input(task.make_network(), options.model or recipe, options.mean, options.std)
 
     specs = add_source_stats(add_methods(task.methods, methods), _choose_stats(task, options))
-    specs = apply_settings(specs, options.settings, ignore_others=ignore_other_settings)
-    specs = apply_policies(specs, options.policies or (), ignore_others=ignore_other_settings)
+    specs = apply_settings(specs, tuple(options.settings), ignore_others=ignore_other_settings)
+    specs = apply_policies(specs, tuple(map(str, options.policies or ())), ignore_others=ignore_other_settings)
     return replace(task, methods=specs, make_stream=make_stream, make_network=make_network)
 
 
@@ -118,5 +125,5 @@ def _choose_stats(task: BenchmarkTask, options: BenchmarkOptions) -> Callable[[s
     """Return where statistics of source images come from: the user's file, or those of the task."""
     if options.source_stats is None:
         return task.load_stats
-    stats = load_stats_setting("source_stats", options.source_stats)
+    stats = load_stats_setting("source_stats", str(options.source_stats))
     return lambda _method: stats

@@ -1,9 +1,9 @@
-"""The parts of a recipe: what a user may change, the methods it compares, and the task that ties them together."""
+"""The parts of a recipe: the methods that it compares, and the task that ties them together."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, Self
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import nn
 
@@ -14,107 +14,6 @@ from ctta.errors import ConfigError, did_you_mean
 from ctta.policies import parse_policy
 from ctta.source_stats import SourceStats
 from ctta.views import DrawnViews
-
-Preset = Literal["official", "paper"]
-
-
-@dataclass(frozen=True)
-class BenchmarkOptions:
-    """What a user may change about a recipe; None keeps the recipe's own value.
-
-    The fields are written to ``run.json``: a run folder is only continued with the same options.
-
-    Attributes:
-        data: Folder of the dataset; by default the copy in the cache of :mod:`ctta.data.datasets`.
-        model: Source network, as :func:`ctta.models.load` takes it.
-        preset: CoTTA as in its reference implementation ("official") or as in the text of the paper.
-        limit: Maximum number of images per segment.
-        batch_size: Images per batch.
-        rounds: How many times the stream is repeated.
-        settings: Hyperparameters of single methods, such as ``"cotta.restore=0.005"``.
-        device: Device of the network, such as ``"cuda:0"``.
-        corruptions: Names of corruptions, in order, for recipes that corrupt images.
-        severity: Severity of the corruptions, from 0 to 5.
-        size: (height, width) that image files are resized to.
-        classes: Names of the classes in the order of the network's outputs, for a tree of images.
-        mean: Mean of each channel, for a network that expects normalized images.
-        std: Standard deviation of each channel.
-        source_stats: File of ``ctta source-stats``, for methods that need statistics of source images.
-        policies: Policies of every method that learns, or of one, such as ``"tent.reset_every=1000"``.
-        protocol: How the corruptions arrive, as :func:`ctta.data.streams.parse_protocol` takes it.
-        target: Difficulty or mean accuracy of CCC, as :func:`ctta.data.streams.ccc` takes it.
-        speed: Images of CCC at each point of its walk.
-        num_images: Images of the whole stream, for CCC.
-    """
-
-    data: str | None = None
-    model: str | None = None
-    preset: Preset = "official"
-    limit: int | None = None
-    batch_size: int | None = None
-    rounds: int | None = None
-    settings: tuple[str, ...] = ()
-    device: str = "cpu"
-    corruptions: tuple[str, ...] | None = None
-    severity: float | None = None
-    size: tuple[int, int] | None = None
-    classes: tuple[str, ...] | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    source_stats: str | None = None
-    policies: tuple[str, ...] | None = None
-    protocol: str | None = None
-    target: str | float | None = None
-    speed: int | None = None
-    num_images: int | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the options for ``run.json``; later additions only where they are set, so that old runs continue."""
-        values = {name: list(value) if type(value) is tuple else value for name, value in asdict(self).items()}
-        return {name: value for name, value in values.items() if name not in _LATER or value is not None}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the options that :meth:`to_dict` has described.
-
-        Args:
-            values: The description.
-
-        Returns:
-            Equal options.
-        """
-        fields: dict[str, Any] = {
-            name: tuple(each) if isinstance(each, list) else each for name, each in values.items()
-        }
-        return cls(**fields)
-
-    @property
-    def changes(self) -> list[str]:
-        """The options that make results differ from the recipe's own, as typed on the command line."""
-        typed = [
-            ("--protocol", self.protocol),
-            ("--target", None if self.target is None else str(self.target)),
-            ("--speed", self.speed),
-            ("--images", self.num_images),
-            ("--model", self.model),
-            ("--preset", self.preset if self.preset != "official" else None),
-            ("--corruptions", self.corruptions and ",".join(self.corruptions)),
-            ("--severity", self.severity),
-            ("--size", self.size and " ".join(map(str, self.size))),
-            ("--mean", self.mean and ",".join(f"{value:g}" for value in self.mean)),
-            ("--std", self.std and ",".join(f"{value:g}" for value in self.std)),
-            ("--source-stats", self.source_stats),
-        ]
-        changes = [f"{name} {value}" for name, value in typed if value]
-        policies = [f"--policy {text}" for text in self.policies or ()]
-        return changes + policies + [f"--set {text}" for text in self.settings]
-
-
-#: Options that ``run.json`` of version 0.2 does not have.
-_LATER = (
-    *("corruptions", "severity", "size", "classes", "mean", "std", "source_stats", "policies", "protocol"),
-    *("target", "speed", "num_images"),
-)
 
 
 @dataclass(frozen=True)

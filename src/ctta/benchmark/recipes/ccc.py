@@ -8,10 +8,9 @@ from typing import cast
 from torch import nn
 
 from ctta import models
-from ctta.benchmark.recipes.base import BenchmarkOptions, BenchmarkTask
-from ctta.benchmark.recipes.embedded import CIFAR10, load_embedded_stats
-from ctta.benchmark.recipes.folder import check_classes
-from ctta.benchmark.recipes.paper import every_method, imagenet_methods
+from ctta.benchmark.options import BenchmarkOptions
+from ctta.benchmark.recipes.base import BenchmarkTask
+from ctta.benchmark.recipes.images import CIFAR10, check_classes, every_method, imagenet_methods, load_embedded_stats
 from ctta.data.corruptions import VERSION
 from ctta.data.datasets import CorruptedFolder, cache_dir, sample
 from ctta.data.datasets.corruptible import CorruptibleDataset

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from ctta import models
-from ctta.benchmark.recipes.base import BenchmarkOptions, BenchmarkTask, MethodSpec, Preset
+from ctta.benchmark.options import BenchmarkOptions, Preset
+from ctta.benchmark.recipes.base import BenchmarkTask, MethodSpec
 from ctta.benchmark.recipes.settings import BATCH_ONLY, add_pixel_methods
 from ctta.data import streams
 from ctta.errors import ConfigError

@@ -1,10 +1,10 @@
-"""The published settings of every method that the CoTTA paper does not compare, by data set.
+"""The published settings of methods that the CoTTA paper does not compare, by data set.
 
 The sources are cited beside the values: "authors" is the public code of the method's authors, "MD" the benchmark
 mariodoebler/test-time-adaptation, whose protocol is that of the recipes (one pass, no reset, 5,000 images per
 corruption of ImageNet-C). Where the two differ, the recipes follow MD. What a data set does not list is the default of
 the class, which is the authors' setting for CIFAR10-C unless its docstring says otherwise. The settings of the paper's
-own rows are in :mod:`ctta.benchmark.recipes.paper`.
+own rows are in :mod:`ctta.benchmark.recipes.images`.
 """
 
 import inspect
@@ -35,13 +35,11 @@ IMAGENET_FAST = {"optimizer": partial(SGD, lr=0.01)}
 #: MD leaves out the top layers by names that the networks for CIFAR do not have, so it trains all norm layers of them.
 ALL_NORMS = {"skip_top": False}
 
-#: Hyperparameters by method and data set; an empty entry is a method with the same settings everywhere.
+#: Hyperparameters by method and data set, where they are not the defaults of the class. Those without an entry have one
+#: setting everywhere: BN-alpha (MD's alpha of 0.1), BN-EMA, LAME, T3A (20 supports, as FOA compares it), RoTTA (MD has
+#: its Adam also for ImageNet-C), NOTE, AdaContrast (MD: SGD with 2e-4 and a weight decay of 1e-4), VANE (chosen on
+#: hold-out corruptions), REM (Adam with 1e-3) and FOA (for ImageNet-C). A new method needs none.
 PUBLISHED: Mapping[str, Mapping[DataSet, Mapping[str, Any]]] = {
-    # No training. BN-alpha: MD's alpha of 0.1. LAME: one setting for everything. T3A: 20 supports, as FOA compares it.
-    "bn_alpha": {},
-    "bn_ema": {},
-    "lame": {},
-    "t3a": {},
     # Entropy of selected samples. MD; the margin is 0.4 ln C, a fraction in all classes.
     "eta": {
         "cifar10": {"redundancy": 0.4},
@@ -83,11 +81,7 @@ PUBLISHED: Mapping[str, Mapping[DataSet, Mapping[str, Any]]] = {
     "cmf": {"imagenet": IMAGENET},
     "santa": {"imagenet": IMAGENET_FAST},
     "rmt": {"imagenet": IMAGENET_FAST},
-    # MD: SGD with 2e-4 and a weight decay of 1e-4 everywhere, the default.
-    "adacontrast": {},
-    # Memories of 64 images. Authors; RoTTA and NOTE have one setting, and MD has RoTTA's Adam also for ImageNet-C.
-    "rotta": {},
-    "note": {},
+    # Memories of 64 images. Authors.
     "petta": {"imagenet": {"loss": "cross_entropy"}},
     "sotta": {
         "cifar10": {"min_confidence": 0.99},
@@ -104,8 +98,6 @@ PUBLISHED: Mapping[str, Mapping[DataSet, Mapping[str, Any]]] = {
             "optimizer": partial(torch.optim.Adam, lr=5e-4),
         },
     },
-    # One setting for all data, chosen on hold-out corruptions.
-    "vane": {},
     # Authors, after CoTTA; its settings for ImageNet-C, without the prior, which needs snapshots of a training.
     "petal": {
         "cifar10": {"threshold": 0.92},
@@ -132,9 +124,6 @@ PUBLISHED: Mapping[str, Mapping[DataSet, Mapping[str, Any]]] = {
     "tea": {"imagenet": {"buffer_size": 1000}},
     # Authors: no momentum; 32 views for CIFAR, 64 for ImageNet.
     "memo": {"imagenet": {"views": augmix_views(64, crop="resize"), "optimizer": partial(torch.optim.SGD, lr=2.5e-4)}},
-    # For vision transformers. Authors; REM has Adam with 1e-3 everywhere, and FOA's settings are for ImageNet-C.
-    "rem": {},
-    "foa": {},
 }
 
 

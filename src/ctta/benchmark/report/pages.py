@@ -67,7 +67,7 @@ def draw_document(content: ReportContent, folder: Path, runs: Sequence[RecordedR
     Args:
         content: The content of the report.
         folder: Folder to write to.
-        runs: The runs of its first sections, for pictures of scenes, which the content does not have.
+        runs: The runs of its first sections, for images of scenes, which the content does not have.
 
     Returns:
         The content with its figures.

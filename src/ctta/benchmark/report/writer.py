@@ -15,7 +15,7 @@ def write_report(runs: Sequence[Path], out: Path, *, on_progress: OnProgress | N
 
     Runs of the same protocol share a table, with a group of rows each. Results that saw different batches never share
     a table. Incomplete cells are listed and left out of the tables. ``numbers.json`` is a small file from which the
-    report can be written again, except for pictures of scenes. Needs the extra ``bench``.
+    report can be written again, except for images of scenes. Needs the extra ``bench``.
 
     Args:
         runs: Folders that a benchmark, :func:`ctta.evaluate` or :func:`ctta.compare` wrote, or files ``numbers.json``

@@ -1,21 +1,34 @@
-"""The image classification tasks of the CoTTA paper, with the settings of its reference implementation."""
+"""Image classification: the tasks of the CoTTA paper, those that ship with the library, and your own images.
+
+The paper's tasks have the settings of its reference implementation. Those on the embedded network need no download and
+take minutes; with ``--data`` they take the 10,000 test images of CIFAR-10 in a folder instead of the 2,000 that ship.
+"""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from torch import nn
 
 from ctta import models
-from ctta.benchmark.recipes.base import BenchmarkOptions, BenchmarkTask, MethodSpec, Preset
+from ctta.benchmark.options import BenchmarkOptions, Preset
+from ctta.benchmark.recipes.base import BenchmarkTask, MethodSpec
 from ctta.benchmark.recipes.settings import ADAM, BATCH_ONLY, SGD, DataSet, add_published
+from ctta.core.registry import DEFAULT_METHOD
 from ctta.data import datasets
-from ctta.data.datasets import CifarC, CorruptionDataset, ImageNetC
+from ctta.data.datasets import CifarC, Corrupted, CorruptionDataset, ImageNetC, clean_cifar, sample
+from ctta.data.datasets.corruptible import CLEAN, CorruptedFolder
 from ctta.data.streams import CorruptionSequence, Stream, gradual, parse_protocol
 from ctta.data.streams.sequences import corruption_order
+from ctta.errors import ConfigError, DataError
 from ctta.methods import BNStats, CoTTA, PseudoLabel, Source, Tent, TestAug
+from ctta.models import CIFAR10_CLASSES
+from ctta.models.cifar import embedded_stats
 from ctta.optim import OptimizerFactory
+from ctta.source_stats import SourceStats
 from ctta.views import Views, fast_image_views, image_views
 
 #: The rows of the paper's tables, and those of its ablation of CoTTA.
@@ -24,6 +37,8 @@ ABLATION = ("cotta_weight_average", "cotta_view_average", "cotta")
 TEN_ORDERS = tuple(range(10))
 FIVE_SEEDS = (1, 2, 3, 4, 5)
 
+#: The reference implementation's setting for CIFAR10-C.
+CIFAR10 = {"threshold": 0.92}
 PRESETS = {"official": CoTTA.official, "paper": CoTTA.paper}
 #: The gradual stream of each preset: the reference implementation starts its first corruption at full severity.
 GRADUAL: dict[Preset, Literal["authors", "paper"]] = {"official": "authors", "paper": "paper"}
@@ -111,7 +126,7 @@ def cifar10c(options: BenchmarkOptions) -> BenchmarkTask:
         downloads=_downloads(options, ("cifar10-c",), "wrn28-10-standard"),
         make_stream=lambda order: corrupted_stream(_cifar(options, "cifar10-c"), options, order),
         accepts=CORRUPTION_OPTIONS,
-        methods=every_method(options, "cifar10", cotta={"threshold": 0.92}),
+        methods=every_method(options, "cifar10", cotta=CIFAR10),
         default_methods=METHODS,
         default_seeds=FIVE_SEEDS,
     )
@@ -119,16 +134,7 @@ def cifar10c(options: BenchmarkOptions) -> BenchmarkTask:
 
 def cifar10c_gradual(options: BenchmarkOptions) -> BenchmarkTask:
     """Gradual CIFAR10-C: severity rises and falls, mean over ten orders (official: 131 segments)."""
-    return BenchmarkTask(
-        make_network=_cifar_network(options, "wrn28-10", "wrn28-10-standard"),
-        downloads=_downloads(options, ("cifar10-c",), "wrn28-10-standard"),
-        make_stream=lambda order: gradual(
-            _cifar(options, "cifar10-c"), variant=GRADUAL[options.preset], order=order, **stream_sizes(options)
-        ),
-        methods=every_method(options, "cifar10", cotta={"threshold": 0.92}),
-        default_methods=METHODS,
-        default_orders=TEN_ORDERS,
-    )
+    return _make_gradual(cifar10c(options), options, lambda: _cifar(options, "cifar10-c"), TEN_ORDERS)
 
 
 def cifar100c(options: BenchmarkOptions) -> BenchmarkTask:
@@ -191,7 +197,7 @@ def corrupted_stream(
     Returns:
         The stream, with as many rounds as the options say.
     """
-    names = options.corruptions
+    names = None if options.corruptions is None else tuple(options.corruptions)
     if names is not None and order is not None:  # those of the published order first, in its order, and then others
         published = corruption_order(order)
         names = tuple(sorted(names, key=lambda name: published.index(name) if name in published else len(published)))
@@ -219,6 +225,24 @@ def stream_sizes(options: BenchmarkOptions, batch_size: int = 200, limit: int | 
     return {"batch_size": options.batch_size or batch_size, "limit": options.limit or limit}
 
 
+def _make_gradual(
+    task: BenchmarkTask,
+    options: BenchmarkOptions,
+    open_images: Callable[[], CorruptionDataset],
+    orders: tuple[int | None, ...],
+) -> BenchmarkTask:
+    """Return a task with the gradual stream of its images in place of corruptions that the user chooses."""
+    return replace(
+        task,
+        make_stream=lambda order: gradual(
+            open_images(), variant=GRADUAL[options.preset], order=order, **stream_sizes(options)
+        ),
+        accepts=frozenset(),
+        default_orders=orders,
+        default_seeds=(0,),
+    )
+
+
 def _cifar(options: BenchmarkOptions, name: str) -> CifarC:
     return CifarC(options.data or datasets.find(name))
 
@@ -240,3 +264,115 @@ def _imagenet(options: BenchmarkOptions) -> ImageNetC:
 def _downloads(options: BenchmarkOptions, images: tuple[str, ...], network: str | None = None) -> tuple[str, ...]:
     weights = () if options.model or network is None else (network,)
     return (() if options.data else images) + weights
+
+
+#: The rows of the demo; the last is what a user gets who names no method.
+DEMO_METHODS = tuple(dict.fromkeys(("source", "bn_stats", "tent", "cotta_fast", "cotta", DEFAULT_METHOD)))
+
+
+def embedded(options: BenchmarkOptions) -> BenchmarkTask:
+    """Corrupted CIFAR-10 images: ResNet-20, 15 corruptions at severity 5, 2,000 images each (10,000 with --data)."""
+    return BenchmarkTask(
+        make_network=lambda: models.load(options.model or "embedded"),
+        load_stats=None if options.model else load_embedded_stats,
+        make_stream=lambda order: corrupted_stream(_open_images(options), options, order),
+        accepts=CORRUPTION_OPTIONS,
+        methods=every_method(options, "cifar10", cotta=CIFAR10),
+        default_methods=METHODS,
+        default_seeds=(1, 2, 3),
+    )
+
+
+def demo(options: BenchmarkOptions) -> BenchmarkTask:
+    """Demo of a few minutes: ResNet-20, 15 corruptions at severity 5 in a row, 200 images each."""
+    return replace(
+        embedded(options),
+        make_stream=lambda order: corrupted_stream(_open_images(options), options, order, batch_size=50, limit=200),
+        methods=every_method(options, "cifar10", batch_size=50, cotta=CIFAR10),
+        default_methods=DEMO_METHODS,
+        default_seeds=(1,),
+    )
+
+
+def embedded_gradual(options: BenchmarkOptions) -> BenchmarkTask:
+    """Gradual stream of the images of embedded: severity rises and falls, three orders (official: 131 segments)."""
+    return _make_gradual(embedded(options), options, lambda: _open_images(options), (0, 1, 2))
+
+
+def ablation(options: BenchmarkOptions) -> BenchmarkTask:
+    """Ablation of CoTTA on the stream of embedded, five seeds."""
+    return replace(embedded(options), default_methods=ABLATION, default_seeds=FIVE_SEEDS)
+
+
+def load_embedded_stats(method: str) -> SourceStats:
+    """Return the statistics of the embedded network's training images that a method expects.
+
+    Args:
+        method: Name of the method.
+
+    Returns:
+        The statistics; PeTTA's are those of the network as it was trained, others those of adapted networks.
+    """
+    return embedded_stats(frozen=method == "petta")
+
+
+def _open_images(options: BenchmarkOptions) -> Corrupted:
+    """Return the images that ship with the library, or all test images of CIFAR-10 in the user's folder."""
+    if options.data is None:
+        return sample()
+    images, labels = clean_cifar(options.data)
+    if labels.max() >= len(CIFAR10_CLASSES):
+        raise DataError(f"{options.data} has labels up to {labels.max()}: expected CIFAR-10, with labels up to 9")
+    return Corrupted(images, labels, name="cifar10-test", class_names=CIFAR10_CLASSES)
+
+
+FOLDER_METHODS = ("source", "bn_stats", "tent", "cotta_fast")
+FOLDER_EXAMPLE = "ctta bench folder --data val/ --model file:net.py:build"
+
+
+def folder(options: BenchmarkOptions) -> BenchmarkTask:
+    """Your own images: a tree <class>/<image> (--data) with your network (--model), under corruptions."""
+    if options.data is None or options.model is None:
+        missing = "--data DIR" if options.data is None else "--model SPEC"
+        raise ConfigError(
+            f"the recipe 'folder' needs your images and your network; {missing} is missing: {FOLDER_EXAMPLE}"
+        )
+    model, root = options.model, options.data
+    opened: list[CorruptedFolder] = []  # listing a large tree takes a while
+
+    def open_folder() -> CorruptedFolder:
+        if not opened:
+            opened.append(CorruptedFolder(root, size=options.size, classes=options.classes))
+        return opened[0]
+
+    return BenchmarkTask(
+        make_network=lambda: models.load(model),
+        make_stream=lambda order: corrupted_stream(open_folder(), options, order, batch_size=64),
+        methods=every_method(options, None, batch_size=64, cotta={}),
+        default_methods=FOLDER_METHODS,
+        default_seeds=(1,),
+        accepts=CORRUPTION_OPTIONS | {"size", "classes"},
+        check_network=lambda net: check_classes(net, open_folder()),
+    )
+
+
+def check_classes(net: nn.Module, data: CorruptedFolder) -> None:
+    """Raise unless a network classifies images into as many classes as a tree has.
+
+    Args:
+        net: The network.
+        data: The tree.
+
+    Raises:
+        ConfigError: It does not; the message says what to do.
+    """
+    images, _ = data.domain(CLEAN, 1).read(np.arange(1))
+    device = next((parameter.device for parameter in net.parameters()), images.device)
+    logits = Source(net)(images.to(device))
+    if logits.ndim != 2:
+        raise ConfigError(f"expected a network that classifies images, got outputs of shape {tuple(logits.shape)}")
+    if logits.shape[1] != len(data.class_names):
+        raise ConfigError(
+            f"the network has {logits.shape[1]} classes and the images have {len(data.class_names)}: give --classes "
+            "FILE with a class name per line, in the order of the network's outputs; the folders have these names"
+        )
