@@ -27,7 +27,7 @@ from test_mathematics import EPS, STEPS, assert_same_run, assert_same_weights, c
 from torch import Tensor, nn
 
 import ctta
-from ctta.views.destruction import DESTRUCTIONS, destroy_shape
+from ctta.methods.deyo import DESTRUCTIONS, destroy_shape
 
 OPTIMIZER, NAIVE_OPTIMIZER = partial(torch.optim.Adam, lr=0.02, eps=EPS), partial(NaiveAdam, lr=0.02, eps=EPS)
 

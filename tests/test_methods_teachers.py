@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import ctta
 from ctta.errors import ConfigError, InputError
-from ctta.methods.petal.posterior import weight_posterior
+from ctta.methods.petal import weight_posterior
 
 
 def make_snapshots(net: nn.Sequential) -> list[nn.Sequential]:

@@ -13,6 +13,7 @@ from test_mathematics import CLOSE, EPS, assert_same_weights, classifier, stream
 from torch import Tensor, nn
 
 import ctta
+from ctta.core.transaction import restore_on_error
 from ctta.functional import bernoulli_positions
 from ctta.policies import POLICIES
 from ctta.testing import CHECKS, NETWORKS, ContractCase
@@ -342,7 +343,7 @@ def test_a_guarded_step_with_a_policy_is_undone() -> None:
     model = ctta.Tent(net, policies=[ctta.policies.reset_every(2)], lr=0.01)
     model(torch.rand(16, 3, 16, 16))
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(OSError), ctta.core.transaction.restore_on_error(model):
+    with pytest.raises(OSError), restore_on_error(model):
         model(torch.rand(16, 3, 16, 16))  # resets
         raise OSError
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

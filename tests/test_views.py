@@ -12,8 +12,7 @@ from torch import Tensor, nn
 import ctta
 from ctta.testing import NETWORKS
 from ctta.views import Average, ImageView, ImageViews, View, Views, average_views, image_views, multiscale_flip
-from ctta.views.sampling import balance
-from ctta.views.transforms import Motion
+from ctta.views.geometric import Motion, balance
 
 IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 

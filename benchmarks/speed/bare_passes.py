@@ -19,8 +19,7 @@ import ctta
 from benchmarks.speed.baseline import forward
 from ctta.evaluation.passes import count_passes
 from ctta.functional import entropy
-from ctta.methods.parts.memory import MemoryModel
-from ctta.methods.parts.memory.memories import EMPTY
+from ctta.methods.parts.memory import EMPTY, MemoryModel
 from ctta.nn.surgery import train_only_
 from ctta.optim import build_optimizer
 from ctta.views import DrawnViews, SplitView

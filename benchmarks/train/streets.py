@@ -42,7 +42,7 @@ from ctta.io.atomic import atomic_write
 from ctta.models import tiny_segformer
 from ctta.nn.surgery import resize
 from ctta.views import ScaledView
-from ctta.views.transforms import adjust_contrast_, adjust_hue_, adjust_saturation_
+from ctta.views.image import adjust_contrast_, adjust_hue_, adjust_saturation_
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "segformer": lambda: tiny_segformer().net,

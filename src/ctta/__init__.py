@@ -80,7 +80,7 @@ if TYPE_CHECKING:
         Tent,
         TestAug,
     )
-    from ctta.methods.petal.posterior import weight_posterior
+    from ctta.methods.petal import weight_posterior
     from ctta.methods.rmt.replay import SourceReplay
     from ctta.nn.surgery import fingerprint
     from ctta.optim import OptimizerFactory
@@ -201,7 +201,7 @@ _MODULES = {
     "load": "ctta.checkpoint.files",
     "save": "ctta.checkpoint.files",
     "source_stats": "ctta.source_stats",
-    "weight_posterior": "ctta.methods.petal.posterior",
+    "weight_posterior": "ctta.methods.petal",
 }
 
 

@@ -1,6 +1,7 @@
-"""Policies that set single weights back to the source's."""
+"""Policies that set single weights back to the source's, or keep all of them near it by averaging."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -8,8 +9,9 @@ from typing_extensions import override
 
 from ctta.core.model import AdaptiveModel
 from ctta.core.steps import Policy
-from ctta.core.validation import check_fraction
-from ctta.functional import pair_trained, stochastic_restore_
+from ctta.core.validation import check_choice, check_fraction, check_non_negative
+from ctta.errors import ConfigError
+from ctta.functional import lerp_, pair_trained, stochastic_restore_
 
 
 def student_of(model: AdaptiveModel) -> nn.Module:
@@ -99,3 +101,128 @@ def compute_quantile(values: Tensor, fraction: float) -> Tensor:
     low = values.kthvalue(below + 1).values
     high = values.kthvalue(min(below + 2, len(values))).values
     return low.lerp(high, position - below)
+
+
+#: Of a Kalman filter, far above any use, so that its variance stays finite.
+MAX_NOISE = 1e9
+
+
+@dataclass(frozen=True, repr=False)
+class AverageWithSource(Policy):
+    """Move the trained weights toward the source's after each update, as ROID does.
+
+    Attributes:
+        keep: The fraction of the adapted weights, theta <- keep * theta + (1 - keep) * source; the default is ROID's.
+    """
+
+    name = "average_with_source"
+    keep: float = 0.99
+
+    def __post_init__(self) -> None:
+        check_fraction("keep", self.keep)
+
+    @override
+    def after_step(self, model: AdaptiveModel, state: nn.Module, x: Tensor, logits: Tensor) -> None:
+        if was_updated(model):
+            pairs = pair_trained(student_of(model), model.source)
+            lerp_(
+                [adapted for adapted, _ in pairs], [original for _, original in pairs], 1 - self.keep**model.step_scale
+            )
+
+
+class _KalmanState(nn.Module):
+    """Hidden weights and their variance."""
+
+    variance: Tensor
+
+    def __init__(self, sources: list[Tensor]) -> None:
+        super().__init__()
+        self.register_buffer("variance", torch.zeros((), dtype=sources[0].dtype, device=sources[0].device))
+        for number, source in enumerate(sources):
+            self.register_buffer(f"hidden{number}", source.detach().clone())
+
+    @property
+    def hidden(self) -> list[Tensor]:
+        return [buffer for name, buffer in self.named_buffers() if name.startswith("hidden")]
+
+
+@dataclass(frozen=True, repr=False)
+class Kalman(Policy):
+    """Filter the trained weights over time after each update, as CMF does: three copies of the network in memory.
+
+    Hidden weights h drift to the source, are corrected by the adapted weights, and pull these back.
+
+    Attributes:
+        alpha: How much of h stays when it drifts to the source.
+        gamma: How much of the adapted weights stays when they are pulled to h.
+        noise: Process noise of a network with 38,400 trained weights; others have proportionally more or less.
+        pull_to: The ``"filtered"`` h (CMF's default, "lp") or the ``"predicted"`` one ("op").
+    """
+
+    name = "kalman"
+    alpha: float = 0.99
+    gamma: float = 0.99
+    noise: float = 0.005
+    pull_to: Literal["filtered", "predicted"] = "filtered"
+
+    def __post_init__(self) -> None:
+        check_fraction("alpha", self.alpha)
+        check_fraction("gamma", self.gamma)
+        check_non_negative("noise", self.noise)
+        if self.noise > MAX_NOISE:
+            raise ConfigError(f"noise must be at most {MAX_NOISE:g}, got {self.noise!r}")
+        check_choice("pull_to", self.pull_to, ("filtered", "predicted"))
+
+    @override
+    def start(self, model: AdaptiveModel) -> nn.Module:
+        return _KalmanState([original for _, original in pair_trained(student_of(model), model.source)])
+
+    @override
+    @torch.no_grad()
+    def after_step(self, model: AdaptiveModel, state: _KalmanState, x: Tensor, logits: Tensor) -> None:
+        if not was_updated(model):
+            return
+        pairs = pair_trained(student_of(model), model.source)
+        adapted, originals = [one for one, _ in pairs], [other for _, other in pairs]
+        q = self.noise * sum(each.numel() for each in adapted) / 38_400
+        lerp_(state.hidden, originals, 1 - self.alpha**model.step_scale)
+        predicted = [hidden.clone() for hidden in state.hidden] if self.pull_to == "predicted" else state.hidden
+        drifted = self.alpha**2 * float(state.variance)
+        # In a large network q may exceed 1, and the quotient is then negative.
+        beta = max(0.89, (1 - q) / (drifted + 1))
+        beta = 1.0 if beta >= 0.9999 else beta
+        state.variance.fill_(beta * (drifted + q))
+        lerp_(state.hidden, adapted, 1 - beta)
+        lerp_(adapted, predicted, 1 - self.gamma**model.step_scale)
+
+
+@dataclass(frozen=True, repr=False)
+class FrozenTeacher(Policy):
+    """Keep the teacher of a method equal to the source, and let the student predict ("intransigent teacher").
+
+    It does not collapse on long streams, but follows changes less. Costs a pass through the student per batch.
+    """
+
+    name = "frozen_teacher"
+    student_predicts = True
+
+    @override
+    def start(self, model: AdaptiveModel) -> nn.Module:
+        teacher = getattr(model, "teacher", None)
+        if not isinstance(teacher, nn.Module):
+            raise ConfigError(f"frozen_teacher needs a method with a teacher, and {type(model).__name__} has none")
+        if not {*map(id, teacher.parameters())}.isdisjoint(map(id, student_of(model).parameters())):
+            raise ConfigError(
+                f"frozen_teacher needs a teacher with weights of its own, and that of {type(model).__name__} has the "
+                "student's"
+            )
+        return nn.Module()
+
+    @override
+    @torch.no_grad()
+    def after_step(self, model: AdaptiveModel, state: nn.Module, x: Tensor, logits: Tensor) -> None:
+        originals = dict(model.source.named_parameters())
+        assert isinstance(model.teacher, nn.Module)
+        for name, parameter in model.teacher.named_parameters():
+            if name in originals:
+                parameter.copy_(originals[name])

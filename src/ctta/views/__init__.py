@@ -22,10 +22,8 @@ from ctta.views.average import (
     choose_views_at_once,
     draw_views,
 )
-from ctta.views.geometric import GeometricViews, geometric_views
-from ctta.views.image_view import ImageView
-from ctta.views.multiscale import ScaledView, multiscale_flip
-from ctta.views.sampling import ImageViews, fast_image_views, image_views
+from ctta.views.geometric import GeometricViews, ScaledView, geometric_views, multiscale_flip
+from ctta.views.image import ImageView, ImageViews, fast_image_views, image_views
 
 __all__ = [
     "AugMixView",

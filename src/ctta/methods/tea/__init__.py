@@ -1,3 +1,0 @@
-"""TEA, and the buffer of images that it draws from."""
-
-from ctta.methods.tea.method import TEA as TEA

@@ -1,0 +1,461 @@
+"""Random views for classification, drawn as in the reference implementation of CoTTA.
+
+torchvision would be a further dependency; its transforms draw from the global generator, and allocate a batch for each
+change of color, which costs more than the arithmetic. These work in place where they can.
+"""
+
+import math
+import operator
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from numbers import Real
+from typing import Any, ClassVar, TypeGuard, get_args
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from ctta.core.parallel import current_reducer
+from ctta.errors import ConfigError, InputError
+from ctta.functional import at_least_float32
+from ctta.views.average import DrawnViews, SplitView
+from ctta.views.geometric import MAX_VIEWS, MOTION_RANGES, Motion, Padding, balance, shrink_range
+
+#: ITU-R 601 luma, to the four digits that torchvision uses.
+LUMA = (0.2989, 0.587, 0.114)
+
+
+def to_grayscale(image: Tensor) -> Tensor:
+    """Return the luma of every pixel, (N, 1, H, W)."""
+    if image.shape[1] == 1:
+        return image
+    red, green, blue = image.split(1, dim=1)
+    luma: Tensor = red.mul(LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
+    return luma
+
+
+def adjust_brightness_(image: Tensor, factor: float) -> None:
+    """Scale all values."""
+    image.mul_(factor).clamp_(0, 1)
+
+
+def adjust_contrast_(image: Tensor, factor: float) -> None:
+    """Scale the distance of values from each image's mean luma."""
+    mean = to_grayscale(image).mean((1, 2, 3), keepdim=True)
+    image.mul_(factor).add_(mean, alpha=1 - factor).clamp_(0, 1)
+
+
+def adjust_saturation_(image: Tensor, factor: float) -> None:
+    """Scale the distance of colors from each pixel's luma."""
+    if image.shape[1] == 3:
+        gray = to_grayscale(image)
+        image.mul_(factor).add_(gray, alpha=1 - factor).clamp_(0, 1)
+
+
+def adjust_gamma_(image: Tensor, gamma: float) -> None:
+    """Raise values to a power; values stay above zero, where the power may have no derivative."""
+    image.clamp_(1e-8, 1).pow_(gamma)
+
+
+def adjust_hue_(image: Tensor, turns: float) -> None:
+    """Rotate the hue of every pixel in HSV space by at most a sixth of the circle."""
+    if image.shape[1] == 1:
+        return
+    assert abs(turns) <= 1 / 6, "the distance of a hue from a peak is folded only once"
+    red, green, blue = image.unbind(1)
+    value, low = image.amax(1), image.amin(1)
+    spread = value - low
+    # The hue in sixths of the circle is the peak of the largest channel (red 0, green 2, blue 4) plus the position
+    # between the other two. lerp by a weight of 0 or 1 selects exactly, and several times faster than where.
+    red_leads, green_leads = (red == value).to(image.dtype), (green == value).to(image.dtype)
+    sixths = (red - green).lerp_(blue - red, green_leads).lerp_(green - blue, red_leads)
+    sixths /= spread.clamp_min(torch.finfo(image.dtype).tiny)  # the hue of gray does not matter
+    sixths += green_leads.mul_(-2).add_(4).mul_(1 - red_leads).add_(6 * turns)
+    for channel, peak in ((red, 0), (green, 2), (blue, 4)):
+        # A channel is full within a sixth of its peak, zero from two sixths on, and linear between;
+        # | |distance| - 3 | is the distance from the opposite side of the circle, also across its seam.
+        fullness = sixths.sub(peak).abs_().sub_(3).abs_().sub_(1).clamp_(0, 1)
+        torch.addcmul(low, spread, fullness, out=channel)
+
+
+#: Undoing a normalization in half precision misses [0, 1] by about this much.
+RANGE_TOLERANCE = 1e-2
+
+
+@dataclass(frozen=True)
+class ImageNormalization:
+    """The normalization of images outside the model, ``(image - mean) / std``; None if they are in [0, 1].
+
+    Attributes:
+        mean: One value per channel.
+        std: One value per channel.
+    """
+
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+    def check(self, x: Tensor) -> None:
+        """Raise an InputError unless x is a batch of images with values in the declared range."""
+        if len(x) == 0:
+            return
+        if x.ndim != 4 or x.shape[1] not in (1, 3):
+            hint = (
+                "for one image call x.unsqueeze(0)" if x.ndim == 3 else "for other data give views of your own, or ()"
+            )
+            raise InputError(
+                f"image views take RGB or gray images (N, 3 or 1, H, W), got shape {tuple(x.shape)}: {hint}"
+            )
+        if self.mean is not None and len(self.mean) != x.shape[1]:
+            raise InputError(f"mean and std are for {len(self.mean)} channels, and the images have {x.shape[1]}")
+        low, high = torch.stack(self.undo(x).aminmax()).tolist()
+        if low < -RANGE_TOLERANCE or high > 1 + RANGE_TOLERANCE:
+            declared = "after undoing mean and std" if self.mean else "as no mean and std were given"
+            raise InputError(
+                f"image values range from {low:.3g} to {high:.3g}, and image views expect [0, 1] {declared}; for "
+                "images normalized outside the model use views=image_views(mean=..., std=...) with that "
+                "normalization (or fast_image_views)"
+            )
+
+    # Both use Python numbers: creating a tensor of them for each view would make a GPU wait for the CPU.
+
+    def undo(self, x: Tensor) -> Tensor:
+        """Return the images in [0, 1]."""
+        if self.mean is None or self.std is None:
+            return x
+        image = x.clone()
+        for channel, mean, std in zip(image.unbind(1), self.mean, self.std, strict=True):
+            channel.mul_(std).add_(mean)
+        return image
+
+    def apply_(self, image: Tensor) -> None:
+        """Normalize images in [0, 1]."""
+        if self.mean is not None and self.std is not None:
+            for channel, mean, std in zip(image.unbind(1), self.mean, self.std, strict=True):
+                channel.sub_(mean).div_(std)
+
+
+@dataclass(frozen=True)
+class ImageView(SplitView):
+    """One draw of the parameters of a view, shared by all images of the batch; deterministic.
+
+    Attributes:
+        normalization: How the images were normalized outside the model.
+        check_range: Whether to check the range of values first.
+        color_order: The order of the five changes of color below, as indices.
+        brightness: Factor of all values.
+        contrast: Factor of the distance from the mean luma of an image.
+        saturation: Factor of the distance from the luma of a pixel.
+        hue: Rotation of the hue, in turns.
+        gamma: Exponent of all values.
+        degrees: Rotation of the image.
+        translate_x: Translation as a fraction of the padded width.
+        translate_y: Translation as a fraction of the padded height.
+        scale: Scaling of the image.
+        sigma: Standard deviation of the Gaussian blur, in pixels.
+        flip: Whether to flip the image horizontally.
+        noise_seed: Seed of the Gaussian noise.
+        blur_and_noise: Whether to blur and to add noise.
+        padding: How the image goes on beyond its edges, ``"edge"`` or ``"reflect"``.
+    """
+
+    normalization: ImageNormalization
+    check_range: bool
+    color_order: tuple[int, ...]
+    brightness: float
+    contrast: float
+    saturation: float
+    hue: float
+    gamma: float
+    degrees: float
+    translate_x: float
+    translate_y: float
+    scale: float
+    sigma: float
+    flip: bool
+    noise_seed: int
+    blur_and_noise: bool = True
+    padding: Padding = "edge"
+
+    #: Standard deviation of the noise.
+    NOISE: ClassVar[float] = 0.005
+
+    @override
+    def augment(self, x: Tensor) -> Tensor:
+        if self.check_range:
+            self.normalization.check(x)
+        # 16 bits are too few for positions in a large image, and torch samples by them unsoundly on the CPU.
+        image = self.normalization.undo(at_least_float32(x)).clamp(0, 1)
+        self._adjust_color_(image)
+        image = self._motion(image).apply(image, margin=self._blur_radius(image.dtype))
+        image = self._blur(image)
+        if self.flip:
+            image = image.flip(-1)
+        if self.blur_and_noise:
+            # A separate generator on the batch's device keeps the view deterministic without a copy from the CPU.
+            generator = torch.Generator(x.device).manual_seed(self.noise_seed)
+            image.add_(current_reducer().randn_like(image, generator), alpha=self.NOISE)
+        image.clamp_(0, 1)
+        self.normalization.apply_(image)
+        return image.to(x.dtype)
+
+    @override
+    def align(self, logits: Tensor, x: Tensor) -> Tensor:
+        return self._motion(x).align(logits, x, self.flip)
+
+    def _adjust_color_(self, image: Tensor) -> None:
+        adjustments = (
+            (adjust_brightness_, self.brightness),
+            (adjust_contrast_, self.contrast),
+            (adjust_saturation_, self.saturation),
+            (adjust_hue_, self.hue),
+            (adjust_gamma_, self.gamma),
+        )
+        for index in self.color_order:
+            adjust_, amount = adjustments[index]
+            adjust_(image, amount)
+
+    def _motion(self, image: Tensor) -> Motion:
+        height, width = image.shape[2:]
+        padded_width, padded_height = width + 2 * (width // 2), height + 2 * (height // 2)
+        right, down = round(self.translate_x * padded_width), round(self.translate_y * padded_height)
+        return Motion(self.degrees, self.scale, right, down, self.padding)
+
+    @property
+    def _blur_taps(self) -> list[float]:
+        """The weights of a 5-tap Gaussian, from the center outwards."""
+        taps = [math.exp(-0.5 * (offset / self.sigma) ** 2) for offset in range(3)]
+        return [tap / (taps[0] + 2 * taps[1] + 2 * taps[2]) for tap in taps]
+
+    def _blur_radius(self, dtype: torch.dtype) -> int:
+        """Return how many taps beside the center are above rounding error: for most draws none or one."""
+        return self.blur_and_noise * sum(tap > torch.finfo(dtype).eps / 4 for tap in self._blur_taps[1:])
+
+    def _blur(self, image: Tensor) -> Tensor:
+        """Blur by shifted sums along one axis and then the other, which consumes the margin."""
+        radius, taps = self._blur_radius(image.dtype), self._blur_taps
+        if radius == 0:
+            return image
+        for axis in (2, 3):
+            size = image.shape[axis] - 2 * radius
+            blurred = image.narrow(axis, radius, size) * taps[0]
+            for offset in range(1, radius + 1):
+                for start in (radius - offset, radius + offset):
+                    blurred.add_(image.narrow(axis, start, size), alpha=taps[offset])
+            image = blurred
+        return image
+
+
+#: The uniform ranges of the reference implementation.
+COLOR_RANGES = {
+    "brightness": (0.6, 1.4),
+    "contrast": (0.7, 1.3),
+    "saturation": (0.5, 1.5),
+    "hue": (-0.06, 0.06),
+    "gamma": (0.7, 1.3),
+}
+BLUR_RANGES = {"sigma": (0.001, 0.5)}
+
+
+def image_views(
+    num_views: int = 32,
+    *,
+    color: float = 1.0,
+    motion: float = 1.0,
+    balanced: bool = False,
+    blur_and_noise: bool = True,
+    padding: Padding = "edge",
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> "ImageViews":
+    """Return CoTTA's random views for classification: color, affine motion, blur, flip and noise.
+
+    Images are RGB or gray with values in [0, 1]. For images normalized outside the model give the ``mean`` and ``std``
+    of that normalization: a view then undoes it, augments, and normalizes again.
+
+    Args:
+        num_views: The number of views that a step averages over, from 1 to 4096.
+        color: The fraction of the reference's ranges of brightness, contrast, saturation, hue and gamma to draw from,
+            about the middle of each range.
+        motion: Likewise for rotation, translation and scale.
+        balanced: Draw the views of a step together so that they cover the ranges evenly, instead of independently.
+        blur_and_noise: Whether views are blurred and noisy; ROID's are not.
+        padding: How an image goes on beyond its edges: by the values of its ``"edge"``, or by a ``"reflect"`` as in
+            ROID.
+        mean: The mean of a normalization outside the model, one value per channel.
+        std: The standard deviation of that normalization.
+
+    Returns:
+        An object that draws the views of each step.
+
+    Raises:
+        ConfigError: A value is out of range, or only one of ``mean`` and ``std`` is given.
+
+    >>> views = image_views(2).draw(torch.Generator().manual_seed(0))
+    >>> [view(lambda x: x.mean((2, 3)), torch.ones(1, 3, 8, 8)).shape for view in views]
+    [torch.Size([1, 3]), torch.Size([1, 3])]
+    """
+    means, stds = (None if values is None else tuple(float(value) for value in values) for values in (mean, std))
+    return ImageViews(
+        num_views,
+        mean=means,
+        std=stds,
+        color=color,
+        motion=motion,
+        balanced=balanced,
+        blur_and_noise=blur_and_noise,
+        padding=padding,
+    )
+
+
+def fast_image_views(
+    num_views: int = 8, *, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+) -> "ImageViews":
+    """Return few views that replace the reference's 32: balanced, and drawn from narrower ranges.
+
+    The constants were chosen by ``benchmarks/choose/fast_views.py``; ``docs/how-to/speed.md`` shows the error against
+    the number of views.
+
+    Args:
+        num_views: The number of views.
+        mean: See :func:`image_views`.
+        std: See :func:`image_views`.
+
+    Returns:
+        An object that draws the views of each step.
+    """
+    return image_views(num_views, color=0.75, motion=0.5, balanced=True, mean=mean, std=std)
+
+
+class NormalizedViews(DrawnViews):
+    """Views of images in [0, 1], or normalized outside the model.
+
+    Attributes:
+        mean: The mean of that normalization; None for images in [0, 1].
+        std: Its standard deviation.
+    """
+
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+
+    @property
+    def normalization(self) -> ImageNormalization:
+        """The normalization outside the model."""
+        return ImageNormalization(self.mean, self.std)
+
+    def check(self, x: Tensor) -> None:
+        """Raise an InputError unless x is a batch of images with values in the declared range.
+
+        Args:
+            x: The batch.
+        """
+        self.normalization.check(x)
+
+
+@dataclass(frozen=True)
+class ImageViews(NormalizedViews):
+    """Random :class:`ImageView` draws, as :func:`image_views` documents them.
+
+    Attributes:
+        num_views: The number of views of a step.
+        mean: The mean of a normalization outside the model.
+        std: The standard deviation of that normalization.
+        color: The fraction of the color ranges.
+        motion: The fraction of the motion ranges.
+        balanced: Whether the views of a step cover the ranges evenly.
+        blur_and_noise: Whether the views are blurred and noisy.
+        padding: How an image goes on beyond its edges.
+    """
+
+    num_views: int
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    color: float = 1.0
+    motion: float = 1.0
+    balanced: bool = False
+    blur_and_noise: bool = True
+    padding: Padding = "edge"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.blur_and_noise, bool):
+            raise TypeError(f"blur_and_noise must be True or False, got {self.blur_and_noise!r}")
+        if self.padding not in get_args(Padding):
+            raise ConfigError(f"padding must be 'edge' or 'reflect', got {self.padding!r}")
+        if not hasattr(self.num_views, "__index__") or not 1 <= operator.index(self.num_views) <= MAX_VIEWS:
+            raise ConfigError(
+                f"image_views takes 1 to {MAX_VIEWS} views, got {self.num_views!r}; for none at all give views=()"
+            )
+        for name, fraction in (("color", self.color), ("motion", self.motion)):
+            if not isinstance(fraction, Real) or not 0 <= fraction <= 1:
+                raise ConfigError(f"{name} is a fraction of the reference's ranges, from 0 to 1, got {fraction!r}")
+        check_normalization(self.mean, self.std)
+
+    @override
+    def __repr__(self) -> str:
+        # Folders of 0.1 compare this text, so later settings are shown only where they are not the defaults.
+        later = {"blur_and_noise": True, "padding": "edge"}
+        shown = {each.name: getattr(self, each.name) for each in fields(self)}
+        shown = {name: value for name, value in shown.items() if name not in later or value != later[name]}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+    @property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """The range of each uniformly drawn parameter."""
+        return (
+            {name: shrink_range(*bounds, self.color) for name, bounds in COLOR_RANGES.items()}
+            | {name: shrink_range(*bounds, self.motion) for name, bounds in MOTION_RANGES.items()}
+            | BLUR_RANGES
+        )
+
+    @override
+    def draw(self, generator: torch.Generator) -> list[ImageView]:
+        ranges = self.ranges
+        orders, uniform, noise_seeds = [], [], []
+        for _ in range(self.num_views):
+            orders.append(torch.randperm(len(COLOR_RANGES), generator=generator).tolist())
+            uniform.append(torch.rand(len(ranges) + 1, generator=generator, dtype=torch.float64))
+            noise_seeds.append(int(torch.randint(2**62, (), generator=generator)))
+        rows = torch.stack(uniform)
+        if self.balanced:
+            rows = balance(rows, generator)
+            if self.num_views % 2 == 0:  # the order of colors is mirrored within a pair as well
+                orders[self.num_views // 2 :] = [order[::-1] for order in orders[: self.num_views // 2]]
+        views = []
+        for number, row in enumerate(rows.tolist()):
+            pairs = zip(ranges.items(), row, strict=False)  # the last number of a row decides the flip
+            parameters: dict[str, Any] = {name: low + (high - low) * value for (name, (low, high)), value in pairs}
+            views.append(
+                ImageView(
+                    normalization=self.normalization,
+                    check_range=number == 0,  # all views of a step get the same images
+                    color_order=tuple(orders[number]),
+                    flip=row[-1] < 0.5,
+                    noise_seed=noise_seeds[number],
+                    blur_and_noise=self.blur_and_noise,
+                    padding=self.padding,
+                    **parameters,
+                )
+            )
+        return views
+
+
+def check_normalization(mean: tuple[float, ...] | None, std: tuple[float, ...] | None) -> None:
+    """Raise a ConfigError unless both or none of these are given, and make sense.
+
+    Args:
+        mean: One value per channel.
+        std: One value above 0 per channel.
+    """
+    if mean is None and std is None:
+        return
+    if not (_are_finite(mean) and _are_finite(std) and len(mean) == len(std)):
+        raise ConfigError(f"give mean and std together, one value per channel each, got {mean!r} and {std!r}")
+    if min(std) <= 0:
+        raise ConfigError(f"std must be above 0, got {std!r}")
+
+
+def _are_finite(values: object) -> TypeGuard[tuple[float, ...]]:
+    """Return whether these are numbers, at least one."""
+    if not isinstance(values, tuple) or not values:
+        return False
+    return all(isinstance(value, int | float) and abs(value) <= sys.float_info.max for value in values)
