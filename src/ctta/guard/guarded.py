@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from ctta.guard.diagnostics import (
 )
 from ctta.guard.estimate import GainEstimator, GainMonitor
 from ctta.guard.health import Event, EventKind, EventLog, Health
-from ctta.guard.recovery import REMEDIES, Remedy, Schedule, take_snapshot
+from ctta.guard.recovery import REMEDIES, Schedule, take_snapshot
 from ctta.guard.validator import InputSpec, InputValidator
 from ctta.nn import batch_fraction, count_images
 
@@ -104,7 +104,7 @@ class Guarded(AdaptiveModel):
         *,
         input_spec: InputSpec = _LEARNED_SPEC,
         bad_rows: Literal["refuse", "source"] = "refuse",
-        on_collapse: Remedy | None = "rollback",
+        on_collapse: str | None = "rollback",
         reset_every: int | None = None,
         adapt_every: int = 1,
         max_update: float | None = None,
@@ -125,7 +125,7 @@ class Guarded(AdaptiveModel):
             )
         check_choice("bad_rows", bad_rows, ("refuse", "source"))
         if on_collapse is not None:
-            check_choice("on_collapse", on_collapse, get_args(Remedy))
+            check_choice("on_collapse", on_collapse, tuple(REMEDIES))
         if on_harm is not None:
             check_choice("on_harm", on_harm, ("reset", "freeze"))
         check_integer("remember_answers", remember_answers, 0)
@@ -362,7 +362,7 @@ class Guarded(AdaptiveModel):
         else:
             self._apply_remedy(reaction.remedy, reaction.cause, reaction.kind)
 
-    def _apply_remedy(self, remedy: Remedy, cause: str, kind: EventKind) -> None:
+    def _apply_remedy(self, remedy: str, cause: str, kind: EventKind) -> None:
         self.wrapped = REMEDIES[remedy](self.wrapped, self.last_good)
         if remedy == "reset":
             self.last_good = take_snapshot(self.wrapped)

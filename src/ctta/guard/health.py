@@ -105,6 +105,7 @@ class EventKind(StrEnum):
     RESET = "reset"
     SOFT_RESET = "soft_reset"
     PERIODIC_RESET = "periodic_reset"
+    REMEDY = "remedy"  # one that is not in this list
     FREEZE = "freeze"
     UNFREEZE = "unfreeze"
     SORTED_STREAM = "sorted_stream"  # batches arrive sorted by class
@@ -117,7 +118,9 @@ class EventKind(StrEnum):
 
 
 #: Events after which a method is in another state, so that labels of earlier answers say nothing about later ones.
-STATE_CHANGES = frozenset({EventKind.ROLLBACK, EventKind.RESET, EventKind.SOFT_RESET, EventKind.PERIODIC_RESET})
+STATE_CHANGES = frozenset(
+    {EventKind.ROLLBACK, EventKind.RESET, EventKind.SOFT_RESET, EventKind.PERIODIC_RESET, EventKind.REMEDY}
+)
 
 
 @dataclass(frozen=True)

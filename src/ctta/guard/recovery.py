@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,12 @@ from ctta.guard.detector import HEALTHY_SCORE
 from ctta.guard.diagnostics import Diagnostics
 from ctta.guard.health import EventKind
 
-Remedy = Literal["rollback", "reset", "soft_reset", "freeze"]
 SOFT_RESET_WEIGHT = 0.9  # of the source in the average that a soft reset computes
 MIN_HEALTHY_INSPECTIONS = 8  # in a row, after which inspections become rarer
 RELAPSE_BATCHES = 100  # an alarm sooner than this after the last one is a relapse
 MAX_DOUBLINGS = 6  # of the cooldown
+
+_KINDS = {kind.value: kind for kind in EventKind}
 
 # Whether the stream is sorted by class: not; yes, judged by the last batches; or only the last batch had few classes.
 NOT_SORTED, SORTED, FEW_CLASSES = 0, 1, 2
@@ -29,7 +30,7 @@ class Reaction(NamedTuple):
 
     kind: EventKind
     cause: str
-    remedy: Remedy | None = None
+    remedy: str | None = None
 
 
 class _Count:
@@ -74,7 +75,7 @@ class Schedule(nn.Module):
         inspect_every: int,
         snapshot_every: int,
         cooldown: int,
-        on_collapse: Remedy | None = "rollback",
+        on_collapse: str | None = "rollback",
     ) -> None:
         super().__init__()
         self.adapt_every = check_integer("adapt_every", adapt_every, 1)
@@ -138,7 +139,7 @@ class Schedule(nn.Module):
         is_sorted, has_few_classes = self.judge_sorted(found), found.baseline.few_classes >= 1
         self.sorting = SORTED if is_sorted else FEW_CLASSES if has_few_classes else NOT_SORTED
         if is_sorted and was != SORTED:
-            remedy: Remedy | None = None if self.on_collapse is None else "rollback"
+            remedy = None if self.on_collapse is None else "rollback"
             reaction = Reaction(EventKind.SORTED_STREAM, "batches are sorted by class", remedy)
         elif was == SORTED and not is_sorted:
             reaction = Reaction(EventKind.RECOVERY, "batches are no longer sorted by class")
@@ -159,7 +160,7 @@ class Schedule(nn.Module):
         if self.num_cooldown:  # nothing was adapted since the last alarm, so its remedy did not help
             remedy, cause = "reset", f"{cause}, also after the last remedy"
         self.count_alarm_()
-        return Reaction(EventKind(remedy), cause, remedy)
+        return Reaction(_KINDS.get(remedy, EventKind.REMEDY), cause, remedy)
 
 
 @torch.inference_mode(False)
@@ -200,9 +201,9 @@ def reset(model: AdaptiveModel, snapshot: AdaptiveModel) -> AdaptiveModel:
     return model.fork()
 
 
-#: Functions of the method and its last good snapshot that return the model to continue with. To add one, name it in
-#: ``Remedy`` and in :class:`~ctta.guard.EventKind` too. The guard freezes after a "freeze".
-REMEDIES: dict[Remedy, Callable[[AdaptiveModel, AdaptiveModel], AdaptiveModel]] = {
+#: Functions of the method and its last good snapshot that return the model to continue with, by the name that
+#: ``on_collapse`` takes. The guard freezes after a "freeze".
+REMEDIES: dict[str, Callable[[AdaptiveModel, AdaptiveModel], AdaptiveModel]] = {
     "rollback": roll_back,
     "reset": reset,
     "soft_reset": soft_reset,

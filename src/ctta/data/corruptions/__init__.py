@@ -4,7 +4,7 @@ Reference: Hendrycks & Dietterich, "Benchmarking Neural Network Robustness to Co
 Perturbations", ICLR 2019.
 """
 
-from ctta.data.corruptions.registry import CORRUPTIONS, HOLD_OUT, VERSION, corrupt
+from ctta.data.corruptions.registry import CORRUPTIONS, HOLD_OUT, OTHERS, VERSION, corrupt
 from ctta.data.corruptions.writers import write_cifar_c, write_imagenet_c
 
-__all__ = ["CORRUPTIONS", "HOLD_OUT", "VERSION", "corrupt", "write_cifar_c", "write_imagenet_c"]
+__all__ = ["CORRUPTIONS", "HOLD_OUT", "OTHERS", "VERSION", "corrupt", "write_cifar_c", "write_imagenet_c"]

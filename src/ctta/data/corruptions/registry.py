@@ -55,6 +55,9 @@ HOLD_OUT: dict[str, Corruption] = {
     "saturate": saturate,
 }
 
+#: Others, which are neither reported on nor chosen on: to add a corruption, enter it here.
+OTHERS: dict[str, Corruption] = {}
+
 
 def corrupt(
     images: BatchT,
@@ -79,7 +82,7 @@ def corrupt(
     Args:
         images: uint8 numpy array (N, H, W, 3), or float torch tensor or numpy array (N, 3, H, W) in [0, 1]; at least 8
             pixels a side. Floats are rounded to 8 bits, so all formats give the same pixels.
-        name: A key of ``CORRUPTIONS`` or ``HOLD_OUT``.
+        name: A key of ``CORRUPTIONS``, ``HOLD_OUT`` or ``OTHERS``.
         severity: 1 (weak) to 5 (strong), or any number between 0, which leaves the images as they are, and 5.
         seed: Seed of the draws.
         index: Identity of each image, by default its position in the batch: 0, 1, 2, …
@@ -105,7 +108,7 @@ def corrupt(
     places = validate_index(index, len(pixels))
     if severity == 0:
         return restore_format(pixels.copy(), images)
-    apply = partial(frost, photos=frost_photos) if name == "frost" else (CORRUPTIONS | HOLD_OUT)[name]
+    apply = partial(frost, photos=frost_photos) if name == "frost" else (CORRUPTIONS | HOLD_OUT | OTHERS)[name]
 
     def corrupt_chunk(chunk: UInt8Array, chunk_index: Int64Array) -> UInt8Array:
         return apply(chunk, severity, PerImageRNG(seed, name, ceil(severity), chunk_index))
@@ -115,7 +118,7 @@ def corrupt(
 
 def check_corruption(name: str, severity: float) -> float:
     """Check the name of a corruption and its severity; return the severity, as a Python ``int`` if it is whole."""
-    known = CORRUPTIONS | HOLD_OUT
+    known = CORRUPTIONS | HOLD_OUT | OTHERS
     if name not in known:
         raise ConfigError(f"unknown corruption {name!r}{did_you_mean(name, known)}; expected one of {', '.join(known)}")
     return check_severity(severity)

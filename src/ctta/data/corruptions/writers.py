@@ -12,7 +12,15 @@ from numpy.typing import ArrayLike
 
 from ctta.core.validation import check_integer
 from ctta.data.corruptions.arrays import Int64Array, UInt8Array, images_to_uint8
-from ctta.data.corruptions.registry import CORRUPTIONS, HOLD_OUT, VERSION, check_corruption, check_severity, corrupt
+from ctta.data.corruptions.registry import (
+    CORRUPTIONS,
+    HOLD_OUT,
+    OTHERS,
+    VERSION,
+    check_corruption,
+    check_severity,
+    corrupt,
+)
 from ctta.data.corruptions.weather import PhotoPaths
 from ctta.errors import ConfigError, DataError, InputError
 from ctta.io.atomic import atomic_write
@@ -208,6 +216,6 @@ def hash_stem(stem: str) -> int:
 def check_names(names: Sequence[str]) -> None:
     """Raise unless ``names`` is a non-empty sequence of known corruptions."""
     if not names or isinstance(names, str):
-        raise ConfigError(f"names is {names!r}; expected a list of {', '.join(CORRUPTIONS | HOLD_OUT)}")
+        raise ConfigError(f"names is {names!r}; expected a list of {', '.join(CORRUPTIONS | HOLD_OUT | OTHERS)}")
     for name in names:
         check_corruption(name, severity=1)
