@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import ctta
 from benchmarks.speed.measurements import peak_bytes
-from ctta.nn import count_images, separate_statistics
+from ctta.core.parallel import change_call
 from ctta.nn.activations import iter_blocks
 from ctta.nn.surgery import copy_for_adaptation
 from ctta.testing.networks import BlockViT
@@ -86,7 +86,7 @@ def test_statistics_are_those_of_the_forward_pass(batch_stats: Any) -> None:
     gradients = []
     for each in (model, reduced):
         each._prepare_networks()
-        with separate_statistics(2), count_images(4):
+        with change_call(num_parts=2), change_call(num_images=4):
             loss = each.student(x).square().mean()
         loss.backward()
         gradients.append([parameter.grad for parameter in each.student.parameters()])

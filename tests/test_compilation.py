@@ -109,6 +109,15 @@ def test_a_guarded_model_stays_compiled_after_a_rollback() -> None:
     assert model.wrapped.student._compiled_call_impl is not None  # type: ignore[union-attr]
 
 
+def test_a_trained_network_of_any_name_is_compiled() -> None:
+    """MEMO trains a network that it does not call student."""
+    x, backend = draw_images(2), Backend()
+    plain, compiled = (ctta.MEMO(make_network(), views=ctta.views.augmix_views(1)) for _ in range(2))
+    assert compiled.trained_networks == [compiled.adapted]
+    torch.testing.assert_close(compiled.compile(**backend.options)(x), plain(x), rtol=1e-4, atol=1e-5)
+    assert compiled.adapted._compiled_call_impl is not None and backend.num_graphs > 0
+
+
 def test_files_have_no_trace_of_it(tmp_path: Path) -> None:
     x, net = draw_images(16), make_network()
     model = ctta.adapt(net, "cotta", **SETTINGS).compile(backend="eager")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import ctta
+from ctta.nn import NormHook, attach_norm_hooks_
 
 
 def make_net() -> nn.Sequential:
@@ -64,6 +65,42 @@ def test_deployed_networks_are_trainable_and_have_no_hooks() -> None:
     assert [p.requires_grad for p in plain.parameters()] == [p.requires_grad for p in frozen.parameters()]
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in plain.modules())
     assert isinstance(plain(make_batches()[0]), Tensor)
+
+
+class DoubledNorm(NormHook):
+    """A hook of a contributor."""
+
+    def before(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (2 * inputs[0],)
+
+    def after(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        layer.extra_repr()
+
+
+class HookedTent(ctta.Tent):
+    """A method that puts hooks on its student: one of the library's base class, and plain functions."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net)
+        attach_norm_hooks_(self.student, lambda _: DoubledNorm())
+        self.student.get_submodule("0").register_forward_hook(lambda *given: given[-1] + 1, always_call=True)
+        self.source.register_forward_pre_hook(lambda module, inputs: None, with_kwargs=False)
+
+
+def test_only_hooks_of_the_caller_stay_on_a_deployed_network() -> None:
+    net, calls = make_net(), []
+    net[0].register_forward_hook(lambda *_: calls.append(1))
+    model = HookedTent(net)
+    model(make_batches()[0])
+    for adapted in (model, model.fork(), model.reset()):
+        plain = adapted.deploy(make_batches())
+        own = [(name, *m._forward_hooks, *m._forward_pre_hooks) for name, m in plain.named_modules()]
+        assert [found for found in own if len(found) > 1] == [("0", *net[0]._forward_hooks)]
+        assert not plain.get_submodule("0")._forward_hooks_always_called
+        calls.clear()
+        plain(make_batches()[0])
+        assert calls == [1]
+        assert len(adapted.source._forward_pre_hooks) == 2  # of the library and of the method, once
 
 
 def test_deploying_with_an_empty_iterable_is_an_error() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ctta.nn import moments, renormalize, use_batch_statistics_
-from ctta.nn.moments import batch_var_mean, image_var_mean, pass_with_gradient
+from ctta.nn.moments import attach_statistics_gradient, batch_var_mean, image_var_mean
 from ctta.nn.surgery import copy_without_hooks
 
 SHAPES = [(5, 3), (5, 3, 4), (6, 3, 4, 5), (1, 3, 4, 5), (4, 3, 1, 1), (3, 2, 3, 2, 2)]
@@ -122,7 +122,7 @@ def test_gradients_reach_the_statistics_that_a_layer_normalizes_by(
     variance = layer.running_var.view_as(variance).lerp(variance, 0.3)
     expected = layer(renormalize(layer, values, mean, variance, len(shape) - 2))
     layer.running_mean, layer.running_var = mean.detach().flatten(), variance.detach().flatten()
-    inputs = pass_with_gradient(layer, (values,), mean, variance)
+    inputs = attach_statistics_gradient(layer, (values,), mean, variance)
     assert inputs is not None
     found = layer(*inputs)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
@@ -137,4 +137,4 @@ def test_gradients_reach_the_statistics_that_a_layer_normalizes_by(
 def test_an_input_without_gradient_is_left_alone() -> None:
     values, layer = torch.randn(4, 3), nn.BatchNorm1d(3).eval()
     variance, mean = batch_var_mean(values)
-    assert pass_with_gradient(layer, (values,), mean, variance) is None
+    assert attach_statistics_gradient(layer, (values,), mean, variance) is None

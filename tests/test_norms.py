@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import ctta
-from ctta.nn import blend_statistics, find_norm_parameters
+from ctta.core.parallel import change_call
+from ctta.nn import find_norm_parameters
 
 LAYERS: dict[str, tuple[Callable[[], _BatchNorm], tuple[int, ...]]] = {
     "1d": (lambda: nn.BatchNorm1d(4), (8, 4)),
@@ -103,7 +104,7 @@ def test_blend_statistics_overrides_the_fraction_of_the_layers(own: Any, fractio
     net, x = make_network_and_batch("2d")
     student = ctta.Tent(net, batch_stats=own).student
     before = student(x)
-    with blend_statistics(fraction):
+    with change_call(fraction=fraction):
         overridden = student(x)
     assert torch.equal(overridden, ctta.Tent(net, batch_stats=fraction).student(x))
     assert fraction > 0 or torch.equal(overridden, net(x))
@@ -114,7 +115,7 @@ def test_layers_without_running_statistics_use_the_batch_whatever_the_override()
     net = nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3))
     model, x = ctta.BNStats(net), torch.randn(5, 4)
     expected = model(x)
-    with blend_statistics(0.0):
+    with change_call(fraction=0.0):
         assert torch.equal(model(x), expected)
 
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import ctta
 import ctta.core.registry
+from ctta.core.parallel import RecordedStatistics, change_call
 from ctta.functional import confidence
-from ctta.nn import blend_with_recorded, record_statistics, separate_statistics
 from ctta.nn.surgery import copy_for_adaptation
 from ctta.views import choose_views_at_once, fast_image_views, image_views
 
@@ -32,17 +32,18 @@ def test_rows_of_a_batch_are_normalized_by_its_recorded_statistics(batch_stats: 
     net = copy_for_adaptation(ctta.models.embedded(), batch_stats=batch_stats, output=None)
     x = draw_images()
     expected = net(x)
-    with record_statistics() as recorded:
+    recorded: RecordedStatistics = {}
+    with change_call(record=recorded):
         torch.testing.assert_close(net(x), expected, rtol=1e-4, atol=1e-4)
-    with blend_with_recorded(recorded, 0.0):
+    with change_call(fixed_statistics=recorded, fraction=0.0):
         torch.testing.assert_close(net(x[::3]), expected[::3], rtol=1e-4, atol=1e-4)
     if batch_stats == 1:
         own = net(x[::3])
-        with blend_with_recorded(recorded, 1.0):
+        with change_call(fixed_statistics=recorded, fraction=1.0):
             assert torch.equal(net(x[::3]), own)
-        with blend_with_recorded(recorded, 0.5):
+        with change_call(fixed_statistics=recorded, fraction=0.5):
             blended = net(x[::3])
-            with separate_statistics(2):
+            with change_call(num_parts=2):
                 torch.testing.assert_close(net(torch.cat([x[::3]] * 2))[:8], blended, rtol=1e-4, atol=1e-4)
         assert not torch.allclose(blended, own, atol=1e-2) and not torch.allclose(blended, expected[::3], atol=1e-2)
     assert torch.equal(net(x), expected), "nothing is left behind"

@@ -23,11 +23,11 @@ from test_mathematics import (
 from torch import Tensor, nn
 
 import ctta
+from ctta.core.parallel import change_call
 from ctta.errors import ConfigError, InputError
 from ctta.methods.vane.statistics import (
     FollowedBatch,
     ShiftStatistics,
-    follow_shift,
     store_layers_,
     use_shift_statistics_,
 )
@@ -686,7 +686,7 @@ def test_statistics_of_a_new_domain_are_mostly_those_of_its_batch() -> None:
         (statistics,) = use_shift_statistics_(layer, 0.2, 8.0, 64.0)
         for x, begins in ((first, False), (second, is_new)):
             batch = FollowedBatch(40, 40.0, begins)
-            with follow_shift(batch):
+            with change_call(batch_facts=batch):
                 layer(x)
             store_layers_(layer, nn.ModuleList([statistics]), batch.layers)
         assert isinstance(statistics, ShiftStatistics)
@@ -702,7 +702,7 @@ def follow(norm: nn.BatchNorm2d, *batches: Tensor, tolerance: float = 0.2) -> tu
     assert isinstance(statistics, ShiftStatistics)
     for x in batches:
         batch = FollowedBatch(len(x), len(x))
-        with follow_shift(batch):
+        with change_call(batch_facts=batch):
             output = norm(x)
         store_layers_(norm, nn.ModuleList([statistics]), batch.layers)
     return statistics, output
@@ -751,7 +751,7 @@ def test_a_layer_outside_of_a_step_repeats_the_last_one() -> None:
     before = [buffer.clone() for buffer in statistics.buffers()]
     CLOSE(norm(x + 2), output)
     for is_view in (True, False):
-        with follow_shift(batch := FollowedBatch(64, 64, is_view=is_view)):
+        with change_call(batch_facts=(batch := FollowedBatch(64, 64, is_view=is_view))):
             assert not torch.allclose(norm(x + 2), output)
         assert bool(batch.layers) != is_view
         assert all(map(torch.equal, before, statistics.buffers()))  # until the method stores what was collected

@@ -29,8 +29,9 @@ from torch import Tensor
 import ctta
 from benchmarks.data.cifar10_files import read_split
 from benchmarks.data.hold_out import FIRST_IMAGE
+from ctta.core.parallel import change_call
 from ctta.data.corruptions import corrupt
-from ctta.nn import PRIOR_SIZE, blend_statistics, separate_statistics
+from ctta.nn import PRIOR_SIZE
 
 DOMAINS = (("speckle_noise", 5), ("gaussian_blur", 3), ("gaussian_blur", 5), ("spatter", 5), ("saturate", 5))
 SEEDS, LEARNING_SEEDS = range(4), range(2)
@@ -109,7 +110,7 @@ class Recorder:
         key = domain, seed, size if fraction else 0, fraction
         if key not in self.found:
             x, _ = read_images(self.cifar, seed)[domain]
-            with separate_statistics(len(x) // size), blend_statistics(fraction):
+            with change_call(num_parts=len(x) // size), change_call(fraction=fraction):
                 self.found[key] = self.model.source(x)
         return self.found[key].view(-1, size, self.found[key].shape[1])
 
@@ -150,7 +151,7 @@ def measure_learning(recorder: Recorder, rule: Rule, method: str, size: int) -> 
                 usual = recorder.logits(name, seed, size, size / (size + PRIOR_SIZE))
                 for number, source in enumerate(recorder.logits(name, seed, size, 0.0)):
                     rows = slice(number * size, number * size + size)
-                    with blend_statistics(rule.choose(size, source, usual[number])):
+                    with change_call(fraction=rule.choose(size, source, usual[number])):
                         right.append((model(x[rows]).argmax(1) == y[rows]).double().mean())
         totals.append(100 * float(torch.stack(right).mean()))
     return totals

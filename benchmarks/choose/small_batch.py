@@ -17,8 +17,9 @@ from torch import Tensor
 import ctta
 from benchmarks.data.cifar10_files import read_split
 from benchmarks.data.hold_out import FIRST_IMAGE
+from ctta.core.parallel import change_call
 from ctta.data.datasets import Corrupted
-from ctta.nn import FULL_BATCH_SIZE, blend_statistics, separate_statistics
+from ctta.nn import FULL_BATCH_SIZE
 
 #: Severities at which the embedded network is between a third and four fifths right.
 CORRUPTIONS = {"speckle_noise": 5, "gaussian_blur": 3, "spatter": 5, "saturate": 5}
@@ -57,7 +58,7 @@ def read_domains(cifar: Path, size: int, *, apart: bool) -> dict[str, Images]:
 def measure_statistics(model: ctta.AdaptiveModel, images: Images, batch_size: int, fraction: float) -> float:
     """Return the share of right answers of the source's weights; many batches go through the network at once."""
     x, y = images
-    with separate_statistics(len(x) // batch_size), blend_statistics(fraction):
+    with change_call(num_parts=len(x) // batch_size), change_call(fraction=fraction):
         return 100 * float((model.source(x).argmax(1) == y).double().mean())
 
 

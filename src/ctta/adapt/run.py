@@ -19,6 +19,7 @@ from ctta.adapt.predictions import CHANGED, ERROR, PredictionFile
 from ctta.checkpoint.files import save
 from ctta.core.hyperparameters import format_hyperparameters
 from ctta.core.model import AdaptiveModel
+from ctta.core.parallel import change_call
 from ctta.core.registry import name_of
 from ctta.data.datasets.image_files import Order
 from ctta.errors import ConfigError, annotate_network_errors
@@ -27,7 +28,7 @@ from ctta.guard import Monitored
 from ctta.guard.diagnostics import source_as_trained
 from ctta.io.atomic import NO_SPACE_ERRNOS
 from ctta.methods import Source
-from ctta.nn import automatic_fraction, blend_statistics, blends_automatically
+from ctta.nn import automatic_fraction, blends_automatically
 
 #: Mean confidence of the source above which a batch counts as one of those that it was trained for.
 SURE_CONFIDENCE = 0.9
@@ -248,7 +249,7 @@ class InferenceRun:
         fraction = self.model.batch_fraction(len(x))
         if blends and unadapted is not None:
             fraction = choose_fraction(len(x), sum(unadapted.confidences) / len(x))
-        with blend_statistics(fraction) if blends else nullcontext():
+        with change_call(fraction=fraction) if blends else nullcontext():
             adapted = _concatenate(coordinator.all_gather_object(lambda: self.predict(self.model, local)))
         if unadapted is not None and adapted.label_maps is None:  # its limits hold for images
             self.comparison.add(adapted, unadapted)

@@ -5,6 +5,8 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
+from itertools import chain
 from typing import Any, ClassVar, Self, get_args
 
 import torch
@@ -17,17 +19,25 @@ from ctta.core.hyperparameters import (
     format_value,
     read_hyperparameters,
 )
-from ctta.core.parallel import SINGLE_PROCESS, Coordinator, current_reducer
-from ctta.core.state import release_lazy_buffers_
+from ctta.core.parallel import SINGLE_PROCESS, Coordinator, change_call, current_reducer
+from ctta.core.state import match_dtypes_, release_lazy_buffers_
 from ctta.core.steps import Policy
 from ctta.core.updates import MethodUpdates
 from ctta.core.validation import check_batch, check_choice, translate_rank_errors, validate_batches
 from ctta.errors import ConfigError, annotate_network_errors
 from ctta.io.html import render_facts
-from ctta.nn import BatchStats, count_images, estimate_running_statistics_, use_batch_statistics_
+from ctta.nn import BatchStats, estimate_running_statistics_, use_batch_statistics_
 from ctta.nn.activations import ActivationPlan, MemoryReduction
 from ctta.nn.compilation import Compilation
-from ctta.nn.surgery import ExtractLogits, Output, copy_sharing_tensors, copy_without_hooks, iter_inputs, train_only_
+from ctta.nn.surgery import (
+    ExtractLogits,
+    Output,
+    copy_sharing_tensors,
+    copy_without_hooks,
+    iter_inputs,
+    returns_logits,
+    train_only_,
+)
 from ctta.optim import load_state_
 from ctta.views import check_images
 
@@ -70,10 +80,6 @@ class MethodInfo:
     is_episodic: bool = False
 
 
-#: Attributes that hold the network that a method trains.
-_TRAINED_NETWORKS = ("student", "adapted")
-
-
 class AdaptiveModel(MethodUpdates, ABC):
     """A network that predicts and adapts when it is called.
 
@@ -114,11 +120,31 @@ class AdaptiveModel(MethodUpdates, ABC):
     wrapped: "AdaptiveModel | None"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let constructors create tensors that can be trained wherever they are called, and document them."""
+        """Let constructors create tensors that can be trained, and state where the network is, wherever they run."""
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
-            type.__setattr__(cls, "__init__", torch.inference_mode(False)(vars(cls)["__init__"]))
+            build = torch.inference_mode(False)(vars(cls)["__init__"])
+
+            @wraps(build)
+            def build_and_place(self: AdaptiveModel, *args: Any, **kwargs: Any) -> None:
+                build(self, *args, **kwargs)
+                if type(self).__init__ is build_and_place:  # and not a constructor that the class extends
+                    self._place_state_()
+
+            type.__setattr__(cls, "__init__", build_and_place)
             document_common_arguments(cls)
+
+    def _place_state_(self) -> None:
+        """Move what the constructor has built, beside networks, to the device of the network."""
+        first = next(chain(self.source.parameters(), self.source.buffers()), None)
+        if first is None:
+            return
+        for name, buffer in self.named_buffers(recurse=False):
+            setattr(self, name, buffer.to(first.device))
+        for child in self.children():
+            is_placed = all(value.device == first.device for value in chain(child.parameters(), child.buffers()))
+            if not is_placed and not isinstance(child, AdaptiveModel):  # which has placed its own
+                child.to(first.device)
 
     def __init__(
         self,
@@ -208,14 +234,10 @@ class AdaptiveModel(MethodUpdates, ABC):
     def _prepare_networks(self) -> None:
         """Compile networks, or reduce their memory, if asked to; copies of such networks start without it."""
         if self._compilation is not None:
-            self._compilation.apply_(*self._find_networks("source", "student", "teacher"))
+            self._compilation.apply_(*(net for net in self.children() if returns_logits(net)))
         if self._activation_plan is not None:
-            for net in self._find_networks(*_TRAINED_NETWORKS):
+            for net in self.trained_networks:
                 self._activation_plan.apply_(net)
-
-    def _find_networks(self, *names: str) -> list[nn.Module]:
-        found = (getattr(self, name, None) for name in names)
-        return [net for net in found if isinstance(net, nn.Module)]
 
     def _run(self, step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Check a batch and return the logits of a step on it."""
@@ -226,7 +248,7 @@ class AdaptiveModel(MethodUpdates, ABC):
                 return x
             self._prepare_networks()
             with (
-                count_images(current_reducer().total_count(len(rows))),
+                change_call(num_images=current_reducer().total_count(len(rows))),
                 annotate_network_errors(x),
                 translate_rank_errors(self.source, x),
                 # Callers may loop under no_grad or inference_mode, and learning works under neither. Predictions have
@@ -300,8 +322,8 @@ class AdaptiveModel(MethodUpdates, ABC):
         model = self.unwrapped
         if model._compilation is not None:
             raise ConfigError("the memory of a compiled model cannot be reduced: choose one of the two")
-        networks = model._find_networks(*_TRAINED_NETWORKS)
-        if model.optimizer is None or not networks:
+        networks = model.trained_networks
+        if not networks:
             raise ConfigError(f"{type(model).__name__} trains no network, so it keeps no activations to reduce")
         model._activation_plan = ActivationPlan.make(kind, networks[0])
         return self
@@ -316,18 +338,12 @@ class AdaptiveModel(MethodUpdates, ABC):
 
     def fork(self) -> Self:
         """Return a new stream with the same hyperparameters that shares the source weights of this one."""
-        fresh = type(self)(self.copy_of_source(), **self.hyperparameters)
+        net = copy_without_hooks(self.source, keep=self._callers_hooks)
+        train_only_(net, self._trainable)
+        fresh = type(self)(net, **self.hyperparameters)
         fresh.source, fresh.coordinator = copy_sharing_tensors(self.source), self.coordinator
         fresh._compilation, fresh._activation_plan = self._compilation, self._activation_plan
-        # Buffers and further submodules were built on the default device and dtype: move them to this model's.
-        for name, buffer in self.named_buffers(recurse=False):
-            setattr(fresh, name, getattr(fresh, name).to(buffer))
-        for name, module in self.named_children():
-            tensors = [value for value in module.state_dict().values() if isinstance(value, Tensor)]
-            if name not in ("source", "student", "teacher") and tensors:
-                tensors.sort(key=Tensor.is_floating_point)  # modules can be moved to a floating-point dtype only
-                is_float = tensors[-1].is_floating_point()
-                fresh.get_submodule(name).to(tensors[-1] if is_float else tensors[-1].device)
+        match_dtypes_(fresh, self)
         return fresh
 
     @torch.no_grad()

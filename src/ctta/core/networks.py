@@ -25,6 +25,7 @@ class MethodNetworks(nn.Module):
 
     #: Layers nearest to the output that the method does not train although it trains others of their kind.
     skipped_layers: tuple[str, ...] = ()
+    _callers_hooks: frozenset[int] = frozenset()
 
     def __init__(self, net: nn.Module, *, batch_stats: BatchStats = "auto", output: Output = None) -> None:
         check_batch_stats(batch_stats)

@@ -1,16 +1,18 @@
-"""The seam between one process and many.
+"""The call in progress, and the seam between one process and many.
 
-A method computes on the rows it is given. Wherever rows interact (a mean that a gate compares, BatchNorm statistics,
-per-pixel noise, the sum of gradients, the average over views) it asks :func:`current_reducer`. What happens around a
-step (agreeing on an error, who writes files) is up to the model's :class:`Coordinator`. The defaults here serve a
-single process and add nothing to torch's own results; :mod:`ctta.distributed` implements both on
+A network is called on a batch, on views of it stacked, or on a part of it; :class:`Call` says on which, and whose
+statistics count. A method computes on the rows it is given. Wherever rows interact (a mean that a gate compares,
+BatchNorm statistics, per-pixel noise, the sum of gradients, the average over views) it asks :func:`current_reducer`.
+What happens around a step (agreeing on an error, who writes files) is up to the model's :class:`Coordinator`. The
+defaults here serve a single process and add nothing to torch's own results; :mod:`ctta.distributed` implements both on
 ``torch.distributed``.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -232,36 +234,89 @@ class LocalReducer(BatchReducer):
 
 
 _LOCAL = LocalReducer()
-# A context variable rather than an attribute of the model, because layers and views ask for it too.
-_current: ContextVar[BatchReducer] = ContextVar("_current", default=_LOCAL)
+#: The mean and the variance that each BatchNorm of a network normalized by.
+RecordedStatistics = dict[nn.Module, tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a call of a network is about besides its input; layers, views and losses ask :func:`current_call`.
+
+    These are properties of the call, not of a layer: a layer serves calls of any size, on any number of views.
+
+    Attributes:
+        reducer: How to reduce over the batch, of which other processes may hold rows.
+        num_images: The images of the step in progress, however many rows reach a layer; None outside of a step.
+        num_parts: Treat the batch as this many equal parts, such as views, each normalized by its own batch statistics;
+            None for one part.
+        fraction: The fraction of the batch in every BatchNorm that uses batch statistics, whatever its own; with 0 it
+            uses its running statistics. A layer that keeps none uses the batch's in any case. None for its own.
+        record: Where each BatchNorm leaves what it normalizes by, in a call without gradients; None for nowhere.
+        fixed_statistics: What a network recorded earlier, to blend with instead of the running statistics.
+        is_tracking: Whether running statistics that follow the stream follow this batch.
+        batch_facts: What a method tells norm hooks of its own about the batch, such as the predicted classes.
+        features: Where the classifier leaves its input; None for nowhere.
+        saved_models: States of models, by id, that a surrounding block restores if it fails.
+    """
+
+    reducer: BatchReducer = _LOCAL
+    num_images: int | None = None
+    num_parts: int | None = None
+    fraction: float | None = None
+    record: RecordedStatistics | None = None
+    fixed_statistics: Mapping[nn.Module, tuple[Tensor, Tensor]] | None = None
+    is_tracking: bool = False
+    batch_facts: Any = None
+    features: list[Tensor] | None = None
+    saved_models: Mapping[int, Any] = field(default_factory=dict)
+
+    @property
+    def has_other_statistics(self) -> bool:
+        """Whether statistics are others than those of the batch as a whole, or recorded."""
+        return any(value is not None for value in (self.num_parts, self.fraction, self.record))
+
+
+_NO_CALL = Call()
+# A context variable rather than an argument, because hooks of layers ask for it, and threads share layers.
+_current: ContextVar[Call] = ContextVar("_current", default=_NO_CALL)
+
+
+def current_call() -> Call:
+    """Return the call in progress."""
+    return _current.get()
 
 
 def current_reducer() -> BatchReducer:
     """Return the reducer of the step in progress."""
-    return _current.get()
-
-
-def in_shared_step() -> bool:
-    """Return whether a step that several processes share is in progress."""
-    return _current.get() is not _LOCAL
+    return _current.get().reducer
 
 
 @contextmanager
-def use_reducer(reducer: BatchReducer) -> Iterator[None]:
-    """Make ``reducer`` the :func:`current_reducer` within the context."""
-    token = _current.set(reducer)
+def change_call(**changes: Any) -> Iterator[None]:
+    """Change fields of the :func:`current_call` within the context.
+
+    Args:
+        **changes: Fields of :class:`Call`.
+
+    >>> with change_call(num_images=8):
+    ...     current_call().num_images
+    8
+    """
+    token = _current.set(replace(_current.get(), **changes))
     try:
         yield
     finally:
         _current.reset(token)
 
 
-@contextmanager
-def replicated() -> Iterator[None]:
+def in_shared_step() -> bool:
+    """Return whether a step that several processes share is in progress."""
+    return current_reducer() is not _LOCAL
+
+
+def replicated() -> AbstractContextManager[None]:
     """Let every process compute the same thing within the context, such as a step on a memory that all of them hold.
 
     Nothing is reduced there: a batch consists of the given rows alone.
     """
-    # Not the default itself, since the surrounding step is still shared.
-    with use_reducer(LocalReducer()):
-        yield
+    return change_call(reducer=LocalReducer())  # not the default itself, since the surrounding step is still shared

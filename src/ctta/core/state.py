@@ -57,12 +57,15 @@ class LazyModule(nn.Module):
         setattr(self, name, value)
 
 
-class HostModule(LazyModule):
+class CpuState(LazyModule):
     """A small state that stays on the CPU with its dtypes, wherever the model is built, loaded or moved.
 
-    It is computed in float64, which some devices lack, and 16 bits are too few for its counts. Register buffers
-    that are not lazy with ``device="cpu"``.
+    It is computed in float64, which some devices lack, and 16 bits are too few for its counts.
     """
+
+    @override
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        super().register_buffer(name, None if tensor is None else tensor.cpu(), persistent)
 
     @override
     def register_lazy_buffer(
@@ -121,7 +124,7 @@ def allocate_lazy_buffers_(model: nn.Module, tensors: Mapping[str, Tensor]) -> N
             if saved.is_floating_point() != buffer.is_floating_point():
                 raise ValueError(f"'{name}' is of type {saved.dtype}, which this state cannot have")
             if saved.shape == (0,):
-                if not isinstance(module, HostModule):
+                if not isinstance(module, CpuState):
                     setattr(module, name, torch.empty_like(saved, device=buffer.device))
             else:
                 module.allocate_(name, torch.zeros_like(saved, device=buffer.device))
@@ -138,6 +141,15 @@ def release_lazy_buffers_(model: nn.Module) -> None:
             setattr(module, name, module.get_buffer(name).new_empty(0))
 
 
+@torch.no_grad()
+def match_dtypes_(model: nn.Module, other: nn.Module) -> None:
+    """Give the parameters and buffers of a model the floating-point dtypes that those of its names have in another."""
+    dtypes = {name: value.dtype for name, value in (*other.named_parameters(), *other.named_buffers())}
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if value.is_floating_point() and value.dtype != dtypes.get(name, value.dtype):
+            value.data = value.data.to(dtypes[name])
+
+
 def _matches(shape: tuple[int, ...], declared: tuple[int | EllipsisType | None, ...]) -> bool:
     if declared and declared[-1] is ...:
         declared = declared[:-1]
@@ -147,7 +159,7 @@ def _matches(shape: tuple[int, ...], declared: tuple[int | EllipsisType | None, 
     )
 
 
-def remember_buffers(*modules: nn.Module) -> Callable[[], None]:
+def snapshot_buffers(*modules: nn.Module) -> Callable[[], None]:
     """Copy the buffers of modules: their running statistics, memories and the like.
 
     Args:

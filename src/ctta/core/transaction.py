@@ -1,24 +1,19 @@
 """Steps that happen completely or not at all: what a block did to a model is undone if the block raises."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ctta.core.model import AdaptiveModel
+from ctta.core.parallel import change_call, current_call
 from ctta.optim import load_state_
 
 _TABLES = ("_parameters", "_buffers", "_modules")  # where a module keeps what it consists of
-
-# The saved states of models that an outer block restores, by id. A property of the call: streams in other threads have
-# blocks of their own.
-_protected: ContextVar[Mapping[int, "_SavedModel"]] = ContextVar("_protected", default=MappingProxyType({}))
 
 
 @contextmanager
@@ -45,20 +40,18 @@ def restore_on_error(model: AdaptiveModel) -> Iterator[Callable[[], None]]:
     ...     model.num_steps
     0
     """
-    parts, protected = list(_wrapped_models(model)), _protected.get()
+    parts, protected = list(_wrapped_models(model)), current_call().saved_models
     known = [own for part in parts if (own := protected.get(id(part))) is not None and own.is_current]
     if len(known) == len(parts):
         yield partial(_restore_all_, known)
         return
     saved = [_SavedModel(part) for part in parts]
-    token = _protected.set({**protected, **{id(each.model): each for each in saved}})
-    try:
-        yield partial(_restore_all_, saved)
-    except BaseException:
-        _restore_all_(saved)
-        raise
-    finally:
-        _protected.reset(token)
+    with change_call(saved_models={**protected, **{id(each.model): each for each in saved}}):
+        try:
+            yield partial(_restore_all_, saved)
+        except BaseException:
+            _restore_all_(saved)
+            raise
 
 
 def _restore_all_(saved: "list[_SavedModel]") -> None:

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ctta.core.networks import MethodNetworks
-from ctta.core.parallel import current_reducer
+from ctta.core.parallel import current_call, current_reducer
 from ctta.core.steps import Policy, Step
 from ctta.core.validation import check_integer
 from ctta.errors import ConfigError
-from ctta.nn import FULL_BATCH_SIZE, BatchStats, batch_fraction, blends_automatically, images_in_batch
+from ctta.nn import FULL_BATCH_SIZE, BatchStats, batch_fraction, blends_automatically
 from ctta.nn.surgery import Output
 from ctta.optim import (
     OptimizerFactory,
@@ -43,6 +43,7 @@ class MethodUpdates(MethodNetworks):
     _shown_logits: Tensor | None = None
     _is_restarted = False
     _counter_names: tuple[str, ...] = ()
+    _trained_names: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -77,7 +78,13 @@ class MethodUpdates(MethodNetworks):
         """
         self.optimizer_factory = with_lr(factory, lr)
         self.optimizer = build_optimizer(self.optimizer_factory, net)
+        self._trained_names = tuple(name for name, child in self.named_modules() if child is net)
         self._start_policies(self.policies)
+
+    @property
+    def trained_networks(self) -> list[nn.Module]:
+        """What :meth:`optimize` was called with: the networks whose parameters the optimizer trains."""
+        return [self.get_submodule(name) for name in self._trained_names]
 
     def use_policies(self, *own: Policy) -> None:
         """Build on policies: these run before the user's. Call it in the constructor after :meth:`optimize`.
@@ -148,7 +155,7 @@ class MethodUpdates(MethodNetworks):
         networks without BatchNorm. :meth:`minimize` applies it; a method that updates more than the optimizer does
         should too.
         """
-        num_images = images_in_batch() or FULL_BATCH_SIZE
+        num_images = current_call().num_images or FULL_BATCH_SIZE
         return min(1.0, num_images / FULL_BATCH_SIZE) ** 2 if blends_automatically(self.source) else 1.0
 
     def minimize(
@@ -229,7 +236,7 @@ class MethodUpdates(MethodNetworks):
     def _record_step(self, taken: bool, is_empty: bool, means: dict[str, Tensor]) -> bool:
         is_skipped = not taken and not is_empty
         self.num_skipped += is_skipped
-        fraction = batch_fraction(self.source, images_in_batch() or FULL_BATCH_SIZE)
+        fraction = batch_fraction(self.source, current_call().num_images or FULL_BATCH_SIZE)
         self.last_step = Step(skipped=is_skipped, **means, batch_stats=fraction, scale=self.step_scale)
         return taken
 

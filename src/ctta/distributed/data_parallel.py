@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ctta.core.model import AdaptiveModel
-from ctta.core.parallel import BatchReducer, Coordinator, in_shared_step, use_reducer
+from ctta.core.parallel import BatchReducer, Coordinator, change_call, in_shared_step
 from ctta.core.validation import check_choice, check_integer
 from ctta.distributed.collectives import (
     TIMEOUT,
@@ -134,7 +134,7 @@ class ProcessGroup(Coordinator):
         rows = x if all(sizes) else broadcast_first_row(next(i for i, count in enumerate(sizes) if count), x)
         reducer: BatchReducer = ShardedReducer(sizes) if self.shard == "batch" else ViewShardedReducer()
         try:
-            with use_reducer(reducer):
+            with change_call(reducer=reducer):
                 yield x if len(x) else rows
         except BaseException:
             # The other ranks may be anywhere in the step; once this one has left, their next collective fails at once.

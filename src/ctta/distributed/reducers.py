@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ctta.core.parallel import LocalReducer, use_reducer
+from ctta.core.parallel import LocalReducer, change_call
 from ctta.distributed.collectives import all_gather_stack, all_gather_with_grad, all_reduce_sum, rank, world_size
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class ShardedReducer(LocalReducer):
     @override
     def subset(self, rows: Tensor) -> Iterator[None]:
         counts = all_gather_stack(rows[: self.num_local].sum()).tolist()
-        with use_reducer(ShardedReducer(tuple(counts))):
+        with change_call(reducer=ShardedReducer(tuple(counts))):
             yield
 
     @override

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ctta.core.model import AdaptiveModel
+from ctta.core.parallel import current_call
 from ctta.guard.detector import (
     MIN_BATCH_SIZE,
     CollapseDetector,
@@ -20,8 +21,6 @@ from ctta.guard.detector import (
     summarize,
 )
 from ctta.nn import (
-    has_own_statistics_context,
-    images_in_batch,
     use_running_statistics_,
     uses_batch_statistics,
 )
@@ -142,7 +141,7 @@ def reuse_source_pass(source: nn.Module, x: Tensor, baseline: Baseline) -> Itera
 
     def is_known(given: Tensor) -> bool:
         # With gradients on, torch may pick kernels that round differently.
-        if torch.is_grad_enabled() or has_own_statistics_context() or images_in_batch() != len(x):
+        if torch.is_grad_enabled() or current_call().has_other_statistics or current_call().num_images != len(x):
             return False
         same_values = given.data_ptr() == x.data_ptr() and given._version == version
         return same_values and given.shape == x.shape and given.stride() == x.stride()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.core.model import AdaptiveModel
-from ctta.core.parallel import SingleProcess
+from ctta.core.parallel import SingleProcess, change_call
 from ctta.core.transaction import restore_on_error
 from ctta.core.validation import check_choice, check_integer
 from ctta.errors import CheckpointError, ConfigError
@@ -34,7 +34,7 @@ from ctta.guard.estimate import GainEstimator, GainMonitor
 from ctta.guard.health import Event, EventKind, EventLog, Health
 from ctta.guard.recovery import REMEDIES, Schedule, take_snapshot
 from ctta.guard.validator import InputSpec, InputValidator
-from ctta.nn import batch_fraction, count_images
+from ctta.nn import batch_fraction
 
 _LEARNED_SPEC, _DEFAULT_THRESHOLDS = InputSpec(), CollapseThresholds()
 _SHADOW_REPORT_EVERY = 100  # batches
@@ -237,7 +237,7 @@ class Guarded(AdaptiveModel):
             return predict(x)
         logits: Tensor = source_as_trained(self.source)(x)
         if valid.any():
-            with count_images(int(valid.sum())):  # the other rows have no part in batch statistics
+            with change_call(num_images=int(valid.sum())):  # the other rows have no part in batch statistics
                 logits[valid] = predict(x[valid]).to(logits.dtype)
         return logits
 

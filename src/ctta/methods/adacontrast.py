@@ -10,13 +10,15 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from ctta.core.model import AdaptiveModel, MethodInfo
-from ctta.core.state import remember_buffers
+from ctta.core.parallel import change_call
+from ctta.core.state import snapshot_buffers
 from ctta.core.steps import Policy
 from ctta.core.validation import check_each, check_fraction, check_integer, check_positive
 from ctta.functional import at_least_float32, confidence, ema_update_, marginal_entropy
 from ctta.methods.parts.contrast import PastImages, draw_exactly
+from ctta.nn import attach_norm_hooks_
 from ctta.nn.heads import features_and_logits, head_weight
-from ctta.nn.running import RunningStatistics, track_statistics, use_tracked_statistics_
+from ctta.nn.running import RunningStatistics
 from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
 from ctta.views import Views, image_views
@@ -85,16 +87,16 @@ class AdaContrast(AdaptiveModel):
         # The average is no teacher: it never predicts, and is not deployed.
         self.student, self.averaged = self.copy_of_source(), self.copy_of_source().requires_grad_(False)
         for network in (self.student, self.averaged):
-            use_tracked_statistics_(network, RunningStatistics(momentum, normalize_by="batch"))
+            attach_norm_hooks_(network, lambda _: RunningStatistics(momentum, normalize_by="batch"))
         self.optimize(self.student, optimizer, lr)
         self.past = PastImages(head_weight(self.source), bank_size, queue_size, self.generator("queue"))
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:
-        restore_statistics = remember_buffers(self.student, self.averaged)
+        restore_statistics = snapshot_buffers(self.student, self.averaged)
         (weak,) = draw_exactly(1, self.weak, self.generator("weak"))
         strong, other = draw_exactly(2, self.strong, self.generator("strong"))
-        with track_statistics():
+        with change_call(is_tracking=True):
             with torch.no_grad():
                 features, logits = features_and_logits(partial(weak, self.student), x)
             query, logits_of_query = features_and_logits(partial(strong, self.student), x)
@@ -104,7 +106,7 @@ class AdaContrast(AdaptiveModel):
         loss = F.cross_entropy(at_least_float32(logits_of_query), labels) - marginal_entropy(logits_of_query)
         loss = loss + self.past.contrast(query, key, labels, self.temperature, labels_first=self.labels_first)
         if self.minimize(loss, confidence=confidence(logits_of_query.detach()).mean()):
-            with track_statistics():
+            with change_call(is_tracking=True):
                 features, logits = features_and_logits(partial(weak, self.averaged), x)
             self.past.add_(key, labels, features, logits)
             ema_update_(self.averaged, self.student, self.decay)  # before the keys of the next step

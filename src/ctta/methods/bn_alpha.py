@@ -8,7 +8,8 @@ from typing_extensions import override
 
 from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.core.validation import check_choice, check_fraction, check_integer
-from ctta.nn.running import BlendedStatistics, Center, use_blended_statistics_
+from ctta.nn import attach_norm_hooks_
+from ctta.nn.running import BlendedStatistics, Center
 from ctta.nn.surgery import Output
 
 
@@ -70,4 +71,4 @@ class BNAlpha(AdaptiveModel):
         return net
 
     def _blend_statistics_(self, net: nn.Module) -> None:
-        use_blended_statistics_(net, BlendedStatistics(self.alpha, self.prior, self.center))
+        attach_norm_hooks_(net, lambda _: BlendedStatistics(self.alpha, self.prior, self.center))

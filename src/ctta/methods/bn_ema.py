@@ -4,11 +4,12 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.core.model import AdaptiveModel, MethodInfo
-from ctta.core.parallel import current_reducer
-from ctta.core.state import remember_buffers
+from ctta.core.parallel import change_call, current_reducer
+from ctta.core.state import snapshot_buffers
 from ctta.core.steps import Step
 from ctta.core.validation import check_fraction
-from ctta.nn.running import RunningStatistics, running_statistics, track_statistics, use_tracked_statistics_
+from ctta.nn import attach_norm_hooks_
+from ctta.nn.running import RunningStatistics, running_statistics
 from ctta.nn.surgery import Output
 from ctta.optim import all_finite
 
@@ -35,12 +36,12 @@ class BNEMA(AdaptiveModel):
         check_fraction("momentum", momentum)
         self.momentum = momentum
         self.student = self.copy_of_source().requires_grad_(False)
-        use_tracked_statistics_(self.student, RunningStatistics(momentum, normalize_by="batch"))
+        attach_norm_hooks_(self.student, lambda _: RunningStatistics(momentum, normalize_by="batch"))
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:
-        restore_statistics = remember_buffers(self.student)
-        with track_statistics():
+        restore_statistics = snapshot_buffers(self.student)
+        with change_call(is_tracking=True):
             self.student(x)
         logits: Tensor = self.student(x)
         is_finite = current_reducer().all(logits.isfinite().flatten(1).all(1))

@@ -1,7 +1,6 @@
 """CoTTA: continual test-time adaptation by a weight-averaged teacher, augmented views and stochastic restore."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
@@ -11,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
 from ctta.core.model import AdaptiveModel, MethodInfo
-from ctta.core.parallel import current_reducer
+from ctta.core.parallel import RecordedStatistics, change_call, current_reducer
 from ctta.core.steps import Policy
 from ctta.core.validation import check_choice, check_fraction, check_number, check_views_at_once
 from ctta.errors import ConfigError
@@ -26,9 +25,6 @@ from ctta.functional import (
 )
 from ctta.nn import (
     BatchStats,
-    RecordedStatistics,
-    blend_with_recorded,
-    record_statistics,
     uses_batch_statistics,
 )
 from ctta.nn.surgery import Output
@@ -378,8 +374,8 @@ class CoTTA(AdaptiveModel):
         else:
             rows = is_uncertain.reshape(len(is_uncertain), -1).any(1)
             refined = direct.clone()
-            statistics = blend_with_recorded(recorded, UNCERTAIN_FRACTION) if recorded else nullcontext()
-            with batch.subset(rows), statistics:
+            blend = {"fixed_statistics": recorded, "fraction": UNCERTAIN_FRACTION} if recorded else {}
+            with batch.subset(rows), change_call(**blend):
                 if rows.any():  # all uncertain rows may be on other processes
                     refined[rows] = self._predict_over_views(x[rows])
         return torch.where(is_uncertain.unsqueeze(1), refined, direct)
@@ -388,7 +384,8 @@ class CoTTA(AdaptiveModel):
         """Return the teacher's prediction for the batch as it is, and its statistics if the views need them."""
         if self.views_for == "all":
             return at_least_float32(self.teacher(x)), None
-        with record_statistics() as recorded:
+        recorded: RecordedStatistics = {}
+        with change_call(record=recorded):
             return at_least_float32(self.teacher(x)), recorded
 
     def _predict_over_views(self, x: Tensor) -> Tensor:

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.core.model import AdaptiveModel, MethodInfo
-from ctta.core.parallel import current_reducer, replicated
+from ctta.core.parallel import change_call, current_reducer, replicated
 from ctta.core.steps import Step
 from ctta.errors import ConfigError
 from ctta.functional import confidence, marginal_entropy
-from ctta.nn import BatchStats, count_images
+from ctta.nn import BatchStats
 from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory, build_optimizer, step_if_finite_
 from ctta.views import Views, augmix_views, check_views, draw_views
@@ -80,7 +80,7 @@ class MEMO(AdaptiveModel):
     def adapt_step(self, x: Tensor) -> Tensor:
         batch = current_reducer()
         rows = batch.local(torch.arange(batch.total_count(len(x)))).tolist()
-        with replicated(), count_images(1):  # no image affects another one
+        with replicated(), change_call(num_images=1):  # no image affects another one
             episodes = [
                 self._adapt_to(image, draw_views(self.views, self.generator(f"views {row}")))
                 for row, image in zip(rows, x.split(1), strict=True)

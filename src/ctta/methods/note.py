@@ -9,11 +9,13 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.core.model import MethodInfo
+from ctta.core.parallel import change_call
 from ctta.core.steps import Policy
 from ctta.core.validation import check_choice, check_fraction, check_integer, check_non_negative
 from ctta.functional import at_least_float32, confidence
 from ctta.methods.parts.memory import LatestMemory, MemoryModel, ReservoirMemory
-from ctta.nn.running import RunningStatistics, track_statistics, use_tracked_statistics_
+from ctta.nn import attach_norm_hooks_
+from ctta.nn.running import RunningStatistics
 from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
 
@@ -85,7 +87,7 @@ class NOTE(MemoryModel):
     @override
     def update(self, number: int) -> bool:
         images, _ = self.memory.recall()
-        with track_statistics():
+        with change_call(is_tracking=True):
             logits = self.student(images)
         p = at_least_float32(logits).softmax(1)
         loss = -(p * (p + 1e-6).log()).sum(1).mean() / (p.shape[1] if self.average == "entries" else 1)
@@ -113,4 +115,4 @@ class NOTE(MemoryModel):
 
     def _track_statistics_(self, net: nn.Module, by_batch: bool) -> None:
         momentum = 0.0 if by_batch else self.momentum
-        use_tracked_statistics_(net, RunningStatistics(momentum, "batch", self.iabn, always=by_batch))
+        attach_norm_hooks_(net, lambda _: RunningStatistics(momentum, "batch", self.iabn, always=by_batch))

@@ -10,13 +10,14 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from ctta.core.model import MethodInfo
-from ctta.core.parallel import current_reducer
+from ctta.core.parallel import change_call, current_reducer
 from ctta.core.steps import Policy
 from ctta.core.validation import check_choice
 from ctta.functional import cross_entropy, ema_update_, feature_divergence, pair_trained, symmetric_cross_entropy
 from ctta.methods.parts.memory import MemoryModel, TimelyMemory, predicted_classes
+from ctta.nn import attach_norm_hooks_
 from ctta.nn.heads import features_and_logits
-from ctta.nn.running import RunningStatistics, track_statistics, use_tracked_statistics_
+from ctta.nn.running import RunningStatistics
 from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
 from ctta.source_stats import SourceStats
@@ -75,7 +76,7 @@ class PeTTA(MemoryModel):
         self.loss, self.divergence, self.head, self.views = loss, divergence, self.use_head(head), views
         self.student, self.teacher, self.anchor = (self.copy_of_source() for _ in range(3))
         networks = nn.ModuleList([self.teacher, self.anchor]).requires_grad_(False).append(self.student)
-        use_tracked_statistics_(networks, RunningStatistics(momentum))
+        attach_norm_hooks_(networks, lambda _: RunningStatistics(momentum))
         self.train_norms_(self.student)
         self.optimize(self.student, optimizer, lr)
 
@@ -99,7 +100,7 @@ class PeTTA(MemoryModel):
         unbiased = stats["class_variances"][known] * counts / (counts - 1)  # as in the authors' code
         divergence = feature_divergence(self.class_means[known], stats["class_means"][known], unbiased, self.divergence)
         images, views = self.memory.recall()[0], draw_views(self.views, self.generator("views"))
-        with track_statistics():
+        with change_call(is_tracking=True):
             target, clean, anchor = self.teacher(images), self.student(images), self.anchor(images)
             seen = [view(self.student, images) for view in views] or [clean]
         if self.loss == "symmetric":

@@ -8,11 +8,13 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.core.model import MethodInfo
+from ctta.core.parallel import change_call
 from ctta.core.steps import Policy
 from ctta.core.validation import check_fraction, check_integer
 from ctta.functional import confidence, cross_entropy, ema_update_
 from ctta.methods.parts.memory import MemoryModel, TimelyMemory
-from ctta.nn.running import RunningStatistics, track_statistics, use_tracked_statistics_
+from ctta.nn import attach_norm_hooks_
+from ctta.nn.running import RunningStatistics
 from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
 from ctta.views import Views, check_views, draw_views, image_views
@@ -71,7 +73,7 @@ class RoTTA(MemoryModel):
         self.memory_size, self.decay, self.momentum, self.views = memory_size, decay, momentum, views
         self.student, self.teacher = self.copy_of_source(), self.copy_of_source().requires_grad_(False)
         for network in (self.student, self.teacher):  # each has its own statistics
-            use_tracked_statistics_(network, RunningStatistics(momentum))
+            attach_norm_hooks_(network, lambda _: RunningStatistics(momentum))
         self.train_norms_(self.student)
         self.optimize(self.student, optimizer, lr)
 
@@ -84,7 +86,7 @@ class RoTTA(MemoryModel):
     def update(self, number: int) -> bool:
         images, ages = self.memory.recall()
         views = draw_views(self.views, self.generator(f"views {number}"))
-        with track_statistics():
+        with change_call(is_tracking=True):
             target = self.teacher(images)
             predictions = [view(self.student, images) for view in views] or [self.student(images)]
         losses = torch.stack([cross_entropy(logits, target) for logits in predictions]).mean(0)

@@ -9,11 +9,13 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.core.model import MethodInfo
+from ctta.core.parallel import change_call
 from ctta.core.steps import Policy
 from ctta.core.validation import check_fraction, check_integer, check_non_negative
 from ctta.functional import confidence, entropy
 from ctta.methods.parts.memory import ConfidentMemory, MemoryModel
-from ctta.nn.running import RunningStatistics, track_statistics, use_tracked_statistics_
+from ctta.nn import attach_norm_hooks_
+from ctta.nn.running import RunningStatistics
 from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
 
@@ -74,7 +76,7 @@ class SoTTA(MemoryModel):
         self.memory_size, self.update_every = memory_size, check_integer("update_every", update_every, 1)
         self.min_confidence, self.momentum, self.radius, self.freeze_top = min_confidence, momentum, radius, freeze_top
         self.student = self.copy_of_source()
-        use_tracked_statistics_(self.student, RunningStatistics(momentum, normalize_by="batch"))
+        attach_norm_hooks_(self.student, lambda _: RunningStatistics(momentum, normalize_by="batch"))
         self.train_norms_(self.student, skip_top=freeze_top)
         self.optimize(self.student, optimizer, lr)
 
@@ -91,7 +93,7 @@ class SoTTA(MemoryModel):
             return True  # nothing was confident; the images have arrived all the same
 
         def measure() -> tuple[Tensor, Tensor, Tensor]:
-            with track_statistics():
+            with change_call(is_tracking=True):
                 logits = self.student(images)
             losses = entropy(logits)
             return losses.mean(), torch.ones_like(losses, dtype=torch.bool), logits

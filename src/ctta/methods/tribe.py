@@ -1,11 +1,9 @@
 """TRIBE: BatchNorm statistics balanced over classes, and a teacher tied to the source."""
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,38 +12,36 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
 from ctta.core.model import AdaptiveModel, MethodInfo
-from ctta.core.parallel import current_reducer, replicated
-from ctta.core.state import LazyModule, remember_buffers
+from ctta.core.parallel import change_call, current_call, current_reducer, replicated
+from ctta.core.state import LazyModule, snapshot_buffers
 from ctta.core.steps import Policy
 from ctta.core.validation import check_each, check_fraction, check_non_negative
-from ctta.errors import ConfigError
 from ctta.functional import at_least_float32, confidence, entropy, hard_cross_entropy, masked_mean
 from ctta.methods.parts.memory import predicted_classes
-from ctta.nn import BatchStatistics, NormHook, has_running_statistics
-from ctta.nn.moments import image_var_mean, pass_with_gradient
+from ctta.nn import BatchStatistics, NormHook, attach_norm_hooks_
+from ctta.nn.moments import attach_statistics_gradient, image_var_mean
 from ctta.nn.surgery import Output, share_parameters_
 from ctta.optim import OptimizerFactory
 from ctta.views import Views, check_views, draw_views, image_views
 
-# The predicted classes (N) of the call in progress, and the number of classes.
-_labels: ContextVar[tuple[Tensor, int] | None] = ContextVar("_labels", default=None)
 
+class LabeledBatch(NamedTuple):
+    """A batch that statistics follow.
 
-@contextmanager
-def balance_statistics(labels: Tensor, num_classes: int) -> Iterator[None]:
-    """Let layers with :class:`BalancedStatistics` follow batches whose images have these predicted classes."""
-    token = _labels.set((labels, num_classes))
-    try:
-        yield
-    finally:
-        _labels.reset(token)
+    Attributes:
+        labels: The predicted classes (N).
+        num_classes: The number of classes.
+    """
+
+    labels: Tensor
+    num_classes: int
 
 
 class BalancedStatistics(NormHook, LazyModule):
     """A forward pre-hook of one BatchNorm that keeps statistics per class, and normalizes by their mean over classes.
 
-    Within :func:`balance_statistics` the statistics of the classes follow the batch and are used at once, with the
-    gradient of the batch's part. Outside of it the layer uses what they gave last, its ``running_mean`` and
+    In a call on a :class:`LabeledBatch` the statistics of the classes follow it and are used at once, with the
+    gradient of the batch's part. In others the layer uses what they gave last, its ``running_mean`` and
     ``running_var``.
 
     Args:
@@ -64,12 +60,13 @@ class BalancedStatistics(NormHook, LazyModule):
         self.register_lazy_buffer("variances", None, None)
 
     @override
-    def forward(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    def before(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         BatchStatistics.set_mode_(module, by_layer=False)
-        if (labeled := _labels.get()) is None:
+        batch = current_call().batch_facts
+        if not isinstance(batch, LabeledBatch):
             return None
         assert module.running_mean is not None and module.running_var is not None, "checked when the method is built"
-        x, (labels, num_classes) = inputs[0], labeled
+        x, (labels, num_classes) = inputs[0], batch
         if not self.is_allocated:
             self.allocate_("means", module.running_mean.expand(num_classes, -1).clone())
             self.allocate_("variances", module.running_var.expand(num_classes, -1).clone())
@@ -80,7 +77,7 @@ class BalancedStatistics(NormHook, LazyModule):
         self.means, self.variances = means.detach(), variances.detach()
         module.running_mean, module.running_var = mean.detach(), variance.detach()
         along_channels = (-1,) + (1,) * (x.ndim - 2)
-        return pass_with_gradient(module, inputs, mean.view(along_channels), variance.view(along_channels))
+        return attach_statistics_gradient(module, inputs, mean.view(along_channels), variance.view(along_channels))
 
     def _follow(self, values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the statistics of the classes after a batch (C, channels)."""
@@ -99,21 +96,6 @@ class BalancedStatistics(NormHook, LazyModule):
         common = (squared - moved.square()).sum(0) / num_present
         weight = (rate * counts).sum() / num_present
         return means, variances + self.spread * (common - weight * variances)
-
-
-def use_balanced_statistics_(net: nn.Module, momentum: float | None, spread: float) -> nn.ModuleList:
-    """Let every BatchNorm of a network balance its statistics; return the state, which the method must hold."""
-    if not has_running_statistics(net):
-        raise ConfigError(
-            "balanced statistics start from the running statistics of BatchNorm layers, and one of the network's "
-            "keeps none: use layers with track_running_stats=True"
-        )
-    found = []
-    for module in net.modules():
-        if isinstance(module, _BatchNorm):
-            found.append(BalancedStatistics(momentum, spread))
-            module.register_forward_pre_hook(found[-1])
-    return nn.ModuleList(found)
 
 
 class TRIBE(AdaptiveModel):
@@ -173,7 +155,9 @@ class TRIBE(AdaptiveModel):
         self.train_norms_(self.student)
         share_parameters_(self.teacher, self.student)
         networks = (self.student, self.teacher, self.reference)
-        self.statistics = nn.ModuleList(use_balanced_statistics_(each, momentum, spread) for each in networks)
+        self.statistics = nn.ModuleList(
+            attach_norm_hooks_(net, lambda _: BalancedStatistics(momentum, spread)) for net in networks
+        )
         self.optimize(self.student, optimizer, lr)
 
     @override
@@ -186,7 +170,7 @@ class TRIBE(AdaptiveModel):
     def adapt_step(self, x: Tensor) -> Tensor:
         logits, batch = self.predict_step(x).detach(), current_reducer()
         images, predictions = batch.gather(x), batch.gather(logits)
-        restore_buffers = remember_buffers(self.student, self.teacher, self.reference, self.statistics)
+        restore_buffers = snapshot_buffers(self.student, self.teacher, self.reference, self.statistics)
         with replicated():  # the statistics of a class depend on all images of the batch
             if not self._update(images, predictions):
                 restore_buffers()
@@ -194,7 +178,7 @@ class TRIBE(AdaptiveModel):
 
     def _update(self, images: Tensor, predictions: Tensor) -> bool:
         views = draw_views(self.views, self.generator("views"))
-        with balance_statistics(predicted_classes(predictions), predictions.shape[1]):
+        with change_call(batch_facts=LabeledBatch(predicted_classes(predictions), predictions.shape[1])):
             target = at_least_float32(self.teacher(images))
             logits = [view(self.student, images) for view in views] or [self.student(images)]
             reference = at_least_float32(self.reference(images))

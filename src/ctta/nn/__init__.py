@@ -13,28 +13,14 @@ from ctta.nn.norm import (
     blends_automatically as blends_automatically,
     prepare_traced_call as prepare_traced_call,
     renormalize as renormalize,
-    show_running_statistics as show_running_statistics,
+    unmask_running_statistics as unmask_running_statistics,
     use_batch_statistics_ as use_batch_statistics_,
     use_running_statistics_ as use_running_statistics_,
     uses_batch_statistics as uses_batch_statistics,
-)
-from ctta.nn.context import (
-    RecordedStatistics as RecordedStatistics,
-    blend_statistics as blend_statistics,
-    blend_with_recorded as blend_with_recorded,
-    count_images as count_images,
-    has_own_statistics_context as has_own_statistics_context,
-    images_in_batch as images_in_batch,
-    record_statistics as record_statistics,
-    separate_statistics as separate_statistics,
-    uses_recorded_statistics as uses_recorded_statistics,
-)
-from ctta.nn.norm import (
     NormHook as NormHook,
-    avoid_group_norm_crash_ as avoid_group_norm_crash_,
+    attach_norm_hooks_ as attach_norm_hooks_,
     estimate_running_statistics_ as estimate_running_statistics_,
     find_norm_layers as find_norm_layers,
     find_norm_parameters as find_norm_parameters,
     has_running_statistics as has_running_statistics,
-    make_contiguous_if_constant as make_contiguous_if_constant,
 )

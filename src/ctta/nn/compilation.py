@@ -13,9 +13,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ctta.core.parallel import current_reducer
+from ctta.core.parallel import current_call
 from ctta.errors import first_line
-from ctta.nn import prepare_traced_call, uses_recorded_statistics
+from ctta.nn import prepare_traced_call
 from ctta.nn.surgery import find_untraceable_hooks
 
 
@@ -62,7 +62,9 @@ class _CompiledCall:
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         # Rows on other processes need collective operations within the network, and recorded statistics are not traced.
-        if self.compilation.is_given_up or current_reducer().is_sharded or uses_recorded_statistics():
+        call = current_call()
+        uses_recorded = call.record is not None or call.fixed_statistics is not None
+        if self.compilation.is_given_up or call.reducer.is_sharded or uses_recorded:
             return _call(self.net, *inputs)
         prepare_traced_call(self.net, inputs[0])
         try:

@@ -14,7 +14,6 @@ its classifier, so that one pass gives features and logits:
 """
 
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,22 +21,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from ctta.core.parallel import change_call, current_call
 from ctta.errors import ConfigError
+from ctta.nn.norm import NetworkHook
 
 #: Names that torchvision, transformers and others give their classifiers, also as the end of a name (``decode_head``).
 _NAMES = ("fc", "classifier", "head", "heads")
 
-# Inputs of the classifier during a call of features_and_logits. A property of the call, since threads share layers.
-_recorded: ContextVar[list[Tensor] | None] = ContextVar("_recorded", default=None)
-
 
 @dataclass(frozen=True)
-class RecordFeatures:
+class RecordFeatures(NetworkHook):
     """A forward pre-hook of the classifier that gives its input to :func:`features_and_logits`."""
 
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         """Record the input if somebody asked for it."""
-        if (recorded := _recorded.get()) is not None:
+        if (recorded := current_call().features) is not None:
             recorded.append(inputs[0])
 
 
@@ -187,11 +185,8 @@ def features_and_logits(net: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Ten
         ConfigError: The head did not run exactly once, or its input is not one vector per element.
     """
     recorded: list[Tensor] = []
-    token = _recorded.set(recorded)
-    try:
+    with change_call(features=recorded):
         logits = net(x)
-    finally:
-        _recorded.reset(token)
     if len(recorded) != 1:
         raise ConfigError(
             f"the head of the network ran {len(recorded)} times in one pass, and features need exactly one: name "

@@ -61,7 +61,7 @@ def image_var_mean(values: Tensor) -> tuple[Tensor, Tensor]:
     return _compute_image_moments(values)
 
 
-def pass_with_gradient(
+def attach_statistics_gradient(
     module: _BatchNorm, inputs: tuple[Tensor, ...], mean: Tensor, variance: Tensor
 ) -> tuple[Tensor, ...] | None:
     """Let the gradient of a layer that normalizes by its running statistics reach statistics of its input.

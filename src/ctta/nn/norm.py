@@ -1,23 +1,18 @@
 """Normalization layers: their parameters, and BatchNorm on statistics of the batch, alone or blended with others."""
 
-from collections.abc import Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+from typing_extensions import override
 
-from ctta.core.parallel import LocalReducer, current_reducer
+from ctta.core.parallel import LocalReducer, current_call, current_reducer
 from ctta.errors import ConfigError, InputError
-from ctta.nn.context import (
-    current_fraction,
-    current_num_parts,
-    current_record,
-    current_reference,
-    images_in_batch,
-)
 from ctta.nn.moments import batch_var_mean, blend_with_batch, carry_blended_gradient, fix_stride_of_one
 
 #: Batches of at least this many images are normalized by their own statistics under "auto".
@@ -44,8 +39,91 @@ def automatic_fraction(num_images: int, rule: Literal["auto", "blend"] = "auto")
     return num_images / (num_images + PRIOR_SIZE)
 
 
-class NormHook:
-    """Base of every forward hook and pre-hook that changes what a norm layer does; deployed networks are without."""
+class NetworkHook:
+    """Base of the forward hooks and pre-hooks that this library puts on copied networks, and takes off them again."""
+
+    #: Whether ``torch.compile`` can trace it, and a block with it can be computed again; not if it keeps a state.
+    is_traceable: ClassVar[bool] = False
+
+
+class NormHook(NetworkHook, ABC):
+    """Base of everything that changes what a norm layer does.
+
+    Its eager form is :meth:`before`. A hook that also has a traced form, which :meth:`before` takes where
+    ``torch.compiler.is_compiling()``, sets ``is_traceable``. What it has to know about the batch is in
+    :func:`ctta.core.parallel.current_call`.
+
+    A hook with a state is an ``nn.Module`` too, with the state in its buffers. The method holds what
+    :func:`attach_norm_hooks_` returns, so that the state is moved, saved, reset, forked and undone like any other. No
+    hook stays on a deployed network.
+    """
+
+    @abstractmethod
+    def before(self, layer: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """Act before the layer; return its inputs, or None to leave them as they are.
+
+        Args:
+            layer: The layer.
+            inputs: What it was called with.
+        """
+
+    def after(self, layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Act after the layer; does nothing unless overridden.
+
+        Args:
+            layer: The layer.
+            inputs: What it was called with.
+            output: What it returned.
+        """
+
+    def __call__(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """Run :meth:`before`, as a forward pre-hook."""
+        return self.before(layer, inputs)
+
+    def attach_(self, layer: nn.Module) -> None:
+        """Let a layer run this hook from now on."""
+        layer.register_forward_pre_hook(self)
+        if type(self).after is not NormHook.after:
+            layer.register_forward_hook(self.after)
+
+
+def remove_hooks_(module: nn.Module, is_unwanted: Callable[[int, Any], bool]) -> None:
+    """Remove forward hooks and pre-hooks of a module by their number, or by the object that they are a method of."""
+    for name in ("_forward_hooks", "_forward_pre_hooks"):
+        hooks = vars(module)[name]
+        for number in [
+            number for number, hook in hooks.items() if is_unwanted(number, getattr(hook, "__self__", hook))
+        ]:
+            for table in (hooks, *(vars(module).get(name + end, {}) for end in ("_with_kwargs", "_always_called"))):
+                table.pop(number, None)
+
+
+def attach_norm_hooks_(
+    net: nn.Module, make: Callable[[_BatchNorm], NormHook], *, skip_without_statistics: bool = False
+) -> nn.ModuleList:
+    """Give every BatchNorm of a network a hook.
+
+    Args:
+        net: The network.
+        make: Returns the hook of a layer; the same one for several if it keeps no state.
+        skip_without_statistics: Whether to leave out layers that keep no running statistics, rather than to raise.
+
+    Returns:
+        The hooks that keep a state; the method must hold them.
+
+    Raises:
+        ConfigError: A layer keeps no running statistics.
+    """
+    if not skip_without_statistics and not has_running_statistics(net):
+        raise ConfigError(
+            "this method starts from the running statistics of BatchNorm layers, and one of the network's keeps none: "
+            "use layers with track_running_stats=True"
+        )
+    layers = [layer for layer in net.modules() if isinstance(layer, _BatchNorm) and layer.running_mean is not None]
+    hooks = [make(layer) for layer in layers]
+    for layer, hook in zip(layers, hooks, strict=True):
+        hook.attach_(layer)
+    return nn.ModuleList(hook for hook in hooks if isinstance(hook, nn.Module))
 
 
 def find_norm_parameters(net: nn.Module) -> set[str]:
@@ -96,22 +174,21 @@ def estimate_running_statistics_(net: nn.Module, batches: Iterable[Tensor]) -> N
     net.eval()
 
 
-def avoid_group_norm_crash_(net: nn.Module) -> None:
-    """Add :func:`make_contiguous_if_constant` to every GroupNorm."""
-    for module in net.modules():
-        if isinstance(module, nn.GroupNorm):
-            module.register_forward_pre_hook(make_contiguous_if_constant)
-
-
-def make_contiguous_if_constant(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Make a channels-last input that needs no gradient contiguous; a forward pre-hook of a GroupNorm.
+@dataclass(frozen=True)
+class ContiguousInput(NormHook):
+    """Make a channels-last input of a GroupNorm that needs no gradient contiguous.
 
     Without it the backward on the CPU (torch 2.13) writes the gradient of such an input through a null pointer. That
     happens to everyone who trains the first GroupNorm but not the convolution before it, as TENT does.
     """
-    x, *others = inputs
-    is_constant = torch.is_grad_enabled() and not x.requires_grad
-    return (x.contiguous() if is_constant else x, *others)
+
+    is_traceable = True
+
+    @override
+    def before(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        x, *others = inputs
+        is_constant = torch.is_grad_enabled() and not x.requires_grad
+        return (x.contiguous() if is_constant else x, *others)
 
 
 @dataclass
@@ -146,20 +223,22 @@ class BatchStatistics(NormHook):
         traced: What the layer does within a compiled call.
     """
 
+    is_traceable = True
     fraction: BatchStats
     traced: TracedCall = field(default_factory=TracedCall, compare=False, repr=False, kw_only=True)
 
-    def __call__(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    @override
+    def before(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Set the mode of the layer, and blend its statistics or rescale its input unless it can do without."""
         if torch.compiler.is_compiling():
             return self.trace(module, inputs) if self.traced.is_prepared else self.interrupt(module, inputs)
-        fraction, num_parts = self.set_mode_by_call_(module, inputs[0]), current_num_parts() or 1
-        show_running_statistics(module)
+        fraction, num_parts = self.set_mode_by_call_(module, inputs[0]), current_call().num_parts or 1
+        unmask_running_statistics(module)
         if module.running_mean is not None:
-            if (record := current_record()) is not None:
-                record[module] = self.measure_(module, inputs[0], fraction)
+            if (record := current_call().record) is not None:
+                record[module] = self.use_and_return_statistics_(module, inputs[0], fraction)
                 return None
-            if (reference := current_reference()) is not None:
+            if (reference := current_call().fixed_statistics) is not None:
                 mean, variance = reference[module]
                 vars(module).update(running_mean=mean, running_var=variance)
         if fraction is None:
@@ -168,10 +247,15 @@ class BatchStatistics(NormHook):
             return self.blend_(module, inputs, fraction)
         return (self.rescale(module, inputs[0], num_parts, fraction), *inputs[1:])
 
+    @override
+    def after(self, module: _BatchNorm, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Let the running statistics be seen again that blended ones have hidden."""
+        unmask_running_statistics(module)
+
     def set_mode_by_call_(self, module: _BatchNorm, x: Tensor) -> float | None:
         """Set the mode of the layer as the context says; return the fraction unless the layer can do without it."""
-        num_parts, batch = current_num_parts(), current_reducer()
-        num_images = images_in_batch() or batch.total_count(len(x)) // (num_parts or 1)
+        num_parts, batch = current_call().num_parts, current_reducer()
+        num_images = current_call().num_images or batch.total_count(len(x)) // (num_parts or 1)
         fraction = self.choose_fraction(module, num_images)
         if fraction == 1:
             _check_count(x, batch.total_count(x.numel()), num_parts)
@@ -183,7 +267,7 @@ class BatchStatistics(NormHook):
     def interrupt(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Rescale the input outside of the compiled graph, where the context variables can be read."""
         fraction = self.set_mode_by_call_(module, inputs[0])
-        return None if fraction is None else (self.rescale(module, inputs[0], current_num_parts() or 1, fraction),)
+        return None if fraction is None else (self.rescale(module, inputs[0], current_call().num_parts or 1, fraction),)
 
     def trace(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Do the same in a form that can be traced; :func:`prepare_traced_call` has set the mode of the layer."""
@@ -200,7 +284,7 @@ class BatchStatistics(NormHook):
         """Return the fraction of the batch for a call on this many images."""
         if module.running_mean is None:
             return 1.0
-        if (fraction := current_fraction()) is not None:
+        if (fraction := current_call().fraction) is not None:
             return fraction
         return automatic_fraction(num_images, self.fraction) if isinstance(self.fraction, str) else self.fraction
 
@@ -212,7 +296,7 @@ class BatchStatistics(NormHook):
             module.track_running_stats = not by_layer
 
     @classmethod
-    def measure_(cls, module: _BatchNorm, x: Tensor, fraction: float | None) -> tuple[Tensor, Tensor]:
+    def use_and_return_statistics_(cls, module: _BatchNorm, x: Tensor, fraction: float | None) -> tuple[Tensor, Tensor]:
         """Let the layer normalize this call by statistics that are returned, the same as without; for no gradients."""
         assert module.running_mean is not None and module.running_var is not None, "checked by the caller"
         variance, mean = (each.flatten() for each in batch_var_mean(x.detach().to(module.running_mean.dtype)))
@@ -224,7 +308,7 @@ class BatchStatistics(NormHook):
 
     @staticmethod
     def blend_(module: _BatchNorm, inputs: tuple[Tensor, ...], fraction: float) -> tuple[Tensor, ...] | None:
-        """Let the layer normalize this call by blended statistics; :func:`show_running_statistics` ends it."""
+        """Let the layer normalize this call by blended statistics; :func:`unmask_running_statistics` ends it."""
         assert module.running_mean is not None and module.running_var is not None, "checked when the method is built"
         x = inputs[0]
         values = x.to(module.running_mean.dtype)
@@ -261,14 +345,14 @@ def _check_count(x: Tensor, num_values: int, num_parts: int | None) -> None:
 
 def prepare_traced_call(net: nn.Module, x: Tensor) -> None:
     """Let a compiled network treat its next call, on these inputs, as the context variables say."""
-    num_parts = current_num_parts()
-    num_images = images_in_batch() or len(x) // (num_parts or 1)
+    num_parts = current_call().num_parts
+    num_images = current_call().num_images or len(x) // (num_parts or 1)
     call: TracedCall | None = None
     for module in net.modules():
         if isinstance(module, _BatchNorm) and (hook := _find_hook(module)) is not None:
             fraction = hook.choose_fraction(module, num_images)
             hook.set_mode_(module, by_layer=fraction == 1 and num_parts is None)
-            show_running_statistics(module)
+            unmask_running_statistics(module)
             if call is None and module.running_mean is not None:
                 call = hook.traced
                 call.is_prepared = True
@@ -277,8 +361,8 @@ def prepare_traced_call(net: nn.Module, x: Tensor) -> None:
                     call.blend = torch.tensor(fraction, dtype=module.running_mean.dtype, device=x.device)
 
 
-def show_running_statistics(module: nn.Module, *_: object) -> None:
-    """Show the running statistics of a BatchNorm again that blended ones have hidden; also a forward hook."""
+def unmask_running_statistics(module: nn.Module) -> None:
+    """Let the running statistics of a BatchNorm be seen again that others have hidden for one call."""
     if torch.compiler.is_compiling():
         return  # none are hidden in a compiled call
     vars(module).pop("running_mean", None)
@@ -320,18 +404,15 @@ def use_batch_statistics_(net: nn.Module, fraction: BatchStats) -> None:
                     "statistics; use batch_stats=1"
                 )
             BatchStatistics.set_mode_(module, by_layer=fraction == 1)
-            module.register_forward_pre_hook(BatchStatistics(fraction, traced=traced))
-            module.register_forward_hook(show_running_statistics)
+            BatchStatistics(fraction, traced=traced).attach_(module)
 
 
 def use_running_statistics_(net: nn.Module) -> None:
     """Undo :func:`use_batch_statistics_`: let every BatchNorm use its running statistics, where it keeps any."""
     for module in net.modules():
         if isinstance(module, _BatchNorm):
-            hooks = module._forward_pre_hooks
-            for key in [key for key, hook in hooks.items() if isinstance(hook, BatchStatistics)]:
-                del hooks[key]
-            show_running_statistics(module)
+            remove_hooks_(module, lambda _, hook: isinstance(hook, BatchStatistics))
+            unmask_running_statistics(module)
             module.training, module.track_running_stats = False, module.running_mean is not None
 
 

@@ -1,8 +1,5 @@
 """Running statistics that follow the stream, and batch statistics blended in other ways than by their mean."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,35 +9,16 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
-from ctta.core.parallel import current_reducer
-from ctta.errors import ConfigError
-from ctta.nn import BatchStatistics, NormHook, has_running_statistics, renormalize
-from ctta.nn.moments import batch_var_mean, fix_stride_of_one, image_var_mean, pass_with_gradient
+from ctta.core.parallel import current_call, current_reducer
+from ctta.nn import BatchStatistics, NormHook, renormalize
+from ctta.nn.moments import attach_statistics_gradient, batch_var_mean, fix_stride_of_one, image_var_mean
 
 Center = Literal["mean", "median"]
-
-# A property of the call, like the others in ctta.nn.
-_is_tracking: ContextVar[bool] = ContextVar("_is_tracking", default=False)
-
-
-@contextmanager
-def track_statistics() -> Iterator[None]:
-    """Let the running statistics of layers with :class:`RunningStatistics` follow the batches within the context."""
-    token = _is_tracking.set(True)
-    try:
-        yield
-    finally:
-        _is_tracking.reset(token)
-
-
-def is_tracking() -> bool:
-    """Return whether running statistics follow the batch in progress."""
-    return _is_tracking.get()
 
 
 @dataclass(frozen=True)
 class RunningStatistics(NormHook):
-    """A forward pre-hook of a BatchNorm whose running statistics follow the batches of :func:`track_statistics`.
+    """A forward pre-hook of a BatchNorm whose running statistics follow the batches of calls that track.
 
     Outside of that context the layer normalizes by its running statistics, and a prediction depends on one image only.
     The statistics are the layer's own ``running_mean`` and ``running_var``, so a copy of a network has its own, and
@@ -60,16 +38,17 @@ class RunningStatistics(NormHook):
     shrink: float | None = None
     always: bool = False
 
-    def __call__(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    @override
+    def before(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Update the statistics if they are tracked, and rescale the input unless it needs nothing else."""
         x, num_spatial = inputs[0], inputs[0].ndim - 2
         BatchStatistics.set_mode_(module, by_layer=False)
         assert module.running_mean is not None and module.running_var is not None, "checked when the method is built"
         values = x.to(module.running_mean.dtype)
-        if is_tracking() or self.always:
+        if current_call().is_tracking or self.always:
             mean, variance = self.follow_(module, values)
             if self.shrink is None and self.normalize_by == "running":
-                return pass_with_gradient(module, inputs, mean, variance)  # the layer has them now
+                return attach_statistics_gradient(module, inputs, mean, variance)  # the layer has them now
             if self.shrink is None and self.can_normalize_by_layer_(module, x):
                 return None
         elif self.shrink is None:
@@ -130,14 +109,6 @@ def unbias(count: int) -> float:
     return count / max(count - 1, 1)
 
 
-def use_tracked_statistics_(net: nn.Module, statistics: RunningStatistics) -> None:
-    """Let the running statistics of every BatchNorm follow the stream."""
-    _require_running_statistics(net)
-    for module in net.modules():
-        if isinstance(module, _BatchNorm):
-            module.register_forward_pre_hook(statistics)
-
-
 def running_statistics(net: nn.Module) -> list[Tensor]:
     """Return the running means and variances of every BatchNorm that keeps any."""
     layers = [module for module in net.modules() if isinstance(module, _BatchNorm)]
@@ -156,11 +127,12 @@ class BlendedStatistics(BatchStatistics):
             from it.
     """
 
+    is_traceable = False
     prior: int | None = None
     center: Center = "mean"
 
     @override
-    def __call__(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    def before(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         x, batch = inputs[0], current_reducer()
         self.set_mode_(module, by_layer=False)
         assert module.running_mean is not None and module.running_var is not None, "checked when the method is built"
@@ -186,19 +158,3 @@ class BlendedStatistics(BatchStatistics):
         median = flat.median(1, keepdim=True).values
         shape = (1, -1) + (1,) * (values.ndim - 2)
         return median.view(shape), (flat - median).square().mean(1).view(shape)
-
-
-def use_blended_statistics_(net: nn.Module, statistics: BlendedStatistics) -> None:
-    """Let every BatchNorm blend the source's statistics with those of the batch."""
-    _require_running_statistics(net)
-    for module in net.modules():
-        if isinstance(module, _BatchNorm):
-            module.register_forward_pre_hook(statistics)
-
-
-def _require_running_statistics(net: nn.Module) -> None:
-    if not has_running_statistics(net):
-        raise ConfigError(
-            "this method starts from the running statistics of BatchNorm layers, and one of the network's keeps none: "
-            "use layers with track_running_stats=True"
-        )

@@ -8,7 +8,6 @@ import copy
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -20,17 +19,9 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ctta.errors import ConfigError, InputError
-from ctta.nn import (
-    BatchStatistics,
-    BatchStats,
-    NormHook,
-    avoid_group_norm_crash_,
-    find_norm_parameters,
-    make_contiguous_if_constant,
-    show_running_statistics,
-    use_batch_statistics_,
-)
-from ctta.nn.heads import RecordFeatures, find_head
+from ctta.nn import BatchStats, find_norm_parameters, unmask_running_statistics, use_batch_statistics_
+from ctta.nn.heads import find_head
+from ctta.nn.norm import ContiguousInput, NetworkHook, remove_hooks_
 
 #: Where the logits are in the output of a network: a key, an index, or a function of the output.
 Output = str | int | Callable[[Any], Tensor] | None
@@ -50,9 +41,11 @@ def unwrap(net: nn.Module) -> nn.Module:
 def copy_for_adaptation(net: nn.Module, *, batch_stats: BatchStats, output: Output) -> nn.Module:
     """Return a copy in eval mode (dropout off) that returns logits and whose BatchNorms use ``batch_stats``."""
     net = copy_without_hooks(net)
-    net.register_forward_pre_hook(clone_input)
+    net.register_forward_pre_hook(CloneInput())
     net.register_forward_hook(ExtractLogits(output))
-    avoid_group_norm_crash_(net)
+    for module in net.modules():
+        if isinstance(module, nn.GroupNorm):
+            ContiguousInput().attach_(module)
     if batch_stats != 0:
         use_batch_statistics_(net, batch_stats)
     return net
@@ -69,21 +62,17 @@ def copy_without_hooks(net: nn.Module, keep: Collection[int] | None = None) -> n
     with torch.inference_mode(False):
         net = copy.deepcopy(unwrap(net))
     for module in net.modules():
-        for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            for key in [
-                key for key, hook in hooks.items() if _is_own_hook(hook) or (keep is not None and key not in keep)
-            ]:
-                del hooks[key]
+        remove_hooks_(module, lambda key, hook: isinstance(hook, NetworkHook) or (keep is not None and key not in keep))
         if isinstance(module, _BatchNorm):
-            show_running_statistics(module)
+            unmask_running_statistics(module)
             module.track_running_stats = module.running_mean is not None
     return net.eval()
 
 
 def find_hooks(net: nn.Module) -> frozenset[int]:
     """Return the ids of the hooks of a network that are not this library's; copies of the hooks have the same ids."""
-    tables = [table for module in net.modules() for table in (module._forward_hooks, module._forward_pre_hooks)]
-    return frozenset(key for table in tables for key, hook in table.items() if not _is_own_hook(hook))
+    hooks = [item for module in net.modules() for item in _iter_hooks(module)]
+    return frozenset(key for key, hook in hooks if not isinstance(hook, NetworkHook))
 
 
 def copy_sharing_tensors(net: nn.Module) -> nn.Module:
@@ -94,27 +83,32 @@ def copy_sharing_tensors(net: nn.Module) -> nn.Module:
     return copy.deepcopy(net, {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())})
 
 
-def _is_own_hook(hook: Any) -> bool:
-    """Return whether this library registered the hook."""
-    kinds = ExtractLogits | RecordFeatures | NormHook
-    return isinstance(hook, kinds) or hook in (clone_input, make_contiguous_if_constant, show_running_statistics)
-
-
 def find_untraceable_hooks(net: nn.Module) -> list[str]:
     """Return the names of this library's hooks on a network that ``torch.compile`` cannot trace: they keep a state."""
-    hooks = [hook for module in net.modules() for hook in _hooks(module) if _is_own_hook(hook)]
-    traceable = BatchStatistics, ExtractLogits, FunctionType
-    return sorted({type(hook).__name__ for hook in hooks if type(hook) not in traceable})
+    hooks = [hook for module in net.modules() for _, hook in _iter_hooks(module)]
+    return sorted({type(hook).__name__ for hook in hooks if isinstance(hook, NetworkHook) and not hook.is_traceable})
 
 
-def _hooks(module: nn.Module) -> Iterator[Any]:
-    yield from module._forward_pre_hooks.values()
-    yield from module._forward_hooks.values()
+def _iter_hooks(module: nn.Module) -> Iterator[tuple[int, Any]]:
+    """Yield the id of each forward hook and pre-hook, and the object that it is, or is a method of."""
+    for key, hook in (*module._forward_hooks.items(), *module._forward_pre_hooks.items()):
+        yield key, getattr(hook, "__self__", hook)
 
 
-def clone_input(net: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Give a network a copy of its input, since some change it in place; a forward pre-hook."""
-    return (inputs[0].clone(), *inputs[1:])
+def returns_logits(net: nn.Module) -> bool:
+    """Return whether a network was prepared for adaptation, or is a copy of one that was."""
+    return any(isinstance(hook, ExtractLogits) for hook in net._forward_hooks.values())
+
+
+@dataclass(frozen=True)
+class CloneInput(NetworkHook):
+    """A forward pre-hook that gives a network a copy of its input, since some change it in place."""
+
+    is_traceable = True
+
+    def __call__(self, net: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return the inputs, the first one as a copy."""
+        return (inputs[0].clone(), *inputs[1:])
 
 
 class MissingLogitsError(ConfigError):
@@ -122,13 +116,14 @@ class MissingLogitsError(ConfigError):
 
 
 @dataclass(frozen=True)
-class ExtractLogits:
+class ExtractLogits(NetworkHook):
     """A forward hook that reduces the output of a network to its logits, and resizes dense logits to the input.
 
     Attributes:
         output: Where the logits are; None to look in the usual places.
     """
 
+    is_traceable = True
     output: Output
 
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], raw: Any) -> Tensor:

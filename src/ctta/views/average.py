@@ -8,10 +8,10 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from ctta.core.parallel import current_reducer
+from ctta.core.parallel import change_call, current_reducer
 from ctta.errors import ConfigError
 from ctta.functional import at_least_float32, entropy
-from ctta.nn import has_running_statistics, separate_statistics, uses_batch_statistics
+from ctta.nn import has_running_statistics, uses_batch_statistics
 
 Model = Callable[[Tensor], Tensor]
 View = Callable[[Model, Tensor], Tensor]
@@ -290,7 +290,7 @@ def _predict_together(pending: list[SplitView], images: list[Tensor], model: Mod
     pending.clear()
     images.clear()  # before the forward pass, to hold the images only once
     try:
-        with separate_statistics(len(views)):
+        with change_call(num_parts=len(views)):
             chunks = model(stack).chunk(len(views))
     except Exception as error:
         fitted = tuple(view.fit(model, x, error) if isinstance(view, FittingView) else view for view in views)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.core.model import AdaptiveModel, MethodInfo
-from ctta.core.parallel import current_reducer
-from ctta.core.state import remember_buffers
+from ctta.core.parallel import change_call, current_reducer
+from ctta.core.state import snapshot_buffers
 from ctta.core.steps import Policy
 from ctta.core.validation import check_choice, check_fraction
 from ctta.functional import (
@@ -22,8 +22,8 @@ from ctta.functional import (
     mean_probabilities,
     reliability_weights,
 )
-from ctta.methods.delta.renorm import use_renormalization_
-from ctta.nn.running import track_statistics
+from ctta.methods.delta.renorm import Renormalization
+from ctta.nn import attach_norm_hooks_
 from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
 
@@ -72,7 +72,7 @@ class DELTA(AdaptiveModel):
         self.loss, self.norm_momentum, self.class_momentum = loss, norm_momentum, class_momentum
         self.num_classes, count = num_classes, self.count_classes(num_classes)
         self.student = self.copy_of_source()
-        self.statistics = use_renormalization_(self.student, norm_momentum)
+        self.statistics = attach_norm_hooks_(self.student, lambda _: Renormalization(norm_momentum))
         self.train_norms_(self.student)
         self.optimize(self.student, optimizer, lr)
         dtype = next(self.student.parameters()).dtype
@@ -80,8 +80,8 @@ class DELTA(AdaptiveModel):
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:
-        restore_statistics = remember_buffers(self.student, self.statistics)
-        with track_statistics():
+        restore_statistics = snapshot_buffers(self.student, self.statistics)
+        with change_call(is_tracking=True):
             logits: Tensor = self.student(x)
         losses, selected = self._compute_losses(logits)
         loss = masked_mean(self._weigh_classes(logits.detach()).to(losses) * losses, selected)

@@ -1,16 +1,13 @@
 """Batch renormalization: normalize by moving averages, with the gradient of batch statistics (DELTA)."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
-from ctta.errors import ConfigError
-from ctta.nn import BatchStatistics, NormHook, has_running_statistics, renormalize
-from ctta.nn.moments import batch_var_mean, fix_stride_of_one, pass_with_gradient
-from ctta.nn.running import is_tracking
+from ctta.core.parallel import current_call
+from ctta.nn import BatchStatistics, NormHook, renormalize
+from ctta.nn.moments import attach_statistics_gradient, batch_var_mean, fix_stride_of_one
 
 
 class Renormalization(NormHook, nn.Module):
@@ -34,21 +31,22 @@ class Renormalization(NormHook, nn.Module):
         self._latest: tuple[Tensor, Tensor] | None = None  # statistics of the batch that the layer is computing
 
     @override
-    def forward(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    def before(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         BatchStatistics.set_mode_(module, by_layer=False)
         assert module.running_mean is not None, "checked when the method is built"
         x = inputs[0]
         values = x.to(module.running_mean.dtype)
         variance, mean = batch_var_mean(values)
-        self._latest = (mean.detach().flatten(), variance.detach().flatten()) if is_tracking() else None
+        self._latest = (mean.detach().flatten(), variance.detach().flatten()) if current_call().is_tracking else None
         if self.num_followed > 0:
             # r and d make the value that of the layer's own statistics, and leave the gradient of the batch's.
-            return pass_with_gradient(module, inputs, mean, variance)
+            return attach_statistics_gradient(module, inputs, mean, variance)
         values = renormalize(module, values, mean, variance, x.ndim - 2)
         return (fix_stride_of_one(values).to(x.dtype), *inputs[1:])
 
+    @override
     @torch.no_grad()
-    def follow_(self, module: _BatchNorm) -> None:
+    def after(self, module: _BatchNorm, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         """Move the running statistics after the layer has used them, if they are tracked."""
         if self._latest is None:
             return
@@ -61,34 +59,3 @@ class Renormalization(NormHook, nn.Module):
         # Replaced, not written to, since a graph may still need them.
         module.running_mean, module.running_var, self._latest = mean, variance, None
         self.num_followed += 1
-
-
-@dataclass(frozen=True)
-class FollowAfterUse(NormHook):
-    """A forward hook of a BatchNorm that lets its statistics follow the batch which it has normalized.
-
-    Attributes:
-        statistics: The forward pre-hook of the layer.
-    """
-
-    statistics: Renormalization
-
-    def __call__(self, module: _BatchNorm, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Update the statistics."""
-        self.statistics.follow_(module)
-
-
-def use_renormalization_(net: nn.Module, momentum: float) -> nn.ModuleList:
-    """Let every BatchNorm of a network renormalize; return the state, which the method must hold."""
-    if not has_running_statistics(net):
-        raise ConfigError(
-            "renormalization keeps its averages in the running statistics of BatchNorm layers, and one of the "
-            "network's keeps none: use layers with track_running_stats=True"
-        )
-    found = []
-    for module in net.modules():
-        if isinstance(module, _BatchNorm):
-            found.append(Renormalization(momentum))
-            module.register_forward_pre_hook(found[-1])
-            module.register_forward_hook(FollowAfterUse(found[-1]))
-    return nn.ModuleList(found)

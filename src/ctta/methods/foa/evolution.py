@@ -11,17 +11,15 @@ Reference: Hansen, "The CMA evolution strategy: a tutorial", arXiv 1604.00772, w
 """
 
 import math
-from collections.abc import Callable
-from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
-from typing_extensions import override
+from torch import Tensor
 
+from ctta.core.state import CpuState
 from ctta.core.validation import check_integer, check_positive
 
 
-class EvolutionStrategy(nn.Module):
+class EvolutionStrategy(CpuState):
     """A normal distribution over vectors, moved toward the best of its samples.
 
     Its state is a fixed number of buffers. They stay in double precision on the CPU wherever the module is moved, since
@@ -143,8 +141,3 @@ class EvolutionStrategy(nn.Module):
         self.lengths.copy_(variances.clamp_min(torch.finfo(variances.dtype).tiny).sqrt())
         self.axes.copy_(axes)
         self._age.zero_()
-
-    @override
-    def _apply(self, fn: Callable[[Tensor], Any], recurse: bool = True) -> Self:
-        """Stay in double precision on the CPU."""
-        return self

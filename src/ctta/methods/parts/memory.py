@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from ctta.core.model import AdaptiveModel
 from ctta.core.parallel import current_reducer, replicated
-from ctta.core.state import LazyModule, remember_buffers
+from ctta.core.state import LazyModule, snapshot_buffers
 from ctta.core.validation import check_fraction, check_integer
 from ctta.errors import InputError
 from ctta.functional import at_least_float32, confidence
@@ -383,7 +383,7 @@ class MemoryModel(AdaptiveModel):
                 last_update = int(self.memory.num_seen) - num_new
                 missing = (self.update_every or len(images)) - num_new
                 stop = min(start + missing, len(images))
-                restore_buffers = remember_buffers(*state) if stop - start == missing else None
+                restore_buffers = snapshot_buffers(*state) if stop - start == missing else None
                 self.memory.add_(images[start:stop], predictions[start:stop], generator)
                 if restore_buffers is not None and not update(number):
                     restore_buffers()

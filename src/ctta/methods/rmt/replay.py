@@ -12,11 +12,10 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from ctta.core.model import AdaptiveModel
-from ctta.core.parallel import replicated
+from ctta.core.parallel import change_call, replicated
 from ctta.core.validation import check_integer, check_non_negative
 from ctta.errors import CheckpointError, ConfigError
 from ctta.functional import at_least_float32, ema_update_, symmetric_cross_entropy
-from ctta.nn import count_images
 from ctta.optim import scale_rates, step_if_finite_
 
 
@@ -107,7 +106,7 @@ class SourceReplay:
             The loss, a scalar; it is that of the whole batch on every process.
         """
         images, labels = self.draw(step, seed, like)
-        with replicated(), count_images(len(images)):
+        with replicated(), change_call(num_images=len(images)):
             logits = net(images)
         return F.cross_entropy(at_least_float32(logits), labels)
 
@@ -181,7 +180,7 @@ class ReplayModel(AdaptiveModel):
         for step in range(num_steps):
             images, _ = self.replay.draw(step, self.seed, like)
             rising = scale_rates(self.optimizer, [(step + 1) / num_steps] * len(groups))
-            with torch.inference_mode(False), torch.enable_grad(), count_images(len(images)), rising:
+            with torch.inference_mode(False), torch.enable_grad(), change_call(num_images=len(images)), rising:
                 loss = symmetric_cross_entropy(self.student(images), self.teacher(images).detach()).mean()
                 if step_if_finite_(self.optimizer, loss):
                     ema_update_(self.teacher, self.student, self.decay)

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from typing_extensions import override
 
 from ctta.core.model import AdaptiveModel, MethodInfo
-from ctta.core.parallel import current_reducer
+from ctta.core.parallel import change_call, current_call, current_reducer
 from ctta.core.steps import Policy
 from ctta.core.validation import check_each, check_fraction, check_non_negative, check_positive
 from ctta.errors import ConfigError
@@ -30,7 +30,6 @@ from ctta.methods.vane.constants import (
 from ctta.methods.vane.statistics import (
     FollowedBatch,
     LayerState,
-    follow_shift,
     store_layers_,
     use_shift_statistics_,
 )
@@ -44,7 +43,7 @@ from ctta.methods.vane.stream import (
     update_domain,
     update_mirrors,
 )
-from ctta.nn import FULL_BATCH_SIZE, find_norm_parameters, images_in_batch
+from ctta.nn import FULL_BATCH_SIZE, find_norm_parameters
 from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory, with_lr
 from ctta.policies import average_with_source
@@ -191,7 +190,7 @@ class VANE(AdaptiveModel):
     @property
     @override
     def step_scale(self) -> float:
-        return min(1.0, (images_in_batch() or FULL_BATCH_SIZE) / FULL_BATCH_SIZE) ** 2
+        return min(1.0, (current_call().num_images or FULL_BATCH_SIZE) / FULL_BATCH_SIZE) ** 2
 
     @override
     def extra_repr(self) -> str:
@@ -220,7 +219,7 @@ class VANE(AdaptiveModel):
     def _forward_once(self, x: Tensor) -> Tensor:
         # With its own statistics: those that the last batch left may be of another domain.
         state, is_new = self._update_domain(x)
-        with follow_shift(self._weigh_batch(x, state, is_new)):
+        with change_call(batch_facts=self._weigh_batch(x, state, is_new)):
             logits: Tensor = self.student(x)
         return logits
 
@@ -280,9 +279,9 @@ class VANE(AdaptiveModel):
                 state = state._replace(source_chain=source_chain)
             batch = self._weigh_batch(x, state, is_new)
             # First, as they do not count, and each has its own statistics.
-            with follow_shift(replace(batch, is_view=True)):
+            with change_call(batch_facts=replace(batch, is_view=True)):
                 views = self._predict_views(x, student, segments, state)
-            with follow_shift(batch), torch.set_grad_enabled(torch.is_grad_enabled() and not segments):
+            with change_call(batch_facts=batch), torch.set_grad_enabled(torch.is_grad_enabled() and not segments):
                 logits = student(x)
             state = state._replace(layers=batch.layers)
         else:
@@ -313,7 +312,7 @@ class VANE(AdaptiveModel):
 
     def _weigh_batch(self, x: Tensor, state: VaneState, is_new_domain: bool) -> FollowedBatch:
         """Return how much the statistics of a batch count, which decreases as its labels repeat."""
-        num_images, stickiness = images_in_batch() or len(x), state.source_chain.stickiness
+        num_images, stickiness = current_call().num_images or len(x), state.source_chain.stickiness
         is_followed = state.source_chain.is_started  # not by networks that segment
         size = num_images * (1 - stickiness) / (1 + stickiness) if is_followed else num_images
         return FollowedBatch(num_images, size, is_new_domain)

@@ -1,9 +1,7 @@
 """Statistics of recent images, whose weight beside the source's increases with their distance (VANE)."""
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,13 +10,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
+from ctta.core.parallel import current_call
 from ctta.methods.vane.constants import OLD_DOMAIN_WEIGHT
-from ctta.nn import BatchStatistics, NormHook
-from ctta.nn.moments import batch_var_mean, pass_with_gradient
-from ctta.nn.norm import show_running_statistics
-
-# What the layers need to know about the batch in progress; None outside of a step.
-_batch: ContextVar["FollowedBatch | None"] = ContextVar("_batch", default=None)
+from ctta.nn import BatchStatistics, NormHook, attach_norm_hooks_
+from ctta.nn.moments import attach_statistics_gradient, batch_var_mean
+from ctta.nn.norm import unmask_running_statistics
 
 
 class LayerState(NamedTuple):
@@ -59,24 +55,14 @@ class FollowedBatch:
     layers: dict[nn.Module, LayerState] = field(default_factory=dict)
 
 
-@contextmanager
-def follow_shift(batch: FollowedBatch) -> Iterator[None]:
-    """Let layers with :class:`ShiftStatistics` follow the batch, or a view of it, within the context."""
-    token = _batch.set(batch)
-    try:
-        yield
-    finally:
-        _batch.reset(token)
-
-
 class ShiftStatistics(NormHook, nn.Module):
     """A forward pre-hook of one BatchNorm that normalizes by statistics between the source's and those of the stream.
 
-    Within :func:`follow_shift` it averages the statistics of recent images, each batch by its effective sample size.
-    The layer then normalizes by (1-m) * source + m * recent with m = d / (d + tolerance) * n / (n + prior), where d is
-    the distance of the recent statistics from the source's, and n their effective sample size. A call changes nothing:
-    :func:`store_layers_` takes over what the batch has collected. Outside of the context the layer normalizes by what
-    was stored last, its ``running_mean`` and ``running_var``.
+    In a call on a :class:`FollowedBatch` it averages the statistics of recent images, each batch by its effective
+    sample size. The layer then normalizes by (1-m) * source + m * recent, m = d / (d + tolerance) * n / (n + prior),
+    where d is the distance of the recent statistics from the source's, and n their effective sample size. A call
+    changes nothing: :func:`store_layers_` takes over what the batch has collected. In other calls the layer normalizes
+    by what was stored last, its ``running_mean`` and ``running_var``.
 
     Args:
         module: The layer; its running statistics are the source's.
@@ -102,10 +88,11 @@ class ShiftStatistics(NormHook, nn.Module):
         self.register_buffer("worth", torch.zeros((), dtype=module.running_var.dtype))
 
     @override
-    def forward(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    def before(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         BatchStatistics.set_mode_(module, by_layer=False)
-        show_running_statistics(module)
-        if (batch := _batch.get()) is None:
+        unmask_running_statistics(module)
+        batch = current_call().batch_facts
+        if not isinstance(batch, FollowedBatch):
             return None
         old_mean, old_variance, old_size = self.mean, self.variance, self.worth
         if module in batch.layers:  # which the network uses twice
@@ -130,7 +117,11 @@ class ShiftStatistics(NormHook, nn.Module):
             batch.layers[module] = LayerState(*recent, *used)
         # Attributes hide the buffers of the same names for this call.
         vars(module).update(running_mean=used[0], running_var=used[1])
-        return pass_with_gradient(module, inputs, mean, variance)
+        return attach_statistics_gradient(module, inputs, mean, variance)
+
+    @override
+    def after(self, module: _BatchNorm, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        unmask_running_statistics(module)
 
     def _weigh(self, mean: Tensor, variance: Tensor, effective_sample_size: Tensor) -> Tensor:
         """Return m, the fraction of recent statistics in those to normalize by."""
@@ -146,12 +137,9 @@ class ShiftStatistics(NormHook, nn.Module):
 
 def use_shift_statistics_(net: nn.Module, tolerance: float, prior: float, horizon: float) -> nn.ModuleList:
     """Let every BatchNorm with running statistics follow the shift; return the state, which the method must hold."""
-    found = []
-    for module in _followed_layers(net):
-        found.append(ShiftStatistics(module, tolerance, prior, horizon))
-        module.register_forward_pre_hook(found[-1])
-        module.register_forward_hook(show_running_statistics)
-    return nn.ModuleList(found)
+    return attach_norm_hooks_(
+        net, lambda layer: ShiftStatistics(layer, tolerance, prior, horizon), skip_without_statistics=True
+    )
 
 
 def store_layers_(net: nn.Module, statistics: nn.ModuleList, layers: Mapping[nn.Module, LayerState]) -> None:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ctta.core.state import HostModule
+from ctta.core.state import CpuState
 from ctta.functional import at_least_float32, confidence
 from ctta.methods.vane.constants import (
     DOMAIN_MEMORY,
@@ -292,7 +292,7 @@ def update_mirrors(state: MirrorState, logits: Tensor, mirrored: Tensor) -> Mirr
 StateT = TypeVar("StateT", DomainState, ChainState, MirrorState)
 
 
-class StateBuffers(HostModule, Generic[StateT]):
+class StateBuffers(CpuState, Generic[StateT]):
     """Buffers that hold one of these states, so that it is saved, moved and reset with the model.
 
     Args:
