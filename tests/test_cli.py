@@ -75,7 +75,7 @@ def run(*arguments: str) -> int:
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
     text = capsys.readouterr().out
-    names = "demo try advise certify adapt serve bench report recipes methods corrupt data"
+    names = "demo advise certify adapt serve bench report recipes methods corrupt data"
     for command in names.split():
         assert f" {command} " in text
 

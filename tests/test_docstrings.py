@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import ctta
+from ctta.core.options import describe_fields
 
 
 def public_modules() -> list[str]:
@@ -54,6 +55,7 @@ def problems_with(name: str, thing: Any) -> Iterator[str]:
     elif inspect.isclass(thing) and not issubclass(thing, Enum | BaseException):
         described = documented(docstring, "Args") | documented(docstring, "Attributes")
         if is_dataclass(thing):
+            described |= set(describe_fields(thing))  # of options, which say it beside the field
             yield from (
                 f"{name}: {field.name}" for field in fields(thing) if field.init and field.name not in described
             )
