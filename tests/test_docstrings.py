@@ -60,7 +60,9 @@ def problems_with(name: str, thing: Any) -> Iterator[str]:
                 f"{name}: {field.name}" for field in fields(thing) if field.init and field.name not in described
             )
         elif "__init__" in vars(thing) and not getattr(thing, "_is_protocol", False):
-            parameters = [each for each in inspect.signature(thing.__init__).parameters if each != "self"]
+            # Options are one argument here, and their fields are described where they are declared.
+            constructor = inspect.unwrap(thing.__init__)
+            parameters = [each for each in inspect.signature(constructor).parameters if each != "self"]
             yield from (f"{name}: {each}" for each in parameters if each not in described)
         for method_name, method in vars(thing).items():
             function = method.__func__ if isinstance(method, classmethod | staticmethod) else method
