@@ -37,7 +37,7 @@ def test_help_has_a_line_per_option_that_says_how_to_type_it(
     lines = text.splitlines()
     assert max(map(len, lines)) <= min(width, MAX_WIDTH) and "…" not in text and "<" not in text
     options = [parameter for parameter in find(command).params if parameter.param_type_name == "option"]
-    for option in options:
+    for option in (each for each in options if not each.hidden):
         (line,) = [line for line in lines if re.match(rf"  (-h, )?{option.opts[0]}\b", line)]
         typed = " / ".join([option.opts[0], *option.secondary_opts]) + (f" {option.metavar}" if option.metavar else "")
         assert typed in line and bool(option.metavar) != option.is_flag, line
@@ -105,6 +105,8 @@ def test_help_texts_are_phrases_in_the_imperative(command: Any) -> None:
     annotations = {name: each for name, each in command.callback.__annotations__.items() if name != "return"}
     for name, annotation in annotations.items():
         (option,) = annotation.__metadata__
+        if option.hidden:  # accepted for compatibility
+            continue
         assert option.help and option.help.endswith("."), f"{name}: {option.help}"
         assert option.help.split()[0] in VERBS, f"{name}: {option.help!r} does not start with a verb"
 
@@ -114,12 +116,12 @@ def test_help_says_the_default_of_every_option(command: Any) -> None:
     """Typer prints it, unless it is None; then the text says what that means."""
     for name, parameter in inspect.signature(command.callback).parameters.items():
         (option,) = parameter.annotation.__metadata__
-        if parameter.default is None and name not in NOTHING_BY_DEFAULT:
+        if parameter.default is None and not option.hidden and name not in NOTHING_BY_DEFAULT:
             assert "Default: " in option.help, f"{name}: {option.help}"
 
 
 #: Options that do nothing unless they are given.
-NOTHING_BY_DEFAULT = {"settings", "classes", "std"}
+NOTHING_BY_DEFAULT = {"settings", "classes", "class_names", "std"}
 VERBS = set(
     [
         "Accept",
@@ -163,6 +165,7 @@ VERBS = set(
         "Shuffle",
         "Skip",
         "Spend",
+        "Spread",
         "Stop",
         "Take",
         "Test",
