@@ -67,7 +67,7 @@ def test_the_list_of_events_is_bounded(source: nn.Module) -> None:
 def test_kinds_of_events_are_those_of_the_audit_logs() -> None:
     assert {kind.value for kind in EventKind} == {
         *("collapse", "recovery", "rollback", "reset", "soft_reset", "periodic_reset", "freeze", "unfreeze"),
-        *("sorted_stream", "refusal", "bad_rows", "skipped", "shadow", "harm", "load"),
+        *("sorted_stream", "refusal", "bad_rows", "skipped", "shadow", "harm", "load", "remedy"),
     }
 
 
