@@ -72,7 +72,7 @@ def commands() -> Iterator[list[str]]:
 
 def test_options_exist() -> None:
     known, seen = options_of_serve(), list(commands())
-    assert len(seen) >= 8
+    assert len(seen) >= 6
     for arguments in seen:
         given = [text for text in arguments if text.startswith("--")]
         assert given and set(given) <= known, arguments
