@@ -60,7 +60,11 @@ def test_every_example_runs(client: Client) -> None:
     ]
     # What creates the stream comes first, then what shows it, and what deletes it last.
     operations.sort(
-        key=lambda each: (each[0] == "DELETE", not each[1].endswith(("/infer", "/image")), each[0] != "GET")
+        key=lambda each: (
+            each[0] == "DELETE",
+            each[0] == "GET" or not each[1].endswith(("/infer", "/image")),
+            each[0] != "GET",
+        )
     )
     num_sent, without = 0, set()
     for method, path, operation in operations:
