@@ -233,6 +233,7 @@ def test_paused_nodes_that_come_back_and_many_deaths(cluster: Any, tmp_path: Pat
         service.disturb(lambda: pause_process(service))
 
 
+@pytest.mark.long
 def test_processes_and_nodes_die_come_and_pause_under_load(cluster: Any, tmp_path: Path) -> None:
     with deploy(cluster, tmp_path) as service:
         service.disturb(lambda: kill_process(service))
