@@ -66,7 +66,7 @@ class AdaptationConfig:
         tuple[float, ...] | None, Option("Divide by a standard deviation per channel.", key="network.std")
     ] = None
     size: Annotated[tuple[int, int] | None, Option("Resize images to (height, width).", key="network.size")] = None
-    batch_size: Annotated[int | None, Option("Adapt to so many images per step.", key="stream.batch_size")] = None
+    batch_size: Annotated[int | None, Option("Adapt to this many images per step.", key="stream.batch_size")] = None
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
