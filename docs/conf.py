@@ -33,7 +33,6 @@ myst_links_external_new_tab = False
 
 highlight_language = "text"  # blocks without a language
 autodoc_member_order = "bysource"
-autodoc_preserve_defaults = True
 autodoc_typehints = "signature"
 autodoc_inherit_docstrings = True
 napoleon_google_docstring, napoleon_numpy_docstring = True, False

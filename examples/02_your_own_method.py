@@ -25,10 +25,10 @@ class InformationMaximization(ctta.AdaptiveModel):
         lr: float | None = None,
         diversity: float = 1.0,
     ) -> None:
-        super().__init__(net)
+        super().__init__(net, lr=lr)
         self.diversity = diversity
         self.student = self.copy_of_source()
-        self.optimize(self.student, optimizer, lr)
+        self.optimize(self.student, optimizer)
 
     def adapt_step(self, x: Tensor) -> Tensor:
         logits: Tensor = self.student(x)

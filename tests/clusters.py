@@ -14,42 +14,40 @@ from serving import SIZE, TIMEOUT, infer_request, make_images, make_tent
 from torch import Tensor
 
 from ctta import AdaptiveModel
-from ctta.serve import Limits, Service, Tokens
-from ctta.serve.ray import Front, RayShards, create_front
-from ctta.serve.shards import Shard, SharedState, call_app, find_shard
+from ctta.serve import Service, Tokens
+from ctta.serve.ray import RayOptions, RayService, Shard, SharedState, call_app, create_front, find_shard
 
 BATCH = 6  # images of each request, which is one update
 NUM_SHARDS = 4
 
 
-class LocalShards(RayShards):
+class LocalShards(RayService):
     """Shards that can be killed; each is started when it is first called."""
 
     def __init__(self, folder: Path, path: str, *, snapshot_interval: float, tokens: Tokens) -> None:
-        self.folder, self.path, self.snapshot_interval, self.tokens = folder, path, snapshot_interval, tokens
+        def make(state: SharedState) -> Service:
+            return make_service(state, folder, snapshot_interval)
+
+        super().__init__(RayOptions(make, path, tokens=tokens, num_shards=NUM_SHARDS))
+        self.timeout = TIMEOUT
         self.processes: dict[int, Shard] = {}
-        self.front = Front(self, path, NUM_SHARDS, timeout=TIMEOUT)
-        self.app = create_front(self.front, tokens, Limits())
+        self.app = create_front(self)
 
     async def running(self) -> list[int]:
         return sorted(self.processes)
 
     async def call(self, shard: int, method: str, *arguments: Any) -> Any:
         if shard not in self.processes:
-            self.processes[shard] = self.start(shard)
+            self.processes[shard] = self.start_shard(shard)
         process = self.processes[shard]
         result = await getattr(process, method)(*arguments)
         if self.processes.get(shard) is not process:
             raise ConnectionError("it was killed meanwhile")
         return result
 
-    def start(self, shard: int) -> Shard:
+    def start_shard(self, shard: int) -> Shard:
         """Start a process for a shard, as Ray does: also if another one is still there."""
-
-        def make(state: SharedState) -> Service:
-            return make_service(state, self.folder, self.snapshot_interval)
-
-        return Shard(make, self.path, NUM_SHARDS, shard, self.tokens)
+        return Shard(self.options, shard)
 
     def process_of(self, stream: str) -> Shard:
         return self.processes[find_shard(stream, NUM_SHARDS)]

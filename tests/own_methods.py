@@ -17,10 +17,10 @@ class Mine(ctta.AdaptiveModel):
     # Entropy minimization over all weights.
 
     def __init__(self, net, *, optimizer=partial(torch.optim.SGD, lr=1e-3), lr=None, strength=1.0):
-        super().__init__(net)
+        super().__init__(net, lr=lr)
         self.strength = strength
         self.student = self.copy_of_source()
-        self.optimize(self.student, optimizer, lr)
+        self.optimize(self.student, optimizer)
 
     def adapt_step(self, x):
         logits = self.student(x)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from ctta.data.datasets import Corrupted
+from ctta.data.datasets import ArrayDataset
 from ctta.data.streams import Batch, Stream, continual
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (24, 32, 32, 3), np.uint8)
@@ -20,9 +20,9 @@ FRAMES = np.random.default_rng(0).integers(0, 256, (7, 4, 6, 3), np.uint8)
 FRAMES_AS_FLOATS = torch.from_numpy(FRAMES).permute(0, 3, 1, 2) / 255
 
 
-def create_data(seed: int = 0) -> Corrupted:
+def create_data(seed: int = 0) -> ArrayDataset:
     """Return the images as a dataset under every corruption."""
-    return Corrupted(IMAGES, LABELS, name="noise", seed=seed)
+    return ArrayDataset(IMAGES, LABELS, name="noise", seed=seed)
 
 
 def create_stream(**settings: Any) -> Stream:

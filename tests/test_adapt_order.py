@@ -119,7 +119,7 @@ def test_order_by_time(flat: Folder) -> None:
     assert "Order: by time of modification." in output(adapt, *flat.resumable, "--order", "time")
     assert flat.names() == sorted(flat.names(), reverse=True)
     no_order: Any = "date"
-    with pytest.raises(ConfigError, match="order must be one of 'shuffle', 'name', 'time', got 'date'"):
+    with pytest.raises(ConfigError):
         adapt_folder(models.load(write_network(flat.root)), flat.images, "x.csv", order=no_order)
 
 

@@ -13,10 +13,10 @@ from PIL import Image
 
 import ctta
 from ctta.adapt import adapt_folder
-from ctta.adapt.comparison import AnswerComparison, Predictions
 from ctta.data.datasets import sample
 from ctta.data.datasets.image_files import Order
 from ctta.data.streams import image_folder
+from ctta.evaluation.comparison import AnswerComparison, Predictions
 from ctta.guard import Guarded
 
 NUM_CLASSES, NUM_PER_CLASS = 10, 13

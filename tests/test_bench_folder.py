@@ -12,7 +12,7 @@ from own_methods import CLASSES, NETWORK, write_labeled_tree, write_method
 from ctta.benchmark import BenchmarkOptions, build_task
 from ctta.cli.bench import bench
 from ctta.data.corruptions import corrupt
-from ctta.data.datasets import CorruptedFolder
+from ctta.data.datasets import FolderDataset
 from ctta.data.streams import image_folder
 from ctta.errors import DataError
 from ctta.io.images import to_unit_floats
@@ -55,7 +55,7 @@ def test_the_error_is_that_of_the_network(folder: Path) -> None:
 
 
 def test_images_are_shuffled_resized_and_corrupted_like_arrays(folder: Path) -> None:
-    data = CorruptedFolder(folder / "val", size=(24, 20))
+    data = FolderDataset(folder / "val", size=(24, 20))
     labels = data.labels.tolist()
     assert sorted(labels) == [0] * 6 + [1] * 6 + [2] * 6 and labels != sorted(labels)
     rows = np.array([3, 7])
@@ -73,14 +73,14 @@ def test_classes_give_the_order_of_the_outputs(folder: Path) -> None:
     assert error.startswith("the network has 4 classes and the images have 3: give --classes FILE")
     Path("classes.txt").write_text("cat\nbee\nyak\nant\n")
     output(bench, "folder", *network, "--methods", "source", "--classes", "classes.txt", "--out", "run")
-    data = CorruptedFolder("val", classes=["cat", "bee", "yak", "ant"])
+    data = FolderDataset("val", classes=["cat", "bee", "yak", "ant"])
     assert {path.parent.name: int(label) for path, label in zip(data.paths, data.labels, strict=True)} == {
         "cat": 0,
         "bee": 1,
         "ant": 3,
     }
-    with pytest.raises(DataError, match=r"val/cat is not among the 3 given classes \(did you mean 'cats'\?\)"):
-        CorruptedFolder("val", classes=["ant", "bee", "cats"])
+    with pytest.raises(DataError, match="did you mean 'cats'"):
+        FolderDataset("val", classes=["ant", "bee", "cats"])
 
 
 def test_mistakes_are_named(folder: Path) -> None:

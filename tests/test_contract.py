@@ -9,6 +9,7 @@ import copy
 import re
 import zlib
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -43,16 +44,16 @@ def choose_settings(method: str, network: str) -> dict[str, Any]:
 def list_cases() -> list[Any]:
     """Return every method, network and check.
 
-    ``make test`` runs the checks on the first network of a method and on one other, which a hash of its name picks;
-    the rest is marked as long.
+    ``make test`` runs the checks on the first network of a method, and on the others the sixth of them that a hash of
+    the names picks; the rest is marked as long.
     """
     cases: list[Any] = []
     for method, cls in ctta.METHODS.items():
         first, *others = select_networks(cls)
-        picked = {first, *others[zlib.crc32(method.encode()) % len(others) :][:1]} if others else {first}
-        for network in (first, *others):
-            marks = [] if network in picked else [pytest.mark.long]
-            cases += [pytest.param(method, network, check, marks=marks) for check in CHECKS]
+        for network, check in product((first, *others), CHECKS):
+            is_picked = network == first or zlib.crc32(f"{method} {network} {check}".encode()) % 6 == 0
+            marks = [] if is_picked else [pytest.mark.long]
+            cases.append(pytest.param(method, network, check, marks=marks))
     return cases
 
 
@@ -68,6 +69,33 @@ def make_case(method: str, network: str) -> ContractCase:
 @pytest.mark.parametrize(("method", "network", "check"), list_cases())
 def test_contract(method: str, network: str, check: str) -> None:
     CHECKS[check](make_case(method, network))
+
+
+class Wrapped(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.net(x)
+        return logits
+
+
+class Halved(Wrapped):
+    """A network that computes something else with the same weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x / 2)
+
+
+def test_source_stats_are_shared_by_networks_that_compute_the_same_only() -> None:
+    case = ContractCase(ctta.EATA, NETWORKS["vit"], {})
+    batches = [case.make_batch(number) for number in (-1, -2)]
+    for wrapper in (Halved, Wrapped):
+        stats = case.make_source_stats(wrapper(case.make_network()))["source_stats"]
+        assert case.make_source_stats(wrapper(case.make_network()))["source_stats"] is stats
+        expected = ctta.source_stats(wrapper(case.make_network()), batches)
+        assert all(torch.equal(stats[name], value) for name, value in expected.tensors.items())
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -221,7 +249,7 @@ def test_the_checks_find_broken_methods(method: type[ctta.AdaptiveModel], check:
 
 @pytest.mark.parametrize("method", ["tent", nn.Linear, ctta.Tent.__init__])
 def test_check_method_expects_a_class(method: Any) -> None:
-    with pytest.raises(TypeError, match=r"expected a class that extends ctta\.AdaptiveModel, such as ctta\.Tent, got"):
+    with pytest.raises(TypeError, match="extends"):
         ctta.testing.check_method(method)
 
 
@@ -262,9 +290,9 @@ def test_counters_are_declared() -> None:
     model(torch.rand(4, 3, 16, 16))
     assert model.counters == {"num_steps": 1, "num_skipped": 0, "num_seen": 4}
     assert model.reset().counters == dict.fromkeys(("num_steps", "num_skipped", "num_seen"), 0)
-    with pytest.raises(ctta.ConfigError, match="already has an attribute 'student'"):
+    with pytest.raises(ctta.ConfigError):
         model.register_counter("student")
-    with pytest.raises(ctta.ConfigError, match="attribute, such as"):
+    with pytest.raises(ctta.ConfigError):
         model.register_counter("num seen")
 
 
@@ -362,9 +390,7 @@ def one_check(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("one_check")
 def test_a_method_that_never_steps_is_found() -> None:
-    with pytest.raises(
-        AssertionError, match=r"NeverSteps has an optimizer, but its weights stayed the same .*minimize"
-    ):
+    with pytest.raises(AssertionError, match="minimize"):
         ctta.testing.check_method(NeverSteps, networks=ONE_NETWORK)
 
 
@@ -406,7 +432,7 @@ def test_a_subclass_is_checked_with_the_settings_that_it_takes() -> None:
 
 def test_an_unguarded_optimizer_step_is_found() -> None:
     case = ContractCase(StepsUnguarded, NETWORKS["batch_norm"], {"optimizer": partial(torch.optim.SGD, lr=0.1)})
-    with pytest.raises(AssertionError, match="the optimizer stepped with a loss that is not finite"):
+    with pytest.raises(AssertionError, match="not finite"):
         CHECKS["check_non_finite_step_is_skipped"](case)
 
 
@@ -439,5 +465,5 @@ def test_an_empty_assertion_of_a_method_gets_a_text() -> None:
             if len(x) == 6:
                 raise AssertionError
 
-    with pytest.raises(AssertionError, match=r"check_\w+ of Picky on network 'group_norm' failed"):
+    with pytest.raises(AssertionError, match="Picky"):
         ctta.testing.check_method(Picky, networks=ONE_NETWORK)

@@ -25,7 +25,7 @@ from ctta.guard import EventKind
 from ctta.guard.recovery import REMEDIES
 from ctta.policies import POLICIES, parse_policy
 from ctta.serve import Service, create_app
-from ctta.serve.auth import Authenticator, Tokens
+from ctta.serve.http import Authenticator, Tokens
 
 WAYS_IN = (ROOT / "CONTRIBUTING.md").read_text().partition("## Ways in")[2].partition("\n## ")[0]
 EXAMPLES = dict(re.findall(r"^### An? ([a-z ]+)\n.*?^```python\n(.*?)^```", WAYS_IN, re.MULTILINE | re.DOTALL))

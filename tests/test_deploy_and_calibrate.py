@@ -1,5 +1,7 @@
 """Deploying an adapted network, and the threshold by the rule of CoTTA's reference implementation."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import ctta
+from ctta.errors import ConfigError
 from ctta.nn import NormHook, attach_norm_hooks_
+from ctta.policies import Policy, parse_policy
 
 
 def make_net() -> nn.Sequential:
@@ -85,6 +89,8 @@ class HookedTent(ctta.Tent):
         attach_norm_hooks_(self.student, lambda _: DoubledNorm())
         self.student.get_submodule("0").register_forward_hook(lambda *given: given[-1] + 1, always_call=True)
         self.source.register_forward_pre_hook(lambda module, inputs: None, with_kwargs=False)
+        self.student.get_submodule("0").register_full_backward_hook(lambda *given: None)
+        self.student.register_state_dict_pre_hook(lambda *given: None)
 
 
 def test_only_hooks_of_the_caller_stay_on_a_deployed_network() -> None:
@@ -97,14 +103,62 @@ def test_only_hooks_of_the_caller_stay_on_a_deployed_network() -> None:
         own = [(name, *m._forward_hooks, *m._forward_pre_hooks) for name, m in plain.named_modules()]
         assert [found for found in own if len(found) > 1] == [("0", *net[0]._forward_hooks)]
         assert not plain.get_submodule("0")._forward_hooks_always_called
+        assert not plain.get_submodule("0")._backward_hooks and not plain._state_dict_pre_hooks
         calls.clear()
         plain(make_batches()[0])
         assert calls == [1]
         assert len(adapted.source._forward_pre_hooks) == 2  # of the library and of the method, once
 
 
+class OtherName(ctta.AdaptiveModel):
+    """A method whose trained network is not called student."""
+
+    def __init__(self, net: nn.Module, *, policies: Sequence[Policy] = ()) -> None:
+        super().__init__(net, lr=0.1, policies=policies)
+        self.learner = self.copy_of_source()
+        self.optimize(self.learner, torch.optim.SGD)
+
+    def adapt_step(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.learner(x)
+        self.minimize(ctta.functional.entropy(logits).mean())
+        return logits
+
+
+@pytest.mark.parametrize("policy", ["restore", "average_with_source", "kalman", "reset_every"])
+def test_the_declared_network_is_deployed_and_given_to_policies_whatever_its_name(policy: str) -> None:
+    model, x = OtherName(make_net(), policies=[parse_policy(policy)]), make_batches()[0]
+    model(x)
+    pairs = zip(model.deploy().parameters(), model.source.parameters(), strict=True)
+    assert any(not torch.equal(adapted, original) for adapted, original in pairs)
+    torch.testing.assert_close(model.deploy()(x), model.predict(x))
+    assert torch.equal(model.predict_once(x), model.learner(x))
+
+
+def test_a_network_on_several_devices_stays_there() -> None:
+    net = make_net()
+    last = list(net)[-1].to("meta")
+    model = ctta.Tent(net, output=lambda raw: raw)
+    assert {value.device.type for value in model.student.parameters()} == {"cpu", "meta"}
+    assert next(last.parameters()).is_meta
+
+
+def test_a_network_must_be_an_attribute_before_it_is_trained() -> None:
+    class Early(ctta.AdaptiveModel):
+        def __init__(self, net: nn.Module) -> None:
+            super().__init__(net)
+            student = self.copy_of_source()
+            self.optimize(student, partial(torch.optim.SGD, lr=0.1))
+            self.student = student
+
+        def adapt_step(self, x: Tensor) -> Tensor:
+            raise NotImplementedError
+
+    with pytest.raises(ConfigError, match="attribute before optimize"):
+        Early(make_net())
+
+
 def test_deploying_with_an_empty_iterable_is_an_error() -> None:
-    with pytest.raises(ctta.InputError, match="no batches"):
+    with pytest.raises(ctta.InputError):
         adapt_cotta().deploy([])
 
 
@@ -133,9 +187,9 @@ def test_calibration_needs_images_and_leaves_the_network_unchanged() -> None:
     ctta.calibrate_threshold(source, make_batches())
     assert all(torch.equal(value, before[key]) for key, value in source.state_dict().items())
     assert source.training
-    with pytest.raises(ctta.InputError, match="at least one batch"):
+    with pytest.raises(ctta.InputError):
         ctta.calibrate_threshold(source, [])
-    with pytest.raises(ctta.ConfigError, match="quantile"):
+    with pytest.raises(ctta.ConfigError):
         ctta.calibrate_threshold(source, make_batches(), quantile=5)
 
 

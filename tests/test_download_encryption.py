@@ -91,9 +91,7 @@ def test_a_redirect_to_http_is_refused_before_it_is_followed(
     """The right content would arrive, but anybody on the way could read and change the request."""
     offer(f"https://127.0.0.1:{https.server_port}/moved", monkeypatch)
     https.target = http.url
-    with pytest.raises(
-        DownloadError, match=r"redirects to http://127.* not encrypted \(https\); nothing was downloaded"
-    ):
+    with pytest.raises(DownloadError, match="not encrypted"):
         download("file", cache=tmp_path)
     assert http.requests == []
     assert {path.name for path in tmp_path.iterdir()} == {"file.bin.lock"}
@@ -113,11 +111,11 @@ def test_plain_http_is_only_for_this_machine(
 ) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     offer("http://data.example/file", monkeypatch)
-    with pytest.raises(DownloadError, match=r"http://data\.example/file, which is not encrypted"):
+    with pytest.raises(DownloadError, match="not encrypted"):
         download("file", cache=tmp_path)
     offer(http.url, monkeypatch)
     http.behavior = "redirects to another host"
-    with pytest.raises(DownloadError, match=r"redirects to http://data\.example/file, which is not encrypted"):
+    with pytest.raises(DownloadError, match="not encrypted"):
         download("file", cache=tmp_path)
 
 
@@ -125,9 +123,9 @@ def test_md5_is_a_second_check(http: DownloadServer, tmp_path: Path, monkeypatch
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     offer(http.url, monkeypatch)
     monkeypatch.setitem(DATASETS, "file", replace(DATASETS["file"], md5="0" * 32))
-    with pytest.raises(DownloadError, match=r"wrong checksum: expected md5 0+, found"):
+    with pytest.raises(DownloadError, match="checksum"):
         download("file", cache=tmp_path)
     monkeypatch.setitem(DATASETS, "file", replace(DATASETS["file"], sha256=None, md5=hashlib.md5(CONTENT).hexdigest()))
-    with pytest.raises(DownloadError, match=r"no SHA-256 is known \(only an MD5, which can be forged\)"):
+    with pytest.raises(DownloadError, match="SHA-256"):
         download("file", cache=tmp_path)
     assert download("file", cache=tmp_path, insecure=True).read_bytes() == CONTENT

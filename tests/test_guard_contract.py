@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import ctta
 from ctta.guard import Guarded
-from ctta.testing import CHECKS, NETWORKS, ContractCase
+from ctta.testing import CHECKS, NETWORKS, ContractCase, select_networks, select_settings
 
 METHODS: dict[str, dict[str, Any]] = {"tent": {}, "cotta": {"views": ctta.views.image_views(2)}}
 
@@ -47,3 +47,15 @@ def test_contract_with_batch_norm(method: str, check: str) -> None:
 )
 def test_contract_on_other_networks(method: str, network: str, check: str) -> None:
     CHECKS[check](make_case(method, network))
+
+
+@pytest.mark.parametrize("method", sorted(ctta.METHODS))
+def test_every_method_can_be_guarded(method: str) -> None:
+    """With several batches, of which some methods learn from a memory of another size."""
+    cls = ctta.METHODS[method]
+    make_network = next(iter(select_networks(cls).values()))
+    case = GuardedCase(cls, make_network, select_settings(cls))
+    model = case.make_model()
+    for number in range(5):
+        logits = model(case.make_batch(number, 16))
+        assert logits.isfinite().all() and model.health.step == number

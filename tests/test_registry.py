@@ -1,7 +1,9 @@
-"""Methods by name: presets, files, installed packages; and the learning rate as a keyword."""
+"""Methods by name: presets, files, installed packages; settings as text, and the learning rate as a keyword."""
 
 import importlib
+import inspect
 import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 from torch import nn
 
 import ctta
+from ctta.core.hyperparameters import parse_hyperparameters
 from ctta.core.registry import list_methods, resolve_method
 from ctta.errors import CheckpointError, ConfigError
 from ctta.testing.networks import BlockViT
@@ -47,7 +50,7 @@ def write_package(folder: Path, target: str = "my_package:Mine") -> None:
     info = folder / "my_package-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[ctta.methods]\nmine = {target}\n")
+    (info / "entry_points.txt").write_text(f"[ctta.methods]\nborrowed = {target}\n")
 
 
 def learning_rate(model: ctta.AdaptiveModel) -> float:
@@ -148,25 +151,25 @@ def test_an_edited_file_is_read_again(mine: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE.replace("pass", "added = True", 1))
     assert hasattr(resolve_method(mine).method, "added") and not hasattr(before, "added")
     (tmp_path / "mine.py").write_text("raise OSError('no disk')")
-    with pytest.raises(ConfigError, match=r"mine.py failed with OSError: no disk"):
+    with pytest.raises(ConfigError, match="no disk"):
         resolve_method(mine)
 
 
 def test_an_installed_package_provides_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_package(tmp_path / "site")
     monkeypatch.syspath_prepend(tmp_path / "site")
-    assert list_methods()[-1] == "mine"
-    assert type(ctta.adapt(make_network(), "mine")).__module__ == "my_package"
-    with pytest.raises(ConfigError, match=r"no method 'mien' \(did you mean 'mine'\?\)"):
-        resolve_method("mien")
+    assert list_methods()[-1] == "borrowed"
+    assert type(ctta.adapt(make_network(), "borrowed")).__module__ == "my_package"
+    with pytest.raises(ConfigError, match="did you mean 'borrowed'"):
+        resolve_method("borowed")
 
 
 def test_a_package_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_package(tmp_path / "site", "my_package:Missing")
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.delitem(sys.modules, "my_package", raising=False)
-    with pytest.raises(ConfigError, match=r"the method 'mine' of the package my-package cannot be imported \(Attr"):
-        resolve_method("mine")
+    with pytest.raises(ConfigError, match="my-package"):
+        resolve_method("borrowed")
 
 
 def test_a_file_of_a_users_method_needs_its_name_again(
@@ -177,9 +180,9 @@ def test_a_file_of_a_users_method_needs_its_name_again(
     model(torch.rand(8, 3, 16, 16))
     ctta.save(model, state)
     expected = model.predict(x := torch.rand(8, 3, 16, 16))
-    with pytest.raises(CheckpointError, match=r"was saved by file:mine.py:Mine, which is not part of ctta: give its"):
+    with pytest.raises(CheckpointError, match="give its"):
         ctta.load(state, net)
-    with pytest.raises(CheckpointError, match=r"was saved by file:mine.py:Mine, not by tent"):
+    with pytest.raises(CheckpointError, match="not by tent"):
         ctta.load(state, net, method="tent")
     (tmp_path / "moved").mkdir()
     (tmp_path / "mine.py").rename(tmp_path / "moved" / "mine.py")
@@ -216,6 +219,28 @@ def test_learning_rates_that_cannot_be_are_refused(settings: dict[str, Any], mes
         ctta.Tent(make_network(), **settings)
 
 
+def test_methods_take_exactly_the_common_arguments_of_their_signature() -> None:
+    common = {"lr", "policies", "batch_stats", "seed", "output"}
+    assert common & inspect.signature(ctta.CoTTA).parameters.keys() == common
+    assert common - inspect.signature(ctta.Tent).parameters.keys() == {"seed"}
+    assert common - inspect.signature(ctta.VANE).parameters.keys() == {"batch_stats"}
+    refused: list[tuple[Callable[..., ctta.AdaptiveModel], str]] = [(ctta.Tent, "seed"), (ctta.VANE, "batch_stats")]
+    for method, name in refused:
+        with pytest.raises(TypeError, match=rf"{method.__name__}\(\) got an unexpected keyword argument '{name}'"):
+            method(make_network(), **{name: 1})
+
+
+def test_keywords_without_a_type_are_those_of_the_extended_method() -> None:
+    class Mine(ctta.Tent):
+        def __init__(self, net: nn.Module, *, strength: float = 1.0, **common: Any) -> None:
+            super().__init__(net, **common)
+            self.strength = strength
+
+    model = Mine(make_network(), strength=2.0, batch_stats=0.5)
+    assert model.fork().hyperparameters == model.hyperparameters
+    assert (model.hyperparameters["strength"], model.hyperparameters["batch_stats"]) == (2.0, 0.5)
+
+
 def test_load_changes_the_learning_rate_and_keeps_the_momenta(tmp_path: Path) -> None:
     net, path = make_network(), tmp_path / "state.safetensors"
     model = ctta.Tent(net, lr=1e-3)
@@ -225,3 +250,35 @@ def test_load_changes_the_learning_rate_and_keeps_the_momenta(tmp_path: Path) ->
     assert learning_rate(ctta.load(path, net)) == 1e-3 and learning_rate(slower) == 1e-5
     assert slower.optimizer is not None and len(slower.optimizer.state) == 2
     assert learning_rate(slower.fork()) == 1e-5
+
+
+def test_hyperparameters_are_parsed_from_text() -> None:
+    found = parse_hyperparameters(
+        ctta.CoTTA, ["optimizer=SGD", "lr=1e-2", "optimizer.momentum=0.9", "gate=element", "views=0"]
+    )
+    optimizer: Any = found.pop("optimizer")([torch.nn.Parameter(torch.zeros(1))])
+    assert type(optimizer) is torch.optim.SGD
+    assert (optimizer.defaults["lr"], optimizer.defaults["momentum"]) == (0.01, 0.9)
+    assert found == {"gate": "element", "views": ()}
+    assert parse_hyperparameters(ctta.Tent, ["lr=0.5"])["optimizer"].func is torch.optim.Adam
+    for texts, words in {
+        ("restore",): "NAME=VALUE",
+        ("optimizer=Madam",): "a class of torch.optim",
+        ("views=many",): "a number of random views",
+        ("decay=much",): "decay must be a number such as 0.999",
+        ("seed=1.5",): "seed must be an integer such as 0",
+        ("optimizer.speed=1",): "does not take speed",
+    }.items():
+        with pytest.raises(ConfigError, match=words):
+            parse_hyperparameters(ctta.CoTTA, texts)
+    with pytest.raises(ConfigError):
+        parse_hyperparameters(ctta.Source, ["lr=1"])
+
+
+def test_a_word_that_starts_with_a_digit_is_text_without_a_warning() -> None:
+    """The compiler has something to say about it, which a user did not ask for."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(ConfigError):
+            parse_hyperparameters(ctta.CoTTA, ["decay=1or"])
+    assert not caught

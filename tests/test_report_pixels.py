@@ -20,10 +20,9 @@ from report_runs import (
 
 from ctta.benchmark.report import score_table, write_report
 from ctta.benchmark.report.content import build_timeline
-from ctta.benchmark.report.plots import plot_cost
+from ctta.benchmark.report.plots import assign_styles, plot_cost
 from ctta.benchmark.report.runs import group_by_method
 from ctta.benchmark.report.score_tables import build_class_table, build_summary_table
-from ctta.benchmark.report.theme import assign_styles
 from ctta.data.datasets.scenes import CLASS_NAMES
 from ctta.evaluation.metrics import MIOU
 

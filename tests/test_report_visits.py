@@ -34,7 +34,7 @@ def test_table_of_visits() -> None:
     assert row["drift"] == "+0.0" and row["harm"] == NO_NUMBER, "too few batches to tell"
     assert format_row(table, "Source")["harm"] == NO_NUMBER
     assert build_visit_table(group_by_method([ctta.evaluate(make_net(), create_stream())])) is None
-    with pytest.raises(InputError, match="different batches"):
+    with pytest.raises(InputError):
         other.time_to_harm(ctta.evaluate(make_net(), create_stream()))
 
 

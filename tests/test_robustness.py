@@ -16,7 +16,7 @@ from ctta.evaluation.robustness import (
     estimate_drift,
     find_time_to_harm,
     judge,
-    select_visit,
+    select_visits,
 )
 
 #: Numbers of wrong images of 100, which differ between the six domains of a visit.
@@ -51,13 +51,13 @@ def test_a_verdict_needs_more_than_noise(difference: Interval | None, verdict: s
 
 def test_a_visit_is_a_result_of_its_own() -> None:
     result = make_visits([0, 10, 20, 30], noise=(0,) * 6)
-    visit = select_visit(result, 2)
+    visit = select_visits(result, [2])
     assert visit.errors == tuple((level + 20) / 100 for level in LEVELS)
     assert visit.is_complete and visit.num_batches == 6 and visit.domains == result.domains[12:18]
     assert compute_visit_errors([result, result]) == pytest.approx([0.2333, 0.3333, 0.4333, 0.5333], abs=1e-4)
     assert count_visits([result]) == 4 and count_visits([visit]) == 1
-    with pytest.raises(IndexError, match="from 0 to 3, got 4"):
-        select_visit(result, 4)
+    with pytest.raises(IndexError, match=r"got \[4\]"):
+        select_visits(result, [4])
 
 
 def test_drift_is_the_last_visit_minus_the_first() -> None:
@@ -65,7 +65,7 @@ def test_drift_is_the_last_visit_minus_the_first() -> None:
     assert drift is not None and (drift.estimate, drift.low, drift.high) == pytest.approx((0.2, 0.2, 0.2))
     falling = estimate_drift([make_visits([25, 0, 0, 5])])
     assert falling is not None and falling.estimate == pytest.approx(-0.2)
-    assert estimate_drift([select_visit(SOURCE, 0)]) is None
+    assert estimate_drift([select_visits(SOURCE, [0])]) is None
 
 
 def test_seeds_widen_the_interval_of_the_drift() -> None:

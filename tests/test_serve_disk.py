@@ -38,7 +38,7 @@ def num_updates(client: Client) -> int:
     return int(client.json("GET", "/streams/a")["updates"])
 
 
-@pytest.mark.parametrize("is_mounted", [True, False], ids=["full", "limited"])
+@pytest.mark.parametrize("is_mounted", [True, pytest.param(False, marks=pytest.mark.long)], ids=["full", "limited"])
 def test_a_full_disk_loses_nothing_once_there_is_room_again(tmp_path: Path, is_mounted: bool) -> None:
     with small_disk(tmp_path / "disk", is_mounted=is_mounted) as disk:
         options = (*OPTIONS, "--snapshot-every", 0.2, "--unready-after", 0.8)

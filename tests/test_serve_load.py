@@ -21,8 +21,7 @@ from serving import Client, ServerProcess, make_images, make_png, make_tent
 from torch import Tensor
 
 from ctta.serve import Service, serve
-from ctta.serve.api import ApiError
-from ctta.serve.limits import MemoryBudget
+from ctta.serve.http import ApiError, MemoryBudget
 from ctta.serve.protocol import estimate_memory, parse_input, split_body
 from ctta.serve.stream import InferenceResult, ServedStream
 
@@ -251,12 +250,12 @@ def test_requests_wait_for_memory_in_their_order() -> None:
     budget, order, may_end = MemoryBudget(100, timeout=60.0), list[str](), dict[str, asyncio.Event]()
 
     async def reserve(name: str, num_bytes: int) -> None:
-        async with budget.reserve(num_bytes) as reservation:
+        async with budget.reserve(num_bytes) as shrink:
             order.append(name)
             assert budget.num_reserved <= 100
             await may_end[name].wait()
             before = budget.num_reserved
-            reservation.shrink(num_bytes // 2)
+            shrink(num_bytes // 2)
             assert budget.num_reserved == before - num_bytes // 2
 
     async def settle() -> None:

@@ -1,12 +1,13 @@
 """The service on a Ray cluster of several nodes: actors and nodes die, come and pause under load, and all is saved."""
 
 import os
+import shutil
 import signal
 import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -18,16 +19,16 @@ from serving import TIMEOUT, Client, ServerProcess, infer_request
 
 from ctta import models
 from ctta.serve import Service, build_method
-from ctta.serve.ray import NAMESPACE, import_ray
-from ctta.serve.shards import find_shard, read_slots
+from ctta.serve.ray import NAMESPACE, find_shard, import_ray, read_slots
 
 ray = import_ray()
 cluster_utils = import_ray("ray.cluster_utils")
 
-NUM_SHARDS = 8
-STREAMS = ["camera0", "camera1", "camera3"]
+STREAMS = ["camera0", "camera1", "camera3"]  # of the long forms, in three of eight shards
+TWO_STREAMS = ["camera0", "camera1"]  # in both of two shards
 PATIENCE = 600.0  # seconds; the process of each shard imports torch
 OPTIONS = ("--method", "tent", "--set", "lr=0.01", "--no-guard", "--window", "0", "--snapshot-every", "0.3")
+SHARD_CPUS = 0.05  # so that shards are on the nodes with CPUs only, which the tests kill, and not on the head
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 #: Declare a node dead after three seconds without an answer.
 HEALTH = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_timeout_ms": 1000}
@@ -35,35 +36,38 @@ HEALTH = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000,
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Any]:
-    """Start a cluster of two nodes; Ray writes a token into the home folder, and looks for it as long as it runs."""
-    with (
-        tempfile.TemporaryDirectory(
-            prefix="ray-", dir="/tmp", ignore_cleanup_errors=True
-        ) as folder,  # short, for sockets
-        pytest.MonkeyPatch.context() as patch,
-    ):
+    """Start a head, which has no shards, and a node; Ray looks for a token in the home folder as long as it runs."""
+    folder = tempfile.mkdtemp(prefix="r")  # short, for the paths of sockets
+    with pytest.MonkeyPatch.context() as patch:
         (tmp_path / "home").mkdir()
         patch.setenv("HOME", str(tmp_path / "home"))
         patch.setenv("TMPDIR", folder)  # of Ray, and of the processes of shards
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         system = {**HEALTH, "health_check_failure_threshold": 3}
-        head = {**NODE, "include_dashboard": False, "_system_config": system}
+        head = {**NODE, "num_cpus": 0, "include_dashboard": False, "_system_config": system}
         started = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
         started.add_node(**NODE)
         ray.init(started.address, namespace=NAMESPACE, log_to_driver=False)
         yield started
         ray.shutdown()
         started.shutdown()
+    until(lambda: remove_folder(folder))
+
+
+def remove_folder(folder: str) -> bool:
+    """Return whether a folder is gone, to which processes that are ending may still write."""
+    shutil.rmtree(folder, ignore_errors=True)
+    return not Path(folder).exists()
 
 
 class Load:
     """Clients that send batch after batch to every stream, one thread each."""
 
-    def __init__(self, address: str, first: int) -> None:
+    def __init__(self, address: str, streams: Sequence[str], first: int) -> None:
         self.address, self.first = address, first
-        self.records: dict[str, list[tuple[int, int, Any]]] = {stream: [] for stream in STREAMS}
-        self._threads = [threading.Thread(target=self._drive, args=[stream]) for stream in STREAMS]
+        self.records: dict[str, list[tuple[int, int, Any]]] = {stream: [] for stream in streams}
+        self._threads = [threading.Thread(target=self._drive, args=[stream]) for stream in streams]
         self._stopped = threading.Event()
         for thread in self._threads:
             thread.start()
@@ -86,8 +90,8 @@ class Load:
 
     def wait_for_more(self, number: int) -> None:
         """Wait until every stream has had so many more answers."""
-        before = {stream: self.count(stream) for stream in STREAMS}
-        until(lambda: all(self.count(stream) >= before[stream] + number for stream in STREAMS))
+        before = {stream: self.count(stream) for stream in self.records}
+        until(lambda: all(self.count(stream) >= before[stream] + number for stream in self.records))
 
     def __enter__(self) -> Self:
         return self
@@ -117,34 +121,41 @@ def find_free_port() -> int:
 class Deployment:
     """A service on a cluster, with the history of its streams."""
 
-    def __init__(self, client: Client, template: Any, state: Path) -> None:
-        self.client, self.state = client, state
-        self.histories = {stream: History(template, stream) for stream in STREAMS}
+    def __init__(self, client: Client, template: Any, state: Path, streams: Sequence[str], num_shards: int) -> None:
+        self.client, self.state, self.num_shards = client, state, num_shards
+        self.histories = {stream: History(template, stream) for stream in streams}
         self.num_sent = 0
 
-    def process(self, stream: str) -> dict[str, Any]:
-        """Return the shard of a stream, its incarnation and its process; incarnation 0 if there is none."""
-        shard = find_shard(stream, NUM_SHARDS)
-        with suppress(requests.RequestException, AssertionError):  # the front may be being restarted
-            for each in self.client.json("GET", "/cluster")["running"]:
-                if each["shard"] == shard:
-                    return dict(each)
-        return {"incarnation": 0, "pid": 0}
+    def running(self) -> dict[int, dict[str, Any]]:
+        """Return the process and the incarnation of each running shard; none if the front is being restarted."""
+        with suppress(requests.RequestException, AssertionError):
+            return {each["shard"]: each for each in self.client.json("GET", "/cluster")["running"]}
+        return {}
 
-    def on(self, node: Any) -> set[str]:
-        """Return the streams whose processes run on a node."""
+    def process(self, stream: str) -> dict[str, Any]:
+        """Return the process and the incarnation of the shard of a stream; incarnation 0 if there is none."""
+        return self.running().get(find_shard(stream, self.num_shards), {"incarnation": 0, "pid": 0})
+
+    def on(self, node: Any) -> set[int]:
+        """Return the shards whose processes run on a node."""
         (raylet,) = node.all_processes["raylet"]
-        return {stream for stream in STREAMS if find_parent(self.process(stream)["pid"]) == raylet.process.pid}
+        running = self.running().items()
+        return {shard for shard, each in running if find_parent(each["pid"]) == raylet.process.pid}
+
+    def streams_on(self, node: Any) -> set[str]:
+        """Return the streams with a history whose shards run on a node."""
+        shards = self.on(node)
+        return {stream for stream in self.histories if find_shard(stream, self.num_shards) in shards}
 
     def disturb(self, disturb: Callable[[], set[str]], *, interrupts_all: bool = False) -> None:
         """Disturb the service under load, once some updates are saved, and check every answer.
 
         The disturbance returns the streams that may lose updates: of those, none that was saved before.
         """
-        with Load(self.client.address, self.num_sent) as load:
+        with Load(self.client.address, list(self.histories), self.num_sent) as load:
             load.wait_for_more(3)
-            until(lambda: all(self.count_saved(stream) >= self.num_known(stream) + 3 for stream in STREAMS))
-            saved = {stream: self.num_known(stream) + 3 for stream in STREAMS}
+            saved = {stream: len(history.batches) + 3 for stream, history in self.histories.items()}
+            until(lambda: all(self.count_saved(stream) >= saved[stream] for stream in saved))
             disturbed = disturb()
             load.wait_for_more(3)
         for stream, records in load.records.items():
@@ -158,9 +169,6 @@ class Deployment:
                 assert len(history.batches) >= min(saved[stream], number - self.num_sent), "older than a snapshot"
             assert stream in disturbed or history.num_lost == num_lost
         self.num_sent = max(number for records in load.records.values() for number, _, _ in records) + 1
-
-    def num_known(self, stream: str) -> int:
-        return len(self.histories[stream].batches)
 
     def count_saved(self, stream: str) -> int:
         """Return the number of updates in the newest snapshot of a stream; 0 if it is just being replaced."""
@@ -176,57 +184,75 @@ def find_parent(pid: int) -> int:
 
 
 def kill_process(service: Deployment) -> set[str]:
-    before = service.process(STREAMS[0])
+    stream = next(iter(service.histories))
+    before = service.process(stream)
     os.kill(before["pid"], signal.SIGKILL)
-    until(lambda: service.process(STREAMS[0])["incarnation"] > before["incarnation"])
-    return {STREAMS[0]}
+    until(lambda: service.process(stream)["incarnation"] > before["incarnation"])
+    return {stream}
 
 
 def pause_process(service: Deployment) -> set[str]:
     """Ray waits for a process that is paused: nobody else gets its streams, and nothing is lost."""
-    before = service.process(STREAMS[0])
+    stream = next(iter(service.histories))
+    before = service.process(stream)
     os.kill(before["pid"], signal.SIGSTOP)
     time.sleep(3.0)
     os.kill(before["pid"], signal.SIGCONT)
-    until(lambda: service.process(STREAMS[0])["pid"] == before["pid"])
-    assert service.process(STREAMS[0]) == before
+    until(lambda: service.process(stream)["pid"] == before["pid"])
+    assert service.process(stream) == before
     return set()
+
+
+def find_victim(service: Deployment, cluster: Any) -> tuple[Any, dict[str, dict[str, Any]]]:
+    """Return a node that can be lost, and the processes of the streams that are on it."""
+    victim = next(node for node in cluster.worker_nodes if service.streams_on(node))
+    return victim, {stream: service.process(stream) for stream in service.streams_on(victim)}
+
+
+def wait_for_successors(service: Deployment, orphans: dict[str, dict[str, Any]]) -> None:
+    until(lambda: all(service.process(each)["incarnation"] > orphans[each]["incarnation"] for each in orphans))
 
 
 def replace_node(service: Deployment, cluster: Any) -> set[str]:
     """Add a node and kill another one, whose streams go on elsewhere."""
-    (victim,) = cluster.worker_nodes
-    added, orphans = cluster.add_node(**NODE), service.on(victim)
-    assert orphans
-    before = {stream: service.process(stream) for stream in orphans}
+    victim, orphans = find_victim(service, cluster)
+    added = cluster.add_node(**NODE)
     cluster.remove_node(victim, allow_graceful=False)
-    until(lambda: all(service.process(each)["incarnation"] > before[each]["incarnation"] for each in orphans))
-    number = 10
-    while not service.on(added):  # a shard that is restarted, or started, may be on any node
+    wait_for_successors(service, orphans)
+    # If nodes are left, a shard that is restarted or started may be on any of them.
+    for number in range(8 * service.num_shards):
+        if service.on(added):
+            return set(orphans)
         service.client.infer(f"extra{number}", make_batch("extra", number))
-        number += 1
-    return orphans
+    raise AssertionError(f"no shard is on the node that was added: {service.running()}")
 
 
 def pause_node(service: Deployment, cluster: Any) -> set[str]:
     """Pause a node until Ray has started its shards elsewhere: when it comes back, its processes end."""
-    (victim,) = cluster.worker_nodes
-    orphans = service.on(victim)
-    assert orphans
-    before = {stream: service.process(stream) for stream in orphans}
-    pids = [*(each["pid"] for each in before.values()), victim.all_processes["raylet"][0].process.pid]
+    victim, orphans = find_victim(service, cluster)
+    pids = [*(each["pid"] for each in orphans.values()), victim.all_processes["raylet"][0].process.pid]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
-    until(lambda: all(service.process(each)["incarnation"] > before[each]["incarnation"] for each in orphans))
+    wait_for_successors(service, orphans)
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
-    until(lambda: not any(find_parent(each["pid"]) for each in before.values()))
-    return orphans
+    until(lambda: not any(find_parent(each["pid"]) for each in orphans.values()))
+    return set(orphans)
+
+
+@pytest.mark.long
+def test_streams_survive_a_killed_process_and_move_to_a_node_that_replaces_theirs(cluster: Any, tmp_path: Path) -> None:
+    with deploy(cluster, tmp_path, TWO_STREAMS, num_shards=2) as service:
+        service.disturb(lambda: kill_process(service))
+        service.disturb(lambda: replace_node(service, cluster), interrupts_all=True)
+        (node,) = cluster.worker_nodes
+        assert service.on(node) == {0, 1}
 
 
 @pytest.mark.long
 def test_paused_nodes_that_come_back_and_many_deaths(cluster: Any, tmp_path: Path) -> None:
-    with deploy(cluster, tmp_path) as service:
+    cluster.add_node(**NODE)
+    with deploy(cluster, tmp_path, STREAMS, num_shards=8) as service:
         for _ in range(3):
             service.disturb(lambda: kill_process(service))
         service.disturb(lambda: pause_node(service, cluster), interrupts_all=True)
@@ -235,30 +261,32 @@ def test_paused_nodes_that_come_back_and_many_deaths(cluster: Any, tmp_path: Pat
 
 @pytest.mark.long
 def test_processes_and_nodes_die_come_and_pause_under_load(cluster: Any, tmp_path: Path) -> None:
-    with deploy(cluster, tmp_path) as service:
+    cluster.add_node(**NODE)
+    with deploy(cluster, tmp_path, STREAMS, num_shards=8) as service:
         service.disturb(lambda: kill_process(service))
         service.disturb(lambda: pause_process(service))
         service.disturb(lambda: replace_node(service, cluster), interrupts_all=True)
 
 
 @contextmanager
-def deploy(cluster: Any, tmp_path: Path) -> Iterator[Deployment]:
+def deploy(cluster: Any, tmp_path: Path, streams: Sequence[str], *, num_shards: int) -> Iterator[Deployment]:
     """Serve on a cluster; at the end, stop the service and check what it has saved."""
-    options = (*OPTIONS, "--ray", cluster.address, "--shards", NUM_SHARDS, "--port", find_free_port())
-    server = ServerProcess(tmp_path / "state", *options)
+    state = tmp_path / "state"
+    placement = ("--ray", cluster.address, "--shards", num_shards, "--shard-cpus", SHARD_CPUS)
+    server = ServerProcess(state, *OPTIONS, *placement, "--port", find_free_port())
     with server as client:
         template = build_method(models.load(server.spec), "tent", ["lr=0.01"])
-        service = Deployment(client, template, tmp_path / "state")
+        service = Deployment(client, template, state, streams, num_shards)
         yield service
         assert server.stop(signal.SIGTERM) == 0
-    check_saved(service.histories, template, tmp_path)
+    check_saved(service.histories, template, state)
 
 
-def check_saved(histories: dict[str, History], template: Any, tmp_path: Path) -> None:
+def check_saved(histories: dict[str, History], template: Any, state: Path) -> None:
     """One process continues with what the shards have saved."""
-    service = Service(template, tmp_path / "state", image_size=(16, 16), window_size=0)
+    service = Service(template, state, image_size=(16, 16), window_size=0)
     try:
-        assert set(service.store.slots) >= set(STREAMS)
+        assert set(service.store.slots) >= set(histories)
         for stream, history in histories.items():
             assert service.factory.snapshots.read_summary(stream)["updates"] == len(history.batches)
     finally:

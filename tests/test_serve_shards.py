@@ -15,13 +15,11 @@ from clusters import NUM_SHARDS, History, LocalShards, end, local_shards, make_b
 from command_line import output, user_error
 from serving import infer_request, make_tent
 
-from ctta.cli.serve import serve
-from ctta.cli.service import ServiceRecipe
+from ctta.cli.serve import ServiceRecipe, serve
 from ctta.errors import ConfigError
 from ctta.serve import Service, StateDirectory, Tokens
 from ctta.serve.persistence import INCARNATION, RemoteFiles, RemoteSnapshots, ShardLostError, StreamFactory
-from ctta.serve.ray import RayOptions
-from ctta.serve.shards import SharedState, check_num_shards, find_shard
+from ctta.serve.ray import RayOptions, SharedState, check_num_shards, find_shard
 
 STREAMS = [f"camera{number}" for number in range(5)]
 STREAM = STREAMS[0]
@@ -44,7 +42,7 @@ def local_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Note that a process would have ended, instead of ending this one."""
     found: list[str] = []
-    monkeypatch.setattr("ctta.serve.shards.end_process", lambda: found.append("ended"))
+    monkeypatch.setattr("ctta.serve.ray.os._exit", lambda code: found.append(f"ended with {code}"))
     return found
 
 
@@ -150,7 +148,7 @@ def test_all_is_saved_at_the_end_and_one_process_goes_on(tmp_path: Path) -> None
 def test_a_paused_process_that_comes_back_answers_nothing_and_overwrites_nothing(
     tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch, ended: list[str]
 ) -> None:
-    monkeypatch.setattr("ctta.serve.shards.CLAIM_INTERVAL", 1000.0)  # it comes back with a request
+    monkeypatch.setattr("ctta.serve.ray.CLAIM_INTERVAL", 1000.0)  # it comes back with a request
 
     async def run() -> None:
         async with local_shards(tmp_path, path) as shards:
@@ -159,12 +157,12 @@ def test_a_paused_process_that_comes_back_answers_nothing_and_overwrites_nothing
             former = shards.process_of(STREAM)
             await former.service.store.save_all()
             await shards.infer(STREAM, make_batch(STREAM, 3))  # not saved
-            shards.processes[SHARD] = shards.start(SHARD)
+            shards.processes[SHARD] = shards.start_shard(SHARD)
             status, answer = await shards.infer(STREAM, make_batch(STREAM, 4))
             assert status == 200 and answer["parameters"]["update"] == 4, "after the three that were saved"
             await shards.process_of(STREAM).service.store.save_all()
             before = shards.process_of(STREAM).service.factory.snapshots.read_summary(STREAM)
-            monkeypatch.setattr("ctta.serve.shards.read_clock", lambda at=former._confirmed_at: at + 10.0)
+            monkeypatch.setattr("ctta.serve.ray.read_clock", lambda at=former._confirmed_at: at + 10.0)
             body = json.dumps(infer_request(STREAM, make_batch(STREAM, 5))).encode()
             scope = {"type": "http", "method": "POST", "path": "/v2/models/ctta/infer", "query_string": b""}
             with pytest.raises(ShardLostError, match="incarnation 2"):
@@ -189,7 +187,7 @@ def test_a_process_ends_soon_after_it_has_lost_its_shard(tmp_path: Path, path: s
         async with local_shards(tmp_path, path) as shards:
             await shards.infer(STREAM, make_batch(STREAM, 0))
             former = shards.processes[SHARD]
-            shards.processes[SHARD] = shards.start(SHARD)
+            shards.processes[SHARD] = shards.start_shard(SHARD)
             async with asyncio.timeout(30.0):
                 while not ended:
                     await asyncio.sleep(0.05)
@@ -427,7 +425,7 @@ def test_a_shard_that_hangs_delays_neither_metrics_nor_readiness(
             assert (await shards.request("GET", "/v2/health/ready"))[0] == 200
             text = (await shards.request("GET", "/metrics"))[1].decode()
             assert "ctta_streams{" in text and f'shard="{SHARD}"' not in text
-            shards.front.timeout = 0.2
+            shards.timeout = 0.2
             status, answer = await shards.infer(STREAM, make_batch(STREAM, 1))
             assert status == 504 and "may still count" in answer["error"]
 
@@ -469,7 +467,7 @@ def test_shards_get_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     Path("names.txt").write_text("bird\ncat\n")
     monkeypatch.setattr("ctta.serve.ray.connect", lambda address: None)
-    monkeypatch.setattr("ctta.cli.service.wait_for_signal", lambda is_over: None)
+    monkeypatch.setattr("ctta.cli.serve.wait_for_signal", lambda is_over: None)
     monkeypatch.setattr("ctta.serve.ray.RayService", FakeService)
     files = ("--classes", "names.txt", "--model", "file:net.py:build")
     output(serve, *files, "--ray", "auto", "--shards", 2, "--state", "streams")

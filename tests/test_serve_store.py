@@ -13,7 +13,7 @@ from serving import SIZE, Client, make_images, make_png, make_tent, serve_in_thr
 
 from ctta.errors import ConfigError
 from ctta.serve import Limits, Service
-from ctta.serve.api import ApiError
+from ctta.serve.http import ApiError
 from ctta.serve.persistence import directory_name, parse_directory_name
 from ctta.serve.stream import ServedStream
 

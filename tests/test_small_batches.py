@@ -216,5 +216,5 @@ def test_forks_with_batches_of_different_sizes_run_in_several_threads() -> None:
 
 @pytest.mark.parametrize("value", ["none", "0.5", -0.1, 1.5])
 def test_other_values_are_rejected(value: Any) -> None:
-    with pytest.raises(ctta.ConfigError, match="batch_stats must"):
+    with pytest.raises(ctta.ConfigError):
         ctta.Tent(make_net(), batch_stats=value)

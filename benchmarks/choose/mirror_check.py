@@ -23,7 +23,7 @@ from benchmarks.choose.vane import STREAMS, HoldOut, measure_error
 from benchmarks.train.embedded import to_input
 from benchmarks.train.small_networks import ConvNet
 from ctta.data.corruptions import HOLD_OUT
-from ctta.data.datasets import Corrupted
+from ctta.data.datasets import ArrayDataset
 from ctta.data.streams import Segment, Stream
 
 NUM_TRAINED, NUM_EPOCHS, BATCH_SIZE, PEAK_LR = 6000, 6, 128, 4e-3
@@ -82,7 +82,7 @@ def main() -> None:
     }
     images, labels = read_digits(arguments.digits)
     net = train(images[:NUM_TRAINED], labels[:NUM_TRAINED])
-    data = Corrupted(images[NUM_TRAINED:], labels[NUM_TRAINED:], name="digits", seed=1)
+    data = ArrayDataset(images[NUM_TRAINED:], labels[NUM_TRAINED:], name="digits", seed=1)
     for name in (*HOLD_OUT, None):
         domain = data.domain(name, 5) if name else data.combine()
         stream = Stream("digits", [Segment("digits", domain, np.arange(1000))], batch_size=50)

@@ -18,7 +18,7 @@ import ctta
 from benchmarks.data.cifar10_files import read_split
 from benchmarks.data.hold_out import FIRST_IMAGE
 from ctta.core.parallel import change_call
-from ctta.data.datasets import Corrupted
+from ctta.data.datasets import ArrayDataset
 from ctta.nn import FULL_BATCH_SIZE
 
 #: Severities at which the embedded network is between a third and four fifths right.
@@ -44,7 +44,7 @@ Images = tuple[Tensor, Tensor]
 def read_domains(cifar: Path, size: int, *, apart: bool) -> dict[str, Images]:
     """Return ``size`` images of each domain with their labels; of each corruption the next ones if ``apart``."""
     pixels, labels = read_split(cifar, "test")
-    data = Corrupted(pixels[FIRST_IMAGE:], labels[FIRST_IMAGE:], name="cifar10 test 2000-9999", seed=1)
+    data = ArrayDataset(pixels[FIRST_IMAGE:], labels[FIRST_IMAGE:], name="cifar10 test 2000-9999", seed=1)
     clean = torch.from_numpy(pixels[FIRST_IMAGE : FIRST_IMAGE + size]).permute(0, 3, 1, 2).float() / 255
     domains = {"clean": (clean, torch.from_numpy(labels[FIRST_IMAGE : FIRST_IMAGE + size]))}
     for number, (name, severity) in enumerate(CORRUPTIONS.items()):

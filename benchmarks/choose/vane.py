@@ -21,7 +21,7 @@ import ctta
 from benchmarks.data.cifar10_files import read_split
 from benchmarks.data.hold_out import FIRST_IMAGE
 from ctta.data.corruptions import HOLD_OUT
-from ctta.data.datasets import Corrupted
+from ctta.data.datasets import ArrayDataset
 from ctta.data.streams import Segment, Stream, correlated, mixed, mixed_correlated, rounds
 from ctta.models import load
 
@@ -42,7 +42,7 @@ class HoldOut:
     def __init__(self, cifar: Path) -> None:
         images, labels = read_split(cifar, "test")
         self.labels = labels[FIRST_IMAGE:]
-        self.data = Corrupted(images[FIRST_IMAGE:], self.labels, name="cifar10 test 2000-9999", seed=1)
+        self.data = ArrayDataset(images[FIRST_IMAGE:], self.labels, name="cifar10 test 2000-9999", seed=1)
 
     def one_after_the_other(
         self, domains: tuple[tuple[str, int], ...], size: int, batch_size: int, *, first: int = 0, same: bool = False

@@ -18,8 +18,8 @@ import torch
 
 import ctta
 from benchmarks.data.sorted_streams import Arrangement, add_domain_option, describe_domain, iter_batches, select_domains
-from ctta.adapt.comparison import COMPARE_EVERY, AnswerComparison, HarmLimits, Predictions
 from ctta.core.model import AdaptiveModel
+from ctta.evaluation.comparison import COMPARE_EVERY, AnswerComparison, HarmLimits, Predictions
 from ctta.guard.diagnostics import source_as_trained
 from ctta.nn import BatchStats
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from benchmarks.data.cifar10_files import read_split
 from ctta.data.corruptions import HOLD_OUT
-from ctta.data.datasets import Corrupted
+from ctta.data.datasets import ArrayDataset
 from ctta.data.streams import Segment, Stream
 
 FIRST_IMAGE, SEGMENT_SIZE = 2000, 500
@@ -20,7 +20,7 @@ def hold_out_stream(cifar: Path, batch_size: int) -> Stream:
     The sample that comes with the library, and so every reported stream, consists of the first 2,000 test images.
     """
     images, labels = read_split(cifar, "test")
-    data = Corrupted(images[FIRST_IMAGE:], labels[FIRST_IMAGE:], name="cifar10 test 2000-9999", seed=1)
+    data = ArrayDataset(images[FIRST_IMAGE:], labels[FIRST_IMAGE:], name="cifar10 test 2000-9999", seed=1)
     segments = []
     for number, first in enumerate(range(0, len(images) - FIRST_IMAGE, SEGMENT_SIZE)):
         corruption = list(HOLD_OUT)[number % len(HOLD_OUT)]

@@ -24,16 +24,15 @@ from benchmarks.results.guard_pages import format_table as format_guard_table
 from benchmarks.results.planned import PLANNED
 from ctta.benchmark.report.content import ReportContent, SectionContent, parse_numbers
 from ctta.benchmark.report.pages import (
-    ReportDocument,
     ReportFigure,
     SectionReport,
-    draw_document,
+    draw_sections,
     escape_markdown,
     render_markdown,
     render_markdown_report,
 )
+from ctta.cli.bench import print_table
 from ctta.cli.demo import describe_demo
-from ctta.cli.results import print_table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -49,9 +48,9 @@ def write_page(name: str, folder: Path) -> None:
     """Write README.md and the picture of a result into a folder."""
     content = read_content(name)
     with tempfile.TemporaryDirectory() as temporary:
-        for report in draw_document(content, Path(temporary)).sections:
-            if report.scores_over_time:
-                picture = f"{report.scores_over_time.name}.png"
+        for report in draw_sections(content, Path(temporary)):
+            if found := report.figures.get("scores_over_time"):
+                picture = f"{found.name}.png"
                 shutil.copy(Path(temporary, picture), folder / picture)
     (folder / "README.md").write_text(render_page(content))
 
@@ -63,8 +62,8 @@ def render_page(content: ReportContent) -> str:
         # Also of version 0.2, whose curves are not stored, but their picture is.
         name = f"{section.metric.key}-over-time{'' if number == 1 else f'-{number}'}"
         picture = ReportFigure(name, f"{section.metric.title} over time", section.timeline_caption, "")
-        sections.append(SectionReport(number, section, picture, overlays=None, reliability=None, cost=None))
-    return render_markdown_report(ReportDocument(content, tuple(sections)))
+        sections.append(SectionReport(number, section, {"scores_over_time": picture}))
+    return render_markdown_report(content, sections)
 
 
 def render_means(section: SectionContent) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import ctta
 from benchmarks.speed.baseline import forward
-from ctta.evaluation.passes import count_passes
+from ctta.evaluation.steps import count_passes
 from ctta.functional import entropy
 from ctta.methods.parts.memory import EMPTY, MemoryModel
 from ctta.nn.surgery import train_only_

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 import ctta
 from benchmarks.speed import baseline
 from benchmarks.speed.measurements import Measurement, Ratio, seconds, time_ratio
-from ctta.evaluation.environment import PeakMemory
+from ctta.evaluation.steps import PeakMemory
 from ctta.models import SlidingWindow, segformer
 from ctta.views import multiscale_flip
 

@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from ctta import Tent, models
 from ctta.cli.app import app as command_line
-from ctta.cli.command import describe_parameter
+from ctta.cli.app import describe_parameter
 from ctta.serve import Service, create_app
 
 

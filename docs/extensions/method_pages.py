@@ -10,7 +10,10 @@ from docutils import nodes
 from repository_links import rewrite_links
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
+from sphinx.util.inspect import stringify_signature
 
+from ctta import AdaptiveModel
+from ctta.core.hyperparameters import format_value
 from ctta.core.registry import NamedMethod, list_methods, resolve_method
 
 DOCS = Path(__file__).parents[1]
@@ -123,6 +126,28 @@ def _to_markdown(text: str) -> str:
     return text.replace("``", "`")
 
 
+class _Text(str):
+    """A default value as one would type it."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def write_signature(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str | None, returns: str | None
+) -> tuple[str, None] | None:
+    """Return the signature of a method with its defaults as one would type them."""
+    if not (what == "class" and issubclass(thing, AdaptiveModel)):
+        return None
+    shown = inspect.signature(thing)
+    parameters = [
+        each if each.default is each.empty else each.replace(default=_Text(format_value(each.default)))
+        for each in shown.parameters.values()
+    ]
+    shown = shown.replace(parameters=parameters, return_annotation=shown.empty)
+    return stringify_signature(shown, unqualified_typehints=True), None
+
+
 class MethodFacts(SphinxDirective):
     """Writes what the code says about a method."""
 
@@ -175,6 +200,7 @@ def _is_own(method: type, name: str) -> bool:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directives."""
+    app.connect("autodoc-process-signature", write_signature)
     app.add_directive("method-facts", MethodFacts)
     app.add_directive("method-numbers", MethodNumbers)
     app.add_directive("method-table", MethodTable)

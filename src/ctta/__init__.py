@@ -17,158 +17,69 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ctta import (
-        benchmark,
-        data,
-        distributed,
-        errors,
-        evaluation,
-        functional,
-        guard,
-        integrations,
-        models,
-        policies,
-        serve,
-        testing,
-        views,
-    )
-    from ctta.advise import Advice, Certificate, advise, calibrate_gain, calibrate_threshold, certify
-    from ctta.checkpoint.files import load, save
-    from ctta.core.config import from_config
-    from ctta.core.model import AdaptiveModel, MethodInfo
-    from ctta.core.registry import adapt
-    from ctta.core.steps import Step
-    from ctta.errors import CheckpointError, ConfigError, DataError, InputError
-    from ctta.evaluation import Comparison, Result, compare, evaluate
-    from ctta.guard import Guarded
-    from ctta.methods import (
-        BNEMA,
-        CMF,
-        DELTA,
-        EATA,
-        ETA,
-        FOA,
-        LAME,
-        MEMO,
-        METHODS,
-        NOTE,
-        PALM,
-        PETAL,
-        REM,
-        RMT,
-        ROID,
-        RPL,
-        SANTA,
-        SAR,
-        SHOTIM,
-        SLR,
-        T3A,
-        TEA,
-        TRIBE,
-        VANE,
-        AdaContrast,
-        BNAlpha,
-        BNStats,
-        CoTTA,
-        DeYO,
-        PeTTA,
-        PseudoLabel,
-        RDumb,
-        RoTTA,
-        SoTTA,
-        Source,
-        Tent,
-        TestAug,
-    )
-    from ctta.methods.petal import weight_posterior
-    from ctta.methods.rmt.replay import SourceReplay
-    from ctta.nn.surgery import fingerprint
-    from ctta.optim import OptimizerFactory
-    from ctta.source_stats import SourceStats, source_stats
+    # Beside the methods, those of _SUBMODULES and _MODULES, for type checkers, which do not run this file.
+    from ctta import benchmark as benchmark
+    from ctta import data as data
+    from ctta import distributed as distributed
+    from ctta import errors as errors
+    from ctta import evaluation as evaluation
+    from ctta import functional as functional
+    from ctta import guard as guard
+    from ctta import integrations as integrations
+    from ctta import models as models
+    from ctta import policies as policies
+    from ctta import serve as serve
+    from ctta import testing as testing
+    from ctta import views as views
+    from ctta.advise import Advice as Advice
+    from ctta.advise import Certificate as Certificate
+    from ctta.advise import advise as advise
+    from ctta.advise import calibrate_gain as calibrate_gain
+    from ctta.advise import calibrate_threshold as calibrate_threshold
+    from ctta.advise import certify as certify
+    from ctta.checkpoint.files import load as load
+    from ctta.checkpoint.files import save as save
+    from ctta.core.config import from_config as from_config
+    from ctta.core.hyperparameters import CommonArguments as CommonArguments
+    from ctta.core.model import AdaptiveModel as AdaptiveModel
+    from ctta.core.model import MethodInfo as MethodInfo
+    from ctta.core.registry import adapt as adapt
+    from ctta.core.updates import Step as Step
+    from ctta.errors import CheckpointError as CheckpointError
+    from ctta.errors import ConfigError as ConfigError
+    from ctta.errors import DataError as DataError
+    from ctta.errors import InputError as InputError
+    from ctta.evaluation import Comparison as Comparison
+    from ctta.evaluation import Result as Result
+    from ctta.evaluation import compare as compare
+    from ctta.evaluation import evaluate as evaluate
+    from ctta.guard import Guarded as Guarded
+    from ctta.methods import *  # noqa: F403
+    from ctta.methods import METHODS as METHODS
+    from ctta.methods.petal import weight_posterior as weight_posterior
+    from ctta.methods.rmt.replay import SourceReplay as SourceReplay
+    from ctta.nn.surgery import fingerprint as fingerprint
+    from ctta.optim import OptimizerFactory as OptimizerFactory
+    from ctta.source_stats import SourceStats as SourceStats
+    from ctta.source_stats import source_stats as source_stats
 
     __version__: str
 
-__all__ = [
-    "BNEMA",
-    "CMF",
-    "DELTA",
-    "EATA",
-    "ETA",
-    "FOA",
-    "LAME",
-    "MEMO",
-    "METHODS",
-    "NOTE",
-    "PALM",
-    "PETAL",
-    "REM",
-    "RMT",
-    "ROID",
-    "RPL",
-    "SANTA",
-    "SAR",
-    "SHOTIM",
-    "SLR",
-    "T3A",
-    "TEA",
-    "TRIBE",
-    "VANE",
-    "AdaContrast",
-    "AdaptiveModel",
-    "Advice",
-    "BNAlpha",
-    "BNStats",
-    "Certificate",
-    "CheckpointError",
-    "CoTTA",
-    "Comparison",
-    "ConfigError",
-    "DataError",
-    "DeYO",
-    "Guarded",
-    "InputError",
-    "MethodInfo",
-    "OptimizerFactory",
-    "PeTTA",
-    "PseudoLabel",
-    "RDumb",
-    "Result",
-    "RoTTA",
-    "SoTTA",
-    "Source",
-    "SourceReplay",
-    "SourceStats",
-    "Step",
-    "Tent",
-    "TestAug",
-    "adapt",
-    "advise",
+_SUBMODULES = (
     "benchmark",
-    "calibrate_gain",
-    "calibrate_threshold",
-    "certify",
-    "compare",
     "data",
     "distributed",
     "errors",
-    "evaluate",
     "evaluation",
-    "fingerprint",
-    "from_config",
     "functional",
     "guard",
     "integrations",
-    "load",
     "models",
     "policies",
-    "save",
     "serve",
-    "source_stats",
     "testing",
     "views",
-    "weight_posterior",
-]
-
+)
 
 #: The modules of public names that are neither methods nor submodules. Every name is imported when it is first used, so
 #: that the command line can answer without torch, and ``import ctta`` takes no time until something is needed.
@@ -177,6 +88,7 @@ _MODULES = {
     "Advice": "ctta.advise",
     "Certificate": "ctta.advise",
     "CheckpointError": "ctta.errors",
+    "CommonArguments": "ctta.core.hyperparameters",
     "Comparison": "ctta.evaluation",
     "ConfigError": "ctta.errors",
     "DataError": "ctta.errors",
@@ -188,7 +100,7 @@ _MODULES = {
     "Result": "ctta.evaluation",
     "SourceReplay": "ctta.methods.rmt.replay",
     "SourceStats": "ctta.source_stats",
-    "Step": "ctta.core.steps",
+    "Step": "ctta.core.updates",
     "adapt": "ctta.core.registry",
     "advise": "ctta.advise",
     "calibrate_gain": "ctta.advise",
@@ -218,6 +130,11 @@ _MOVED = {
 }
 
 
+def _warn_moved(old: str, new: str) -> None:
+    """Warn the code that uses an old name; as an attribute, the new one may be hidden by a function of its name."""
+    warnings.warn(f"{old} has moved: use 'from {new} import ...'", DeprecationWarning, stacklevel=3)
+
+
 class _MovedModules(MetaPathFinder, Loader):
     """Import a module that has moved, or one below it, by its old name: both names are then the same module."""
 
@@ -228,7 +145,7 @@ class _MovedModules(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         old, _, rest = module.__name__.removeprefix("ctta.").partition(".")
         new = ".".join(["ctta", _MOVED[old], *([rest] if rest else [])])
-        warnings.warn(f"{module.__name__} has moved to {new}", DeprecationWarning, stacklevel=2)
+        _warn_moved(module.__name__, new)
         sys.modules[module.__name__] = importlib.import_module(new)
 
 
@@ -252,24 +169,25 @@ def __getattr__(name: str) -> Any:
 
         value: Any = version("ctta")
     elif name in _MOVED:
-        value = importlib.import_module(f"ctta.{name}")
+        new = f"ctta.{_MOVED[name]}"
+        _warn_moved(f"ctta.{name}", new)
+        value = importlib.import_module(new)
     elif name in _MODULES:
         value = getattr(importlib.import_module(_MODULES[name]), name)
-    elif name in __all__ and name.islower():
+    elif name in _SUBMODULES:
         value = importlib.import_module(f"ctta.{name}")
-    elif (value := _find_method(name)) is None:
+    elif name == "__all__":
+        return sorted({*_MODULES, *_SUBMODULES, *_list_methods()})
+    elif not name[:1].isupper() or (value := _list_methods().get(name)) is None:
         raise AttributeError(f"module 'ctta' has no attribute {name!r}")
     globals()[name] = value
     return value
 
 
-def _find_method(name: str) -> Any:
-    """Return the method whose class has this name, also of one that ``__all__`` does not list; None if none has."""
-    if not name[:1].isupper():
-        return None
-    methods = importlib.import_module("ctta.methods").METHODS
-    return next((cls for cls in methods.values() if cls.__name__ == name), None)
+def _list_methods() -> dict[str, Any]:
+    """Return the methods by the names of their classes."""
+    return {cls.__name__: cls for cls in importlib.import_module("ctta.methods").METHODS.values()}
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
+    return sorted({*globals(), *__getattr__("__all__"), "__version__"})

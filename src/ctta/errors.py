@@ -19,6 +19,7 @@ __all__ = [
     "DataError",
     "DownloadError",
     "InputError",
+    "annotate_network_error",
     "annotate_network_errors",
     "did_you_mean",
     "first_line",
@@ -67,12 +68,22 @@ def annotate_network_errors(x: "Tensor") -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
-            error.add_note(
-                f"{_NOTE} {tuple(x.shape)}: resize the images to what the network expects, or use smaller batches if "
-                "memory ran out."
-            )
+        annotate_network_error(error, x)
         raise
+
+
+def annotate_network_error(error: Exception, x: "Tensor") -> None:
+    """Add a note with the shape of the batch and a hint to a ``RuntimeError`` of a network, unless it has one.
+
+    Args:
+        error: What the network raised; other errors are left as they are.
+        x: The batch.
+    """
+    if isinstance(error, RuntimeError) and not any(n.startswith(_NOTE) for n in getattr(error, "__notes__", ())):
+        error.add_note(
+            f"{_NOTE} {tuple(x.shape)}: resize the images to what the network expects, or use smaller batches if "
+            "memory ran out."
+        )
 
 
 def is_user_error(error: BaseException) -> bool:

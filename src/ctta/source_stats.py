@@ -19,14 +19,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from ctta.core.validation import check_batch
 from ctta.errors import CheckpointError, ConfigError, InputError
 from ctta.functional import at_least_float32, hard_cross_entropy
 from ctta.io.atomic import atomic_write
 from ctta.io.tensors import read_tensors, write_tensors
 from ctta.nn import BatchStats, find_norm_layers, find_norm_parameters
 from ctta.nn.heads import features_and_logits, find_head, record_features_
-from ctta.nn.surgery import Output, copy_for_adaptation, fingerprint, train_only_
+from ctta.nn.surgery import Output, check_batch, copy_for_adaptation, fingerprint, train_only_
 
 __all__ = ["SourceStats", "source_stats"]
 

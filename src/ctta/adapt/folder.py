@@ -17,8 +17,7 @@ from typing_extensions import override
 from ctta.adapt.options import FolderOptions
 from ctta.adapt.predictions import ERROR, PredictionFile, answer_columns
 from ctta.adapt.resume import check_arguments, open_run
-from ctta.adapt.run import InferenceBatch, InferenceSummary
-from ctta.core.model import AdaptiveModel
+from ctta.adapt.run import InferenceBatch, InferenceRun, InferenceSummary
 from ctta.core.options import takes_options
 from ctta.data.datasets.base import Rows
 from ctta.data.datasets.image_files import (
@@ -70,6 +69,10 @@ class FolderImages(ImageFiles):
         padded[present] = images
         return padded, None
 
+    def list_problems(self, rows: Sequence[int]) -> list[tuple[int, str]]:
+        """Return which of some images this process could not read, and why."""
+        return [(row, self.problems[row]) for row in rows if row in self.problems]
+
     def _decode(self, row: int) -> NDArray[np.uint8] | None:
         path = self.paths[row]
         try:
@@ -83,44 +86,6 @@ class FolderImages(ImageFiles):
             return None
         self.problems.pop(row, None)  # it may have been read too early
         return pixels
-
-
-class FolderBatches:
-    """Batches of a folder, without the images that could not be read.
-
-    Args:
-        stream: Batches of images.
-        images: What the stream reads from.
-        names: Names of the images by their index.
-        model: Whose ranks share the images.
-
-    Attributes:
-        num_vanished: Images that were no longer there when they were to be read.
-    """
-
-    def __init__(self, stream: Stream, images: FolderImages, names: Sequence[str], model: AdaptiveModel) -> None:
-        self.stream, self.images, self.names, self.model = stream, images, names, model
-        self.num_vanished = 0
-
-    def __iter__(self) -> Iterator[InferenceBatch]:
-        for batch in self.stream:
-            rows = batch.index.tolist()
-            problems = self._gather_problems(rows)
-            present = [position for position, row in enumerate(rows) if row not in problems]
-            failed = {self.names[row]: problems[row] for row in rows if problems.get(row)}
-            self.num_vanished += len(problems) - len(failed)
-            x = batch.x if len(present) == len(rows) else batch.x[present]
-            names = [self.names[rows[position]] for position in present]
-            yield InferenceBatch(x if present else None, names, failed=failed, num_read=len(rows))
-
-    def _gather_problems(self, rows: list[int]) -> dict[int, str]:
-        """Return why images of a batch could not be read, on whichever rank."""
-
-        def find_problems() -> list[tuple[int, str]]:
-            return [(row, self.images.problems[row]) for row in rows if row in self.images.problems]
-
-        by_rank = self.model.coordinator.all_gather_object(find_problems)
-        return {row: problem for row, problem in chain(*by_rank)}
 
 
 READ_AHEAD = 2  # batches
@@ -173,7 +138,6 @@ def adapt_folder(
     ) as run:
         done = set(run.processed)
         remaining = np.array([row for row, name in enumerate(names) if name not in done], np.int64)
-        num_vanished = 0
         if len(remaining):
             segment = Segment(root.name, files, remaining)
             stream = Stream(root.name, [segment], batch_size=options.batch_size, read_ahead=READ_AHEAD)
@@ -182,10 +146,24 @@ def adapt_folder(
                 if options.on_progress:
                     options.on_progress(len(done) + num_done, len(done) + len(remaining))
 
-            batches = FolderBatches(stream, files, names, run.model)
-            run.process(batches, on_batch)
-            num_vanished = batches.num_vanished
-        return run.summarize(num_before=len(done) - run.num_unreadable, num_vanished=num_vanished, order=order)
+            run.process(_iter_batches(stream, files, names, run), on_batch)
+        return run.summarize(num_before=len(done) - run.num_unreadable, order=order)
+
+
+def _iter_batches(
+    stream: Stream, images: FolderImages, names: Sequence[str], run: InferenceRun
+) -> Iterator[InferenceBatch]:
+    """Yield batches without the images that could not be read, on whichever rank; count those that are gone."""
+    for batch in stream:
+        rows = batch.index.tolist()
+        found = run.model.coordinator.all_gather_object(partial(images.list_problems, rows))
+        problems = dict(chain(*found))
+        present = [position for position, row in enumerate(rows) if row not in problems]
+        failed = {names[row]: problems[row] for row in rows if problems.get(row)}
+        run.num_vanished += len(problems) - len(failed)
+        x = batch.x if len(present) == len(rows) else batch.x[present]
+        read = [names[rows[position]] for position in present]
+        yield InferenceBatch(x if present else None, read, failed=failed, num_read=len(rows))
 
 
 def _list_images(root: Path, order: Order | None) -> tuple[list[str], Order]:

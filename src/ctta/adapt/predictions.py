@@ -70,14 +70,7 @@ class PredictionFile:
         return {self._get_image(row) for row in kept}, num_dropped
 
     def drop_errors(self, is_readable: Callable[[str], bool]) -> tuple[set[str], int]:
-        """Drop the rows of images that could not be read when they were processed and can be read now.
-
-        Args:
-            is_readable: Tells whether the image of a name can be read.
-
-        Returns:
-            The images of the dropped rows, and the number of images that still cannot be read.
-        """
+        """Drop the rows of images that could not be read and can be now; return these, and how many still cannot."""
         rows, _ = self._read()
         failed = {self._get_image(row) for row in rows if self._get_error(row)}
         readable = {name for name in failed if is_readable(name)}

@@ -21,7 +21,7 @@ from ctta.core.registry import DEFAULT_METHOD, resolve_method
 from ctta.distributed import data_parallel, world_size
 from ctta.distributed.collectives import run_on_rank_zero
 from ctta.errors import ConfigError, DataError
-from ctta.guard import GainEstimator, Guarded, InputSpec, Monitored
+from ctta.guard import Guarded, InputSpec, Monitored
 from ctta.io.atomic import atomic_write
 from ctta.io.provenance import check_same_settings
 from ctta.methods import Source
@@ -54,21 +54,14 @@ def lock_state(state: Path | None) -> Iterator[None]:
         lock.release()
 
 
-def open_model(
-    net: nn.Module,
-    state: Path | None,
-    method: str | None,
-    settings: dict[str, Any],
-    *,
-    guard: bool | None,
-    estimator: GainEstimator | None = None,
-) -> tuple[AdaptiveModel, bool]:
+def open_model(net: nn.Module, state: Path | None, options: AdaptOptions) -> tuple[AdaptiveModel, bool]:
     """Load the model from the state file, or build a new one; return it and whether it is new."""
+    method, settings, guard = options.method, dict(options.settings or {}), options.guard
     if state is None or not state.exists():
         model = build_model(net, method or DEFAULT_METHOD, settings)
         # Ranks that share a stream cannot be guarded; those who ask for it nevertheless are told so.
         is_guarded = world_size() == 1 if guard is None else guard
-        return Guarded(model, input_spec=_ANY_IMAGE, estimator=estimator) if is_guarded else model, True
+        return Guarded(model, input_spec=_ANY_IMAGE, estimator=options.estimator) if is_guarded else model, True
     model = load(state, net, method=method)
     if model.frozen:
         raise ConfigError(f"{state} was saved frozen and would not adapt: load it, call unfreeze() and save it again")
@@ -122,43 +115,6 @@ def check_image_size(state: Path | None, size: tuple[int, int] | None) -> None:
         temporary.write_text(json.dumps(settings) + "\n", encoding="utf-8")
 
 
-def open_predictions(
-    file: PredictionFile,
-    model: AdaptiveModel,
-    state: Path | None,
-    images: Sequence[str],
-    is_readable: Callable[[str], bool],
-    *,
-    is_new: bool,
-) -> tuple[list[str], int, int]:
-    """Create the table, or cut it back to the saved state.
-
-    Args:
-        file: The table.
-        model: Its number of steps says which rows belong to the state.
-        state: File of the state, if there is one.
-        images: Names of the images in the folder.
-        is_readable: Tells whether an image can be read; those that could not be before are then processed.
-        is_new: Whether the model was not loaded from the state.
-
-    Returns:
-        The images that are processed, how many predictions were dropped because the state does not include them, and
-        how many of the processed images could not be read.
-    """
-    if file.path.exists() and not (is_new and file.is_without_rows()):
-        if is_new:
-            missing = f"there is no state at {state}" if state else "no state was given"
-            raise ConfigError(f"{file.path} exists but {missing} to resume from: choose another file, or delete it")
-        processed, num_dropped = file.truncate(model.num_steps, images)
-        readable, num_unreadable = file.drop_errors(is_readable)
-        return sorted(processed - readable), num_dropped, num_unreadable
-    if state is not None:
-        state.parent.mkdir(parents=True, exist_ok=True)
-        save(model, state)  # first, so that a table without a state is recognized as foreign
-    file.create()
-    return [], 0, 0
-
-
 def check_arguments(out: Path, options: AdaptOptions) -> None:
     """Raise before anything is read if the method does not exist, or the table would be a folder."""
     if options.method is not None:
@@ -188,7 +144,7 @@ def open_run(
         images: Names of all images, to notice that the table belongs to others.
         compare: Whether the source predicts as well.
         read_first_batch: Returns what the network is tried on before anything is written, if there is anything.
-        is_readable: Tells whether an image can be read.
+        is_readable: Tells whether an image can be read; those that could not be before are then processed.
         allow_pixels: Whether the network may answer per pixel.
 
     Yields:
@@ -197,9 +153,7 @@ def open_run(
     state = None if options.state is None else Path(options.state)
     with ExitStack() as stack:
         run_on_rank_zero(lambda: stack.enter_context(lock_state(state)))
-        model, is_new = open_model(
-            net, state, options.method, dict(options.settings or {}), guard=options.guard, estimator=options.estimator
-        )
+        model, is_new = open_model(net, state, options)
         model = data_parallel(model)
         source = data_parallel(Source(net, output=model.output)) if compare else None
         run = InferenceRun(model, source, file, state, options.classes, allow_pixels=allow_pixels)
@@ -209,7 +163,20 @@ def open_run(
                 run.check_network(x)  # so that a mistake leaves no files behind
             with run.advise_on_full_disk(state or file.path):
                 check_image_size(state, options.size)
-                return open_predictions(file, model, state, images, is_readable, is_new=is_new)
+                if not file.path.exists() or (is_new and file.is_without_rows()):
+                    if state is not None:
+                        state.parent.mkdir(parents=True, exist_ok=True)
+                        save(model, state)  # first, so that a table without a state is recognized as foreign
+                    file.create()
+                    return [], 0, 0
+                if is_new:
+                    missing = f"there is no state at {state}" if state else "no state was given"
+                    raise ConfigError(
+                        f"{file.path} exists but {missing} to resume from: choose another file, or delete it"
+                    )
+                processed, num_dropped = file.truncate(model.num_steps, images)  # to the rows of the saved state
+                readable, num_unreadable = file.drop_errors(is_readable)
+                return sorted(processed - readable), num_dropped, num_unreadable
 
         run.processed, run.num_dropped, run.num_unreadable = model.coordinator.run_on_rank_zero(open_files)
         if isinstance(model, Monitored):

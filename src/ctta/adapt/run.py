@@ -12,9 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from ctta.adapt.comparison import AnswerComparison, Predictions
 from ctta.adapt.predictions import CHANGED, ERROR, PredictionFile
 from ctta.checkpoint.files import save
 from ctta.core.hyperparameters import format_hyperparameters
@@ -23,7 +22,9 @@ from ctta.core.parallel import change_call
 from ctta.core.registry import name_of
 from ctta.data.datasets.image_files import Order
 from ctta.errors import ConfigError, annotate_network_errors
+from ctta.evaluation.comparison import AnswerComparison, Predictions
 from ctta.evaluation.journal import SaveSchedule
+from ctta.evaluation.steps import find_weight, step_batch
 from ctta.guard import Monitored
 from ctta.guard.diagnostics import source_as_trained
 from ctta.io.atomic import NO_SPACE_ERRNOS
@@ -42,10 +43,6 @@ def choose_fraction(num_images: int, confidence: float) -> float:
     Batch statistics bring most where the source is unsure, and on images like those of its training they only cost
     right answers. A network that is sure of wrong answers keeps a part of the gain. Both limits were chosen by
     ``benchmarks/choose/blend.py``.
-
-    Args:
-        num_images: Size of the batch.
-        confidence: Mean confidence of the source, with its own statistics.
 
     >>> choose_fraction(32, 0.7), choose_fraction(32, 0.95), choose_fraction(2, 0.95)
     (0.4, 0.1, 0.04)
@@ -150,8 +147,8 @@ class InferenceBatch:
 class AnswerWriter(Protocol):
     """Takes the answers of a run in addition to the table."""
 
-    def add(self, batch: InferenceBatch, adapted: Predictions, source: Predictions) -> None:
-        """Take the answers to a batch."""
+    def add(self, frames: Sequence[NDArray[np.uint8]], adapted: Predictions, source: Predictions) -> None:
+        """Take the answers to the frames of a batch."""
 
     def flush_to_disk(self, step: int) -> None:
         """Make everything before a step survive, as a state will be saved that resumes from there."""
@@ -166,9 +163,12 @@ class InferenceRun:
         file: Table of predictions.
         state: File to save the model to, if given.
         classes: Class names, if known.
-        writer: Takes the answers too, if given; needs a ``source``.
         allow_pixels: Whether the network may answer per pixel. A row of the table then has the class of most pixels,
             and their mean confidence.
+
+    Attributes:
+        writer: Takes the answers too, if given; needs a ``source``.
+        num_vanished: Images, or frames of a camera, that were not processed because they were gone.
     """
 
     def __init__(
@@ -179,13 +179,11 @@ class InferenceRun:
         state: Path | None,
         classes: Sequence[str] | None,
         *,
-        writer: AnswerWriter | None = None,
         allow_pixels: bool = False,
     ) -> None:
-        self.writer, self.allow_pixels = writer, allow_pixels
+        self.writer: AnswerWriter | None = None
+        self.allow_pixels = allow_pixels
         self.model, self.source, self.file, self.state, self.classes = model, source, file, state, classes
-        # Images are moved to the device and dtype of this tensor.
-        self.reference = next(iter(model.source.parameters()), torch.empty(0))
         self.num_images, self.num_failed = 0, 0
         self.num_by_source, self.confidence_sum = 0, 0.0
         self.answers_pixels = False
@@ -194,16 +192,11 @@ class InferenceRun:
         self.normalization: Counter[tuple[int, float]] = Counter()  # batches by size and fraction
         self.schedule = SaveSchedule(SECONDS_BETWEEN_SAVES)
         self.processed: Sequence[str] = ()  # names that the table has, of earlier calls
-        self.num_unreadable, self.num_dropped = 0, 0
+        self.num_unreadable, self.num_dropped, self.num_vanished = 0, 0, 0
         self.num_skipped_before, self.started = model.num_skipped, time.perf_counter()
 
     def process(self, batches: Iterable[InferenceBatch], on_batch: Callable[[int], None]) -> None:
-        """Process batches, and save the state regularly and at the end, also after an error between two batches.
-
-        Args:
-            batches: Batches of images.
-            on_batch: Called after each batch with the number of images processed so far.
-        """
+        """Process batches; save the state regularly and at the end, also after an error between two batches."""
         self.started = time.perf_counter()
         is_consistent, num_done = True, 0  # whether the model and the table are at the same step
         try:
@@ -211,13 +204,11 @@ class InferenceRun:
                 num_done += batch.num_read
                 step, is_consistent = self.model.num_steps, False  # half a step must not be saved
                 if batch.x is not None:
-                    answers = self.process_batch(batch.x, batch.names, *batch.details)
-                    if self.writer is not None:
-                        adapted, unadapted = answers
-                        assert unadapted is not None, "a writer needs a source"
-                        self.writer.add(batch, adapted, unadapted)
+                    self.process_batch(batch, batch.x)
                 if batch.failed:
-                    self.append_errors(step, batch.failed)
+                    self.num_failed += len(batch.failed)
+                    empty = [""] * (len(self.file.columns) - 3)
+                    self._append([[name, step, *empty, reason] for name, reason in batch.failed.items()])
                 is_consistent = True
                 if self.schedule.is_due:
                     self.save()
@@ -226,31 +217,19 @@ class InferenceRun:
             if is_consistent:
                 self.save()
 
-    def process_batch(
-        self, x: Tensor, names: Sequence[str], *details: Sequence[str]
-    ) -> tuple[Predictions, Predictions | None]:
-        """Predict and adapt to a batch, of which each rank takes its part, and append the rows of all ranks.
-
-        Args:
-            x: The images.
-            names: Their names.
-            *details: Further columns of the table that describe them.
-
-        Returns:
-            The answers, and those of the source if it was asked.
-        """
-        step, coordinator = self.model.num_steps, self.model.coordinator
-        local = x[coordinator.local_rows(len(x))].to(self.reference)
+    @torch.no_grad()
+    def process_batch(self, batch: InferenceBatch, x: Tensor) -> None:
+        """Predict and adapt to the images of a batch, of which each rank takes its part; append the rows of all."""
+        names, step = batch.names, self.model.num_steps
         blends = self.model.batch_stats == "blend" and blends_automatically(self.model.source)
         unadapted: Predictions | None = None
         if blends or self.source is not None or self.comparison.should_compare(step):
-            source = self.source or source_as_trained(self.model.source)
-            unadapted = _concatenate(coordinator.all_gather_object(lambda: self.predict(source, local)))
+            unadapted = self._gather(lambda: self._ask_source(x))
         fraction = self.model.batch_fraction(len(x))
         if blends and unadapted is not None:
             fraction = choose_fraction(len(x), sum(unadapted.confidences) / len(x))
         with change_call(fraction=fraction) if blends else nullcontext():
-            adapted = _concatenate(coordinator.all_gather_object(lambda: self.predict(self.model, local)))
+            adapted = self._gather(lambda: step_batch(self.model, x))
         if unadapted is not None and adapted.label_maps is None:  # its limits hold for images
             self.comparison.add(adapted, unadapted)
         shown, changes = [adapted], list[float]()
@@ -268,34 +247,39 @@ class InferenceRun:
         if CHANGED in self.file.columns:
             columns.append([f"{share:.4g}" for share in changes])
         errors = [[""] * len(names)] if self.file.columns[-1] == ERROR else []
-        self._append(zip(names, [step] * len(names), *details, *columns, *errors, strict=True))
-        return adapted, unadapted
-
-    def append_errors(self, step: int, failed: Mapping[str, str]) -> None:
-        """Append the rows of images that could not be read.
-
-        Args:
-            step: Step of their batch.
-            failed: The reasons by name.
-        """
-        self.num_failed += len(failed)
-        num_empty = len(self.file.columns) - 3
-        self._append([[name, step, *[""] * num_empty, reason] for name, reason in failed.items()])
+        self._append(zip(names, [step] * len(names), *batch.details, *columns, *errors, strict=True))
+        if self.writer is not None:
+            assert unadapted is not None, "a writer needs a source"
+            self.writer.add(batch.frames, adapted, unadapted)
 
     def _append(self, rows: Iterable[Sequence[object]]) -> None:
         if self.model.coordinator.is_rank_zero:
             with self.advise_on_full_disk(self.file.path):
                 self.file.append(rows)
 
+    @torch.no_grad()
     def check_network(self, x: Tensor) -> None:
         """Raise if the network cannot predict a batch, or has another number of classes than there are names."""
         with annotate_network_errors(x):
-            self.predict(source_as_trained(self.model.source), x.to(self.reference))
+            self.read_answers(source_as_trained(self.model.source)(x.to(find_weight(self.model.source))))
 
-    @torch.no_grad()
-    def predict(self, model: nn.Module, x: Tensor) -> Predictions:
+    def _ask_source(self, x: Tensor) -> Tensor:
+        """Return the logits of the network as trained for this rank's rows."""
+        if self.source is not None:
+            return step_batch(self.source, x)
+        rows = x[self.model.coordinator.local_rows(len(x))].to(find_weight(self.model.source))
+        logits: Tensor = source_as_trained(self.model.source)(rows)
+        return logits
+
+    def _gather(self, answer: Callable[[], Tensor]) -> Predictions:
+        """Return the answers of all ranks, each to its rows."""
+        parts = self.model.coordinator.all_gather_object(lambda: self.read_answers(answer()))
+        classes, confidences, maps = zip(*parts, strict=True)
+        label_maps = None if any(each is None for each in maps) else torch.cat(maps)
+        return Predictions(list(chain(*classes)), list(chain(*confidences)), label_maps)
+
+    def read_answers(self, logits: Tensor) -> Predictions:
         """Return the most probable class of each image and its probability, 0 where the logits are not finite."""
-        logits = model(x)
         if logits.ndim != 2 and not self.allow_pixels:
             raise ConfigError(
                 f"expected logits of shape (N, classes), got {tuple(logits.shape)}: use a network for classification"
@@ -333,12 +317,11 @@ class InferenceRun:
             resume = " to resume from the last saved state" if self.state else ""
             raise OSError(error.errno, f"{error.strerror}: free some space and run again{resume}", str(path)) from error
 
-    def summarize(self, *, num_before: int, num_vanished: int, order: Order) -> InferenceSummary:
+    def summarize(self, *, num_before: int, order: Order) -> InferenceSummary:
         """Return what the run did.
 
         Args:
             num_before: Images processed by earlier calls.
-            num_vanished: Images, or frames of a camera, that were not processed because they were gone.
             order: Order of the images.
 
         Returns:
@@ -351,7 +334,7 @@ class InferenceRun:
             num_unreadable=self.num_unreadable + self.num_failed,
             num_dropped=self.num_dropped,
             num_changed=round(self.change_sum) if is_compared and not self.answers_pixels else None,
-            num_vanished=num_vanished,
+            num_vanished=self.num_vanished,
             num_skipped=model.num_skipped - self.num_skipped_before,
             num_by_source=self.num_by_source if isinstance(model, Monitored) else None,
             confidence=self.confidence_sum / self.num_images if self.num_images else None,
@@ -375,13 +358,6 @@ class InferenceRun:
     def _columns(self, predictions: Predictions) -> list[list[Any]]:
         names = [[self.classes[label] for label in predictions.classes]] if self.classes else []
         return [predictions.classes, *names, [f"{value:.6f}" for value in predictions.confidences]]
-
-
-def _concatenate(parts: Sequence[Predictions]) -> Predictions:
-    """Concatenate the predictions of the ranks."""
-    classes, confidences, maps = zip(*parts, strict=True)
-    label_maps = None if any(each is None for each in maps) else torch.cat(maps)
-    return Predictions(list(chain(*classes)), list(chain(*confidences)), label_maps)
 
 
 def _measure_changes(adapted: Predictions, source: Predictions) -> list[float]:

@@ -15,16 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ctta.adapt.comparison import Predictions
 from ctta.adapt.options import VideoOptions
 from ctta.adapt.predictions import CHANGED, PredictionFile, answer_columns
 from ctta.adapt.resume import check_arguments, open_run
 from ctta.adapt.run import InferenceBatch, InferenceSummary
 from ctta.core.options import takes_options
-from ctta.data.datasets.video import clip_rate, describe_source, estimate_num_frames, import_av
+from ctta.data.datasets.video import clip_rate, describe_address, estimate_num_frames, import_av
 from ctta.data.streams import VideoBatch, VideoStream, video
 from ctta.distributed import world_size
 from ctta.errors import ConfigError
+from ctta.evaluation.comparison import Predictions
 from ctta.io.atomic import atomic_write, fsync_file
 from ctta.io.images import import_pillow
 
@@ -32,24 +32,33 @@ from ctta.io.images import import_pillow
 ENCODERS = {"libx264": {"crf": "20", "preset": "veryfast", "bf": "0"}, "mpeg4": {"qscale": "3", "bf": "0"}}
 
 
-class VideoFile:
-    """Append images to a video file; resumable after a kill.
+MIN_WIDTH = 320  # pixels, below which frames are enlarged so that the text can be read
+FONT_SIZE, LINE_HEIGHT, MARGIN = 15, 22, 6
+BACKGROUND, TEXT_COLOR, CHANGED_COLOR = (24, 24, 27), (228, 228, 231), (250, 204, 21)
+
+
+class AnnotatedVideo:
+    """Draw the answers to every frame and append the image to a video file; resumable after a kill.
 
     A video file cannot be read before it is complete. So the images between two saved states are a file of their own
     in the folder ``<path>.parts``, complete before the state is saved, and :meth:`close` joins them without encoding
-    anything again.
+    anything again. The parts of a block ``with`` are joined at its end.
 
     Args:
         path: The file, such as ``out.mp4``.
         rate: Frames per second.
+        classes: Class names, if known.
         step: Step that the run starts from: 0 for a new one; parts of later steps are dropped.
+        keep_unsaved: Whether to keep images at the end that no saved state includes, as there is none.
 
     Raises:
         ConfigError: There is such a file, and the run is new.
     """
 
-    def __init__(self, path: Path, rate: Fraction, *, step: int) -> None:
-        self.path, self.rate = path, rate
+    def __init__(
+        self, path: Path, rate: Fraction, classes: Sequence[str] | None, *, step: int, keep_unsaved: bool
+    ) -> None:
+        self.path, self.rate, self.classes, self.keep_unsaved = path, rate, tuple(classes or ()), keep_unsaved
         self.folder = path.with_name(f"{path.name}.parts")
         self._first_step, self._num_frames = step, 0
         self._output: Any = None
@@ -64,7 +73,20 @@ class VideoFile:
             if int(part.stem) >= step:
                 part.unlink()
 
-    def append(self, image: NDArray[np.uint8]) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def add(self, frames: Sequence[NDArray[np.uint8]], adapted: Predictions, source: Predictions) -> None:
+        """Append the frames of a batch, with the answers to them."""
+        for row, frame in enumerate(frames):
+            self._append(self._draw(frame, row, adapted, source))
+
+    def _append(self, image: NDArray[np.uint8]) -> None:
         """Append an image, uint8 (H, W, 3); all have the size of the first, made even."""
         av = import_av()
         if self._output is None:
@@ -75,7 +97,7 @@ class VideoFile:
         self._num_frames += 1
         self._output.mux(self._stream.encode(frame))
 
-    def finish_part(self, step: int) -> None:
+    def flush_to_disk(self, step: int) -> None:
         """Complete the file of the images so far; those after it belong to a step and later ones."""
         if self._output is not None:
             self._output.mux(self._stream.encode())
@@ -84,15 +106,11 @@ class VideoFile:
             self._output, self._num_frames = None, 0
         self._first_step = step
 
-    def close(self, *, keep_unsaved: bool) -> None:
-        """Join the parts to one file.
-
-        Args:
-            keep_unsaved: Whether to keep the images since the last part, although no saved state includes them.
-        """
+    def close(self) -> None:
+        """Join the parts to one file."""
         if self._output is not None:
-            self.finish_part(self._first_step)
-            if not keep_unsaved:
+            self.flush_to_disk(self._first_step)
+            if not self.keep_unsaved:
                 self._current.unlink()
         parts = self._list_parts()
         if parts:
@@ -143,45 +161,6 @@ class VideoFile:
                         number += 1
                         output.mux(packet)
 
-
-def _part_name(step: int) -> str:
-    return f"{step:012}.mp4"
-
-
-MIN_WIDTH = 320  # pixels, below which frames are enlarged so that the text can be read
-FONT_SIZE, LINE_HEIGHT, MARGIN = 15, 22, 6
-BACKGROUND, TEXT_COLOR, CHANGED_COLOR = (24, 24, 27), (228, 228, 231), (250, 204, 21)
-
-
-class AnnotatedVideo:
-    """Draws the answers to every frame and appends the image to a video file.
-
-    Args:
-        file: The video file.
-        classes: Class names, if known.
-        keep_unsaved: Whether to keep images at the end that no saved state includes, as there is none.
-    """
-
-    def __init__(self, file: VideoFile, classes: Sequence[str] | None, *, keep_unsaved: bool) -> None:
-        self.file, self.classes, self.keep_unsaved = file, tuple(classes or ()), keep_unsaved
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.file.close(keep_unsaved=self.keep_unsaved)
-
-    def add(self, batch: InferenceBatch, adapted: Predictions, source: Predictions) -> None:
-        """Append the frames of a batch."""
-        for row, frame in enumerate(batch.frames):
-            self.file.append(self._draw(frame, row, adapted, source))
-
-    def flush_to_disk(self, step: int) -> None:
-        """Complete the file of the frames before a step."""
-        self.file.finish_part(step)
-
     def _draw(self, frame: NDArray[np.uint8], row: int, adapted: Predictions, source: Predictions) -> NDArray[np.uint8]:
         if adapted.label_maps is not None and source.label_maps is not None:
             return self._draw_maps(frame, source.label_maps[row], adapted.label_maps[row])
@@ -213,6 +192,10 @@ class AnnotatedVideo:
 
     def _name(self, label: int) -> str:
         return self.classes[label] if self.classes else f"class {label}"
+
+
+def _part_name(step: int) -> str:
+    return f"{step:012}.mp4"
 
 
 def _color(is_changed: bool) -> tuple[int, int, int]:
@@ -282,7 +265,7 @@ def adapt_video(
         raise ConfigError(f"a video is processed by one process, got {world_size()}: run without torchrun")
     clip_path = None if options.annotate is None else Path(options.annotate)
     compare = options.compare or clip_path is not None
-    name = describe_source(clip)
+    name = describe_address(clip)
     stream = video(
         clip,
         every=options.every,
@@ -313,10 +296,14 @@ def adapt_video(
         if before:
             stream.go_on_after(int(before[-1][FRAME]), _parse_time(before[-1][times]))
         if clip_path is not None:
-            annotated = VideoFile(clip_path, clip_rate(clip, stream.sampling), step=run.model.num_steps)
-            run.writer = stack.enter_context(
-                AnnotatedVideo(annotated, options.classes, keep_unsaved=options.state is None)
+            annotated = AnnotatedVideo(
+                clip_path,
+                clip_rate(clip, stream.sampling),
+                options.classes,
+                step=run.model.num_steps,
+                keep_unsaved=options.state is None,
             )
+            run.writer = stack.enter_context(annotated)
 
         def on_batch(num_done: int) -> None:
             if options.on_progress:
@@ -324,7 +311,8 @@ def adapt_video(
                 options.on_progress(len(before) + num_done, total)
 
         run.process(_list_batches(stream, name, with_frames=run.writer is not None), on_batch)
-        return run.summarize(num_before=len(before), num_vanished=stream.num_dropped, order="time")
+        run.num_vanished = stream.num_dropped
+        return run.summarize(num_before=len(before), order="time")
 
 
 def _list_batches(stream: VideoStream, name: str, *, with_frames: bool) -> Iterator[InferenceBatch]:

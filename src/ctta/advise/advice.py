@@ -28,7 +28,7 @@ from ctta.core.options import Option, parse_names, takes_options
 from ctta.core.registry import DEFAULT_METHOD, resolve_method
 from ctta.core.validation import check_choice, check_integer, check_positive
 from ctta.data.corruptions.registry import check_corruption
-from ctta.data.datasets.corruptible import CLEAN
+from ctta.data.datasets.base import CLEAN
 from ctta.errors import ConfigError
 from ctta.evaluation.display import format_range, join_names, render_text_table
 from ctta.evaluation.intervals import estimate_interval
@@ -182,9 +182,7 @@ class Advice:
     @property
     def python(self) -> str:
         """The recommendation as a line of Python."""
-        return self._format_python(self.recommended.candidate)
-
-    def _format_python(self, candidate: Candidate) -> str:
+        candidate = self.recommended.candidate
         arguments = "".join(f", {name}={value!r}" for name, value in self.config(candidate).settings.items())
         return f'model = ctta.adapt(net, "{candidate.method}"{arguments})'
 
@@ -204,7 +202,7 @@ class Advice:
                     "95 % interval": "" if row.difference is None else format_range(row.difference),
                     "clean %": f"{100 * row.result.errors[-1]:.1f}",
                     "ms/image": f"{row.result.ms_per_image:.2f}",
-                    "memory": _format_mebibytes(row.memory),
+                    "memory": f"{row.memory / 2**20:.{1 if row.memory < 100 * 2**20 else 0}f} MiB",
                 }
             )
         return render_text_table(rows)
@@ -245,7 +243,10 @@ class Advice:
             "",
         ]
         if self.race.dropped:
-            texts = [f"{row.candidate.label} {_format_points(row)}" for row in self.race.dropped]
+            texts = [
+                f"{row.candidate.label} {f'{100 * row.difference.estimate:+.1f}' if row.difference else ''}"
+                for row in self.race.dropped
+            ]
             lines.append(
                 f"Dropped after {self.race.num_screened} images each (points above Source): {'; '.join(texts)}."
             )
@@ -258,23 +259,11 @@ class Advice:
 
 def _describe_gain(row: RaceRow) -> str:
     points = f"{abs(100 * row.gain):.1f} points {'less' if row.gain >= 0 else 'more'} error"
-    return points if row.difference is None else f"{points} (95 % interval {_range_of(row)})"
-
-
-def _range_of(row: RaceRow) -> str:
-    assert row.difference is not None
-    if not row.difference.excludes_zero:
-        return format_range(row.difference)
+    if row.difference is None:
+        return points
     low, high = sorted(100 * abs(end) for end in (row.difference.low, row.difference.high))
-    return f"{low:.1f} to {high:.1f}"
-
-
-def _format_points(row: RaceRow) -> str:
-    return "" if row.difference is None else f"{100 * row.difference.estimate:+.1f}"
-
-
-def _format_mebibytes(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB" if size < 100 * 2**20 else f"{size / 2**20:.0f} MiB"
+    ends = f"{low:.1f} to {high:.1f}" if row.difference.excludes_zero else format_range(row.difference)
+    return f"{points} (95 % interval {ends})"
 
 
 #: What ``quick`` tries, and on how many images.

@@ -11,17 +11,18 @@ from torch import nn
 
 from ctta.advise.candidates import Candidate
 from ctta.advise.images import ImageSource, ImageStreams, LabeledImages, gather_images, label_images
-from ctta.core.validation import check_batch_stats, check_fraction, validate_batches
+from ctta.core.validation import check_batch_stats, check_fraction
 from ctta.data.corruptions import HOLD_OUT
 from ctta.data.corruptions.registry import check_corruption
-from ctta.data.datasets.corruptible import CLEAN
+from ctta.data.datasets.base import CLEAN
 from ctta.errors import ConfigError, InputError
+from ctta.evaluation.steps import find_weight
 from ctta.functional import confidence
 from ctta.guard.detector import summarize
 from ctta.guard.estimate import NUM_SIGNALS, GainEstimator, measure, to_signals
 from ctta.methods import Source
 from ctta.nn import BatchStats
-from ctta.nn.surgery import Output, copy_for_adaptation, iter_inputs
+from ctta.nn.surgery import Output, copy_for_adaptation, iter_inputs, validate_batches
 
 SEVERITIES = (1.0, 3.0, 5.0)
 RIDGE = 0.1
@@ -96,18 +97,7 @@ def calibrate_gain(
 def list_steps(
     corruptions: Sequence[str] = tuple(HOLD_OUT), severities: Sequence[float] = SEVERITIES
 ) -> list[tuple[str, float]]:
-    """Return the domains to calibrate on: the clean images, then every corruption at one severity after the other.
-
-    Args:
-        corruptions: The corruptions.
-        severities: Their severities.
-
-    Returns:
-        Corruptions with severities.
-
-    Raises:
-        ConfigError: There are fewer than two corruptions, or there is no such corruption or severity.
-    """
+    """Return the domains to calibrate on: clean images, then every corruption at one severity after the other."""
     if len(set(corruptions)) < 2:
         raise ConfigError(f"expected two corruptions or more, as one at a time is left out, got {list(corruptions)}")
     return [(CLEAN, 0.0), *((name, check_corruption(name, each)) for each in severities for name in corruptions)]
@@ -121,19 +111,7 @@ def collect_signals(
     batch_size: int,
     on_domain: Callable[[int, int], None] | None = None,
 ) -> list[DomainSignals]:
-    """Let a method adapt to images under corruptions, and record signals and truth of each domain.
-
-    Args:
-        net: The network.
-        labeled: Clean images.
-        candidate: The method.
-        steps: Corruptions with their severities, see :func:`list_steps`.
-        batch_size: Images per step.
-        on_domain: Called after each domain with the number of domains that are done and that there are.
-
-    Returns:
-        One entry per domain.
-    """
+    """Let a candidate adapt to images under corruptions, and record signals and truth of each domain."""
     stream = ImageStreams(labeled).build_stream(steps, batch_size=batch_size)
     return record_signals(candidate.build(net), Source(net), stream, [name for name, _ in steps], on_domain)
 
@@ -157,12 +135,12 @@ def record_signals(
     Returns:
         One entry per segment.
     """
-    reference = next((each for each in model.parameters() if each.is_floating_point()), torch.empty(0))
+    weight = find_weight(model)
     found: list[DomainSignals] = []
     values: list[tuple[float, ...]] = []
     counts: list[tuple[int, int, int]] = []
     for index, batch in enumerate(stream):
-        x = batch.x.to(reference)
+        x = batch.x.to(weight)
         plain, adapted = summarize(source(x)), summarize(model(x))
         values.append(measure(adapted, plain))
         right = [int((each.classes.cpu() == batch.y).sum()) for each in (adapted, plain)]
@@ -186,12 +164,6 @@ def fit_estimator(domains: Sequence[DomainSignals]) -> GainEstimator:
     all domains, so that errors on the same images are too small. Errors under one corruption resemble each other, so
     that there are as many observations as corruptions: a half-width is their root mean square times the quantile of
     Student's t with as many degrees of freedom.
-
-    Args:
-        domains: Signals and truth, of two corruptions or more.
-
-    Returns:
-        The estimator.
     """
     names = list(dict.fromkeys(each.domain for each in domains))
     folds = [(domains, domains)]

@@ -59,14 +59,7 @@ class Candidate:
         return [f"{name}={value}" for name, value in self.settings.items()]
 
     def build(self, net: nn.Module) -> AdaptiveModel:
-        """Wrap a network.
-
-        Args:
-            net: The network.
-
-        Returns:
-            A new model.
-        """
+        """Wrap a network in a new model."""
         named = resolve_method(self.method)
         return named.build(net, **named.parse(self.texts))
 
@@ -147,15 +140,7 @@ def _fit_settings(name: str, threshold: float | None) -> dict[str, Any]:
 
 
 def vary(candidate: Candidate, net: nn.Module) -> list[Candidate]:
-    """Return variants of a candidate: a third and three times its learning rate, and blended statistics.
-
-    Args:
-        candidate: The candidate.
-        net: The network.
-
-    Returns:
-        The variants that the method has settings for.
-    """
+    """Return variants of a candidate: a third and three times its learning rate, and blended statistics."""
     named = resolve_method(candidate.method)
     model = candidate.build(net)
     variants = []
@@ -170,16 +155,7 @@ def vary(candidate: Candidate, net: nn.Module) -> list[Candidate]:
 
 
 def probe(candidate: Candidate, net: nn.Module, batches: Sequence[Tensor]) -> Probe | str:
-    """Let a candidate adapt to a few batches.
-
-    Args:
-        candidate: The candidate.
-        net: The network.
-        batches: At least two batches; the first one is not timed.
-
-    Returns:
-        What a step costs, or why the candidate cannot adapt this network.
-    """
+    """Let a candidate adapt to two batches or more; return what a step costs, or why it cannot."""
     first, *others = batches
     try:
         model = candidate.build(net)

@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
-import torch
 from torch import nn
 from typing_extensions import Doc, deprecated
 
@@ -22,13 +21,14 @@ from ctta.core.options import Option, parse_names, takes_options
 from ctta.core.registry import DEFAULT_METHOD, resolve_method
 from ctta.core.validation import check_integer, check_non_negative
 from ctta.data.corruptions.registry import check_corruption
-from ctta.data.datasets.corruptible import CLEAN
+from ctta.data.datasets.base import CLEAN
 from ctta.data.streams import Stream, foreign
 from ctta.errors import ConfigError
-from ctta.evaluation import Interval, Result
+from ctta.evaluation import Interval, Result, evaluate
 from ctta.evaluation.display import format_range, render_text_table
-from ctta.evaluation.environment import describe_environment
 from ctta.evaluation.intervals import estimate_difference
+from ctta.evaluation.robustness import select_visits
+from ctta.evaluation.steps import describe_environment, find_weight
 from ctta.guard import Guarded, InputSpec
 from ctta.io.atomic import atomic_write
 from ctta.models import Normalized
@@ -323,7 +323,6 @@ def certify(net: nn.Module, images: ImageSource, options: CertifyOptions) -> Cer
             ],
         )
     inner = net.net if isinstance(net, Normalized) else net
-    reference = next(iter(net.parameters()), torch.empty(0))
     return Certificate(
         resolve_method(options.method).label,
         candidate.settings,
@@ -334,7 +333,7 @@ def certify(net: nn.Module, images: ImageSource, options: CertifyOptions) -> Cer
         tuple(outcomes),
         tuple(Influence(**each) for each in influence),
         candidate.build(net).batch_stats,
-        describe_environment(reference.device),
+        describe_environment(find_weight(net).device),
     )
 
 
@@ -369,7 +368,8 @@ def _test(
         results = []
         for role, model in ("source", SOURCE.build(net)), ("method", _build(candidate, net, seed, guard=guard)):
             start = progress.done
-            result = work.evaluate(model, stream, f"{stream.hash}-{seed}-{role}", on_batch=progress.count)
+            folder = work.path / f"{stream.hash}-{seed}-{role}"
+            result = evaluate(model, stream, folder=folder, on_batch=progress.count)
             results.append(scenario.select(result))
             progress.done = start + len(stream)  # also batches that were done before an interruption
         pairs.append(results)
@@ -412,15 +412,6 @@ def _list_scenarios(
             chosen, batch_size=size, order=order, limit=limit, visits=visits, seed=seed
         )
 
-    def keep_last_visits(result: Result) -> Result:
-        first = max(result.visits) + 1 - LAST_VISITS
-        kept = [number for number, visit in enumerate(result.visits) if visit >= first]
-        batches = tuple(
-            replace(each, segment=each.segment - kept[0]) for each in result.batches if each.segment in kept
-        )
-        domains = tuple(result.domains[number] for number in kept)
-        return replace(result, domains=domains, visits=(), batches=batches, num_batches=len(batches))
-
     plain = opener(batch_size)
     scenarios = [
         Scenario("clean images", f"as they are, in batches of {batch_size}", opener(batch_size, [(CLEAN, 0.0)])),
@@ -436,7 +427,7 @@ def _list_scenarios(
             f"{num_visits} visits",
             f"{names}, again and again; error in the last {LAST_VISITS} visits",
             opener(batch_size, limit=VISIT_IMAGES, visits=num_visits),
-            keep_last_visits,
+            lambda result: select_visits(result, range(num_visits - LAST_VISITS, num_visits)),
         ),
         Scenario(
             "foreign images",

@@ -15,12 +15,11 @@ from ctta.core.options import Option
 from ctta.core.validation import check_choice
 from ctta.data.corruptions import corrupt
 from ctta.data.corruptions.arrays import images_to_uint8
-from ctta.data.datasets import CleanImages
-from ctta.data.datasets.base import PixelArray, describe_arrays
-from ctta.data.datasets.clean_images import read_clean_images
-from ctta.data.datasets.corruptible import CLEAN
+from ctta.data.datasets import CleanImages, read_clean_images
+from ctta.data.datasets.base import CLEAN, PixelArray, describe_arrays
 from ctta.data.streams import Segment, Stream, correlated
 from ctta.errors import ConfigError, DataError, InputError
+from ctta.evaluation.steps import find_weight
 from ctta.io.images import to_unit_floats
 from ctta.methods import Source
 
@@ -105,14 +104,7 @@ class LabeledImages:
         return "labels" if self.has_labels else "the network's own answers on the clean images, as there are no labels"
 
     def select(self, rows: slice | NDArray[np.int64]) -> "LabeledImages":
-        """Return some of the images.
-
-        Args:
-            rows: Which ones.
-
-        Returns:
-            The others are left out.
-        """
+        """Return some of the images."""
         return replace(self, images=self.images[rows], targets=self.targets[rows], predicted=self.predicted[rows])
 
 
@@ -194,35 +186,14 @@ class ImageOptions:
 
 
 def iter_batches(net: nn.Module, images: NDArray[np.uint8], batch_size: int) -> Iterator[Tensor]:
-    """Yield images as floats in [0, 1], on the device and in the dtype of a network.
-
-    Args:
-        net: The network.
-        images: uint8 array of shape (N, H, W, 3).
-        batch_size: Images per batch.
-
-    Yields:
-        Tensors of shape (N, 3, H, W).
-    """
-    reference = next((each for each in net.parameters() if each.is_floating_point()), torch.empty(0))
+    """Yield uint8 images (N, H, W, 3) as floats (N, 3, H, W) in [0, 1], on the device and in the dtype of a network."""
+    weight = find_weight(net)
     for start in range(0, len(images), batch_size):
-        yield to_unit_floats(images[start : start + batch_size]).to(reference)
+        yield to_unit_floats(images[start : start + batch_size]).to(weight)
 
 
 def select_labels(clean: CleanImages, num_classes: int, use_labels: bool | None) -> NDArray[np.int64] | None:
-    """Return the labels to score against, or None to use the network's predictions.
-
-    Args:
-        clean: The images.
-        num_classes: Number of classes of the network.
-        use_labels: As for :func:`label_images`.
-
-    Returns:
-        The labels.
-
-    Raises:
-        DataError: There are none although they are required, or they cannot be the network's classes.
-    """
+    """Return the labels to score against, by ``use_labels`` of :func:`label_images`, or None to use predictions."""
     labels, num_folders = clean.labels, clean.num_folders
     if use_labels is False:
         return None
@@ -243,11 +214,7 @@ def select_labels(clean: CleanImages, num_classes: int, use_labels: bool | None)
 
 
 class ImageStreams:
-    """Streams over images whose corrupted versions are made once and kept in memory.
-
-    Args:
-        labeled: The images.
-    """
+    """Streams over images whose corrupted versions are made once and kept in memory."""
 
     def __init__(self, labeled: LabeledImages) -> None:
         self.labeled = labeled

@@ -106,13 +106,7 @@ def measure_influence(
 
 
 def count_batches(net: nn.Module, num_images: int, batch_size: int) -> int:
-    """Return how often :func:`measure_influence` calls ``on_batch``.
-
-    Args:
-        net: The network.
-        num_images: Number of images.
-        batch_size: Images in a batch.
-    """
+    """Return how often :func:`measure_influence` calls ``on_batch``."""
     number = min(NUM_BATCHES, max(1, num_images // batch_size))
     return number * len(KINDS) * len(_list_modes(net, number, min(batch_size, num_images)))
 
@@ -126,11 +120,7 @@ def _list_modes(net: nn.Module, num_batches: int, batch_size: int) -> list[str]:
 
 
 def use_median_(net: nn.Module) -> None:
-    """Let every BatchNorm normalize by medians over the images, of which one image moves little.
-
-    Args:
-        net: A network in evaluation mode. Its layers get input that has the statistics which they expect.
-    """
+    """Let every BatchNorm normalize by medians over the images, of which one image moves little."""
     for module in net.modules():
         if isinstance(module, _BatchNorm):
             module.register_forward_pre_hook(_normalize_by_median)

@@ -137,12 +137,14 @@ def check_input(net: nn.Module, labeled: LabeledImages) -> InputCheck:
     tried = {name: values for name, values in NORMALIZATIONS.items() if values != given}
     if not is_wrapped:
         tried |= UNDONE
-    scores = {"": _Answers.of(inner, some, given), **{name: _Answers.of(inner, some, v) for name, v in tried.items()}}
     named = next((name for name, values in NORMALIZATIONS.items() if values == given), "the given mean and std")
-    found = _find_better(scores)
+    answered = {"": _judge(inner, some, named, given)}
+    answered |= {name: _judge(inner, some, name, values) for name, values in tried.items()}
+    scores = {name: score for name, (score, _) in answered.items()}
+    found = _find_better(scores, {name: wrong for name, (_, wrong) in answered.items() if wrong is not None})
     return InputCheck(
-        scores[""].summarize(named, given),
-        None if found is None else scores[found].summarize(found, tried[found]),
+        scores[""],
+        None if found is None else scores[found],
         () if found is None else _find_similar(scores, found),
         is_wrapped=is_wrapped,
     )
@@ -156,40 +158,25 @@ def _split(net: nn.Module) -> tuple[nn.Module, tuple[Channels, Channels]]:
     return net.net, (mean, std)  # type: ignore[return-value]  # three channels, or the network would refuse the images
 
 
-@dataclass(frozen=True)
-class _Answers:
-    """What a network answers under one normalization."""
-
-    wrong: NDArray[np.bool_] | None
-    entropies: Tensor
-    probabilities: Tensor
-    distance: float | None
-
-    @classmethod
-    def of(cls, net: nn.Module, labeled: LabeledImages, normalization: tuple[Channels, Channels]) -> "_Answers":
-        wrapped = copy_for_adaptation(Normalized(net, *normalization), batch_stats=0, output=None)
-        layers = [
-            module for module in wrapped.modules() if isinstance(module, _BatchNorm) and module.track_running_stats
-        ]
-        distances: list[float] = []
-        handles = [layer.register_forward_pre_hook(_measure_distance(distances)) for layer in layers]
-        logits = torch.cat([wrapped(x).float().cpu() for x in iter_batches(net, labeled.images, BATCH_SIZE)])
-        for handle in handles:
-            handle.remove()
-        probabilities = logits.double().softmax(1).nan_to_num(0.0)
-        entropies = torch.special.entr(probabilities).sum(1)
-        wrong = (logits.argmax(1).numpy() != labeled.targets) if labeled.has_labels else None
-        return cls(wrong, entropies, probabilities, float(np.mean(distances)) if distances else None)
-
-    @property
-    def information(self) -> float:
-        """Mutual information of image and answer, as a fraction of the largest possible value."""
-        marginal = torch.special.entr(self.probabilities.mean(0)).sum()
-        return float(marginal - self.entropies.mean()) / math.log(self.probabilities.shape[1])
-
-    def summarize(self, name: str, values: tuple[Channels, Channels]) -> Normalization:
-        error = None if self.wrong is None else float(self.wrong.mean())
-        return Normalization(name, *values, error, self.information, self.distance)
+def _judge(
+    net: nn.Module, labeled: LabeledImages, name: str, values: tuple[Channels, Channels]
+) -> tuple[Normalization, NDArray[np.bool_] | None]:
+    """Return how well a network does under a normalization, and which images are wrong, if there are labels."""
+    wrapped = copy_for_adaptation(Normalized(net, *values), batch_stats=0, output=None)
+    layers = [module for module in wrapped.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    distances: list[float] = []
+    handles = [layer.register_forward_pre_hook(_measure_distance(distances)) for layer in layers]
+    logits = torch.cat([wrapped(x).float().cpu() for x in iter_batches(net, labeled.images, BATCH_SIZE)])
+    for handle in handles:
+        handle.remove()
+    probabilities = logits.double().softmax(1).nan_to_num(0.0)
+    entropies = torch.special.entr(probabilities).sum(1)
+    marginal = torch.special.entr(probabilities.mean(0)).sum()
+    information = float(marginal - entropies.mean()) / math.log(probabilities.shape[1])
+    wrong = (logits.argmax(1).numpy() != labeled.targets) if labeled.has_labels else None
+    error = None if wrong is None else float(wrong.mean())
+    distance = float(np.mean(distances)) if distances else None
+    return Normalization(name, *values, error, information, distance), wrong
 
 
 def _measure_distance(distances: list[float]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
@@ -205,23 +192,22 @@ def _measure_distance(distances: list[float]) -> Callable[[nn.Module, tuple[Tens
     return measure
 
 
-def _find_similar(scores: Mapping[str, _Answers], found: str) -> tuple[str, ...]:
+def _find_similar(scores: Mapping[str, Normalization], found: str) -> tuple[str, ...]:
     """Return the normalizations under which the network does about as well as under the one that was found."""
     best, others = scores[found], {name: score for name, score in scores.items() if name not in ("", found)}
-    if best.wrong is not None:
-        limit = float(best.wrong.mean()) + MIN_GAIN
-        return tuple(name for name, each in others.items() if each.wrong is not None and each.wrong.mean() < limit)
+    if best.error is not None:
+        limit = best.error + MIN_GAIN
+        return tuple(name for name, each in others.items() if each.error is not None and each.error < limit)
     limit = best.information - MIN_INFORMATION
     return tuple(name for name, each in others.items() if each.information > limit)
 
 
-def _find_better(scores: Mapping[str, _Answers]) -> str | None:
+def _find_better(scores: Mapping[str, Normalization], wrong: Mapping[str, NDArray[np.bool_]]) -> str | None:
     """Return the normalization that clearly suits the network better than the given one, which is named ""."""
     given, others = scores[""], {name: score for name, score in scores.items() if name}
-    if given.wrong is not None:
-        wrong = {name: each.wrong for name, each in others.items() if each.wrong is not None}
-        best = min(wrong, key=lambda name: float(wrong[name].mean()))
-        gain = given.wrong.astype(int) - wrong[best].astype(int)
+    if wrong:
+        best = min(others, key=lambda name: float(wrong[name].mean()))
+        gain = wrong[""].astype(int) - wrong[best].astype(int)
         is_clear = gain.sum() > MIN_DEVIATIONS * np.sqrt((gain != 0).sum()) and gain.mean() > MIN_GAIN
         return best if is_clear else None
     if given.distance is not None:

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,10 @@ from torch import nn
 
 from ctta.advise.candidates import Candidate, Probe, probe, vary
 from ctta.advise.images import ImageStreams, LabeledImages, StreamOrder, iter_batches
-from ctta.core.model import AdaptiveModel
 from ctta.core.registry import resolve_method
 from ctta.data.datasets.base import hash_array
-from ctta.data.streams import Stream
 from ctta.evaluation import Interval, Result, evaluate
 from ctta.evaluation.intervals import estimate_difference
-from ctta.evaluation.loop import OnBatch
 from ctta.io.atomic import atomic_write
 from ctta.nn.surgery import fingerprint
 
@@ -42,15 +40,7 @@ class WorkFolder:
         self.path.mkdir(parents=True, exist_ok=True)
 
     def read_or_make(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return what a file holds, or make it and write the file.
-
-        Args:
-            name: Name of the file.
-            make: Returns what JSON can hold.
-
-        Returns:
-            What the file holds.
-        """
+        """Return what a JSON file holds, after making it if it does not exist."""
         path = self.path / name
         if not path.exists():
             content = make()
@@ -58,41 +48,10 @@ class WorkFolder:
                 temporary.write_text(json.dumps(content), encoding="utf-8")
         return json.loads(path.read_text(encoding="utf-8"))
 
-    def evaluate(
-        self,
-        model: AdaptiveModel,
-        stream: Stream,
-        name: str,
-        *,
-        label: str | None = None,
-        on_batch: OnBatch | None = None,
-    ) -> Result:
-        """Evaluate a model, resume an evaluation that was interrupted, or read one that is complete.
-
-        Args:
-            model: A new model.
-            stream: The stream.
-            name: Name of the evaluation, unique in the folder.
-            label: Name of the method in tables.
-            on_batch: Called after each new batch.
-
-        Returns:
-            The result.
-        """
-        return evaluate(model, stream, folder=self.path / name, name=label, on_batch=on_batch)
-
 
 @contextmanager
 def open_folder(folder: str | os.PathLike[str] | None, prefix: str) -> Iterator[Path]:
-    """Yield a folder, or a temporary one, which is removed, for None.
-
-    Args:
-        folder: The folder.
-        prefix: What the name of a temporary folder begins with.
-
-    Yields:
-        The folder.
-    """
+    """Yield a folder, or for None a temporary one, which is removed."""
     if folder is not None:
         yield Path(folder)
         return
@@ -101,15 +60,7 @@ def open_folder(folder: str | os.PathLike[str] | None, prefix: str) -> Iterator[
 
 
 def identify(net: nn.Module, labeled: LabeledImages) -> list[str]:
-    """Return what identifies a network and the images that it is tested on.
-
-    Args:
-        net: The network.
-        labeled: The images.
-
-    Returns:
-        Hashes of its weights, of its answers, as code can change too, and of the images.
-    """
+    """Return hashes of a network's weights, of its answers, as code can change too, and of the images."""
     arrays = labeled.predicted, labeled.images, labeled.targets
     return [fingerprint(net), *(hash_array(each) for each in arrays), str(labeled.seed)]
 
@@ -238,7 +189,7 @@ class _Progress:
     def plan(self, seconds: float) -> None:
         self.planned = self.done + seconds
 
-    def add(self, seconds: float) -> None:
+    def add(self, seconds: float, _record: object = None) -> None:
         self.done += seconds
         if self.report:
             self.report(round(self.done), max(round(self.planned), round(self.done) + 1))
@@ -278,37 +229,32 @@ class Racer:
         self.probes |= {key: Probe(**value) for key, value in content.items() if key not in failed}
         return failed
 
-    def open_stream(self, limit: int) -> Stream:
-        """Return the stream of a round, over the first images of each domain."""
-        given = self.settings
-        return self.streams.build_stream(
-            given.steps, batch_size=given.batch_size, order=given.order, limit=limit, seed=given.seed
-        )
-
     def seconds(self, candidate: Candidate, num_images: int) -> float:
         """Return how long a candidate takes by the estimate."""
         return self.probes[candidate.key].ms_per_image / 1000 * num_images * len(self.settings.steps)
 
-    def evaluate(self, candidate: Candidate, stream: Stream, round_name: str) -> Result:
-        """Evaluate a candidate, or read its result if it has one."""
-        per_batch = self.probes[candidate.key].ms_per_image / 1000 * self.settings.batch_size
-        return self.work.evaluate(
-            candidate.build(self.net),
-            stream,
-            f"{round_name}/{shorten(candidate.key)}",
-            label=candidate.label,
-            on_batch=lambda _record: self.progress.add(per_batch),
-        )
-
     def run_round(self, candidates: Sequence[Candidate], limit: int, round_name: str) -> list[RaceRow]:
-        """Evaluate Source and candidates on one stream; return their rows, Source first."""
-        stream = self.open_stream(limit)
-        source = self.evaluate(SOURCE, stream, round_name)
-        rows = [RaceRow(SOURCE, source, None, self.probes[SOURCE.key].memory)]
-        for candidate in candidates:
-            result = self.evaluate(candidate, stream, round_name)
-            difference = estimate_difference([result], [source], short_blocks=True)
-            rows.append(RaceRow(candidate, result, difference, self.probes[candidate.key].memory))
+        """Evaluate Source and candidates on the first images of each domain; return their rows, Source first.
+
+        An evaluation that was interrupted is resumed, and one that is complete is read.
+        """
+        given = self.settings
+        stream = self.streams.build_stream(
+            given.steps, batch_size=given.batch_size, order=given.order, limit=limit, seed=given.seed
+        )
+        rows: list[RaceRow] = []
+        for candidate in (SOURCE, *candidates):
+            probed = self.probes[candidate.key]
+            seconds = probed.ms_per_image / 1000 * given.batch_size
+            result = evaluate(
+                candidate.build(self.net),
+                stream,
+                folder=self.work.path / round_name / shorten(candidate.key),
+                name=candidate.label,
+                on_batch=partial(self.progress.add, seconds),
+            )
+            difference = estimate_difference([result], [rows[0].result], short_blocks=True) if rows else None
+            rows.append(RaceRow(candidate, result, difference, probed.memory))
         return rows
 
 

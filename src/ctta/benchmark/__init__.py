@@ -3,11 +3,10 @@
 :func:`run` does everything: plan, run and report. :func:`run_matrix` does it for many protocols at once.
 """
 
-from ctta.benchmark.cells import BenchmarkCell
 from ctta.benchmark.executors import Executor, JobOutcome, ProcessExecutor, RayExecutor, SerialExecutor, execute
 from ctta.benchmark.matrix import MatrixResult, run_matrix
 from ctta.benchmark.options import BenchmarkOptions
-from ctta.benchmark.plan import BenchmarkRun, plan
+from ctta.benchmark.plan import BenchmarkCell, BenchmarkRun, plan
 from ctta.benchmark.recipes import RECIPES, BenchmarkTask, MethodSpec, build_task
 from ctta.benchmark.run import BenchmarkResult, RunOptions, run
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from ctta.benchmark.cells import BenchmarkCell
-from ctta.benchmark.plan import BenchmarkRun
+from ctta.benchmark.plan import BenchmarkCell, BenchmarkRun
 from ctta.distributed.collectives import run_on_rank_zero
 from ctta.errors import ConfigError, is_user_error
 from ctta.evaluation.results import BatchRecord
@@ -67,16 +66,9 @@ class Executor(Protocol):
 
 
 def run_cell(cell: BenchmarkCell, on_batch: Callable[[BatchRecord], None] | None = None) -> str | None:
-    """Run a cell in this process.
+    """Run a cell in this process; return the error in one line, or None.
 
     The traceback of an error that is not the user's mistake is logged.
-
-    Args:
-        cell: The cell.
-        on_batch: Called after each batch.
-
-    Returns:
-        The error in one line, or None.
     """
     try:
         cell.run(on_batch)
@@ -299,11 +291,7 @@ def execute(
 
 
 class ProgressCounter:
-    """Counts the batches done in the files of the cells, wherever the cells are running.
-
-    Args:
-        run: The run.
-    """
+    """Counts the batches done in the files of the cells, wherever the cells are running."""
 
     def __init__(self, run: BenchmarkRun) -> None:
         self.files = [Path(cell.folder) / "batches.jsonl" for cell in run.cells]
@@ -326,15 +314,7 @@ class ProgressCounter:
 
 @contextmanager
 def report_progress(run: BenchmarkRun, on_progress: Callable[[int, int], None] | None) -> Iterator[None]:
-    """Call a function with the number of batches done and in total, from another thread, within the block.
-
-    Args:
-        run: The run.
-        on_progress: The function; None for nothing.
-
-    Yields:
-        Nothing.
-    """
+    """Call a function with the number of batches done and in total, from another thread, within the block."""
     if on_progress is None:
         yield
         return

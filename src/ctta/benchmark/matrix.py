@@ -1,12 +1,10 @@
 """The robustness matrix: methods x protocols on the embedded network, one resumable run per protocol, and one page."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from ctta.benchmark.executors import JobOutcome
-from ctta.benchmark.options import BenchmarkOptions
 from ctta.benchmark.plan import BenchmarkRun, plan
 from ctta.benchmark.report import Matrix, read_matrix, write_matrix
 from ctta.benchmark.report.matrix import RUNS
@@ -42,40 +40,25 @@ REFUSED = (
 )
 
 
-@dataclass(frozen=True)
-class MatrixSize:
-    """How much of a protocol the matrix runs.
-
-    Attributes:
-        limit: Images per corruption, in each visit.
-        batch_size: Images per batch, as the protocol is defined.
-        settings: Settings of the protocol that make it shorter, as typed.
-    """
-
-    limit: int
-    batch_size: int
-    settings: str = ""
-
-
-#: The protocols of the matrix. The sizes are a compromise: all of them with the default methods take about 70 minutes
-#: of one core.
-SIZES: Mapping[str, MatrixSize] = {
-    "continual": MatrixSize(400, 200),
-    "gradual": MatrixSize(50, 50),
-    "recurring": MatrixSize(64, 64),
-    "rotta": MatrixSize(256, 64),
-    "note": MatrixSize(256, 64),
-    "sorted": MatrixSize(256, 64),
-    "label-shift": MatrixSize(256, 64, "num_per_phase=25"),
-    "long-tail": MatrixSize(500, 64),
-    "mixed": MatrixSize(400, 200),
-    "mixed-correlated": MatrixSize(256, 64),
-    "single": MatrixSize(60, 1),
-    "cyclic": MatrixSize(64, 64, "num_visits=5"),
-    "cdc": MatrixSize(128, 64, "num_visits=3"),
-    "clean": MatrixSize(2000, 200),
-    "foreign": MatrixSize(256, 64),
-    "no-wait": MatrixSize(400, 200),
+#: The protocols of the matrix, and how much of each it runs: options of the benchmark, and settings of the protocol, as
+#: typed. The sizes are a compromise: all of them with the default methods take about 70 minutes of one core.
+SIZES: Mapping[str, tuple[int, int, str]] = {  # images per corruption in each visit, images per batch, settings
+    "continual": (400, 200, ""),
+    "gradual": (50, 50, ""),
+    "recurring": (64, 64, ""),
+    "rotta": (256, 64, ""),
+    "note": (256, 64, ""),
+    "sorted": (256, 64, ""),
+    "label-shift": (256, 64, "num_per_phase=25"),
+    "long-tail": (500, 64, ""),
+    "mixed": (400, 200, ""),
+    "mixed-correlated": (256, 64, ""),
+    "single": (60, 1, ""),
+    "cyclic": (64, 64, "num_visits=5"),
+    "cdc": (128, 64, "num_visits=3"),
+    "clean": (2000, 200, ""),
+    "foreign": (256, 64, ""),
+    "no-wait": (400, 200, ""),
 }
 
 
@@ -130,17 +113,23 @@ def run_matrix(options: RunOptions) -> MatrixResult:
     )
     runs = []
     for text in _choose_protocols(options.protocols):
-        with _naming_protocol(text):
+        name = parse_protocol(text).name
+        limit, batch_size, settings = SIZES[name]
+        # A bare name is shortened, with settings it is run as typed.
+        protocol = f"{name},{settings}" if text == name and settings else text
+        try:
             run = plan(
                 folder / RUNS / text,
                 RECIPE,
-                _set_protocol(changes, text),
+                replace(changes, protocol=protocol, limit=changes.limit or limit, batch_size=batch_size),
                 methods=names,
                 seeds=[1] if seeds is None else seeds,
                 threads=threads,
                 save_every=options.save_every,
                 command=command,
             )
+        except DataError as error:  # such as a sampler that needs more images than ``limit`` leaves
+            raise DataError(f"the protocol {text!r} cannot be built: {error}") from error
         runs.append(run)
     cells = tuple(cell for run in runs for cell in run.cells)
     left_out = {name: reason for run in runs for name, reason in run.left_out.items()}
@@ -177,24 +166,3 @@ def _choose_protocols(given: Sequence[str] | None) -> tuple[str, ...]:
         if (name := parse_protocol(text).name) not in SIZES:
             raise ConfigError(f"the matrix does not have the protocol {name!r}; expected one of {', '.join(SIZES)}")
     return chosen
-
-
-@contextmanager
-def _naming_protocol(text: str) -> Iterator[None]:
-    """Say which protocol of the matrix lacks data, such as a sampler that needs more images than ``limit`` leaves."""
-    try:
-        yield
-    except DataError as error:
-        raise DataError(f"the protocol {text!r} cannot be built: {error}") from error
-
-
-def _set_protocol(options: BenchmarkOptions, text: str) -> BenchmarkOptions:
-    """Return the options of one protocol: a bare name is shortened, with settings it is run as typed."""
-    name = parse_protocol(text).name
-    size = SIZES[name]
-    return replace(
-        options,
-        protocol=f"{name},{size.settings}" if text == name and size.settings else text,
-        limit=options.limit or size.limit,
-        batch_size=size.batch_size,
-    )

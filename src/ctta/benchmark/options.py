@@ -81,7 +81,7 @@ def _parse_range(what: str, part: str) -> range:
         raise ConfigError(f"expected {what} as integers such as 1,2,3 or 1-5, got {part!r}") from None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BenchmarkOptions:
     """What a user may change about a recipe; None keeps the recipe's own value.
 

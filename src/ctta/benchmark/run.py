@@ -24,7 +24,7 @@ from ctta.benchmark.options import EXECUTION, BenchmarkOptions, CellOptions
 from ctta.benchmark.plan import BenchmarkRun, plan
 from ctta.benchmark.recipes import build_task
 from ctta.benchmark.report import write_report
-from ctta.core.options import Option, takes_options
+from ctta.core.options import Insecure, Option, takes_options
 from ctta.data import datasets
 from ctta.data.corruptions.registry import check_severity
 from ctta.distributed import rank, world_size
@@ -72,9 +72,7 @@ class RunOptions(BenchmarkOptions, CellOptions):
     """All options of a benchmark: its cells, what changes about the recipe, and where and how the cells run."""
 
     download: Annotated[bool, Option("Download missing data and weights.")] = False
-    insecure: Annotated[
-        bool, Option("Accept a file of which no SHA-256 is known, so that it cannot be verified completely.")
-    ] = False
+    insecure: Insecure = False
     folder: Annotated[
         str | os.PathLike[str] | None,
         Option(
@@ -205,15 +203,7 @@ def run(recipe: str, options: RunOptions) -> BenchmarkResult:
 
 
 def execute_cells(planned: BenchmarkRun, options: RunOptions) -> tuple[JobOutcome, ...]:
-    """Run the cells that are not complete where the options say, and report the progress.
-
-    Args:
-        planned: The run.
-        options: The options.
-
-    Returns:
-        The outcomes of the cells that failed for good.
-    """
+    """Run the cells that are not complete where the options say; return the outcomes of those that failed for good."""
     if options.on_plan is not None:
         options.on_plan(planned)
     executor = options.executor
@@ -257,9 +247,6 @@ def write_run_examples(run: BenchmarkRun) -> None:
     All complete cells of the folder count, also those of earlier calls. Nothing is written for results of image
     classification, or without a result of the source network to compare with. A method with several orders and seeds
     is shown with the first.
-
-    Args:
-        run: The run.
     """
     examples = run.folder / EXAMPLES
     for earlier in examples.glob("*.npz"):  # perhaps of a seed that is not the first any more

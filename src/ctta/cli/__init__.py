@@ -13,9 +13,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     A user's mistake is reported in one line with exit code 1 (usage errors: 2), or with a traceback if the environment
     variable ``CTTA_TRACEBACK`` is set. Any other exception is a bug, here or in the user's network, and propagates.
-
-    Args:
-        arguments: What follows ``ctta`` on the command line; by default that of this process.
     """
     try:
         from ctta.cli.app import app

@@ -14,7 +14,8 @@ from ctta.adapt import InferenceSummary, NormalizedBatches, adapt_folder, adapt_
 from ctta.adapt.options import VIDEO, FolderOptions, VideoOptions
 from ctta.checkpoint.files import saved_method
 from ctta.cli.console import exit_on_interrupt, interrupt_between_steps, print_notice, print_text, progress_bar
-from ctta.cli.options import AdaptationOptions, EveryOption, JsonOption, command, list_given, parse_every
+from ctta.cli.options import AdaptationOptions, JsonOption, command, list_given, parse_every
+from ctta.core.options import Option
 from ctta.core.registry import DEFAULT_METHOD, resolve_method
 from ctta.errors import ConfigError
 
@@ -34,16 +35,7 @@ def format_summary(
     noun: str = "image",
     clip: str | os.PathLike[str] | None = None,
 ) -> list[str]:
-    """Return the lines that the command prints.
-
-    Args:
-        summary: What was done.
-        predictions: The table.
-        state: The file of the state, if there is one.
-        asked_for_guard: Whether the user asked for a guard, or for none.
-        noun: What was predicted: "image" or "frame".
-        clip: The annotated video, if there is one.
-    """
+    """Return the lines that the command prints."""
     num_images = summary.num_images
     skipped = []
     if summary.num_vanished:
@@ -150,7 +142,10 @@ def adapt(
             rich_help_panel=VIDEO,
         ),
     ] = None,
-    every: EveryOption = None,
+    every: Annotated[
+        str | None,
+        Option("Take every N-th frame, or one per interval, such as 0.5s. Default: every frame.", "N|Ns", panel=VIDEO),
+    ] = None,
     adaptation: AdaptationOptions,
     folder: FolderOptions,
     frames: VideoOptions,

@@ -1,20 +1,34 @@
-"""``ctta bench``: run a benchmark."""
+"""``ctta bench`` and ``ctta report``: run a benchmark, print its results, and write the report of runs."""
 
+import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table as TerminalTable
+from rich.text import Text
 
 from ctta import benchmark
-from ctta.benchmark import RunOptions
+from ctta.benchmark import BenchmarkResult, JobOutcome, MatrixResult, RunOptions
 from ctta.benchmark.matrix import MATRIX
 from ctta.benchmark.plan import describe_left_out
-from ctta.cli.console import exit_on_interrupt, interrupt_between_steps, print_notice, progress_bar
+from ctta.benchmark.report import Table, TableCell, TableColumn, read_matrix, score_table, write_matrix, write_report
+from ctta.benchmark.report.matrix import RUNS, build_difference_table, is_matrix, write_advice
+from ctta.benchmark.report.runs import group_by_method
+from ctta.benchmark.report.score_tables import describe_outcome
+from ctta.cli.console import exit_on_interrupt, interrupt_between_steps, print_notice, print_text, progress_bar, stdout
 from ctta.cli.options import command
-from ctta.cli.results import exit_on_failures, print_failure, print_matrix, print_results
+from ctta.errors import ConfigError
+from ctta.evaluation.metrics import MIOU
+from ctta.evaluation.results import Result
+from ctta.evaluation.robustness import Verdict
 
 
 @command
@@ -48,16 +62,7 @@ def bench(
 
 @contextmanager
 def _execute(title: str, options: RunOptions) -> Iterator[dict[str, Any]]:
-    """Show the progress within the block, and let Ctrl-C end it after a step where cells run in this process.
-
-    Args:
-        title: Shown in front of the progress.
-        options: Where cells run.
-
-    Yields:
-        What runs the cells in this process, None if something else does, and what is called meanwhile, as keywords of
-        :func:`ctta.benchmark.run`.
-    """
+    """Yield the callbacks of :func:`ctta.benchmark.run` that show the progress and let Ctrl-C end it after a step."""
     with ExitStack() as stack:
         stack.enter_context(exit_on_interrupt())
         update = stack.enter_context(progress_bar(title))
@@ -72,3 +77,152 @@ def _execute(title: str, options: RunOptions) -> Iterator[dict[str, Any]]:
 
         executor = benchmark.SerialExecutor(lambda _record: checks[0]()) if is_serial else None
         yield {"executor": executor, "on_plan": start, "on_progress": update, "on_outcome": print_failure}
+
+
+MAX_HEADING_LENGTH = 5
+VERDICT_STYLES: dict[Verdict | None, str] = {"better": "green", "worse": "red"}
+
+
+def print_failure(outcome: JobOutcome) -> None:
+    """Print the error of a cell that failed."""
+    if outcome.error:
+        retried = " (will be retried)" if outcome.will_retry else ""
+        print_notice(f"{outcome.cell.name}: {outcome.error}{retried}")
+
+
+def print_results(result: BenchmarkResult, *, as_json: bool = False) -> None:
+    """Print the table of a benchmark, its outcome and the path of its report, or one line of JSON per cell."""
+    if as_json:
+        for cell_result in result.results:
+            typer.echo(_format_json(cell_result, result.run.folder))
+        return
+    if result.results:
+        print_table(score_table(result.results), stdout)
+        print_text(describe_outcome(group_by_method(result.results)))
+    if result.report:
+        print_text(f"Report: {result.report}")
+
+
+def print_matrix(result: MatrixResult, *, as_json: bool = False) -> None:
+    """Print the error above Source of every method and protocol, what follows from it and the path of the page."""
+    if result.matrix is None:
+        return
+    if as_json:
+        for protocol in result.matrix.protocols:
+            for label, cell in protocol.cells.items():
+                names = {"protocol": protocol.name, "method": label, "verdict": cell.verdict}
+                typer.echo(json.dumps({**names, **asdict(cell), "run": str(result.run.folder)}))
+        return
+    print_table(build_difference_table(result.matrix), stdout)
+    for sentence in write_advice(result.matrix):
+        print_text(sentence)
+    print_text(f"Report: {result.report}")
+
+
+def exit_on_failures(results: Sequence[BenchmarkResult | MatrixResult]) -> None:
+    """Exit with code 1 if a cell failed for good."""
+    if num_failed := sum(len(result.failures) for result in results):
+        num_cells = sum(len(result.run.cells) for result in results)
+        print_notice(f"{num_failed} of {num_cells} cells failed and are missing from the table.")
+        raise typer.Exit(1)
+
+
+def _format_json(result: Result, folder: Path) -> str:
+    values: dict[str, Any] = {"error": result.error, "errors": result.errors}
+    if result.metric == MIOU:
+        values |= {"miou": result.miou, "mious": result.mious, "class_iou": result.class_iou}
+    if result.visits:
+        values |= {"visits": result.visit_values, "drift": result.drift}
+    if result.composition is not None:
+        values["composition"] = result.composition.to_json()
+    values |= {"calibration_error": result.calibration_error, "step_ratio": result.step_ratio}
+    return json.dumps({**result.labels, **values, "images_per_second": result.images_per_second, "run": str(folder)})
+
+
+def print_table(table: Table, console: Console) -> None:
+    """Print a table with a row per method, or transposed where the terminal is too narrow; never cut anything off."""
+    paper = ["paper"] if table.has_published else []
+    rows: list[list[Text | str]] = [
+        [*_format_cells(row.cells), *(row.cells[-1].published_text for _ in paper)] for row in table.rows
+    ]
+    labels = [row.label for row in table.rows]
+    # As papers print it, with headings shortened (gaussian_noise is gau).
+    drawn = _draw([*map(_heading, table.columns), *paper], labels, rows, no_wrap=True)
+    needed = Measurement.get(console, console.options.update(max_width=1000), drawn).maximum
+    if needed > console.width:
+        if console.is_terminal:
+            names = [*(column.name for column in table.columns), *paper]
+            drawn = _draw(labels, names, zip(*rows, strict=True), no_wrap=False)
+        else:
+            console.width = needed
+    console.print(table.caption, drawn, "", sep="\n")
+
+
+def _draw(
+    headings: Sequence[str], names: Sequence[str], rows: Iterable[Sequence[Text | str]], *, no_wrap: bool
+) -> TerminalTable:
+    drawn = TerminalTable(box=None, padding=(0, 1, 0, 0))
+    drawn.add_column("", no_wrap=True)
+    for heading in headings:
+        drawn.add_column(heading, justify="right", no_wrap=no_wrap)
+    for name, row in zip(names, rows, strict=True):
+        drawn.add_row(name, *row)
+    return drawn
+
+
+def _heading(column: TableColumn) -> str:
+    if column.short_name or len(column.name) <= MAX_HEADING_LENGTH or column.name[-1].isdigit():
+        return column.short_name or column.name
+    return column.name[:3]
+
+
+def _format_cells(cells: tuple[TableCell, ...]) -> list[Text]:
+    """Format a row: best values in bold, the mean (which comes last) with its standard deviation."""
+    texts = [
+        Text(" ".join([*cell.mark, cell.text]), style="bold" if cell.is_best else VERDICT_STYLES.get(cell.verdict, ""))
+        for cell in cells
+    ]
+    if cells[-1].deviation is not None:
+        texts[-1].append(f" ±{cells[-1].deviation_text}")
+    return texts
+
+
+def report(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Read these folders, written by 'ctta bench', ctta.evaluate or ctta.compare, or numbers.json of "
+            "earlier reports; one report shows all.",
+            metavar="RUN...",
+        ),
+    ],
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="Write to this folder. Default: report/ in the first folder, or in that of the first numbers.json.",
+            metavar="DIR",
+        ),
+    ] = None,
+) -> None:
+    """Write the tables and plots of runs as one HTML page, Markdown, LaTeX, CSV, JSON, PNG and SVG.
+
+    The folder of 'ctta bench matrix' gets the page of the matrix; each of its
+    protocols, in protocols/, is a run of its own.
+    """
+    first, *others = folders
+    if others and (matrices := [path for path in folders if is_matrix(path)]):
+        raise ConfigError(_describe_matrix(matrices[0]))
+    out = to or (first.parent if first.is_file() else first) / "report"
+    with exit_on_interrupt("Run the same command again."), progress_bar("reading") as update:
+        if is_matrix(first):
+            page = write_matrix(read_matrix(first, on_progress=update), out)
+        else:
+            page = write_report(folders, out, on_progress=update)
+    print_text(f"Report: {page}")
+
+
+def _describe_matrix(path: Path) -> str:
+    """Return why a matrix cannot be reported beside others."""
+    runs = f", or give its runs {path / RUNS}/*" if path.is_dir() else ""
+    return f"{path} is a matrix: report it alone{runs}"

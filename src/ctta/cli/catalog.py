@@ -5,11 +5,10 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from ctta.benchmark.matrix import MATRIX, run_matrix
 from ctta.benchmark.recipes import RECIPES
-from ctta.cli.console import print_notice, print_table_in_full, print_text, stdout
+from ctta.cli.console import print_notice, print_rows, print_text, stdout
 from ctta.cli.installation import inspect_installation
 from ctta.cli.options import JsonOption
 from ctta.core.hyperparameters import format_value
@@ -46,33 +45,27 @@ def recipes(as_json: JsonOption = False) -> None:
     if as_json:
         stdout.print_json(json.dumps(rows))
         return
-    table = Table("recipe", "description", box=None, padding=(0, 2, 0, 0))
-    for row in rows:
-        table.add_row(row["name"], row["does"])
-    print_table_in_full(table)
+    print_rows(("recipe", "description"), ((row["name"], row["does"]) for row in rows))
     print_text("\nRun one with: ctta bench RECIPE")
 
 
 def protocols(as_json: JsonOption = False) -> None:
     """List the protocols: the ways in which corruptions can arrive in 'ctta bench'."""
-    rows = [
-        {
-            "name": name,
-            "does": protocol.summary,
-            "settings": {key: format_value(value) for key, value in protocol.defaults.items()},
-            "paper": protocol.reference,
-        }
-        for name, protocol in PROTOCOLS.items()
-    ]
+    settings = {
+        name: {key: format_value(value) for key, value in each.defaults.items()} for name, each in PROTOCOLS.items()
+    }
     if as_json:
+        rows = [
+            {"name": name, "does": each.summary, "settings": settings[name], "paper": each.reference}
+            for name, each in PROTOCOLS.items()
+        ]
         stdout.print_json(json.dumps(rows))
         return
-    table = Table("protocol", "description", "settings", "paper", box=None, padding=(0, 2, 0, 0))
-    table.columns[0].no_wrap = True
-    for name, protocol in PROTOCOLS.items():
-        settings = " ".join(f"{key}={format_value(value)}" for key, value in protocol.defaults.items())
-        table.add_row(name, protocol.summary, settings, protocol.reference)
-    print_table_in_full(table)
+    texts = [
+        (name, each.summary, " ".join(f"{key}={value}" for key, value in settings[name].items()), each.reference)
+        for name, each in PROTOCOLS.items()
+    ]
+    print_rows(("protocol", "description", "settings", "paper"), texts, keep="protocol")
     print_text("\nRun one with: ctta bench RECIPE --protocol NAME,KEY=VALUE")
 
 
@@ -89,18 +82,17 @@ def _resolve_all() -> list[NamedMethod]:
 
 def _print_methods(found: list[NamedMethod]) -> None:
     columns = ("method", "trains", "forward", "backward", "copies", "source data", "paper")
-    table = Table(*columns, box=None, padding=(0, 2, 0, 0))
-    table.columns[0].no_wrap = True
+    rows = []
     for each in found:
         info = each.info
         if each.preset:
             continue
         if each.method.info is None:
-            table.add_row(each.name, "not declared")
+            rows.append([each.name, "not declared"])
         else:
             counts = (str(count) for count in (info.forward_passes, info.backward_passes, info.num_networks))
-            table.add_row(each.name, info.trains, *counts, "yes" if info.needs_source_data else "no", info.paper)
-    print_table_in_full(table)
+            rows.append([each.name, info.trains, *counts, "yes" if info.needs_source_data else "no", info.paper])
+    print_rows(columns, rows, keep="method")
     print_text("\nforward, backward: passes per step. copies: of the network, in memory.")
     if presets := [each.name for each in found if each.preset]:
         print_text(f"Presets: {', '.join(presets)}")
@@ -119,10 +111,7 @@ def _print_method(found: NamedMethod) -> None:
             f"{' Networks: vision transformers with a class token.' if info.needs_vit else ''}"
         )
     print_text("")
-    table = Table("hyperparameter", "default", box=None, padding=(0, 2, 0, 0))
-    for name, text in _format_defaults(found).items():
-        table.add_row(name, text)
-    print_table_in_full(table)
+    print_rows(("hyperparameter", "default"), _format_defaults(found).items())
     rate = " (the learning rate as --set lr=VALUE)" if "optimizer" in inspect.signature(found.method).parameters else ""
     print_text(f"\nSet one with --set NAME=VALUE{rate}, or in Python as a keyword.")
 

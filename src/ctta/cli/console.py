@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from types import FrameType
 
@@ -30,8 +30,20 @@ def print_notice(text: str) -> None:
     stderr.print(text, soft_wrap=True)
 
 
-def print_table_in_full(table: Table) -> None:
-    """Print a table on standard output; where that is not a terminal, as wide as it is, for other programs."""
+def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], *, keep: str = "", right: str = "") -> None:
+    """Print a table on standard output; where that is not a terminal, as wide as it is, for other programs.
+
+    Args:
+        columns: The headings.
+        rows: Texts, one per column; those that are left out are empty.
+        keep: A column whose texts are not wrapped.
+        right: A column that is aligned to the right.
+    """
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in columns:
+        table.add_column(name, no_wrap=name == keep, justify="right" if name == right else "left")
+    for row in rows:
+        table.add_row(*row)
     needed = Measurement.get(stdout, stdout.options.update(max_width=1000), table).maximum
     before = stdout.width
     if not stdout.is_terminal:
@@ -46,12 +58,7 @@ def print_table_in_full(table: Table) -> None:
 def progress_bar(title: str) -> Iterator[Callable[[int, int | None], None]]:
     """Show a progress bar if standard error is a terminal, and a line at intervals if it is not.
 
-    Args:
-        title: Shown in front of the bar.
-
-    Yields:
-        A function to be called with how much is done and the total, None if nobody knows; the first call makes the bar
-        visible.
+    Yields a function of how much is done and the total, None if unknown; its first call makes the bar visible.
     """
     if not stderr.is_terminal:
         yield ProgressLines(title, print_line=print_notice).update

@@ -8,17 +8,16 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.table import Table
 from torch import Tensor
 
-from ctta.cli.command import Command, CommandGroup
-from ctta.cli.console import exit_on_interrupt, print_notice, print_table_in_full, print_text, progress_bar
-from ctta.cli.options import InsecureOption, JsonOption, NetworkOptions, SizeOption, command, parse_severities
-from ctta.core.options import parse_names
+from ctta.cli.app import Command, CommandGroup
+from ctta.cli.console import exit_on_interrupt, print_notice, print_rows, print_text, progress_bar
+from ctta.cli.options import JsonOption, NetworkOptions, command, parse_severities
+from ctta.core.options import Insecure, Size, parse_names
 from ctta.data.corruptions import CORRUPTIONS, HOLD_OUT, write_cifar_c, write_imagenet_c
 from ctta.data.corruptions.writers import SETTINGS_FILE
 from ctta.data.datasets import DATASETS, DownloadError, cache_dir, download, find
-from ctta.data.datasets.clean_images import infer_benchmark_layout, read_clean_images
+from ctta.data.datasets.clean import infer_benchmark_layout, read_clean_images
 from ctta.errors import ConfigError, DataError
 from ctta.source_stats import source_stats
 
@@ -36,13 +35,15 @@ CacheOption = Annotated[
 
 
 @data.command(cls=Command)
+@command
 def get(
+    *,
     name: Annotated[
         str,
         typer.Argument(help="Download this one, such as cifar10-c; for a list see: ctta data list.", metavar="NAME"),
     ],
     cache: CacheOption = None,
-    insecure: InsecureOption = False,
+    insecure: Insecure = False,
 ) -> None:
     """Download a dataset or checkpoint unless it is cached, and print its path.
 
@@ -60,13 +61,12 @@ def list_datasets(cache: CacheOption = None, as_json: JsonOption = False) -> Non
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    table = Table("name", "size", "license", "verified by", "cached", box=None, padding=(0, 2, 0, 0))
-    table.columns[1].justify = "right"
+    texts = []
     for row in rows:
         dataset, cached = DATASETS[row["name"]], "yes" if row["path"] else "no"
         checksum = row["checksum"] or "nothing"
-        table.add_row(row["name"], dataset.size_text, dataset.license_text, checksum, cached)
-    print_table_in_full(table)
+        texts.append((row["name"], dataset.size_text, dataset.license_text, checksum, cached))
+    print_rows(("name", "size", "license", "verified by", "cached"), texts, right="size")
     print_text(f"\nCache folder: {cache or cache_dir()}\nDownload with: ctta data get NAME")
 
 
@@ -233,7 +233,7 @@ def compute_source_stats(
     head: Annotated[
         str | None, typer.Option(help="Use this module as the classifier, such as fc. Default: found.", metavar="NAME")
     ] = None,
-    size: SizeOption = None,
+    size: Size = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed the choice of images.", metavar="N")] = 0,
 ) -> None:
     """Compute statistics of source images for the methods that need them.

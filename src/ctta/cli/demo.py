@@ -13,8 +13,8 @@ from ctta import benchmark
 from ctta.benchmark.recipes.images import DEMO_METHODS, METHODS
 from ctta.benchmark.report import write_report
 from ctta.benchmark.report.content import ReportContent, SectionContent, read_numbers
+from ctta.cli.bench import exit_on_failures, print_failure, print_results
 from ctta.cli.console import exit_on_interrupt, print_text, progress_bar
-from ctta.cli.results import exit_on_failures, print_failure, print_results
 
 #: Recipe, methods and options by the name of the run folder.
 SHORT: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {"demo": ("demo", DEMO_METHODS, {})}
@@ -69,14 +69,7 @@ def demo(
 
 
 def describe_demo(section: SectionContent) -> str:
-    """Return what a newcomer should take from the demo, in three sentences about its numbers.
-
-    Args:
-        section: The section of its report.
-
-    Returns:
-        The sentences.
-    """
+    """Return what a newcomer should take from the demo, in three sentences about its numbers."""
     errors = {row.label: row.cells[-1].value for row in section.scores.rows}
     settings = {row.label: row.settings for row in section.rows}
     source, statistics = errors["Source"], errors["BN Stats Adapt"]

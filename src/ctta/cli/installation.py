@@ -135,11 +135,7 @@ class Installation:
 
 
 def inspect_installation() -> Installation:
-    """Return what is installed, after a step of a method on every device.
-
-    Returns:
-        The state of the installation.
-    """
+    """Return what is installed, after a step of a method on every device."""
     required, extras = read_requirements()
     cache = cache_dir()
     existing = next(path for path in (cache, *cache.parents) if path.exists())
@@ -159,11 +155,7 @@ def inspect_installation() -> Installation:
 
 
 def read_requirements() -> tuple[tuple[Requirement, ...], dict[str, tuple[Requirement, ...]]]:
-    """Return what the installed distribution requires, and what each of its extras adds.
-
-    Returns:
-        The required packages, and those of each extra by name; extras that an extra includes are resolved.
-    """
+    """Return what the distribution requires, and each of its extras, with those that an extra includes."""
     plain: dict[str, list[Requirement]] = {"": []}
     includes: dict[str, list[str]] = {}
     for text in metadata.requires("ctta") or ():

@@ -13,13 +13,24 @@ import typer
 from torch import nn
 from typing_extensions import override
 
-from ctta import models
-from ctta.core.config import read_config
-from ctta.core.options import Device, Mean, Option, Size, Std, find_options, parse_channels, parse_names
+from ctta.core.config import load_network, read_config
+from ctta.core.options import (
+    BATCH_SIZE,
+    METHOD,
+    MODEL,
+    POLICIES,
+    SETTINGS,
+    Device,
+    Mean,
+    Option,
+    Size,
+    Std,
+    find_options,
+    parse_names,
+)
 from ctta.data.corruptions.registry import check_severity
 from ctta.errors import ConfigError
 from ctta.guard import GainEstimator
-from ctta.models import to_device
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -29,17 +40,23 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     its value goes to all. An option that is not given leaves the default of each dataclass.
 
     Args:
-        function: The command; other parameters are declared with ``typer.Option``.
+        function: The command; other parameters are declared with :class:`ctta.core.options.Option` or typer's own.
 
     Returns:
         A function with a parameter per option, for typer.
     """
     hints = get_type_hints(function, include_extras=True)
     groups = {name: find_options(hint) for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
+    own: dict[str, Option] = {}
     parameters: dict[str, inspect.Parameter] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if name not in groups:
-            parameters[name] = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
+            kind, *metadata = get_args(hints[name]) if get_origin(hints[name]) is Annotated else [hints[name]]
+            if metadata and isinstance(metadata[0], Option):
+                own[name] = metadata[0]
+                parameters[name] = _make_parameter(name, kind, metadata[0], parameter.default)
+            else:
+                parameters[name] = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
             continue
         defaults = {
             each.name: each.default if each.default_factory is MISSING else None for each in fields(hints[name])
@@ -50,6 +67,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def run(**typed: Any) -> None:
         arguments = {name: value for name, value in typed.items() if name in hints}
+        for name, option in own.items():
+            arguments[name] = None if typed[name] is None else _parse(name, option, typed[name])
         for name, options in groups.items():
             given = {field: typed[field] for field in options if typed[field] is not None}
             parsed = {field: _parse(field, options[field][1], value) for field, value in given.items()}
@@ -117,44 +136,7 @@ def _make_parameter(name: str, kind: Any, option: Option, default: Any) -> inspe
     )
 
 
-ClassesOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="Read the class names from this text file, one per line, in the order of the network's outputs.",
-        metavar="FILE",
-    ),
-]
-InsecureOption = Annotated[
-    bool,
-    typer.Option(
-        "--insecure", help="Accept a file of which no SHA-256 is known, so that it cannot be verified completely."
-    ),
-]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-METHOD_HELP = (
-    "Use this method or preset, such as tent or cotta_fast (see: ctta methods), or a class of your own: "
-    "file:PATH.py:Class."
-)
-MeanOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Normalize images by this mean per channel, such as 0.485,0.456,0.406, for a network that expects it. "
-        "Default: the network gets images in [0, 1].",
-        metavar="R,G,B",
-    ),
-]
-StdOption = Annotated[
-    str | None,
-    typer.Option(help="Divide by this standard deviation per channel; give it with --mean.", metavar="R,G,B"),
-]
-EveryOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Take every N-th frame, or one per interval, such as 0.5s. Default: every frame.",
-        metavar="N|Ns",
-        rich_help_panel="Video",
-    ),
-]
 
 
 def check_size(size: tuple[int, int] | None) -> tuple[int, int] | None:
@@ -162,24 +144,6 @@ def check_size(size: tuple[int, int] | None) -> tuple[int, int] | None:
     if size is not None and min(size) < 1:
         raise typer.BadParameter(f"height and width must be at least 1, got {size[0]} {size[1]}")
     return size
-
-
-SizeOption = Annotated[
-    tuple[int, int] | None,
-    typer.Option(
-        help="Resize the images. Default: keep their size.",
-        metavar="HEIGHT WIDTH",
-        callback=check_size,
-    ),
-]
-
-
-def load_network(
-    spec: str, device: str, mean: Sequence[float] | str | None = None, std: Sequence[float] | str | None = None
-) -> nn.Module:
-    """Load a network by its name, with the values of ``--mean`` and ``--std``, and move it to a device."""
-    channels = [parse_channels(each) if isinstance(each, str) else each for each in (mean, std)]
-    return to_device(models.normalize_input(models.load(spec), spec, *channels), device)
 
 
 @dataclass(frozen=True)
@@ -205,14 +169,11 @@ class ChosenAdaptation:
     estimator: GainEstimator | None = None
 
 
-MODEL_HELP = "Load this network: embedded, timm:NAME, hf:NAME, torchvision:NAME or file:PATH.py:function."
-
-
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions:
     """The network of a command."""
 
-    model: Annotated[str, Option(MODEL_HELP, "SPEC")]
+    model: Annotated[str, MODEL]
     mean: Mean = None
     std: Std = None
     device: Device = "cpu"
@@ -226,10 +187,7 @@ class NetworkOptions:
 class ConfigOptions:
     """The network and the method of a command, from its options and from the file of ``--config``."""
 
-    model: Annotated[
-        str | None,
-        Option(f"{MODEL_HELP} Default: that of --config.", "SPEC"),
-    ] = None
+    model: Annotated[str | None, MODEL.with_default("that of --config")] = None
     config: Annotated[
         Path | None,
         Option(
@@ -238,24 +196,13 @@ class ConfigOptions:
             "FILE.toml",
         ),
     ] = None
-    method: Annotated[str | None, Option(f"{METHOD_HELP} Default: that of --config.", "NAME")] = None
-    settings: Annotated[
-        Sequence[str],
-        Option(
-            "Set a hyperparameter of the method, such as restore=0.005, lr=1e-4 or views=8; repeatable.",
-            "NAME=VALUE",
-            "--set",
-            repeatable=True,
-        ),
-    ] = ()
+    method: Annotated[str | None, METHOD.with_default("that of --config")] = None
+    settings: Annotated[Sequence[str], SETTINGS] = ()
     size: Size = None
     mean: Mean = None
     std: Std = None
     device: Device = "cpu"
-    batch_size: Annotated[
-        int | None,
-        Option("Adapt to N images at a time. Default: that of --config, else 32.", "N", min=1),
-    ] = None
+    batch_size: Annotated[int | None, BATCH_SIZE.with_default("that of --config, else 32")] = None
 
     @property
     def texts(self) -> list[str]:
@@ -267,22 +214,18 @@ class ConfigOptions:
 
         The settings of a configuration belong to its method, so ``--method`` with another name drops them.
         """
-        model, method, texts = self.model, self.method, self.texts
+        method, texts = self.method, self.texts
         if self.config is None:
-            if model is None:
+            if self.model is None:
                 raise ConfigError("give --model SPEC, or --config FILE with a network in it")
-            net = load_network(model, self.device, self.mean, self.std)
-            return ChosenAdaptation(model, net, method, texts, self.size, self.batch_size)
+            net = load_network(self.model, self.device, self.mean, self.std)
+            return ChosenAdaptation(self.model, net, method, texts, self.size, self.batch_size)
         found = read_config(self.config)
-        if model is None and found.model is None:
+        if (model := self.model or found.model) is None:
             raise ConfigError(f"{self.config} names no network: give --model SPEC, or add model to its table [network]")
-        if model is None and self.mean is None and self.std is None:
-            assert found.model is not None
-            model, net = found.model, found.load_network(self.device)
-        else:
-            model = model or found.model
-            assert model is not None
-            net = load_network(model, self.device, self.mean, self.std)
+        is_given = any(each is not None for each in (self.model, self.mean, self.std))
+        mean, std = (self.mean, self.std) if is_given else (found.mean, found.std)
+        net = load_network(model, self.device, mean, std)
         is_same = method is None or method == found.method
         return ChosenAdaptation(
             model,
@@ -299,31 +242,15 @@ class ConfigOptions:
 class AdaptationOptions(ConfigOptions):
     """The network and the method of a command, with policies and a seed."""
 
-    method: Annotated[
-        str | None, Option(f"{METHOD_HELP} Default: that of --config or of the saved state, else vane.", "NAME")
-    ] = None
-    policies: Annotated[
-        Sequence[str],
-        Option(
-            "Apply this policy around the updates of the method, such as reset_every=1000, restore=0.01 or "
-            "reset_every=64000,unit=images (see: ctta methods); repeatable. Default: none.",
-            "NAME[=VALUE]",
-            "--policy",
-            repeatable=True,
-        ),
-    ] = ()
+    method: Annotated[str | None, METHOD.with_default("that of --config or of the saved state, else vane")] = None
+    policies: Annotated[Sequence[str], POLICIES] = ()
     seed: Annotated[int | None, Option("Seed the random draws of the method. Default: 0.", "N")] = None
 
     @property
     @override
     def texts(self) -> list[str]:
-        return join_settings(self.settings, self.policies, self.seed)
-
-
-def join_settings(settings: Sequence[str] | None, policies: Sequence[str] | None, seed: int | None) -> list[str]:
-    """Return the values of ``--set`` with those of ``--policy`` and ``--seed`` among them."""
-    added = [f"policies={text}" for text in policies or ()]
-    return [*(settings or ()), *added, *([] if seed is None else [f"seed={seed}"])]
+        seed = [] if self.seed is None else [f"seed={self.seed}"]
+        return [*self.settings, *(f"policies={text}" for text in self.policies), *seed]
 
 
 def parse_every(text: str) -> dict[str, Any]:

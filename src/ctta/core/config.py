@@ -32,7 +32,17 @@ from typing import Annotated, Any
 from torch import nn
 
 from ctta.core.model import AdaptiveModel
-from ctta.core.options import Option, find_options
+from ctta.core.options import (
+    BATCH_SIZE,
+    METHOD,
+    MODEL,
+    POLICIES,
+    SETTINGS,
+    Mean,
+    Size,
+    Std,
+    find_options,
+)
 from ctta.core.registry import resolve_method
 from ctta.errors import ConfigError, did_you_mean
 from ctta.guard import GainEstimator
@@ -42,31 +52,20 @@ from ctta.models import load, normalize_input, to_device
 
 @dataclass(frozen=True)
 class AdaptationConfig:
-    """The content of a ``ctta.toml``.
+    """The content of a ``ctta.toml``; a path in the name of its network is relative to the file.
 
     Attributes:
         tables: Further tables of the file.
     """
 
-    method: Annotated[str, Option("Name the method, as :func:`ctta.adapt` takes it.", key="method.name")]
-    settings: Annotated[
-        Mapping[str, Any],
-        Option("Set hyperparameters by name, with the values of ``--set``.", key="method.settings"),
-    ] = field(default_factory=dict)
-    policies: Annotated[tuple[str, ...], Option("Apply policies as ``--policy`` does.", key="method.policies")] = ()
-    model: Annotated[
-        str | None,
-        Option(
-            "Name the network, as :func:`ctta.models.load` takes it; a path in it is relative to the file.",
-            key="network.model",
-        ),
-    ] = None
-    mean: Annotated[tuple[float, ...] | None, Option("Normalize by a mean per channel.", key="network.mean")] = None
-    std: Annotated[
-        tuple[float, ...] | None, Option("Divide by a standard deviation per channel.", key="network.std")
-    ] = None
-    size: Annotated[tuple[int, int] | None, Option("Resize images to (height, width).", key="network.size")] = None
-    batch_size: Annotated[int | None, Option("Adapt to this many images per step.", key="stream.batch_size")] = None
+    method: Annotated[str, METHOD]
+    settings: Annotated[Mapping[str, Any], SETTINGS] = field(default_factory=dict)
+    policies: Annotated[tuple[str, ...], POLICIES] = ()
+    model: Annotated[str | None, MODEL] = None
+    mean: Mean = None
+    std: Std = None
+    size: Size = None
+    batch_size: Annotated[int | None, BATCH_SIZE] = None
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
@@ -115,7 +114,7 @@ class AdaptationConfig:
         """
         if self.model is None:
             raise ConfigError("the configuration names no network: pass net, or add model to its table [network]")
-        return to_device(normalize_input(load(self.model), self.model, self.mean, self.std), device)
+        return load_network(self.model, device, self.mean, self.std)
 
     def write(self, path: str | os.PathLike[str], *, comment: Sequence[str] = ()) -> None:
         """Write the file; an interruption leaves the old one or the new one.
@@ -133,6 +132,13 @@ class AdaptationConfig:
                 lines += ["", f"[{name}]", *(f"{key} = {_format(value)}" for key, value in given.items())]
         with atomic_write(path) as temporary:
             temporary.write_text("\n".join(lines).lstrip("\n") + "\n", encoding="utf-8")
+
+
+def load_network(
+    spec: str, device: str, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+) -> nn.Module:
+    """Load a network by its name, let it normalize images in [0, 1], and move it to a device."""
+    return to_device(normalize_input(load(spec), spec, mean, std), device)
 
 
 def _list_keys() -> dict[str, dict[str, str]]:

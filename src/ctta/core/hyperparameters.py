@@ -7,14 +7,17 @@ import ast
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict, Unpack, get_origin, get_type_hints
 
 import torch
 
+from ctta.core.updates import Policy
 from ctta.errors import CheckpointError, ConfigError, did_you_mean
+from ctta.nn import BatchStats
+from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
 from ctta.source_stats import SourceStats
 from ctta.views import AugMixViews, GeometricViews, ImageViews, image_views
@@ -28,6 +31,67 @@ COMMON_ARGUMENTS = {
     "seed": "The seed of all random draws, which depend on nothing else but the number of steps.",
     "output": "Where the logits are in the network's output; by default the usual places.",
 }
+
+
+class _TrainingArguments(TypedDict, total=False):
+    lr: float | None
+    policies: Sequence[Policy]
+    output: Output
+
+
+class CommonWithoutSeed(_TrainingArguments, total=False):
+    """The :class:`CommonArguments` of a method that draws nothing at random."""
+
+    batch_stats: BatchStats
+
+
+class CommonWithoutBatchStats(_TrainingArguments, total=False):
+    """The :class:`CommonArguments` of a method that has statistics of its own."""
+
+    seed: int
+
+
+class CommonArguments(CommonWithoutSeed, CommonWithoutBatchStats, total=False):
+    """The keyword arguments that methods which learn have in common, beside ``optimizer`` with its own default.
+
+    A method takes them as ``**common: Unpack[CommonArguments]`` and passes them on to the constructor of the base,
+    which has their defaults.
+    """
+
+
+def expand_signature(cls: type, base: type) -> inspect.Signature:
+    """Return the signature of a method's constructor with the arguments written out that ``**common`` stands for.
+
+    These are the keys of the :class:`CommonArguments`, or part of them, that it is annotated with; without an
+    annotation all keywords of the class that it extends.
+
+    Args:
+        cls: The method.
+        base: The base class of methods.
+
+    >>> from ctta import AdaptiveModel
+    >>> class Mine(AdaptiveModel):
+    ...     def __init__(self, net, *, rate=0.1, **common: Unpack[CommonWithoutSeed]): ...
+    >>> list(inspect.signature(Mine).parameters)
+    ['net', 'rate', 'lr', 'policies', 'batch_stats', 'output']
+    """
+    signature = inspect.signature(vars(cls)["__init__"])
+    *own, last = signature.parameters.values()
+    if last.kind is not inspect.Parameter.VAR_KEYWORD:
+        return signature
+    parent = next(each for each in cls.__mro__[1:] if issubclass(each, base))
+    _net, *inherited = inspect.signature(parent).parameters.values()
+    annotation = last.annotation
+    if isinstance(annotation, str):  # of a module that postpones the evaluation of its annotations
+        annotation = get_type_hints(vars(cls)["__init__"])[last.name]
+    is_typed = get_origin(annotation) is Unpack
+    taken = annotation.__args__[0].__annotations__ if is_typed else {each.name for each in inherited}
+    common = [each for each in inherited if each.name in taken and each.name not in signature.parameters]
+    # The learning rate follows the optimizer that it is part of.
+    after_optimizer = next((number for number, each in enumerate(own, 1) if each.name == "optimizer"), len(own))
+    rate = [each for each in common if each.name == "lr"]
+    others = [each for each in common if each.name != "lr"]
+    return signature.replace(parameters=[*own[:after_optimizer], *rate, *own[after_optimizer:], *others])
 
 
 def document_common_arguments(cls: type) -> None:

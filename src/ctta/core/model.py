@@ -15,16 +15,16 @@ from typing_extensions import override
 
 from ctta.core.hyperparameters import (
     document_common_arguments,
+    expand_signature,
     format_hyperparameters,
     format_value,
     read_hyperparameters,
 )
 from ctta.core.parallel import SINGLE_PROCESS, Coordinator, change_call, current_reducer
 from ctta.core.state import match_dtypes_, release_lazy_buffers_
-from ctta.core.steps import Policy
-from ctta.core.updates import MethodUpdates
-from ctta.core.validation import check_batch, check_choice, translate_rank_errors, validate_batches
-from ctta.errors import ConfigError, annotate_network_errors
+from ctta.core.updates import MethodUpdates, Policy
+from ctta.core.validation import check_choice
+from ctta.errors import ConfigError, annotate_network_error
 from ctta.io.html import render_facts
 from ctta.nn import BatchStats, estimate_running_statistics_, use_batch_statistics_
 from ctta.nn.activations import ActivationPlan, MemoryReduction
@@ -32,11 +32,14 @@ from ctta.nn.compilation import Compilation
 from ctta.nn.surgery import (
     ExtractLogits,
     Output,
+    check_batch,
+    check_input_rank,
     copy_sharing_tensors,
     copy_without_hooks,
     iter_inputs,
     returns_logits,
     train_only_,
+    validate_batches,
 )
 from ctta.optim import load_state_
 from ctta.views import check_images
@@ -90,6 +93,7 @@ class AdaptiveModel(MethodUpdates, ABC):
 
     Args:
         net: Any network; ``torch.compile`` and data-parallel wrappers are removed.
+        lr: The learning rate, if it should differ from that of the method's ``optimizer``; for methods that learn.
         policies: What happens around the updates, of :mod:`ctta.policies`; for methods that learn.
         batch_stats: The fraction m of the batch in BatchNorm's statistics, (1-m) * running + m * batch. The default
             ``"auto"`` is 1 for batches of at least 16 images, as methods are published. Fewer images are blended with
@@ -123,14 +127,19 @@ class AdaptiveModel(MethodUpdates, ABC):
         """Let constructors create tensors that can be trained, and state where the network is, wherever they run."""
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
-            build = torch.inference_mode(False)(vars(cls)["__init__"])
+            build, signature = torch.inference_mode(False)(vars(cls)["__init__"]), expand_signature(cls, AdaptiveModel)
 
             @wraps(build)
             def build_and_place(self: AdaptiveModel, *args: Any, **kwargs: Any) -> None:
+                try:  # or the base would accept a common argument that the method does not take
+                    signature.bind(self, *args, **kwargs)
+                except TypeError as error:
+                    raise TypeError(f"{cls.__name__}() {error}") from None
                 build(self, *args, **kwargs)
                 if type(self).__init__ is build_and_place:  # and not a constructor that the class extends
                     self._place_state_()
 
+            vars(build_and_place)["__signature__"] = signature
             type.__setattr__(cls, "__init__", build_and_place)
             document_common_arguments(cls)
 
@@ -143,19 +152,21 @@ class AdaptiveModel(MethodUpdates, ABC):
             setattr(self, name, buffer.to(first.device))
         for child in self.children():
             is_placed = all(value.device == first.device for value in chain(child.parameters(), child.buffers()))
-            if not is_placed and not isinstance(child, AdaptiveModel):  # which has placed its own
+            # A network may be on several devices, and a model has placed its own state.
+            if not is_placed and not returns_logits(child) and not isinstance(child, AdaptiveModel):
                 child.to(first.device)
 
     def __init__(
         self,
         net: nn.Module,
         *,
+        lr: float | None = None,
         policies: Sequence[Policy] = (),
         batch_stats: BatchStats = "auto",
         seed: int = 0,
         output: Output = None,
     ) -> None:
-        super().__init__(net, policies=policies, batch_stats=batch_stats, seed=seed, output=output)
+        super().__init__(net, lr=lr, policies=policies, batch_stats=batch_stats, seed=seed, output=output)
         self.wrapped = None
         self.frozen = False
 
@@ -225,10 +236,11 @@ class AdaptiveModel(MethodUpdates, ABC):
 
     @property
     def _adapted_network(self) -> nn.Module:
-        """The teacher, if it predicts, else the student, else the source."""
+        """The teacher, if it predicts, else the student or whatever else is trained, else the source."""
         if self._predicting_student is not None:
             return self._predicting_student
-        network: nn.Module = getattr(self, "teacher", getattr(self, "student", self.source))
+        trained = self.trained_networks[0] if self.trained_networks else self.source
+        network: nn.Module = getattr(self, "teacher", getattr(self, "student", trained))
         return network
 
     def _prepare_networks(self) -> None:
@@ -249,14 +261,17 @@ class AdaptiveModel(MethodUpdates, ABC):
             self._prepare_networks()
             with (
                 change_call(num_images=current_reducer().total_count(len(rows))),
-                annotate_network_errors(x),
-                translate_rank_errors(self.source, x),
                 # Callers may loop under no_grad or inference_mode, and learning works under neither. Predictions have
                 # gradients on as well, because otherwise torch picks attention kernels that round differently.
                 torch.inference_mode(False),
                 torch.enable_grad(),
             ):
-                logits = step(rows.clone() if rows.is_inference() else rows.detach())
+                try:
+                    logits = step(rows.clone() if rows.is_inference() else rows.detach())
+                except (RuntimeError, ValueError) as error:
+                    check_input_rank(self.source, x, error)
+                    annotate_network_error(error, x)
+                    raise
             return logits.detach()[: len(x)]
 
     def freeze(self) -> Self:
@@ -375,7 +390,7 @@ class AdaptiveModel(MethodUpdates, ABC):
                 batch, and the ``state_dict`` alone, loaded elsewhere, has the source's statistics.
 
         Returns:
-            A copy with the weights of the teacher, if it predicts, else the student, else the source.
+            A copy with the weights of the teacher, if it predicts, else those that were trained, else the source's.
         """
         net = copy_without_hooks(self._adapted_network, keep=self._callers_hooks)
         train_only_(net, self._trainable)
@@ -446,8 +461,9 @@ class AdaptiveModel(MethodUpdates, ABC):
             TypeError: It is not a floating-point tensor.
         """
         check_batch(x)
-        for name in self.view_arguments:
-            check_images(x, getattr(self, name, ()))
+        for views in (getattr(self, name, ()) for name in self.view_arguments):
+            if views:
+                check_images(x, views)
 
     def on_load(self, path: str | os.PathLike[str]) -> None:
         """React to having been loaded from a file; does nothing unless overridden.

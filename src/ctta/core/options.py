@@ -11,7 +11,7 @@ import inspect
 import os
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import (
     Annotated,
@@ -64,6 +64,10 @@ class Option:
     parse: Callable[[Any], Any] | None = None
     repeatable: bool = False
     key: str | None = None
+
+    def with_default(self, text: str) -> "Option":
+        """Return the option with a sentence at its end on what holds where it is not given."""
+        return replace(self, documentation=f"{self.documentation} Default: {text}.")
 
 
 def find_options(options: type) -> dict[str, tuple[Any, Option]]:
@@ -133,7 +137,10 @@ def takes_options(options: Callable[P, OptionsT]) -> _Decorator[P, OptionsT]:
 
         @functools.wraps(function)
         def call(*args: Any, **given: Any) -> Any:
-            arguments = signature.bind(*args, **given).arguments
+            try:
+                arguments = signature.bind(*args, **given).arguments
+            except TypeError as error:
+                raise TypeError(f"{function.__name__}() {error}") from None
             own_arguments = {each.name: arguments.pop(each.name) for each in others if each.name in arguments}
             return function(**own_arguments, **{last.name: build(**arguments)})
 
@@ -187,9 +194,45 @@ def read_class_names(path: str | os.PathLike[str]) -> list[str]:
     return names
 
 
-# Fields that several subjects have.
+# Options that several subjects have; where None means something else to each, it says so by ``with_default``.
+MODEL = Option(
+    "Load this network: embedded, timm:NAME, hf:NAME, torchvision:NAME or file:PATH.py:function.",
+    "SPEC",
+    key="network.model",
+)
+METHOD = Option(
+    "Use this method or preset, such as tent or cotta_fast (see: ctta methods), or a class of your own: "
+    "file:PATH.py:Class.",
+    "NAME",
+    key="method.name",
+)
+SETTINGS = Option(
+    "Set a hyperparameter of the method, such as restore=0.005, lr=1e-4 or views=8; repeatable.",
+    "NAME=VALUE",
+    "--set",
+    repeatable=True,
+    key="method.settings",
+)
+POLICIES = Option(
+    "Apply this policy around the updates of the method, such as reset_every=1000, restore=0.01 or "
+    "reset_every=64000,unit=images (see: ctta methods); repeatable. Default: none.",
+    "NAME[=VALUE]",
+    "--policy",
+    repeatable=True,
+    key="method.policies",
+)
+BATCH_SIZE = Option("Adapt to N images at a time.", "N", min=1, key="stream.batch_size")
+CLASSES = Option(
+    "Read the class names from this text file, one per line, in the order of the network's outputs.",
+    "FILE",
+    parse=read_class_names,
+)
+
 Device = Annotated[str, Option("Run the network on this torch device, such as cuda:0.", "DEVICE")]
-Size = Annotated[tuple[int, int] | None, Option("Resize the images. Default: keep their size.", "HEIGHT WIDTH")]
+Size = Annotated[
+    tuple[int, int] | None,
+    Option("Resize the images. Default: keep their size.", "HEIGHT WIDTH", key="network.size"),
+]
 Mean = Annotated[
     Sequence[float] | None,
     Option(
@@ -197,18 +240,19 @@ Mean = Annotated[
         "Default: the network gets images in [0, 1].",
         "R,G,B",
         parse=parse_channels,
+        key="network.mean",
     ),
 ]
 Std = Annotated[
     Sequence[float] | None,
-    Option("Divide by this standard deviation per channel; give it with --mean.", "R,G,B", parse=parse_channels),
-]
-Classes = Annotated[
-    Sequence[str] | None,
     Option(
-        "Read the class names from this text file, one per line, in the order of the network's outputs.",
-        "FILE",
-        parse=read_class_names,
+        "Divide by this standard deviation per channel; give it with --mean.",
+        "R,G,B",
+        parse=parse_channels,
+        key="network.std",
     ),
-    Doc("Class names, in the order of the network's outputs."),
+]
+Classes = Annotated[Sequence[str] | None, CLASSES, Doc("Class names, in the order of the network's outputs.")]
+Insecure = Annotated[
+    bool, Option("Accept a file of which no SHA-256 is known, so that it cannot be verified completely.")
 ]

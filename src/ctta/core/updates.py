@@ -1,19 +1,22 @@
-"""The updates of a method: optimizer, policies, counters, random draws, and the record of the last step."""
+"""The updates of a method: optimizer, policies around it, counters, random draws, and the record of the last step."""
 
 import hashlib
+from abc import ABC
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from ctta.core.networks import MethodNetworks
 from ctta.core.parallel import current_call, current_reducer
-from ctta.core.steps import Policy, Step
 from ctta.core.validation import check_integer
 from ctta.errors import ConfigError
 from ctta.nn import FULL_BATCH_SIZE, BatchStats, batch_fraction, blends_automatically
-from ctta.nn.surgery import Output
+from ctta.nn.surgery import Output, returns_logits
 from ctta.optim import (
     OptimizerFactory,
     build_optimizer,
@@ -24,11 +27,103 @@ from ctta.optim import (
 )
 
 
+@dataclass(frozen=True)
+class Step:
+    """What the last update did. The tensors are scalars without a graph.
+
+    Attributes:
+        loss: The mean loss of the batch.
+        skipped: Whether nothing was updated because the loss or a gradient was not finite.
+        confidence: The mean confidence over the batch: the source's if a gate compares it, else the prediction's.
+            None if the method does not compute it.
+        augmented: The fraction of elements whose target was averaged over views. None if the method has no views.
+        selected: The fraction of elements that the method learned from. None if it selects none; 0 if it found nothing
+            to learn from, and then nothing was updated.
+        entropy: The mean entropy of what was learned from, where it is not that of the predictions; None otherwise.
+        batch_stats: The fraction of the batch in BatchNorm's statistics, the rest being the source's; 0 without
+            BatchNorm.
+        scale: The fraction of the optimizer's step that was taken; below 1 for small batches with
+            ``batch_stats="auto"``.
+    """
+
+    loss: Tensor
+    skipped: bool
+    confidence: Tensor | None = None
+    augmented: Tensor | None = None
+    selected: Tensor | None = None
+    entropy: Tensor | None = None
+    batch_stats: float = 1.0
+    scale: float = 1.0
+
+    @property
+    def updated(self) -> bool:
+        """Whether the weights were updated."""
+        return not self.skipped and (self.selected is None or bool(self.selected > 0))
+
+
+class Policy(ABC):
+    """Something that happens around the updates of any method, such as a reset; see :mod:`ctta.policies`.
+
+    A policy holds settings only (make it a frozen dataclass). Its state is the module that :meth:`start` returns, which
+    becomes part of the model: saved, reset, forked, moved and undone with it.
+    """
+
+    #: Name in files and in ``repr``; a model has one policy of each name.
+    name: ClassVar[str]
+    #: Whether the student predicts, before the step, whatever the method itself would return.
+    student_predicts: ClassVar[bool] = False
+    #: Whether the policy draws random numbers, so that results depend on the seed of the model.
+    is_random: ClassVar[bool] = False
+
+    def start(self, model: Any) -> nn.Module:
+        """Return the initial state: a module with buffers of fixed size.
+
+        Args:
+            model: The model, with its networks and its optimizer.
+
+        Returns:
+            The state, :class:`torch.nn.Module` without buffers if there is none.
+
+        Raises:
+            ConfigError: The policy cannot be used with this model.
+        """
+        return nn.Module()
+
+    def before_update(self, model: Any, state: Any, x: Tensor) -> None:
+        """Act between the backward pass and the optimizer's step; gradients are finite, and may be changed.
+
+        Args:
+            model: The model.
+            state: The state of this policy.
+            x: The batch.
+        """
+        return
+
+    def after_step(self, model: Any, state: Any, x: Tensor, logits: Tensor) -> None:
+        """Act after a batch was predicted and learned from; ``model.last_step`` tells what happened.
+
+        If a policy restarts the model, those after it have nothing left to act on and are not called.
+
+        Args:
+            model: The model.
+            state: The state of this policy.
+            x: The batch.
+            logits: The predictions, before any correction for the user.
+        """
+        return
+
+    @override
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{self.name}({values})"
+
+
 class MethodUpdates(MethodNetworks):
     """A method's networks, and the tools that update them: one step of an optimizer, with policies around it.
 
     Args:
         net: Any network; it is copied and never changed.
+        lr: The learning rate, if it should differ from that of the optimizer's factory.
         policies: What happens around the updates, of :mod:`ctta.policies`.
         batch_stats: The fraction of the batch in BatchNorm's statistics, see :class:`ctta.AdaptiveModel`.
         seed: The seed of all random draws.
@@ -40,7 +135,7 @@ class MethodUpdates(MethodNetworks):
     _active_policies: tuple[Policy, ...] = ()
     # Of the step in progress: the batch, the logits that policies judge, and whether one has restarted the model.
     _batch: Tensor | None = None
-    _shown_logits: Tensor | None = None
+    _policy_logits: Tensor | None = None
     _is_restarted = False
     _counter_names: tuple[str, ...] = ()
     _trained_names: tuple[str, ...] = ()
@@ -49,6 +144,7 @@ class MethodUpdates(MethodNetworks):
         self,
         net: nn.Module,
         *,
+        lr: float | None = None,
         policies: Sequence[Policy] = (),
         batch_stats: BatchStats = "auto",
         seed: int = 0,
@@ -58,6 +154,7 @@ class MethodUpdates(MethodNetworks):
             if not isinstance(policy, Policy):
                 raise TypeError(f"policies must come from ctta.policies, such as reset_every(1000), got {policy!r}")
         super().__init__(net, batch_stats=batch_stats, output=output)
+        self._lr = lr
         self.policies: tuple[Policy, ...] = tuple(policies)
         self.seed = check_integer("seed", seed)
         self.optimizer: Optimizer | None = None
@@ -67,18 +164,21 @@ class MethodUpdates(MethodNetworks):
 
     # ---- for constructors ----
 
-    def optimize(self, net: nn.Module, factory: OptimizerFactory, lr: float | None = None) -> None:
+    def optimize(self, net: nn.Module, factory: OptimizerFactory) -> None:
         """Build the optimizer of :meth:`minimize` for the parameters of a network that require grad.
 
         Args:
             net: The network to train.
-            factory: The hyperparameter ``optimizer``.
-            lr: The hyperparameter ``lr``, which replaces the learning rate of the factory; None keeps it. It becomes
-                part of the factory, so :attr:`hyperparameters` and files have it within ``optimizer``.
+            factory: The hyperparameter ``optimizer``. The hyperparameter ``lr`` replaces its learning rate and becomes
+                part of it, so :attr:`hyperparameters` and files have it within ``optimizer``.
         """
-        self.optimizer_factory = with_lr(factory, lr)
+        self.optimizer_factory = with_lr(factory, self._lr)
         self.optimizer = build_optimizer(self.optimizer_factory, net)
-        self._trained_names = tuple(name for name, child in self.named_modules() if child is net)
+        # Of a list, such as a network and its projector, the networks: those that predict.
+        nets = [part for part in net if returns_logits(part)] if isinstance(net, nn.ModuleList) else [net]
+        self._trained_names = tuple(name for name, child in self.named_modules() if any(child is each for each in nets))
+        if not self._trained_names:
+            raise ConfigError(f"{type(self).__name__} must keep a network as an attribute before optimize() trains it")
         self._start_policies(self.policies)
 
     @property
@@ -225,13 +325,13 @@ class MethodUpdates(MethodNetworks):
             taken = not _is_empty(means) and sharpness_aware_step_(optimizer, loss, compute_reduced_loss, radius, hook)
         return self._record_step(taken, _is_empty(means), means)
 
-    def show_policies(self, logits: Tensor) -> None:
+    def set_policy_logits(self, logits: Tensor) -> None:
         """Let policies judge these logits, if :meth:`adapt_step` returns corrected ones.
 
         Args:
             logits: What the network predicted.
         """
-        self._shown_logits = logits.detach()
+        self._policy_logits = logits.detach()
 
     def _record_step(self, taken: bool, is_empty: bool, means: dict[str, Tensor]) -> bool:
         is_skipped = not taken and not is_empty
@@ -245,15 +345,15 @@ class MethodUpdates(MethodNetworks):
     def _begin_step(self, x: Tensor) -> None:
         self.last_step = None  # a step without an update leaves no record
         self._batch = x if self._active_policies else None
-        self._shown_logits, self._is_restarted = None, False
+        self._policy_logits, self._is_restarted = None, False
 
     def _finish_step(self, x: Tensor, logits: Tensor) -> None:
-        logits = logits if self._shown_logits is None else self._shown_logits
+        logits = logits if self._policy_logits is None else self._policy_logits
         for policy in self._active_policies:
             policy.after_step(self, self.policy_states[policy.name], x, logits)
             if self._is_restarted:
                 break
-        self._batch = self._shown_logits = None
+        self._batch = self._policy_logits = None
         torch.clear_autocast_cache()  # or a surrounding autocast would keep using the weights before the update
         self.num_steps += 1
 
@@ -262,7 +362,7 @@ class MethodUpdates(MethodNetworks):
         """The student, if a policy lets it predict."""
         if not any(policy.student_predicts for policy in self._active_policies):
             return None
-        return self.get_submodule("student")
+        return self.trained_networks[0]
 
     @property
     def _update_hook(self) -> Callable[[], None] | None:

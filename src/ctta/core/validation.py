@@ -1,18 +1,16 @@
-"""Checks of arguments and batches; every error says what was given, what was expected and what to do."""
+"""Checks of arguments; every error says what was given, what was expected and what to do."""
 
 import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import SupportsIndex
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ctta.errors import ConfigError, InputError
+from ctta.errors import ConfigError
 from ctta.nn import BatchStats, has_running_statistics
-from ctta.nn.surgery import MissingLogitsError, Output, infer_input_rank
+from ctta.nn.surgery import Output
 from ctta.views import Views, ViewsAtOnce
 from ctta.views.average import require_split_view
 
@@ -102,49 +100,3 @@ def check_views_at_once(views_at_once: ViewsAtOnce, views: Views, net: nn.Module
             f"views_at_once={views_at_once} needs BatchNorm layers with running statistics, and one of the network's "
             "keeps none: use views_at_once=1"
         )
-
-
-def check_batch(x: Tensor) -> None:
-    """Raise unless x is a batch of finite floating-point inputs; it may be empty."""
-    check_batch_format(x)
-    if not torch.isfinite(x).all():
-        raise InputError(
-            "the input holds NaN or infinite values; nothing was predicted or changed: drop or repair the batch"
-        )
-
-
-def check_batch_format(x: Tensor) -> None:
-    """Raise unless x is a batch of floating-point inputs, of whatever values."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"expected a batch of inputs as a tensor, got {type(x).__name__}")
-    if not x.is_floating_point():
-        raise TypeError(f"expected floating-point inputs, got {x.dtype}: for byte images call x.float() / 255 first")
-    if x.ndim < 2:
-        raise InputError(f"expected a batch of inputs, got shape {tuple(x.shape)}: for one input call x.unsqueeze(0)")
-
-
-def validate_batches(batches: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield the batches after :func:`check_batch`."""
-    for x in batches:
-        check_batch(x)
-        yield x
-
-
-@contextmanager
-def translate_rank_errors(net: nn.Module, x: Tensor) -> Iterator[None]:
-    """Turn an error of the network into an InputError if x has another number of axes than its convolutions expect.
-
-    Only once the network fails, because it may add or fold axes before its first convolution. Other errors pass.
-    """
-    try:
-        yield
-    except MissingLogitsError:  # the network has not failed
-        raise
-    except (RuntimeError, ValueError) as error:
-        rank = infer_input_rank(net)
-        if rank is None or x.ndim == rank:
-            raise
-        hint = ": for one image call x.unsqueeze(0)" if x.ndim == rank - 1 else ""
-        raise InputError(
-            f"expected a batch with {rank} axes for the network's convolutions, got shape {tuple(x.shape)}{hint}"
-        ) from error

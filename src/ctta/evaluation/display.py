@@ -4,9 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import accumulate, pairwise
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from ctta.evaluation.intervals import Interval
+from ctta.evaluation.intervals import Interval, estimate_difference, estimate_interval
 from ctta.evaluation.metrics import BatchScore, Metric, Score
 
 if TYPE_CHECKING:
@@ -32,14 +33,7 @@ def format_range(interval: Interval | None) -> str:
 
 
 def join_names(names: Sequence[str], max_names: int = 5) -> str:
-    """Return names as a list, of which only the first ones are named.
-
-    Args:
-        names: The names.
-        max_names: How many are named.
-
-    Returns:
-        The list.
+    """Return names as a list, of which only the first ``max_names`` are named.
 
     >>> join_names(["fog", "snow", "frost"]), join_names(["fog", "snow", "frost"], max_names=1)
     ('fog, snow, frost', 'fog and 2 more')
@@ -48,43 +42,38 @@ def join_names(names: Sequence[str], max_names: int = 5) -> str:
     return ", ".join(names[:max_names]) + rest
 
 
-def describe_best(
-    metric: Metric,
-    best: str,
-    value: float,
-    *,
-    runner_up: str,
-    runner_up_value: float,
-    lead: Interval | None,
-    runs: str,
-) -> str:
-    """Return which method is best, by how much, and whether that is more than noise; without a final period.
+def write_headline(metric: Metric, ranking: Sequence[tuple[str, Sequence["Result"]]], runs: Sequence[str]) -> str:
+    """Return the outcome of a comparison in a sentence: the best method, and whether its lead is more than noise.
 
     Args:
         metric: The metric.
-        best: Name of the best method.
-        value: Its value.
-        runner_up: Name of the next method.
-        runner_up_value: Its value.
-        lead: Interval of the difference of the two, best minus next; None if there are too few batches.
-        runs: What the numbers are means over, such as 'one seed'.
+        ranking: Names of the methods with their results, the best first.
+        runs: What the numbers are means over, such as 'one seed': those of the best, of the best two, and of all.
 
     Returns:
-        A sentence.
+        The sentence.
     """
-    # From the printed numbers, so that readers can verify it.
-    points = abs(round(100 * value, 1) - round(100 * runner_up_value, 1))
+    (best, results), *others = ranking
+    values = [fmean(result.value for result in each) for _, each in ranking]
+    if not others:
+        interval = estimate_interval(results)
+        text = f", 95 % interval {format_range(interval)}" if interval else ""
+        return f"{best} has a mean {metric.name} of {format_percent(values[0])}{text}; {runs[0]}."
+    if len({format_percent(value) for value in values}) == 1:
+        return f"All rows have the same mean {metric.name}, {format_percent(values[0])}; {runs[2]}."
+    second, lead = others[0][0], estimate_difference(results, others[0][1])
     if lead is not None and lead.low == lead.high == 0:
-        return f"{best} and {runner_up} have the {metric.best} mean {metric.name}, both {format_percent(value)}; {runs}"
-    side = "below" if metric.best == "lowest" else "above"
-    sentence = f"{best} has the {metric.best} mean {metric.name}, {format_percent(value)}"
+        both = f"{best} and {second} have the {metric.best} mean {metric.name}"
+        return f"{both}, both {format_percent(values[0])}; {runs[1]}."
+    # From the printed numbers, so that readers can verify it.
+    points = abs(round(100 * values[0], 1) - round(100 * values[1], 1))
+    gap = f"{points:.1f} points {'below' if metric.best == 'lowest' else 'above'} {second}"
+    sentence = f"{best} has the {metric.best} mean {metric.name}, {format_percent(values[0])}"
     if lead is None:
-        return f"{sentence}, {points:.1f} points {side} {runner_up}; too few batches for an interval; {runs}"
-    low, high = sorted(abs_end if metric.best == "highest" else -abs_end for abs_end in (lead.low, lead.high))
-    interval = f"95 % interval {_signed(low)} to {_signed(high)}"
-    if lead.excludes_zero:
-        return f"{sentence}, {points:.1f} points {side} {runner_up}, {interval}; {runs}"
-    return f"{sentence}, but not beyond noise: {points:.1f} points {side} {runner_up}, {interval}; {runs}"
+        return f"{sentence}, {gap}; too few batches for an interval; {runs[1]}."
+    low, high = sorted(end if metric.best == "highest" else -end for end in (lead.low, lead.high))
+    doubt = "" if lead.excludes_zero else " but not beyond noise:"
+    return f"{sentence},{doubt} {gap}, 95 % interval {_signed(low)} to {_signed(high)}; {runs[1]}."
 
 
 def describe_result(result: "Result") -> str:
@@ -123,16 +112,7 @@ def _describe_score(result: "Result") -> str:
 
 
 def render_html_table(heading: str, records: Sequence[dict[str, Any]], note: str = "") -> str:
-    """Return a small table for a notebook; every text is escaped.
-
-    Args:
-        heading: Text above the table.
-        records: One mapping per row, with the same keys.
-        note: Text below the table.
-
-    Returns:
-        HTML.
-    """
+    """Return rows with the same keys as a small table for a notebook; every text is escaped."""
     head = "".join(f'<th style="{_CELL}">{escape(str(key))}</th>' for key in records[0]) if records else ""
     rows = "".join(
         "<tr>" + "".join(f'<td style="{_CELL}">{_format_cell(value)}</td>' for value in record.values()) + "</tr>"
@@ -158,17 +138,7 @@ def render_text_table(records: Sequence[dict[str, Any]]) -> str:
 
 
 def make_frame(records: Sequence[dict[str, Any]]) -> Any:
-    """Return rows as a pandas DataFrame.
-
-    Args:
-        records: One mapping per row.
-
-    Returns:
-        The data frame.
-
-    Raises:
-        ImportError: pandas is not installed; the message says what works without it.
-    """
+    """Return rows as a pandas DataFrame; raise an ImportError that says what works without pandas."""
     import importlib
 
     try:

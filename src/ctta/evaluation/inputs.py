@@ -210,17 +210,7 @@ class PlainBatches:
 
 
 def as_model(model: Any) -> AdaptiveModel:
-    """Return a model as it is, and a plain network as :class:`ctta.Source`, which only predicts.
-
-    Args:
-        model: What a caller wants to evaluate.
-
-    Returns:
-        A model.
-
-    Raises:
-        TypeError: It is neither; the message says what to pass.
-    """
+    """Return a model as it is, and a plain network as :class:`ctta.Source`; raise a TypeError for anything else."""
     if isinstance(model, AdaptiveModel):
         return model
     if isinstance(model, nn.Module):

@@ -23,17 +23,7 @@ FORMAT = 1
 
 
 def read_batches(path: Path) -> list[BatchRecord]:
-    """Read the records of a file of batches.
-
-    Args:
-        path: ``batches.jsonl`` of an evaluation.
-
-    Returns:
-        The records; a last line that was cut off when the process was killed is left out.
-
-    Raises:
-        DataError: The file is damaged.
-    """
+    """Read ``batches.jsonl``; a last line that was cut off when the process was killed is left out."""
     if not path.is_file():
         return []
     *complete, _unfinished = path.read_text().split("\n")
@@ -59,17 +49,7 @@ def read_result(folder: Path) -> Result:
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """Read the description of an evaluation.
-
-    Args:
-        path: ``about.json`` of an evaluation.
-
-    Returns:
-        All fields of the result but its batches.
-
-    Raises:
-        DataError: The file is damaged, or was written by an incompatible version.
-    """
+    """Read ``about.json``: all fields of a result but its batches."""
     with _report_damage(path):
         about: dict[str, Any] = json.loads(path.read_text())
         if about.pop("format") != FORMAT:
@@ -109,11 +89,7 @@ class SaveSchedule:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Measure how long the save within the block takes.
-
-        Yields:
-            Nothing.
-        """
+        """Measure how long the save within the block takes."""
         started = time.monotonic()
         yield
         self._saved_at = time.monotonic()
@@ -143,14 +119,7 @@ class Journal:
             _write_text(path, json.dumps({"format": FORMAT, **requested}, indent=1))
 
     def resume(self, model: AdaptiveModel) -> tuple[AdaptiveModel, list[BatchRecord]]:
-        """Return the model as of the last saved state, and the records of the batches up to there.
-
-        Args:
-            model: A new model; returned as it is where there is nothing to resume from.
-
-        Returns:
-            The model and the records.
-        """
+        """Return the model as of the last saved state, or as it is if there is none, and the records up to there."""
         records = read_batches(self.batches)
         if len(records) == json.loads((self.folder / "about.json").read_text())["num_batches"]:
             return model, records
@@ -166,21 +135,12 @@ class Journal:
         return model, kept
 
     def append(self, record: BatchRecord) -> None:
-        """Record a batch.
-
-        Args:
-            record: Its record.
-        """
+        """Record a batch."""
         with self.batches.open("a") as file:
             file.write(record.to_json() + "\n")
 
     def save(self, model: AdaptiveModel, num_batches: int) -> None:
-        """Save the state after a number of batches, and remove earlier states.
-
-        Args:
-            model: The model.
-            num_batches: Number of batches that it has seen.
-        """
+        """Save the state after a number of batches, and remove earlier states."""
         with self.schedule.saving():
             fsync_file(self.batches)  # a state on disk without the lines of its batches would be useless
             save(model, self.folder / f"state-{num_batches}.safetensors")
@@ -199,13 +159,7 @@ class Journal:
 
 
 def write_evaluation(folder: Path, about: dict[str, Any], records: Sequence[BatchRecord]) -> None:
-    """Write a complete evaluation to a new folder.
-
-    Args:
-        folder: The folder; created if needed.
-        about: Everything that the result depends on.
-        records: The records of all batches.
-    """
+    """Write a complete evaluation to a new folder."""
     folder.mkdir(parents=True, exist_ok=True)
     _write_text(folder / "batches.jsonl", "".join(record.to_json() + "\n" for record in records))
     _write_text(folder / "about.json", json.dumps({"format": FORMAT, **about}, indent=1))

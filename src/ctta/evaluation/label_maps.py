@@ -55,41 +55,18 @@ def save_label_maps(folder: Path, index: int, logits: Tensor, labels: Tensor) ->
 
 
 def saved_batches(folder: Path) -> list[int]:
-    """Return the indices of the batches with saved label maps.
-
-    Args:
-        folder: Folder of an evaluation.
-
-    Returns:
-        The indices in the stream, sorted.
-    """
+    """Return the indices of the batches with saved label maps, sorted."""
     return sorted(int(path.stem) for path in (folder / MAPS).glob("*.npz"))
 
 
 def load_label_maps(folder: Path, index: int) -> SavedLabelMaps:
-    """Load the predictions of a batch.
-
-    Args:
-        folder: Folder of the evaluation.
-        index: Index of the batch in the stream.
-
-    Returns:
-        The label maps and their accuracy.
-    """
+    """Load the label maps of a batch, with their accuracy."""
     with np.load(_path(folder, index)) as file:
         return SavedLabelMaps(file["maps"], file["accuracy"])
 
 
 def load_accuracy(folder: Path, index: int) -> NDArray[np.float64]:
-    """Load the accuracy of a batch without decompressing its maps, which is slow for thousands of large ones.
-
-    Args:
-        folder: Folder of the evaluation.
-        index: Index of the batch in the stream.
-
-    Returns:
-        (N,) fraction of labeled pixels that are correct.
-    """
+    """Load the accuracy of a batch without decompressing its maps, which is slow for thousands of large ones."""
     with np.load(_path(folder, index)) as file:
         accuracy: NDArray[np.float64] = file["accuracy"]
     return accuracy
@@ -165,26 +142,14 @@ def save_examples(method: str, adapted: Path, source: Path, stream: Stream, out:
 
 
 def save_example(example: SceneExample, path: Path) -> None:
-    """Save an example as one compressed file.
-
-    Args:
-        example: The example.
-        path: File to write, with the suffix ``.npz``.
-    """
+    """Save an example as one compressed ``.npz`` file."""
     fields: dict[str, Any] = {name: np.asarray(value) for name, value in vars(example).items()}
     with atomic_write(path) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, **fields)  # before 2.1, NumPy takes every other keyword for an array
 
 
 def load_examples(run: Path) -> list[SceneExample]:
-    """Load the examples of a run folder.
-
-    Args:
-        run: The run folder.
-
-    Returns:
-        The examples, sorted by file name: of each method the best change before the worst.
-    """
+    """Load the examples of a run folder, sorted by file name: of each method the best change before the worst."""
     return [_load_example(path) for path in sorted((run / EXAMPLES).glob("*.npz"))]
 
 

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,92 +16,24 @@ from ctta.core.model import AdaptiveModel
 from ctta.core.validation import check_integer
 from ctta.data.streams import Batch, Stream
 from ctta.errors import ConfigError, DataError, InputError
-from ctta.evaluation.environment import PeakMemory, describe_environment
 from ctta.evaluation.inputs import PlainBatches, as_batches, as_model
 from ctta.evaluation.journal import Journal, write_evaluation
 from ctta.evaluation.label_maps import save_label_maps
-from ctta.evaluation.metrics import BatchScore, PixelScore, Score, UnlabeledScore, score_batch, score_from_json
-from ctta.evaluation.passes import count_step_ratio, whole_ratio
+from ctta.evaluation.metrics import PixelScore, Score, UnlabeledScore, score_batch, score_from_json
 from ctta.evaluation.results import BatchRecord, Result
+from ctta.evaluation.steps import (
+    PeakMemory,
+    count_step_ratio,
+    describe_environment,
+    find_weight,
+    step_batch,
+    whole_ratio,
+)
 from ctta.nn.surgery import source_fingerprint
 
 OnBatch = Callable[[BatchRecord], None]
 ERASE_TO_END = "\x1b[K"
 TERMINAL_INTERVAL, LOG_INTERVAL = 0.2, 10.0  # seconds between two lines of progress
-
-
-def evaluate_batch(
-    model: AdaptiveModel,
-    batch: Batch,
-    reference: Tensor,
-    segment: int,
-    memory: PeakMemory | None,
-    *,
-    adapt: bool = True,
-) -> tuple[BatchRecord, Tensor]:
-    """Send a batch through a model and score it.
-
-    Args:
-        model: The model.
-        batch: The batch; every rank has the whole batch, and takes its rows.
-        reference: A tensor with the device and the data type that the model takes.
-        segment: Index of the segment that the batch belongs to.
-        memory: Measures the peak memory, if given.
-        adapt: Whether to adapt; else the batch is answered by one pass of the network as it is.
-
-    Returns:
-        The record of the batch, and the logits of this rank's rows.
-    """
-    rows = model.coordinator.local_rows(len(batch.x))
-    x, labels = batch.x[rows].to(reference), None if batch.y is None else batch.y[rows]
-    num_steps_before, started = model.num_steps, time.perf_counter()
-    logits = model(x) if adapt else model.predict_once(x)
-    if reference.is_cuda:
-        torch.cuda.synchronize(reference.device)
-    seconds = time.perf_counter() - started
-    scores = model.coordinator.all_gather_object(lambda: score_batch(logits, labels).to_json() if len(x) else None)
-    step = model.last_step if model.num_steps > num_steps_before else None
-    record = BatchRecord(
-        segment=segment,
-        score=Score.sum(score_from_json(part) for part in scores if part is not None),
-        seconds=seconds,
-        peak_mib=memory.read_mib() if memory else None,
-        loss=_to_float(step.loss) if step else None,
-        confidence=_to_float(step.confidence) if step else None,
-        augmented=_to_float(step.augmented) if step else None,
-        skipped=step.skipped if step else False,
-    )
-    return record, logits
-
-
-def check_classes(score: BatchScore, names: tuple[str, ...]) -> None:
-    """Raise if the model predicts another number of classes than the dataset has."""
-    # The range of labels cannot tell: labels of 19 classes are also valid for a network with 150.
-    if names and isinstance(score, PixelScore) and len(score.num_labeled) != len(names):
-        raise ConfigError(
-            f"the model has {len(score.num_labeled)} classes, but the dataset has {len(names)} "
-            f"({', '.join(names[:3])}, ...): use the model for this dataset"
-        )
-
-
-def check_same_kind(score: BatchScore, records: Sequence[BatchRecord], domain: str) -> None:
-    """Raise if a batch has labels of another kind than those before it, whose scores cannot be added up."""
-    if records and type(records[-1].score) is not type(score):
-        raise DataError(
-            f"batch {len(records)}, of {domain}, has no labels or others than those before it: label all batches in "
-            "the same way, or none"
-        )
-
-
-def check_labeled(segment: Sequence[BatchScore], domain: str) -> None:
-    """Raise if a whole segment has no labeled pixel, or no labeled image; a single batch may have none."""
-    if not any(score.num_pixels if isinstance(score, PixelScore) else score.num_images for score in segment):
-        num_images = sum(score.num_processed for score in segment)
-        kind = "pixel" if isinstance(segment[0], PixelScore) else "image"
-        raise DataError(
-            f"{domain} has no labeled {kind} in {num_images} images, so it cannot be scored: the labels of test splits "
-            "are often withheld; use a split that has them"
-        )
 
 
 def _to_float(value: Tensor | None) -> float | None:
@@ -169,7 +101,7 @@ def evaluate(
     >>> import ctta, numpy as np
     >>> images, labels = np.zeros((20, 32, 32, 3), np.uint8), np.zeros(20, np.int64)
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 10))
-    >>> data = ctta.data.datasets.Corrupted(images, labels, name="black")
+    >>> data = ctta.data.datasets.ArrayDataset(images, labels, name="black")
     >>> stream = ctta.data.streams.continual(data, names=("brightness", "contrast"), batch_size=10)
     >>> result = ctta.evaluate(ctta.Source(net), stream)
     >>> len(result.errors), 0 <= result.error <= 1
@@ -194,64 +126,156 @@ def evaluate(
             on_batch=on_batch,
         )
         return results[name]
-    return _evaluate_stream(
-        model,
-        batches,
-        name,
-        reset_at_domain=reset_at_domain,
-        step_ratio=step_ratio,
-        folder=None if folder is None else Path(folder),
-        save_every=save_every,
-        labels=labels,
-        listeners=[*([ProgressLine(name, len(batches))] if progress else []), *([on_batch] if on_batch else [])],
-    )
+    if step_ratio == "auto":
+        step_ratio = whole_ratio(count_step_ratio(model, batches))
+    listeners: list[OnBatch] = [
+        *([ProgressLine(name, len(batches))] if progress else []),
+        *([on_batch] if on_batch else []),
+    ]
+    evaluation = _Evaluation(model, name, reset_at_domain=reset_at_domain, step_ratio=step_ratio, listeners=listeners)
+    about = evaluation.describe(batches, len(batches), labels) | {
+        "composition": batches.composition.to_json(),
+        **({"visits": batches.visits} if any(batches.visits) else {}),
+    }
+    coordinator = model.coordinator
+
+    def resume() -> list[str]:
+        if folder is None:
+            return []
+        evaluation.journal = Journal(Path(folder), about, save_every=save_every)
+        evaluation.model, done = evaluation.journal.resume(evaluation.model)
+        return [record.to_json() for record in done]
+
+    evaluation.records = [BatchRecord.from_json(line) for line in coordinator.run_on_rank_zero(resume)]
+    num_done = len(evaluation.records)
+    if num_done:
+        if not coordinator.is_rank_zero:
+            evaluation.model = model.fork()
+        evaluation.model.coordinator = coordinator
+        coordinator.broadcast_state_(evaluation.model)
+    evaluation.measure_memory()
+    batches.position = num_done
+    last_segments = {domain: segment for segment, domain in enumerate(batches.domains)}
+    for index, batch in zip(range(num_done, len(batches)), batches, strict=True):
+        segment = batches.segment_index(index)
+        logits = evaluation.step(batch, segment, batches.class_names)
+        if index + 1 == len(batches) or batches.segment_index(index + 1) != segment:
+            evaluation.check_labeled(segment, batch.domain)
+        has_maps = batch.y is not None and batch.y.ndim == 3
+        if folder is not None and has_maps and segment == last_segments[batch.domain]:
+            logits = coordinator.all_gather(logits)
+            if evaluation.journal and batch.y is not None:
+                save_label_maps(evaluation.journal.folder, index, logits, batch.y)
+        evaluation.publish()
+    if evaluation.journal:
+        evaluation.journal.finish()
+    return Result.from_batches(about, evaluation.records)
 
 
 class _Evaluation:
     """A model on its way through batches, whatever they come from.
 
     Args:
-        model: The model.
+        model: The model, which must be new.
         name: Name of the method.
         reset_at_domain: As for :func:`evaluate`.
         step_ratio: As for :func:`evaluate`, a number.
         listeners: Called with the record of each batch.
-        measures_memory: Whether to record the peak memory.
-        journal: Where records and states are written.
-        records: Records of the batches that are done already.
+
+    Attributes:
+        journal: Where records and states are written, if anywhere.
+        records: Records of the batches that are done.
     """
 
     def __init__(
-        self,
-        model: AdaptiveModel,
-        name: str,
-        *,
-        reset_at_domain: bool,
-        step_ratio: int,
-        listeners: Sequence[OnBatch],
-        measures_memory: bool = True,
-        journal: Journal | None = None,
-        records: Sequence[BatchRecord] = (),
+        self, model: AdaptiveModel, name: str, *, reset_at_domain: bool, step_ratio: int, listeners: Sequence[OnBatch]
     ) -> None:
-        self.model, self.name, self.reset_at_domain, self.step_ratio = model, name, reset_at_domain, step_ratio
-        self.listeners, self.journal, self.records = listeners, journal, list(records)
-        self.reference = _get_reference(model)
-        self.memory = PeakMemory(self.reference.device) if measures_memory else None
+        if model.num_steps:
+            raise ConfigError(
+                f"the model {name!r} has already adapted to {model.num_steps} batches: pass a new model or a fork()"
+            )
+        self.model, self.name, self.listeners = model, name, listeners
+        self.reset_at_domain, self.step_ratio = reset_at_domain, check_integer("step_ratio", step_ratio, 1)
+        self.memory: PeakMemory | None = None
+        self.journal: Journal | None = None
+        self.records: list[BatchRecord] = []
+
+    def describe(self, data: Stream | PlainBatches, num_batches: int, labels: dict[str, Any] | None) -> dict[str, Any]:
+        """Return what is evaluated, as in ``about.json``."""
+        settings = {name: format_value(value) for name, value in self.model.hyperparameters.items()}
+        if self.model.wrapped is not None:
+            inside = self.model.unwrapped
+            settings["model"] = f"{type(inside).__name__}({format_hyperparameters(inside.hyperparameters)})"
+        return {
+            "method": self.name,
+            "settings": settings,
+            "source": source_fingerprint(self.model.source),
+            "stream": data.name,
+            "reset_at_domain": self.reset_at_domain,
+            "step_ratio": self.step_ratio,
+            "labels": labels or {},
+            "environment": describe_environment(find_weight(self.model.source).device),
+            **({"class_names": data.class_names} if data.class_names else {}),
+            "stream_hash": data.hash,
+            "domains": data.domains,
+            "num_batches": num_batches,
+        }
+
+    def measure_memory(self) -> None:
+        """Record the peak memory from here on."""
+        self.memory = PeakMemory(find_weight(self.model.source).device)
 
     def step(self, batch: Batch, segment: int, class_names: tuple[str, ...]) -> Tensor:
         """Predict, adapt and score; return the logits of this rank's rows."""
+        model = self.model
         if self.reset_at_domain and self.records and self.records[-1].segment != segment:
-            self.model.reset()
-        adapt = len(self.records) % self.step_ratio == 0
-        record, logits = evaluate_batch(self.model, batch, self.reference, segment, self.memory, adapt=adapt)
-        check_classes(record.score, class_names)
-        check_same_kind(record.score, self.records, batch.domain)
-        self.records.append(record)
+            model.reset()
+        labels = None if batch.y is None else batch.y[model.coordinator.local_rows(len(batch.x))]
+        num_steps_before, started = model.num_steps, time.perf_counter()
+        logits = step_batch(model, batch.x, adapt=len(self.records) % self.step_ratio == 0)
+        if logits.is_cuda:
+            torch.cuda.synchronize(logits.device)
+        seconds = time.perf_counter() - started
+        parts = model.coordinator.all_gather_object(
+            lambda: score_batch(logits, labels).to_json() if len(logits) else None
+        )
+        score = Score.sum(score_from_json(part) for part in parts if part is not None)
+        # The range of labels cannot tell: labels of 19 classes are also valid for a network with 150.
+        if class_names and isinstance(score, PixelScore) and len(score.num_labeled) != len(class_names):
+            raise ConfigError(
+                f"the model has {len(score.num_labeled)} classes, but the dataset has {len(class_names)} "
+                f"({', '.join(class_names[:3])}, ...): use the model for this dataset"
+            )
+        if self.records and type(self.records[-1].score) is not type(score):
+            raise DataError(
+                f"batch {len(self.records)}, of {batch.domain}, has no labels or others than those before it: label "
+                "all batches in the same way, or none"
+            )
+        step = model.last_step if model.num_steps > num_steps_before else None
+        self.records.append(
+            BatchRecord(
+                segment=segment,
+                score=score,
+                seconds=seconds,
+                peak_mib=self.memory.read_mib() if self.memory else None,
+                loss=_to_float(step.loss) if step else None,
+                confidence=_to_float(step.confidence) if step else None,
+                augmented=_to_float(step.augmented) if step else None,
+                skipped=step.skipped if step else False,
+            )
+        )
         return logits
 
     def check_labeled(self, segment: int, domain: str) -> None:
-        """Raise if a segment that is complete cannot be scored."""
-        check_labeled([record.score for record in self.records if record.segment == segment], domain)
+        """Raise if a complete segment has no labeled pixel, or no labeled image; a single batch may have none."""
+        scores = [record.score for record in self.records if record.segment == segment]
+        if not any(score.num_pixels if isinstance(score, PixelScore) else score.num_images for score in scores):
+            num_images = sum(score.num_processed for score in scores)
+            kind = "pixel" if isinstance(scores[0], PixelScore) else "image"
+            raise DataError(
+                f"{domain} has no labeled {kind} in {num_images} images, so it cannot be scored: the labels of test "
+                "splits are often withheld; use a split that has them"
+            )
 
     def publish(self) -> None:
         """Write the last record to the journal and tell the listeners; if one raises, the state is saved first."""
@@ -267,71 +291,6 @@ class _Evaluation:
             if self.journal:
                 self.journal.save(self.model, len(self.records))
             raise
-
-
-def _evaluate_stream(
-    model: AdaptiveModel,
-    stream: Stream,
-    name: str,
-    *,
-    reset_at_domain: bool,
-    step_ratio: int | Literal["auto"],
-    folder: Path | None,
-    save_every: float,
-    labels: dict[str, Any] | None,
-    listeners: Sequence[OnBatch],
-) -> Result:
-    _check_new(model, name)
-    if step_ratio == "auto":
-        step_ratio = whole_ratio(count_step_ratio(model, stream))
-    ratio = check_integer("step_ratio", step_ratio, 1)
-    about = _describe(model, name, stream.name, stream.class_names, reset_at_domain, ratio, labels) | {
-        "stream_hash": stream.hash,
-        "domains": stream.domains,
-        "num_batches": len(stream),
-        "composition": stream.composition.to_json(),
-        **({"visits": stream.visits} if any(stream.visits) else {}),
-    }
-    coordinator, journal = model.coordinator, None
-
-    def resume() -> list[str]:
-        nonlocal journal, model
-        if folder is None:
-            return []
-        journal = Journal(folder, about, save_every=save_every)
-        model, done = journal.resume(model)
-        return [record.to_json() for record in done]
-
-    records = [BatchRecord.from_json(line) for line in coordinator.run_on_rank_zero(resume)]
-    if records:
-        model = model if coordinator.is_rank_zero else model.fork()
-        model.coordinator = coordinator
-        coordinator.broadcast_state_(model)
-    evaluation = _Evaluation(
-        model,
-        name,
-        reset_at_domain=reset_at_domain,
-        step_ratio=ratio,
-        listeners=listeners,
-        journal=journal,
-        records=records,
-    )
-    stream.position = len(records)
-    last_segments = {domain: segment for segment, domain in enumerate(stream.domains)}
-    for index, batch in zip(range(len(records), len(stream)), stream, strict=True):
-        segment = stream.segment_index(index)
-        logits = evaluation.step(batch, segment, stream.class_names)
-        if index + 1 == len(stream) or stream.segment_index(index + 1) != segment:
-            evaluation.check_labeled(segment, batch.domain)
-        has_maps = batch.y is not None and batch.y.ndim == 3
-        if folder is not None and has_maps and segment == last_segments[batch.domain]:
-            logits = coordinator.all_gather(logits)
-            if journal and batch.y is not None:
-                save_label_maps(journal.folder, index, logits, batch.y)
-        evaluation.publish()
-    if journal:
-        journal.finish()
-    return Result.from_batches(about, evaluation.records)
 
 
 def evaluate_together(
@@ -365,27 +324,25 @@ def evaluate_together(
             f"step_ratio='auto' counts passes on the first batches, and {batches.name} can be read only once: give a "
             "number, or a stream of ctta.data.streams"
         )
-    ratio = check_integer("step_ratio", step_ratio, 1)
-    for name, model in models.items():
-        _check_new(model, name)
-    for folder in folders.values():
-        if (folder / "about.json").exists():
-            raise ConfigError(
-                f"{folder} holds an evaluation already, and {batches.name} cannot be compared with what that saw: use "
-                "another folder, or a stream of ctta.data.streams, which resumes"
-            )
     lines = {name: ProgressLine(name, batches.num_batches) for name in models} if progress else {}
     evaluations = [
         _Evaluation(
             model,
             name,
             reset_at_domain=reset_at_domain,
-            step_ratio=ratio,
+            step_ratio=step_ratio,
             listeners=[*([lines[name]] if name in lines else []), *([on_batch] if on_batch else [])],
-            measures_memory=len(models) == 1,
         )
         for name, model in models.items()
     ]
+    for folder in folders.values():
+        if (folder / "about.json").exists():
+            raise ConfigError(
+                f"{folder} holds an evaluation already, and {batches.name} cannot be compared with what that saw: use "
+                "another folder, or a stream of ctta.data.streams, which resumes"
+            )
+    if len(evaluations) == 1:
+        evaluations[0].measure_memory()
     for batch in batches:
         for evaluation in evaluations:
             evaluation.step(batch, batches.segment, batches.class_names)
@@ -394,64 +351,16 @@ def evaluate_together(
         line.finish()
     results = {}
     for evaluation in evaluations:
-        name, model, records = evaluation.name, evaluation.model, evaluation.records
+        name, records = evaluation.name, evaluation.records
         if not records:
             raise InputError(f"{batches.name} yields no batch: check the data; a generator can be read only once")
         for segment, domain in enumerate(batches.domains):
             evaluation.check_labeled(segment, domain)
-        about = _describe(model, name, batches.name, batches.class_names, reset_at_domain, ratio, labels) | {
-            "stream_hash": batches.hash,
-            "domains": batches.domains,
-            "num_batches": len(records),
-        }
-        if name in folders and model.coordinator.is_rank_zero:
+        about = evaluation.describe(batches, len(records), labels)
+        if name in folders and evaluation.model.coordinator.is_rank_zero:
             write_evaluation(folders[name], about, records)
         results[name] = Result.from_batches(about, records)
     return results
-
-
-def _check_new(model: AdaptiveModel, name: str) -> None:
-    if model.num_steps:
-        raise ConfigError(
-            f"the model {name!r} has already adapted to {model.num_steps} batches: pass a new model or a fork()"
-        )
-
-
-def _get_reference(model: AdaptiveModel) -> Tensor:
-    """Return a tensor with the device and the data type that the model takes."""
-    return next((each for each in model.source.parameters() if each.is_floating_point()), torch.empty(0))
-
-
-def _describe(
-    model: AdaptiveModel,
-    name: str,
-    stream: str,
-    class_names: tuple[str, ...],
-    reset_at_domain: bool,
-    step_ratio: int,
-    labels: dict[str, Any] | None,
-) -> dict[str, Any]:
-    """Return what is evaluated, but for the batches."""
-    return {
-        "method": name,
-        "settings": _format_settings(model),
-        "source": source_fingerprint(model.source),
-        "stream": stream,
-        "reset_at_domain": reset_at_domain,
-        "step_ratio": step_ratio,
-        "labels": labels or {},
-        "environment": describe_environment(_get_reference(model).device),
-        **({"class_names": class_names} if class_names else {}),
-    }
-
-
-def _format_settings(model: AdaptiveModel) -> dict[str, str]:
-    """Format every hyperparameter; for a wrapper also those of the model inside, as ``model``."""
-    settings = {name: format_value(value) for name, value in model.hyperparameters.items()}
-    if model.wrapped is not None:
-        inside = format_hyperparameters(model.unwrapped.hyperparameters)
-        settings["model"] = f"{type(model.unwrapped).__name__}({inside})"
-    return settings
 
 
 class ProgressLine:
@@ -460,11 +369,10 @@ class ProgressLine:
     Args:
         name: What is evaluated.
         num_batches: Number of batches in all, if known.
-        file: Where to write; standard error by default.
     """
 
-    def __init__(self, name: str, num_batches: int | None, file: TextIO | None = None) -> None:
-        self.name, self.num_batches, self.file = name, num_batches, file or sys.stderr
+    def __init__(self, name: str, num_batches: int | None) -> None:
+        self.name, self.num_batches, self.file = name, num_batches, sys.stderr
         self.num_done, self._values, self._text = 0, 0.0, ""
         self._is_terminal = self.file.isatty()
         self._shown_at = time.monotonic()

@@ -5,7 +5,7 @@ results of one method on one stream that differ in seed and order only. Errors a
 :mod:`ctta.evaluation.intervals`, so that "more than noise" means the same everywhere.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Literal
@@ -35,23 +35,12 @@ def judge(difference: Interval | None, metric: Metric = ERROR) -> Verdict:
     return "better" if (difference.high < 0) == (metric.best == "lowest") else "worse"
 
 
-def select_visit(result: Result, visit: int) -> Result:
-    """Return the part of a result that belongs to one visit.
-
-    Args:
-        result: A complete result.
-        visit: Index of the visit, from 0.
-
-    Returns:
-        A result of the segments and batches of that visit.
-
-    Raises:
-        IndexError: The stream has no such visit.
-    """
+def select_visits(result: Result, chosen: Container[int]) -> Result:
+    """Return the part of a complete result that belongs to some visits, counted from 0."""
     visits = result.visits or (0,) * len(result.domains)
-    segments = [number for number, each in enumerate(visits) if each == visit]
+    segments = [number for number, each in enumerate(visits) if each in chosen]
     if not segments:
-        raise IndexError(f"visit must be from 0 to {max(visits)}, got {visit}")
+        raise IndexError(f"visits must be from 0 to {max(visits)}, got {chosen}")
     places = {number: place for place, number in enumerate(segments)}
     batches = tuple(
         replace(batch, segment=places[batch.segment]) for batch in result.batches if batch.segment in places
@@ -66,65 +55,39 @@ def select_visit(result: Result, visit: int) -> Result:
 
 
 def count_visits(results: Sequence[Result]) -> int:
-    """Return how many visits the stream has; 1 if its domains do not come back.
-
-    Args:
-        results: Results on streams that differ in order only.
-
-    Returns:
-        The number of visits.
-    """
+    """Return how many visits the stream has; 1 if its domains do not come back."""
     return 1 + max(results[0].visits, default=0)
 
 
 def compute_visit_errors(results: Sequence[Result]) -> tuple[float, ...]:
-    """Return the error at each visit, as :attr:`Result.visit_errors` defines it, averaged over the results.
-
-    Args:
-        results: Complete results of a method.
-
-    Returns:
-        One error per visit.
-    """
+    """Return the error at each visit, as :attr:`Result.visit_errors` defines it, averaged over the results."""
     return tuple(map(fmean, zip(*(result.visit_errors for result in results), strict=True)))
 
 
 def estimate_drift(results: Sequence[Result]) -> Interval | None:
-    """Return how much the error grows from the first visit to the last: last minus first.
+    """Return how much the error grows from the first visit to the last; None with one visit, or too few batches.
 
     The two visits are paired block by block. Their images may be in another order, so Source drifts as well, by chance.
-
-    Args:
-        results: Complete results of a method.
-
-    Returns:
-        The difference with its interval; None if the stream has one visit, or too few batches for an interval.
     """
     num_visits = count_visits(results)
     if num_visits == 1:
         return None
-    first, last = ([select_visit(result, visit) for result in results] for visit in (0, num_visits - 1))
+    first, last = ([select_visits(result, [visit]) for result in results] for visit in (0, num_visits - 1))
     return estimate_difference(last, first)
 
 
 def find_time_to_harm(results: Sequence[Result], source: Sequence[Result]) -> int | None:
-    """Return the time to harm: the first visit that is worse than Source in the same visit by more than noise.
+    """Return the first visit, counted from 1, that is worse than Source in the same visit by more than noise.
 
     The 95 % interval of the difference, paired over the batches of that visit, excludes zero. Of visits that are
     equal in truth, one in forty does so by chance; therefore the next visit must do so as well, except after the last.
-
-    Args:
-        results: Complete results of a method on a stream with several visits.
-        source: Complete results of the source network on the same stream.
-
-    Returns:
-        The number of the visit, from 1; None if there is no such visit, or too few batches to tell.
     """
     num_visits = count_visits(results)
     harmed = [
         judge(
             estimate_difference(
-                [select_visit(result, visit) for result in results], [select_visit(result, visit) for result in source]
+                [select_visits(result, [visit]) for result in results],
+                [select_visits(result, [visit]) for result in source],
             ),
             results[0].metric,
         )

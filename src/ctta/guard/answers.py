@@ -20,8 +20,8 @@ Z_95 = 1.96  # of a two-sided interval of 95 %
 class FeedbackSummary:
     """What labels say about the last answers, adapted and not.
 
-    The gain is unbiased if it does not depend on the answers which of them are labeled: those of every hundredth image,
-    say, and not only those that looked wrong. Its interval is that of Agresti and Min for paired answers.
+    The gain is unbiased if it does not depend on the answers which of them are labeled: for example every hundredth,
+    and not only those that looked wrong. Its interval is that of Agresti and Min for paired answers.
 
     Attributes:
         num_labels: Labels among the answers that are remembered.

@@ -50,8 +50,10 @@ def summarize(logits: Tensor) -> PredictionSummary:
     """Summarize logits of shape (N, C, ...)."""
     logs = at_least_float32(logits).log_softmax(1)
     probabilities = logs.exp()
-    mean = probabilities.transpose(0, 1).flatten(1).mean(1, dtype=torch.float64)
-    flat = _bin_classes(probabilities.transpose(0, 1).flatten(1))  # (bins, elements)
+    by_class = probabilities.transpose(0, 1).flatten(1)  # (classes, elements)
+    mean = by_class.mean(1, dtype=torch.float64)
+    bins = torch.arange(len(by_class), device=by_class.device) % NUM_BINS
+    flat = by_class.new_zeros(NUM_BINS, by_class.shape[1]).index_add_(0, bins, by_class)  # (bins, elements)
     count = flat.shape[1]
     total = flat.sum(1, dtype=torch.float64)
     own = (flat * flat).sum(dtype=torch.float64)
@@ -76,11 +78,6 @@ def summarize(logits: Tensor) -> PredictionSummary:
         confidences=confidences,
         is_finite=all(map(math.isfinite, values)),
     )
-
-
-def _bin_classes(by_class: Tensor) -> Tensor:
-    bins = torch.arange(len(by_class), device=by_class.device) % NUM_BINS
-    return by_class.new_zeros(NUM_BINS, by_class.shape[1]).index_add_(0, bins, by_class)
 
 
 def disagreement(one: PredictionSummary, other: PredictionSummary) -> float:
@@ -182,7 +179,8 @@ class CollapseDetector(nn.Module):
         """
         if not (predictions.is_finite and anchor.is_finite):
             # If the anchor's are not finite either, the input is the cause and not the adaptation.
-            return self._judge_not_finite(MAX_SCORE if anchor.is_finite else 0.0)
+            collapse = MAX_SCORE if anchor.is_finite else 0.0
+            return Verdict(collapse, NOT_FINITE, 0.0, False, None, self.recent, self.predictions, self.window)
         limits, batch_size = self.thresholds, predictions.classes.shape[0]
         elements = float(min(predictions.classes.numel(), batch_size * MAX_ELEMENTS_PER_IMAGE))
         differ, doubt = disagreement(predictions, anchor), 1 - anchor.confidence
@@ -288,14 +286,12 @@ class CollapseDetector(nn.Module):
         self.predictions.zero_()
         self.usual_confidence.fill_(-1.0)
 
-    def _judge_not_finite(self, collapse: float) -> Verdict:
-        return Verdict(collapse, NOT_FINITE, 0.0, False, None, self.recent, self.predictions, self.window)
-
     def _score_disagreement(self, fraction: float, doubt: float) -> float:
         return fraction / (self.thresholds.margin + self.thresholds.doubt * doubt)
 
     def _score_lost_classes(self, predictions: Tensor) -> float:
-        entropy, anchor_entropy = _row_entropies(predictions)
+        probabilities = predictions / predictions.sum(1, keepdim=True).clamp_min(1e-12)
+        entropy, anchor_entropy = (-(probabilities * probabilities.clamp_min(1e-12).log()).sum(1)).tolist()
         return (1 - entropy / anchor_entropy) / self.thresholds.class_loss if anchor_entropy > 0.1 else 0.0
 
     def _judge_sorting(
@@ -351,9 +347,3 @@ def class_sorting_ratio(means: Tensor, within: Tensor) -> float | None:
         )
         ratios.append(own / max(other, 1e-12))
     return min(ratios)
-
-
-def _row_entropies(sums: Tensor) -> list[float]:
-    probabilities = sums / sums.sum(1, keepdim=True).clamp_min(1e-12)
-    entropies: list[float] = (-(probabilities * probabilities.clamp_min(1e-12).log()).sum(1)).tolist()
-    return entropies

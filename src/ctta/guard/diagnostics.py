@@ -20,10 +20,7 @@ from ctta.guard.detector import (
     disagreement,
     summarize,
 )
-from ctta.nn import (
-    use_running_statistics_,
-    uses_batch_statistics,
-)
+from ctta.nn import use_running_statistics_, uses_batch_statistics
 from ctta.nn.surgery import copy_sharing_tensors
 
 SCREEN_SIZE = 16  # inputs of a batch, at least, that the source predicts to find out whether it has few classes
@@ -101,10 +98,8 @@ def evaluate_baseline(
 
 
 @torch.no_grad()
-def suspect_few_classes(
-    source: nn.Module, x: Tensor, predictions: PredictionSummary, detector: CollapseDetector
-) -> bool:
-    """Return whether a batch that is not judged looks as if it had few classes, so that it should be.
+def suspect_few_classes(source: nn.Module, x: Tensor, found: "Diagnostics", detector: CollapseDetector) -> bool:
+    """Return whether a batch that was not judged looks as if it had few classes, so that it should be.
 
     The source is asked only if the method is less sure than usual, and then about every n-th input, which costs less
     than all of them.
@@ -112,13 +107,13 @@ def suspect_few_classes(
     Args:
         source: Source network of the method.
         x: The batch.
-        predictions: The method's.
+        found: What is known about it.
         detector: Knows the usual confidence, and how concentrated usual batches are.
     """
-    labels_images = predictions.classes.ndim == 1
-    if len(x) < MIN_BATCH_SIZE or not labels_images or not uses_batch_statistics(source):
+    labels_images = found.predictions.classes.ndim == 1
+    if found.baseline.is_inspected or len(x) < MIN_BATCH_SIZE or not labels_images or not uses_batch_statistics(source):
         return False
-    if not detector.is_unsure(predictions):
+    if not detector.is_unsure(found.predictions):
         return False
     logits = source_as_trained(source)(x[:: max(1, len(x) // SCREEN_SIZE)])
     excess, chance = detector.measure_concentration(summarize(logits))
@@ -140,8 +135,10 @@ def reuse_source_pass(source: nn.Module, x: Tensor, baseline: Baseline) -> Itera
         return
 
     def is_known(given: Tensor) -> bool:
-        # With gradients on, torch may pick kernels that round differently.
-        if torch.is_grad_enabled() or current_call().has_other_statistics or current_call().num_images != len(x):
+        call = current_call()
+        # With gradients on, torch may pick kernels that round differently; features need a pass of their own.
+        is_plain = call.features is None and not call.has_other_statistics and call.num_images == len(x)
+        if torch.is_grad_enabled() or not is_plain:
             return False
         same_values = given.data_ptr() == x.data_ptr() and given._version == version
         return same_values and given.shape == x.shape and given.stride() == x.stride()
@@ -210,18 +207,26 @@ class StepRecord:
 
 
 @contextmanager
-def record_step(model: AdaptiveModel, max_update: float | None, *, inspect: bool) -> Iterator[StepRecord]:
+def record_step(model: AdaptiveModel, x: Tensor, max_update: float | None, *, inspect: bool) -> Iterator[StepRecord]:
     """Limit the optimizer's step within the context to ``max_update`` and, on inspection, measure it.
 
     Hooks of the optimizer do both, so that a teacher that averages students gets the limited step.
     """
     record = StepRecord()
+
+    def call_and_keep(call: Callable[[Tensor], Tensor], given: Tensor) -> Tensor:
+        logits = call(given)
+        if given.data_ptr() == x.data_ptr() and given.shape == x.shape:  # and not a view, or images of a memory
+            record.student_classes = logits.detach().argmax(1)
+        return logits
+
     with ExitStack() as stack:
         if model.optimizer is not None and (inspect or max_update is not None):
             stack.enter_context(_limit_updates(model, model.optimizer, max_update, record))
         model._prepare_networks()
-        if inspect and hasattr(model, "teacher") and isinstance(student := getattr(model, "student", None), nn.Module):
-            stack.enter_context(_record_classes(student, record))
+        if inspect and hasattr(model, "teacher"):
+            for student in model.trained_networks:
+                stack.enter_context(_replace_call(student, call_and_keep))
         yield record
 
 
@@ -253,17 +258,6 @@ def _limit_updates(
 
 
 @contextmanager
-def _record_classes(student: nn.Module, record: StepRecord) -> Iterator[None]:
-    def call_and_keep(call: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        logits = call(x)
-        record.student_classes = logits.detach().argmax(1)
-        return logits
-
-    with _replace_call(student, call_and_keep):
-        yield
-
-
-@contextmanager
 def _replace_call(
     net: nn.Module, replacement: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
 ) -> Iterator[None]:
@@ -282,16 +276,14 @@ def _replace_call(
 
 def trained_pairs(model: AdaptiveModel) -> list[tuple[Tensor, Tensor]]:
     """Return the parameters that a method trains, each with the source's parameter of the same name."""
-    return [(parameter, model.source.get_parameter(name)) for name, parameter in _trained_parameters(model)]
-
-
-def _trained_parameters(model: AdaptiveModel) -> Iterator[tuple[str, nn.Parameter]]:
-    for network in model.children():
-        if network is not model.source:
-            names = {name for name, _ in model.source.named_parameters()}
-            for name, parameter in network.named_parameters():
-                if parameter.requires_grad and name in names:
-                    yield name, parameter
+    originals = dict(model.source.named_parameters())
+    return [
+        (parameter, originals[name])
+        for network in model.children()
+        if network is not model.source
+        for name, parameter in network.named_parameters()
+        if parameter.requires_grad and name in originals
+    ]
 
 
 @torch.no_grad()

@@ -161,7 +161,7 @@ class EstimateErrors:
 
 
 class GainMonitor(nn.Module):
-    """Averages of the signals over the last inspected batches, in buffers, so that a saved stream goes on.
+    """Averages of the signals over the last inspected batches, in buffers, so that a saved stream resumes.
 
     Labels correct it: :meth:`recalibrate_` moves estimates by what labels have shown, weighed against the uncertainty
     that the estimator was calibrated to have. Labels count by how similar the domain of their time is to the present

@@ -182,7 +182,9 @@ class Guarded(AdaptiveModel):
         # The source, a remedy or the audit log may fail after the method has learned; the batch must then not count, or
         # a retry would learn twice.
         with restore_on_error(self) as undo:
-            self._record_bad_rows(x)
+            if (valid := self._find_valid_rows(x)) is not None:
+                bad = f"{int((~valid).sum())} of {len(x)} inputs, not finite or out of range,"
+                self.record(EventKind.BAD_ROWS, f"{bad} are predicted by the source")
             log = self.log
             try:
                 return self._adapt_and_remember(x)
@@ -190,12 +192,6 @@ class Guarded(AdaptiveModel):
                 undo()
                 self.log = log
                 return self._adapt_and_remember(x, inspect=True)
-
-    def _record_bad_rows(self, x: Tensor) -> None:
-        if (valid := self._find_valid_rows(x)) is not None:
-            num_bad = int((~valid).sum())
-            cause = f"{num_bad} of {len(x)} inputs, not finite or out of range, are predicted by the source"
-            self.record(EventKind.BAD_ROWS, cause)
 
     def _find_valid_rows(self, x: Tensor) -> Tensor | None:
         """Return a mask of the valid inputs; None if all of them are."""
@@ -245,14 +241,11 @@ class Guarded(AdaptiveModel):
         baseline = self._evaluate_baseline(x)
         with reuse_source_pass(self.source, x, baseline):
             logits = self.wrapped.predict(x)
-        diagnostics = self._diagnose(x, logits, baseline)
-        if self._suspects_few_classes(x, diagnostics):
-            diagnostics = self._diagnose(x, logits, self._evaluate_baseline(x, inspect=True))
+        diagnostics = diagnose(self.wrapped, x, logits, baseline, self.detector)
+        if suspect_few_classes(self.source, x, diagnostics, self.detector):
+            baseline = self._evaluate_baseline(x, inspect=True)
+            diagnostics = diagnose(self.wrapped, x, logits, baseline, self.detector)
         return self._select_logits(logits, diagnostics)
-
-    def _suspects_few_classes(self, x: Tensor, found: Diagnostics) -> bool:
-        is_judged = found.baseline.is_inspected
-        return not is_judged and suspect_few_classes(self.source, x, found.predictions, self.detector)
 
     def _adapt(self, x: Tensor, *, inspect: bool) -> Tensor:
         # First, since nothing is to be learned from a batch of few classes.
@@ -263,12 +256,12 @@ class Guarded(AdaptiveModel):
         # Before the step, since the predictions show the health of these weights, and not of the updated ones.
         candidate = take_snapshot(self.wrapped) if adapt and inspect and self.schedule.should_snapshot() else None
         with (
-            record_step(self.wrapped, self.max_update, inspect=inspect) as step,
+            record_step(self.wrapped, x, self.max_update, inspect=inspect) as step,
             reuse_source_pass(self.source, x, baseline),
         ):
             logits = self.wrapped.adapt(x) if adapt else self.wrapped.predict(x)
-        diagnostics = self._diagnose(x, logits, baseline)
-        if self._suspects_few_classes(x, diagnostics):
+        diagnostics = diagnose(self.wrapped, x, logits, baseline, self.detector)
+        if suspect_few_classes(self.source, x, diagnostics, self.detector):
             raise _FewClassesSuspected
         monitor = self.accuracy.gain_monitor
         if monitor is not None and baseline.source is not None and logits.ndim == 2:
@@ -288,7 +281,12 @@ class Guarded(AdaptiveModel):
             self.record(EventKind.SKIPPED, "the loss or a gradient was not finite")
         if self.shadow:
             self._count_differences(diagnostics)
-        self._apply_verdict(diagnostics)
+        if diagnostics.baseline.few_classes < 1 and not self.schedule.is_sorted:
+            self.detector.remember_confidence_(diagnostics.predictions)
+        if diagnostics.verdict is not None:
+            self.detector.remember_(diagnostics.verdict)
+        if (reaction := self.schedule.react_(diagnostics)) is not None:
+            self._apply_remedy(reaction.remedy, reaction.cause, reaction.kind)
         estimate = self.accuracy.estimate()
         if estimate is not None and estimate.is_harmful and self.on_harm is not None:
             self._apply_remedy(self.on_harm, str(estimate), EventKind.HARM)
@@ -303,16 +301,13 @@ class Guarded(AdaptiveModel):
             evaluate_source=self.shadow or self.schedule.is_sorted or self.accuracy.answers is not None,
         )
 
-    def _diagnose(self, x: Tensor, logits: Tensor, baseline: Baseline) -> Diagnostics:
-        return diagnose(self.wrapped, x, logits, baseline, self.detector)
-
     def _select_logits(self, logits: Tensor, diagnostics: Diagnostics) -> Tensor:
         """Return the method's logits, or the source's where those cannot be trusted."""
         selected: Tensor | None = logits
         if self.shadow:
             selected = diagnostics.baseline.source_logits
         elif self.on_collapse is None:
-            selected = logits
+            return logits
         elif self.schedule.judge_sorted(diagnostics) or diagnostics.baseline.few_classes >= 1:
             selected = diagnostics.baseline.source_logits
         elif diagnostics.verdict is not None and diagnostics.verdict.collapse >= 1:
@@ -350,26 +345,16 @@ class Guarded(AdaptiveModel):
         if (self.num_steps + 1) % _SHADOW_REPORT_EVERY == 0:
             self.record(EventKind.SHADOW, f"{self.num_differing} of {self.num_compared} predictions would differ")
 
-    def _apply_verdict(self, diagnostics: Diagnostics) -> None:
-        if diagnostics.baseline.few_classes < 1 and not self.schedule.is_sorted:
-            self.detector.remember_confidence_(diagnostics.predictions)
-        if diagnostics.verdict is not None:
-            self.detector.remember_(diagnostics.verdict)
-        if (reaction := self.schedule.react_(diagnostics)) is None:
-            return
-        if reaction.remedy is None:
-            self.record(reaction.kind, reaction.cause)
-        else:
-            self._apply_remedy(reaction.remedy, reaction.cause, reaction.kind)
-
-    def _apply_remedy(self, remedy: str, cause: str, kind: EventKind) -> None:
-        self.wrapped = REMEDIES[remedy](self.wrapped, self.last_good)
-        if remedy == "reset":
-            self.last_good = take_snapshot(self.wrapped)
-        if remedy == "freeze":
-            self.frozen = True
-        self.detector.forget_predictions_()
-        self.accuracy.forget_()
+    def _apply_remedy(self, remedy: str | None, cause: str, kind: EventKind) -> None:
+        """Apply a remedy, or none, and record what it was for."""
+        if remedy is not None:
+            self.wrapped = REMEDIES[remedy](self.wrapped, self.last_good)
+            if remedy == "reset":
+                self.last_good = take_snapshot(self.wrapped)
+            if remedy == "freeze":
+                self.frozen = True
+            self.detector.forget_predictions_()
+            self.accuracy.forget_()
         self.record(kind, cause)
 
     # ---- health, events and feedback ----
@@ -436,9 +421,7 @@ class Guarded(AdaptiveModel):
             InputError: There are more or fewer labels than ids, or a label is negative.
         """
         summary, _ = self.accuracy.set_labels_(ids, labels)
-        if summary.is_harmful and self.on_harm is None:
-            self.record(EventKind.HARM, str(summary))
-        elif summary.is_harmful and self.on_harm is not None:
+        if summary.is_harmful:
             self._apply_remedy(self.on_harm, str(summary), EventKind.HARM)
         return summary
 

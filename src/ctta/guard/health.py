@@ -79,11 +79,7 @@ class Health:
     estimated_gain_high: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the signals for JSON, which has neither NaN nor infinity: both become None.
-
-        Returns:
-            The fields by name.
-        """
+        """Return the signals for JSON, which has neither NaN nor infinity: both become None."""
         return {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in asdict(self).items()

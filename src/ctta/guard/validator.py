@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ctta.core.validation import check_batch_format, check_number
+from ctta.core.validation import check_number
 from ctta.errors import ConfigError, InputError
+from ctta.nn.surgery import check_batch_format
 
 DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
 MAX_AXES = 6  # of one input; the learned shape is kept in a buffer of fixed size

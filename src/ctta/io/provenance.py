@@ -84,7 +84,7 @@ def _differences(recorded: Mapping[str, Any], requested: Mapping[str, Any], pref
     for name, now in requested.items():
         before = recorded.get(name)
         if isinstance(before, Mapping) and isinstance(now, Mapping):
-            # A key that only one side has counts as a difference: settings of another class, say.
+            # A key that only one side has counts as a difference: for example, settings of another class.
             everything = dict.fromkeys([*before, *now])
             yield from _differences(before, {key: now.get(key) for key in everything}, prefix=f"{prefix}{name}.")
         elif name not in recorded or before != now:

@@ -1,25 +1,23 @@
 """AdaContrast: labels refined by nearest neighbors, and contrast with a queue of past images."""
 
-from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
+from ctta.core.hyperparameters import CommonWithoutBatchStats
 from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.core.parallel import change_call
 from ctta.core.state import snapshot_buffers
-from ctta.core.steps import Policy
 from ctta.core.validation import check_each, check_fraction, check_integer, check_positive
 from ctta.functional import at_least_float32, confidence, ema_update_, marginal_entropy
 from ctta.methods.parts.contrast import PastImages, draw_exactly
 from ctta.nn import attach_norm_hooks_
 from ctta.nn.heads import features_and_logits, head_weight
 from ctta.nn.running import RunningStatistics
-from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
 from ctta.views import Views, image_views
 
@@ -59,7 +57,6 @@ class AdaContrast(AdaptiveModel):
         net: nn.Module,
         *,
         optimizer: OptimizerFactory = partial(torch.optim.SGD, lr=2e-4, momentum=0.9, nesterov=True, weight_decay=1e-4),
-        lr: float | None = None,
         decay: float = 0.999,
         momentum: float = 0.1,
         num_neighbors: int = 10,
@@ -71,11 +68,9 @@ class AdaContrast(AdaptiveModel):
         weak: Views = image_views(1, color=0.0, motion=0.25),
         strong: Views = image_views(2),
         head: str | None = None,
-        policies: Sequence[Policy] = (),
-        seed: int = 0,
-        output: Output = None,
+        **common: Unpack[CommonWithoutBatchStats],
     ) -> None:
-        super().__init__(net, policies=policies, batch_stats=0.0, seed=seed, output=output)
+        super().__init__(net, batch_stats=0.0, **common)
         check_each(check_fraction, decay=decay, momentum=momentum)
         check_positive("temperature", temperature)
         for count, views in ((1, weak), (2, strong)):
@@ -88,7 +83,7 @@ class AdaContrast(AdaptiveModel):
         self.student, self.averaged = self.copy_of_source(), self.copy_of_source().requires_grad_(False)
         for network in (self.student, self.averaged):
             attach_norm_hooks_(network, lambda _: RunningStatistics(momentum, normalize_by="batch"))
-        self.optimize(self.student, optimizer, lr)
+        self.optimize(self.student, optimizer)
         self.past = PastImages(head_weight(self.source), bank_size, queue_size, self.generator("queue"))
 
     @override

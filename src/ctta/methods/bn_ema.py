@@ -6,7 +6,7 @@ from typing_extensions import override
 from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.core.parallel import change_call, current_reducer
 from ctta.core.state import snapshot_buffers
-from ctta.core.steps import Step
+from ctta.core.updates import Step
 from ctta.core.validation import check_fraction
 from ctta.nn import attach_norm_hooks_
 from ctta.nn.running import RunningStatistics, running_statistics

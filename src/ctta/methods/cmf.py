@@ -1,18 +1,15 @@
 """CMF: ROID with a Kalman filter of the weights."""
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 from torch import nn
 from typing_extensions import override
 
+from ctta.core.hyperparameters import CommonArguments
 from ctta.core.model import MethodInfo
-from ctta.core.steps import Policy
 from ctta.methods.roid import ROID
-from ctta.nn import BatchStats
-from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
 from ctta.policies import kalman
 from ctta.views import Views, image_views
@@ -59,7 +56,6 @@ class CMF(ROID):
         net: nn.Module,
         *,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
-        lr: float | None = None,
         alpha: float = 0.99,
         gamma: float = 0.99,
         noise: float = 0.005,
@@ -69,25 +65,18 @@ class CMF(ROID):
         views: Views = image_views(1, blur_and_noise=False, padding="reflect"),
         batch_size: int | None = None,
         num_classes: int | None = None,
-        policies: Sequence[Policy] = (),
-        batch_stats: BatchStats = "auto",
-        seed: int = 0,
-        output: Output = None,
+        **common: Unpack[CommonArguments],
     ) -> None:
         self._filter = kalman(alpha, gamma, noise, pull_to)
         super().__init__(
             net,
             optimizer=optimizer,
-            lr=lr,
             temperature=temperature,
             prior=prior,
             views=views,
             batch_size=batch_size,
             num_classes=num_classes,
-            policies=policies,
-            batch_stats=batch_stats,
-            seed=seed,
-            output=output,
+            **common,
         )
         self.alpha, self.gamma, self.noise, self.pull_to = alpha, gamma, noise, pull_to
 

@@ -1,17 +1,17 @@
 """CoTTA: continual test-time adaptation by a weight-averaged teacher, augmented views and stochastic restore."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
+from ctta.core.hyperparameters import CommonArguments
 from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.core.parallel import RecordedStatistics, change_call, current_reducer
-from ctta.core.steps import Policy
 from ctta.core.validation import check_choice, check_fraction, check_number, check_views_at_once
 from ctta.errors import ConfigError
 from ctta.functional import (
@@ -24,10 +24,8 @@ from ctta.functional import (
     symmetric_cross_entropy,
 )
 from ctta.nn import (
-    BatchStats,
     uses_batch_statistics,
 )
-from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
 from ctta.views import (
     Average,
@@ -158,7 +156,6 @@ class CoTTA(AdaptiveModel):
         net: nn.Module,
         *,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
-        lr: float | None = None,
         decay: float = 0.999,
         restore: float = 0.01,
         threshold: float = 0.92,
@@ -171,12 +168,9 @@ class CoTTA(AdaptiveModel):
         predict_with: Literal["refined", "teacher"] = "refined",
         loss: Literal["cross_entropy", "symmetric", "hard"] = "cross_entropy",
         views_at_once: ViewsAtOnce = 1,
-        policies: Sequence[Policy] = (),
-        batch_stats: BatchStats = "auto",
-        seed: int = 0,
-        output: Output = None,
+        **common: Unpack[CommonArguments],
     ) -> None:
-        super().__init__(net, policies=policies, batch_stats=batch_stats, seed=seed, output=output)
+        super().__init__(net, **common)
         check_fraction("decay", decay)
         check_fraction("restore", restore)
         check_choice("gate", gate, ("batch", "element"))
@@ -193,7 +187,7 @@ class CoTTA(AdaptiveModel):
         check_views(views)
         check_views_at_once(views_at_once, views, self.source)
         check_number("threshold", threshold)
-        if restore and any(policy.name == "restore" for policy in policies):
+        if restore and any(policy.name == "restore" for policy in self.policies):
             raise ConfigError("CoTTA restores weights itself: give restore=0 to do it by a policy, or leave that out")
         self.decay, self.restore, self.threshold, self.views = decay, restore, threshold, views
         self.gate, self.average, self.predict_with, self.loss = gate, average, predict_with, loss
@@ -201,7 +195,7 @@ class CoTTA(AdaptiveModel):
         self._views_at_once = views_at_once
         self.student = self.copy_of_source()
         self.teacher = self.copy_of_source().requires_grad_(False)
-        self.optimize(self.student, optimizer, lr)
+        self.optimize(self.student, optimizer)
 
     @classmethod
     def official(cls, net: nn.Module, **overrides: Any) -> Self:

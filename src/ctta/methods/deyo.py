@@ -1,22 +1,20 @@
 """DeYO: entropy minimization over samples whose prediction depends on the shape of the object."""
 
 import math
-from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from ctta.core.hyperparameters import CommonArguments
 from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.core.parallel import current_reducer
-from ctta.core.steps import Policy
 from ctta.core.validation import check_choice, check_fraction, check_non_negative
 from ctta.errors import InputError
 from ctta.functional import EntropyKind, call_on_selected, confidence, entropy, masked_mean, reliability_weights
-from ctta.nn import BatchStats
-from ctta.nn.surgery import Output, resize
+from ctta.nn.surgery import resize
 from ctta.optim import OptimizerFactory
 
 Destruction = Literal["patches", "pixels", "occlusion"]
@@ -96,13 +94,9 @@ class DeYO(AdaptiveModel):
         entropy: EntropyKind = "softmax",
         skip_top: bool = True,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
-        lr: float | None = None,
-        policies: Sequence[Policy] = (),
-        batch_stats: BatchStats = "auto",
-        seed: int = 0,
-        output: Output = None,
+        **common: Unpack[CommonArguments],
     ) -> None:
-        super().__init__(net, policies=policies, batch_stats=batch_stats, seed=seed, output=output)
+        super().__init__(net, **common)
         check_non_negative("select_below", select_below)
         check_non_negative("weight_below", weight_below)
         check_fraction("min_drop", min_drop)
@@ -112,7 +106,7 @@ class DeYO(AdaptiveModel):
         self.destroy, self.entropy, self.skip_top = destroy, entropy, skip_top
         self.student = self.copy_of_source()
         self.train_norms_(self.student, skip_top=skip_top)
-        self.optimize(self.student, optimizer, lr)
+        self.optimize(self.student, optimizer)
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:

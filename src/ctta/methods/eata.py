@@ -1,19 +1,17 @@
 """EATA: ETA with a penalty on changes of the weights that matter on source images."""
 
-from collections.abc import Sequence
 from functools import partial
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from ctta.core.hyperparameters import CommonWithoutSeed
 from ctta.core.model import MethodInfo
-from ctta.core.steps import Policy
 from ctta.core.validation import check_non_negative
 from ctta.functional import EntropyKind, pair_trained
 from ctta.methods.eta import ETA
-from ctta.nn import BatchStats
-from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
 from ctta.source_stats import SourceStats
 
@@ -59,29 +57,23 @@ class EATA(ETA):
         *,
         source_stats: SourceStats | None = None,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
-        lr: float | None = None,
         fisher_weight: float = 1.0,
         margin: float = 0.4,
         redundancy: float = 0.4,
         momentum: float = 0.9,
         entropy: EntropyKind = "softmax",
         num_classes: int | None = None,
-        policies: Sequence[Policy] = (),
-        batch_stats: BatchStats = "auto",
-        output: Output = None,
+        **common: Unpack[CommonWithoutSeed],
     ) -> None:
         super().__init__(
             net,
             optimizer=optimizer,
-            lr=lr,
             margin=margin,
             redundancy=redundancy,
             momentum=momentum,
             entropy=entropy,
             num_classes=num_classes,
-            policies=policies,
-            batch_stats=batch_stats,
-            output=output,
+            **common,
         )
         check_non_negative("fisher_weight", fisher_weight)
         self.fisher_weight = fisher_weight

@@ -1,16 +1,15 @@
 """ETA: entropy minimization on predictions that are reliable and not redundant."""
 
 import math
-from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from ctta.core.hyperparameters import CommonWithoutSeed
 from ctta.core.model import AdaptiveModel, MethodInfo
-from ctta.core.steps import Policy
 from ctta.core.validation import check_choice, check_each, check_fraction, check_non_negative
 from ctta.functional import (
     EntropyKind,
@@ -22,8 +21,6 @@ from ctta.functional import (
     reliability_weights,
     update_average_,
 )
-from ctta.nn import BatchStats
-from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
 
 
@@ -57,17 +54,14 @@ class ETA(AdaptiveModel):
         net: nn.Module,
         *,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
-        lr: float | None = None,
         margin: float = 0.4,
         redundancy: float = 0.4,
         momentum: float = 0.9,
         entropy: EntropyKind = "softmax",
         num_classes: int | None = None,
-        policies: Sequence[Policy] = (),
-        batch_stats: BatchStats = "auto",
-        output: Output = None,
+        **common: Unpack[CommonWithoutSeed],
     ) -> None:
-        super().__init__(net, policies=policies, batch_stats=batch_stats, output=output)
+        super().__init__(net, **common)
         check_choice("entropy", entropy, ("softmax", "come"))
         check_each(check_non_negative, margin=margin, redundancy=redundancy)
         check_fraction("momentum", momentum)
@@ -75,7 +69,7 @@ class ETA(AdaptiveModel):
         self.entropy, self.num_classes = entropy, num_classes
         self.student = self.copy_of_source()
         self.train_norms_(self.student)
-        self.optimize(self.student, optimizer, lr)
+        self.optimize(self.student, optimizer)
         self.register_buffer("average", torch.zeros(self.count_classes(num_classes)))
 
     @override

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.core.parallel import change_call, current_reducer, replicated
-from ctta.core.steps import Step
+from ctta.core.updates import Step
 from ctta.errors import ConfigError
 from ctta.functional import confidence, marginal_entropy
 from ctta.nn import BatchStats
@@ -66,7 +66,7 @@ class MEMO(AdaptiveModel):
         seed: int = 0,
         output: Output = None,
     ) -> None:
-        super().__init__(net, batch_stats=batch_stats, seed=seed, output=output)
+        super().__init__(net, lr=lr, batch_stats=batch_stats, seed=seed, output=output)
         check_views(views)
         if not views:
             raise ConfigError("MEMO needs at least one view of each image to learn from")
@@ -74,7 +74,7 @@ class MEMO(AdaptiveModel):
             require_split_view(view, "MEMO")
         self.views = views
         self.adapted = self.copy_of_source()  # no student, since it equals the source but within a step
-        self.optimize(self.adapted, optimizer, lr)
+        self.optimize(self.adapted, optimizer)
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:

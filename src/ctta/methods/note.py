@@ -1,22 +1,21 @@
 """NOTE: entropy minimization on a class-balanced reservoir, with predictions for single images."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, Unpack
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from ctta.core.hyperparameters import CommonWithoutBatchStats
 from ctta.core.model import MethodInfo
 from ctta.core.parallel import change_call
-from ctta.core.steps import Policy
 from ctta.core.validation import check_choice, check_fraction, check_integer, check_non_negative
 from ctta.functional import at_least_float32, confidence
 from ctta.methods.parts.memory import LatestMemory, MemoryModel, ReservoirMemory
 from ctta.nn import attach_norm_hooks_
 from ctta.nn.running import RunningStatistics
-from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
 
 
@@ -55,18 +54,15 @@ class NOTE(MemoryModel):
         net: nn.Module,
         *,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-4),
-        lr: float | None = None,
         memory_size: int = 64,
         update_every: int = 64,
         momentum: float = 0.01,
         average: Literal["entries", "images"] = "entries",
         iabn: float | None = None,
         iid: bool = False,
-        policies: Sequence[Policy] = (),
-        seed: int = 0,
-        output: Output = None,
+        **common: Unpack[CommonWithoutBatchStats],
     ) -> None:
-        super().__init__(net, policies=policies, batch_stats=0.0, seed=seed, output=output)
+        super().__init__(net, batch_stats=0.0, **common)
         check_fraction("momentum", momentum)
         check_non_negative("iabn", 0.0 if iabn is None else iabn)
         check_choice("average", average, ("entries", "images"))
@@ -76,7 +72,7 @@ class NOTE(MemoryModel):
         self.student = self.copy_of_source()
         self._track_statistics_(self.student, iid)
         self.train_norms_(self.student)
-        self.optimize(self.student, optimizer, lr)
+        self.optimize(self.student, optimizer)
 
     @override
     @torch.no_grad()

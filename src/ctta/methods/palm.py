@@ -1,20 +1,20 @@
 """PALM: entropy and consistency, with a learning rate for each tensor from its sensitivity."""
 
-from collections.abc import Sequence
 from functools import partial
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from ctta.core.hyperparameters import CommonArguments
 from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.core.state import BufferList
-from ctta.core.steps import Policy
 from ctta.core.validation import check_each, check_fraction, check_non_negative, check_positive
 from ctta.functional import at_least_float32, confidence, cross_entropy, entropy, masked_mean
-from ctta.nn import BatchStats, find_norm_parameters
-from ctta.nn.surgery import Output, find_convolution_parameters, train_only_
+from ctta.nn import find_norm_parameters
+from ctta.nn.surgery import find_convolution_parameters, train_only_
 from ctta.optim import OptimizerFactory, batch_gradients, scale_rates, split_groups_
 from ctta.views import Views, check_views, draw_views, image_views
 
@@ -109,7 +109,6 @@ class PALM(AdaptiveModel):
         net: nn.Module,
         *,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=5e-4),
-        lr: float | None = None,
         temperature: float = 50.0,
         max_gradient: float = 1.0,
         keep_rates: bool = True,
@@ -118,12 +117,9 @@ class PALM(AdaptiveModel):
         consistency: float = 0.01,
         persistent_optimizer: bool = False,
         views: Views = image_views(1),
-        policies: Sequence[Policy] = (),
-        batch_stats: BatchStats = "auto",
-        seed: int = 0,
-        output: Output = None,
+        **common: Unpack[CommonArguments],
     ) -> None:
-        super().__init__(net, policies=policies, batch_stats=batch_stats, seed=seed, output=output)
+        super().__init__(net, **common)
         check_fraction("momentum", momentum)
         check_positive("temperature", temperature)
         check_each(check_non_negative, max_gradient=max_gradient, max_entropy=max_entropy, consistency=consistency)
@@ -133,7 +129,7 @@ class PALM(AdaptiveModel):
         self.persistent_optimizer, self.keep_rates = persistent_optimizer, keep_rates
         self.student = self.copy_of_source()
         train_only_(self.student, find_norm_parameters(self.student) | find_convolution_parameters(self.student))
-        self.optimize(self.student, optimizer, lr)
+        self.optimize(self.student, optimizer)
         assert self.optimizer is not None
         split_groups_(self.optimizer)
         options = {"momentum": momentum, "max_gradient": max_gradient}

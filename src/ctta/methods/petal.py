@@ -1,21 +1,20 @@
 """PETAL: a self-trained student with a prior over its weights, restored where its gradient is small."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from ctta.core.hyperparameters import CommonArguments
 from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.core.parallel import current_reducer
-from ctta.core.steps import Policy
 from ctta.core.validation import check_fraction, check_non_negative, check_number
 from ctta.errors import ConfigError, InputError
 from ctta.functional import at_least_float32, confidence, cross_entropy, ema_update_
-from ctta.nn import BatchStats
-from ctta.nn.surgery import Output, fingerprint, unwrap
+from ctta.nn.surgery import fingerprint, unwrap
 from ctta.optim import OptimizerFactory
 from ctta.policies import restore_by_fisher
 from ctta.source_stats import SourceStats
@@ -62,7 +61,7 @@ def weight_posterior(net: nn.Module, snapshots: Iterable[nn.Module | Mapping[str
             mean += difference / count
             squares[name] += difference * (state[name].to(mean) - mean)
     if count == 0:
-        raise InputError("no snapshots to compute a posterior from: give the state_dict of each epoch, say")
+        raise InputError("no snapshots to compute a posterior from: give for example the state_dict of each epoch")
     found = {f"posterior.mean/{name}": value.to(parameters[name]) for name, value in means.items()}
     found |= {f"posterior.variance/{name}": (value / count).to(parameters[name]) for name, value in squares.items()}
     tensors = {name: value.cpu() for name, value in found.items()}
@@ -148,18 +147,14 @@ class PETAL(AdaptiveModel):
         *,
         posterior: SourceStats | None = None,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
-        lr: float | None = None,
         prior_weight: float = 1e-9,
         decay: float = 0.999,
         restore_quantile: float = 0.03,
         threshold: float = 0.92,
         views: Views = image_views(32),
-        policies: Sequence[Policy] = (),
-        batch_stats: BatchStats = "auto",
-        seed: int = 0,
-        output: Output = None,
+        **common: Unpack[CommonArguments],
     ) -> None:
-        super().__init__(net, policies=policies, batch_stats=batch_stats, seed=seed, output=output)
+        super().__init__(net, **common)
         check_non_negative("prior_weight", prior_weight)
         check_fraction("decay", decay)
         check_number("threshold", threshold)
@@ -168,7 +163,7 @@ class PETAL(AdaptiveModel):
         self.restore_quantile = restore_quantile
         self.posterior = None if posterior is None else select_posterior(posterior, self.source)
         self.student, self.teacher = self.copy_of_source(), self.copy_of_source().requires_grad_(False)
-        self.optimize(self.student, optimizer, lr)
+        self.optimize(self.student, optimizer)
         self.use_policies(restore_by_fisher(restore_quantile))
 
     @override

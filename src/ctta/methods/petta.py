@@ -1,24 +1,22 @@
-"""PeTTA: RoTTA that learns more slowly the further its features are from the source's, for streams without end."""
+"""PeTTA: RoTTA whose learning slows down as its features leave the source's, for streams without end."""
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
+from ctta.core.hyperparameters import CommonWithoutBatchStats
 from ctta.core.model import MethodInfo
 from ctta.core.parallel import change_call, current_reducer
-from ctta.core.steps import Policy
 from ctta.core.validation import check_choice
 from ctta.functional import cross_entropy, ema_update_, feature_divergence, pair_trained, symmetric_cross_entropy
 from ctta.methods.parts.memory import MemoryModel, TimelyMemory, predicted_classes
 from ctta.nn import attach_norm_hooks_
 from ctta.nn.heads import features_and_logits
 from ctta.nn.running import RunningStatistics
-from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
 from ctta.source_stats import SourceStats
 from ctta.views import Views, check_views, draw_views, image_views
@@ -52,7 +50,6 @@ class PeTTA(MemoryModel):
         *,
         source_stats: SourceStats | None = None,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
-        lr: float | None = None,
         memory_size: int = 64,
         momentum: float = 0.05,
         teacher_rate: float = 1e-3,
@@ -61,11 +58,9 @@ class PeTTA(MemoryModel):
         divergence: Literal["official", "paper"] = "official",
         head: str | None = None,
         views: Views = image_views(1),
-        policies: Sequence[Policy] = (),
-        seed: int = 0,
-        output: Output = None,
+        **common: Unpack[CommonWithoutBatchStats],
     ) -> None:
-        super().__init__(net, policies=policies, batch_stats=0.0, seed=seed, output=output)
+        super().__init__(net, batch_stats=0.0, **common)
         check_choice("loss", loss, ("symmetric", "cross_entropy"))
         check_choice("divergence", divergence, ("official", "paper"))
         check_views(views)
@@ -78,7 +73,7 @@ class PeTTA(MemoryModel):
         networks = nn.ModuleList([self.teacher, self.anchor]).requires_grad_(False).append(self.student)
         attach_norm_hooks_(networks, lambda _: RunningStatistics(momentum))
         self.train_norms_(self.student)
-        self.optimize(self.student, optimizer, lr)
+        self.optimize(self.student, optimizer)
 
     @override
     def predict_step(self, x: Tensor) -> Tensor:

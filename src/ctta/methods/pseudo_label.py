@@ -1,17 +1,17 @@
 """Pseudo-label: learn from the network's own most probable class."""
 
-from collections.abc import Sequence
 from functools import partial
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from ctta.core.hyperparameters import CommonWithoutSeed
 from ctta.core.model import AdaptiveModel, MethodInfo
-from ctta.core.steps import Policy
 from ctta.functional import confidence, hard_cross_entropy
-from ctta.nn import BatchStats, find_norm_parameters
-from ctta.nn.surgery import Output, train_only_
+from ctta.nn import find_norm_parameters
+from ctta.nn.surgery import train_only_
 from ctta.optim import OptimizerFactory
 
 
@@ -40,15 +40,12 @@ class PseudoLabel(AdaptiveModel):
         net: nn.Module,
         *,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
-        lr: float | None = None,
-        policies: Sequence[Policy] = (),
-        batch_stats: BatchStats = "auto",
-        output: Output = None,
+        **common: Unpack[CommonWithoutSeed],
     ) -> None:
-        super().__init__(net, policies=policies, batch_stats=batch_stats, output=output)
+        super().__init__(net, **common)
         self.student = self.copy_of_source()
         train_only_(self.student, find_norm_parameters(self.student))
-        self.optimize(self.student, optimizer, lr)
+        self.optimize(self.student, optimizer)
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:

@@ -1,17 +1,15 @@
 """RDumb: ETA that is reset at fixed intervals."""
 
-from collections.abc import Sequence
 from functools import partial
+from typing import Unpack
 
 import torch
 from torch import nn
 
+from ctta.core.hyperparameters import CommonWithoutSeed
 from ctta.core.model import MethodInfo
-from ctta.core.steps import Policy
 from ctta.functional import EntropyKind
 from ctta.methods.eta import ETA
-from ctta.nn import BatchStats
-from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
 from ctta.policies import reset_every
 
@@ -46,29 +44,23 @@ class RDumb(ETA):
         net: nn.Module,
         *,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
-        lr: float | None = None,
         period: int = 1000,
         margin: float = 0.4,
         redundancy: float = 0.4,
         momentum: float = 0.9,
         entropy: EntropyKind = "softmax",
         num_classes: int | None = None,
-        policies: Sequence[Policy] = (),
-        batch_stats: BatchStats = "auto",
-        output: Output = None,
+        **common: Unpack[CommonWithoutSeed],
     ) -> None:
         super().__init__(
             net,
             optimizer=optimizer,
-            lr=lr,
             margin=margin,
             redundancy=redundancy,
             momentum=momentum,
             entropy=entropy,
             num_classes=num_classes,
-            policies=policies,
-            batch_stats=batch_stats,
-            output=output,
+            **common,
         )
         self.period = period
         self.use_policies(reset_every(period))

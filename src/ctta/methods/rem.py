@@ -4,18 +4,17 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import combinations
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from ctta.core.hyperparameters import CommonWithoutSeed
 from ctta.core.model import AdaptiveModel, MethodInfo
-from ctta.core.steps import Policy
 from ctta.core.validation import check_fraction, check_non_negative, check_number
 from ctta.errors import ConfigError
 from ctta.functional import confidence, cross_entropy, entropy
-from ctta.nn import BatchStats
-from ctta.nn.surgery import Output
 from ctta.nn.vit import change_tokens, find_blocks, record_class_attention
 from ctta.optim import OptimizerFactory
 
@@ -58,16 +57,13 @@ class REM(AdaptiveModel):
         net: nn.Module,
         *,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
-        lr: float | None = None,
         masked: Sequence[float] = (0.1, 0.2),
         ranking: float = 1.0,
         margin: float = 0.0,
         skip_top: bool = True,
-        policies: Sequence[Policy] = (),
-        batch_stats: BatchStats = "auto",
-        output: Output = None,
+        **common: Unpack[CommonWithoutSeed],
     ) -> None:
-        super().__init__(net, policies=policies, batch_stats=batch_stats, output=output)
+        super().__init__(net, **common)
         if not masked or list(masked) != sorted(masked):
             raise ConfigError(f"masked must be one or more fractions in ascending order, as (0.1, 0.2), got {masked}")
         for fraction in masked:
@@ -78,7 +74,7 @@ class REM(AdaptiveModel):
         self.blocks = find_blocks(self.source)
         self.student = self.copy_of_source()
         self.train_norms_(self.student, skip_top=skip_top)
-        self.optimize(self.student, optimizer, lr)
+        self.optimize(self.student, optimizer)
 
     @override
     def predict_step(self, x: Tensor) -> Tensor:

@@ -1,16 +1,15 @@
 """ROID: certain and diverse samples, consistency with a view, weights averaged with the source's, corrected priors."""
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from ctta.core.hyperparameters import CommonArguments
 from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.core.parallel import current_reducer
-from ctta.core.steps import Policy
 from ctta.core.validation import check_choice, check_integer, check_positive
 from ctta.functional import (
     batch_sum,
@@ -23,8 +22,6 @@ from ctta.functional import (
     symmetric_cross_entropy,
     update_average_,
 )
-from ctta.nn import BatchStats
-from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
 from ctta.policies import average_with_source
 from ctta.views import Views, check_views, draw_views, image_views
@@ -62,19 +59,15 @@ class ROID(AdaptiveModel):
         net: nn.Module,
         *,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
-        lr: float | None = None,
         temperature: float = 1 / 3,
         keep: float = 0.99,
         prior: Literal["official", "bayes"] | None = "official",
         views: Views = image_views(1, blur_and_noise=False, padding="reflect"),
         batch_size: int | None = None,
         num_classes: int | None = None,
-        policies: Sequence[Policy] = (),
-        batch_stats: BatchStats = "auto",
-        seed: int = 0,
-        output: Output = None,
+        **common: Unpack[CommonArguments],
     ) -> None:
-        super().__init__(net, policies=policies, batch_stats=batch_stats, seed=seed, output=output)
+        super().__init__(net, **common)
         check_positive("temperature", temperature)
         check_views(views)
         if prior is not None:
@@ -86,7 +79,7 @@ class ROID(AdaptiveModel):
         self.register_buffer("average", torch.full((self.num_classes,), 1 / self.num_classes, dtype=dtype))
         self.student = self.copy_of_source()
         self.train_norms_(self.student)
-        self.optimize(self.student, optimizer, lr)
+        self.optimize(self.student, optimizer)
         self.stabilize()
 
     def stabilize(self) -> None:
@@ -105,7 +98,7 @@ class ROID(AdaptiveModel):
         loss = batch_sum(weights * losses) / (self.batch_size or current_reducer().total_count(len(x)))
         if self.minimize(loss, confidence=confidence(logits.detach()).mean(), selected=weights > 0):
             update_average_(self.average, mean_probabilities(logits.detach()))
-        self.show_policies(logits)
+        self.set_policy_logits(logits)
         return correct_prior(logits, self.prior)
 
     @override

@@ -1,21 +1,20 @@
 """RoTTA: a student and a teacher learn from a balanced memory of past images, for streams with correlated classes."""
 
-from collections.abc import Sequence
 from functools import partial
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from ctta.core.hyperparameters import CommonWithoutBatchStats
 from ctta.core.model import MethodInfo
 from ctta.core.parallel import change_call
-from ctta.core.steps import Policy
 from ctta.core.validation import check_fraction, check_integer
 from ctta.functional import confidence, cross_entropy, ema_update_
 from ctta.methods.parts.memory import MemoryModel, TimelyMemory
 from ctta.nn import attach_norm_hooks_
 from ctta.nn.running import RunningStatistics
-from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
 from ctta.views import Views, check_views, draw_views, image_views
 
@@ -55,17 +54,14 @@ class RoTTA(MemoryModel):
         net: nn.Module,
         *,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
-        lr: float | None = None,
         memory_size: int = 64,
         update_every: int = 64,
         decay: float = 0.999,
         momentum: float = 0.05,
         views: Views = image_views(1),
-        policies: Sequence[Policy] = (),
-        seed: int = 0,
-        output: Output = None,
+        **common: Unpack[CommonWithoutBatchStats],
     ) -> None:
-        super().__init__(net, policies=policies, batch_stats=0.0, seed=seed, output=output)
+        super().__init__(net, batch_stats=0.0, **common)
         check_fraction("decay", decay)
         check_fraction("momentum", momentum)
         check_views(views)
@@ -75,7 +71,7 @@ class RoTTA(MemoryModel):
         for network in (self.student, self.teacher):  # each has its own statistics
             attach_norm_hooks_(network, lambda _: RunningStatistics(momentum))
         self.train_norms_(self.student)
-        self.optimize(self.student, optimizer, lr)
+        self.optimize(self.student, optimizer)
 
     @override
     def predict_step(self, x: Tensor) -> Tensor:

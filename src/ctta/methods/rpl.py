@@ -1,18 +1,16 @@
 """RPL: robust pseudo-labeling, a generalized cross-entropy against the network's own labels."""
 
-from collections.abc import Sequence
 from functools import partial
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from ctta.core.hyperparameters import CommonWithoutSeed
 from ctta.core.model import AdaptiveModel, MethodInfo
-from ctta.core.steps import Policy
 from ctta.core.validation import check_positive
 from ctta.functional import confidence, generalized_cross_entropy
-from ctta.nn import BatchStats
-from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
 
 
@@ -39,17 +37,14 @@ class RPL(AdaptiveModel):
         *,
         q: float = 0.8,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
-        lr: float | None = None,
-        policies: Sequence[Policy] = (),
-        batch_stats: BatchStats = "auto",
-        output: Output = None,
+        **common: Unpack[CommonWithoutSeed],
     ) -> None:
-        super().__init__(net, policies=policies, batch_stats=batch_stats, output=output)
+        super().__init__(net, **common)
         check_positive("q", q)
         self.q = q
         self.student = self.copy_of_source()
         self.train_norms_(self.student)
-        self.optimize(self.student, optimizer, lr)
+        self.optimize(self.student, optimizer)
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:

@@ -1,18 +1,16 @@
 """SANTA: the source as an anchor of the predictions, and contrast with prototypes of its classes."""
 
-from collections.abc import Sequence
 from functools import partial
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from ctta.core.hyperparameters import CommonArguments
 from ctta.core.model import MethodInfo
-from ctta.core.steps import Policy
 from ctta.functional import confidence, cross_entropy
 from ctta.methods.parts.contrast import ContrastModel, average_with_views
-from ctta.nn import BatchStats
-from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
 from ctta.source_stats import SourceStats
 from ctta.views import Views, image_views
@@ -65,18 +63,14 @@ class SANTA(ContrastModel):
         *,
         source_stats: SourceStats | None = None,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
-        lr: float | None = None,
         contrast_weight: float = 1.0,
         temperature: float = 0.1,
         projection: int = 128,
         views: Views = image_views(1),
         head: str | None = None,
-        policies: Sequence[Policy] = (),
-        batch_stats: BatchStats = "auto",
-        seed: int = 0,
-        output: Output = None,
+        **common: Unpack[CommonArguments],
     ) -> None:
-        super().__init__(net, policies=policies, batch_stats=batch_stats, seed=seed, output=output)
+        super().__init__(net, **common)
         self.use_contrast(
             source_stats,
             weight=contrast_weight,
@@ -87,7 +81,7 @@ class SANTA(ContrastModel):
         )
         self.student = self.copy_of_source()
         self.train_norms_(self.student)
-        self.optimize(nn.ModuleList([self.student, self.projector]), optimizer, lr)
+        self.optimize(nn.ModuleList([self.student, self.projector]), optimizer)
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:

@@ -1,20 +1,17 @@
 """SAR: sharpness-aware entropy minimization on reliable predictions, with a reset before it collapses."""
 
 import math
-from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from ctta.core.hyperparameters import CommonWithoutSeed
 from ctta.core.model import AdaptiveModel, MethodInfo
-from ctta.core.steps import Policy
 from ctta.core.validation import check_choice, check_non_negative
 from ctta.functional import EntropyKind, confidence, entropy, masked_mean
-from ctta.nn import BatchStats
-from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
 from ctta.policies import reset_on_low_entropy
 
@@ -55,18 +52,15 @@ class SAR(AdaptiveModel):
         net: nn.Module,
         *,
         optimizer: OptimizerFactory = partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
-        lr: float | None = None,
         margin: float = 0.4,
         radius: float = 0.05,
         recover_below: float = 0.2,
         recover_unit: Literal["nats", "share"] = "nats",
         entropy: EntropyKind = "softmax",
         skip_top: bool = True,
-        policies: Sequence[Policy] = (),
-        batch_stats: BatchStats = "auto",
-        output: Output = None,
+        **common: Unpack[CommonWithoutSeed],
     ) -> None:
-        super().__init__(net, policies=policies, batch_stats=batch_stats, output=output)
+        super().__init__(net, **common)
         check_non_negative("margin", margin)
         check_non_negative("radius", radius)
         check_choice("entropy", entropy, ("softmax", "come"))
@@ -74,7 +68,7 @@ class SAR(AdaptiveModel):
         self.recover_below, self.recover_unit = recover_below, recover_unit
         self.student = self.copy_of_source()
         self.train_norms_(self.student, skip_top=skip_top)
-        self.optimize(self.student, optimizer, lr)
+        self.optimize(self.student, optimizer)
         self.use_policies(reset_on_low_entropy(recover_below, recover_unit))
 
     @override

@@ -1,19 +1,17 @@
 """SHOT-IM: information maximization over the feature extractor, with the classifier fixed."""
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from ctta.core.hyperparameters import CommonWithoutSeed
 from ctta.core.model import AdaptiveModel, MethodInfo
-from ctta.core.steps import Policy
 from ctta.core.validation import check_choice, check_fraction, check_non_negative
 from ctta.functional import confidence, hard_cross_entropy, information_maximization, masked_mean
-from ctta.nn import BatchStats
-from ctta.nn.surgery import Output, names_outside, train_only_
+from ctta.nn.surgery import names_outside, train_only_
 from ctta.optim import OptimizerFactory
 
 
@@ -49,12 +47,9 @@ class SHOTIM(AdaptiveModel):
         min_confidence: float = 0.9,
         head: str | None = None,
         optimizer: OptimizerFactory = partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
-        lr: float | None = None,
-        policies: Sequence[Policy] = (),
-        batch_stats: BatchStats = "auto",
-        output: Output = None,
+        **common: Unpack[CommonWithoutSeed],
     ) -> None:
-        super().__init__(net, policies=policies, batch_stats=batch_stats, output=output)
+        super().__init__(net, **common)
         check_choice("trains", trains, ("extractor", "norms"))
         check_non_negative("pseudo_label_weight", pseudo_label_weight)
         check_fraction("min_confidence", min_confidence)
@@ -65,7 +60,7 @@ class SHOTIM(AdaptiveModel):
             self.train_norms_(self.student)
         trained = [name for name, parameter in self.student.named_parameters() if parameter.requires_grad]
         train_only_(self.student, names_outside(trained, [self.head]))
-        self.optimize(self.student, optimizer, lr)
+        self.optimize(self.student, optimizer)
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:

@@ -1,18 +1,16 @@
 """SLR: minimize the soft likelihood ratio, and keep the predictions of the stream diverse."""
 
-from collections.abc import Sequence
 from functools import partial
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from ctta.core.hyperparameters import CommonWithoutSeed
 from ctta.core.model import AdaptiveModel, MethodInfo
-from ctta.core.steps import Policy
 from ctta.core.validation import check_fraction, check_non_negative
 from ctta.functional import confidence, mean_probabilities, soft_likelihood_ratio
-from ctta.nn import BatchStats
-from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
 
 
@@ -49,12 +47,9 @@ class SLR(AdaptiveModel):
         momentum: float = 0.9,
         num_classes: int | None = None,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
-        lr: float | None = None,
-        policies: Sequence[Policy] = (),
-        batch_stats: BatchStats = "auto",
-        output: Output = None,
+        **common: Unpack[CommonWithoutSeed],
     ) -> None:
-        super().__init__(net, policies=policies, batch_stats=batch_stats, output=output)
+        super().__init__(net, **common)
         check_non_negative("weight", weight)
         check_fraction("momentum", momentum)
         if clip is not None:
@@ -65,7 +60,7 @@ class SLR(AdaptiveModel):
         self.register_buffer("average", torch.full((self.num_classes,), 1 / self.num_classes, dtype=dtype))
         self.student = self.copy_of_source()
         self.train_norms_(self.student)
-        self.optimize(self.student, optimizer, lr)
+        self.optimize(self.student, optimizer)
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:

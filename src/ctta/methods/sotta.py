@@ -1,22 +1,20 @@
 """SoTTA: sharpness-aware entropy minimization on confident images, for streams with images that do not belong there."""
 
-from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from ctta.core.hyperparameters import CommonWithoutBatchStats
 from ctta.core.model import MethodInfo
 from ctta.core.parallel import change_call
-from ctta.core.steps import Policy
 from ctta.core.validation import check_fraction, check_integer, check_non_negative
 from ctta.functional import confidence, entropy
 from ctta.methods.parts.memory import ConfidentMemory, MemoryModel
 from ctta.nn import attach_norm_hooks_
 from ctta.nn.running import RunningStatistics
-from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
 
 
@@ -58,18 +56,15 @@ class SoTTA(MemoryModel):
         net: nn.Module,
         *,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
-        lr: float | None = None,
         memory_size: int = 64,
         update_every: int = 64,
         min_confidence: float = 0.99,
         momentum: float = 0.2,
         radius: float = 0.05,
         freeze_top: bool = True,
-        policies: Sequence[Policy] = (),
-        seed: int = 0,
-        output: Output = None,
+        **common: Unpack[CommonWithoutBatchStats],
     ) -> None:
-        super().__init__(net, policies=policies, batch_stats=0.0, seed=seed, output=output)
+        super().__init__(net, batch_stats=0.0, **common)
         check_fraction("momentum", momentum)
         check_non_negative("radius", radius)
         self.memory = ConfidentMemory(memory_size, min_confidence)
@@ -78,7 +73,7 @@ class SoTTA(MemoryModel):
         self.student = self.copy_of_source()
         attach_norm_hooks_(self.student, lambda _: RunningStatistics(momentum, normalize_by="batch"))
         self.train_norms_(self.student, skip_top=freeze_top)
-        self.optimize(self.student, optimizer, lr)
+        self.optimize(self.student, optimizer)
 
     @override
     @torch.no_grad()

@@ -1,22 +1,19 @@
 """TEA: lower the energy of the batch and raise that of images which the network itself generates."""
 
-from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from ctta.core.hyperparameters import CommonArguments
 from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.core.parallel import current_reducer
 from ctta.core.state import LazyModule
-from ctta.core.steps import Policy
 from ctta.core.validation import check_fraction, check_integer, check_non_negative
 from ctta.errors import InputError
 from ctta.functional import at_least_float32, batch_sum, confidence
-from ctta.nn import BatchStats
-from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
 
 
@@ -122,18 +119,14 @@ class TEA(AdaptiveModel):
         net: nn.Module,
         *,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
-        lr: float | None = None,
         num_steps_langevin: int = 20,
         step_size: float = 0.1,
         noise: float = 0.01,
         buffer_size: int = 10_000,
         renew: float = 0.05,
-        policies: Sequence[Policy] = (),
-        batch_stats: BatchStats = "auto",
-        seed: int = 0,
-        output: Output = None,
+        **common: Unpack[CommonArguments],
     ) -> None:
-        super().__init__(net, policies=policies, batch_stats=batch_stats, seed=seed, output=output)
+        super().__init__(net, **common)
         check_non_negative("step_size", step_size)
         check_non_negative("noise", noise)
         check_fraction("renew", renew)
@@ -142,7 +135,7 @@ class TEA(AdaptiveModel):
         self.replay = ReplayBuffer(buffer_size)
         self.student = self.copy_of_source()
         self.train_norms_(self.student)
-        self.optimize(self.student, optimizer, lr)
+        self.optimize(self.student, optimizer)
 
     @override
     def check_input(self, x: Tensor) -> None:

@@ -1,9 +1,8 @@
 """TRIBE: BatchNorm statistics balanced over classes, and a teacher tied to the source."""
 
 import math
-from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -11,16 +10,16 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
+from ctta.core.hyperparameters import CommonWithoutBatchStats
 from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.core.parallel import change_call, current_call, current_reducer, replicated
 from ctta.core.state import LazyModule, snapshot_buffers
-from ctta.core.steps import Policy
 from ctta.core.validation import check_each, check_fraction, check_non_negative
 from ctta.functional import at_least_float32, confidence, entropy, hard_cross_entropy, masked_mean
 from ctta.methods.parts.memory import predicted_classes
 from ctta.nn import BatchStatistics, NormHook, attach_norm_hooks_
 from ctta.nn.moments import attach_statistics_gradient, image_var_mean
-from ctta.nn.surgery import Output, share_parameters_
+from ctta.nn.surgery import share_parameters_
 from ctta.optim import OptimizerFactory
 from ctta.views import Views, check_views, draw_views, image_views
 
@@ -133,17 +132,14 @@ class TRIBE(AdaptiveModel):
         net: nn.Module,
         *,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
-        lr: float | None = None,
         momentum: float | None = 0.01,
         spread: float = 0.0,
         max_entropy: float = 0.05,
         anchor: float = 0.5,
         views: Views = image_views(1),
-        policies: Sequence[Policy] = (),
-        seed: int = 0,
-        output: Output = None,
+        **common: Unpack[CommonWithoutBatchStats],
     ) -> None:
-        super().__init__(net, policies=policies, batch_stats=0.0, seed=seed, output=output)
+        super().__init__(net, batch_stats=0.0, **common)
         check_fraction("momentum", 0.0 if momentum is None else momentum)
         check_fraction("spread", spread)
         check_each(check_non_negative, max_entropy=max_entropy, anchor=anchor)
@@ -158,7 +154,7 @@ class TRIBE(AdaptiveModel):
         self.statistics = nn.ModuleList(
             attach_norm_hooks_(net, lambda _: BalancedStatistics(momentum, spread)) for net in networks
         )
-        self.optimize(self.student, optimizer, lr)
+        self.optimize(self.student, optimizer)
 
     @override
     @torch.no_grad()

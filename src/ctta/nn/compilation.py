@@ -1,8 +1,8 @@
 """Networks of a method under ``torch.compile``.
 
 What a call of a network depends on besides its input (the number of images in the batch, how many views it stacks) is
-in context variables, which the compiler cannot trace. A compiled network reads them before the compiled part, and
-leaves them where that part finds them: see :class:`ctta.nn.TracedCall`. Student, teacher and source, and all forks,
+in a context variable, which the compiler cannot trace. A compiled network reads it before the compiled part, and leaves
+its content where that part finds it: see :class:`ctta.nn.TracedCall`. Student, teacher and source, and all forks,
 have the same structure and share compiled code.
 """
 

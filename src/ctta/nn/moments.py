@@ -44,7 +44,7 @@ def batch_var_mean(values: Tensor) -> tuple[Tensor, Tensor]:
     batch = current_reducer()
     if batch.is_sharded:
         return batch.var_mean(values, [axis for axis in range(values.ndim) if axis != 1])
-    variance, mean = _compute_batch_moments(values)
+    variance, mean = _compute_moments(values, False)
     shape = (1, -1) + (1,) * (values.ndim - 2)
     return variance.view(shape), mean.view(shape)
 
@@ -58,7 +58,7 @@ def image_var_mean(values: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         Both, with a gradient.
     """
-    return _compute_image_moments(values)
+    return _compute_moments(values, True)
 
 
 def attach_statistics_gradient(
@@ -175,49 +175,23 @@ def _measure_channels_by_group_norm(values: Tensor) -> tuple[Tensor, Tensor]:
     return between.add_(variances.mean(0)), mean
 
 
-class _BatchMoments(Function):
-    """Variance and mean of every channel over the images."""
+class _ChannelMoments(Function):
+    """Variance and mean of every channel over the images, or of every channel of every image."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor) -> tuple[Tensor, Tensor]:
-        variance, mean = _measure_channels(values)
+    def forward(ctx: Any, values: Tensor, per_image: bool) -> tuple[Tensor, Tensor]:
+        variance, mean = _measure_images(values) if per_image else _measure_channels(values)
         ctx.save_for_backward(values, mean)
         return variance, mean
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_variance: Tensor, grad_mean: Tensor) -> Tensor:
+    def backward(ctx: Any, grad_variance: Tensor, grad_mean: Tensor) -> tuple[Tensor, None]:
         values, mean = ctx.saved_tensors
-        shape = (-1,) + (1,) * (values.ndim - 2)
-        return _moments_gradient(values, mean.view(shape), grad_variance.view(shape), grad_mean.view(shape), (0,))
-
-
-class _ImageMoments(Function):
-    """Variance and mean of every channel of every image."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor) -> tuple[Tensor, Tensor]:
-        variance, mean = _measure_images(values)
-        ctx.save_for_backward(values, mean)
-        return variance, mean
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_variance: Tensor, grad_mean: Tensor) -> Tensor:
-        values, mean = ctx.saved_tensors
-        shape = (*values.shape[:2], *[1] * (values.ndim - 2))
-        return _moments_gradient(values, mean.view(shape), grad_variance.view(shape), grad_mean.view(shape), ())
-
-
-def _moments_gradient(
-    values: Tensor, mean: Tensor, grad_variance: Tensor, grad_mean: Tensor, also_over: tuple[int, ...]
-) -> Tensor:
-    """Return the gradient of moments over the spatial axes, and others, with respect to the values."""
-    count = 1
-    for axis in (*also_over, *range(2, values.ndim)):
-        count *= values.shape[axis]
-    slope = grad_variance * (2 / count)
-    return torch.addcmul(grad_mean / count - slope * mean, values, slope)
+        shape = (*mean.shape, *[1] * (values.ndim - 2))
+        count = values.numel() // mean.numel()
+        slope = grad_variance.view(shape) * (2 / count)
+        return torch.addcmul(grad_mean.view(shape) / count - slope * mean.view(shape), values, slope), None
 
 
 class _CarryBlendedGradient(Function):
@@ -280,7 +254,6 @@ def _along_channels(vector: Tensor, values: Tensor) -> Tensor:
 
 
 # The types that torch does not tell.
-_compute_batch_moments: Callable[[Tensor], tuple[Tensor, Tensor]] = _BatchMoments.apply
-_compute_image_moments: Callable[[Tensor], tuple[Tensor, Tensor]] = _ImageMoments.apply
+_compute_moments: Callable[[Tensor, bool], tuple[Tensor, Tensor]] = _ChannelMoments.apply
 _pass_gradient: Callable[[Tensor, Tensor, Tensor, float], Tensor] = _PassGradient.apply
 _carry_blended_gradient: Callable[[Tensor, Tensor, Tensor, Tensor, float, float], Tensor] = _CarryBlendedGradient.apply

@@ -39,6 +39,19 @@ def automatic_fraction(num_images: int, rule: Literal["auto", "blend"] = "auto")
     return num_images / (num_images + PRIOR_SIZE)
 
 
+#: Where a module keeps its hooks.
+HOOK_TABLES = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+
+
 class NetworkHook:
     """Base of the forward hooks and pre-hooks that this library puts on copied networks, and takes off them again."""
 
@@ -88,8 +101,8 @@ class NormHook(NetworkHook, ABC):
 
 
 def remove_hooks_(module: nn.Module, is_unwanted: Callable[[int, Any], bool]) -> None:
-    """Remove forward hooks and pre-hooks of a module by their number, or by the object that they are a method of."""
-    for name in ("_forward_hooks", "_forward_pre_hooks"):
+    """Remove hooks of a module by their number, or by the object that they are a method of."""
+    for name in HOOK_TABLES:
         hooks = vars(module)[name]
         for number in [
             number for number, hook in hooks.items() if is_unwanted(number, getattr(hook, "__self__", hook))
@@ -195,8 +208,8 @@ class ContiguousInput(NormHook):
 class TracedCall:
     """What a call of a compiled network depends on besides its input, where the compiler finds it.
 
-    Context variables cannot be traced. :func:`prepare_traced_call` reads them before each call; the layers of
-    a network share one object.
+    A context variable cannot be traced. :func:`prepare_traced_call` reads the call in progress before each call; the
+    layers of a network share one object.
 
     Attributes:
         num_parts: How many parts have statistics of their own; None for the whole batch.
@@ -231,15 +244,19 @@ class BatchStatistics(NormHook):
     def before(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Set the mode of the layer, and blend its statistics or rescale its input unless it can do without."""
         if torch.compiler.is_compiling():
-            return self.trace(module, inputs) if self.traced.is_prepared else self.interrupt(module, inputs)
+            if self.traced.is_prepared:
+                return self.trace(module, inputs)
+            # Not as a decorator, which would import the compiler, and double the time of ``import ctta``.
+            interrupted: tuple[Tensor, ...] | None = torch.compiler.disable(self.interrupt)(module, inputs)
+            return interrupted
         fraction, num_parts = self.set_mode_by_call_(module, inputs[0]), current_call().num_parts or 1
         unmask_running_statistics(module)
         if module.running_mean is not None:
             if (record := current_call().record) is not None:
                 record[module] = self.use_and_return_statistics_(module, inputs[0], fraction)
                 return None
-            if (reference := current_call().fixed_statistics) is not None:
-                mean, variance = reference[module]
+            if (fixed := current_call().fixed_statistics) is not None:
+                mean, variance = fixed[module]
                 vars(module).update(running_mean=mean, running_var=variance)
         if fraction is None:
             return None
@@ -263,9 +280,8 @@ class BatchStatistics(NormHook):
         self.set_mode_(module, by_layer)
         return None if by_layer or fraction == 0 else fraction
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def interrupt(self, module: _BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        """Rescale the input outside of the compiled graph, where the context variables can be read."""
+        """Rescale the input outside of the compiled graph, where the call in progress can be read."""
         fraction = self.set_mode_by_call_(module, inputs[0])
         return None if fraction is None else (self.rescale(module, inputs[0], current_call().num_parts or 1, fraction),)
 
@@ -339,12 +355,12 @@ def _check_count(x: Tensor, num_values: int, num_parts: int | None) -> None:
     if num_values == x.shape[1] * (num_parts or 1):
         raise InputError(
             f"batch statistics need more than one value per channel, and a BatchNorm got {tuple(x.shape)}: "
-            "give larger batches, or blend in the source's statistics with batch_stats=0.1, say"
+            "give larger batches, or blend in the source's statistics with for example batch_stats=0.1"
         )
 
 
 def prepare_traced_call(net: nn.Module, x: Tensor) -> None:
-    """Let a compiled network treat its next call, on these inputs, as the context variables say."""
+    """Let a compiled network treat its next call, on these inputs, as the call in progress says."""
     num_parts = current_call().num_parts
     num_images = current_call().num_images or len(x) // (num_parts or 1)
     call: TracedCall | None = None

@@ -46,7 +46,7 @@ class RunningStatistics(NormHook):
         assert module.running_mean is not None and module.running_var is not None, "checked when the method is built"
         values = x.to(module.running_mean.dtype)
         if current_call().is_tracking or self.always:
-            mean, variance = self.follow_(module, values)
+            mean, variance = self.update_(module, values)
             if self.shrink is None and self.normalize_by == "running":
                 return attach_statistics_gradient(module, inputs, mean, variance)  # the layer has them now
             if self.shrink is None and self.can_normalize_by_layer_(module, x):
@@ -67,7 +67,7 @@ class RunningStatistics(NormHook):
         BatchStatistics.set_mode_(module, by_layer)
         return by_layer
 
-    def follow_(self, module: _BatchNorm, values: Tensor) -> tuple[Tensor, Tensor]:
+    def update_(self, module: _BatchNorm, values: Tensor) -> tuple[Tensor, Tensor]:
         """Update the running statistics; return the mean and the variance to normalize by, with gradient."""
         assert module.running_mean is not None and module.running_var is not None
         # What the layer computes itself, by its own statistics of the batch, needs no graph here.

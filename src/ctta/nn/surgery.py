@@ -1,4 +1,4 @@
-"""What is done to a copied network: unwrap it, extract its logits, choose which parameters train.
+"""What is done to a copied network: unwrap it, check its inputs, extract its logits, choose which parameters train.
 
 The copies keep the caller's class and every key of its ``state_dict``. What a method adds is a forward hook or forward
 pre-hook, so it survives ``eval()``, ``deepcopy`` and pickle, and :func:`copy_without_hooks` removes it again.
@@ -21,7 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ctta.errors import ConfigError, InputError
 from ctta.nn import BatchStats, find_norm_parameters, unmask_running_statistics, use_batch_statistics_
 from ctta.nn.heads import find_head
-from ctta.nn.norm import ContiguousInput, NetworkHook, remove_hooks_
+from ctta.nn.norm import HOOK_TABLES, ContiguousInput, NetworkHook, remove_hooks_
 
 #: Where the logits are in the output of a network: a key, an index, or a function of the output.
 Output = str | int | Callable[[Any], Tensor] | None
@@ -90,9 +90,10 @@ def find_untraceable_hooks(net: nn.Module) -> list[str]:
 
 
 def _iter_hooks(module: nn.Module) -> Iterator[tuple[int, Any]]:
-    """Yield the id of each forward hook and pre-hook, and the object that it is, or is a method of."""
-    for key, hook in (*module._forward_hooks.items(), *module._forward_pre_hooks.items()):
-        yield key, getattr(hook, "__self__", hook)
+    """Yield the id of each hook, and the object that it is, or is a method of."""
+    for table in HOOK_TABLES:
+        for key, hook in vars(module)[table].items():
+            yield key, getattr(hook, "__self__", hook)
 
 
 def returns_logits(net: nn.Module) -> bool:
@@ -292,6 +293,50 @@ def infer_input_rank(net: nn.Module) -> int | None:
     """Return the number of axes of the first convolution's input, batch included; None without convolutions."""
     first = next((module for module in net.modules() if isinstance(module, _ConvNd)), None)
     return None if first is None else len(first.kernel_size) + 2
+
+
+def check_input_rank(net: nn.Module, x: Tensor, error: Exception) -> None:
+    """Raise an InputError for an error of a network if x has another number of axes than its convolutions expect.
+
+    It is asked only once the network has failed, because a network may add or fold axes before its first convolution.
+
+    Args:
+        net: The network.
+        x: The batch.
+        error: What the network raised.
+    """
+    rank = None if isinstance(error, MissingLogitsError) else infer_input_rank(net)
+    if rank is not None and x.ndim != rank:
+        hint = ": for one image call x.unsqueeze(0)" if x.ndim == rank - 1 else ""
+        raise InputError(
+            f"expected a batch with {rank} axes for the network's convolutions, got shape {tuple(x.shape)}{hint}"
+        ) from error
+
+
+def check_batch(x: Tensor) -> None:
+    """Raise unless x is a batch of finite floating-point inputs; it may be empty."""
+    check_batch_format(x)
+    if not torch.isfinite(x).all():
+        raise InputError(
+            "the input holds NaN or infinite values; nothing was predicted or changed: drop or repair the batch"
+        )
+
+
+def check_batch_format(x: Tensor) -> None:
+    """Raise unless x is a batch of floating-point inputs, of whatever values."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"expected a batch of inputs as a tensor, got {type(x).__name__}")
+    if not x.is_floating_point():
+        raise TypeError(f"expected floating-point inputs, got {x.dtype}: for byte images call x.float() / 255 first")
+    if x.ndim < 2:
+        raise InputError(f"expected a batch of inputs, got shape {tuple(x.shape)}: for one input call x.unsqueeze(0)")
+
+
+def validate_batches(batches: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Yield the batches after :func:`check_batch`."""
+    for x in batches:
+        check_batch(x)
+        yield x
 
 
 def iter_inputs(batches: Iterable[Any]) -> Iterator[Tensor]:

@@ -10,11 +10,11 @@ combination are built from them: RDumb is ETA with :data:`reset_every`, ROID has
 one, extend :class:`ctta.policies.Policy`; a checkpoint holds the policies of this package.
 """
 
-from dataclasses import fields
-from typing import get_args
+import inspect
+from typing import Any
 
 from ctta.core.hyperparameters import parse_hyperparameters
-from ctta.core.steps import Policy
+from ctta.core.updates import Policy
 from ctta.errors import ConfigError, did_you_mean
 from ctta.policies.resetting import AdaptiveReset, ResetEvery, ResetOnLowEntropy
 from ctta.policies.restoring import AverageWithSource, FrozenTeacher, Kalman, Restore, RestoreByFisher
@@ -53,19 +53,18 @@ reset_on_low_entropy = ResetOnLowEntropy
 adaptive_reset = AdaptiveReset
 
 
-BuiltIn = (
-    Restore
-    | RestoreByFisher
-    | AverageWithSource
-    | Kalman
-    | FrozenTeacher
-    | ResetEvery
-    | ResetOnLowEntropy
-    | AdaptiveReset
+_CLASSES: tuple[type[Policy], ...] = (
+    Restore,
+    RestoreByFisher,
+    AverageWithSource,
+    Kalman,
+    FrozenTeacher,
+    ResetEvery,
+    ResetOnLowEntropy,
+    AdaptiveReset,
 )
-
 #: Every policy by its name.
-POLICIES: dict[str, type[BuiltIn]] = {cls.name: cls for cls in get_args(BuiltIn)}
+POLICIES: dict[str, Any] = {cls.name: cls for cls in _CLASSES}
 
 
 def parse_policy(text: str) -> Policy:
@@ -93,12 +92,13 @@ def parse_policy(text: str) -> Policy:
             f"there is no policy {name!r}{did_you_mean(name, POLICIES)}; expected one of {', '.join(POLICIES)}"
         )
     policy = POLICIES[name]
-    names = [field.name for field in fields(policy)]
+    names = list(inspect.signature(policy).parameters)
     if equals and not names:
         raise ConfigError(f"{name} has no settings, got {text!r}: leave out {first.removeprefix(name)!r}")
     if equals:
         settings = [f"{names[0]}={value}", *settings]
-    return policy(**parse_hyperparameters(policy, settings, owner=name))
+    found: Policy = policy(**parse_hyperparameters(policy, settings, owner=name))
+    return found
 
 
 def format_policy(policy: Policy) -> str:

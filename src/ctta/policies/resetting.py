@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from ctta.core.model import AdaptiveModel
 from ctta.core.parallel import current_reducer
-from ctta.core.steps import Policy
+from ctta.core.updates import Policy
 from ctta.core.validation import (
     check_choice,
     check_each,

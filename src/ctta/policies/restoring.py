@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.core.model import AdaptiveModel
-from ctta.core.steps import Policy
+from ctta.core.updates import Policy
 from ctta.core.validation import check_choice, check_fraction, check_non_negative
 from ctta.errors import ConfigError
 from ctta.functional import lerp_, pair_trained, stochastic_restore_
@@ -16,9 +16,7 @@ from ctta.functional import lerp_, pair_trained, stochastic_restore_
 
 def student_of(model: AdaptiveModel) -> nn.Module:
     """Return the network that a method trains."""
-    student = model.student
-    assert isinstance(student, nn.Module)
-    return student
+    return model.trained_networks[0]
 
 
 def was_updated(model: AdaptiveModel) -> bool:

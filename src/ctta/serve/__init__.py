@@ -2,17 +2,15 @@
 
 A request passes these modules from the socket to its answer:
 
-1. ``app``: the ASGI application that uvicorn calls; routing, errors to JSON
-2. ``auth``: bearer token, host and origin
-3. ``limits``: the body, read within the limits
-4. ``protocol`` (Open Inference Protocol) or ``routes`` (images, operators, live page): bytes to tensors and back
-5. ``service``: checks of the images
-6. ``store``: the queue of the stream, a worker thread, room in memory
-7. ``stream``: the call of the model, within the window and the time budget of the stream
-8. ``metrics``: counts on the way out
+1. ``http``: bearer token, host and origin; the body, read within the limits; how errors are answered
+2. ``protocol`` (Open Inference Protocol) or ``routes`` (images, operators, live page): bytes to tensors and back
+3. ``service``: checks of the images
+4. ``store``: the queue of the stream, a worker thread, room in memory
+5. ``stream``: the call of the model, within the window and the time budget of the stream
+6. ``metrics``: counts on the way out
 
-If the stream is new or on disk, ``persistence`` creates or reads it between 6 and 7. Of the others, ``api``
-holds what several modules share, ``listing`` selects what a page of streams shows, ``audit`` records what
+``app`` puts them together. If the stream is new or on disk, ``persistence`` creates or reads it between 4 and 5. Of the
+others, ``options`` declares what can be set, ``listing`` selects what a page of streams shows, ``audit`` records what
 happens to streams, ``directory`` remembers what they were started with, and ``cameras`` reads cameras by itself. On
 many machines, ``ray`` has a front and a process for each of the ``shards``.
 
@@ -29,10 +27,10 @@ many machines, ``ray`` has a front and a process for each of the ``shards``.
 import warnings
 
 from ctta.serve.app import create_app, serve
-from ctta.serve.auth import Tokens, check_host, read_tokens
 from ctta.serve.cameras import StreamCamera
 from ctta.serve.directory import StateDirectory, build_method, resume_method
-from ctta.serve.limits import Limits
+from ctta.serve.http import Tokens, check_host, read_tokens
+from ctta.serve.options import Limits
 from ctta.serve.service import Service
 
 __all__ = [

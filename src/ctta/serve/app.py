@@ -21,20 +21,22 @@ from typing_extensions import Doc
 import ctta
 from ctta.core.options import Option, takes_options
 from ctta.errors import InputError
-from ctta.serve.api import (
+from ctta.serve.cameras import CameraReaders, StreamCamera, camera_routes
+from ctta.serve.http import (
     INTERNAL,
     OUT_OF_MEMORY,
     RETRY_AFTER_OUT_OF_MEMORY,
     ApiError,
+    Authenticator,
+    Tokens,
+    check_host,
     error_responses,
     is_out_of_memory,
 )
-from ctta.serve.auth import Authenticator, Tokens, check_host
-from ctta.serve.cameras import CameraReaders, StreamCamera, camera_routes
 from ctta.serve.metrics import MetricsMiddleware
 from ctta.serve.options import SERVER
 from ctta.serve.protocol import protocol_routes
-from ctta.serve.routes import detail_routes, page_routes, stream_routes
+from ctta.serve.routes import page_routes, stream_routes
 from ctta.serve.service import Service
 
 logger = logging.getLogger("ctta.serve")
@@ -66,7 +68,6 @@ def create_app(
     auth, read_body = Authenticator(tokens), service.read_body
     app.include_router(protocol_routes(service, auth, read_body))
     app.include_router(stream_routes(service, auth, read_body))
-    app.include_router(detail_routes(service, auth))
     app.include_router(page_routes(auth))
     if readers.readers:
         app.include_router(camera_routes(readers, auth))

@@ -17,11 +17,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from ctta.data.datasets.video import FrameFeed, FrameSampling, VideoFrame, describe_source, import_av, is_live
+from ctta.data.datasets.video import FrameFeed, FrameSampling, VideoFrame, describe_address, import_av, is_live
 from ctta.data.streams.video import frame_to_tensor
 from ctta.errors import ConfigError, DataError, InputError, first_line
-from ctta.serve.api import ApiError, error_responses, validate_stream_name
-from ctta.serve.auth import Authenticator
+from ctta.serve.http import ApiError, Authenticator, error_responses, validate_stream_name
 from ctta.serve.service import Service
 from ctta.serve.stream import InferenceResult
 
@@ -110,7 +109,7 @@ class CameraReader:
         """Return the health of the camera, as ``GET /cameras`` shows it."""
         return {
             "stream": self.camera.stream,
-            "address": describe_source(self.camera.address),
+            "address": describe_address(self.camera.address),
             "up": self.feed.is_up,
             "ended": self.feed.has_ended,
             "frames": self.feed.num_frames,

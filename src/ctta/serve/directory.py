@@ -22,7 +22,7 @@ from ctta.nn.surgery import source_fingerprint
 from ctta.serve.persistence import Snapshots
 from ctta.serve.stream import DEFAULT_BATCH_STATS
 
-_FORMAT = 2  # of service.json
+SERVICE_FILE, _FORMAT = "service.json", 2
 
 
 def build_method(net: nn.Module, name: str, settings: Sequence[str] = ()) -> AdaptiveModel:
@@ -62,7 +62,7 @@ def resume_method(
     Raises:
         ConfigError: If the directory has streams of a method that is not one of this library's.
     """
-    path = Path(state_dir or ".", "service.json")
+    path = Path(state_dir or ".", SERVICE_FILE)
     if state_dir is None or not path.exists():
         return build_method(net, DEFAULT_METHOD, settings)
     recorded = _read_description(path)
@@ -99,7 +99,7 @@ class StateDirectory:
         return self.path / "audit.jsonl"
 
     def check_same_service(self, model: AdaptiveModel) -> None:
-        """Raise if the streams were started with another network or method.
+        """Raise now, and not at each stream, if the streams were started with another network or method.
 
         Args:
             model: Model of the service.
@@ -107,7 +107,13 @@ class StateDirectory:
         Raises:
             ConfigError: If they were.
         """
-        check_same_service(self.path, model)
+        path, requested = self.path / SERVICE_FILE, _describe_service(model)
+        if not path.exists():
+            with atomic_write(path) as temporary:
+                temporary.write_text(json.dumps(requested, indent=1))
+            return
+        hint = "use another directory, or the network and settings that its streams were started with"
+        check_same_settings(self.path, _read_description(path), requested, hint=hint)
 
     def open_snapshots(self) -> Snapshots:
         """Return the snapshots of the streams."""
@@ -144,18 +150,6 @@ def lock_shared(directory: Path) -> int:
         os.close(file)
         raise ConfigError(f"a service of one process uses {directory}: stop it, or use another one") from None
     return file
-
-
-def check_same_service(directory: Path, model: AdaptiveModel) -> None:
-    """Raise now, and not at each stream, if the streams were started with another network or method."""
-    path, requested = directory / "service.json", _describe_service(model)
-    if not path.exists():
-        with atomic_write(path) as temporary:
-            temporary.write_text(json.dumps(requested, indent=1))
-        return
-    recorded = _read_description(path)
-    hint = "use another directory, or the network and settings that its streams were started with"
-    check_same_settings(directory, recorded, requested, hint=hint)
 
 
 def _read_description(path: Path) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class StreamState(StrEnum):
 
 @dataclass(frozen=True)
 class StreamQuery:
-    """What to list.
+    """What to list; a dependency of routes.
 
     Attributes:
         order: The most recently used first; alarms first and the highest collapse score first among them; by name; or
@@ -51,20 +51,9 @@ class StreamQuery:
 
     order: StreamOrder = StreamOrder.RECENT
     state: StreamState | None = None
-    search: str = ""
-    offset: int = 0
-    limit: int = 100
-
-
-def read_query(
-    order: StreamOrder = StreamOrder.RECENT,
-    state: StreamState | None = None,
-    search: Annotated[str, Query(max_length=64)] = "",
-    offset: Annotated[int, Query(ge=0, le=10**9)] = 0,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-) -> StreamQuery:
-    """Return the query of a request; a dependency of routes."""
-    return StreamQuery(order, state, search, offset, limit)
+    search: Annotated[str, Query(max_length=64)] = ""
+    offset: Annotated[int, Query(ge=0, le=10**9)] = 0
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100
 
 
 @dataclass(frozen=True)
@@ -109,7 +98,7 @@ def _list(slots: list[StreamSlot], query: StreamQuery) -> Listing:
     for slot in slots:
         if (summary := slot.last_summary) is None:
             continue  # being created
-        states = _find_states(summary, is_live=slot.stream is not None)
+        states = _find_states(slot)
         total += 1
         for name, value in (
             ("updates", summary["updates"]),
@@ -133,9 +122,15 @@ def merge_listings(parts: Iterable[Listing]) -> Listing:
     return Listing(sum(part.total for part in parts), totals, sorted(match for part in parts for match in part.matches))
 
 
-def _find_states(summary: Mapping[str, Any], *, is_live: bool) -> set[StreamState]:
+def count_streams(slots: Iterable[StreamSlot], state: StreamState) -> int:
+    """Return how many streams are in a state."""
+    return sum(state in _find_states(slot) for slot in slots)
+
+
+def _find_states(slot: StreamSlot) -> set[StreamState]:
+    summary = slot.last_summary or {}
     score, feedback = summary.get("collapse_score"), summary.get("feedback") or {}
-    found = {StreamState.LIVE if is_live else StreamState.STORED}
+    found = {StreamState.LIVE if slot.stream is not None else StreamState.STORED}
     if score is not None and score >= 1:
         found.add(StreamState.ALARM)
     if feedback.get("high") is not None and feedback["high"] < 0:

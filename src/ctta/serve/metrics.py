@@ -66,11 +66,7 @@ class ServiceMetrics:
         self.request_duration.labels(route).observe(seconds)
 
     def count_event(self, kind: str) -> None:
-        """Count an event of a stream.
-
-        Args:
-            kind: Its kind.
-        """
+        """Count an event of a stream by its kind."""
         self.events.labels(kind if kind in EVENT_KINDS else "other").inc()
 
     def count_failure(self, cause: str) -> None:

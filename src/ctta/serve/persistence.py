@@ -27,9 +27,10 @@ from ctta.errors import CheckpointError, DamagedCheckpointError
 from ctta.io.atomic import fsync_directory, fsync_file
 from ctta.io.tensors import read_tensors, write_tensors
 from ctta.nn.surgery import copy_sharing_tensors
-from ctta.serve.api import STREAM_NAME_PATTERN
 from ctta.serve.audit import AuditLog, StreamEvent
-from ctta.serve.stream import SampleWindow, ServedStream, TimeBudget
+from ctta.serve.http import STREAM_NAME_PATTERN
+from ctta.serve.options import ServiceOptions
+from ctta.serve.stream import ServedStream
 
 logger = logging.getLogger("ctta.serve")
 
@@ -187,10 +188,10 @@ class Snapshots:
     def quarantine(self, name: str) -> Path:
         """Move a stream that cannot be read out of the way, and return where it is for a person to look at."""
         self._check_owner()
-        source = self._local_directory(name)
-        path = self.directory / f"{DAMAGED}{time.time_ns()}-{source.name}"
-        if source.exists():  # or somebody has removed it
-            os.rename(source, path)
+        damaged = self._local_directory(name)
+        path = self.directory / f"{DAMAGED}{time.time_ns()}-{damaged.name}"
+        if damaged.exists():  # or somebody has removed it
+            os.rename(damaged, path)
             fsync_directory(self.directory)
         return path
 
@@ -389,13 +390,19 @@ class RemoteSnapshots(Snapshots):
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             partial = path.with_name(f"{file_name}.partial")  # a download that breaks off must not look like damage
-            source = f"{self._files.root}/{self._folder(name)}/{max(numbers)}/{file_name}"
-            self._files.system.get_file(source, str(partial))
+            remote = f"{self._files.root}/{self._folder(name)}/{max(numbers)}/{file_name}"
+            self._files.system.get_file(remote, str(partial))
             partial.replace(path)
         return path
 
     def _forget_local(self, name: str) -> None:
         shutil.rmtree(self._local_directory(name), ignore_errors=True)
+
+
+def open_snapshots(files: RemoteFiles, path: Path, **options: Any) -> Snapshots:
+    """Return the snapshots in a shared state, which pass through a local folder if the state is not one."""
+    directory = path / "streams"
+    return Snapshots(directory, **options) if files.is_folder else RemoteSnapshots(files, directory, **options)
 
 
 @dataclass(frozen=True)
@@ -407,24 +414,14 @@ class StreamFactory:
         source_network: Source network as it was trained.
         snapshots: Streams on disk.
         log: Audit log.
-        window_size: Images in the window of each stream.
-        update_every: Images between two updates.
-        time_budget: Fraction of time for updates; None for no limit.
-        num_answers: Number of last answers of each stream to remember for feedback.
-        keep_images: Whether to keep the last image of each stream in memory.
-        on_harm: What to do when labels show harm: "reset", "freeze", or None to only report.
+        options: How the service treats its streams.
     """
 
     template: AdaptiveModel
     source_network: nn.Module
     snapshots: Snapshots
     log: AuditLog
-    window_size: int
-    update_every: int
-    time_budget: float | None
-    num_answers: int = 0
-    on_harm: str | None = None
-    keep_images: bool = False
+    options: ServiceOptions
 
     def create(self, name: str) -> ServedStream:
         """Return a new stream."""
@@ -475,17 +472,7 @@ class StreamFactory:
         return model
 
     def _wrap(self, name: str, model: AdaptiveModel) -> ServedStream:
-        return ServedStream(
-            name,
-            model,
-            source_network=self.source_network,
-            window=SampleWindow(self.window_size, self.update_every),
-            budget=TimeBudget(self.time_budget),
-            log=self.log,
-            num_answers=self.num_answers,
-            keep_image=self.keep_images,
-            on_harm=self.on_harm,
-        )
+        return ServedStream(name, model, self.source_network, self.log, self.options)
 
 
 def _check_summary(summary: Any) -> dict[str, Any]:

@@ -19,18 +19,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import ctta
-from ctta.serve.api import (
+from ctta.serve.http import (
     EXAMPLE_STREAM,
-    INFER_REQUEST,
     STREAM_ERRORS,
+    STREAM_NAME_PATTERN,
+    TRIM_THRESHOLD,
     ApiError,
+    Authenticator,
+    BodyReader,
     describe_body,
     error_responses,
     path_example,
+    return_freed_memory,
     validate_stream_name,
 )
-from ctta.serve.auth import Authenticator
-from ctta.serve.limits import TRIM_THRESHOLD, BodyReader, return_freed_memory
 from ctta.serve.service import Service
 
 MODEL_VERSION = "1"
@@ -55,6 +57,53 @@ _MAX_RANK = 8
 #: objects and of float64, and a float32), in addition of an array or object, and of any request.
 BYTES_PER_VALUE, BYTES_PER_CONTAINER, BYTES_PER_REQUEST = 64, 128, 2**16
 MAX_FLOATS_PER_BYTE = 1  # of raw tensors: UINT8
+#: The body of a request, as /openapi.json describes it.
+INFER_REQUEST: dict[str, Any] = {
+    "type": "object",
+    "required": ["inputs"],
+    "properties": {
+        "id": {"type": "string"},
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "sequence_id": {
+                    "description": "name of the stream",
+                    "oneOf": [{"type": "string", "pattern": STREAM_NAME_PATTERN}, {"type": "integer", "minimum": 0}],
+                },
+                "adapt": {"type": "boolean", "description": "false to predict without adapting"},
+                "binary_data_output": {"type": "boolean"},
+            },
+        },
+        "inputs": {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": 1,
+            "items": {
+                "type": "object",
+                "required": ["name", "datatype", "shape", "data"],
+                "properties": {
+                    "name": {"const": INPUT_NAME},
+                    "datatype": {"enum": list(INPUT_TYPES)},
+                    "shape": {
+                        "type": "array",
+                        "items": {"type": "integer", "minimum": 1},
+                        "minItems": 4,
+                        "maxItems": 4,
+                    },
+                    "data": {"type": "array", "items": {"type": "number", "minimum": 0, "maximum": 1}},
+                },
+            },
+        },
+        "outputs": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["name"],
+                "properties": {"name": {"enum": list(OUTPUT_NAMES)}},
+            },
+        },
+    },
+}
 
 
 # ---- tensors of requests ----
@@ -311,9 +360,7 @@ def protocol_routes(service: Service, auth: Authenticator, read_body: BodyReader
     infer_route: dict[str, Any] = {
         "dependencies": infer_scope,
         "responses": error_responses(400, 404, *STREAM_ERRORS),
-        "openapi_extra": describe_body(
-            "application/json", schema=INFER_REQUEST, examples={"application/json": _infer_examples(service)}
-        ),
+        "openapi_extra": describe_body("application/json", schema=INFER_REQUEST, examples=_infer_examples(service)),
     }
 
     @router.post("/v2/models/{name}/infer", **infer_route)
@@ -331,12 +378,12 @@ def protocol_routes(service: Service, auth: Authenticator, read_body: BodyReader
 
 async def _infer(service: Service, body: bytearray, json_length: str | None) -> Response:
     num_bytes = estimate_memory(body, json_length)
-    async with service.request_memory.reserve(num_bytes) as reservation:
+    async with service.request_memory.reserve(num_bytes) as shrink_reservation:
         request = await _run_inline_or_in_thread(num_bytes, split_body, body, json_length)
         x = await _run_inline_or_in_thread(num_bytes, parse_input, request)
         if num_bytes >= TRIM_THRESHOLD:
             await asyncio.to_thread(return_freed_memory)
-        reservation.shrink(x.nbytes)
+        shrink_reservation(x.nbytes)
         head, outputs, selection = await _answer(service, request, x)
     num_bytes = sum(values.size * (1 if selection[name] else BYTES_PER_VALUE) for name, values in outputs.items())
     content, length = await _run_inline_or_in_thread(num_bytes, encode_response, head, outputs, selection)

@@ -1,31 +1,45 @@
-"""The service on a Ray cluster: Ray Serve in front, and a named actor for each shard, which Ray restarts."""
+"""The service on a Ray cluster: Ray Serve in front, and a named actor for each shard, which Ray restarts.
+
+The hash of its name assigns a stream to a shard, and one process at a time serves a shard. A process that starts claims
+its shard: it leaves a marker with the next *incarnation* in the shared state, and only the highest incarnation of a
+shard counts. The numbers of snapshots start with the incarnation that wrote them, so what a former process writes late
+is lower than what its successor has read and written. A process confirms its claim in every second of its own clock in
+which it answers, so one that was paused or cut off ends instead of answering.
+"""
 
 import asyncio
+import hashlib
 import importlib
-import itertools
 import logging
-from collections.abc import Callable
-from contextlib import suppress
+import os
+import random
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from socket import gethostname
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, Header, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.types import Message
+from starlette.types import ASGIApp, Message
 
-from ctta.errors import ConfigError, first_line
-from ctta.serve.api import ApiError
-from ctta.serve.app import add_error_handlers
-from ctta.serve.auth import Authenticator, Tokens, check_host
-from ctta.serve.directory import lock_directory
-from ctta.serve.limits import BodyReader, Limits, MemoryBudget
-from ctta.serve.listing import StreamQuery, list_streams, merge_listings, read_query
-from ctta.serve.metrics import merge_metrics
-from ctta.serve.options import ShardOptions
+from ctta.core.model import AdaptiveModel
+from ctta.errors import ConfigError, DamagedCheckpointError, first_line
+from ctta.serve.app import add_error_handlers, create_app
+from ctta.serve.directory import SERVICE_FILE, StateDirectory, lock_shared
+from ctta.serve.http import ApiError, Authenticator, BodyReader, MemoryBudget, Tokens, check_host
+from ctta.serve.listing import Listing, StreamQuery, list_streams, merge_listings
+from ctta.serve.metrics import METHODS, merge_metrics
+from ctta.serve.options import Limits, ShardOptions
+from ctta.serve.persistence import INCARNATION, RemoteFiles, ShardLostError, Snapshots, open_snapshots
 from ctta.serve.protocol import estimate_memory, parse_stream_name, split_body
 from ctta.serve.service import Service
-from ctta.serve.shards import Shard, SharedState, check_num_shards, find_shard, read_slots
+from ctta.serve.store import StreamSlot
 
 logger = logging.getLogger("ctta.serve")
 
@@ -33,7 +47,8 @@ NAMESPACE = "ctta"
 CONCURRENCY = 1000  # calls of an actor at once
 START_TIMEOUT = 600.0  # seconds; a cluster may have to start machines
 POLL_TIMEOUT = 5.0  # seconds for what is asked of all shards
-METHODS = ["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"]
+MAX_CLAIM_AGE = 1.0  # seconds since a claim was confirmed; Ray takes longer to declare a machine dead
+CLAIM_INTERVAL = 0.5  # seconds between two confirmations without a request
 #: Headers that describe a body as it was sent, and not as it was read.
 BODY_HEADERS = {b"content-encoding", b"content-length", b"transfer-encoding"}
 #: What a shard needs of a request.
@@ -48,6 +63,121 @@ def import_ray(name: str = "ray") -> Any:
         raise ImportError("a service on Ray needs the extra 'serve-ray': pip install 'ctta[serve-ray]'") from error
 
 
+def find_shard(stream: str, num_shards: int) -> int:
+    """Return the shard of a stream.
+
+    >>> [find_shard(f"camera{number}", 256) for number in range(4)]
+    [191, 156, 165, 229]
+    """
+    return int.from_bytes(hashlib.blake2b(stream.encode(), digest_size=8).digest()) % num_shards
+
+
+def check_num_shards(path: str, num_shards: int) -> None:
+    """Raise ConfigError if the streams in a shared state were started with another number of shards."""
+    for found in {marker.split("/")[1] for marker in RemoteFiles(path).list("shards")} - {str(num_shards)}:
+        raise ConfigError(f"the streams in {path} are on {found} shards for good: give --shards {found}")
+
+
+def read_slots(path: str) -> dict[str, StreamSlot]:
+    """Return the streams in a shared state as they were saved, without changing anything; damaged ones are left out."""
+    files, slots = RemoteFiles(path), {}
+    with tempfile.TemporaryDirectory(prefix="ctta-front-") as scratch:
+        snapshots = open_snapshots(files, Path(path if files.is_folder else scratch), incarnation=0)
+        for name in list(snapshots.names()):
+            with suppress(DamagedCheckpointError):  # which its shard finds and reports
+                slots[name] = StreamSlot(name, snapshots.read_summary(name, take_over=False))
+    return slots
+
+
+class SharedState(StateDirectory):
+    """The shared state as the process of one shard uses it, which claims the shard.
+
+    Raises:
+        ConfigError: If a service of one process uses the folder.
+    """
+
+    def __init__(self, path: str, num_shards: int, shard: int) -> None:
+        self.files, self.shard, self._num_shards = RemoteFiles(path), shard, num_shards
+        self._folder = f"shards/{num_shards}/{shard:03d}"
+        self._cleanup = ExitStack()
+        if self.files.is_folder:
+            self.path = Path(path)
+            self._cleanup.callback(os.close, lock_shared(self.path))
+        else:
+            self.path = Path(tempfile.mkdtemp(prefix="ctta-shard-"))
+            self._cleanup.callback(shutil.rmtree, self.path, ignore_errors=True)
+            self._cleanup.callback(self.upload_audit_log)
+            if recorded := self.files.read(SERVICE_FILE):
+                (self.path / SERVICE_FILE).write_bytes(recorded)
+        self._uploaded_at = 0  # when the audit log had changed last
+        self.incarnation = self._claim()
+
+    def owns(self, stream: str) -> bool:
+        """Return whether a stream belongs to this shard."""
+        return find_shard(stream, self._num_shards) == self.shard
+
+    def _claim(self) -> int:
+        """Leave a marker with the next incarnation, and return it; no other process gets the same."""
+        # The markers may be missing where somebody has copied the streams alone.
+        snapshots = open_snapshots(self.files, self.path, owns=self.owns, incarnation=0)
+        newest = max((max(snapshots.numbers(name)) for name in snapshots.names()), default=0) // INCARNATION
+        while True:
+            number = max(newest, *self._markers().values(), 0) + 1
+            own = f"{self._folder}/{number}-{uuid.uuid4().hex}"
+            self.files.write(own)
+            # Of two processes that have chosen the same number, at least the one that looks last sees the other's
+            # marker, or a higher one of a third process, which removes lower ones.
+            if all(name == own or other < number for name, other in self._markers().items()):
+                break
+            time.sleep(random.uniform(0.05, 0.5))
+        for name, other in self._markers().items():
+            if other < number:
+                self.files.remove(name)
+        return number
+
+    def _markers(self) -> dict[str, int]:
+        """Return the incarnation of each marker of this shard."""
+        return {name: int(name.rpartition("/")[2].partition("-")[0]) for name in self.files.list(self._folder)}
+
+    def check_owner(self) -> None:
+        """Raise ShardLostError if another process has claimed the shard; OSError if the state cannot be read."""
+        if (newest := max(self._markers().values(), default=0)) > self.incarnation:
+            raise ShardLostError(
+                f"shard {self.shard} has incarnation {newest}, and this process is incarnation {self.incarnation}: it "
+                "was paused or cut off, or another service uses the same state"
+            )
+
+    @property
+    def audit_file(self) -> Path:
+        """File of the audit log of this incarnation."""
+        return self.path / f"audit-{self.shard:03d}-{self.incarnation}.jsonl"
+
+    def check_same_service(self, model: AdaptiveModel) -> None:
+        """Raise ConfigError if the streams were started with another network or method."""
+        super().check_same_service(model)
+        if not self.files.is_folder and self.files.read(SERVICE_FILE) is None:
+            self.files.write(SERVICE_FILE, (self.path / SERVICE_FILE).read_bytes())
+
+    def open_snapshots(self) -> Snapshots:
+        """Return the snapshots of the streams of this shard."""
+        return open_snapshots(
+            self.files, self.path, owns=self.owns, incarnation=self.incarnation, check_owner=self.check_owner
+        )
+
+    def upload_audit_log(self) -> None:
+        """Copy the audit log, and the file before it, to where the streams are, if that is not a folder."""
+        if self.files.is_folder or not self.audit_file.exists():
+            return
+        if (changed_at := self.audit_file.stat().st_mtime_ns) != self._uploaded_at:
+            for file in self.path.glob(f"{self.audit_file.name}*"):
+                self.files.write(file.name, file.read_bytes())
+            self._uploaded_at = changed_at
+
+    def release(self) -> None:
+        """Let a service of one process use the folder; of a URL, copy what is left and remove the local folder."""
+        self._cleanup.close()
+
+
 @dataclass(frozen=True)
 class RayOptions(ShardOptions):
     """How a service runs on a cluster; every process of it gets these.
@@ -59,7 +189,6 @@ class RayOptions(ShardOptions):
         name: Name of the service on the cluster.
         tokens: Bearer tokens.
         limits: Limits of the front.
-        num_fronts: Processes that pass requests on; one is enough for some hundred requests per second.
     """
 
     make_service: Callable[[SharedState], Service]
@@ -67,37 +196,107 @@ class RayOptions(ShardOptions):
     name: str = "ctta"
     tokens: Tokens = field(default_factory=Tokens, repr=False)
     limits: Limits = field(default_factory=Limits)
-    num_fronts: int = 1
 
 
-class RayShards:
-    """The shards of a service as named actors, which are created when they are first called.
+def read_clock() -> float:
+    """Return a time in seconds that passes also while this process or its machine sleeps."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
-    Args:
-        options: Of the service.
-    """
+
+async def call_app(app: ASGIApp, scope: dict[str, Any], body: bytes) -> list[Message]:
+    """Return the messages with which an ASGI application answers a request."""
+    messages: list[Message] = []
+    requests: asyncio.Queue[Message] = asyncio.Queue()  # receiving more than one waits, as nobody disconnects
+    requests.put_nowait({"type": "http.request", "body": body})
+
+    async def send(message: Message) -> None:
+        messages.append(message)
+
+    try:
+        await app(scope, requests.get, send)
+    except Exception:
+        if not messages:  # or it is logged, and answered with status 500
+            raise
+    return messages
+
+
+class Shard:
+    """The process that serves the streams of one shard, as long as no other process has claimed it; a Ray actor."""
+
+    def __init__(self, options: RayOptions, shard: int) -> None:
+        self._confirmed_at = read_clock()
+        self.state = SharedState(options.state, options.num_shards, shard)
+        try:
+            self.service = options.make_service(self.state)
+        except BaseException:
+            self.state.release()
+            raise
+        self.app, self._is_closing = create_app(self.service, options.tokens), asyncio.Event()
+        self._running = asyncio.get_event_loop().create_task(self._run())
+
+    async def handle(self, scope: dict[str, Any], body: bytes) -> list[Message]:
+        """Answer a request with messages of ASGI; OSError if the shard may be another process's by now."""
+        messages = await call_app(self.app, scope, body)
+        await self._confirm()
+        return messages
+
+    async def list_streams(self, query: StreamQuery) -> Listing:
+        """List the streams of this shard."""
+        return await list_streams(self.service.store.slots.values(), query)
+
+    async def summaries(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the summaries of some streams; those that are not here any more are left out."""
+        slots = self.service.store.slots
+        return [slots[name].summary() for name in names if name in slots and slots[name].last_summary is not None]
+
+    async def describe(self) -> dict[str, Any]:
+        """Return what ``GET /cluster`` shows."""
+        shard, incarnation = self.state.shard, self.state.incarnation
+        return {"shard": shard, "incarnation": incarnation, "host": gethostname(), "pid": os.getpid()}
+
+    async def close(self) -> None:
+        """Save every stream; OSError if some could not be saved."""
+        self._is_closing.set()
+        await self._running
+
+    async def _run(self) -> None:
+        async with self.app.router.lifespan_context(self.app):
+            while not self._is_closing.is_set():
+                try:
+                    await self._confirm(max_age=0.0)
+                    await asyncio.to_thread(self.state.upload_audit_log)
+                except OSError:
+                    logger.exception("shard %d cannot reach its state, and answers nothing", self.state.shard)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(CLAIM_INTERVAL):
+                        await self._is_closing.wait()
+
+    async def _confirm(self, *, max_age: float = MAX_CLAIM_AGE) -> None:
+        """Raise OSError unless the shard is this process's, or was so a moment ago."""
+        asked_at = read_clock()
+        if asked_at - self._confirmed_at < max_age:
+            return
+        try:
+            await asyncio.to_thread(self.state.check_owner)
+        except ShardLostError:
+            logger.exception("this process ends, and saves nothing")
+            os._exit(1)  # Ray starts another one if it should serve the shard
+            raise
+        self._confirmed_at = asked_at
+
+
+class RayService:
+    """A service on the cluster that this process is connected to, whose actors are created when first called."""
 
     def __init__(self, options: RayOptions) -> None:
-        self._ray, self.options = import_ray(), options
+        self.options, self.timeout = options, 2 * options.limits.request_timeout
         self._handles: dict[int, Any] = {}
+        self._stored: dict[str, StreamSlot] | None = None  # as saved, for shards without a process: nothing changes
 
-    async def call(self, shard: int, method: str, *arguments: Any) -> Any:
-        """Call a method of a shard; ConnectionError if its process ended meanwhile."""
-        if shard not in self._handles:
-            self._handles[shard] = await asyncio.to_thread(self.start, shard)
-        try:
-            return await getattr(self._handles[shard], method).remote(*arguments)
-        except self._ray.exceptions.RayActorError as error:
-            self._handles.pop(shard, None)  # if it could not be started, another one may be under its name
-            raise ConnectionError(str(error)) from error
-
-    async def running(self) -> list[int]:
-        """Return the shards that have a process."""
-        return sorted(await asyncio.to_thread(self.find))
-
-    def start(self, shard: int) -> Any:
+    def start_shard(self, shard: int) -> Any:
         """Return the actor of a shard, of which Ray has one at most: that which exists, or a new one."""
-        actor = self._ray.remote(Shard).options(
+        actor = import_ray().remote(Shard)
+        actor = actor.options(
             name=f"{self.options.name}-shard-{shard}",
             namespace=NAMESPACE,
             get_if_exists=True,
@@ -109,60 +308,36 @@ class RayShards:
             num_cpus=self.options.num_cpus,
             num_gpus=self.options.num_gpus or 0.0,
         )
-        options = self.options
-        return actor.remote(options.make_service, options.state, options.num_shards, shard, options.tokens)
+        return actor.remote(self.options, shard)
 
     def find(self) -> dict[int, Any]:
         """Return the actors of all shards that have one."""
-        prefix, found = f"{self.options.name}-shard-", {}
-        for each in self._ray.util.list_named_actors(all_namespaces=True):
+        ray, prefix, found = import_ray(), f"{self.options.name}-shard-", {}
+        for each in ray.util.list_named_actors(all_namespaces=True):
             if each["namespace"] == NAMESPACE and each["name"].startswith(prefix):
                 with suppress(ValueError):  # it has just ended
-                    found[int(each["name"].removeprefix(prefix))] = self._ray.get_actor(each["name"], NAMESPACE)
+                    found[int(each["name"].removeprefix(prefix))] = ray.get_actor(each["name"], NAMESPACE)
         return found
 
+    async def running(self) -> list[int]:
+        """Return the shards that have a process."""
+        return sorted(await asyncio.to_thread(self.find))
 
-class Front:
-    """Sends requests to the shards of their streams.
+    async def call(self, shard: int, method: str, *arguments: Any) -> Any:
+        """Call a method of a shard; ConnectionError if its process ended meanwhile."""
+        if shard not in self._handles:
+            self._handles[shard] = await asyncio.to_thread(self.start_shard, shard)
+        try:
+            return await getattr(self._handles[shard], method).remote(*arguments)
+        except import_ray().exceptions.RayActorError as error:
+            self._handles.pop(shard, None)  # if it could not be started, another one may be under its name
+            raise ConnectionError(str(error)) from error
 
-    Args:
-        shards: The shards.
-        state: Path of the shared state.
-        num_shards: Number of shards.
-        timeout: Seconds until a request is given up.
-    """
-
-    def __init__(self, shards: RayShards, state: str, num_shards: int, *, timeout: float) -> None:
-        self._shards, self._state, self.num_shards, self.timeout = shards, state, num_shards, timeout
-        self._stored: Any = None  # streams as saved, for shards without a process, where nothing changes
-        self._turn = itertools.count()
-
-    async def send(self, stream: str | None, scope: dict[str, Any], body: bytes) -> list[Message]:
-        """Send a request to the shard of its stream, or to any if it is about none.
-
-        Args:
-            stream: Name of the stream; None for none.
-            scope: Of ASGI.
-            body: The whole body.
-
-        Returns:
-            The messages of the answer.
-
-        Raises:
-            ApiError: With the status for the client, if the shard does not answer.
-        """
-        if stream is not None:
-            shard = find_shard(stream, self.num_shards)
-        else:
-            running = await self._shards.running() or [0]
-            shard = running[next(self._turn) % len(running)]
-        messages: list[Message] = await self._call(shard, "handle", scope, body)
-        return messages
-
-    async def _call(self, shard: int, method: str, *arguments: Any) -> Any:
+    async def ask(self, shard: int, method: str, *arguments: Any) -> Any:
+        """Call a method of a shard; ApiError with the status for the client if it does not answer."""
         try:
             async with asyncio.timeout(self.timeout):
-                return await self._shards.call(shard, method, *arguments)
+                return await self.call(shard, method, *arguments)
         except TimeoutError:
             raise ApiError(504, f"no answer within {self.timeout:g} s; an update may still count") from None
         except OSError as error:
@@ -176,115 +351,26 @@ class Front:
         async def ask(shard: int) -> Any:
             with suppress(OSError):  # also TimeoutError
                 async with asyncio.timeout(POLL_TIMEOUT):
-                    return await self._shards.call(shard, method, *arguments)
+                    return await self.call(shard, method, *arguments)
 
-        shards = await self._shards.running()
+        shards = await self.running()
         answers = await asyncio.gather(*map(ask, shards))
         return {shard: answer for shard, answer in zip(shards, answers, strict=True) if answer is not None}
 
     async def list_streams(self, query: StreamQuery) -> dict[str, Any]:
         """Return a page of the streams of all shards; those without a process are listed as they were saved."""
         if self._stored is None:
-            self._stored = await asyncio.to_thread(read_slots, self._state)
-        running = await self._shards.running()
-        stored = {name: slot for name, slot in self._stored.items() if find_shard(name, self.num_shards) not in running}
-        listings = await asyncio.gather(*(self._call(shard, "list_streams", query) for shard in running))
+            self._stored = await asyncio.to_thread(read_slots, self.options.state)
+        running, num_shards = await self.running(), self.options.num_shards
+        stored = {name: slot for name, slot in self._stored.items() if find_shard(name, num_shards) not in running}
+        listings = await asyncio.gather(*(self.ask(shard, "list_streams", query) for shard in running))
         listing = merge_listings([*listings, await list_streams(stored.values(), query)])
         page = listing.page(query)
-        live = {shard: [name for name in page if find_shard(name, self.num_shards) == shard] for shard in running}
-        found = await asyncio.gather(*(self._call(shard, "summaries", part) for shard, part in live.items() if part))
+        live = {shard: [name for name in page if find_shard(name, num_shards) == shard] for shard in running}
+        found = await asyncio.gather(*(self.ask(shard, "summaries", part) for shard, part in live.items() if part))
         summaries = {each["name"]: each for part in found for each in part}
         summaries |= {name: stored[name].summary() for name in page if name in stored}
         return listing.describe([summaries[stream] for stream in page if stream in summaries])
-
-
-def _to_response(messages: list[Message]) -> Response:
-    response = Response(b"".join(each.get("body", b"") for each in messages), messages[0]["status"])
-    response.raw_headers = list(messages[0]["headers"])
-    return response
-
-
-def create_front(front: Front, tokens: Tokens, limits: Limits) -> FastAPI:
-    """Return the ASGI application of the front: the HTTP API of one process, over all shards.
-
-    Args:
-        front: Sends requests to shards.
-        tokens: Bearer tokens of the service, for what the front reads itself; the shards check each request again.
-        limits: Limits of bodies.
-
-    Returns:
-        The application.
-    """
-    app = FastAPI(title="ctta serve", openapi_url=None, docs_url=None, redoc_url=None)
-    auth, read_body = Authenticator(tokens), BodyReader(limits)
-    memory = MemoryBudget(limits.max_decoded_bytes, limits.request_timeout)
-    add_error_handlers(app, lambda cause: logger.error("the front failed: %s", cause))
-
-    def describe(request: Request) -> dict[str, Any]:
-        headers = [(name, value) for name, value in request.headers.raw if name not in BODY_HEADERS]
-        return {**{key: request.scope[key] for key in SCOPE if key in request.scope}, "headers": headers}
-
-    async def forward(request: Request, stream: str | None, body: bytes | bytearray = b"") -> Response:
-        return _to_response(await front.send(stream, describe(request), bytes(body)))
-
-    Body = Annotated[bytearray, Depends(read_body)]
-    infer, public = [Depends(auth.require_infer)], [Depends(auth.allow_anyone)]
-
-    @app.get("/streams", dependencies=infer)
-    async def show_streams(query: Annotated[StreamQuery, Depends(read_query)]) -> dict[str, Any]:
-        return await front.list_streams(query)
-
-    @app.get("/metrics", dependencies=infer)
-    async def metrics(request: Request) -> Response:
-        answers = await front.ask_all("handle", describe(request), b"")
-        texts = {f"{shard}": each[1]["body"].decode() for shard, each in answers.items() if each[0]["status"] == 200}
-        return Response(merge_metrics(texts, "shard"), media_type=CONTENT_TYPE_LATEST)
-
-    @app.get("/v2/health/ready", dependencies=public)
-    @app.get("/v2/models/{name}/ready", dependencies=public)
-    @app.get("/v2/models/{name}/versions/{version}/ready", dependencies=public)
-    async def ready(request: Request) -> Response:
-        answers = list((await front.ask_all("handle", describe(request), b"")).values())
-        worst = max(answers, key=lambda each: int(each[0]["status"]), default=None)  # not ready, if any is not
-        return await forward(request, None) if worst is None else _to_response(worst)
-
-    @app.get("/cluster", dependencies=infer)
-    async def show_cluster() -> dict[str, Any]:
-        return {"shards": front.num_shards, "running": list((await front.ask_all("describe")).values())}
-
-    @app.post("/v2/models/{name}/infer", dependencies=infer)
-    @app.post("/v2/models/{name}/versions/{version}/infer", dependencies=infer)
-    async def infer_tensor(
-        request: Request,
-        body: Body,
-        json_length: Annotated[str | None, Header(alias="Inference-Header-Content-Length")] = None,
-    ) -> Response:
-        async with memory.reserve(estimate_memory(body, json_length)):
-            stream = parse_stream_name(await asyncio.to_thread(split_body, body, json_length))
-        return await forward(request, stream, body)
-
-    @app.api_route("/streams/{stream}", methods=METHODS, dependencies=infer)
-    @app.api_route("/streams/{stream}/{rest:path}", methods=METHODS, dependencies=infer)
-    async def stream_route(request: Request, stream: str, body: Body) -> Response:
-        return await forward(request, stream, body)
-
-    @app.api_route("/{path:path}", methods=METHODS)
-    async def other(request: Request) -> Response:
-        return await forward(request, None)  # no such route has a body
-
-    return app
-
-
-class RayService:
-    """A service on the cluster that this process is connected to.
-
-    Args:
-        options: How it runs.
-    """
-
-    def __init__(self, options: RayOptions) -> None:
-        self._ray, self._serve, self.options = import_ray(), import_ray("ray.serve"), options
-        self._shards = RayShards(options)
 
     def start(self, *, host: str = "127.0.0.1", port: int = 8000) -> None:
         """Start the service, or what is missing of one that runs, and wait until it answers.
@@ -296,59 +382,120 @@ class RayService:
         Raises:
             ConfigError: If it cannot be started, or another service uses the state.
         """
-        options = self.options
+        options, ray, serve = self.options, import_ray(), import_ray("ray.serve")
         check_host(host, options.tokens)
-        if "://" not in options.state and not self._shards.find():
-            Path(options.state).mkdir(parents=True, exist_ok=True)
-            lock_directory(Path(options.state)).release()  # raises if another service uses it
+        if "://" not in options.state and not self.find():
+            StateDirectory(options.state).release()  # raises if another service uses it
         check_num_shards(options.state, options.num_shards)
         try:  # with one shard, so that mistakes are found now and not by the first client
-            self._ray.get(self._shards.start(0).describe.remote(), timeout=START_TIMEOUT)
-        except self._ray.exceptions.RayError as error:
+            ray.get(self.start_shard(0).describe.remote(), timeout=START_TIMEOUT)
+        except ray.exceptions.RayError as error:
             raise ConfigError(f"the service could not be started: {str(error).strip().splitlines()[-1]}") from error
-        timeout = 2 * options.limits.request_timeout
-        http = {"host": host, "port": port, "request_timeout_s": 2 * timeout}
-        self._serve.start(proxy_location="EveryNode", http_options=http)
-
-        def build() -> FastAPI:
-            front = Front(RayShards(options), options.state, options.num_shards, timeout=timeout)
-            return create_front(front, options.tokens, options.limits)
-
-        deployment = self._serve.deployment(
+        http = {"host": host, "port": port, "request_timeout_s": 2 * self.timeout}
+        serve.start(proxy_location="EveryNode", http_options=http)
+        deployment = serve.deployment(
             name=f"{options.name}-front",
-            num_replicas=options.num_fronts,
             max_ongoing_requests=options.limits.max_connections,
             ray_actor_options={"num_cpus": 0},
         )
-        front = deployment(self._serve.ingress(build)()).bind()
-        self._serve.run(front, name=options.name, route_prefix="/", blocking=False)
+        front = deployment(serve.ingress(lambda: create_front(RayService(options)))()).bind()
+        serve.run(front, name=options.name, route_prefix="/", blocking=False)
 
     @property
     def is_running(self) -> bool:
         """Whether the service answers, or is being started."""
-        return self.options.name in self._serve.status().applications
+        return self.options.name in import_ray("ray.serve").status().applications
 
     def stop(self) -> None:
         """Save every stream, and end all processes of the service; OSError if some streams could not be saved."""
         with suppress(Exception):
-            self._serve.delete(self.options.name)
-        actors = self._shards.find()
+            import_ray("ray.serve").delete(self.options.name)
+        ray, actors = import_ray(), self.find()
         closing, errors = {shard: actor.close.remote() for shard, actor in actors.items()}, []
         for shard, actor in actors.items():
             try:
-                self._ray.get(closing[shard], timeout=START_TIMEOUT)
-            except (OSError, self._ray.exceptions.RayError) as error:
+                ray.get(closing[shard], timeout=START_TIMEOUT)
+            except (OSError, ray.exceptions.RayError) as error:
                 errors.append(f"shard {shard}: {first_line(error)}")
-            self._ray.kill(actor, no_restart=True)
+            ray.kill(actor, no_restart=True)
         if errors:
             raise OSError(f"{len(errors)} shards could not save all of their streams: {errors[0]}")
 
 
-def connect(address: str) -> None:
-    """Connect this process to a Ray cluster.
+def _describe_request(request: Request) -> dict[str, Any]:
+    """Return what a shard needs of a request, as a scope of ASGI."""
+    headers = [(name, value) for name, value in request.headers.raw if name not in BODY_HEADERS]
+    return {**{key: request.scope[key] for key in SCOPE if key in request.scope}, "headers": headers}
 
-    Args:
-        address: Address of a running cluster, ``"auto"`` to find one, ``"local"`` to start one on this machine.
+
+def _to_response(messages: list[Message]) -> Response:
+    response = Response(b"".join(each.get("body", b"") for each in messages), messages[0]["status"])
+    response.raw_headers = list(messages[0]["headers"])
+    return response
+
+
+def create_front(shards: RayService) -> FastAPI:
+    """Return the ASGI application of the front: the HTTP API of one process, over all shards.
+
+    The front checks tokens for what it reads itself; the shards check each request again.
+    """
+    app = FastAPI(title="ctta serve", openapi_url=None, docs_url=None, redoc_url=None)
+    limits, num_shards = shards.options.limits, shards.options.num_shards
+    auth = Authenticator(shards.options.tokens)
+    memory = MemoryBudget(limits.max_decoded_bytes, limits.request_timeout)
+    add_error_handlers(app, lambda cause: logger.error("the front failed: %s", cause))
+    Body = Annotated[bytearray, Depends(BodyReader(limits))]
+    infer, public = [Depends(auth.require_infer)], [Depends(auth.allow_anyone)]
+
+    async def forward(request: Request, stream: str | None, body: bytes | bytearray = b"") -> Response:
+        """Send a request to the shard of its stream, or to any if it is about none."""
+        shard = random.choice(await shards.running() or [0]) if stream is None else find_shard(stream, num_shards)
+        return _to_response(await shards.ask(shard, "handle", _describe_request(request), bytes(body)))
+
+    @app.get("/streams", dependencies=infer)
+    async def show_streams(query: Annotated[StreamQuery, Depends()]) -> dict[str, Any]:
+        return await shards.list_streams(query)
+
+    @app.get("/metrics", dependencies=infer)
+    async def metrics(request: Request) -> Response:
+        answers = await shards.ask_all("handle", _describe_request(request), b"")
+        texts = {f"{shard}": each[1]["body"].decode() for shard, each in answers.items() if each[0]["status"] == 200}
+        return Response(merge_metrics(texts, "shard"), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/v2/health/ready", dependencies=public)
+    @app.get("/v2/models/{name}/ready", dependencies=public)
+    @app.get("/v2/models/{name}/versions/{version}/ready", dependencies=public)
+    async def ready(request: Request) -> Response:
+        answers = await shards.ask_all("handle", _describe_request(request), b"")
+        worst = max(answers.values(), key=lambda each: int(each[0]["status"]), default=None)  # not ready, if any is not
+        return await forward(request, None) if worst is None else _to_response(worst)
+
+    @app.get("/cluster", dependencies=infer)
+    async def show_cluster() -> dict[str, Any]:
+        return {"shards": num_shards, "running": list((await shards.ask_all("describe")).values())}
+
+    @app.post("/v2/models/{name}/infer", dependencies=infer)
+    @app.post("/v2/models/{name}/versions/{version}/infer", dependencies=infer)
+    async def infer_tensor(request: Request, body: Body) -> Response:
+        json_length = request.headers.get("inference-header-content-length")
+        async with memory.reserve(estimate_memory(body, json_length)):
+            stream = parse_stream_name(await asyncio.to_thread(split_body, body, json_length))
+        return await forward(request, stream, body)
+
+    @app.api_route("/streams/{stream}", methods=list(METHODS), dependencies=infer)
+    @app.api_route("/streams/{stream}/{rest:path}", methods=list(METHODS), dependencies=infer)
+    async def stream_route(request: Request, stream: str, body: Body) -> Response:
+        return await forward(request, stream, body)
+
+    @app.api_route("/{path:path}", methods=list(METHODS))
+    async def other(request: Request) -> Response:
+        return await forward(request, None)  # no such route has a body
+
+    return app
+
+
+def connect(address: str) -> None:
+    """Connect this process to the Ray cluster at an address; ``"auto"`` finds one, ``"local"`` starts one.
 
     Raises:
         ConfigError: If there is no such cluster.

@@ -4,7 +4,7 @@ import asyncio
 import io
 import os
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from fastapi import APIRouter, Depends, Query, Response
 from fastapi import Path as PathParameter
-from pydantic import AfterValidator, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from torch import Tensor
 
 from ctta.checkpoint.files import save
@@ -22,26 +22,25 @@ from ctta.core.model import AdaptiveModel
 from ctta.errors import CheckpointError
 from ctta.guard import AnswerLog
 from ctta.io.images import Resize, decoding_errors, import_pillow, to_unit_floats, to_upright_rgb
-from ctta.serve.api import (
+from ctta.serve.http import (
     EXAMPLE_STREAM,
     STREAM_ERRORS,
     STREAM_NAME_PATTERN,
+    TRIM_THRESHOLD,
     ApiError,
-    FeedbackRequest,
-    FeedbackResponse,
-    ImageResponse,
-    binary_response,
+    Authenticator,
+    BodyReader,
     describe_body,
     error_responses,
     hide_internal_errors,
     is_out_of_memory,
     path_example,
     report_disk_errors,
+    return_freed_memory,
     validate_stream_name,
 )
-from ctta.serve.auth import Authenticator
-from ctta.serve.limits import TRIM_THRESHOLD, BodyReader, Limits, return_freed_memory
-from ctta.serve.listing import StreamQuery, list_streams, read_query
+from ctta.serve.listing import StreamQuery, list_streams
+from ctta.serve.options import Limits
 from ctta.serve.service import Service
 from ctta.serve.stream import ImageFile, ServedStream
 
@@ -74,16 +73,66 @@ CONTENT_SECURITY_POLICY = (
 MAX_CLASSES = 20  # rows of a table
 
 
+class Prediction(BaseModel):
+    """The most probable class of an image."""
+
+    class_: int = Field(alias="class")
+    label: str | None
+    confidence: float
+
+
+class FeedbackRequest(BaseModel):
+    """Labels for some of the last answers of a stream: the number of the right class of each, or its name."""
+
+    ids: list[Annotated[int, Field(strict=True, ge=0, lt=2**63)]] = Field(max_length=10_000)
+    labels: list[Annotated[int, Field(strict=True, ge=0, lt=2**31)] | Annotated[str, Field(strict=True)]] = Field(
+        max_length=10_000
+    )
+
+
+class FeedbackResponse(BaseModel):
+    """What the labels say about the last answers of a stream, with and without adaptation."""
+
+    stream: str
+    num_labels: int
+    accuracy: float | None
+    source_accuracy: float | None
+    gain: float | None
+    low: float | None
+    high: float | None
+    unknown: int
+
+
+class ImageResponse(Prediction):
+    """The prediction of a stream, and on request that of the source network."""
+
+    id: int | None
+    stream: str
+    update: int
+    adapted: bool
+    reason: str | None
+    batch_stats: float
+    resized: tuple[int, int] | None
+    source: Prediction | None
+
+
+def binary_response(media_type: str) -> dict[int | str, dict[str, Any]]:
+    """Describe a successful answer that is not JSON."""
+    return {200: {"content": {media_type: {"schema": {"type": "string", "format": "binary"}}}}}
+
+
 def stream_routes(service: Service, auth: Authenticator, read_body: BodyReader) -> APIRouter:
     """Return the routes below ``/streams``."""
     router = APIRouter(prefix="/streams", tags=["streams"])
     infer, admin = [Depends(auth.require_infer)], [Depends(auth.require_admin)]
     store, limits = service.store, service.limits
+    # None if the size of images is not known.
+    image_examples = {"png": {"summary": "A PNG file", "externalValue": EXAMPLE_PNG}} if service.image_size else {}
     Name = Annotated[str, STREAM_NAME_PARAMETER, AfterValidator(validate_stream_name)]
     Body = Annotated[bytearray, Depends(read_body)]
 
     @router.get("", dependencies=infer, responses=error_responses(400))
-    async def show_streams(query: Annotated[StreamQuery, Depends(read_query)]) -> dict[str, Any]:
+    async def show_streams(query: Annotated[StreamQuery, Depends()]) -> dict[str, Any]:
         """List the streams, by default the most recently used first, and totals of all."""
         listing = await list_streams(store.slots.values(), query)
         page = [store.slots[name] for name in listing.page(query) if name in store.slots]
@@ -102,19 +151,17 @@ def stream_routes(service: Service, auth: Authenticator, read_body: BodyReader) 
         dependencies=infer,
         response_model=ImageResponse,
         responses=error_responses(400, *STREAM_ERRORS),
-        openapi_extra=describe_body(
-            "image/png", "image/jpeg", "application/octet-stream", examples=_image_examples(service)
-        ),
+        openapi_extra=describe_body("image/png", "image/jpeg", "application/octet-stream", examples=image_examples),
     )
     async def classify_image(name: Name, body: Body, adapt: bool = True, compare: bool = False) -> dict[str, Any]:
         """Classify an image file; ``adapt=false`` only predicts, ``compare=true`` also asks the source network."""
         num_pixels = await asyncio.to_thread(read_num_pixels, body, size=service.image_size, limits=limits)
         num_bytes = BYTES_PER_PIXEL * num_pixels
-        async with service.request_memory.reserve(num_bytes) as reservation:
+        async with service.request_memory.reserve(num_bytes) as shrink_reservation:
             size = service.image_size or store.image_size(name)
             image = await asyncio.to_thread(_decode_and_trim, body, size, num_bytes)
             if size is not None:  # or another request may set the size of the stream first, and this one decodes again
-                reservation.shrink(image.pixels.nbytes)
+                shrink_reservation(image.pixels.nbytes)
             # The source first: it may fail.
             source = await asyncio.to_thread(service.predict_source, image.pixels) if compare else None
             result = await service.infer_file(name, image, adapt=adapt)
@@ -138,7 +185,7 @@ def stream_routes(service: Service, auth: Authenticator, read_body: BodyReader) 
         openapi_extra=describe_body(
             "application/json",
             schema=FeedbackRequest.model_json_schema(),
-            examples={"application/json": EXAMPLE_FEEDBACK},
+            examples=EXAMPLE_FEEDBACK,
         ),
     )
     async def give_feedback(name: Name, body: Body) -> dict[str, Any]:
@@ -183,6 +230,31 @@ def stream_routes(service: Service, auth: Authenticator, read_body: BodyReader) 
         """Delete a stream, in memory and on disk."""
         await store.delete(name)
         return {"deleted": name}
+
+    @router.get("/{name}/answers", dependencies=infer, responses=error_responses(400, 404, 409))
+    async def show_answers(name: Name, max_classes: Annotated[int, Query(ge=1, le=MAX_CLASSES)] = 5) -> dict[str, Any]:
+        """Count the last answers by what the source answers (rows) and what the stream answers (columns)."""
+        stream = store.slot(name).stream
+        if not service.factory.options.num_answers:
+            raise ApiError(409, "the service remembers no answers: start it with --feedback 1000, for example")
+        log = None if stream is None else stream.answers
+        return count_answers(log, service.class_names, max_classes)
+
+    @router.get(
+        "/{name}/image",
+        dependencies=infer,
+        responses={**binary_response("image/png"), **error_responses(400, 404, 409)},
+    )
+    async def show_image(name: Name) -> Response:
+        """Return the last image of a stream that is in memory, as PNG."""
+        stream = store.slot(name).stream
+        if not service.factory.options.keep_images:
+            raise ApiError(409, "the service keeps no images: start it with --show-images")
+        image = None if stream is None else stream.last_image
+        if image is None or len(image) not in (1, 3):
+            raise ApiError(404, f"there is no image of the stream {name!r} in memory: its next image is one")
+        content = await asyncio.to_thread(encode_image, image)
+        return Response(content, media_type="image/png", headers={"Cache-Control": "no-store"})
 
     return router
 
@@ -277,52 +349,19 @@ def _parse_state(service: Service, body: bytearray) -> AdaptiveModel:
 def page_routes(auth: Authenticator) -> APIRouter:
     """Return the routes of the live page; it holds no secret, as its data comes from routes that need a token."""
     router = APIRouter(include_in_schema=False, dependencies=[Depends(auth.allow_anyone)])
-    for path, (name, media_type) in PAGE_FILES.items():
-        router.add_api_route(path, _send_file(name, media_type), methods=["GET"])
-    return router
-
-
-def _send_file(name: str, media_type: str) -> Callable[[], Awaitable[Response]]:
-    content = (files("ctta.serve") / name).read_bytes()
     headers = {
         "Content-Security-Policy": CONTENT_SECURITY_POLICY,
         "Referrer-Policy": "no-referrer",
         "Cache-Control": "no-cache",
     }
 
-    async def send() -> Response:
-        return Response(content, media_type=media_type, headers=headers)
+    def add(path: str, content: bytes, media_type: str) -> None:
+        @router.get(path)
+        async def send() -> Response:
+            return Response(content, media_type=media_type, headers=headers)
 
-    return send
-
-
-def detail_routes(service: Service, auth: Authenticator) -> APIRouter:
-    """Return the routes below ``/streams`` that the page asks for single streams."""
-    router = APIRouter(prefix="/streams", tags=["streams"], dependencies=[Depends(auth.require_infer)])
-    Name = Annotated[str, STREAM_NAME_PARAMETER, AfterValidator(validate_stream_name)]
-    store = service.store
-
-    @router.get("/{name}/answers", responses=error_responses(400, 404, 409))
-    async def show_answers(name: Name, max_classes: Annotated[int, Query(ge=1, le=MAX_CLASSES)] = 5) -> dict[str, Any]:
-        """Count the last answers by what the source answers (rows) and what the stream answers (columns)."""
-        stream = store.slot(name).stream
-        if not service.factory.num_answers:
-            raise ApiError(409, "the service remembers no answers: start it with --feedback 1000, for example")
-        log = None if stream is None else stream.answers
-        return count_answers(log, service.class_names, max_classes)
-
-    @router.get("/{name}/image", responses={**binary_response("image/png"), **error_responses(400, 404, 409)})
-    async def show_image(name: Name) -> Response:
-        """Return the last image of a stream that is in memory, as PNG."""
-        stream = store.slot(name).stream
-        if not service.factory.keep_images:
-            raise ApiError(409, "the service keeps no images: start it with --show-images")
-        image = None if stream is None else stream.last_image
-        if image is None or len(image) not in (1, 3):
-            raise ApiError(404, f"there is no image of the stream {name!r} in memory: its next image is one")
-        content = await asyncio.to_thread(encode_image, image)
-        return Response(content, media_type="image/png", headers={"Cache-Control": "no-store"})
-
+    for path, (name, media_type) in PAGE_FILES.items():
+        add(path, (files("ctta.serve") / name).read_bytes(), media_type)
     return router
 
 
@@ -374,28 +413,8 @@ def _find(shown: Tensor, values: Tensor) -> Tensor:
 
 
 def encode_image(image: Tensor) -> bytes:
-    """Return an image (1 or 3, height, width) of bytes as PNG.
-
-    Args:
-        image: The image.
-
-    Returns:
-        The file.
-    """
+    """Return an image (1 or 3, height, width) of bytes as PNG."""
     pixels = image.permute(1, 2, 0).contiguous().numpy()
     file = io.BytesIO()
     import_pillow().fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(file, "PNG")
     return file.getvalue()
-
-
-def _image_examples(service: Service) -> dict[str, Any]:
-    """Return image files by their media type; none if the size of images is not known.
-
-    Args:
-        service: What is described.
-    """
-    return (
-        {}
-        if service.image_size is None
-        else {"image/png": {"png": {"summary": "A PNG file", "externalValue": EXAMPLE_PNG}}}
-    )

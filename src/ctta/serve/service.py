@@ -12,14 +12,20 @@ from torch.nn.modules.conv import _ConvNd
 
 from ctta.core.model import AdaptiveModel
 from ctta.core.options import takes_options
-from ctta.core.validation import check_choice, check_integer
 from ctta.errors import ConfigError, InputError, annotate_network_errors
 from ctta.guard.diagnostics import source_as_trained
 from ctta.nn import uses_batch_statistics
-from ctta.serve.api import ApiError, hide_internal_errors, is_out_of_memory, validate_stream_name
 from ctta.serve.audit import AuditLog
 from ctta.serve.directory import StateDirectory
-from ctta.serve.limits import BodyReader, MemoryBudget
+from ctta.serve.http import (
+    ApiError,
+    BodyReader,
+    MemoryBudget,
+    hide_internal_errors,
+    is_out_of_memory,
+    validate_stream_name,
+)
+from ctta.serve.listing import StreamState, count_streams
 from ctta.serve.metrics import ServiceMetrics
 from ctta.serve.options import ServiceOptions
 from ctta.serve.persistence import StreamFactory
@@ -105,27 +111,15 @@ class Service:
         self, model: AdaptiveModel, state_dir: str | os.PathLike[str] | StateDirectory, options: ServiceOptions
     ) -> None:
         window_size, update_every, image_size = options.window_size, options.update_every, options.image_size
-        snapshot_interval, limits = options.snapshot_interval, options.limits
-        check_integer("num_answers", options.num_answers, 0, 10**6)
-        if options.on_harm is not None:
-            check_choice("on_harm", options.on_harm, ("reset", "freeze"))
         if window_size is None:
             window_size = DEFAULT_WINDOW_SIZE if uses_batch_statistics(model.source) else 0
         if update_every is None:
             update_every = min(DEFAULT_UPDATE_EVERY, window_size) if window_size else 1
-        if window_size < 0 or update_every < 1:
-            raise ConfigError(
-                f"window_size must be at least 0 and update_every at least 1, got {window_size} and {update_every}"
-            )
+        num_workers = options.num_workers or max(1, (os.cpu_count() or 1) // 2)
+        options = replace(options, window_size=window_size, update_every=update_every, num_workers=num_workers)
         TimeBudget(options.time_budget)  # raises now and not with the first image
-        if snapshot_interval <= 0:
-            raise ConfigError(f"snapshot_interval must be positive, got {snapshot_interval}")
-        self.unready_after = 4 * snapshot_interval if options.unready_after is None else options.unready_after
-        if self.unready_after < 2 * snapshot_interval:
-            raise ConfigError(
-                f"unready_after must be at least two snapshot intervals, {2 * snapshot_interval:g} s, since saving a "
-                f"change may take so long; got {self.unready_after:g}"
-            )
+        self.unready_after = options.unready_after or 4 * options.snapshot_interval
+        limits = options.limits
         self.name, self.image_size, self.limits = _validate_model_name(options.name), image_size, limits
         self.metrics = ServiceMetrics()
         self.read_body = BodyReader(limits)
@@ -151,17 +145,9 @@ class Service:
                 self.source_network,
                 self._directory.open_snapshots(),
                 AuditLog(self._directory.audit_file, self.metrics.count_event, self.metrics.audit_failures.inc),
-                window_size,
-                update_every,
-                options.time_budget,
-                options.num_answers,
-                options.on_harm,
-                options.keep_images,
+                options,
             )
-            num_workers = options.num_workers or max(1, (os.cpu_count() or 1) // 2)
-            self.store = StreamStore(
-                self.factory, limits, self.metrics, num_workers=num_workers, snapshot_interval=snapshot_interval
-            )
+            self.store = StreamStore(self.factory, self.metrics, num_workers)
         except BaseException:
             self.release()
             raise
@@ -350,6 +336,10 @@ class Service:
 
     def _add_gauges(self) -> None:
         store = self.store
+
+        def count(state: StreamState) -> int:
+            return count_streams(list(store.slots.values()), state)
+
         for name, text, value in (
             ("streams", "Streams in memory and on disk.", lambda: len(store.slots)),
             ("live_streams", "Streams in memory.", lambda: store.num_live),
@@ -357,8 +347,8 @@ class Service:
             ("waiting_requests", "Requests that wait or are being worked on.", lambda: store.num_waiting),
             ("unsaved_seconds", "Age of the oldest change that is not saved.", lambda: store.unsaved_seconds),
             ("estimated_gain", "Mean estimated gain of accuracy over no adaptation.", lambda: store.estimated_gain),
-            ("harmed_streams", "Streams whose labels show harm by adaptation.", lambda: store.num_harmed),
-            ("alarmed_streams", "Streams with a collapse score of 1 or more.", lambda: store.num_alarmed),
+            ("harmed_streams", "Streams whose labels show harm by adaptation.", lambda: count(StreamState.HARMED)),
+            ("alarmed_streams", "Streams with a collapse score of 1 or more.", lambda: count(StreamState.ALARM)),
         ):
             self.metrics.add_gauge(name, text, value)
 

@@ -16,11 +16,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ctta.checkpoint.manifest import optimizer_tensors
 from ctta.errors import CheckpointError, ConfigError, DamagedCheckpointError
-from ctta.serve.api import ApiError, hide_internal_errors, report_disk_errors
 from ctta.serve.audit import StreamEvent
-from ctta.serve.limits import Limits
+from ctta.serve.http import ApiError, hide_internal_errors, report_disk_errors
 from ctta.serve.metrics import ServiceMetrics
 from ctta.serve.persistence import StreamFactory
 from ctta.serve.stream import ServedStream
@@ -107,8 +105,10 @@ def _num_bytes(stream: ServedStream) -> int:
     shared = {id(value) for value in model.source.state_dict(keep_vars=True).values()}
     state = (value for value in model.state_dict(keep_vars=True).values() if isinstance(value, Tensor))
     own = {id(value): value for value in state if id(value) not in shared}
-    images = [] if stream.window.images is None else [stream.window.images]
-    return sum(value.nbytes for value in (*own.values(), *optimizer_tensors(model).values(), *images))
+    optimizer, images = model.unwrapped.optimizer, stream.window.images
+    moments = [] if optimizer is None else [each for state in optimizer.state.values() for each in state.values()]
+    tensors = (*own.values(), *moments, *([] if images is None else [images]))
+    return sum(value.nbytes for value in tensors if isinstance(value, Tensor))
 
 
 class StreamStore:
@@ -116,28 +116,19 @@ class StreamStore:
 
     Args:
         factory: Creates and reads streams.
-        limits: Of their number, memory and queues.
         metrics: Counts failures.
         num_workers: Threads, and so streams that work in parallel.
-        snapshot_interval: Seconds between two snapshots of a stream that changes.
     """
 
-    def __init__(
-        self,
-        factory: StreamFactory,
-        limits: Limits,
-        metrics: ServiceMetrics,
-        *,
-        num_workers: int,
-        snapshot_interval: float,
-    ) -> None:
+    def __init__(self, factory: StreamFactory, metrics: ServiceMetrics, num_workers: int) -> None:
+        limits = factory.options.limits
         if num_workers > limits.max_live_streams:
             raise ConfigError(
                 f"{num_workers} workers need as many live streams, and {limits.max_live_streams} are allowed: "
                 "use fewer workers, or allow more live streams"
             )
         self.factory, self.limits, self.metrics = factory, limits, metrics
-        self.snapshot_interval = snapshot_interval
+        self.snapshot_interval = factory.options.snapshot_interval
         self.slots = _find_streams(factory)
         self.is_closed = False
         self._live: dict[str, StreamSlot] = {}  # least recently used first
@@ -170,23 +161,11 @@ class StreamStore:
         return sum(slot.num_bytes for slot in self._live.values())
 
     @property
-    def num_alarmed(self) -> int:
-        """Number of streams with a collapse score of 1 or more."""
-        scores = [(slot.last_summary or {}).get("collapse_score") for slot in self.slots.values()]
-        return sum(score is not None and score >= 1 for score in scores)
-
-    @property
     def estimated_gain(self) -> float:
         """Mean estimated gain of the streams that have one; NaN if there is none."""
         summaries = [slot.last_summary or {} for slot in self.slots.values()]
         found = [gain for each in summaries if (gain := each.get("health", {}).get("estimated_gain")) is not None]
         return sum(found) / len(found) if found else float("nan")
-
-    @property
-    def num_harmed(self) -> int:
-        """Number of streams whose labels show that adaptation harms, by more than noise."""
-        found = [(slot.last_summary or {}).get("feedback") for slot in self.slots.values()]
-        return sum(each is not None and each["high"] is not None and each["high"] < 0 for each in found)
 
     @property
     def unsaved_seconds(self) -> float:

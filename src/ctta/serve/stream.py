@@ -18,8 +18,9 @@ from ctta.errors import ConfigError, InputError, annotate_network_errors
 from ctta.functional import confidence
 from ctta.guard import AccuracyTracker, AnswerLog, Event, EventKind, FeedbackSummary, Monitored
 from ctta.guard.health import STATE_CHANGES
-from ctta.serve.api import ApiError
 from ctta.serve.audit import AuditLog, StreamEvent
+from ctta.serve.http import ApiError
+from ctta.serve.options import ServiceOptions
 
 logger = logging.getLogger("ctta.serve")
 
@@ -180,33 +181,18 @@ class ServedStream:
         name: Name that clients gave it.
         model: The model that predicts and adapts.
         source_network: The source network as it was trained, which answers until there are enough images.
-        window: Its last images.
-        budget: Time for its updates.
         log: Audit log for its events.
-        num_answers: Number of last answers to remember for feedback; 0 for none.
-        keep_image: Whether to keep the last image for the page.
-        on_harm: What to do when labels show harm: "reset", "freeze", or None to only report.
+        options: How the service treats its streams, with a ``window_size`` and ``update_every``.
     """
 
     def __init__(
-        self,
-        name: str,
-        model: AdaptiveModel,
-        *,
-        source_network: nn.Module,
-        window: SampleWindow,
-        budget: TimeBudget,
-        log: AuditLog,
-        num_answers: int = 0,
-        keep_image: bool = False,
-        on_harm: str | None = None,
+        self, name: str, model: AdaptiveModel, source_network: nn.Module, log: AuditLog, options: ServiceOptions
     ) -> None:
-        self.num_answers, self.on_harm = num_answers, on_harm
-        self.answers = AnswerLog(num_answers) if num_answers else None
-        self.keep_image = keep_image
+        self.name, self.source_network, self.log, self.options = name, source_network, log, options
+        self.window = SampleWindow(options.window_size or 0, options.update_every or 1)
+        self.budget = TimeBudget(options.time_budget)
+        self.answers = AnswerLog(options.num_answers) if options.num_answers else None
         self.last_image: Tensor | None = None  # the last image, as bytes (C, H, W)
-        self.name, self.source_network = name, source_network
-        self.window, self.budget, self.log = window, budget, log
         self.num_requests = self.num_images = self.num_over_budget = self.num_resized = 0
         self.image_size: tuple[int, int] | None = None  # of the first image
         self.used_at = time.time()
@@ -242,11 +228,18 @@ class ServedStream:
         reason = self._reason_not_to_update(x) if adapt else "adaptation was not requested"
         with self._unchanged_on_failure(changes_model=reason is None):
             with annotate_network_errors(batch):
-                logits = self._update(batch) if reason is None else self._predict(batch, x)
+                if reason is None:
+                    with self.budget.spend():
+                        logits: Tensor = self.model(batch)
+                else:
+                    logits = self.model.predict(batch) if is_large_enough else self._predict_source(x)
             logits = logits[-len(x) :]
             if check is not None:
                 check(logits)
-            source_classes = self._answer_by_source(x) if adapt and logits.ndim == 2 else None
+            source_classes = None
+            if adapt and logits.ndim == 2 and self.answers is not None:
+                with annotate_network_errors(x):
+                    source_classes = self._predict_source(x).argmax(1)
             self._record_guard_events()
             if reason is None and self.monitor is not None and not self.monitor.health.adapted:
                 reason = PAUSED
@@ -269,13 +262,6 @@ class ServedStream:
     def _accuracy(self) -> AccuracyTracker:
         """The answers of the stream, which may be more than the guard gave, with the guard's estimate."""
         return AccuracyTracker(self.answers, None if self.monitor is None else self.monitor.accuracy.gain_monitor)
-
-    def _answer_by_source(self, x: Tensor) -> Tensor | None:
-        """Return the classes that the source answers, if answers are remembered."""
-        if self.answers is None:
-            return None
-        with annotate_network_errors(x):
-            return self._predict_source(x).argmax(1)
 
     def infer_file(
         self, image: ImageFile, *, adapt: bool, check: Callable[[Tensor], object], prepare: Callable[[Tensor], Tensor]
@@ -309,14 +295,6 @@ class ServedStream:
         is_sorted = self.monitor is not None and self.monitor.is_sorted  # then the source network answered
         return 0.0 if is_sorted else self.model.batch_fraction(batch_size)
 
-    def _update(self, batch: Tensor) -> Tensor:
-        with self.budget.spend():
-            logits: Tensor = self.model(batch)
-        return logits
-
-    def _predict(self, batch: Tensor, x: Tensor) -> Tensor:
-        return self.model.predict(batch) if self.window.is_large_enough(x) else self._predict_source(x)
-
     @torch.no_grad()
     def _predict_source(self, x: Tensor) -> Tensor:
         logits: Tensor = self.source_network(x)
@@ -336,7 +314,7 @@ class ServedStream:
         self.confidences.append(round(mean, 4) if mean == mean else None)
         self.collapse_scores.append(self._collapse_score)
         self.window.push(x, updated=updated)
-        if self.keep_image:
+        if self.options.keep_images:
             self.last_image = x[-1].mul(255).round().byte().cpu()
         if self.image_size is None:
             self.image_size = (x.shape[2], x.shape[3])
@@ -400,8 +378,8 @@ class ServedStream:
         summary, num_unknown = self._accuracy.set_labels_(ids, labels)
         if summary.is_harmful:
             self.record(EventKind.HARM, str(summary))
-            if self.on_harm is not None:
-                self.act(self.on_harm)
+            if self.options.on_harm is not None:
+                self.act(self.options.on_harm)
                 self.answers.forget_labels_()
         self.num_changes += 1
         return summary, num_unknown
@@ -500,12 +478,11 @@ class ServedStream:
         """Take over the counts and the history of a :meth:`summary`."""
         self.num_requests, self.num_images = int(summary["requests"]), int(summary["images"])
         if self.answers is not None:  # ids of before are not given again, also if the answers were not saved
-            self.answers = AnswerLog(self.num_answers, first_id=self.num_images)
+            self.answers = AnswerLog(self.options.num_answers, first_id=self.num_images)
         self.num_over_budget, self.used_at = int(summary["skipped"]["budget"]), float(summary["used_at"])
-        # Summaries of ctta 0.1 have neither.
-        if (size := summary.get("image_size")) is not None:
+        if (size := summary["image_size"]) is not None:
             self.image_size = (int(size[0]), int(size[1]))
-        self.num_resized = int(summary.get("resized", 0))
+        self.num_resized = int(summary["resized"])
         self.confidences.extend(summary["confidences"])
         self.collapse_scores.extend(summary["collapse_scores"])
         self.events.extend(summary["events"])

@@ -35,7 +35,7 @@ def check_lr_replaces_that_of_the_optimizer(case: ContractCase) -> None:
     model = case.method(net, **case.make_source_stats(net), **case.hyperparameters | {"lr": 0.0123})
     for each in (model, model.fork()):
         rates = [group["lr"] for group in each.optimizer.param_groups] if each.optimizer else []
-        assert rates and set(rates) == {0.0123}, f"lr=0.0123 gives {rates}: call self.optimize(net, optimizer, lr)"
+        assert rates and set(rates) == {0.0123}, f"lr=0.0123 gives {rates}: call super().__init__(net, lr=lr, ...)"
 
 
 @register_check

@@ -1,9 +1,8 @@
 """AugMix: an image is mixed with three chains of operations on it. These are the views of MEMO."""
 
 import math
-import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, get_args
 
 import torch
@@ -14,8 +13,7 @@ from typing_extensions import override
 from ctta.errors import ConfigError
 from ctta.functional import at_least_float32
 from ctta.views.average import SplitView
-from ctta.views.geometric import MAX_VIEWS
-from ctta.views.image import ImageNormalization, NormalizedViews, check_normalization
+from ctta.views.image import ImageNormalization, NormalizedViews
 
 #: What is beyond the edges of a moved image. Public code asks Pillow for the color 128, which of an RGB image is a red.
 FILL = 128.0
@@ -309,24 +307,20 @@ def find_crop(height: int, width: int, draws: Sequence[Sequence[float]]) -> tupl
     return (height - rows) // 2, (width - columns) // 2, rows, columns
 
 
-def augmix_views(
-    num_views: int = 32, *, crop: Crop = "pad", mean: Sequence[float] | None = None, std: Sequence[float] | None = None
-) -> "AugMixViews":
-    """Return AugMix's random views, as MEMO's code has them.
+@dataclass(frozen=True)
+class AugMixViews(NormalizedViews):
+    """AugMix's random views, as MEMO's code has them; drawn anew at each step.
 
     Images are RGB or gray with values in [0, 1], and are treated as bytes. Each view is cropped and flipped; then it is
     mixed with three chains of one to three operations each: autocontrast, equalize, rotate, solarize, shear, translate
-    and posterize.
+    and posterize. :data:`augmix_views` is this class.
 
-    Args:
+    Attributes:
         num_views: The number of views, 32 for CIFAR and 64 for ImageNet in MEMO.
         crop: ``"pad"`` shifts by up to an eighth of a side, as for CIFAR; ``"resize"`` shows a part, of 8 % to 100 %
             of the area, in the original size, as for ImageNet; ``"none"`` shows the whole image.
         mean: The mean of a normalization outside the model, one value per channel.
         std: The standard deviation of that normalization.
-
-    Returns:
-        An object that draws the views of each step.
 
     Raises:
         ConfigError: A value is out of range, or only one of ``mean`` and ``std`` is given.
@@ -335,32 +329,17 @@ def augmix_views(
     >>> view.augment(torch.rand(2, 3, 8, 8)).shape
     torch.Size([2, 3, 8, 8])
     """
-    means, stds = (None if values is None else tuple(float(value) for value in values) for values in (mean, std))
-    return AugMixViews(num_views, crop=crop, mean=means, std=stds)
 
-
-@dataclass(frozen=True)
-class AugMixViews(NormalizedViews):
-    """Random :class:`AugMixView` draws, as :func:`augmix_views` documents them.
-
-    Attributes:
-        num_views: The number of views of a step.
-        crop: How the image is cropped first.
-        mean: The mean of a normalization outside the model.
-        std: The standard deviation of that normalization.
-    """
-
-    num_views: int
+    num_views: int = 32
+    _: KW_ONLY
     crop: Crop = "pad"
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        if not hasattr(self.num_views, "__index__") or not 1 <= operator.index(self.num_views) <= MAX_VIEWS:
-            raise ConfigError(f"augmix_views takes 1 to {MAX_VIEWS} views, got {self.num_views!r}")
+        super().__post_init__()
         if self.crop not in get_args(Crop):
             raise ConfigError(f"crop must be 'pad', 'resize' or 'none', got {self.crop!r}")
-        check_normalization(self.mean, self.std)
 
     @override
     def draw(self, generator: torch.Generator) -> list[AugMixView]:
@@ -393,3 +372,7 @@ def _draw_operation(which: float, level: float, side: float) -> tuple[str, float
     """Return an operation and its level from uniform numbers."""
     low, high = LEVELS
     return OPERATIONS[int(which * len(OPERATIONS))], math.copysign(low + (high - low) * level, side - 0.5)
+
+
+#: How :class:`AugMixViews` is called where it is used.
+augmix_views = AugMixViews

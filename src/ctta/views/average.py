@@ -222,8 +222,8 @@ def average_views(
         x: The batch.
         average: The mean of ``"logits"`` or of ``"probabilities"``.
         views_at_once: How many views go through the model, and are held in memory, together.
-        weights: ``"equal"``, or by ``"confidence"``: for each image a view counts the more, the lower the entropy of
-            its predictions is, in the mean over the pixels if there are any.
+        weights: ``"equal"``, or by ``"confidence"``: for each image the weight of a view decreases with the entropy of
+            its predictions, averaged over the pixels if there are any.
 
     Returns:
         The mean prediction as logits.

@@ -1,8 +1,9 @@
 """Views that flip, move and scale images and leave their values alone, which may have any range."""
 
 import math
+import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Real
 from typing import Literal
 from weakref import WeakKeyDictionary
@@ -193,7 +194,7 @@ class ScaledView(FittingView):
 
     @override
     def __repr__(self) -> str:
-        # Folders of 0.1 compare this text, so the later setting is shown only where it is given.
+        # Results compare this text, so the later setting is shown only where it is given.
         later = "" if self.multiple_of is None else f", multiple_of={self.multiple_of}"
         return f"ScaledView(scale={self.scale}, flip={self.flip}{later})"
 
@@ -295,18 +296,23 @@ def _may_be_due_to_size(error: Exception) -> bool:
     return isinstance(error, RuntimeError | ValueError | AssertionError) and not isinstance(error, own)
 
 
-def geometric_views(num_views: int = 4, *, motion: float = 0.5) -> "GeometricViews":
-    """Return the flipped images, and random rotations, translations, scalings and flips of them.
+def check_num_views(num_views: int, owner: str) -> None:
+    """Raise a ConfigError unless a step can have this number of views."""
+    if not hasattr(num_views, "__index__") or not 1 <= operator.index(num_views) <= MAX_VIEWS:
+        raise ConfigError(f"{owner} takes 1 to {MAX_VIEWS} views, got {num_views!r}; for none at all give views=()")
 
-    Unlike :func:`image_views` they leave values as they are: images may be in [0, 1], normalized for the network, or
-    have any number of channels.
 
-    Args:
+@dataclass(frozen=True)
+class GeometricViews(DrawnViews):
+    """The flipped images, and random rotations, translations, scalings and flips of them.
+
+    The moved views of a step are drawn together, so that they cover the ranges evenly. Unlike those of
+    :class:`ImageViews` they leave values as they are: images may be in [0, 1], normalized for the network, or have any
+    number of channels. :data:`geometric_views` is this class.
+
+    Attributes:
         num_views: The number of views that a step averages over, from 1 to 4096. The first only flips.
         motion: The fraction of the ranges of CoTTA's views to draw from, about the middle of each range.
-
-    Returns:
-        An object that draws the moved views of each step together, so that they cover the ranges evenly.
 
     Raises:
         ConfigError: A value is out of range.
@@ -315,24 +321,13 @@ def geometric_views(num_views: int = 4, *, motion: float = 0.5) -> "GeometricVie
     >>> [view(lambda x: x.mean((2, 3)), torch.ones(1, 5, 8, 8)).shape for view in views]
     [torch.Size([1, 5]), torch.Size([1, 5])]
     """
-    return GeometricViews(num_views, motion)
 
-
-@dataclass(frozen=True)
-class GeometricViews(DrawnViews):
-    """A flip and random :class:`MovedView` draws, as :func:`geometric_views` documents them.
-
-    Attributes:
-        num_views: The number of views of a step.
-        motion: The fraction of the ranges.
-    """
-
-    num_views: int
-    motion: float
+    num_views: int = 4
+    _: KW_ONLY
+    motion: float = 0.5
 
     def __post_init__(self) -> None:
-        if not hasattr(self.num_views, "__index__") or not 1 <= self.num_views <= MAX_VIEWS:
-            raise ConfigError(f"geometric_views takes 1 to {MAX_VIEWS} views, got {self.num_views!r}; for none give ()")
+        check_num_views(self.num_views, "GeometricViews")
         if not isinstance(self.motion, Real) or not 0 <= self.motion <= 1:
             raise ConfigError(f"motion is a fraction of CoTTA's ranges, from 0 to 1, got {self.motion!r}")
 
@@ -352,6 +347,10 @@ class GeometricViews(DrawnViews):
             values = [low + (high - low) * value for (low, high), value in zip(ranges, drawn, strict=True)]
             views.append(MovedView(**dict(zip(MOTION_RANGES, values, strict=True)), flip=flip < 0.5))
         return views
+
+
+#: How :class:`GeometricViews` is called where it is used.
+geometric_views = GeometricViews
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ change of color, which costs more than the arithmetic. These work in place where
 """
 
 import math
-import operator
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, fields
 from numbers import Real
 from typing import Any, ClassVar, TypeGuard, get_args
 
@@ -20,7 +20,7 @@ from ctta.core.parallel import current_reducer
 from ctta.errors import ConfigError, InputError
 from ctta.functional import at_least_float32
 from ctta.views.average import DrawnViews, SplitView
-from ctta.views.geometric import MAX_VIEWS, MOTION_RANGES, Motion, Padding, balance, shrink_range
+from ctta.views.geometric import MOTION_RANGES, Motion, Padding, balance, check_num_views, shrink_range
 
 #: ITU-R 601 luma, to the four digits that torchvision uses.
 LUMA = (0.2989, 0.587, 0.114)
@@ -92,8 +92,8 @@ class ImageNormalization:
         std: One value per channel.
     """
 
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
 
     def check(self, x: Tensor) -> None:
         """Raise an InputError unless x is a batch of images with values in the declared range."""
@@ -257,86 +257,32 @@ COLOR_RANGES = {
 BLUR_RANGES = {"sigma": (0.001, 0.5)}
 
 
-def image_views(
-    num_views: int = 32,
-    *,
-    color: float = 1.0,
-    motion: float = 1.0,
-    balanced: bool = False,
-    blur_and_noise: bool = True,
-    padding: Padding = "edge",
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-) -> "ImageViews":
-    """Return CoTTA's random views for classification: color, affine motion, blur, flip and noise.
-
-    Images are RGB or gray with values in [0, 1]. For images normalized outside the model give the ``mean`` and ``std``
-    of that normalization: a view then undoes it, augments, and normalizes again.
-
-    Args:
-        num_views: The number of views that a step averages over, from 1 to 4096.
-        color: The fraction of the reference's ranges of brightness, contrast, saturation, hue and gamma to draw from,
-            about the middle of each range.
-        motion: Likewise for rotation, translation and scale.
-        balanced: Draw the views of a step together so that they cover the ranges evenly, instead of independently.
-        blur_and_noise: Whether views are blurred and noisy; ROID's are not.
-        padding: How an image goes on beyond its edges: by the values of its ``"edge"``, or by a ``"reflect"`` as in
-            ROID.
-        mean: The mean of a normalization outside the model, one value per channel.
-        std: The standard deviation of that normalization.
-
-    Returns:
-        An object that draws the views of each step.
-
-    Raises:
-        ConfigError: A value is out of range, or only one of ``mean`` and ``std`` is given.
-
-    >>> views = image_views(2).draw(torch.Generator().manual_seed(0))
-    >>> [view(lambda x: x.mean((2, 3)), torch.ones(1, 3, 8, 8)).shape for view in views]
-    [torch.Size([1, 3]), torch.Size([1, 3])]
-    """
-    means, stds = (None if values is None else tuple(float(value) for value in values) for values in (mean, std))
-    return ImageViews(
-        num_views,
-        mean=means,
-        std=stds,
-        color=color,
-        motion=motion,
-        balanced=balanced,
-        blur_and_noise=blur_and_noise,
-        padding=padding,
-    )
-
-
-def fast_image_views(
-    num_views: int = 8, *, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
-) -> "ImageViews":
-    """Return few views that replace the reference's 32: balanced, and drawn from narrower ranges.
-
-    The constants were chosen by ``benchmarks/choose/fast_views.py``; ``docs/how-to/speed.md`` shows the error against
-    the number of views.
-
-    Args:
-        num_views: The number of views.
-        mean: See :func:`image_views`.
-        std: See :func:`image_views`.
-
-    Returns:
-        An object that draws the views of each step.
-    """
-    return image_views(num_views, color=0.75, motion=0.5, balanced=True, mean=mean, std=std)
-
-
 class NormalizedViews(DrawnViews):
     """Views of images in [0, 1], or normalized outside the model.
 
     Attributes:
+        num_views: The number of views of a step.
         mean: The mean of that normalization; None for images in [0, 1].
         std: Its standard deviation.
     """
 
-    mean: tuple[float, ...] | None
-    std: tuple[float, ...] | None
+    num_views: int
+    mean: Sequence[float] | None
+    std: Sequence[float] | None
+
+    def __post_init__(self) -> None:
+        check_num_views(self.num_views, type(self).__name__)
+        for name in ("mean", "std"):
+            with suppress(TypeError, ValueError):  # of values that are refused next
+                object.__setattr__(self, name, tuple(float(value) for value in getattr(self, name)))
+        if self.mean is None and self.std is None:
+            return
+        if not (_are_finite(self.mean) and _are_finite(self.std) and len(self.mean) == len(self.std)):
+            raise ConfigError(
+                f"give mean and std together, one value per channel each, got {self.mean!r} and {self.std!r}"
+            )
+        if min(self.std) <= 0:
+            raise ConfigError(f"std must be above 0, got {self.std!r}")
 
     @property
     def normalization(self) -> ImageNormalization:
@@ -352,24 +298,44 @@ class NormalizedViews(DrawnViews):
         self.normalization.check(x)
 
 
+def _are_finite(values: object) -> TypeGuard[tuple[float, ...]]:
+    """Return whether these are numbers, at least one."""
+    if not isinstance(values, tuple) or not values:
+        return False
+    return all(isinstance(value, int | float) and abs(value) <= sys.float_info.max for value in values)
+
+
 @dataclass(frozen=True)
 class ImageViews(NormalizedViews):
-    """Random :class:`ImageView` draws, as :func:`image_views` documents them.
+    """CoTTA's random views for classification: color, affine motion, blur, flip and noise, drawn anew at each step.
+
+    Images are RGB or gray with values in [0, 1]. For images normalized outside the model give the ``mean`` and ``std``
+    of that normalization: a view then undoes it, augments, and normalizes again. :data:`image_views` is this class.
 
     Attributes:
-        num_views: The number of views of a step.
-        mean: The mean of a normalization outside the model.
+        num_views: The number of views that a step averages over, from 1 to 4096.
+        mean: The mean of a normalization outside the model, one value per channel.
         std: The standard deviation of that normalization.
-        color: The fraction of the color ranges.
-        motion: The fraction of the motion ranges.
-        balanced: Whether the views of a step cover the ranges evenly.
-        blur_and_noise: Whether the views are blurred and noisy.
-        padding: How an image goes on beyond its edges.
+        color: The fraction of the reference's ranges of brightness, contrast, saturation, hue and gamma to draw from,
+            about the middle of each range.
+        motion: Likewise for rotation, translation and scale.
+        balanced: Draw the views of a step together so that they cover the ranges evenly, instead of independently.
+        blur_and_noise: Whether views are blurred and noisy; ROID's are not.
+        padding: How an image goes on beyond its edges: by the values of its ``"edge"``, or by a ``"reflect"`` as in
+            ROID.
+
+    Raises:
+        ConfigError: A value is out of range, or only one of ``mean`` and ``std`` is given.
+
+    >>> views = image_views(2).draw(torch.Generator().manual_seed(0))
+    >>> [view(lambda x: x.mean((2, 3)), torch.ones(1, 3, 8, 8)).shape for view in views]
+    [torch.Size([1, 3]), torch.Size([1, 3])]
     """
 
-    num_views: int
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
+    num_views: int = 32
+    _: KW_ONLY
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
     color: float = 1.0
     motion: float = 1.0
     balanced: bool = False
@@ -377,22 +343,18 @@ class ImageViews(NormalizedViews):
     padding: Padding = "edge"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.blur_and_noise, bool):
             raise TypeError(f"blur_and_noise must be True or False, got {self.blur_and_noise!r}")
         if self.padding not in get_args(Padding):
             raise ConfigError(f"padding must be 'edge' or 'reflect', got {self.padding!r}")
-        if not hasattr(self.num_views, "__index__") or not 1 <= operator.index(self.num_views) <= MAX_VIEWS:
-            raise ConfigError(
-                f"image_views takes 1 to {MAX_VIEWS} views, got {self.num_views!r}; for none at all give views=()"
-            )
         for name, fraction in (("color", self.color), ("motion", self.motion)):
             if not isinstance(fraction, Real) or not 0 <= fraction <= 1:
                 raise ConfigError(f"{name} is a fraction of the reference's ranges, from 0 to 1, got {fraction!r}")
-        check_normalization(self.mean, self.std)
 
     @override
     def __repr__(self) -> str:
-        # Folders of 0.1 compare this text, so later settings are shown only where they are not the defaults.
+        # Results compare this text, so later settings are shown only where they are not the defaults.
         later = {"blur_and_noise": True, "padding": "edge"}
         shown = {each.name: getattr(self, each.name) for each in fields(self)}
         shown = {name: value for name, value in shown.items() if name not in later or value != later[name]}
@@ -439,23 +401,24 @@ class ImageViews(NormalizedViews):
         return views
 
 
-def check_normalization(mean: tuple[float, ...] | None, std: tuple[float, ...] | None) -> None:
-    """Raise a ConfigError unless both or none of these are given, and make sense.
+#: How :class:`ImageViews` is called where it is used.
+image_views = ImageViews
+
+
+def fast_image_views(
+    num_views: int = 8, *, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+) -> ImageViews:
+    """Return few views that replace the reference's 32: balanced, and drawn from narrower ranges.
+
+    The constants were chosen by ``benchmarks/choose/fast_views.py``; ``docs/how-to/speed.md`` shows the error against
+    the number of views.
 
     Args:
-        mean: One value per channel.
-        std: One value above 0 per channel.
+        num_views: The number of views.
+        mean: See :class:`ImageViews`.
+        std: See :class:`ImageViews`.
+
+    Returns:
+        An object that draws the views of each step.
     """
-    if mean is None and std is None:
-        return
-    if not (_are_finite(mean) and _are_finite(std) and len(mean) == len(std)):
-        raise ConfigError(f"give mean and std together, one value per channel each, got {mean!r} and {std!r}")
-    if min(std) <= 0:
-        raise ConfigError(f"std must be above 0, got {std!r}")
-
-
-def _are_finite(values: object) -> TypeGuard[tuple[float, ...]]:
-    """Return whether these are numbers, at least one."""
-    if not isinstance(values, tuple) or not values:
-        return False
-    return all(isinstance(value, int | float) and abs(value) <= sys.float_info.max for value in values)
+    return image_views(num_views, color=0.75, motion=0.5, balanced=True, mean=mean, std=std)

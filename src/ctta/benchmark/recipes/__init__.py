@@ -12,8 +12,7 @@ from ctta.benchmark.recipes.base import (
     MethodSpec,
     add_methods,
     add_source_stats,
-    apply_policies,
-    apply_settings,
+    apply_changes,
 )
 from ctta.benchmark.recipes.ccc import ccc
 from ctta.benchmark.recipes.images import (
@@ -104,8 +103,8 @@ def build_task(
         return normalize_input(task.make_network(), options.model or recipe, options.mean, options.std)
 
     specs = add_source_stats(add_methods(task.methods, methods), _choose_stats(task, options))
-    specs = apply_settings(specs, tuple(options.settings), ignore_others=ignore_other_settings)
-    specs = apply_policies(specs, tuple(map(str, options.policies or ())), ignore_others=ignore_other_settings)
+    policies = tuple(map(str, options.policies or ()))
+    specs = apply_changes(specs, tuple(options.settings), policies, ignore_others=ignore_other_settings)
     return replace(task, methods=specs, make_stream=make_stream, make_network=make_network)
 
 

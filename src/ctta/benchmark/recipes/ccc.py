@@ -12,8 +12,8 @@ from ctta.benchmark.options import BenchmarkOptions
 from ctta.benchmark.recipes.base import BenchmarkTask
 from ctta.benchmark.recipes.images import CIFAR10, check_classes, every_method, imagenet_methods, load_embedded_stats
 from ctta.data.corruptions import VERSION
-from ctta.data.datasets import CorruptedFolder, cache_dir, sample
-from ctta.data.datasets.corruptible import CorruptibleDataset
+from ctta.data.datasets import FolderDataset, cache_dir, sample
+from ctta.data.datasets.clean import CleanDataset
 from ctta.data.streams import AccuracyMatrix, Stream, measure_accuracy
 from ctta.data.streams import ccc as ccc_stream
 from ctta.data.streams.ccc import SPEED, Difficulty
@@ -32,7 +32,7 @@ CALIBRATION_FRACTION = 0.25
 
 
 @dataclass(frozen=True)
-class Sizes:
+class CCCSize:
     """How long a stream is, and how well its accuracy matrix is measured.
 
     Attributes:
@@ -50,8 +50,8 @@ class Sizes:
 
 #: Minutes on one core: 400 batches, and a few pairs of corruptions to measure. The standard error of an accuracy is at
 #: most 5 points, and that of a folder's 3.5; the points of a walk have it in common, as they share their images.
-EMBEDDED = Sizes(num_images=20_000, speed=200, batch_size=50, num_calibration_images=100)
-FOLDER = Sizes(num_images=100_000, speed=SPEED, batch_size=64, num_calibration_images=200)
+EMBEDDED = CCCSize(num_images=20_000, speed=200, batch_size=50, num_calibration_images=100)
+FOLDER = CCCSize(num_images=100_000, speed=SPEED, batch_size=64, num_calibration_images=200)
 #: RDumb's 1,000 batches would be more than the embedded stream has.
 EMBEDDED_RESET_PERIOD = 100
 
@@ -65,18 +65,18 @@ def ccc(options: BenchmarkOptions) -> BenchmarkTask:
         )
     if options.limit is not None:
         raise ConfigError("the recipe 'ccc' draws its images: give --images N and --speed N instead of 'limit'")
-    sizes = EMBEDDED if options.data is None else FOLDER
-    setup = Setup(options, replace(sizes, batch_size=options.batch_size or sizes.batch_size))
+    size = EMBEDDED if options.data is None else FOLDER
+    data = CCCData(options, replace(size, batch_size=options.batch_size or size.batch_size))
     if options.data is None:
-        methods = every_method(options, "cifar10", batch_size=sizes.batch_size, cotta=CIFAR10)
+        methods = every_method(options, "cifar10", batch_size=size.batch_size, cotta=CIFAR10)
         rdumb = methods["rdumb"]
         methods["rdumb"] = replace(rdumb, settings={**rdumb.settings, "period": EMBEDDED_RESET_PERIOD})
     else:
         methods = imagenet_methods(options)
     return BenchmarkTask(
-        make_network=setup.load_network,
+        make_network=data.load_network,
         load_stats=load_embedded_stats if options.model is None else None,
-        make_stream=setup.make_stream,
+        make_stream=data.make_stream,
         methods=methods,
         default_methods=METHODS,
         default_orders=(SEED,),
@@ -86,28 +86,28 @@ def ccc(options: BenchmarkOptions) -> BenchmarkTask:
 
 
 @dataclass
-class Setup:
+class CCCData:
     """Network, images and accuracy matrix of a benchmark, each made when it is first needed.
 
     Attributes:
         options: The user's options.
-        sizes: What the options do not choose.
+        size: What the options do not choose.
     """
 
     options: BenchmarkOptions
-    sizes: Sizes
+    size: CCCSize
 
     def load_network(self) -> nn.Module:
         """Return the network as it is loaded, which the benchmark normalizes the input of."""
         return models.load(self.options.model or "embedded")
 
     @cached_property
-    def data(self) -> CorruptibleDataset:
+    def data(self) -> CleanDataset:
         """All images; those of a tree as ImageNet's are preprocessed, unless there is a size."""
         options = self.options
         if options.data is None:
             return sample()
-        return CorruptedFolder(options.data, size=options.size, crop=options.size is None, classes=options.classes)
+        return FolderDataset(options.data, size=options.size, crop=options.size is None, classes=options.classes)
 
     @cached_property
     def matrix(self) -> AccuracyMatrix:
@@ -115,14 +115,14 @@ class Setup:
         options, data = self.options, self.data
         net = normalize_input(self.load_network(), options.model or "ccc", options.mean, options.std)
         net = to_device(net, options.device)
-        if isinstance(data, CorruptedFolder):
+        if isinstance(data, FolderDataset):
             check_classes(net, data)
         calibration = data.select(self.num_streamed, len(data))
-        num_images = self.sizes.num_calibration_images
+        num_images = self.size.num_calibration_images
         identity = f"{fingerprint(net)} {calibration.content} {num_images} {VERSION}"
         folder = cache_dir() / "ccc" / hashlib.sha256(identity.encode()).hexdigest()[:16]
         return measure_accuracy(
-            net, calibration, num_images=num_images, batch_size=self.sizes.batch_size, folder=folder, progress=True
+            net, calibration, num_images=num_images, batch_size=self.size.batch_size, folder=folder, progress=True
         )
 
     @property
@@ -132,14 +132,14 @@ class Setup:
 
     def make_stream(self, order: int | None) -> Stream:
         """Return the stream; its order is the seed of the corruptions' sequence and of the images."""
-        options, sizes = self.options, self.sizes
+        options, size = self.options, self.size
         return ccc_stream(
             self.data.select(0, self.num_streamed),
             self.matrix,
             target="easy" if options.target is None else cast("float | Difficulty", options.target),  # checked there
             noises=options.corruptions,
-            speed=options.speed or sizes.speed,
+            speed=options.speed or size.speed,
             seed=SEED if order is None else order,
-            num_images=options.num_images or sizes.num_images,
-            batch_size=sizes.batch_size,
+            num_images=options.num_images or size.num_images,
+            batch_size=size.batch_size,
         )

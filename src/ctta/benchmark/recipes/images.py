@@ -15,12 +15,11 @@ from torch import nn
 
 from ctta import models
 from ctta.benchmark.options import BenchmarkOptions, Preset
-from ctta.benchmark.recipes.base import BenchmarkTask, MethodSpec
-from ctta.benchmark.recipes.settings import ADAM, BATCH_ONLY, SGD, DataSet, add_published
+from ctta.benchmark.recipes.base import ADAM, BATCH_ONLY, SGD, BenchmarkTask, DataSet, MethodSpec, add_published
 from ctta.core.registry import DEFAULT_METHOD
 from ctta.data import datasets
-from ctta.data.datasets import CifarC, Corrupted, CorruptionDataset, ImageNetC, clean_cifar, sample
-from ctta.data.datasets.corruptible import CLEAN, CorruptedFolder
+from ctta.data.datasets import ArrayDataset, CifarC, CorruptionDataset, FolderDataset, ImageNetC, clean_cifar, sample
+from ctta.data.datasets.base import CLEAN
 from ctta.data.streams import CorruptionSequence, Stream, gradual, parse_protocol
 from ctta.data.streams.sequences import corruption_order
 from ctta.errors import ConfigError, DataError
@@ -164,14 +163,7 @@ def imagenetc(options: BenchmarkOptions) -> BenchmarkTask:
 
 
 def imagenet_methods(options: BenchmarkOptions) -> dict[str, MethodSpec]:
-    """Return every method with its settings for ImageNet-C, in batches of 64.
-
-    Args:
-        options: The user's options.
-
-    Returns:
-        The methods by name.
-    """
+    """Return every method with its settings for ImageNet-C, in batches of 64."""
     official = {"restore": 0.001, "loss": "symmetric"}
     cotta = {"threshold": 0.1, "optimizer": partial(SGD, lr=0.01)}
     tent = partial(SGD, lr=2.5e-4)
@@ -212,16 +204,7 @@ def corrupted_stream(
 
 
 def stream_sizes(options: BenchmarkOptions, batch_size: int = 200, limit: int | None = None) -> dict[str, Any]:
-    """Return the images per batch and per segment as keyword arguments of a stream.
-
-    Args:
-        options: The user's options, which take precedence.
-        batch_size: Default number of images per batch.
-        limit: Default maximum number of images per segment.
-
-    Returns:
-        The arguments ``batch_size`` and ``limit``.
-    """
+    """Return ``batch_size`` and ``limit`` of a stream: the user's, or these defaults."""
     return {"batch_size": options.batch_size or batch_size, "limit": options.limit or limit}
 
 
@@ -305,25 +288,18 @@ def ablation(options: BenchmarkOptions) -> BenchmarkTask:
 
 
 def load_embedded_stats(method: str) -> SourceStats:
-    """Return the statistics of the embedded network's training images that a method expects.
-
-    Args:
-        method: Name of the method.
-
-    Returns:
-        The statistics; PeTTA's are those of the network as it was trained, others those of adapted networks.
-    """
+    """Return the statistics of the embedded network's training images; PeTTA's are of the network as trained."""
     return embedded_stats(frozen=method == "petta")
 
 
-def _open_images(options: BenchmarkOptions) -> Corrupted:
+def _open_images(options: BenchmarkOptions) -> ArrayDataset:
     """Return the images that ship with the library, or all test images of CIFAR-10 in the user's folder."""
     if options.data is None:
         return sample()
     images, labels = clean_cifar(options.data)
     if labels.max() >= len(CIFAR10_CLASSES):
         raise DataError(f"{options.data} has labels up to {labels.max()}: expected CIFAR-10, with labels up to 9")
-    return Corrupted(images, labels, name="cifar10-test", class_names=CIFAR10_CLASSES)
+    return ArrayDataset(images, labels, name="cifar10-test", class_names=CIFAR10_CLASSES)
 
 
 FOLDER_METHODS = ("source", "bn_stats", "tent", "cotta_fast")
@@ -338,11 +314,11 @@ def folder(options: BenchmarkOptions) -> BenchmarkTask:
             f"the recipe 'folder' needs your images and your network; {missing} is missing: {FOLDER_EXAMPLE}"
         )
     model, root = options.model, options.data
-    opened: list[CorruptedFolder] = []  # listing a large tree takes a while
+    opened: list[FolderDataset] = []  # listing a large tree takes a while
 
-    def open_folder() -> CorruptedFolder:
+    def open_folder() -> FolderDataset:
         if not opened:
-            opened.append(CorruptedFolder(root, size=options.size, classes=options.classes))
+            opened.append(FolderDataset(root, size=options.size, classes=options.classes))
         return opened[0]
 
     return BenchmarkTask(
@@ -356,16 +332,8 @@ def folder(options: BenchmarkOptions) -> BenchmarkTask:
     )
 
 
-def check_classes(net: nn.Module, data: CorruptedFolder) -> None:
-    """Raise unless a network classifies images into as many classes as a tree has.
-
-    Args:
-        net: The network.
-        data: The tree.
-
-    Raises:
-        ConfigError: It does not; the message says what to do.
-    """
+def check_classes(net: nn.Module, data: FolderDataset) -> None:
+    """Raise a ConfigError unless a network classifies images into as many classes as a tree has."""
     images, _ = data.domain(CLEAN, 1).read(np.arange(1))
     device = next((parameter.device for parameter in net.parameters()), images.device)
     logits = Source(net)(images.to(device))

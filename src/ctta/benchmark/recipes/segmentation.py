@@ -1,6 +1,6 @@
 """Street scenes, ten rounds of weather: the paper's Cityscapes to ACDC, and the synthetic streets of the library."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -9,8 +9,7 @@ import torch
 
 from ctta import models
 from ctta.benchmark.options import BenchmarkOptions, Preset
-from ctta.benchmark.recipes.base import BenchmarkTask, MethodSpec
-from ctta.benchmark.recipes.settings import BATCH_ONLY, add_pixel_methods
+from ctta.benchmark.recipes.base import BATCH_ONLY, BenchmarkTask, MethodSpec, add_pixel_methods
 from ctta.data import streams
 from ctta.errors import ConfigError
 from ctta.methods import BNStats, CoTTA, PseudoLabel, Source, Tent
@@ -23,24 +22,47 @@ CHOSEN_TENT: Mapping[str, Any] = {"optimizer": partial(torch.optim.Adam, lr=1e-3
 
 def acdc(options: BenchmarkOptions) -> BenchmarkTask:
     """Cityscapes to ACDC: SegFormer-B5, fog, night, rain and snow, 400 scenes each, ten rounds."""
-    methods = _segmentation_methods(options.preset)
-    return BenchmarkTask(
-        make_network=lambda: models.load(options.model or NETWORK),
-        make_stream=lambda order: _acdc_stream(options, order),
-        methods=add_pixel_methods(methods),
-        default_methods=tuple(methods),
-        rounds=10,
-    )
+
+    def make_stream(order: int | None) -> streams.Stream:
+        _check_order("acdc", order)
+        if options.data is None:
+            raise ConfigError(
+                "ACDC cannot be downloaded without registration on its site: set the option 'data' to the folder that "
+                "contains rgb_anon and gt"
+            )
+        stream = streams.acdc(options.data, batch_size=options.batch_size or 1)
+        if options.limit is None:
+            return stream
+        segments = [replace(segment, rows=segment.rows[: options.limit]) for segment in stream.segments]
+        return stream.with_segments(f"limit={options.limit}", segments)
+
+    return _make_task(options, NETWORK, make_stream, _segmentation_methods(options.preset))
 
 
 def streets(options: BenchmarkOptions) -> BenchmarkTask:
     """Synthetic streets: a tiny SegFormer, fog, night, rain and snow, 20 scenes each, ten rounds."""
+
+    def make_stream(order: int | None) -> streams.Stream:
+        _check_order("streets", order)
+        if options.data is not None:
+            raise ConfigError("this recipe draws its own scenes: leave out the option 'data'")
+        return streams.streets(num_scenes=options.limit or 20, batch_size=options.batch_size or 1)
+
     methods = _segmentation_methods(options.preset)
     if options.preset == "official":  # the preset that the settings were chosen with
         methods |= _chosen_methods()
+    return _make_task(options, "streets", make_stream, methods)
+
+
+def _make_task(
+    options: BenchmarkOptions,
+    network: str,
+    make_stream: Callable[[int | None], streams.Stream],
+    methods: dict[str, MethodSpec],
+) -> BenchmarkTask:
     return BenchmarkTask(
-        make_network=lambda: models.load(options.model or "streets"),
-        make_stream=lambda order: _streets_stream(options, order),
+        make_network=lambda: models.load(options.model or network),
+        make_stream=make_stream,
         methods=add_pixel_methods(methods),
         default_methods=tuple(methods),
         rounds=10,
@@ -75,32 +97,6 @@ def _segmentation_methods(preset: Preset) -> dict[str, MethodSpec]:
     }
 
 
-def _acdc_stream(options: BenchmarkOptions, order: int | None) -> streams.Stream:
-    _check_order("acdc", order)
-    if options.data is None:
-        raise ConfigError(
-            "ACDC cannot be downloaded without registration on its site: set the option 'data' to the folder that "
-            "contains rgb_anon and gt"
-        )
-    once = streams.acdc(options.data, batch_size=options.batch_size or 1)
-    return _limit_segments(once, options.limit)
-
-
-def _streets_stream(options: BenchmarkOptions, order: int | None) -> streams.Stream:
-    _check_order("streets", order)
-    if options.data is not None:
-        raise ConfigError("this recipe draws its own scenes: leave out the option 'data'")
-    return streams.streets(num_scenes=options.limit or 20, batch_size=options.batch_size or 1)
-
-
 def _check_order(recipe: str, order: int | None) -> None:
     if order is not None:
         raise ConfigError(f"{recipe} has one order only (fog, night, rain, snow): leave out the option 'orders'")
-
-
-def _limit_segments(stream: streams.Stream, limit: int | None) -> streams.Stream:
-    """Return the stream with the first ``limit`` images of each segment."""
-    if limit is None:
-        return stream
-    segments = [replace(segment, rows=segment.rows[:limit]) for segment in stream.segments]
-    return stream.with_segments(f"limit={limit}", segments)

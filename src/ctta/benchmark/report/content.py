@@ -20,8 +20,8 @@ from ctta.benchmark.report.score_tables import (
     build_score_table,
     build_summary_table,
     build_visit_table,
+    describe_outcome,
 )
-from ctta.benchmark.report.significance import write_headline
 from ctta.benchmark.report.tables import NUM_DIGITS, Table, infer_layout, replace_underscores, strip_severity
 from ctta.errors import DataError
 from ctta.evaluation.display import compute_points, join_names, strip_hashes
@@ -229,7 +229,7 @@ def _build_section(section: Section) -> SectionContent:
         runs=section.runs,
         warnings=section.warnings,
         metric=section.results[0].metric,
-        headline=write_headline(entries, section.results[0].metric),
+        headline=describe_outcome(entries),
         scores=build_score_table(entries),
         classes=build_class_table(entries),
         summary=build_summary_table(entries),
@@ -309,7 +309,8 @@ def format_numbers(content: object) -> str:
     """Return the content of a report, or another dataclass, as JSON: six decimals, lists of numbers on one line."""
     text = json.dumps({"format": FORMAT} | _encode(content), indent=1, ensure_ascii=False, allow_nan=False)
     # A line break is never inside a string, so these are lists without lists or objects in them.
-    return re.sub(r"\[\n[^\[\]{}]*\n *\]", _join_lines, text) + "\n"
+    lists = re.compile(r"\[\n([^\[\]{}]*)\n *\]")
+    return lists.sub(lambda found: f"[{' '.join(map(str.strip, found[1].split(chr(10))))}]", text) + "\n"
 
 
 def parse_numbers(text: str, kind: type[T]) -> T:
@@ -328,32 +329,18 @@ def parse_numbers(text: str, kind: type[T]) -> T:
     values = json.loads(text)
     if values.pop("format") != FORMAT:
         raise ValueError("it was written by another version of ctta")
-    return _decode(kind, values)
+    content: T = _decode(kind, values)
+    return content
 
 
 def read_numbers(path: Path, kind: type[T]) -> T:
-    """Read ``numbers.json`` of a report, or of something else that is written with its numbers.
-
-    Args:
-        path: The file.
-        kind: The class of the content, such as :class:`ReportContent`.
-
-    Returns:
-        The content.
-
-    Raises:
-        DataError: The file is not one of a report, or is damaged.
-    """
+    """Read ``numbers.json`` of a report as a :class:`ReportContent`, or of a matrix as a ``Matrix``."""
     try:
         return parse_numbers(path.read_text(encoding="utf-8"), kind)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise DataError(
             f"{path} cannot be read ({type(error).__name__}: {error}): expected numbers.json of a report"
         ) from error
-
-
-def _join_lines(match: re.Match[str]) -> str:
-    return "[" + " ".join(line.strip() for line in match[0][1:-1].split("\n") if line.strip()) + "]"
 
 
 def _encode(value: Any) -> Any:
@@ -371,32 +358,24 @@ def _encode(value: Any) -> Any:
     return value
 
 
-def _decode(kind: type[T], value: Any) -> T:
-    """Return a value of a type from what :func:`_encode` made of it.
-
-    Raises:
-        TypeError: The value is not of the type.
-    """
-    return _decode_any(kind, value)  # type: ignore[no-any-return]
-
-
-def _decode_any(kind: Any, value: Any) -> Any:
+def _decode(kind: Any, value: Any) -> Any:
+    """Return a value of a type from what :func:`_encode` made of it."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is float and (value is None or isinstance(value, int | float)):
         return nan if value is None else float(value)
     if origin in (UnionType, Union):
         (inner,) = (argument for argument in arguments if argument is not NoneType)
-        return None if value is None else _decode_any(inner, value)
+        return None if value is None else _decode(inner, value)
     if origin is Literal and value in arguments:
         return value
     if origin is tuple and isinstance(value, list):
         kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
-        return tuple(_decode_any(*pair) for pair in zip(kinds, value, strict=True))
+        return tuple(_decode(*pair) for pair in zip(kinds, value, strict=True))
     if origin is dict and isinstance(value, dict):
-        return {name: _decode_any(arguments[1], each) for name, each in value.items()}
+        return {name: _decode(arguments[1], each) for name, each in value.items()}
     if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, dict):
         hints: dict[str, Any] = get_type_hints(kind)
-        return kind(**{name: _decode_any(hints[name], each) for name, each in value.items()})
+        return kind(**{name: _decode(hints[name], each) for name, each in value.items()})
     if origin is None and isinstance(kind, type) and type(value) is kind:
         return value
     raise TypeError(f"expected {kind}, got {value!r}"[:200])

@@ -1,14 +1,14 @@
 """The robustness matrix: every method on every protocol against the source network, as numbers, tables and advice."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import inf, nan
 from pathlib import Path
 from statistics import fmean
 
 from ctta.benchmark.report.content import read_numbers
 from ctta.benchmark.report.runs import MethodEntry, MissingCell, OnProgress, RecordedRun, group_by_method, read_runs
-from ctta.benchmark.report.significance import average_results, rank_entries
+from ctta.benchmark.report.score_tables import average_results, rank_entries
 from ctta.benchmark.report.tables import Table, TableCell, TableColumn, TableRow
 from ctta.data.streams import PROTOCOLS
 from ctta.errors import DataError
@@ -105,8 +105,9 @@ class Matrix:
     @property
     def methods(self) -> tuple[str, ...]:
         """Labels of all methods but Source, the lowest mean error above Source first; incomplete rows come last."""
-        rows = {label: self.row(label) for protocol in self.protocols for label in list(protocol.cells)[1:]}
-        return tuple(sorted(rows, key=lambda label: (-len(rows[label]), fmean(_above_source(rows[label])))))
+        labels = dict.fromkeys(label for protocol in self.protocols for label in list(protocol.cells)[1:])
+        rows = {label: [cell.above_source for cell in self.row(label).values()] for label in labels}
+        return tuple(sorted(rows, key=lambda label: (-len(rows[label]), fmean(rows[label]))))
 
     def row(self, method: str) -> dict[str, MatrixCell]:
         """Return the cells of a method by the names of the protocols.
@@ -151,14 +152,7 @@ def read_matrix(path: Path, *, on_progress: OnProgress | None = None) -> Matrix:
 
 
 def build_matrix(runs: Sequence[RecordedRun]) -> Matrix:
-    """Return the numbers of a matrix.
-
-    Args:
-        runs: One run per protocol.
-
-    Returns:
-        The matrix; a protocol on which Source is not complete is only among the missing cells.
-    """
+    """Return the matrix of one run per protocol; one on which Source is not complete is only listed as missing."""
     protocols: list[MatrixProtocol] = []
     missing: list[MissingCell] = []
     for run in runs:
@@ -175,21 +169,17 @@ def _build_protocol(run: RecordedRun) -> MatrixProtocol | None:
     entries = group_by_method(run.results, run.name)
     if not entries or not entries[0].is_source:
         return None
-    first, ranked = entries[0].results[0], rank_entries(entries)
+    first, (best, *others) = entries[0].results[0], rank_entries(entries)
+    close = [each for each in others if judge(estimate_difference(each.results, best.results)) != "worse"]
+    definition = PROTOCOLS.get(run.name.partition(",")[0])
     return MatrixProtocol(
         name=run.name,
-        description=_describe(run.name),
+        description=definition.summary if definition else "",  # a name that this version does not have
         composition=first.composition.describe() if first.composition else "",
         num_images=first.total.num_images,
         cells={entry.label: _measure(entry, entries[0]) for entry in entries},
-        best=(ranked[0].label, *(entry.label for entry in ranked[1:] if not _is_behind(entry, ranked[0]))),
+        best=(best.label, *(entry.label for entry in close)),
     )
-
-
-def _describe(text: str) -> str:
-    """Return what a protocol is in one line; nothing for a name that this version does not have."""
-    definition = PROTOCOLS.get(text.partition(",")[0])
-    return definition.summary if definition else ""
 
 
 def _measure(entry: MethodEntry, source: MethodEntry) -> MatrixCell:
@@ -207,21 +197,13 @@ def _measure(entry: MethodEntry, source: MethodEntry) -> MatrixCell:
     )
 
 
-def _is_behind(entry: MethodEntry, best: MethodEntry) -> bool:
-    return judge(estimate_difference(entry.results, best.results)) == "worse"
-
-
-def _above_source(row: Mapping[str, MatrixCell]) -> list[float]:
-    return [cell.above_source for cell in row.values()]
-
-
 SOURCE = "Source"
 
 
 def build_difference_table(matrix: Matrix) -> Table:
     """Return the error above Source, in points, with the mean and the worst over the protocols."""
 
-    def make_cell(cell: MatrixCell) -> TableCell:
+    def make_cell(_label: str, _protocol: MatrixProtocol, cell: MatrixCell) -> TableCell:
         note = format_range(cell.interval) if cell.interval else "too few batches"
         return TableCell(100 * cell.above_source, note=note, is_signed=True, verdict=cell.verdict)
 
@@ -230,29 +212,27 @@ def build_difference_table(matrix: Matrix) -> Table:
     for row in table.rows:
         values = [cell.above_source for cell in matrix.row(row.label).values()]
         ends = [TableCell(100 * value, is_signed=True) for value in (fmean(values), max(values))]
-        rows.append(TableRow(row.label, row.run, row.num_results, (*row.cells, *ends)))
+        rows.append(replace(row, cells=(*row.cells, *ends)))
     columns = (*table.columns, TableColumn("mean", "mean", None), TableColumn("worst", "worst", None))
-    return Table(columns, tuple(rows), table.caption)
+    return replace(table, columns=columns, rows=tuple(rows))
 
 
 def build_error_table(matrix: Matrix) -> Table:
     """Return the error in percent; the lowest of a protocol is marked where its lead is more than noise."""
-    table = _build(matrix, (SOURCE, *matrix.methods), lambda cell: TableCell(100 * cell.error), "Error in percent")
-    best = {each.name: each.best[0] for each in matrix.protocols if len(each.best) == 1}
-    rows = []
-    for row in table.rows:
-        marked = [
-            TableCell(cell.value, is_best=best.get(column.key) == row.label)
-            for column, cell in zip(table.columns, row.cells, strict=True)
-        ]
-        rows.append(TableRow(row.label, row.run, row.num_results, tuple(marked)))
-    return Table(table.columns, tuple(rows), table.caption)
+
+    def make_cell(label: str, protocol: MatrixProtocol, cell: MatrixCell) -> TableCell:
+        return TableCell(100 * cell.error, is_best=protocol.best == (label,))
+
+    return _build(matrix, (SOURCE, *matrix.methods), make_cell, "Error in percent")
 
 
 def build_time_table(matrix: Matrix) -> Table:
     """Return the milliseconds per image."""
-    caption = "Milliseconds per image to predict and adapt"
-    return _build(matrix, (SOURCE, *matrix.methods), lambda cell: TableCell(cell.ms_per_image, decimals=2), caption)
+
+    def make_cell(_label: str, _protocol: MatrixProtocol, cell: MatrixCell) -> TableCell:
+        return TableCell(cell.ms_per_image, decimals=2)
+
+    return _build(matrix, (SOURCE, *matrix.methods), make_cell, "Milliseconds per image to predict and adapt")
 
 
 def build_recurrence_table(matrix: Matrix) -> Table | None:
@@ -292,14 +272,7 @@ def _build_visit_cells(label: str, protocol: MatrixProtocol) -> list[TableCell]:
 
 
 def write_advice(matrix: Matrix) -> list[str]:
-    """Return what the numbers say about the choice of a method, one sentence each.
-
-    Args:
-        matrix: The numbers, of at least one protocol.
-
-    Returns:
-        Which methods are never above Source, which has the lowest error on average, and which on each protocol.
-    """
+    """Return one sentence each on which methods are never above Source, best on average, and best where."""
     complete = [method for method in matrix.methods if len(matrix.row(method)) == len(matrix.protocols)]
     where = (
         f"on all {len(matrix.protocols)} protocols" if len(matrix.protocols) > 1 else f"on {matrix.protocols[0].name}"
@@ -347,13 +320,16 @@ def _describe_difference(difference: float) -> str:
 
 
 def _build(
-    matrix: Matrix, labels: tuple[str, ...], make_cell: Callable[[MatrixCell], TableCell], caption: str
+    matrix: Matrix,
+    labels: tuple[str, ...],
+    make_cell: Callable[[str, MatrixProtocol, MatrixCell], TableCell],
+    caption: str,
 ) -> Table:
     """Return a table with a row per method and a column per protocol."""
     rows = []
     for label in labels:
-        row = matrix.row(label)
-        cells = [make_cell(row[each.name]) if each.name in row else TableCell(nan) for each in matrix.protocols]
+        found = [(each, each.cells.get(label)) for each in matrix.protocols]
+        cells = [TableCell(nan) if cell is None else make_cell(label, each, cell) for each, cell in found]
         rows.append(TableRow(label, "", _count_results(matrix, label), tuple(cells)))
     columns = tuple(TableColumn(each.name, each.name, short_name=each.name) for each in matrix.protocols)
     return Table(columns, tuple(rows), caption)

@@ -1,9 +1,9 @@
-"""Draw the figures of a report, and render it as CSV, LaTeX, Markdown and HTML, with all names escaped."""
+"""Draw the figures of a report or of a matrix, and render it as CSV, LaTeX, Markdown and HTML, with names escaped."""
 
 import csv
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from math import isnan
@@ -14,18 +14,37 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from ctta.benchmark.report.content import ReportContent, SectionContent
-from ctta.benchmark.report.plots import plot_cost, plot_overlays, plot_reliability, plot_scores_over_time
+from ctta.benchmark.report.content import ReportContent, SectionContent, format_numbers, parse_numbers
+from ctta.benchmark.report.matrix import (
+    Matrix,
+    MatrixProtocol,
+    build_difference_table,
+    build_error_table,
+    build_recurrence_table,
+    build_time_table,
+    write_advice,
+)
+from ctta.benchmark.report.plots import (
+    assign_styles,
+    build_style_sheet,
+    plot_cost,
+    plot_heat_map,
+    plot_overlays,
+    plot_reliability,
+    plot_scores_over_time,
+    save_figure,
+)
 from ctta.benchmark.report.runs import MissingCell, RecordedRun, Section, group_into_sections
 from ctta.benchmark.report.tables import NUM_DIGITS, Table, TableCell, TableRow, infer_layout
-from ctta.benchmark.report.theme import LineStyle, assign_styles, build_style_sheet, save_figure
+from ctta.evaluation.display import format_percent, join_names
+from ctta.evaluation.label_maps import SceneExample
 
-_RELIABILITY_CAPTION = "Bars: accuracy by confidence. Ticks: mean confidence. The closer they are, the better."
-_COST_CAPTIONS = {
+_RELIABILITY = "Bars: accuracy by confidence. Ticks: mean confidence. The closer they are, the better."
+_COST = {
     "lowest": "Time to predict and adapt, without reading the images. Lower left is better.",
     "highest": "Time to predict and adapt, without reading the images. Upper left is better.",
 }
-_OVERLAYS_CAPTION = (
+_OVERLAYS = (
     "For each method, the scenes whose pixel accuracy (in percent) rose and fell most, among the last segments of "
     "every domain. Black: no label, or no finite prediction."
 )
@@ -40,28 +59,29 @@ class ReportFigure:
     caption: str
     svg: str
 
+    @property
+    def markdown(self) -> str:
+        """A reference to the PNG file, with the caption."""
+        return f"![{self.title}]({self.name}.png)\n\n{self.caption}"
+
 
 @dataclass(frozen=True)
 class SectionReport:
-    """The content of one section and its figures; what numbers.json does not have cannot be drawn again."""
+    """The content of one section and its figures.
+
+    Attributes:
+        number: Number of the section, from 1.
+        content: Its content.
+        figures: Its figures by kind: "scores_over_time", "overlays" (for segmentation), "reliability" and "cost". What
+            numbers.json does not have cannot be drawn again.
+    """
 
     number: int
     content: SectionContent
-    scores_over_time: ReportFigure | None
-    overlays: ReportFigure | None  # for segmentation
-    reliability: ReportFigure | None
-    cost: ReportFigure | None
+    figures: Mapping[str, ReportFigure]
 
 
-@dataclass(frozen=True)
-class ReportDocument:
-    """The content of a report and its figures, by section."""
-
-    content: ReportContent
-    sections: tuple[SectionReport, ...]
-
-
-def draw_document(content: ReportContent, folder: Path, runs: Sequence[RecordedRun] = ()) -> ReportDocument:
+def draw_sections(content: ReportContent, folder: Path, runs: Sequence[RecordedRun] = ()) -> list[SectionReport]:
     """Draw the figures of a report and save them in a folder.
 
     Args:
@@ -70,40 +90,35 @@ def draw_document(content: ReportContent, folder: Path, runs: Sequence[RecordedR
         runs: The runs of its first sections, for images of scenes, which the content does not have.
 
     Returns:
-        The content with its figures.
+        The sections with their figures.
     """
     styles = assign_styles(row.label for section in content.sections for row in section.rows)
     with_scenes = group_into_sections(runs)
     reports = []
     for number, section in enumerate(content.sections, start=1):
-        suffix = "" if number == 1 else f"-{number}"
-        report = _draw_section(number, section, styles, folder, suffix)
-        if number <= len(with_scenes):
-            report = replace(
-                report, overlays=_build_overlays(with_scenes[number - 1], runs, folder / f"overlays{suffix}")
-            )
-        reports.append(report)
-    return ReportDocument(content, tuple(reports))
-
-
-def _draw_section(
-    number: int, section: SectionContent, styles: Mapping[str, LineStyle], folder: Path, suffix: str
-) -> SectionReport:
-    metric, timeline, cost, reliability = section.metric, None, None, None
-    if section.timeline:
-        timeline = save_report_figure(
-            plot_scores_over_time(section.timeline, styles),
-            folder / f"{metric.key}-over-time{suffix}",
-            f"{metric.title} over time",
-            section.timeline_caption,
-        )
-    if any(row.bins for row in section.rows):
-        figure = plot_reliability(section.rows, styles)
-        reliability = save_report_figure(figure, folder / f"reliability{suffix}", "Calibration", _RELIABILITY_CAPTION)
-    if section.summary:
-        figure = plot_cost(section.summary, metric, styles)
-        cost = save_report_figure(figure, folder / f"cost{suffix}", "Cost", _COST_CAPTIONS[metric.best])
-    return SectionReport(number, section, timeline, None, reliability, cost)
+        metric, suffix = section.metric, "" if number == 1 else f"-{number}"
+        drawn: list[tuple[str, Figure, str, str, str]] = []  # kind, figure, name, title and caption
+        if section.timeline:
+            figure = plot_scores_over_time(section.timeline, styles)
+            name, title = f"{metric.key}-over-time", f"{metric.title} over time"
+            drawn.append(("scores_over_time", figure, name, title, section.timeline_caption))
+        if any(row.bins for row in section.rows):
+            figure = plot_reliability(section.rows, styles)
+            drawn.append(("reliability", figure, "reliability", "Calibration", _RELIABILITY))
+        if section.summary:
+            figure = plot_cost(section.summary, metric, styles)
+            drawn.append(("cost", figure, "cost", "Cost", _COST[metric.best]))
+        scenes = _select_examples(with_scenes[number - 1], runs) if number <= len(with_scenes) else []
+        if scenes:
+            domains = {stream.hash: stream.domains for stream in section.streams}
+            figure = plot_overlays(scenes, infer_layout([domains[scenes[0].stream_hash]]))
+            drawn.append(("overlays", figure, "overlays", "Best and worst changes", _OVERLAYS))
+        figures = {
+            kind: save_report_figure(figure, folder / f"{name}{suffix}", title, caption)
+            for kind, figure, name, title, caption in drawn
+        }
+        reports.append(SectionReport(number, section, figures))
+    return reports
 
 
 def save_report_figure(figure: Figure, path: Path, title: str, caption: str) -> ReportFigure:
@@ -111,21 +126,16 @@ def save_report_figure(figure: Figure, path: Path, title: str, caption: str) -> 
     return ReportFigure(path.name, title, caption, save_figure(figure, path.parent, path.name))
 
 
-def _build_overlays(section: Section, runs: Sequence[RecordedRun], path: Path) -> ReportFigure | None:
-    """Return the examples of the section's runs and streams, in the order of its rows; None if there are none."""
-    domains = {result.stream_hash: result.domains for result in section.results}
-    examples = {run.name: [example for example in run.examples if example.stream_hash in domains] for run in runs}
-    rows = dict.fromkeys((entry.run, entry.method) for entry in section.entries)
-    selected = [
+def _select_examples(section: Section, runs: Sequence[RecordedRun]) -> list[SceneExample]:
+    """Return the examples of the section's runs and streams, in the order of its rows."""
+    hashes = {result.stream_hash for result in section.results}
+    examples = {run.name: [example for example in run.examples if example.stream_hash in hashes] for run in runs}
+    return [
         replace(example, method=f"{method} ({run})") if len(section.runs) > 1 else example
-        for run, method in rows
+        for run, method in dict.fromkeys((entry.run, entry.method) for entry in section.entries)
         for example in examples[run]
         if example.method == method
     ]
-    if not selected:
-        return None
-    figure = plot_overlays(selected, infer_layout([domains[selected[0].stream_hash]]))
-    return save_report_figure(figure, path, "Best and worst changes", _OVERLAYS_CAPTION)
 
 
 _LATEX_ESCAPES = {
@@ -164,16 +174,20 @@ def escape_csv(text: str) -> str:
 
 def render_csv(tables: Sequence[tuple[str, Table]]) -> str:
     """Render titled tables in long format, one line per number, so that different columns fit into one file."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["section", "run", "method", "n", "column", *_CSV_NUMBERS, "best"])
+    rows = []
     for section, table in tables:
         for row in table.rows:
             for column, cell in zip(table.columns, row.cells, strict=True):
                 names = [escape_csv(name) for name in (section, row.run, row.label)]
-                numbers = [_format_csv_number(getattr(cell, name)) for name in _CSV_NUMBERS]
-                is_best = "yes" if cell.is_best else ""
-                writer.writerow([*names, row.num_results, escape_csv(column.key), *numbers, is_best])
+                numbers = [getattr(cell, name) for name in _CSV_NUMBERS]
+                texts = ["" if number is None or isnan(number) else round(number, NUM_DIGITS) for number in numbers]
+                rows.append([*names, row.num_results, escape_csv(column.key), *texts, "yes" if cell.is_best else ""])
+    return _format_csv(["section", "run", "method", "n", "column", *_CSV_NUMBERS, "best"], rows)
+
+
+def _format_csv(heading: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows([heading, *rows])
     return buffer.getvalue()
 
 
@@ -203,38 +217,44 @@ def render_markdown(table: Table) -> str:
     has_several_runs = len(table.runs) > 1
     headings = [*(["run"] if has_several_runs else []), "method", "n", *(column.name for column in table.columns)]
     headings += ["published", "difference"] if table.has_published else []
-    num_names = 2 if has_several_runs else 1
-    lines = [
-        join_pipes([escape_markdown(heading) for heading in headings]),
-        join_pipes(["---"] * num_names + ["---:"] * (len(headings) - num_names)),
-    ]
+    rows = []
     for row in table.rows:
         names = [*([row.run] if has_several_runs else []), row.label]
         fields = [*(escape_markdown(name) for name in names), str(row.num_results)]
-        fields += [_render_markdown_cell(cell) for cell in row.cells]
+        for cell in row.cells:
+            text = f"**{cell.text}**" if cell.is_best else " ".join([*cell.mark, cell.text])
+            deviation = f" ± {cell.deviation_text}" if cell.deviation is not None else ""
+            fields.append(f"{text}{deviation}{f' ({escape_markdown(cell.note)})' if cell.note else ''}")
         fields += [row.cells[-1].published_text, row.cells[-1].difference_text] if table.has_published else []
-        lines.append(join_pipes(fields))
-    return "\n".join(lines)
+        rows.append(fields)
+    return _render_pipes(headings, rows, num_names=2 if has_several_runs else 1)
 
 
-def render_markdown_report(document: ReportDocument) -> str:
+def _render_pipes(headings: Sequence[str], rows: Iterable[Sequence[str]], num_names: int) -> str:
+    """Render a pipe table, whose columns after the names are numbers."""
+    marks = ["---"] * num_names + ["---:"] * (len(headings) - num_names)
+    lines = [[escape_markdown(heading) for heading in headings], marks, *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def render_markdown_report(content: ReportContent, reports: Sequence[SectionReport]) -> str:
     """Render the whole report as Markdown; it refers to the PNG files of the figures."""
-    content = document.content
     parts = [f"# {escape_markdown(content.title)}"]
-    if not document.sections:
+    if not reports:
         parts.append("No cell is complete yet.")
-    for report in document.sections:
-        if len(document.sections) > 1:
+    for report in reports:
+        if len(reports) > 1:
             parts.append(f"## {report.number}. {escape_markdown(report.content.title)}")
-        parts += _render_markdown_section(report, "###" if len(document.sections) > 1 else "##")
-    if any(run.commands for run in content.runs):
-        parts.append("## Commands")
-    for run in content.runs:
-        if not run.commands:
-            continue
-        commands = "\n".join(f"    {to_one_line(command)}" for command in run.commands)
-        parts.append(f"{escape_markdown(run.name)}:\n\n{commands}")
+        parts += _render_markdown_section(report, "###" if len(reports) > 1 else "##")
+    with_commands = [run for run in content.runs if run.commands]
+    parts += ["## Commands"] if with_commands else []
+    for run in with_commands:
+        parts.append(f"{escape_markdown(run.name)}:\n\n{_render_commands(run.commands)}")
     return "\n\n".join([*parts, *render_missing_cells(content.missing)]) + "\n"
+
+
+def _render_commands(commands: Sequence[str]) -> str:
+    return "\n".join(f"    {to_one_line(command)}" for command in commands)
 
 
 def render_missing_cells(missing: Sequence[MissingCell]) -> list[str]:
@@ -242,11 +262,6 @@ def render_missing_cells(missing: Sequence[MissingCell]) -> list[str]:
     cells = ((cell.run, cell.cell, cell.reason) for cell in missing)
     lines = [f"- {' · '.join(escape_markdown(text) for text in cell)}" for cell in cells]
     return ["## Missing cells", "\n".join(lines)] if lines else []
-
-
-def render_html(document: ReportDocument) -> str:
-    """Render the whole report as a page without scripts or external resources; every name is escaped."""
-    return render_template("page.html", document=document, content=document.content)
 
 
 def render_template(name: str, **values: Any) -> str:
@@ -266,10 +281,6 @@ def render_template(name: str, **values: Any) -> str:
 
 def _read_resource(name: str) -> str:
     return (files("ctta.benchmark.report") / name).read_text(encoding="utf-8")
-
-
-def _format_csv_number(number: float | None) -> str:
-    return "" if number is None or isnan(number) else str(round(number, NUM_DIGITS))
 
 
 def _render_latex_row(row: TableRow, table: Table) -> str:
@@ -295,16 +306,22 @@ def _render_markdown_section(report: SectionReport, heading: str) -> list[str]:
         parts += ["Published numbers, with ours minus published in parentheses:", _render_published(section.scores)]
     parts.append(f"Stream: {escape_markdown(section.protocol_title)}")
     parts += [escape_markdown(section.composition)] if section.composition else []
-    parts += render_markdown_figures(report.scores_over_time)
+    parts += render_markdown_figures(report, "scores_over_time")
     if section.visits:
         parts += [f"{heading} Visits", render_markdown(section.visits), f"{section.visits.caption}."]
     if section.classes:
         parts += [f"{heading} Classes", render_markdown(section.classes), f"{section.classes.caption}."]
-    parts += render_markdown_figures(report.overlays)
+    parts += render_markdown_figures(report, "overlays")
     if section.summary:
         parts += [f"{heading} {section.summary.caption}", render_markdown(section.summary)]
-    parts += render_markdown_figures(report.reliability, report.cost)
-    parts += [f"{heading} Settings", "\n".join(_render_markdown_settings(section))]
+    parts += render_markdown_figures(report, "reliability", "cost")
+    settings = []
+    for row in section.rows:
+        name = f"{row.run}: {row.label}" if len(section.runs) > 1 else row.label
+        values = ", ".join(f"{key}={value}" for key, value in row.settings.items()) or "none"
+        how = "; ".join((row.averaged_over, *row.conditions))
+        settings.append(f"- **{escape_markdown(name)}** ({how}): {escape_markdown(values)}")
+    parts += [f"{heading} Settings", "\n".join(settings)]
     streams = ((stream.name, stream.hash) for stream in section.streams)
     facts = [
         f"- {escape_markdown(name)}: {escape_markdown(value)}"
@@ -315,36 +332,133 @@ def _render_markdown_section(report: SectionReport, heading: str) -> list[str]:
 
 def _render_published(table: Table) -> str:
     """Render a pipe table of published numbers and differences."""
-    lines = [join_pipes(["method", *(escape_markdown(column.name) for column in table.columns)])]
-    lines.append(join_pipes(["---", *["---:"] * len(table.columns)]))
-    for row in table.rows:
-        if row.cells[-1].published is not None:
-            fields = [f"{cell.published_text} ({cell.difference_text})" if cell.published else "" for cell in row.cells]
-            lines.append(join_pipes([escape_markdown(row.label), *fields]))
-    return "\n".join(lines)
+    rows = [
+        [
+            escape_markdown(row.label),
+            *(f"{cell.published_text} ({cell.difference_text})" if cell.published else "" for cell in row.cells),
+        ]
+        for row in table.rows
+        if row.cells[-1].published is not None
+    ]
+    return _render_pipes(["method", *(column.name for column in table.columns)], rows, num_names=1)
 
 
-def render_markdown_figures(*figures: ReportFigure | None) -> list[str]:
-    """Render the figures that there are as references to their PNG files, with captions."""
-    return [f"![{figure.title}]({figure.name}.png)\n\n{figure.caption}" for figure in figures if figure]
+def render_markdown_figures(report: SectionReport, *kinds: str) -> list[str]:
+    """Render the figures of some kinds that there are as references to their PNG files, with captions."""
+    return [report.figures[kind].markdown for kind in kinds if kind in report.figures]
 
 
-def _render_markdown_settings(section: SectionContent) -> list[str]:
-    lines = []
-    for row in section.rows:
-        name = f"{row.run}: {row.label}" if len(section.runs) > 1 else row.label
-        settings = ", ".join(f"{key}={value}" for key, value in row.settings.items()) or "none"
-        facts = "; ".join((row.averaged_over, *row.conditions))
-        lines.append(f"- **{escape_markdown(name)}** ({facts}): {escape_markdown(settings)}")
-    return lines
+TITLE = "Robustness matrix: which method for which stream"
+GUIDE_HEADINGS = ("protocol", "lowest error", "within noise of it", "above Source", "error of Source", "stream")
+HEAT_MAP_CAPTION = (
+    "Error above Source in points; below zero a method helps. Green: it beats Source by more than noise. Red: it harms "
+    "by more than noise. Gray: noise decides, or too few batches."
+)
+DIFFERENCE_TEXT = (
+    "▼ green: below Source by more than noise, ▲ red: above. Intervals are those of differences on the same batches; "
+    "of twenty cells without a true difference, one is colored by chance. Rows: lowest mean first."
+)
+ERROR_TEXT = (
+    "Mean over the segments of the stream. Lowest in bold, where the lead over every other row is more than noise."
+)
+VISIT_TEXT = (
+    "Drift: last visit minus first, with its 95 % interval; Source drifts by chance where visits have other images. "
+    "Harm: the first visit above Source in the same visit by more than noise, if the next one is so as well."
+)
+
+TIME_TEXT = "Wall-clock time, without reading the images."
 
 
-def _render_markdown_cell(cell: TableCell) -> str:
-    text = f"**{cell.text}**" if cell.is_best else " ".join([*cell.mark, cell.text])
-    deviation = f" ± {cell.deviation_text}" if cell.deviation is not None else ""
-    return f"{text}{deviation}{f' ({escape_markdown(cell.note)})' if cell.note else ''}"
+def write_matrix_page(matrix: Matrix, out: Path) -> Path:
+    """Write the files of a matrix, from its numbers alone; return the path of the HTML page."""
+    out.mkdir(parents=True, exist_ok=True)
+    numbers = format_numbers(matrix)
+    matrix = parse_numbers(numbers, Matrix)  # rounded, so that a page that is written again is the same
+    visits = build_recurrence_table(matrix)
+    heat_map = save_report_figure(plot_heat_map(matrix), out / "heat-map", "Heat map", HEAT_MAP_CAPTION)
+    advice = write_advice(matrix)
+    guide = [(protocol, _describe_protocol(matrix, protocol)) for protocol in matrix.protocols]
+    tables = (
+        (build_difference_table(matrix), DIFFERENCE_TEXT),
+        (build_error_table(matrix), ERROR_TEXT),
+        *([(visits, VISIT_TEXT)] if visits else []),
+        (build_time_table(matrix), TIME_TEXT),
+    )
+    rows = [
+        [f"**{escape_markdown(each.name)}**: {escape_markdown(each.description)}", *map(escape_markdown, fields)]
+        for each, fields in guide
+    ]
+    markdown = [
+        f"# {TITLE}",
+        *(escape_markdown(sentence) for sentence in advice),
+        heat_map.markdown,
+        "## Which method for my conditions?",
+        _render_pipes(GUIDE_HEADINGS, rows, num_names=len(GUIDE_HEADINGS)),
+        "## All numbers",
+        *(part for table, text in tables for part in (f"### {table.caption}", render_markdown(table), text)),
+        "## Commands",
+        _render_commands(matrix.commands),
+        *render_missing_cells(matrix.missing),
+    ]
+    contents = {
+        "numbers.json": numbers,
+        "matrix.csv": render_matrix_csv(matrix),
+        "matrix.md": "\n\n".join(markdown) + "\n",
+        "matrix.html": render_template(
+            "matrix.html",
+            matrix=matrix,
+            heat_map=heat_map,
+            advice=advice,
+            guide=guide,
+            tables=tables,
+            headings=GUIDE_HEADINGS,
+        ),
+    }
+    for name, text in contents.items():
+        (out / name).write_text(text, encoding="utf-8")
+    return out / "matrix.html"
 
 
-def join_pipes(fields: Sequence[str]) -> str:
-    """Return a line of a pipe table."""
-    return f"| {' | '.join(fields)} |"
+def render_matrix_csv(matrix: Matrix) -> str:
+    """Render one line per protocol and method, with errors and differences as fractions, empty where there is none."""
+    records = []
+    for protocol in matrix.protocols:
+        for label, cell in protocol.cells.items():
+            interval, drift = cell.interval, cell.drift
+            numbers = {
+                "error": cell.error,
+                "above_source": cell.above_source,
+                "low": interval.low if interval else None,
+                "high": interval.high if interval else None,
+                "first_visit": cell.visit_errors[0],
+                "last_visit": cell.visit_errors[-1],
+                "drift_low": drift.low if drift else None,
+                "drift_high": drift.high if drift else None,
+                "ms_per_image": cell.ms_per_image,
+            }
+            records.append(
+                {
+                    "protocol": escape_csv(protocol.name),
+                    "images": protocol.num_images,
+                    "visits": protocol.num_visits,
+                    "method": escape_csv(label),
+                    "n": cell.num_results,
+                    "verdict": cell.verdict,
+                    "time_to_harm": cell.time_to_harm or "",
+                    **{name: "" if number is None else f"{number:.6f}" for name, number in numbers.items()},
+                }
+            )
+    return _format_csv(list(records[0]), (record.values() for record in records))
+
+
+def _describe_protocol(matrix: Matrix, protocol: MatrixProtocol) -> tuple[str, ...]:
+    """Return what to use on a protocol, one text per heading after the first."""
+    harmful = [method for method in matrix.methods if (cell := protocol.cells.get(method)) and cell.verdict == "worse"]
+    best, *close = protocol.best
+    return (
+        f"{best} {format_percent(protocol.cells[best].error)}",
+        join_names(close) or "none",
+        join_names(harmful) or "none",
+        format_percent(protocol.source.error),
+        f"{protocol.num_images:,} images in {protocol.composition}",
+    )

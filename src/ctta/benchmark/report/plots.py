@@ -1,10 +1,20 @@
-"""The figures of a report: scores over time, calibration, cost, heat map of a matrix, and label maps over scenes."""
+"""The figures of a report: scores over time, calibration, cost, heat map of a matrix, and label maps over scenes.
+
+Methods keep their colors in all figures, and SVG follows light and dark pages.
+"""
 
 import colorsys
-from collections.abc import Mapping, Sequence
+import io
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from math import ceil, log10
+from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
@@ -17,12 +27,157 @@ from numpy.typing import NDArray
 from ctta.benchmark.report.content import AxisSpan, ReportRow, ScoreCurve, Timeline
 from ctta.benchmark.report.matrix import Matrix, MatrixCell
 from ctta.benchmark.report.tables import PAIR, ColumnLayout, Table
-from ctta.benchmark.report.theme import FAINT, INK, LineStyle, plot_style, replace_control_characters, shorten
 from ctta.data import streets as synthetic
 from ctta.data.datasets.base import IGNORE_INDEX
 from ctta.data.datasets.scenes import CLASS_NAMES
 from ctta.evaluation.label_maps import SceneExample
 from ctta.evaluation.metrics import NUM_BINS, Metric
+
+Dash = tuple[float, tuple[float, ...]]
+
+#: Colors of text and axes on light pages; in SVG they become CSS variables, which dark pages redefine.
+INK = "#1a1a1b"
+FAINT = "#c8c8c9"
+DARK_INK = "#e9e9ea"
+DARK_FAINT = "#4a4a4b"
+
+_SOLID: Dash = (0, ())
+_DASHED: Dash = (0, (5, 2))
+_DOTTED: Dash = (0, (1.2, 1.4))
+_DASH_DOT: Dash = (0, (6, 1.6, 1.2, 1.6))
+_SHORT_DASHES: Dash = (0, (2.6, 1.4))
+_DASH_DOT_DOT: Dash = (0, (6, 1.4, 1.2, 1.4, 1.2, 1.4))
+
+
+@dataclass(frozen=True)
+class LineStyle:
+    """The color and line of a method, the same in all figures."""
+
+    color: str  # on light pages
+    dark_color: str  # on dark pages
+    dash: Dash
+    width: float = 1.4
+
+
+#: Every color has enough contrast with its page and differs from the others for color-blind readers too: where hues
+#: look alike, lightness differs.
+_METHOD_STYLES = {
+    "Source": LineStyle("#6b6b6b", "#9a9a9a", _DOTTED),
+    "BN Stats Adapt": LineStyle("#3d93d6", "#8fd0ff", _DASHED),
+    "Pseudo-label": LineStyle("#958f00", "#e6d83a", _DASH_DOT),
+    "TENT-online*": LineStyle("#b0409b", "#e389cf", _SHORT_DASHES),
+    "TENT-continual": LineStyle("#bc3300", "#ff7a33", _SOLID, 1.6),
+    "Test Aug": LineStyle("#00633d", "#2fc98c", _DASH_DOT_DOT),
+    "CoTTA": LineStyle("#0044b8", "#4d8dff", _SOLID, 2.4),
+    "CoTTA: weight-avg": LineStyle("#7b62e0", "#b39bff", _DASHED, 1.8),
+    "CoTTA: + aug-avg": LineStyle("#0da09f", "#54eae8", _DASH_DOT, 1.8),
+}
+_OTHER_STYLES = (
+    LineStyle("#8f2d56", "#ef8fb5", _SHORT_DASHES),
+    LineStyle("#5d6b00", "#c2d14a", _DASH_DOT),
+    LineStyle("#4b4f9c", "#a3a7f0", _DASHED),
+    LineStyle("#8a5a44", "#d9a892", _DASH_DOT_DOT),
+)
+
+_MATPLOTLIB_SETTINGS: Any = {
+    "axes.edgecolor": FAINT,
+    "axes.grid": False,
+    "axes.labelcolor": INK,
+    "axes.labelsize": 9,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlecolor": INK,
+    "axes.titlesize": 9,
+    "figure.dpi": 72,
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "legend.fontsize": 9,
+    "legend.frameon": False,
+    "legend.labelcolor": INK,
+    "svg.fonttype": "none",  # text stays selectable and searchable
+    "svg.hashsalt": "ctta",  # the same figure gives the same file
+    "text.color": INK,
+    "text.parse_math": False,  # names come from users and may contain a dollar sign
+    "xtick.color": FAINT,
+    "xtick.labelcolor": INK,
+    "xtick.labelsize": 8,
+    "ytick.color": FAINT,
+    "ytick.labelcolor": INK,
+    "ytick.labelsize": 8,
+}
+
+
+def assign_styles(labels: Iterable[str]) -> dict[str, LineStyle]:
+    """Return a style for every label; methods other than the paper's share a few styles in turn."""
+    styles: dict[str, LineStyle] = {}
+    for label in labels:
+        if label not in styles:
+            num_others = sum(other not in _METHOD_STYLES for other in styles)
+            styles[label] = _METHOD_STYLES.get(label) or _OTHER_STYLES[num_others % len(_OTHER_STYLES)]
+    return styles
+
+
+def build_style_sheet() -> str:
+    """Return the colors as CSS variables: light on screen and paper, dark if the reader prefers it."""
+    styles = (*_METHOD_STYLES.values(), *_OTHER_STYLES)
+    light = {_name_css_variable(style.color): style.color for style in styles}
+    dark = {_name_css_variable(style.color): style.dark_color for style in styles}
+    light |= {"--ink": INK, "--faint": FAINT}
+    dark |= {"--ink": DARK_INK, "--faint": DARK_FAINT}
+    return (
+        f":root {_format_css_block(light)}\n"
+        f"@media screen and (prefers-color-scheme: dark) {{ :root {_format_css_block(dark)} }}"
+    )
+
+
+@contextmanager
+def plot_style() -> Iterator[None]:
+    """Draw figures in the style of the report inside the block, without changing matplotlib's settings outside."""
+    with matplotlib.rc_context(_MATPLOTLIB_SETTINGS), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # names in a script without a font
+        yield
+
+
+def shorten(name: str, length: int = 22) -> str:
+    """Return a name of at most `length` characters, which tables show in full, without control characters for XML."""
+    printable = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
+    return printable if len(printable) <= length else f"{printable[: length - 1]}…"
+
+
+def save_figure(figure: Figure, folder: Path, name: str) -> str:
+    """Save a figure as ``name.png`` and ``name.svg``, and return SVG to embed in a page."""
+    with plot_style():
+        figure.savefig(folder / f"{name}.png", dpi=160, facecolor="white", metadata={"Software": None})
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    svg = _adapt_svg(buffer.getvalue(), name)
+    head, rest = re.split(r"(?<=>)", svg, maxsplit=1)
+    file = f'<?xml version="1.0" encoding="utf-8"?>\n{head}\n<style>{build_style_sheet()}</style>{rest}'
+    (folder / f"{name}.svg").write_text(file, encoding="utf-8")
+    return svg
+
+
+def _adapt_svg(svg: str, name: str) -> str:
+    """Return matplotlib's SVG with CSS variables as colors and unique ids, without metadata and a fixed size."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(?<=[\s])(width|height)="[\d.]+pt" ?', "", svg, count=2)  # the page sets the size
+    # Figures on one page must not share ids.
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
+    return re.sub(r'style="[^"]*"', lambda style: re.sub(r"#[0-9a-f]{6}\b", _use_css_variable, style[0]), svg)
+
+
+def _use_css_variable(color: re.Match[str]) -> str:
+    return f"var({_name_css_variable(color[0])}, {color[0]})"
+
+
+def _name_css_variable(color: str) -> str:
+    return {INK: "--ink", FAINT: "--faint"}.get(color, f"--series-{color.removeprefix('#')}")
+
+
+def _format_css_block(values: dict[str, str]) -> str:
+    return "{ " + " ".join(f"{name}: {value};" for name, value in values.items()) + " }"
+
 
 WIDTH = 10.0  # inches
 MAX_SPAN_NAMES = 30  # with more spans, only some are named
@@ -42,7 +197,7 @@ def plot_scores_over_time(timeline: Timeline, styles: Mapping[str, LineStyle]) -
             for curve in timeline.curves:
                 if curve.run == run:
                     _draw_curve(axes, curve, styles[curve.label])
-            axes.set_ylabel(f"{shorten(replace_control_characters(run), 40)}\n{unit}" if len(runs) > 1 else unit)
+            axes.set_ylabel(f"{shorten(run, 40)}\n{unit}" if len(runs) > 1 else unit)
             axes.set_xlim(0, timeline.end)
             if timeline.metric.best == "lowest":  # curves of mIoU lie close together, far from 0
                 axes.set_ylim(bottom=0)
@@ -69,7 +224,7 @@ def plot_reliability(rows: Sequence[ReportRow], styles: Mapping[str, LineStyle])
             axes.plot(centers, confidences, color=INK, marker="_", markersize=5, linestyle="none")
             axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1, zorder=0)
             names = [row.run, row.label] if has_several_runs else [row.label]
-            axes.set_title("\n".join(shorten(replace_control_characters(name), 18) for name in names), loc="left")
+            axes.set_title("\n".join(shorten(name, 18) for name in names), loc="left")
             axes.set(xlim=(0, 1), ylim=(0, 1), xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
             axes.tick_params(labelbottom=number + num_columns >= len(rows))  # no panel below
         for axes in list(figure.axes)[len(rows) :]:
@@ -108,7 +263,7 @@ def plot_cost(summary: Table, metric: Metric, styles: Mapping[str, LineStyle]) -
         _draw_names(axes, positions)
         if len(runs) > 1:
             handles = [Line2D([], [], **_choose_marker(number, INK)) for number in range(len(runs))]
-            names = [shorten(replace_control_characters(run), 60) for run in runs]
+            names = [shorten(run, 60) for run in runs]
             figure.legend(handles, names, loc="outside upper left")
     return figure
 
@@ -137,7 +292,7 @@ def _draw_boundaries(axes: Axes, spans: Sequence[AxisSpan], *, is_named: bool) -
     is_slanted = sum(len(span.name) for span in spans) > 100
     for span in spans[:: ceil(len(spans) / MAX_SPAN_NAMES)]:
         axes.annotate(
-            shorten(replace_control_characters(span.name), 36 if PAIR in span.name else 22),
+            shorten(span.name, 36 if PAIR in span.name else 22),
             ((span.start + span.end) / 2, 1),
             xycoords=("data", "axes fraction"),
             xytext=(0, 4),
@@ -152,10 +307,7 @@ def _draw_boundaries(axes: Axes, spans: Sequence[AxisSpan], *, is_named: bool) -
 def _draw_legend(figure: Figure, labels: Sequence[str], styles: Mapping[str, LineStyle]) -> None:
     # Matplotlib leaves labels with a leading underscore out of the legend.
     prefixes = ["\N{ZERO WIDTH SPACE}" if label.startswith("_") else "" for label in labels]
-    names = [
-        f"{prefix}{shorten(replace_control_characters(label), 60)}"
-        for prefix, label in zip(prefixes, labels, strict=True)
-    ]
+    names = [f"{prefix}{shorten(label, 60)}" for prefix, label in zip(prefixes, labels, strict=True)]
     handles = [
         Line2D([], [], color=styles[label].color, linestyle=styles[label].dash, linewidth=styles[label].width)
         for label in labels
@@ -179,7 +331,7 @@ def _draw_names(axes: Axes, points: Mapping[tuple[str, str], tuple[float, float]
     # Left, right, height and distance to keep, of the points and then of the names.
     taken = [(x - 0.012, x + 0.012, y, 0.6 * LINE_HEIGHT) for x, y in points.values()]
     for (_run, label), (x, y) in sorted(points.items(), key=lambda item: -item[1][1]):
-        name = shorten(replace_control_characters(label), 30)
+        name = shorten(label, 30)
         if any(other == name and abs(at - x) < 0.1 and abs(height - y) < 0.1 for other, at, height in named):
             continue  # the same method of another run is next to it
         named.append((name, x, y))
@@ -217,14 +369,7 @@ FULL_COLOR = 0.3  # the difference, as a fraction, from which on a color gets no
 
 
 def plot_heat_map(matrix: Matrix) -> Figure:
-    """Plot the error above Source in points, one row per method; above them Source itself, with its error in percent.
-
-    Args:
-        matrix: The numbers, of at least one protocol.
-
-    Returns:
-        The figure.
-    """
+    """Plot the error above Source in points, one row per method, below Source itself with its error in percent."""
     names = [protocol.name for protocol in matrix.protocols]
     with plot_style():
         width, height = 1.6 + 0.56 * len(names), 1.4 + 0.27 * (1 + len(matrix.methods))
@@ -237,10 +382,10 @@ def plot_heat_map(matrix: Matrix) -> Figure:
                 if cell is not None:
                     number = round(100 * cell.above_source, 1) + 0.0  # never -0.0
                     _draw_cell(axes, row, column, f"{number:+.1f}".replace("-", "\N{MINUS SIGN}"), _choose_color(cell))
-        labels = ["Source: error (%)", *(shorten(replace_control_characters(method)) for method in matrix.methods)]
+        labels = ["Source: error (%)", *(shorten(method) for method in matrix.methods)]
         axes.set(xlim=(0, len(names)), ylim=(len(labels), 0))
         axes.set_yticks([row + 0.5 for row in range(len(labels))], labels)
-        short_names = [shorten(replace_control_characters(name)) for name in names]
+        short_names = [shorten(name) for name in names]
         axes.set_xticks([column + 0.5 for column in range(len(names))], short_names)
         axes.tick_params(length=0, labelsize=9)
         axes.tick_params(axis="x", labelrotation=38, labeltop=True, labelbottom=False)
@@ -332,14 +477,13 @@ def choose_palette(class_names: tuple[str, ...], num_classes: int) -> NDArray[np
 
 def _draw_example(example: SceneExample, row: Sequence[Axes], layout: ColumnLayout) -> None:
     palette = _choose_example_palette(example)
-    method = replace_control_characters(example.method)
-    segment = replace_control_characters(layout.name_segment(example.segment, example.domain))
-    row[0].set_title(f"{shorten(method, 80)}, {example.kind} change: {segment}", loc="left")
+    segment = shorten(layout.name_segment(example.segment, example.domain), 200)
+    row[0].set_title(f"{shorten(example.method, 80)}, {example.kind} change: {segment}", loc="left")
     panels = {
         "image": example.image,
         "labels": blend_classes(example.image, example.truth, palette),
         f"Source, {100 * example.accuracy_before:.1f}": blend_classes(example.image, example.before, palette),
-        f"{shorten(method, 30)}, {100 * example.accuracy_after:.1f}": blend_classes(
+        f"{shorten(example.method, 30)}, {100 * example.accuracy_after:.1f}": blend_classes(
             example.image, example.after, palette
         ),
     }

@@ -86,16 +86,7 @@ def read_runs(folders: Sequence[Path], *, on_progress: OnProgress | None = None)
 
 
 def read_run(folder: Path, name: str | None = None, *, on_cell: Callable[[], None] | None = None) -> RecordedRun:
-    """Read one run; its name defaults to that of the folder.
-
-    Args:
-        folder: The folder of the run.
-        name: Name of the run.
-        on_cell: Called after each cell.
-
-    Returns:
-        The run.
-    """
+    """Read one run; its name defaults to that of the folder."""
     name = name or folder.resolve().name
     cells, is_benchmark = _find_cells(folder)
     about: dict[str, Any] = {"recipe": name, "commands": [], "options": {}}

@@ -1,22 +1,16 @@
-"""The tables of a report: scores per domain, per class and per visit, and calibration and cost."""
+"""The tables of a report: scores per domain, per class and per visit, and calibration and cost.
 
-from collections.abc import Callable, Sequence
+A number is marked only if it leads every other row: the 95 % interval of each difference, paired over the same batches,
+excludes zero (:mod:`ctta.evaluation.intervals`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import isnan, nan
 from statistics import fmean
 
 from ctta.benchmark.report.published import PublishedTable, find_published_table
 from ctta.benchmark.report.runs import MethodEntry, group_by_method, saw_same_batches
-from ctta.benchmark.report.significance import (
-    average_results,
-    class_statistics,
-    class_values,
-    column_statistic,
-    compute_accuracy,
-    compute_calibration,
-    mark_best,
-    rank_entries,
-)
 from ctta.benchmark.report.tables import (
     MAX_COLUMNS,
     NO_NUMBER,
@@ -30,9 +24,9 @@ from ctta.benchmark.report.tables import (
     replace_underscores,
 )
 from ctta.errors import InputError
-from ctta.evaluation.display import format_range
-from ctta.evaluation.intervals import average_value, estimate_difference, estimate_interval
-from ctta.evaluation.metrics import MIOU
+from ctta.evaluation.display import format_percent, format_range, write_headline
+from ctta.evaluation.intervals import Statistic, average_value, estimate_difference, estimate_interval
+from ctta.evaluation.metrics import MIOU, BatchScore, PixelScore, Score
 from ctta.evaluation.results import Result
 from ctta.evaluation.robustness import find_time_to_harm
 
@@ -95,7 +89,10 @@ def build_class_table(entries: Sequence[MethodEntry]) -> Table | None:
         return None
     rows = []
     for entry, results in zip(entries, values, strict=True):
-        cells = [average([_to_percent(classes.get(name)) for classes in results]) for name in names]
+        cells = [
+            average([None if (value := classes.get(name)) is None else 100 * value for classes in results])
+            for name in names
+        ]
         mean = average([100 * fmean(value for value in classes.values() if value is not None) for classes in results])
         rows.append(TableRow(entry.label, entry.run, len(results), (*cells, mean)))
     columns = (*(TableColumn(name, name, metric.best) for name in names), TableColumn("mean", "mean", metric.best))
@@ -122,7 +119,8 @@ def build_summary_table(entries: Sequence[MethodEntry]) -> Table:
         cells = [average([value(result) for result in entry.results], decimals) for _, value, decimals in averaged]
         interval = estimate_interval(entry.results)
         cells[0] = replace(cells[0], note=format_range(interval) if interval else "")
-        memory = TableCell(_max_peak_mib(entry), decimals=0)
+        peaks = (result.peak_mib for result in entry.results if result.peak_mib is not None)
+        memory = TableCell(max(peaks, default=nan), decimals=0)
         num_skipped = sum(result.num_skipped for result in entry.results)
         num_batches = sum(result.num_batches for result in entry.results)
         updates = TableCell(num_skipped, decimals=0, note=f"of {num_batches}" if num_skipped else "")
@@ -181,11 +179,6 @@ def _compare_with_best(entry: MethodEntry, entries: Sequence[MethodEntry]) -> Ta
     return TableCell(value - lowest, note=format_range(interval) if interval else "")
 
 
-def _max_peak_mib(entry: MethodEntry) -> float:
-    """Return the highest peak memory of an entry; nan if no system reported it."""
-    return max((result.peak_mib for result in entry.results if result.peak_mib is not None), default=nan)
-
-
 def _find_worst_domain(entry: MethodEntry) -> TableCell:
     """Return the worst score of a domain; in a stream with several rounds, of a domain in one round."""
     layout = infer_layout([entry.results[0].domains])
@@ -196,10 +189,6 @@ def _find_worst_domain(entry: MethodEntry) -> TableCell:
     pick = max if entry.results[0].metric.best == "lowest" else min
     worst = pick(grouped, key=lambda name: fmean(grouped[name]))
     return replace(average(grouped[worst]), note=replace_underscores(worst), deviation=None)
-
-
-def _to_percent(fraction: float | None) -> float | None:
-    return None if fraction is None else 100 * fraction
 
 
 _DRIFT = "Drift: last visit minus first, in points"
@@ -231,3 +220,129 @@ def build_visit_table(entries: Sequence[MethodEntry]) -> Table | None:
     columns += [TableColumn("drift", "drift", None), *([TableColumn("harm", "harm", None)] if source else [])]
     caption = f"{metric.title} in percent at each visit of the domains. {_DRIFT}{_HARM if source else ''}"
     return Table(tuple(columns), tuple(rows), caption)
+
+
+def mark_best(
+    rows: Sequence[TableRow],
+    columns: Sequence[TableColumn],
+    entries: Sequence[MethodEntry],
+    statistics: Mapping[str, Statistic],
+) -> tuple[TableRow, ...]:
+    """Return the rows with the best number of each column marked, if it leads all others by more than noise.
+
+    Args:
+        rows: The rows.
+        columns: Their columns.
+        entries: The results of each row.
+        statistics: How the number of a column is computed, by its key; other columns have no marks.
+
+    Returns:
+        The rows with marks.
+    """
+    marked = [list(row.cells) for row in rows]
+    for number, column in enumerate(columns):
+        statistic = statistics.get(column.key)
+        known = [place for place, row in enumerate(rows) if not isnan(row.cells[number].value)]
+        if column.best is None or statistic is None or len(known) < 2:
+            continue
+        pick = min if column.best == "lowest" else max
+        best = pick(known, key=lambda place: rows[place].cells[number].value)
+        others = [place for place in known if place != best]
+        leads = (estimate_difference(entries[best].results, entries[other].results, statistic) for other in others)
+        if all(lead is not None and lead.excludes_zero for lead in leads):
+            marked[best][number] = replace(marked[best][number], is_best=True)
+    return tuple(replace(row, cells=tuple(cells)) for row, cells in zip(rows, marked, strict=True))
+
+
+def column_statistic(layout: ColumnLayout, column: str) -> Statistic:
+    """Return the mean score of the segments of a column."""
+
+    def compute(result: Result, scores: Sequence[BatchScore | None]) -> float:
+        values = [
+            score.value
+            for number, (domain, score) in enumerate(zip(result.domains, scores, strict=True))
+            if score is not None and layout.find_column(number, domain) == column
+        ]
+        return fmean(values) if values else nan
+
+    return compute
+
+
+def class_values(result: Result) -> dict[str, float | None]:
+    """Return the IoU of each class for labels of pixels, and its error for labels of images; empty if not counted."""
+    return result.class_iou if result.metric == MIOU else result.class_error
+
+
+def class_statistics(names: Sequence[str]) -> dict[str, Statistic]:
+    """Return the IoU or the error of each class over all images, and their mean, by name."""
+    totals: dict[int, dict[str, float | None]] = {}  # by the identity of the scores, which results keep
+
+    def sum_scores(result: Result, scores: Sequence[BatchScore | None]) -> dict[str, float | None]:
+        if id(scores) not in totals:
+            total = Score.sum(score for score in scores if score is not None)
+            values = total.class_iou if isinstance(total, PixelScore) else getattr(total, "class_error", ())
+            totals[id(scores)] = dict(zip(class_values(result), values, strict=True))
+        return totals[id(scores)]
+
+    def make(name: str) -> Statistic:
+        def compute(result: Result, scores: Sequence[BatchScore | None]) -> float:
+            value = sum_scores(result, scores).get(name)
+            return nan if value is None else value
+
+        return compute
+
+    def compute_mean(result: Result, scores: Sequence[BatchScore | None]) -> float:
+        return fmean(value for value in sum_scores(result, scores).values() if value is not None)
+
+    return {**{name: make(name) for name in names}, "mean": compute_mean}
+
+
+def compute_calibration(result: Result, scores: Sequence[BatchScore | None]) -> float:
+    """Return the expected calibration error over the whole stream."""
+    return Score.sum(score for score in scores if score is not None).calibration_error
+
+
+def compute_accuracy(result: Result, scores: Sequence[BatchScore | None]) -> float:
+    """Return the mean accuracy over segments."""
+    return fmean(1 - score.error for score in scores if score is not None)
+
+
+def rank_entries(entries: Sequence[MethodEntry]) -> list[MethodEntry]:
+    """Return the entries, the best mean first."""
+    sign = 1 if entries[0].results[0].metric.best == "lowest" else -1
+    return sorted(entries, key=lambda entry: sign * average_results(entry))
+
+
+def average_results(entry: MethodEntry) -> float:
+    """Return the mean of the metric over all results of an entry."""
+    return fmean(result.value for result in entry.results)
+
+
+def describe_outcome(entries: Sequence[MethodEntry]) -> str:
+    """Return the outcome in a sentence: the best row, its lead over the next with an interval, and the source."""
+    has_several_runs = len({entry.run for entry in entries}) > 1
+    ranked = rank_entries(entries)
+    names = [f"{entry.label} ({entry.run})" if has_several_runs else entry.label for entry in ranked]
+    sentence = write_headline(
+        entries[0].results[0].metric,
+        [(name, entry.results) for name, entry in zip(names, ranked, strict=True)],
+        [_describe_runs(each) for each in (ranked[:1], ranked[:2], entries)],
+    )
+    sources = [entry for entry in ranked[2:] if entry.is_source]
+    if sources and len({format_percent(average_results(entry)) for entry in ranked}) > 1:
+        sentence += f" The source network has {format_percent(average_results(sources[0]))}."
+    return sentence
+
+
+def _describe_runs(entries: Sequence[MethodEntry]) -> str:
+    """Return what the numbers are means over, in words: 'one seed', or '3 seeds' and '10 orders'."""
+    if not any("order" in result.labels for entry in entries for result in entry.results):
+        return "one run" if len(entries) == 1 else "one run each"
+    num_seeds = min((len(entry.seeds) for entry in entries if entry.seeds), default=0)
+    num_orders = min(len(entry.orders) for entry in entries)
+    parts = []
+    if num_seeds:
+        parts.append("one seed" if num_seeds == 1 else f"{num_seeds} seeds")
+    if num_orders > 1 or not parts:
+        parts.append("one order" if num_orders == 1 else f"{num_orders} orders")
+    return ", ".join(parts)

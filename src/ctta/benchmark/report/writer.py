@@ -33,23 +33,30 @@ def write_report(runs: Sequence[Path], out: Path, *, on_progress: OnProgress | N
     """
     with _name_extra():
         from ctta.benchmark.report.pages import (
-            draw_document,
+            draw_sections,
             render_csv,
-            render_html,
             render_latex,
             render_markdown_report,
+            render_template,
         )
     files = [] if isinstance(runs, str | Path) else [Path(path) for path in runs if Path(path).is_file()]
     folders = runs if not files else [path for path in runs if not Path(path).is_file()]
     recorded = read_runs(folders, on_progress=on_progress) if folders or not files else []
-    content = _join_contents([build_content(recorded), *(read_numbers(path, ReportContent) for path in files)])
-    numbers = format_numbers(content)
+    contents = [build_content(recorded), *(read_numbers(path, ReportContent) for path in files)]
+    numbers = format_numbers(
+        ReportContent(
+            sections=tuple(section for each in contents for section in each.sections),
+            runs=tuple(run for each in contents for run in each.runs),
+            missing=tuple(cell for each in contents for cell in each.missing),
+        )
+    )
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     # From the rounded numbers, so that a report that is written again is the same to the last byte.
-    document = draw_document(parse_numbers(numbers, ReportContent), out, recorded)
+    content = parse_numbers(numbers, ReportContent)
+    reports = draw_sections(content, out, recorded)
     tables, latex = [], ["% needs the packages booktabs and graphicx"]
-    for report in document.sections:
+    for report in reports:
         section = report.content
         tables.append((f"{report.number}. {section.protocol}", section.scores))
         latex.append(render_latex(section.scores, f"{section.protocol}. {section.scores.caption}."))
@@ -58,25 +65,16 @@ def write_report(runs: Sequence[Path], out: Path, *, on_progress: OnProgress | N
         if section.classes:
             tables.append((f"{report.number}. {section.protocol}: classes", section.classes))
             latex.append(render_latex(section.classes, f"{section.protocol}. {section.classes.caption}."))
-    contents = {
+    texts = {
         "numbers.json": numbers,
         "table.csv": render_csv(tables),
         "table.tex": "\n".join(latex),
-        "report.md": render_markdown_report(document),
-        "report.html": render_html(document),
+        "report.md": render_markdown_report(content, reports),
+        "report.html": render_template("page.html", content=content, reports=reports),
     }
-    for name, text in contents.items():
+    for name, text in texts.items():
         (out / name).write_text(text, encoding="utf-8")
     return out / "report.html"
-
-
-def _join_contents(contents: Sequence[ReportContent]) -> ReportContent:
-    """Return the sections of all reports, one after the other."""
-    return ReportContent(
-        sections=tuple(section for content in contents for section in content.sections),
-        runs=tuple(run for content in contents for run in content.runs),
-        missing=tuple(cell for content in contents for cell in content.missing),
-    )
 
 
 def write_matrix(matrix: Matrix, out: Path) -> Path:
@@ -94,7 +92,7 @@ def write_matrix(matrix: Matrix, out: Path) -> Path:
         ImportError: If the extra ``bench`` is not installed.
     """
     with _name_extra():
-        from ctta.benchmark.report.matrix_page import write_matrix_page
+        from ctta.benchmark.report.pages import write_matrix_page
     if not matrix.protocols:
         raise DataError("Source is not complete on any protocol of the matrix: run 'ctta bench matrix' again")
     return write_matrix_page(matrix, Path(out))

@@ -6,12 +6,14 @@
 ['fog 5', 'fog 5', 'snow 5', 'snow 5']
 """
 
-from ctta.data.datasets.base import IGNORE_INDEX, IGNORE_LABEL, CorruptionDataset, Images, PixelArray
+import warnings
+from typing import Any
+
+from ctta.data.datasets.base import IGNORE_INDEX, IGNORE_LABEL, CorruptionDataset, ImageDomain, PixelArray
 from ctta.data.datasets.benchmarks import CifarC, ImageNetC, clean_cifar
 from ctta.data.datasets.cache import cache_dir, download, find
 from ctta.data.datasets.catalog import DATASETS, Dataset
-from ctta.data.datasets.clean_images import CleanImages, read_clean_images
-from ctta.data.datasets.corruptible import Corrupted, CorruptedFolder, sample
+from ctta.data.datasets.clean import ArrayDataset, CleanImages, FolderDataset, read_clean_images, sample
 from ctta.data.datasets.image_files import ImageFiles
 from ctta.data.datasets.scenes import LabeledScenes, StreetScenes
 from ctta.errors import DownloadError
@@ -20,16 +22,16 @@ __all__ = [
     "DATASETS",
     "IGNORE_INDEX",
     "IGNORE_LABEL",
+    "ArrayDataset",
     "CifarC",
     "CleanImages",
-    "Corrupted",
-    "CorruptedFolder",
     "CorruptionDataset",
     "Dataset",
     "DownloadError",
+    "FolderDataset",
+    "ImageDomain",
     "ImageFiles",
     "ImageNetC",
-    "Images",
     "LabeledScenes",
     "PixelArray",
     "StreetScenes",
@@ -40,3 +42,13 @@ __all__ = [
     "read_clean_images",
     "sample",
 ]
+
+#: Names of version 0.2. They work until version 0.4, with a DeprecationWarning.
+_RENAMED = {"Corrupted": "ArrayDataset", "CorruptedFolder": "FolderDataset", "Images": "ImageDomain"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"{__name__}.{name} is now called {_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+    return globals()[_RENAMED[name]]

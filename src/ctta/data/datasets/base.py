@@ -21,8 +21,12 @@ IGNORE_INDEX = 255
 IGNORE_LABEL = -100
 
 
-class Images(Protocol):
-    """The images of one domain."""
+#: The "corruption" that leaves images as they are, at any severity.
+CLEAN = "none"
+
+
+class ImageDomain(Protocol):
+    """The images of one domain: what a segment of a stream reads from."""
 
     @property
     def name(self) -> str:
@@ -63,7 +67,7 @@ class HasClassNames(Protocol):
 
 
 class CorruptionDataset(Protocol):
-    """A dataset that exists under several corruptions and severities, such as CIFAR-10-C."""
+    """A dataset with an :class:`ImageDomain` for each corruption and severity, such as CIFAR-10-C."""
 
     @property
     def name(self) -> str:
@@ -73,7 +77,7 @@ class CorruptionDataset(Protocol):
     def read_ahead(self) -> int:
         """Number of batches worth reading in the background."""
 
-    def domain(self, corruption: str, severity: float) -> Images:
+    def domain(self, corruption: str, severity: float) -> ImageDomain:
         """Return the images under one corruption.
 
         Args:

@@ -11,9 +11,8 @@ from typing_extensions import override
 
 from ctta.core.validation import check_choice, check_integer
 from ctta.data.corruptions.registry import check_severity
-from ctta.data.datasets.base import PixelArray, hash_array, no_clean_images
+from ctta.data.datasets.base import CLEAN, PixelArray, hash_array, no_clean_images
 from ctta.data.datasets.cache import suggest_download
-from ctta.data.datasets.corruptible import CLEAN
 from ctta.data.datasets.image_files import (
     READ_AHEAD,
     ImageFiles,

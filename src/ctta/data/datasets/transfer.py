@@ -120,8 +120,8 @@ def _check_encrypted(url: str, origin: str | None = None) -> None:
     is_local = parts.scheme == "http" and parts.hostname in _LOCAL_HOSTS
     if parts.scheme == "https" or (is_local and not (origin or "").startswith("https:")):
         return
-    source = f"{origin} redirects to {url}" if origin else url
-    raise DownloadError(f"{source}, which is not encrypted (https); nothing was downloaded from there")
+    refused = f"{origin} redirects to {url}" if origin else url
+    raise DownloadError(f"{refused}, which is not encrypted (https); nothing was downloaded from there")
 
 
 def _is_html(response: "Response") -> bool:
@@ -221,16 +221,7 @@ def fetch_file(dataset: Dataset, target: Path, *, progress: bool) -> None:
 
 
 def find_defect(path: Path, dataset: Dataset, *, progress: bool) -> str | None:
-    """Return what is wrong with a file (a web page, its length, its checksum), or None.
-
-    Args:
-        path: The file.
-        dataset: What identifies a complete copy.
-        progress: Whether to show the progress on standard error.
-
-    Returns:
-        The defect in words.
-    """
+    """Return in words what is wrong with a file (a web page, its length, its checksum), or None."""
     with path.open("rb") as file:
         if looks_like_html(file.read(1024)):
             return "it is a web page (HTML), not the file"

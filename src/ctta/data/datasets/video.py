@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from ctta.core.validation import check_integer, check_positive
 from ctta.errors import ConfigError, DataError
 
-#: Seconds to wait for a source to answer, and for its next frame.
+#: Seconds to wait for a camera to answer, and for its next frame.
 TIMEOUT = 10.0
-#: Frames per second of images named by a pattern, and of sources that do not say.
+#: Frames per second of images named by a pattern, and of videos that do not say.
 DEFAULT_RATE = Fraction(25)
 #: Ends of the paths of web addresses that are recordings; others are cameras.
 RECORDING_SUFFIXES = {".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm"}
@@ -33,14 +33,7 @@ _PATTERN = re.compile(r"%0?(\d*)d")
 
 
 def import_av() -> ModuleType:
-    """Import and return PyAV, which reads and writes video by FFmpeg.
-
-    Returns:
-        The module ``av``.
-
-    Raises:
-        ImportError: It is not installed; the message names the extra that installs it.
-    """
+    """Import and return PyAV, which reads and writes video by FFmpeg."""
     try:
         import av
     except ImportError as error:
@@ -53,7 +46,7 @@ class VideoFrame:
     """A frame of a video.
 
     Attributes:
-        number: How many frames of the source came before it, whether they were taken or not.
+        number: How many frames of the video came before it, whether they were taken or not.
         seconds: Time since the start of a recording; the Unix time at which a frame of a camera arrived.
         pixels: uint8 (H, W, 3) in RGB.
     """
@@ -65,12 +58,12 @@ class VideoFrame:
 
 @dataclass(frozen=True)
 class FrameSampling:
-    """Which frames of a source to take.
+    """Which frames of a video to take.
 
     Attributes:
         every: Take every n-th frame.
         interval: Seconds of the intervals of which to take the first frame, instead of ``every``.
-        seconds: Duration after which to end; None for the whole source.
+        seconds: Duration after which to end; None for the whole video.
     """
 
     every: int = 1
@@ -102,8 +95,8 @@ class FrameSampling:
         return math.floor((seconds + 5e-7) / (self.interval or 1))
 
 
-def is_live(source: str | os.PathLike[str]) -> bool:
-    """Return whether a source is a camera, whose frames come in real time and only once.
+def is_live(address: str | os.PathLike[str]) -> bool:
+    """Return whether an address is that of a camera, whose frames come in real time and only once.
 
     Those are devices such as ``/dev/video0`` and addresses such as ``rtsp://…``, except web addresses that end like
     the name of a video file.
@@ -111,7 +104,7 @@ def is_live(source: str | os.PathLike[str]) -> bool:
     >>> is_live("clip.mp4"), is_live("rtsp://door:554/1"), is_live("http://door/stream"), is_live("https://a/b.mp4")
     (False, True, True, False)
     """
-    text = os.fspath(source)
+    text = os.fspath(address)
     if text.startswith("/dev/"):
         return True
     parts = urlsplit(text)
@@ -120,24 +113,24 @@ def is_live(source: str | os.PathLike[str]) -> bool:
     return not (parts.scheme in ("http", "https") and Path(parts.path).suffix.lower() in RECORDING_SUFFIXES)
 
 
-def describe_source(source: str | os.PathLike[str]) -> str:
-    """Return a name for a source: that of the file, or the address without a password.
+def describe_address(address: str | os.PathLike[str]) -> str:
+    """Return a name for a video: that of the file, or the address without a password.
 
-    >>> describe_source("clips/door.mp4"), describe_source("rtsp://me:secret@door:554/1?token=abc")
+    >>> describe_address("clips/door.mp4"), describe_address("rtsp://me:secret@door:554/1?token=abc")
     ('door.mp4', 'rtsp://door:554/1')
     """
-    text = os.fspath(source)
+    text = os.fspath(address)
     if "://" not in text:
         return text if text.startswith("/dev/") else Path(text).name
     parts = urlsplit(text)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-def open_video(source: str | os.PathLike[str]) -> AbstractContextManager[Any]:
-    """Open a source with PyAV, and check that it has a video.
+def open_video(address: str | os.PathLike[str]) -> AbstractContextManager[Any]:
+    """Open an address with PyAV, and check that it has a video.
 
     Args:
-        source: File, pattern such as ``frames-%05d.png``, device or address.
+        address: File, pattern such as ``frames-%05d.png``, device or address.
 
     Returns:
         PyAV's container.
@@ -145,17 +138,17 @@ def open_video(source: str | os.PathLike[str]) -> AbstractContextManager[Any]:
     Raises:
         DataError: It cannot be opened, or has no video.
     """
-    av, text, options = import_av(), os.fspath(source), {}
-    name = describe_source(source)
+    av, text, options = import_av(), os.fspath(address), {}
+    name = describe_address(address)
     if "://" not in text and _PATTERN.search(Path(text).name):
         options["start_number"] = str(_find_first_number(Path(text)))
     elif text.startswith("rtsp"):
-        options["rtsp_transport"] = "tcp"  # over UDP, lost packets smear the picture
+        options["rtsp_transport"] = "tcp"  # over UDP, lost packets smear the image
     elif "://" not in text and not Path(text).exists():
         raise DataError(f"{text} does not exist: give a video file, a pattern, a device or an address")
     form = "v4l2" if text.startswith("/dev/video") else None
     try:
-        container = av.open(text, format=form, options=options, timeout=TIMEOUT if is_live(source) else None)
+        container = av.open(text, format=form, options=options, timeout=TIMEOUT if is_live(address) else None)
     except (av.error.FFmpegError, OSError) as error:
         raise DataError(f"{name} cannot be read as video ({_reason(error)}): check the path or address") from error
     if not container.streams.video:
@@ -167,11 +160,8 @@ def open_video(source: str | os.PathLike[str]) -> AbstractContextManager[Any]:
 def decode_frames(container: Any) -> Iterator[Any]:
     """Yield the frames of a container as PyAV has them; what cannot be decoded is left out.
 
-    Args:
-        container: From :func:`open_video`.
-
     Raises:
-        DataError: The source fails.
+        DataError: The video fails.
     """
     av, stream = import_av(), container.streams.video[0]
     packets = container.demux(stream)
@@ -193,7 +183,7 @@ def decode_frames(container: Any) -> Iterator[Any]:
 def to_pixels(frame: Any) -> NDArray[np.uint8]:
     """Return a frame of PyAV as uint8 (H, W, 3), upright as players show it."""
     pixels: NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
-    turns = round(getattr(frame, "rotation", 0) / 90) % 4  # phones store how to turn the picture, counterclockwise
+    turns = round(getattr(frame, "rotation", 0) / 90) % 4  # phones store how to turn the image, counterclockwise
     return np.rot90(pixels, turns) if turns else pixels
 
 
@@ -202,9 +192,9 @@ def frame_rate(stream: Any) -> Fraction:
     return Fraction(stream.average_rate or stream.guessed_rate or DEFAULT_RATE)
 
 
-def estimate_num_frames(source: str | os.PathLike[str], sampling: FrameSampling) -> int | None:
+def estimate_num_frames(address: str | os.PathLike[str], sampling: FrameSampling) -> int | None:
     """Return about how many frames of a recording will be taken; None if it does not say how long it is."""
-    with open_video(source) as container:
+    with open_video(address) as container:
         stream = container.streams.video[0]
         rate = float(frame_rate(stream))
         duration = stream.frames / rate if stream.frames else (container.duration or 0) / 1e6
@@ -213,20 +203,20 @@ def estimate_num_frames(source: str | os.PathLike[str], sampling: FrameSampling)
     return math.ceil(count) or None
 
 
-def clip_rate(source: str | os.PathLike[str], sampling: FrameSampling) -> Fraction:
-    """Return the frames per second at which the taken frames of a source play in real time."""
+def clip_rate(address: str | os.PathLike[str], sampling: FrameSampling) -> Fraction:
+    """Return the frames per second at which the taken frames of a video play in real time."""
     if sampling.interval is not None:
         rate = Fraction(1 / sampling.interval)
-    elif is_live(source):
+    elif is_live(address):
         rate = DEFAULT_RATE / sampling.every
     else:
-        with open_video(source) as container:
+        with open_video(address) as container:
             rate = frame_rate(container.streams.video[0]) / sampling.every
     return max(rate, Fraction(1, 60)).limit_denominator(1001)
 
 
 def read_recording(
-    source: str | os.PathLike[str],
+    address: str | os.PathLike[str],
     sampling: FrameSampling,
     *,
     after: tuple[int, float] | None = None,
@@ -235,7 +225,7 @@ def read_recording(
     """Decode the frames of a recording that are to be taken.
 
     Args:
-        source: File, pattern or address.
+        address: File, pattern or address.
         sampling: Which frames to take.
         after: Number and time of the frame to go on after; from the start by default.
         num_skipped: Number of frames to leave out at first, of those that are to be taken.
@@ -247,7 +237,7 @@ def read_recording(
         DataError: The recording cannot be read.
     """
     last = None if after is None else after[1]
-    for number, seconds, frame in _number_frames(source, after):
+    for number, seconds, frame in _number_frames(address, after):
         if sampling.seconds is not None and seconds >= sampling.seconds:
             return
         if sampling.takes(number, seconds, last):
@@ -258,16 +248,18 @@ def read_recording(
                 yield VideoFrame(number, seconds, to_pixels(frame))
 
 
-def _number_frames(source: str | os.PathLike[str], after: tuple[int, float] | None) -> Iterator[tuple[int, float, Any]]:
+def _number_frames(
+    address: str | os.PathLike[str], after: tuple[int, float] | None
+) -> Iterator[tuple[int, float, Any]]:
     """Yield number, time and frame of every frame of a recording, or of those after one of them."""
     if after is not None:
-        with open_video(source) as container:
+        with open_video(address) as container:
             frames = _seek(container, after[1])
             if frames is not None:
                 yield from _add_times(container, frames, after[0] + 1)
                 return
     # From the start, also if the recording has no usable index: then the frames are counted.
-    with open_video(source) as container:
+    with open_video(address) as container:
         for number, seconds, frame in _add_times(container, _decode_in_threads(container), 0):
             if after is None or number > after[0]:
                 yield number, seconds, frame
@@ -325,29 +317,29 @@ def _reason(error: BaseException) -> str:
 FIRST_DELAY, MAX_DELAY = 1.0, 30.0
 POLL_SECONDS = 0.2
 
-#: Connects to a source and yields its frames until it drops.
+#: Connects to a camera and yields its frames until it drops.
 OpenFrames = Callable[[], Iterator[NDArray[np.uint8]]]
 
 
 class FrameFeed:
-    """Frames of a source as they come; a context manager that runs a thread.
+    """Frames of a video as they come; a context manager that runs a thread.
 
     Whoever reads a camera too slowly misses frames, the oldest first, instead of falling behind. A recording waits for
     its reader, and ends.
 
     Args:
-        source: Device, address or file.
+        address: Device, address or file.
         sampling: Which frames to take. Its ``seconds`` count from the start of the feed for a camera.
         capacity: Number of frames to keep for the reader.
         first_number: Number of the first frame.
         must_connect: Whether it is an error if a camera cannot be read at first; otherwise it is tried again.
-        on_change: Called in the thread with a sentence when the source drops and when it returns.
+        on_change: Called in the thread with a sentence when the camera drops and when it returns.
         open_frames: Yields the frames of a camera; by default PyAV does.
     """
 
     def __init__(
         self,
-        source: str | os.PathLike[str],
+        address: str | os.PathLike[str],
         sampling: FrameSampling,
         *,
         capacity: int = 32,
@@ -356,8 +348,8 @@ class FrameFeed:
         on_change: Callable[[str], None] | None = None,
         open_frames: OpenFrames | None = None,
     ) -> None:
-        self.source, self.sampling = source, sampling
-        self.name, self.is_live = describe_source(source), is_live(source) or open_frames is not None
+        self.address, self.sampling = address, sampling
+        self.name, self.is_live = describe_address(address), is_live(address) or open_frames is not None
         self.capacity, self.must_connect = check_integer("capacity", capacity, 1), must_connect
         self.on_change = on_change or (lambda _sentence: None)
         self.is_up, self.has_ended = False, False
@@ -392,7 +384,7 @@ class FrameFeed:
             self._changed.notify_all()
 
     def read(self, on_wait: Callable[[], None] | None = None) -> Iterator[VideoFrame]:
-        """Yield the frames as they arrive, until the source ends or the feed is stopped.
+        """Yield the frames as they arrive, until the video ends or the feed is stopped.
 
         Args:
             on_wait: Called several times a second while there is no frame; may raise.
@@ -438,7 +430,7 @@ class FrameFeed:
                 self._changed.notify_all()
 
     def _play_recording(self) -> None:
-        for frame in read_recording(self.source, self.sampling):
+        for frame in read_recording(self.address, self.sampling):
             self.is_up = True
             with self._changed:
                 while len(self._frames) >= self.capacity and not self._stop.is_set():
@@ -458,7 +450,7 @@ class FrameFeed:
                         self._note_return()
                     delay = FIRST_DELAY
                     self._take(pixels)
-                self.error = "the source ended"
+                self.error = "the video ended"
             except DataError as error:
                 if self.must_connect and self.last_frame_at is None:
                     raise
@@ -494,6 +486,6 @@ class FrameFeed:
         self._changed.notify_all()
 
     def _read_camera(self) -> Iterator[NDArray[np.uint8]]:
-        with open_video(self.source) as container:
+        with open_video(self.address) as container:
             for frame in decode_frames(container):
                 yield to_pixels(frame)

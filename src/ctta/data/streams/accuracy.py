@@ -17,8 +17,8 @@ from ctta.core.validation import check_integer
 from ctta.data.corruptions import VERSION
 from ctta.data.corruptions.registry import check_corruption
 from ctta.data.datasets.base import Rows
-from ctta.data.datasets.corruptible import CorruptibleDataset
-from ctta.data.streams.sequences import as_clean_images
+from ctta.data.datasets.clean import CleanDataset
+from ctta.data.streams.sequences import as_clean_dataset
 from ctta.data.streams.stream import Stream
 from ctta.errors import ConfigError, DataError, InputError
 from ctta.io.atomic import atomic_write
@@ -108,7 +108,7 @@ class MeasuredAccuracy(AccuracyMatrix):
     def __init__(
         self,
         net: nn.Module,
-        data: CorruptibleDataset,
+        data: CleanDataset,
         rows: Rows,
         *,
         batch_size: int,
@@ -190,7 +190,7 @@ class MeasuredAccuracy(AccuracyMatrix):
 
 def measure_accuracy(
     net: nn.Module,
-    data: CorruptibleDataset | Stream,
+    data: CleanDataset | Stream,
     *,
     noises: Sequence[str] | None = None,
     num_images: int | None = 200,
@@ -205,7 +205,7 @@ def measure_accuracy(
 
     Args:
         net: The network, which predicts in eval mode.
-        data: Clean images with labels: a dataset such as :class:`.Corrupted`, or a stream of clean images.
+        data: Clean images with labels: a dataset such as :class:`.ArrayDataset`, or a stream of clean images.
             They should not be those of the stream that methods are compared on.
         noises: Corruptions of which every ordered pair is measured now; none by default.
         num_images: Number of images, drawn at random but always the same; None for all. The standard error of an
@@ -228,7 +228,7 @@ def measure_accuracy(
     >>> round(matrix.clean_accuracy, 2) > 0.8, matrix.pairs
     (True, [])
     """
-    images = as_clean_images(data, "measure_accuracy")
+    images = as_clean_dataset(data, "measure_accuracy")
     if images.labels is None or images.labels.ndim != 1:
         raise DataError(f"{images.name} has no label per image to measure accuracy with: use images with a class each")
     count = len(images) if num_images is None else min(check_integer("num_images", num_images, 1), len(images))

@@ -8,17 +8,16 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
-from typing import Any, Literal, cast, get_args, overload
+from typing import Literal, cast, get_args, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ctta.core.validation import check_choice, check_fraction, check_integer
 from ctta.data.corruptions.registry import check_corruption, check_severity
-from ctta.data.datasets.base import Rows
-from ctta.data.datasets.corruptible import CorruptibleDataset, Step, format_steps
+from ctta.data.datasets.clean import CleanDataset, CorruptionLevel, format_corruptions
 from ctta.data.streams.accuracy import QUARTERS, AccuracyMatrix, AccuracyTable, Pair
-from ctta.data.streams.sequences import as_clean_images
+from ctta.data.streams.sequences import as_clean_dataset
 from ctta.data.streams.stream import Batch, Segment, Stream
 from ctta.errors import ConfigError
 
@@ -211,7 +210,7 @@ class Route:
 
     def __init__(
         self,
-        data: CorruptibleDataset,
+        data: CleanDataset,
         matrix: AccuracyMatrix,
         *,
         noises: tuple[str, ...],
@@ -222,10 +221,10 @@ class Route:
         self.data, self.matrix, self.noises, self.target = data, matrix, noises, target
         self.speed, self.seed = speed, seed
         self._walks: dict[Pair, list[Point]] = {}
-        self._points: list[tuple[Step, Step]] = []
+        self._points: list[tuple[CorruptionLevel, CorruptionLevel]] = []
         self._found = self._find_points()
 
-    def _find_points(self) -> Iterator[tuple[Step, Step]]:
+    def _find_points(self) -> Iterator[tuple[CorruptionLevel, CorruptionLevel]]:
         generator = np.random.default_rng(self.seed)
         first = self.noises[generator.integers(len(self.noises))]
         while True:
@@ -237,53 +236,30 @@ class Route:
                 yield (first, QUARTERS[i]), (second, QUARTERS[j])
             first = second
 
-    def point(self, number: int) -> tuple[Step, Step]:
+    def point(self, number: int) -> tuple[CorruptionLevel, CorruptionLevel]:
         """Return the two corruptions with their severities at a point of the walk."""
         self._points.extend(islice(self._found, max(0, number + 1 - len(self._points))))
         return self._points[number]
 
     def segment(self, number: int, num_images: int) -> Segment:
         """Return the images at a point of the walk, with draws of their own."""
-        steps = tuple((name, check_severity(severity)) for name, severity in self.point(number))
-        rows = DrawnRows((self.seed, number), len(self.data), num_images)
-        # Drawn rows are indexed like an array, which they become when they are read.
-        return Segment(format_steps(steps), self.data.combine(*steps, visit=number), cast("Rows", rows))
+        levels = tuple((name, check_severity(severity)) for name, severity in self.point(number))
+        rows = _draw_rows((self.seed, number), len(self.data), num_images)
+        return Segment(format_corruptions(levels), self.data.combine(*levels, visit=number), rows)
 
 
-class DrawnRows:
-    """Rows of a dataset in random order, drawn when they are read: a long stream has millions of them.
-
-    Args:
-        seed: Seed of the draw.
-        size: Number of images of the dataset.
-        count: Number of rows; with more than there are images, every image comes before any comes again.
-    """
-
-    def __init__(self, seed: tuple[int, ...], size: int, count: int) -> None:
-        self.seed, self.size, self.count = seed, size, count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, places: Any) -> NDArray[np.int64]:
-        found: NDArray[np.int64] = _draw_rows(self.seed, self.size, self.count)[places]
-        return found
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return np.array(self[:], dtype=dtype)
-
-
-@lru_cache(maxsize=8)  # the segments that background threads read from
+@lru_cache(maxsize=8)  # an endless stream opens the same segments again and again
 def _draw_rows(seed: tuple[int, ...], size: int, count: int) -> NDArray[np.int64]:
+    """Return images in random order; every one of them comes before any comes again."""
     generator = np.random.default_rng(seed)
-    rows = np.concatenate([generator.permutation(size) for _ in range(-(-count // size))])[:count]
+    rows = np.concatenate([generator.permutation(size) for _ in range(-(-count // size))])[:count].copy()
     rows.setflags(write=False)
     return rows
 
 
 @overload
 def ccc(
-    data: CorruptibleDataset | Stream,
+    data: CleanDataset | Stream,
     matrix: AccuracyMatrix,
     *,
     target: float | Difficulty = ...,
@@ -297,7 +273,7 @@ def ccc(
 
 @overload
 def ccc(
-    data: CorruptibleDataset | Stream,
+    data: CleanDataset | Stream,
     matrix: AccuracyMatrix,
     *,
     target: float | Difficulty = ...,
@@ -310,7 +286,7 @@ def ccc(
 
 
 def ccc(
-    data: CorruptibleDataset | Stream,
+    data: CleanDataset | Stream,
     matrix: AccuracyMatrix,
     *,
     target: float | Difficulty = "easy",
@@ -328,7 +304,7 @@ def ccc(
     them as JPEG.
 
     Args:
-        data: Clean images with labels: a dataset such as :class:`.Corrupted`, or a stream of clean images.
+        data: Clean images with labels: a dataset such as :class:`.ArrayDataset`, or a stream of clean images.
         matrix: Accuracies of the network that the difficulty is for, see :func:`measure_accuracy`.
         target: "easy", "medium" or "hard", relative to the network as :func:`resolve_target` says, or the mean accuracy
             of the walks, from 0 to 1.
@@ -346,7 +322,7 @@ def ccc(
         ConfigError: A setting is out of range, or the matrix lacks a pair.
         TypeError: The data is neither a dataset of clean images nor a stream, or the matrix is no accuracy matrix.
     """
-    images = as_clean_images(data, "ccc")
+    images = as_clean_dataset(data, "ccc")
     if not isinstance(matrix, AccuracyMatrix):
         raise TypeError(
             f"matrix must be what measure_accuracy returns, or an AccuracyMatrix, got a {type(matrix).__name__}: wrap "

@@ -26,17 +26,7 @@ def sample_rotta(
     """Return the order of RoTTA and PeTTA.
 
     The images of a class are split over consecutive slots at the cumulative proportions of a Dirichlet draw. Within a
-    slot the classes come in an order that is drawn anew, each as one block.
-
-    Args:
-        labels: Label of each image.
-        num_classes: Number of classes C.
-        generator: Source of the draws.
-        concentration: Parameter of the Dirichlet distribution.
-        num_slots: Number of slots; None for min(C, 100).
-
-    Returns:
-        Indices of the images, each once.
+    slot the classes come in an order that is drawn anew, each as one block. By default there are min(C, 100) slots.
     """
     num_slots = num_slots or min(num_classes, MAX_SLOTS)
     proportions = generator.dirichlet(np.full(num_slots, concentration), num_classes)
@@ -52,17 +42,8 @@ def sample_note(
     """Return the order of NOTE, which others took over.
 
     As for RoTTA, but chunks that already hold their share of the images get nothing of a further class, the images of
-    a class are shuffled, and everything is drawn again until each chunk has at least ten images.
-
-    Args:
-        labels: Label of each image.
-        num_classes: Number of classes C.
-        generator: Source of the draws.
-        concentration: Parameter of the Dirichlet distribution.
-        num_slots: Number of chunks; None for C.
-
-    Returns:
-        Indices of the images, each once.
+    a class are shuffled, and everything is drawn again until each chunk has at least ten images. By default there are
+    C chunks.
 
     Raises:
         DataError: There are too few images for ten in each chunk.
@@ -83,80 +64,14 @@ def sample_note(
     return _chain_slots(parts, generator)
 
 
-def sort_by_label(
-    labels: Labels, num_classes: int, generator: np.random.Generator, concentration: float, num_slots: int | None
-) -> Rows:
-    """Return the images class by class, in the order of the labels; nothing is drawn."""
-    return np.argsort(labels, kind="stable")
-
-
-def shuffle(
-    labels: Labels, num_classes: int, generator: np.random.Generator, concentration: float, num_slots: int | None
-) -> Rows:
-    """Return the images in random order."""
-    return generator.permutation(len(labels))
-
-
-#: The samplers by name; each takes labels, the number of classes, a generator, the concentration and the slots.
+#: The samplers by name; each takes labels, the number of classes C, a generator, the concentration and the number of
+#: slots, and returns the indices of the images, each once.
 SAMPLERS: dict[str, Callable[[Labels, int, np.random.Generator, float, int | None], Rows]] = {
     "rotta": sample_rotta,
     "note": sample_note,
-    "sorted": sort_by_label,
-    "iid": shuffle,
+    "sorted": lambda labels, *_: np.argsort(labels, kind="stable"),  # class by class; nothing is drawn
+    "iid": lambda labels, _num_classes, generator, *_: generator.permutation(len(labels)),
 }
-
-
-def draw_label_shift(
-    labels: Labels, num_classes: int, generator: np.random.Generator, imbalance: float, num_per_phase: int
-) -> Rows:
-    """Return a draw with replacement in one phase per class, as SAR does.
-
-    In a phase its own class has the probability q = r / (r + C - 1) and every other one 1 / (r + C - 1), where r is the
-    imbalance. The order of the phases is random.
-
-    Args:
-        labels: Label of each image.
-        num_classes: Number of classes; those without images have no phase and are never drawn.
-        generator: Source of the draws.
-        imbalance: How much more likely the class of a phase is than another one.
-        num_per_phase: Images per phase.
-
-    Returns:
-        Indices of the images; some occur several times, some never.
-    """
-    groups = [members for members in group_by_class(labels, num_classes) if len(members)]
-    rows = []
-    for phase in generator.permutation(len(groups)):
-        odds = np.ones(len(groups))
-        odds[phase] = imbalance
-        drawn = generator.choice(len(groups), num_per_phase, p=odds / odds.sum())
-        rows += [groups[number][generator.integers(len(groups[number]))] for number in drawn]
-    return np.array(rows, dtype=np.int64)
-
-
-def draw_long_tail(
-    labels: Labels, ranks: Rows, num_classes: int, generator: np.random.Generator, imbalance: float
-) -> Rows:
-    """Return a part of the images in which the classes have a long tail: n_max / imbalance^(rank / (C - 1)) images.
-
-    Args:
-        labels: Label of each image.
-        ranks: Rank of each class; 0 is the head, whose images are all taken.
-        num_classes: Number of classes C.
-        generator: Source of the draws.
-        imbalance: Ratio of the most frequent class to the rarest.
-
-    Returns:
-        Indices of the images, in ascending order; n_max is the size of the largest class, and a class that has fewer
-        images than its rank asks for gives all.
-    """
-    groups = group_by_class(labels, num_classes)
-    largest = max(len(members) for members in groups)
-    kept = []
-    for members, rank in zip(groups, ranks, strict=True):
-        number = int(largest * imbalance ** (-rank / max(1, num_classes - 1)))
-        kept.append(generator.permutation(members)[: max(1, number)])
-    return np.sort(np.concatenate(kept))
 
 
 def group_by_class(labels: Labels, num_classes: int) -> list[Rows]:
@@ -199,8 +114,8 @@ def correlated(
     *,
     sampler: Sampler = "rotta",
     concentration: float = 0.1,
-    seed: int = 0,
     num_slots: int | None = None,
+    seed: int = 0,
 ) -> Stream:
     """Reorder the images within each segment so that their labels are correlated in time, as a camera sees them.
 
@@ -212,8 +127,8 @@ def correlated(
         sampler: "rotta" (RoTTA, PeTTA) or "note" (NOTE and others), which split each class over slots by a Dirichlet
             draw; "sorted", class by class; or "iid", a plain shuffle.
         concentration: Parameter of the Dirichlet distribution, above 0; the lower, the fewer slots a class appears in.
-        seed: Seed of the draws.
         num_slots: Number of slots per segment. By default min(C, 100) for C classes in "rotta", and C in "note".
+        seed: Seed of the draws.
 
     Returns:
         A stream of the same images in another order.
@@ -269,6 +184,9 @@ def mixed_correlated(
 def label_shift(stream: Stream, *, imbalance: float = 500_000.0, num_per_phase: int = 100, seed: int = 0) -> Stream:
     """Draw images with replacement in one phase per class, in which this class prevails: the protocol of SAR.
 
+    In a phase its own class has the probability q = r / (r + C - 1) and every other one 1 / (r + C - 1), where r is the
+    imbalance. The order of the phases is random; classes without images have no phase.
+
     Args:
         stream: A stream with labels.
         imbalance: How much more likely the class of a phase is than another one, from 1 (all alike); SAR reports 1,
@@ -287,7 +205,14 @@ def label_shift(stream: Stream, *, imbalance: float = 500_000.0, num_per_phase: 
     num_per_phase, seed = check_integer("num_per_phase", num_per_phase, 1), check_integer("seed", seed, 0)
 
     def draw(number: int, labels: Labels, num_classes: int) -> Rows:
-        return draw_label_shift(labels, num_classes, np.random.default_rng([seed, number]), imbalance, num_per_phase)
+        generator, rows = np.random.default_rng([seed, number]), []
+        groups = [members for members in group_by_class(labels, num_classes) if len(members)]
+        for phase in generator.permutation(len(groups)):
+            odds = np.ones(len(groups))
+            odds[phase] = imbalance
+            drawn = generator.choice(len(groups), num_per_phase, p=odds / odds.sum())
+            rows += [groups[group][generator.integers(len(groups[group]))] for group in drawn]
+        return np.array(rows, dtype=np.int64)
 
     settings = f"imbalance={imbalance:g} phase={num_per_phase} seed={seed}"
     return stream.with_segments(f"label_shift {settings}", _reorder(stream, draw))
@@ -304,7 +229,8 @@ def long_tail(
 ) -> Stream:
     """Leave out images so that the classes have a long tail: the global imbalance of TRIBE's GLI-TTA.
 
-    The class of rank c = 0, ..., C - 1 keeps n_max / imbalance^(c / (C - 1)) images.
+    The class of rank c = 0, ..., C - 1 keeps n_max / imbalance^(c / (C - 1)) images, or all if it has fewer; n_max is
+    the size of the largest class.
 
     Args:
         stream: A stream with labels.
@@ -329,7 +255,12 @@ def long_tail(
         generator = np.random.default_rng([seed, number, 1])  # not the draws of the sampler
         ranked_by = generator if head == "per_domain" else np.random.default_rng(seed)
         ranks = ranked_by.permutation(num_classes)
-        return draw_long_tail(labels, ranks, num_classes, generator, imbalance)
+        groups = group_by_class(labels, num_classes)
+        largest, kept = max(map(len, groups)), []
+        for members, rank in zip(groups, ranks, strict=True):
+            num_kept = int(largest * imbalance ** (-rank / max(1, num_classes - 1)))
+            kept.append(generator.permutation(members)[: max(1, num_kept)])
+        return np.sort(np.concatenate(kept))
 
     suffix = f"long_tail imbalance={imbalance:g} head={head} seed={seed}"
     tailed = stream.with_segments(suffix, _reorder(stream, draw))

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ctta.core.validation import check_choice
-from ctta.data.datasets.base import Images, PixelArray, describe_arrays
+from ctta.data.datasets.base import ImageDomain, PixelArray, describe_arrays
 from ctta.data.datasets.image_files import (
     READ_AHEAD,
     ImageFiles,
@@ -266,7 +266,7 @@ def streets(
     return Stream(name, segments, batch_size=batch_size, read_ahead=1)
 
 
-def _whole_domain(name: str, images: Images) -> Segment:
+def _whole_domain(name: str, images: ImageDomain) -> Segment:
     """Return a segment of all images of a domain, in order."""
     return Segment(name, images, np.arange(len(images)))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ctta.core.validation import check_integer
-from ctta.data.datasets.base import IGNORE_LABEL, Images, Rows
+from ctta.data.datasets.base import IGNORE_LABEL, ImageDomain, Rows
 from ctta.data.datasets.scenes import StreetScenes
 from ctta.data.streams.stream import Mixture, Segment, Stream
 from ctta.data.streets import VERSION
@@ -33,8 +33,8 @@ class ForeignImages:
         seed: Seed of what is drawn.
     """
 
-    images: Images | str
-    size_of: Images
+    images: ImageDomain | str
+    size_of: ImageDomain
     num_images: int
     seed: int = 0
 
@@ -80,7 +80,9 @@ class ForeignImages:
         return x, torch.full((len(rows),), IGNORE_LABEL)
 
 
-def foreign(stream: Stream, images: Stream | Images | str = "noise", *, fraction: float = 0.5, seed: int = 0) -> Stream:
+def foreign(
+    stream: Stream, images: Stream | ImageDomain | str = "noise", *, fraction: float = 0.5, seed: int = 0
+) -> Stream:
     """Put images that do not belong among those of a stream, evenly spaced.
 
     A method sees them. They are not scored: error, intervals and tables are about the images of the stream.
@@ -109,7 +111,7 @@ def foreign(stream: Stream, images: Stream | Images | str = "noise", *, fraction
     seed = check_integer("seed", seed, 0)
     if isinstance(images, str) and images not in ("noise", "streets"):
         raise ConfigError(f"images must be 'noise', 'streets', a stream or the images of a dataset, got {images!r}")
-    source = Mixture(images.segments) if isinstance(images, Stream) else images
+    shown = Mixture(images.segments) if isinstance(images, Stream) else images
     counts = [round(len(segment.rows) * fraction / (1 - fraction)) for segment in stream.segments]
     segments, num_shown = [], 0
     for segment, count in zip(stream.segments, counts, strict=True):
@@ -118,7 +120,7 @@ def foreign(stream: Stream, images: Stream | Images | str = "noise", *, fraction
         if count == 0:
             segments.append(segment)
             continue
-        others = ForeignImages(source, segment.images, sum(counts), seed)
+        others = ForeignImages(shown, segment.images, sum(counts), seed)
         mixture = Mixture([segment, Segment("foreign", others, num_shown + np.arange(count))])
         segments.append(replace(segment, images=mixture, rows=_space_evenly(len(segment.rows), count)))
         num_shown += count

@@ -3,7 +3,8 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypedDict, get_type_hints
+from functools import wraps
+from typing import Any, Literal, get_type_hints
 
 from ctta.core.hyperparameters import parse_hyperparameters
 from ctta.core.validation import check_positive
@@ -19,15 +20,8 @@ Data = CorruptionDataset | Stream
 
 #: What users call the attributes of :class:`CorruptionSequence` that have another name on the command line.
 OPTION_NAMES = {"order": "orders", "names": "corruptions", "num_rounds": "rounds"}
-
-
-class Corruptions(TypedDict):
-    """Keyword arguments that the functions for sequences of corruptions share."""
-
-    order: int | None
-    names: tuple[str, ...] | None
-    limit: int | None
-    batch_size: int | None
+#: Keywords that the functions for sequences of corruptions share.
+CORRUPTION_KEYWORDS = ("order", "names", "limit", "batch_size")
 
 
 @dataclass(frozen=True)
@@ -51,9 +45,9 @@ class CorruptionSequence:
     num_rounds: int | None = None
 
     @property
-    def corruptions(self) -> Corruptions:
+    def corruptions(self) -> dict[str, Any]:
         """The corruptions and sizes as keyword arguments, without the severity."""
-        return {"order": self.order, "names": self.names, "limit": self.limit, "batch_size": self.batch_size}
+        return {name: getattr(self, name) for name in CORRUPTION_KEYWORDS}
 
     @property
     def chosen_severity(self) -> float:
@@ -106,84 +100,46 @@ def build_gradual(
     return sequence.repeat(gradual(data, variant=variant, **sequence.corruptions))
 
 
-def build_recurring(
-    data: Data,
-    sequence: CorruptionSequence,
-    *,
-    num_visits: int = 20,
-    sampler: Sampler = "rotta",
-    concentration: float = 0.1,
-    num_slots: int | None = None,
-    seed: int = 0,
-) -> Stream:
-    """Repeat the corruptions with few classes at a time, images drawn anew at each visit."""
-    sequence.refuse(num_rounds="the protocol 'recurring' has visits (recurring,num_visits=20)")
-    return recurring(
-        data,
-        num_visits=num_visits,
-        sampler=sampler,
-        concentration=concentration,
-        num_slots=num_slots,
-        seed=seed,
-        severity=sequence.chosen_severity,
-        **sequence.corruptions,
-    )
+def reorder_by(function: Callable[..., Stream], summary: str, **fixed: Any) -> Callable[..., Stream]:
+    """Return the builder of a protocol that changes the stream of the corruptions.
+
+    Args:
+        function: Takes a stream; its keywords, but the fixed ones, are the settings of the protocol.
+        summary: One line about the protocol.
+        **fixed: Keywords that make the protocol.
+    """
+
+    def build(data: Data, sequence: CorruptionSequence, **settings: Any) -> Stream:
+        return function(sequence.open(data), **fixed, **settings)
+
+    return _with_settings_of(function, build, summary, set(fixed))
 
 
-def build_rotta(
-    data: Data,
-    sequence: CorruptionSequence,
-    *,
-    concentration: float = 0.1,
-    num_slots: int | None = None,
-    seed: int = 0,
-) -> Stream:
-    """Correlate labels in time: RoTTA's Dirichlet draw over min(C, 100) slots."""
-    return correlated(sequence.open(data), sampler="rotta", concentration=concentration, num_slots=num_slots, seed=seed)
+def visit_by(function: Callable[..., Stream], summary: str) -> Callable[..., Stream]:
+    """Return the builder of a protocol that visits the corruptions several times; like :func:`reorder_by`."""
+    name = function.__name__
+
+    def build(data: Data, sequence: CorruptionSequence, **settings: Any) -> Stream:
+        sequence.refuse(num_rounds=f"the protocol {name!r} has visits ({name},num_visits=20)")
+        return function(data, severity=sequence.chosen_severity, **sequence.corruptions, **settings)
+
+    return _with_settings_of(function, build, summary, {"severity", *CORRUPTION_KEYWORDS})
 
 
-def build_note(
-    data: Data,
-    sequence: CorruptionSequence,
-    *,
-    concentration: float = 0.1,
-    num_slots: int | None = None,
-    seed: int = 0,
-) -> Stream:
-    """Correlate labels in time: NOTE's Dirichlet draw over C chunks of about the same size."""
-    return correlated(sequence.open(data), sampler="note", concentration=concentration, num_slots=num_slots, seed=seed)
+def _with_settings_of(
+    function: Callable[..., Stream], build: Callable[..., Stream], summary: str, without: set[str]
+) -> Callable[..., Stream]:
+    """Let a builder show the keywords of a function as its settings."""
+    builder = wraps(function)(build)
+    keywords = [each for each in inspect.signature(function).parameters.values() if each.default is not each.empty]
+    shown = [each.replace(kind=each.KEYWORD_ONLY) for each in keywords if each.name not in without]
+    builder.__doc__, builder.__signature__ = summary, inspect.Signature(shown)  # type: ignore[attr-defined]
+    return builder
 
 
 def build_sorted(data: Data, sequence: CorruptionSequence) -> Stream:
     """Show each corruption class by class."""
     return correlated(sequence.open(data), sampler="sorted")
-
-
-def build_label_shift(
-    data: Data,
-    sequence: CorruptionSequence,
-    *,
-    imbalance: float = 500_000.0,
-    num_per_phase: int = 100,
-    seed: int = 0,
-) -> Stream:
-    """Draw images with replacement in one phase per class, in which this class prevails."""
-    return label_shift(sequence.open(data), imbalance=imbalance, num_per_phase=num_per_phase, seed=seed)
-
-
-def build_long_tail(
-    data: Data,
-    sequence: CorruptionSequence,
-    *,
-    imbalance: float = 100.0,
-    head: Literal["constant", "per_domain"] = "constant",
-    sampler: Sampler | None = None,
-    concentration: float = 0.1,
-    seed: int = 0,
-) -> Stream:
-    """Leave out images so that the classes have a long tail."""
-    stream = sequence.open(data)
-    return long_tail(stream, imbalance=imbalance, head=head, sampler=sampler, concentration=concentration, seed=seed)
 
 
 def build_mixed(data: Data, sequence: CorruptionSequence, *, seed: int = 0) -> Stream:
@@ -210,51 +166,11 @@ def build_mixed_correlated(
     return correlated(stream, sampler=sampler, concentration=concentration, num_slots=num_slots, seed=seed)
 
 
-def build_single(data: Data, sequence: CorruptionSequence) -> Stream:
-    """Show one image at a time."""
-    return single(sequence.open(data))
-
-
-def build_cyclic(data: Data, sequence: CorruptionSequence, *, num_visits: int = 20, seed: int = 0) -> Stream:
-    """Repeat the corruptions kind by kind: noise, blur, weather, digital."""
-    sequence.refuse(num_rounds="the protocol 'cyclic' has visits (cyclic,num_visits=20)")
-    return cyclic(data, num_visits=num_visits, seed=seed, severity=sequence.chosen_severity, **sequence.corruptions)
-
-
-def build_cdc(
-    data: Data,
-    sequence: CorruptionSequence,
-    *,
-    num_visits: int = 20,
-    sampler: Sampler = "iid",
-    concentration: float = 0.1,
-    seed: int = 0,
-) -> Stream:
-    """Repeat the corruptions in pieces of random length and order."""
-    sequence.refuse(num_rounds="the protocol 'cdc' has visits (cdc,num_visits=20)")
-    return cdc(
-        data,
-        num_visits=num_visits,
-        sampler=sampler,
-        concentration=concentration,
-        seed=seed,
-        severity=sequence.chosen_severity,
-        **sequence.corruptions,
-    )
-
-
 def build_clean(data: Data, sequence: CorruptionSequence) -> Stream:
     """Show the images as they are, where a method should do no harm."""
     reason = "the protocol 'clean' has no corruption"
     sequence.refuse(order=reason, names=reason, severity=reason)
     return sequence.repeat(clean(data, limit=sequence.limit, batch_size=sequence.batch_size))
-
-
-def build_foreign(
-    data: Data, sequence: CorruptionSequence, *, images: str = "noise", fraction: float = 0.5, seed: int = 0
-) -> Stream:
-    """Put images that do not belong among the others: uniform noise, or drawn streets (images=streets)."""
-    return foreign(sequence.open(data), images, fraction=fraction, seed=seed)
 
 
 def build_no_wait(
@@ -373,18 +289,51 @@ def parse_protocol(text: str) -> ChosenProtocol:
 PROTOCOLS: dict[str, NamedProtocol] = {
     "continual": NamedProtocol(build_continual, "CoTTA, CVPR 2022", order="recipe"),
     "gradual": NamedProtocol(build_gradual, "CoTTA, CVPR 2022", order="recipe"),
-    "recurring": NamedProtocol(build_recurring, "PeTTA, NeurIPS 2024", order=5),
-    "rotta": NamedProtocol(build_rotta, "RoTTA, CVPR 2023", order=5),
-    "note": NamedProtocol(build_note, "NOTE, NeurIPS 2022"),
+    "recurring": NamedProtocol(
+        visit_by(recurring, "Repeat the corruptions with few classes at a time, images drawn anew at each visit."),
+        "PeTTA, NeurIPS 2024",
+        order=5,
+    ),
+    "rotta": NamedProtocol(
+        reorder_by(
+            correlated, "Correlate labels in time: RoTTA's Dirichlet draw over min(C, 100) slots.", sampler="rotta"
+        ),
+        "RoTTA, CVPR 2023",
+        order=5,
+    ),
+    "note": NamedProtocol(
+        reorder_by(
+            correlated,
+            "Correlate labels in time: NOTE's Dirichlet draw over C chunks of about the same size.",
+            sampler="note",
+        ),
+        "NOTE, NeurIPS 2022",
+    ),
     "sorted": NamedProtocol(build_sorted, "mariodoebler/test-time-adaptation"),
-    "label-shift": NamedProtocol(build_label_shift, "SAR, ICLR 2023"),
-    "long-tail": NamedProtocol(build_long_tail, "TRIBE, AAAI 2024"),
+    "label-shift": NamedProtocol(
+        reorder_by(label_shift, "Draw images with replacement in one phase per class, in which this class prevails."),
+        "SAR, ICLR 2023",
+    ),
+    "long-tail": NamedProtocol(
+        reorder_by(long_tail, "Leave out images so that the classes have a long tail."), "TRIBE, AAAI 2024"
+    ),
     "mixed": NamedProtocol(build_mixed, "SAR, ICLR 2023"),
     "mixed-correlated": NamedProtocol(build_mixed_correlated, "ROID, WACV 2024"),
-    "single": NamedProtocol(build_single, "SAR, ICLR 2023", batch_size=1),
-    "cyclic": NamedProtocol(build_cyclic, "after SloMo-Fast, arXiv 2511.18468"),
-    "cdc": NamedProtocol(build_cdc, "ReservoirTTA, arXiv 2505.14511"),
+    "single": NamedProtocol(reorder_by(single, "Show one image at a time."), "SAR, ICLR 2023", batch_size=1),
+    "cyclic": NamedProtocol(
+        visit_by(cyclic, "Repeat the corruptions kind by kind: noise, blur, weather, digital."),
+        "after SloMo-Fast, arXiv 2511.18468",
+    ),
+    "cdc": NamedProtocol(
+        visit_by(cdc, "Repeat the corruptions in pieces of random length and order."), "ReservoirTTA, arXiv 2505.14511"
+    ),
     "clean": NamedProtocol(build_clean, "POEM, NeurIPS 2024"),
-    "foreign": NamedProtocol(build_foreign, "SoTTA, NeurIPS 2023"),
+    "foreign": NamedProtocol(
+        reorder_by(
+            foreign,
+            "Put images that do not belong among the others: uniform noise, or drawn streets (images=streets).",
+        ),
+        "SoTTA, NeurIPS 2023",
+    ),
     "no-wait": NamedProtocol(build_no_wait, "Alfarra et al., ICML 2024", order="recipe", waits=False),
 }

@@ -1,10 +1,10 @@
 """Sequences of corruptions, one after the other: what the other protocols repeat, reorder and mix.
 
 >>> import numpy as np
->>> from ctta.data.datasets import Corrupted
+>>> from ctta.data.datasets import ArrayDataset
 >>> from ctta.data.streams import continual, correlated, rounds
 >>> images = np.zeros((20, 32, 32, 3), np.uint8)
->>> data = Corrupted(images, np.arange(20) % 10, name="black")
+>>> data = ArrayDataset(images, np.arange(20) % 10, name="black")
 >>> stream = correlated(rounds(continual(data, names=("fog", "snow"), batch_size=10), 3))
 >>> len(stream), stream.domains[:3]
 (12, ['fog 5', 'snow 5', 'fog 5'])
@@ -22,8 +22,8 @@ from ctta.core.validation import check_choice, check_integer
 from ctta.data.corruptions import VERSION
 from ctta.data.corruptions.arrays import images_to_uint8
 from ctta.data.corruptions.registry import check_severity
-from ctta.data.datasets.base import CorruptionDataset, Rows
-from ctta.data.datasets.corruptible import CLEAN, CorruptibleDataset
+from ctta.data.datasets.base import CLEAN, CorruptionDataset, Rows
+from ctta.data.datasets.clean import CleanDataset, CorruptionLevel
 from ctta.data.streams.stream import Mixture, Segment, Stream
 from ctta.errors import ConfigError, did_you_mean
 
@@ -86,16 +86,7 @@ def corruption_order(order: int | None = None) -> tuple[str, ...]:
 
 
 def group_by_kind(names: Sequence[str]) -> dict[str, list[str]]:
-    """Return corruptions by kind, the kinds in the order of their first corruption.
-
-    Args:
-        names: Names of corruptions.
-
-    Returns:
-        The names of each kind.
-
-    Raises:
-        ConfigError: A corruption is of no known kind.
+    """Return corruptions by kind, the kinds in the order of their first corruption; raise if one has no known kind.
 
     >>> group_by_kind(["fog", "contrast", "snow"])
     {'weather': ['fog', 'snow'], 'digital': ['contrast']}
@@ -110,8 +101,8 @@ def group_by_kind(names: Sequence[str]) -> dict[str, list[str]]:
     return kinds
 
 
-class CorruptedStream(CorruptibleDataset):
-    """The images of a stream as a dataset for :func:`.continual` and :func:`.gradual`.
+class StreamDataset(CleanDataset):
+    """The images of a stream as a dataset.
 
     Args:
         stream: A stream of clean images in [0, 1], of any size from 8 pixels a side.
@@ -143,20 +134,9 @@ class CorruptedStream(CorruptibleDataset):
 
 
 def as_corruption_dataset(data: CorruptionDataset | Stream, protocol: str) -> CorruptionDataset:
-    """Return a dataset as it is, and a stream of clean images as a dataset.
-
-    Args:
-        data: What a protocol was given.
-        protocol: Name of the protocol, for the error.
-
-    Returns:
-        A dataset with a domain for every corruption.
-
-    Raises:
-        TypeError: The data is neither; the message says how to read it.
-    """
+    """Return the dataset that a protocol was given, or that of the stream; raise a TypeError if it is neither."""
     if isinstance(data, Stream):
-        return CorruptedStream(data)
+        return StreamDataset(data)
     if not hasattr(data, "domain"):
         raise TypeError(
             f"{protocol} needs a dataset of ctta.data.datasets, or a stream of clean images such as image_folder(path, "
@@ -166,25 +146,14 @@ def as_corruption_dataset(data: CorruptionDataset | Stream, protocol: str) -> Co
     return data
 
 
-def as_clean_images(data: object, protocol: str) -> CorruptibleDataset:
-    """Return a dataset that corrupts its images as it is, and a stream of clean images as such a dataset.
-
-    Args:
-        data: What a protocol was given.
-        protocol: Name of the protocol, for the error.
-
-    Returns:
-        The dataset.
-
-    Raises:
-        TypeError: The data is neither, such as CIFAR-10-C, whose images are corrupted already.
-    """
+def as_clean_dataset(data: object, protocol: str) -> CleanDataset:
+    """Do the same for a protocol that needs clean images, which CIFAR-10-C, for example, does not have."""
     if isinstance(data, Stream):
-        return CorruptedStream(data)
-    if not isinstance(data, CorruptibleDataset):
+        return StreamDataset(data)
+    if not isinstance(data, CleanDataset):
         raise TypeError(
-            f"{protocol} corrupts clean images and got {type(data).__name__}: give ctta.data.datasets.Corrupted("
-            "images, labels, name='mine'), ctta.data.datasets.CorruptedFolder(path), or a stream of clean images"
+            f"{protocol} corrupts clean images and got {type(data).__name__}: give ctta.data.datasets.ArrayDataset("
+            "images, labels, name='mine'), ctta.data.datasets.FolderDataset(path), or a stream of clean images"
         )
     return data
 
@@ -221,10 +190,10 @@ def continual(
     """
     chosen, description = choose_corruptions(order, names)
     severity = check_severity(severity)
-    steps = [(corruption, severity) for corruption in chosen]
+    levels = [(corruption, severity) for corruption in chosen]
     return _build(
         as_corruption_dataset(data, "continual"),
-        steps,
+        levels,
         f"continual severity={severity} {description}",
         limit,
         _get_batch_size(data, batch_size),
@@ -264,12 +233,12 @@ def gradual(
     check_choice("variant", variant, ("paper", "authors"))
     chosen, description = choose_corruptions(order, names)
     severities = (1, 2, 3, 4, 5, 4, 3, 2, 1)
-    steps = [(corruption, severity) for corruption in chosen for severity in severities]
+    levels = [(corruption, severity) for corruption in chosen for severity in severities]
     if variant == "authors":
-        steps = steps[4:]
+        levels = levels[4:]
     return _build(
         as_corruption_dataset(data, "gradual"),
-        steps,
+        levels,
         f"gradual {variant} {description}",
         limit,
         _get_batch_size(data, batch_size),
@@ -320,18 +289,7 @@ def _get_batch_size(data: object, batch_size: int | None) -> int:
 
 
 def choose_corruptions(order: int | None, names: Sequence[str] | None) -> tuple[tuple[str, ...], str]:
-    """Return the corruptions in order, and a description of the choice for the name of the stream.
-
-    Args:
-        order: None for the standard order, or 0 to 9.
-        names: Instead of an order, the corruptions, in this order.
-
-    Returns:
-        The corruptions and the description.
-
-    Raises:
-        ConfigError: Both are given, or one has no such value.
-    """
+    """Return the corruptions that :func:`continual` is asked for, and a description for the name of the stream."""
     if isinstance(names, str):
         raise ConfigError(f"names must be a sequence of corruptions, got {names!r}: give ({names!r},)")
     if names is not None:
@@ -342,13 +300,13 @@ def choose_corruptions(order: int | None, names: Sequence[str] | None) -> tuple[
 
 
 def _build(
-    data: CorruptionDataset, steps: Sequence[tuple[str, float]], description: str, limit: int | None, batch_size: int
+    data: CorruptionDataset, levels: Sequence[CorruptionLevel], description: str, limit: int | None, batch_size: int
 ) -> Stream:
     """Return a stream with one segment per corruption and severity; images as they are have neither."""
     limit = None if limit is None else check_integer("limit", limit, 1)
-    domains = {step: data.domain(*step) for step in dict.fromkeys(steps)}  # each opened once
+    domains = {level: data.domain(*level) for level in dict.fromkeys(levels)}  # each opened once
     segments = []
-    for corruption, severity in steps:
+    for corruption, severity in levels:
         images = domains[corruption, severity]
         num_images = len(images) if limit is None else min(limit, len(images))
         name = "clean" if corruption == CLEAN else f"{corruption} {severity}"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ctta.core.validation import check_integer
-from ctta.data.datasets.base import HasClassNames, HasOrigins, Images, Rows
+from ctta.data.datasets.base import HasClassNames, HasOrigins, ImageDomain, Rows
 from ctta.errors import DataError, InputError
 
 
@@ -57,15 +57,7 @@ class Composition:
 
 
 def measure_composition(segments: Sequence["Segment"], batch_size: int) -> Composition:
-    """Count distinct classes and domains in every batch of a stream.
-
-    Args:
-        segments: The segments of the stream.
-        batch_size: Images per batch.
-
-    Returns:
-        The figures; foreign images count as neither a class nor a domain.
-    """
+    """Count distinct classes and domains in every batch of a stream; foreign images count as neither."""
     num_batches = num_images = num_foreign = num_class_pairs = num_domain_pairs = 0
     classes: set[int] = set()
     domains: set[str] = set()
@@ -148,7 +140,7 @@ class Segment:
     """
 
     domain: str
-    images: Images
+    images: ImageDomain
     rows: Rows
     visit: int = 0
 
@@ -325,7 +317,7 @@ class Stream:
 
 
 class Mixture:
-    """The images of several segments, one segment after the other; implements :class:`ctta.data.datasets.Images`."""
+    """The :class:`ctta.data.datasets.ImageDomain` of the images of several segments, one segment after the other."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self.segments = tuple(segments)

@@ -16,7 +16,7 @@ from ctta.data.datasets.video import (
     FrameFeed,
     FrameSampling,
     VideoFrame,
-    describe_source,
+    describe_address,
     import_av,
     is_live,
     read_recording,
@@ -138,7 +138,7 @@ class VideoBatch(Batch):
         x: Frames of shape (N, 3, H, W), floats in [0, 1], resized if a size was given.
         y: None, as there are no labels.
         domain: Name of the video.
-        index: Number of each frame in the source, counting those that were not taken too.
+        index: Number of each frame in the video, counting those that were not taken too.
         domains: Name of the video for each frame.
         seconds: Time of each frame since the start of a recording; Unix time of its arrival from a camera.
         frames: The frames as they were decoded, uint8 (H, W, 3), before any resizing.
@@ -156,14 +156,14 @@ class VideoStream:
     loop continues with new frames. There is no ``len`` and no ``hash``.
 
     Args:
-        source: File, pattern, device or address.
+        address: File, pattern, device or address.
         sampling: Which frames to take.
         size: (height, width) to resize to.
         batch_size: Frames per batch; the last one may be smaller.
         name: Name of the domain.
 
     Attributes:
-        is_live: Whether the source is a camera.
+        is_live: Whether the video is that of a camera.
         on_wait: Called several times a second while a camera sends no frame; may raise.
         on_change: Called with a sentence when a camera drops and when it returns.
         num_dropped: Frames of a camera that came too fast.
@@ -171,7 +171,7 @@ class VideoStream:
 
     def __init__(
         self,
-        source: str | os.PathLike[str],
+        address: str | os.PathLike[str],
         sampling: FrameSampling,
         *,
         size: tuple[int, int] | None,
@@ -179,9 +179,9 @@ class VideoStream:
         name: str,
     ) -> None:
         import_av()  # raises now and not with the first batch
-        self.source, self.sampling, self.name = source, sampling, name
+        self.address, self.sampling, self.name = address, sampling, name
         self.batch_size = check_integer("batch_size", batch_size, 1)
-        self.domains, self.is_live = [name], is_live(source)
+        self.domains, self.is_live = [name], is_live(address)
         self.on_wait: Callable[[], None] | None = None
         self.on_change: Callable[[str], None] | None = None
         self.num_dropped = 0
@@ -227,14 +227,14 @@ class VideoStream:
 
     def _read_recording(self) -> Iterator[VideoFrame]:
         if self._after is not None or self._position == 0:
-            return read_recording(self.source, self.sampling, after=self._after)
+            return read_recording(self.address, self.sampling, after=self._after)
         num_skipped = self._position * self.batch_size
-        return read_recording(self.source, self.sampling, after=self._start, num_skipped=num_skipped)
+        return read_recording(self.address, self.sampling, after=self._start, num_skipped=num_skipped)
 
     def _read_camera(self) -> Iterator[VideoFrame]:
         first_number = 0 if self._after is None else self._after[0] + 1
         with FrameFeed(
-            self.source,
+            self.address,
             self.sampling,
             capacity=2 * self.batch_size,
             first_number=first_number,
@@ -267,7 +267,7 @@ class VideoStream:
 
 
 def video(
-    source: str | os.PathLike[str],
+    address: str | os.PathLike[str],
     *,
     every: int = 1,
     interval: float | None = None,
@@ -282,9 +282,9 @@ def video(
     which connects again when the camera drops; if the loop is slower than the camera, the oldest frames are left out.
 
     Args:
-        source: A file such as ``clip.mp4``, numbered images such as ``frames-%05d.png`` (25 per second), a device such
+        address: A file such as ``clip.mp4``, numbered images such as ``frames-%05d.png`` (25 per second), a device such
             as ``/dev/video0``, or an address such as ``rtsp://door:554/1``.
-        every: Take every n-th frame; neighboring frames are nearly the same picture.
+        every: Take every n-th frame; neighboring frames are nearly the same image.
         interval: Seconds between frames to take, instead of ``every``.
         seconds: Duration of the recording, or of the time at the camera, after which to end.
         size: (height, width) to resize frames to.
@@ -299,7 +299,7 @@ def video(
         ImportError: PyAV is not installed.
     """
     sampling = FrameSampling(every, interval, seconds)
-    return VideoStream(source, sampling, size=size, batch_size=batch_size, name=name or describe_source(source))
+    return VideoStream(address, sampling, size=size, batch_size=batch_size, name=name or describe_address(address))
 
 
 def resize_frame(pixels: NDArray[np.uint8], resize: Resize | None) -> NDArray[np.uint8]:

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.core.parallel import current_reducer
-from ctta.core.steps import Step
+from ctta.core.updates import Step
 from ctta.core.validation import check_non_negative
 from ctta.functional import confidence, entropy
 from ctta.methods.foa.evolution import EvolutionStrategy

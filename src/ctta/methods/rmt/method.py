@@ -1,20 +1,18 @@
 """RMT: a mean teacher with a symmetric loss, and contrast with prototypes of the source's classes."""
 
-from collections.abc import Sequence
 from functools import partial
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from ctta.core.hyperparameters import CommonArguments
 from ctta.core.model import MethodInfo
-from ctta.core.steps import Policy
 from ctta.core.validation import check_fraction
 from ctta.functional import confidence, ema_update_, symmetric_cross_entropy
 from ctta.methods.parts.contrast import ContrastModel, average_with_views
 from ctta.methods.rmt.replay import ReplayModel, SourceReplay
-from ctta.nn import BatchStats
-from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
 from ctta.source_stats import SourceStats
 from ctta.views import Views, image_views
@@ -70,7 +68,6 @@ class RMT(ContrastModel, ReplayModel):
         *,
         source_stats: SourceStats | None = None,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
-        lr: float | None = None,
         decay: float = 0.999,
         replay: SourceReplay | None = None,
         replay_weight: float = 1.0,
@@ -79,12 +76,9 @@ class RMT(ContrastModel, ReplayModel):
         projection: int = 128,
         views: Views = image_views(1),
         head: str | None = None,
-        policies: Sequence[Policy] = (),
-        batch_stats: BatchStats = "auto",
-        seed: int = 0,
-        output: Output = None,
+        **common: Unpack[CommonArguments],
     ) -> None:
-        super().__init__(net, policies=policies, batch_stats=batch_stats, seed=seed, output=output)
+        super().__init__(net, **common)
         check_fraction("decay", decay)
         self.decay = decay
         self.use_contrast(
@@ -96,7 +90,7 @@ class RMT(ContrastModel, ReplayModel):
             head=head,
         )
         self.student, self.teacher = self.copy_of_source(), self.copy_of_source().requires_grad_(False)
-        self.optimize(nn.ModuleList([self.student, self.projector]), optimizer, lr)
+        self.optimize(nn.ModuleList([self.student, self.projector]), optimizer)
         self.use_replay(replay, replay_weight)
 
     @override

@@ -1,19 +1,19 @@
 """VANE: views, label autocorrelation, normalization by distance, and entropy; the default of :func:`ctta.adapt`."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from typing_extensions import override
 
+from ctta.core.hyperparameters import CommonWithoutBatchStats
 from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.core.parallel import change_call, current_call, current_reducer
-from ctta.core.steps import Policy
 from ctta.core.validation import check_each, check_fraction, check_non_negative, check_positive
 from ctta.errors import ConfigError
 from ctta.functional import at_least_float32, confidence, mean_probabilities, soft_likelihood_ratio
@@ -44,7 +44,6 @@ from ctta.methods.vane.stream import (
     update_mirrors,
 )
 from ctta.nn import FULL_BATCH_SIZE, find_norm_parameters
-from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory, with_lr
 from ctta.policies import average_with_source
 from ctta.views import Model, Views, average_views, check_views, draw_views
@@ -138,14 +137,11 @@ class VANE(AdaptiveModel):
         min_stickiness: float = 0.45,
         learn: bool = True,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
-        lr: float | None = None,
         keep: float = 0.99,
         weight: float = 0.025,
-        policies: Sequence[Policy] = (),
-        seed: int = 0,
-        output: Output = None,
+        **common: Unpack[CommonWithoutBatchStats],
     ) -> None:
-        super().__init__(net, policies=policies, batch_stats=0.0, seed=seed, output=output)
+        super().__init__(net, batch_stats=0.0, **common)
         check_each(check_non_negative, tolerance=tolerance or 0.0, prior=prior, weight=weight)
         check_positive("horizon", horizon)
         if max_distance is not None:
@@ -169,8 +165,8 @@ class VANE(AdaptiveModel):
         # Shapes of batches for which the network is known to label pixels. Not a state: it follows from the network.
         self._segmented_shapes: set[torch.Size] = set()
         self.train_norms_(self.student)
-        self.optimizer_factory = with_lr(optimizer, lr)  # a hyperparameter also of a model that learns nothing
-        if policies or (learn and find_norm_parameters(self.student)):
+        self.optimizer_factory = with_lr(optimizer, self._lr)  # a hyperparameter also of a model that learns nothing
+        if self.policies or (learn and find_norm_parameters(self.student)):
             self.optimize(self.student, self.optimizer_factory)
             self.use_policies(average_with_source(keep))
 
@@ -206,7 +202,7 @@ class VANE(AdaptiveModel):
         if self.learn and self.optimizer is not None and logits.ndim == 2 and self._labels_look_iid(state):
             # Views alone may overflow; the step then counts as skipped.
             self._learn(logits if is_finite else logits * torch.nan, state.chain)
-        self.show_policies(logits)
+        self.set_policy_logits(logits)
         if is_finite:
             self._store(state)
         return answer

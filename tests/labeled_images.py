@@ -1,4 +1,4 @@
-"""A few random pictures with labels, in the forms in which users have them, and a small network for them."""
+"""A few random images with labels, in the forms in which users have them, and a small network for them."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""Clean images that are corrupted when they are read: in memory, or in a tree of labeled files."""
+"""Clean images: read from the formats that people have, and as datasets that corrupt them when they are read."""
 
 import hashlib
 import os
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -18,11 +19,13 @@ from ctta.core.validation import check_integer
 from ctta.data.corruptions import VERSION, corrupt
 from ctta.data.corruptions.registry import check_corruption
 from ctta.data.corruptions.weather import PhotoPaths, hash_photos
-from ctta.data.datasets.base import Rows, describe_arrays
+from ctta.data.datasets.base import CLEAN, Rows, describe_arrays
+from ctta.data.datasets.benchmarks import clean_cifar
 from ctta.data.datasets.image_files import (
     READ_AHEAD,
     decode_files,
     describe_files,
+    find_images,
     find_labeled_images,
     list_folders,
     sort_images,
@@ -31,14 +34,19 @@ from ctta.errors import ConfigError, DataError, did_you_mean
 from ctta.io.images import Resize, resize_and_center_crop, to_unit_floats
 from ctta.models import CIFAR10_CLASSES
 
-#: The "corruption" that leaves images as they are, at any severity.
-CLEAN = "none"
 #: A corruption and its severity, 0 to 5.
-Step = tuple[str, float]
+CorruptionLevel = tuple[str, float]
+ARRAY_SUFFIXES = {".npy", ".npz"}
+IMAGE_KEYS, LABEL_KEYS = ("images", "x"), ("labels", "y")
+#: Folders in the archives of CIFAR-10 and CIFAR-100.
+CIFAR_FOLDERS = ("cifar-10-batches-py", "cifar-100-python")
 
 
-class CorruptibleDataset(ABC):
-    """Base of the datasets whose images are corrupted when they are read.
+class CleanDataset(ABC):
+    """Base of the datasets that hold clean images and corrupt them when they are read.
+
+    Subclasses differ in where the clean images are: :class:`ArrayDataset`, :class:`FolderDataset`,
+    :class:`SubsetDataset` and, for a stream of clean images, ``StreamDataset``.
 
     Attributes:
         name: Name of the dataset, part of the name of every stream over it.
@@ -85,11 +93,11 @@ class CorruptibleDataset(ABC):
         """
         return self.combine((corruption, severity))
 
-    def combine(self, *steps: Step, visit: int | None = None) -> "CorruptedDomain":
+    def combine(self, *corruptions: CorruptionLevel, visit: int | None = None) -> "CorruptedDomain":
         """Return the images under several corruptions, one after the other.
 
         Args:
-            steps: Corruptions with their severities, such as ``("fog", 2.25), ("snow", 1.5)``; none for clean images.
+            corruptions: Each with its severity, such as ``("fog", 2.25), ("snow", 1.5)``; none for clean images.
             visit: A number that gives the images draws of their own, for streams that show them again and again.
 
         Returns:
@@ -98,13 +106,15 @@ class CorruptibleDataset(ABC):
         Raises:
             ConfigError: There is no such corruption or severity, or a corruption comes twice.
         """
-        names = [name for name, _severity in steps]
+        names = [name for name, _severity in corruptions]
         if len(set(names)) < len(names):
             raise ConfigError(f"expected different corruptions, as one would repeat its draws; got {', '.join(names)}")
-        checked = ((name, severity if name == CLEAN else check_corruption(name, severity)) for name, severity in steps)
+        checked = (
+            (name, severity if name == CLEAN else check_corruption(name, severity)) for name, severity in corruptions
+        )
         return CorruptedDomain(self, tuple(checked), visit)
 
-    def select(self, start: int, stop: int) -> "SelectedImages":
+    def select(self, start: int, stop: int) -> "SubsetDataset":
         """Return the images in a range, which keep their draws, such as those to calibrate on.
 
         Args:
@@ -119,32 +129,33 @@ class CorruptibleDataset(ABC):
         """
         if not 0 <= start < stop <= len(self):
             raise ConfigError(f"expected a range of the {len(self)} images, got {start} to {stop}")
-        return SelectedImages(self, start, stop)
+        return SubsetDataset(self, start, stop)
 
     def corrupt(
-        self, pixels: NDArray[np.uint8], rows: Rows, *steps: Step, visit: int | None = None
+        self, pixels: NDArray[np.uint8], rows: Rows, *corruptions: CorruptionLevel, visit: int | None = None
     ) -> NDArray[np.uint8]:
-        """Corrupt images that :meth:`read_clean` has returned, or that have been corrupted by other steps.
+        """Corrupt images that :meth:`read_clean` has returned, or that have been corrupted by others.
 
         Args:
             pixels: The images.
             rows: Their indices.
-            steps: As for :meth:`combine`.
+            corruptions: As for :meth:`combine`.
             visit: As for :meth:`combine`.
 
         Returns:
             The corrupted images.
         """
-        seed = self.seed if visit is None else _hash_visit(self.seed, visit)
-        index = self.draw_index(rows)
-        for name, severity in steps:
+        seed, index = self.seed, self.draw_index(rows)
+        if visit is not None:
+            seed = int.from_bytes(hashlib.blake2b(f"{seed}/visit {visit}".encode(), digest_size=8).digest(), "little")
+        for name, severity in corruptions:
             if name != CLEAN and severity:
                 pixels = corrupt(pixels, name, severity, seed=seed, index=index, frost_photos=self.frost_photos)
         return pixels
 
 
-class SelectedImages(CorruptibleDataset):
-    """A range of the images of a dataset; created by :meth:`CorruptibleDataset.select`.
+class SubsetDataset(CleanDataset):
+    """A range of the images of a dataset; created by :meth:`CleanDataset.select`.
 
     Args:
         data: The dataset.
@@ -152,7 +163,7 @@ class SelectedImages(CorruptibleDataset):
         stop: Index after the last one.
     """
 
-    def __init__(self, data: CorruptibleDataset, start: int, stop: int) -> None:
+    def __init__(self, data: CleanDataset, start: int, stop: int) -> None:
         self.data, self.start, self.stop = data, start, stop
         self.name, self.seed, self.frost_photos = f"{data.name} [{start}:{stop}]", data.seed, data.frost_photos
         self.class_names, self.read_ahead = data.class_names, data.read_ahead
@@ -177,23 +188,23 @@ class SelectedImages(CorruptibleDataset):
 
 @dataclass(frozen=True)
 class CorruptedDomain:
-    """The images of a :class:`CorruptibleDataset` under corruptions; each is the same whenever it is read.
+    """The :class:`ImageDomain` of a :class:`CleanDataset` under corruptions; each image is the same in every read.
 
     Attributes:
         data: The clean images.
-        steps: The corruptions with their severities, in order.
-        visit: As for :meth:`CorruptibleDataset.combine`.
+        corruptions: The corruptions with their severities, in order.
+        visit: As for :meth:`CleanDataset.combine`.
     """
 
-    data: CorruptibleDataset
-    steps: tuple[Step, ...]
+    data: CleanDataset
+    corruptions: tuple[CorruptionLevel, ...]
     visit: int | None = None
 
     @property
     def name(self) -> str:
         """Name that identifies the images, the same on every machine."""
         visit = "" if self.visit is None else f" visit={self.visit}"
-        return f"{self.data.content} {format_steps(self.steps)}{visit}"
+        return f"{self.data.content} {format_corruptions(self.corruptions)}{visit}"
 
     @property
     def labels(self) -> NDArray[np.integer[Any]] | None:
@@ -212,30 +223,19 @@ class CorruptedDomain:
     def read(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
         """Corrupt some of the images and return them as floats in [0, 1], with their labels."""
         pixels, labels = self.data.read_clean(rows)
-        return to_unit_floats(self.data.corrupt(pixels, rows, *self.steps, visit=self.visit)), labels
+        return to_unit_floats(self.data.corrupt(pixels, rows, *self.corruptions, visit=self.visit)), labels
 
 
-def format_steps(steps: tuple[Step, ...]) -> str:
+def format_corruptions(corruptions: tuple[CorruptionLevel, ...]) -> str:
     """Return the name of a domain under corruptions.
 
-    Args:
-        steps: The corruptions with their severities, in order.
-
-    Returns:
-        The name.
-
-    >>> format_steps((("fog", 2.25), ("snow", 5))), format_steps(())
+    >>> format_corruptions((("fog", 2.25), ("snow", 5))), format_corruptions(())
     ('fog 2.25 + snow 5', 'clean')
     """
-    return " + ".join(f"{name} {severity!r}" for name, severity in steps) or "clean"
+    return " + ".join(f"{name} {severity!r}" for name, severity in corruptions) or "clean"
 
 
-def _hash_visit(seed: int, visit: int) -> int:
-    """Return a seed for the draws of one visit."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}/visit {visit}".encode(), digest_size=8).digest(), "little")
-
-
-class Corrupted(CorruptibleDataset):
+class ArrayDataset(CleanDataset):
     """Clean images in memory under any corruption of :mod:`ctta.data.corruptions`.
 
     Args:
@@ -282,18 +282,18 @@ class Corrupted(CorruptibleDataset):
         return self.images[rows], torch.from_numpy(self.labels[rows].astype(np.int64))
 
 
-def sample(*, seed: int = 0, frost_photos: PhotoPaths | None = None) -> Corrupted:
+def sample(*, seed: int = 0, frost_photos: PhotoPaths | None = None) -> ArrayDataset:
     """Return the images that come with the library: the first 2,000 test images of CIFAR-10, to be corrupted.
 
     Args:
         seed: Seed of the corruptions.
-        frost_photos: As for :class:`Corrupted`.
+        frost_photos: As for :class:`ArrayDataset`.
 
     Returns:
         A dataset for the protocols of :mod:`ctta.data.streams`.
 
     >>> sample()
-    Corrupted(cifar10-sample[1095f631 6aff0335] corruptions=1 seed=0, 2,000 images)
+    ArrayDataset(cifar10-sample[1095f631 6aff0335] corruptions=1 seed=0, 2,000 images)
     >>> from ctta.data.streams import continual
     >>> len(continual(sample(), limit=500, batch_size=50))
     150
@@ -301,10 +301,10 @@ def sample(*, seed: int = 0, frost_photos: PhotoPaths | None = None) -> Corrupte
     with as_file(files("ctta.data.datasets") / "sample.npz") as path, np.load(path) as arrays:
         images, labels = arrays["images"], arrays["labels"].astype(np.int64)
     names = CIFAR10_CLASSES
-    return Corrupted(images, labels, name="cifar10-sample", seed=seed, frost_photos=frost_photos, class_names=names)
+    return ArrayDataset(images, labels, name="cifar10-sample", seed=seed, frost_photos=frost_photos, class_names=names)
 
 
-class CorruptedFolder(CorruptibleDataset):
+class FolderDataset(CleanDataset):
     """The images of a tree ``<class>/<image>`` under any corruption of :mod:`ctta.data.corruptions`.
 
     The images are shuffled, because class by class they would be a stream of sorted labels. They are decoded when they
@@ -323,7 +323,7 @@ class CorruptedFolder(CorruptibleDataset):
         DataError: There are no class folders, one has no images, or one is not among the classes.
 
     >>> import ctta
-    >>> data = CorruptedFolder("photos/val", size=(64, 64))                       # doctest: +SKIP
+    >>> data = FolderDataset("photos/val", size=(64, 64))                       # doctest: +SKIP
     >>> stream = ctta.data.streams.continual(data, names=("fog", "snow"), severity=3)  # doctest: +SKIP
     """
 
@@ -370,3 +370,134 @@ class CorruptedFolder(CorruptibleDataset):
         paths = [self.paths[row] for row in rows]
         pixels = np.stack(decode_files(paths, self.transform, hint="give a size (height, width) to resize to"))
         return pixels, torch.from_numpy(self.labels[rows])
+
+
+@dataclass(frozen=True)
+class CleanImages:
+    """Images in memory, with labels where they are known.
+
+    Attributes:
+        images: uint8 array of shape (N, H, W, 3).
+        labels: N integers, or None.
+        num_folders: Number of class folders that the images come from, or None.
+    """
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64] | None
+    num_folders: int | None = None
+
+
+def read_clean_images(
+    path: str | os.PathLike[str],
+    *,
+    size: tuple[int, int] | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+) -> CleanImages:
+    """Read images and, where there are any, labels.
+
+    Of a folder with CIFAR's Python batches, these are the test images; of an ``.npz``, its ``images`` (or ``x``) and
+    ``labels`` (or ``y``); of an ``.npy``, its images with the labels of a ``labels.npy`` next to it. In a tree
+    ``<class>/<image>`` a class is labeled by its place among the sorted names; images directly in the folder have no
+    labels.
+
+    Args:
+        path: A folder or a file.
+        size: (height, width) to resize image files to; arrays are not resized.
+        limit: Largest number of images, drawn at random, so that every class is likely to be among them.
+        seed: Seed of that draw, which also decides the order. Without a limit, the images of a tree are shuffled by
+            their names, since they would come class by class; others are in the order of the file or of their names.
+
+    Returns:
+        The images.
+
+    Raises:
+        DataError: The path does not exist, or a file is damaged or in another format.
+    """
+    root = _check_path(path)
+    if root.is_file():
+        return _select(_read_arrays(root), limit, seed)
+    if folder := _find_cifar_folder(root):
+        return _select(CleanImages(*clean_cifar(folder)), limit, seed)
+    return _read_image_files(root, size, limit, seed)
+
+
+def infer_benchmark_layout(path: str | os.PathLike[str]) -> Literal["cifar-c", "imagenet-c"]:
+    """Return the benchmark whose layout fits corrupted versions of these images: arrays for arrays, files for files."""
+    root = _check_path(path)
+    return "cifar-c" if root.is_file() or _find_cifar_folder(root) else "imagenet-c"
+
+
+def _find_cifar_folder(path: Path) -> Path | None:
+    """Return the folder with CIFAR's Python batches, which may be one below, or None."""
+    for folder in (path, *(path / name for name in CIFAR_FOLDERS)):
+        if (folder / "test_batch").is_file() or ((folder / "test").is_file() and (folder / "meta").is_file()):
+            return folder
+    return None
+
+
+def _check_path(path: str | os.PathLike[str]) -> Path:
+    root = Path(path).expanduser()
+    if not root.is_dir() and not (root.is_file() and root.suffix in ARRAY_SUFFIXES):
+        problem = "is not a file of arrays" if root.exists() else "does not exist"
+        raise DataError(f"{root} {problem}; expected a folder of images or of CIFAR's batches, or an .npz or .npy file")
+    return root
+
+
+def _read_arrays(path: Path) -> CleanImages:
+    try:
+        with path.open("rb") as file:  # not by path: numpy would leave a damaged file open
+            content = np.load(file)  # refuses pickles by default
+            label_file = path.with_name("labels.npy")
+            if path.suffix == ".npz":
+                images, labels = (
+                    next((content[key] for key in keys if key in content), None) for keys in (IMAGE_KEYS, LABEL_KEYS)
+                )
+            else:
+                images, labels = content, np.load(label_file) if label_file.is_file() and label_file != path else None
+    except (OSError, ValueError, EOFError, KeyError, BadZipFile) as error:
+        raise DataError(f"{path} is truncated or not a file of plain arrays ({error})") from error
+    if images is None:
+        raise DataError(f"{path} contains {', '.join(content) or 'nothing'}; expected 'images' and, if known, 'labels'")
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+        raise DataError(f"{path} contains {images.dtype} {images.shape}; expected images as uint8 (N, H, W, 3)")
+    if labels is not None and (labels.shape != (len(images),) or not np.issubdtype(labels.dtype, np.integer)):
+        raise DataError(
+            f"the labels of {path} are {labels.dtype} {labels.shape} for {len(images)} images; "
+            "expected one integer per image"
+        )
+    return CleanImages(images, None if labels is None else labels.astype(np.int64))
+
+
+def _read_image_files(root: Path, size: tuple[int, int] | None, limit: int | None, seed: int) -> CleanImages:
+    paths = find_images(root)
+    folders = [path.relative_to(root).parts[0] for path in paths]
+    is_tree = all(len(path.relative_to(root).parts) > 1 for path in paths)
+    classes = sorted(set(folders)) if is_tree else []
+    if is_tree and limit is None:
+        rows = np.array(sort_images(root, [path.relative_to(root).as_posix() for path in paths], "shuffle", seed=seed))
+    else:
+        rows = _draw_rows(len(paths), limit, seed)
+    pixels = decode_files(
+        [paths[row] for row in rows],
+        Resize(size) if size else None,
+        hint="give a size (height, width) to resize them to",
+    )
+    label_of = {name: label for label, name in enumerate(classes)}
+    labels = np.array([label_of[folders[row]] for row in rows], np.int64) if is_tree else None
+    return CleanImages(np.stack(pixels), labels, len(classes) if is_tree else None)
+
+
+def _select(found: CleanImages, limit: int | None, seed: int) -> CleanImages:
+    if len(found.images) == 0:
+        raise DataError("there are no images in the file")
+    if limit is None:
+        return found
+    rows = _draw_rows(len(found.images), limit, seed)
+    return CleanImages(found.images[rows], None if found.labels is None else found.labels[rows])
+
+
+def _draw_rows(num_images: int, limit: int | None, seed: int) -> NDArray[np.int64]:
+    if limit is None:
+        return np.arange(num_images)
+    return np.random.default_rng(seed).permutation(num_images)[:limit]

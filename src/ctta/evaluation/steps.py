@@ -1,0 +1,178 @@
+"""A step of a model on a batch, and what it costs: passes of the network, and memory in which environment."""
+
+import contextlib
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from ctta.core.model import AdaptiveModel
+from ctta.data.streams import Stream
+
+#: Packages that results may depend on; those that are installed are recorded.
+PACKAGES = ("ctta", "torch", "numpy", "pillow", "timm", "torchvision", "transformers")
+#: A backward pass costs as much as this many forward passes.
+BACKWARD_COST = 2
+#: Passes are counted over at least this many batches and images, as some methods do not update at every batch.
+MIN_BATCHES, MIN_IMAGES = 4, 256
+
+
+def find_weight(net: nn.Module) -> Tensor:
+    """Return a weight of a network, whose device and data type its input has to have; an empty tensor without any."""
+    return next((each for each in net.parameters() if each.is_floating_point()), torch.empty(0))
+
+
+def step_batch(model: AdaptiveModel, x: Tensor, *, adapt: bool = True) -> Tensor:
+    """Send a batch through a model, wherever it comes from: every rank has the whole batch, and takes its rows.
+
+    Args:
+        model: The model.
+        x: The batch, on any device.
+        adapt: Whether to adapt; else the batch is answered by one pass of the network as it is.
+
+    Returns:
+        The logits of this rank's rows.
+    """
+    rows = x[model.coordinator.local_rows(len(x))].to(find_weight(model.source))
+    return model(rows) if adapt else model.predict_once(rows)
+
+
+@dataclass
+class PassCount:
+    """Images that went through networks of one class.
+
+    Attributes:
+        forward: Number of images that went forward.
+        backward: Number of images whose gradient went back.
+    """
+
+    forward: int = 0
+    backward: int = 0
+
+
+@contextmanager
+def count_passes(kind: type[nn.Module]) -> Iterator[PassCount]:
+    """Count the images that go through all networks of a class; one that is part of another does not count."""
+    count, depth = PassCount(), 0
+
+    def enter(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        nonlocal depth
+        depth += type(module) is kind
+
+    def leave(module: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
+        nonlocal depth
+        if type(module) is not kind:
+            return
+        depth -= 1
+        if depth > 0:
+            return
+        num_images, is_counted = len(inputs[0]), False
+        count.forward += num_images
+
+        def count_backward(gradient: Tensor) -> None:
+            nonlocal is_counted
+            count.backward += 0 if is_counted else num_images  # once, however many outputs the loss uses
+            is_counted = True
+
+        # The logits are extracted after this hook: here the output may still be a dict or an object with several.
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                tensor.register_hook(count_backward)
+
+    handles = [
+        nn.modules.module.register_module_forward_pre_hook(enter),
+        nn.modules.module.register_module_forward_hook(leave),
+    ]
+    try:
+        yield count
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def count_step_ratio(model: AdaptiveModel, stream: Stream) -> float:
+    """Return how many plain forward passes a step of a method costs on the first batches of a stream.
+
+    Counted in passes of the network, not measured in seconds, so that it is the same on every machine: a forward pass
+    of an image counts 1, a backward pass 2.
+
+    Args:
+        model: A new model; a fork of it adapts, and the model itself does not.
+        stream: The stream; its position does not change.
+
+    Returns:
+        The ratio, which is seldom a whole number for a method that learns from some of the images.
+    """
+    fork = model.fork()
+    num_batches = min(len(stream), max(MIN_BATCHES, ceil(MIN_IMAGES / stream.batch_size)))
+    num_images = 0
+    with count_passes(type(model.source)) as count:
+        for number in range(num_batches):
+            x = stream.read_batch(number).x
+            num_images += len(x)
+            step_batch(fork, x)
+    costs = model.coordinator.all_gather_object(lambda: count.forward + BACKWARD_COST * count.backward)
+    return sum(costs) / num_images
+
+
+def whole_ratio(ratio: float) -> int:
+    """Return how many batches arrive during a step that takes this many times as long as a batch to arrive."""
+    return max(1, ceil(ratio))
+
+
+def describe_environment(device: torch.device) -> dict[str, Any]:
+    """Return versions, device, number of threads and operating system, which results depend on, as plain JSON."""
+    return {
+        "python": platform.python_version(),
+        **{name: found for name in PACKAGES if (found := _find_version(name))},
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def _find_version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+class PeakMemory:
+    """The peak memory since construction: of the device if it is CUDA, else of this process.
+
+    Args:
+        device: Device of the network.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        else:
+            with contextlib.suppress(OSError):  # not Linux, or a sandbox
+                Path("/proc/self/clear_refs").write_text("5")  # reset the peak of what ran before in this process
+
+    def read_mib(self) -> int | None:
+        """Return the peak in MiB; None where the system does not report it, as on Windows."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device) >> 20
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/self/status").read_text().splitlines():
+                if line.startswith("VmHWM"):
+                    return int(line.split()[1]) >> 10
+        try:
+            import resource
+        except ImportError:  # Windows
+            return None
+        # The peak of the whole process, which cannot be reset; in bytes on macOS, else in KiB.
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak >> (20 if platform.system() == "Darwin" else 10)
