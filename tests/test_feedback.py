@@ -133,11 +133,9 @@ def test_labels_correct_the_estimate_by_what_they_are_worth() -> None:
     gains, widths = [0.0], [0.1645]
     for number in (5, 50, 200):
         log.set_labels_(range(number), [1] * number)
-        errors = log.find_estimate_errors()
-        assert (
-            errors is not None and errors.gain == pytest.approx(0.4) and errors.source_accuracy == pytest.approx(-0.1)
-        )
-        monitor.recalibrate_(errors)
+        errors, estimates = log.list_estimate_errors()
+        assert errors.mean(0).tolist() == pytest.approx([0.4, -0.1])
+        monitor.recalibrate_(errors, estimates)
         found = monitor.estimate()
         assert found is not None
         gains.append(found.gain)
@@ -152,10 +150,10 @@ def test_estimates_of_the_time_of_the_answer_are_compared() -> None:
     log.add_(torch.tensor([1]), torch.tensor([1]))  # before there was an estimate
     log.add_(torch.tensor([1]), torch.tensor([0]), GainEstimate(0.9, 0.6, 0.1))
     log.set_labels_([0], [1])
-    assert log.find_estimate_errors() is None
+    assert not log.list_estimate_errors()[0].numel()
     log.set_labels_([1], [1])
-    errors = log.find_estimate_errors()
-    assert errors is not None and errors.gain == pytest.approx(0.7) and errors.source_accuracy == pytest.approx(-0.6)
+    errors, estimates = log.list_estimate_errors()
+    assert errors.tolist() == [pytest.approx([0.7, -0.6])] and estimates.tolist() == [pytest.approx([0.3, 0.6])]
 
 
 def test_feedback_corrects_the_estimate_of_a_guard_and_is_saved(tmp_path: Path) -> None:
@@ -196,7 +194,7 @@ def test_answers_of_the_source_do_not_correct_the_estimate() -> None:
     model = make_model(estimator=estimator, inspect_every=1, shadow=True)
     ids, answers, _ = run(model, 8)
     model.feedback(ids[-20:], answers[-20:])
-    assert model.accuracy.answers is not None and model.accuracy.answers.find_estimate_errors() is None
+    assert model.accuracy.answers is not None and not model.accuracy.answers.list_estimate_errors()[0].numel()
 
 
 def test_a_correction_ends_with_the_answers_that_it_rests_on() -> None:
@@ -220,7 +218,7 @@ def test_labels_count_in_domains_like_theirs_only() -> None:
 
     def enter(confidence: float) -> None:
         monitor.averages.copy_(torch.tensor([confidence, confidence, 1.0, 1.0, 1.0]))
-        monitor.recalibrate_(log.find_estimate_errors(monitor.compare_domains))
+        monitor.recalibrate_(*log.list_estimate_errors())
 
     enter(0.8)
     log.add_(torch.ones(100), torch.zeros(100), monitor.estimate_without_labels())

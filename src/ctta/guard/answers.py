@@ -1,6 +1,6 @@
 """What is known of accuracy: by a few delayed labels for the last answers, and by an estimate without any."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import nan, sqrt
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ctta.core.validation import check_integer
 from ctta.errors import ConfigError, InputError
-from ctta.guard.estimate import EstimateErrors, GainEstimate, GainMonitor
+from ctta.guard.estimate import GainEstimate, GainMonitor
 
 UNKNOWN = -1
 Z_95 = 1.96  # of a two-sided interval of 95 %
@@ -166,30 +166,16 @@ class AnswerLog(nn.Module):
             own[name][ids % self.size] = state[name][ids % size].to(own[name].device)
         self.count.fill_(number)
 
-    def find_estimate_errors(self, weigh: Callable[[Tensor], Tensor] | None = None) -> EstimateErrors | None:
-        """Return by how much the labels differ from the estimates of their time; None if none has both.
-
-        Args:
-            weigh: Returns what labels count, from 0 to 1, from the estimates (N, 2) of their time: gains and accuracies
-                of the source. By default each counts as one.
+    def list_estimate_errors(self) -> tuple[Tensor, Tensor]:
+        """Return by how much labels differ from the estimates of their time, and these estimates.
 
         Returns:
-            The mean errors.
+            Gains and accuracies of the source (N, 2) of the answers that have a label and an estimate, twice.
         """
         chosen = (self.labels != UNKNOWN) & self.estimates.isfinite().all(1)
-        if not chosen.any():
-            return None
-        labels, right = self.labels[chosen], self.classes[chosen] == self.labels[chosen]
-        source_right = (self.source_classes[chosen] == labels).double()
-        values = torch.stack([right.double() - source_right, source_right], 1) - self.estimates[chosen]
-        weights = torch.ones_like(values[:, :1]) if weigh is None else weigh(self.estimates[chosen]).unsqueeze(1)
-        number = weights.sum()
-        if number == 0:
-            return None
-        means = (weights * values).sum(0) / number
-        # One is added to the squares, or a few labels that agree would count as certain.
-        errors = ((weights * (values - means).square()).sum(0) + 1).div(number * (number + 1)).sqrt()
-        return EstimateErrors(float(means[0]), float(errors[0]), float(means[1]), float(errors[1]))
+        labels, estimates = self.labels[chosen], self.estimates[chosen]
+        right, source_right = ((each[chosen] == labels).double() for each in (self.classes, self.source_classes))
+        return torch.stack([right - source_right, source_right], 1) - estimates, estimates
 
     def summarize(self) -> FeedbackSummary:
         """Return what the labels say about the answers that are remembered."""
@@ -282,4 +268,4 @@ class AccuracyTracker(nn.Module):
 
     def _recalibrate_(self, answers: AnswerLog) -> None:
         if self.gain_monitor is not None:
-            self.gain_monitor.recalibrate_(answers.find_estimate_errors(self.gain_monitor.compare_domains))
+            self.gain_monitor.recalibrate_(*answers.list_estimate_errors())

@@ -1,13 +1,12 @@
 """Collapse detection: compare predictions with the source's on the same batch, and with their own history."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from ctta.core.validation import check_number
-from ctta.errors import ConfigError
+from ctta.core.validation import check_each, check_positive
 from ctta.functional import at_least_float32
 
 NUM_BINS = 64  # more classes share bins, so that histories have a fixed size
@@ -117,11 +116,7 @@ class CollapseThresholds:
     memory: float = 250.0
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            check_number(field.name, value)
-            if value <= 0:
-                raise ConfigError(f"{field.name} must be a number above 0, got {value!r}")
+        check_each(check_positive, **vars(self))
 
 
 @dataclass(frozen=True)
@@ -137,18 +132,9 @@ class Verdict:
     predictions: Tensor
     window: Tensor
 
-    @property
-    def score(self) -> float:
-        """The larger of the two scores."""
-        return max(self.collapse, self.sorting)
-
 
 class CollapseDetector(nn.Module):
-    """Judge batches against a short history in buffers: :meth:`judge` only reads it, and :meth:`remember_` writes it.
-
-    Args:
-        thresholds: Limits of the signals.
-    """
+    """Judge batches against a short history in buffers, which :meth:`judge` reads and :meth:`remember_` writes."""
 
     recent: Tensor
     predictions: Tensor
@@ -172,10 +158,8 @@ class CollapseDetector(nn.Module):
     ) -> Verdict:
         """Compare the predictions of a batch with the anchor's, and the source's batches with each other.
 
-        Args:
-            predictions: The method's.
-            anchor: Those of the source's weights under the same normalization statistics.
-            source: Those of the source as it was trained; None to leave out the class-sorting test.
+        The anchor has the source's weights under the normalization statistics of the method. Without the source as it
+        was trained, whether the stream is sorted is not tested.
         """
         if not (predictions.is_finite and anchor.is_finite):
             # If the anchor's are not finite either, the input is the cause and not the adaptation.
@@ -322,14 +306,11 @@ def class_sorting_ratio(means: Tensor, within: Tensor) -> float | None:
 
     Both probabilities are unbiased for any number of classes and any batch size, so that their ratio needs no table of
     critical values. A new domain changes the source's predictions too, so the batches are split in two where that
-    lowers the ratio most, and only batches on the same side are compared.
+    lowers the ratio most, and only batches on the same side are compared. There is no ratio of too few batches.
 
     Args:
         means: Mean predictions of the last batches, one row each.
         within: For each batch, the probability that two of its elements share a class.
-
-    Returns:
-        The ratio; None for too few batches.
     """
     count = len(means)
     if count < MIN_BATCHES:

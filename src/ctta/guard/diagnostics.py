@@ -63,37 +63,31 @@ class Baseline:
 def evaluate_baseline(
     model: AdaptiveModel, x: Tensor, detector: CollapseDetector, *, inspect: bool, evaluate_source: bool
 ) -> Baseline:
-    """Let the source predict a batch as it was trained, and as the method would if it had learned nothing.
+    """Let the source predict a batch as it was trained and, to judge it, as the method would if it had learned nothing.
 
-    Args:
-        model: The method; BatchNorms of its source use its statistics, unless it has an anchor of its own.
-        x: The batch.
-        detector: Tells whether the batch has few classes.
-        inspect: Whether the batch is to be judged.
-        evaluate_source: Whether to evaluate the source also if the batch is not judged.
+    For the latter, the BatchNorms of the method's source use its statistics, unless it has an anchor of its own.
     """
     if not inspect and not evaluate_source:
         return Baseline()
-    source = model.source
-    source_logits = source_as_trained(source)(x)
-    predictions = summarize(source_logits)
+    source_logits = source_as_trained(model.source)(x)
+    source = summarize(source_logits)
     if not inspect:
-        return Baseline(source_logits, source=predictions)
-    if not uses_batch_statistics(source):
-        own = model.anchor_logits(x)
-        anchor_logits, anchor = (source_logits, predictions) if own is None else (own, summarize(own))
-        return Baseline(source_logits, anchor_logits, predictions, anchor, method_source_logits=source_logits)
-    anchor_logits = source(x)
-    anchor, labels_images = summarize(anchor_logits), source_logits.ndim == 2
-    few_classes = detector.judge_batch(predictions, anchor) if labels_images else 0.0
+        return Baseline(source_logits, source=source)
+    if uses_batch := uses_batch_statistics(model.source):
+        anchor_logits = method_source_logits = model.source(x)
+    else:
+        own, method_source_logits = model.anchor_logits(x), source_logits
+        anchor_logits = source_logits if own is None else own
+    anchor = source if anchor_logits is source_logits else summarize(anchor_logits)
+    tests_classes = uses_batch and source_logits.ndim == 2
     return Baseline(
         source_logits,
         anchor_logits,
-        predictions,
+        source,
         anchor,
-        few_classes,
-        tests_sorting=labels_images,
-        method_source_logits=anchor_logits,
+        few_classes=detector.judge_batch(source, anchor) if tests_classes else 0.0,
+        tests_sorting=tests_classes,
+        method_source_logits=method_source_logits,
     )
 
 
@@ -103,12 +97,6 @@ def suspect_few_classes(source: nn.Module, x: Tensor, found: "Diagnostics", dete
 
     The source is asked only if the method is less sure than usual, and then about every n-th input, which costs less
     than all of them.
-
-    Args:
-        source: Source network of the method.
-        x: The batch.
-        found: What is known about it.
-        detector: Knows the usual confidence, and how concentrated usual batches are.
     """
     labels_images = found.predictions.classes.ndim == 1
     if found.baseline.is_inspected or len(x) < MIN_BATCH_SIZE or not labels_images or not uses_batch_statistics(source):
@@ -122,13 +110,7 @@ def suspect_few_classes(source: nn.Module, x: Tensor, found: "Diagnostics", dete
 
 @contextmanager
 def reuse_source_pass(source: nn.Module, x: Tensor, baseline: Baseline) -> Iterator[None]:
-    """Let a method that asks its source for this very batch have the logits that were computed to judge the batch.
-
-    Args:
-        source: Source network of the method.
-        x: The batch.
-        baseline: What :func:`evaluate_baseline` returned for it.
-    """
+    """Let a method that asks its source for this very batch have the logits that were computed to judge the batch."""
     known, version = baseline.method_source_logits, x._version
     if known is None:
         yield
@@ -158,7 +140,8 @@ class Diagnostics:
     @property
     def score(self) -> float | None:
         """The score of the verdict; None if the batch was not inspected."""
-        return None if self.verdict is None else max(self.verdict.score, self.baseline.few_classes)
+        verdict = self.verdict
+        return None if verdict is None else max(verdict.collapse, verdict.sorting, self.baseline.few_classes)
 
     def signals(self) -> dict[str, Any]:
         """Return the signals as fields of :class:`~ctta.guard.Health`."""
@@ -179,23 +162,14 @@ class Diagnostics:
 def diagnose(
     model: AdaptiveModel, x: Tensor, logits: Tensor, baseline: Baseline, detector: CollapseDetector
 ) -> Diagnostics:
-    """Diagnose the logits of a method.
-
-    Args:
-        model: The method.
-        x: The batch.
-        logits: The method's.
-        baseline: What the source's weights predict; evaluated now if the logits are not finite.
-        detector: Judges the batch, if the baseline is there.
-    """
+    """Judge the logits of a method if the batch is inspected, which it always is if they are not finite."""
     predictions = summarize(logits)
     if not predictions.is_finite and not baseline.is_inspected:
         baseline = evaluate_baseline(model, x, detector, inspect=True, evaluate_source=True)
     if baseline.anchor is None:
         return Diagnostics(predictions, baseline)
     source = baseline.source if baseline.tests_sorting else None
-    verdict = detector.judge(predictions, baseline.anchor, source)
-    return Diagnostics(predictions, baseline, verdict)
+    return Diagnostics(predictions, baseline, detector.judge(predictions, baseline.anchor, source))
 
 
 @dataclass

@@ -112,15 +112,7 @@ class GainEstimate:
 
 
 def to_signals(confidence: float, agreement: float, evenness: float) -> tuple[float, ...]:
-    """Return what the accuracy is a weighted sum of.
-
-    Args:
-        confidence: Mean confidence.
-        agreement: Fraction of answers that are the same with and without adaptation.
-        evenness: Entropy of the mean prediction, relative to its largest value.
-
-    Returns:
-        The signals, the constant first.
+    """Return what the accuracy is a weighted sum of, see :class:`GainEstimator`; the constant comes first.
 
     >>> to_signals(0.5, 0.5, 1.0)
     (1.0, 0.0, 0.0, 1.0)
@@ -129,46 +121,20 @@ def to_signals(confidence: float, agreement: float, evenness: float) -> tuple[fl
 
 
 def measure(summary: PredictionSummary, source: PredictionSummary) -> tuple[float, ...]:
-    """Return the averages that an estimate needs, of one batch.
+    """Return what an estimate needs of one batch: both confidences, the agreement, and both evennesses.
 
-    Args:
-        summary: Answers of the adapted network.
-        source: Answers of the network without adaptation.
-
-    Returns:
-        Both confidences, the agreement, and both evennesses.
+    An evenness is the entropy of the mean prediction, relative to its largest value.
     """
     largest = math.log(max(2, summary.num_bins))
     evenness = [each.mean_prediction_entropy / largest for each in (summary, source)]
     return summary.confidence, source.confidence, 1 - disagreement(summary, source), *evenness
 
 
-@dataclass(frozen=True)
-class EstimateErrors:
-    """By how much labels differ from what was estimated without them.
-
-    Attributes:
-        gain: Mean of the labels' gain minus the estimated one.
-        gain_error: Its standard error.
-        source_accuracy: The same for the accuracy of the network without adaptation.
-        source_accuracy_error: Its standard error.
-    """
-
-    gain: float
-    gain_error: float
-    source_accuracy: float
-    source_accuracy_error: float
-
-
 class GainMonitor(nn.Module):
     """Averages of the signals over the last inspected batches, in buffers, so that a saved stream resumes.
 
     Labels correct it: :meth:`recalibrate_` moves estimates by what labels have shown, weighed against the uncertainty
-    that the estimator was calibrated to have. Labels count by how similar the domain of their time is to the present
-    one, see :meth:`compare_domains`.
-
-    Args:
-        estimator: What turns the signals into accuracies.
+    that the estimator was calibrated to have. Labels count by how similar the domain of their time is to the present.
     """
 
     averages: Tensor
@@ -198,7 +164,7 @@ class GainMonitor(nn.Module):
         """Start anew, as after a remedy, since neither signals nor labels of before say anything about what follows."""
         self.averages.zero_()
         self.num_images.zero_()
-        self.recalibrate_(None)
+        self._forget_labels_()
 
     def estimate(self) -> GainEstimate | None:
         """Return the estimate; None until enough images were inspected."""
@@ -218,40 +184,37 @@ class GainMonitor(nn.Module):
             to_signals(confidence, agreement, evenness), to_signals(source_confidence, agreement, source_evenness)
         )
 
-    def compare_domains(self, estimates: Tensor) -> Tensor:
-        """Return how similar earlier domains are to the present one, by what was estimated of them without labels.
+    @torch.inference_mode(False)
+    def recalibrate_(self, errors: Tensor, estimates: Tensor) -> None:
+        """Move estimates by what labels have shown, as :meth:`AnswerLog.list_estimate_errors` returns it."""
+        weights = self._compare_domains(estimates).unsqueeze(1)
+        number = weights.sum()
+        if number == 0:
+            self._forget_labels_()
+            return
+        means = (weights * errors).sum(0) / number
+        # One is added to the squares, or a few labels that agree would count as certain.
+        standard_errors = ((weights * (errors - means).square()).sum(0) + 1).div(number * (number + 1)).sqrt()
+        half_widths = self.estimator.gain_half_width, self.estimator.source_half_width
+        shares = [_weigh(*each) for each in zip(half_widths, standard_errors.tolist(), strict=True)]
+        self.offsets.copy_(means.new_tensor(shares) * means)
+        self.width_factor.fill_(math.sqrt(1 - shares[0]))
 
-        Args:
-            estimates: Gains and accuracies of the source (N, 2).
+    def _forget_labels_(self) -> None:
+        self.offsets.zero_()
+        self.width_factor.fill_(1.0)
 
-        Returns:
-            From 0 to 1 (N): 1 where the estimates are those of now, and about nothing where they are several of their
-            own intervals away.
+    def _compare_domains(self, estimates: Tensor) -> Tensor:
+        """Return how similar domains are to the present one, by what was estimated of them (N, 2) without labels.
+
+        It is 1 where the estimates are those of now, and about nothing where they are several of their own intervals
+        away.
         """
         if (now := self.estimate_without_labels()) is None:
             return torch.ones_like(estimates[:, 0])
         widths = estimates.new_tensor([self.estimator.gain_half_width, self.estimator.source_half_width])
-        distances = (estimates - estimates.new_tensor([now.gain, now.source_accuracy])) / (
-            SIMILAR_WITHIN * widths + 1e-6
-        )
-        return distances.square().sum(1).div(-2).exp()
-
-    @torch.inference_mode(False)
-    def recalibrate_(self, errors: EstimateErrors | None) -> None:
-        """Move estimates by what labels have shown.
-
-        Args:
-            errors: Of estimates without labels; None if there are no labels, so that nothing is corrected.
-        """
-        if errors is None:
-            self.offsets.zero_()
-            self.width_factor.fill_(1.0)
-            return
-        gain_weight = _weigh(self.estimator.gain_half_width, errors.gain_error)
-        source_weight = _weigh(self.estimator.source_half_width, errors.source_accuracy_error)
-        offsets = gain_weight * errors.gain, source_weight * errors.source_accuracy
-        self.offsets.copy_(torch.tensor(offsets, dtype=torch.float64))
-        self.width_factor.fill_(math.sqrt(1 - gain_weight))
+        offsets = estimates - estimates.new_tensor([now.gain, now.source_accuracy])
+        return (offsets / (SIMILAR_WITHIN * widths + 1e-6)).square().sum(1).div(-2).exp()
 
 
 def _weigh(half_width: float, standard_error: float) -> float:

@@ -141,24 +141,13 @@ class EventLog:
     """The last events of a stream, oldest first.
 
     A value that is replaced: what a failed step recorded is undone with the step.
-
-    Attributes:
-        events: At most :data:`MAX_EVENTS`.
-        audit: File that gets a line of JSON per event; None for no file.
     """
 
-    events: tuple[Event, ...] = ()
-    audit: str | None = None
+    events: tuple[Event, ...] = ()  # at most MAX_EVENTS
+    audit: str | None = None  # file that gets a line of JSON per event
 
     def add(self, event: Event) -> "EventLog":
-        """Write an event to the audit log, with a timestamp.
-
-        Args:
-            event: What happened.
-
-        Returns:
-            The log with the event.
-        """
+        """Return the log with an event, after writing it to the audit log with a timestamp."""
         if self.audit is not None:
             line = json.dumps({"time": datetime.now(UTC).isoformat(), **asdict(event)}, allow_nan=False)
             # Opened for each event, so that logrotate may move the file; logging's WatchedFileHandler, which does the
@@ -170,33 +159,14 @@ class EventLog:
 
 @runtime_checkable
 class Monitored(Protocol):
-    """What a service or a command may ask of any model that monitors its own health.
-
-    Attributes:
-        audit: File that events are written to, or None.
-    """
+    """What a service or a command may ask of any model that monitors its own health, as :class:`Guarded` does."""
 
     audit: str | None
-
-    @property
-    def accuracy(self) -> AccuracyTracker:
-        """What labels and an estimate without labels say about the accuracy."""
-
-    @property
-    def health(self) -> Health:
-        """Signals of the last batch."""
-
-    @property
-    def collapse_score(self) -> float:
-        """Score of the last inspected batch; an alarm is raised at 1."""
-
-    @property
-    def is_sorted(self) -> bool:
-        """Whether batches arrive sorted by class, so that the source answers as it was trained."""
-
-    @property
-    def events(self) -> list[Event]:
-        """The last events, oldest first."""
+    accuracy: AccuracyTracker
+    health: Health
+    collapse_score: float
+    is_sorted: bool
+    events: list[Event]
 
     def rollback(self) -> Self:
         """Return to the last good snapshot.

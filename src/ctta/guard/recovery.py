@@ -51,12 +51,7 @@ class _Count:
 class Schedule(nn.Module):
     """Count batches, inspections and alarms in a buffer, so that a saved stream resumes in step.
 
-    Args:
-        adapt_every: Adapt to every n-th batch.
-        inspect_every: Inspect every n-th batch while the stream is healthy.
-        snapshot_every: Batches to adapt to between two snapshots.
-        cooldown: Batches without adaptation after an alarm; doubled at each relapse.
-        on_collapse: The remedy of an alarm; None to only report it.
+    The arguments are those of :class:`~ctta.guard.Guarded`.
     """
 
     counts: Tensor

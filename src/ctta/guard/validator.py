@@ -63,11 +63,7 @@ def _is_shape(shape: object) -> bool:
 
 
 class InputValidator(nn.Module):
-    """Check inputs against an :class:`InputSpec` and what was learned from the first batch.
-
-    Args:
-        spec: The declared requirements.
-    """
+    """Check inputs against an :class:`InputSpec` and what was learned from the first batch."""
 
     shape: Tensor
     num_axes: Tensor
@@ -83,16 +79,7 @@ class InputValidator(nn.Module):
         self.register_buffer("num_axes", torch.tensor(-1))
 
     def check(self, x: Tensor, *, check_values: bool) -> None:
-        """Raise for a batch of a wrong dtype or shape, or with invalid values.
-
-        Args:
-            x: The batch.
-            check_values: Whether inputs that are not finite or out of range are errors.
-
-        Raises:
-            InputError: If the shape or a value is not valid.
-            TypeError: If the dtype is not valid.
-        """
+        """Raise for a batch of a wrong dtype or shape or, if these are to be checked, with invalid values."""
         check_batch_format(x)
         name = str(x.dtype).removeprefix("torch.")
         expected = self.spec.dtype or (list(DTYPES)[int(self.dtype)] if self.dtype >= 0 else None)
