@@ -126,20 +126,17 @@ def describe_state(state: Path | None) -> str:
 @command
 def adapt(
     *,
-    predictions: Annotated[
-        Path, typer.Option("--out", help="Write the table of predictions to this file.", metavar="FILE.csv")
-    ],
+    predictions: Annotated[Path, Option("Write the table of predictions to this file.", "FILE.csv", "--out")],
     images: Annotated[
-        Path | None,
-        typer.Option(help="Read the images in this folder and below. Default: the frames of --video.", metavar="DIR"),
+        Path | None, Option("Read the images in this folder and below. Default: the frames of --video.", "DIR")
     ] = None,
     video: Annotated[
         str | None,
-        typer.Option(
-            help="Read the frames of a file (clip.mp4), of numbered images (frames-%05d.png), or of a camera "
+        Option(
+            "Read the frames of a file (clip.mp4), of numbered images (frames-%05d.png), or of a camera "
             "(rtsp://..., /dev/video0), which is connected to again when it drops. Default: --images.",
-            metavar="VIDEO",
-            rich_help_panel=VIDEO,
+            "VIDEO",
+            panel=VIDEO,
         ),
     ] = None,
     every: Annotated[

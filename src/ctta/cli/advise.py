@@ -14,15 +14,16 @@ from ctta.advise.advice import AdviseOptions
 from ctta.advise.certificate import CertifyOptions
 from ctta.cli.console import print_text, resumable_progress
 from ctta.cli.options import ConfigOptions, JsonOption, NetworkOptions, command
+from ctta.core.options import Option
 
 if TYPE_CHECKING:
     from ctta.advise import Advice, RaceRow
 
 CleanImagesOption = Annotated[
     Path,
-    typer.Option(
-        help="Read clean images from a folder, with or without one subfolder per class, or from an .npz file.",
-        metavar="DIR|FILE.npz",
+    Option(
+        "Read clean images from a folder, with or without one subfolder per class, or from an .npz file.",
+        "DIR|FILE.npz",
     ),
 ]
 
@@ -32,9 +33,7 @@ def advise(
     *,
     network: NetworkOptions,
     images: CleanImagesOption,
-    out: Annotated[Path, typer.Option(help="Write the recommended configuration to this file.", metavar="FILE")] = Path(
-        "ctta.toml"
-    ),
+    out: Annotated[Path, Option("Write the recommended configuration to this file.", "FILE")] = Path("ctta.toml"),
     options: AdviseOptions,
     as_json: JsonOption = False,
 ) -> None:
@@ -69,9 +68,9 @@ def certify(
     *,
     images: CleanImagesOption,
     adaptation: ConfigOptions,
-    out: Annotated[
-        Path, typer.Option(help="Write certificate.html and certificate.json to this folder.", metavar="DIR")
-    ] = Path("certificate"),
+    out: Annotated[Path, Option("Write certificate.html and certificate.json to this folder.", "DIR")] = Path(
+        "certificate"
+    ),
     options: CertifyOptions,
     as_json: JsonOption = False,
 ) -> None:

@@ -6,10 +6,10 @@ A command is imported when it is used, torch with it.
 import importlib
 import platform
 from collections import UserDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import metadata
 from itertools import groupby
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import typer
 from typer import Typer
@@ -23,17 +23,11 @@ from ctta.errors import ConfigError
 
 #: Help texts are as wide as the terminal, but not wider than one reads with ease.
 MAX_WIDTH = 100
+SETTINGS: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
 
 
 def describe_parameter(parameter: Any) -> tuple[str, str]:
-    """Return how an option or argument is typed, and what it does, with its default.
-
-    Args:
-        parameter: Of click or typer.
-
-    Returns:
-        Such as ``"--batch-size N"`` and ``"Adapt to N images at a time. Default: 32."``.
-    """
+    """Return how an option or argument is typed, such as ``"--batch-size N"``, and what it does, with its default."""
     text = parameter.help or ""
     if parameter.param_type_name == "argument":
         names = parameter.metavar or parameter.name.upper()
@@ -109,25 +103,6 @@ class CommandGroup(TyperGroup):
         return first_line_of_help(self.get_command(ctx, name))
 
 
-class LazyGroup(CommandGroup):
-    """A command whose subcommands are imported when they are used, and not to list them."""
-
-    #: By name: the function or typer of each, as ``"module:name"``, and the first line of its help text.
-    members: ClassVar[Mapping[str, tuple[str, str]]] = {}
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.commands = _LazyCommands({name: path for name, (path, _) in self.members.items()})
-
-    @override
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(self.members)
-
-    @override
-    def summarize(self, ctx: Any, name: str) -> str:
-        return self.members[name][1]
-
-
 class _LazyCommands(UserDict[str, Any]):
     """Commands by name, each a path ``"module:name"`` until it is asked for."""
 
@@ -142,7 +117,7 @@ class _LazyCommands(UserDict[str, Any]):
 def _build_command(name: str, found: Callable[..., Any] | Typer) -> Any:
     app = found
     if not isinstance(app, Typer):
-        app = Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+        app = Typer(**SETTINGS)
         app.command(cls=Command)(found)
     command = get_command(app)
     command.name = name
@@ -170,73 +145,79 @@ def _write_parameters(command: Any, ctx: Any, formatter: Any) -> None:
             formatter.write_dl([describe_parameter(each) for each in members])
 
 
-class _Commands(LazyGroup):
-    """All commands: where each is, and what ``ctta --help`` says about it, the first line of its docstring."""
-
-    members: ClassVar = {
-        "demo": (
-            "ctta.cli.demo:demo",
-            "Compare a few methods on fifteen corruptions, with a small network that comes with the library.",
-        ),
-        "advise": (
-            "ctta.cli.advise:advise",
-            "Find out whether adaptation helps your network, and which method and settings.",
-        ),
-        "certify": (
-            "ctta.cli.advise:certify",
-            "Test whether a method harms your network: pass or fail against no adaptation, on one page.",
-        ),
-        "adapt": (
-            "ctta.cli.adapt:adapt",
-            "Adapt to your own unlabeled images or video and write a prediction for each image.",
-        ),
-        "serve": (
-            "ctta.cli.serve:serve",
-            "Serve an adaptive model over HTTP: images in, labels out, for many cameras at once.",
-        ),
-        "bench": (
-            "ctta.cli.bench:bench",
-            "Run methods over a benchmark stream and write the results as a resumable run folder.",
-        ),
-        "report": (
-            "ctta.cli.bench:report",
-            "Write the tables and plots of runs as one HTML page, Markdown, LaTeX, CSV, JSON, PNG and SVG.",
-        ),
-        "recipes": ("ctta.cli.catalog:recipes", "List the benchmarks that 'ctta bench' can run."),
-        "protocols": (
-            "ctta.cli.catalog:protocols",
-            "List the protocols: the ways in which corruptions can arrive in 'ctta bench'.",
-        ),
-        "methods": (
-            "ctta.cli.catalog:methods",
-            "List the methods and presets, or describe one with its hyperparameters.",
-        ),
-        "corrupt": (
-            "ctta.cli.data:corrupt",
-            "Make a folder in the layout of CIFAR-C or ImageNet-C from clean images.",
-        ),
-        "source-stats": (
-            "ctta.cli.data:compute_source_stats",
-            "Compute statistics of source images for the methods that need them.",
-        ),
-        "data": (
-            "ctta.cli.data:data",
-            "Download public datasets and checkpoints, verified, to a cache folder.",
-        ),
-        "doctor": (
-            "ctta.cli.catalog:doctor",
-            "Check the installation: versions, devices, extras, what is missing and how to get it.",
-        ),
-    }
+#: Where each command is, and what ``ctta --help`` says about it, the first line of its docstring.
+COMMANDS = {
+    "demo": (
+        "ctta.cli.demo:demo",
+        "Compare a few methods on fifteen corruptions, with a small network that comes with the library.",
+    ),
+    "advise": (
+        "ctta.cli.advise:advise",
+        "Find out whether adaptation helps your network, and which method and settings.",
+    ),
+    "certify": (
+        "ctta.cli.advise:certify",
+        "Test whether a method harms your network: pass or fail against no adaptation, on one page.",
+    ),
+    "adapt": (
+        "ctta.cli.adapt:adapt",
+        "Adapt to your own unlabeled images or video and write a prediction for each image.",
+    ),
+    "serve": (
+        "ctta.cli.serve:serve",
+        "Serve an adaptive model over HTTP: images in, labels out, for many cameras at once.",
+    ),
+    "bench": (
+        "ctta.cli.bench:bench",
+        "Run methods over a benchmark stream and write the results as a resumable run folder.",
+    ),
+    "report": (
+        "ctta.cli.bench:report",
+        "Write the tables and plots of runs as one HTML page, Markdown, LaTeX, CSV, JSON, PNG and SVG.",
+    ),
+    "recipes": ("ctta.cli.catalog:recipes", "List the benchmarks that 'ctta bench' can run."),
+    "protocols": (
+        "ctta.cli.catalog:protocols",
+        "List the protocols: the ways in which corruptions can arrive in 'ctta bench'.",
+    ),
+    "methods": (
+        "ctta.cli.catalog:methods",
+        "List the methods and presets, or describe one with its hyperparameters.",
+    ),
+    "corrupt": ("ctta.cli.data:corrupt", "Make a folder in the layout of CIFAR-C or ImageNet-C from clean images."),
+    "source-stats": (
+        "ctta.cli.data:compute_source_stats",
+        "Compute statistics of source images for the methods that need them.",
+    ),
+    "data": ("ctta.cli.data:data", "Download public datasets and checkpoints, verified, to a cache folder."),
+    "doctor": (
+        "ctta.cli.catalog:doctor",
+        "Check the installation: versions, devices, extras, what is missing and how to get it.",
+    ),
+}
 
 
-app = typer.Typer(
-    cls=_Commands,
+class _AllCommands(CommandGroup):
+    """The command ``ctta``, whose subcommands are imported when they are used, and not to list them."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = _LazyCommands({name: path for name, (path, _) in COMMANDS.items()})
+
+    @override
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    @override
+    def summarize(self, ctx: Any, name: str) -> str:
+        return COMMANDS[name][1]
+
+
+app = Typer(
+    cls=_AllCommands,
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": MAX_WIDTH},
+    **SETTINGS,
 )
 
 

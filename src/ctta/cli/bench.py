@@ -25,6 +25,7 @@ from ctta.benchmark.report.runs import group_by_method
 from ctta.benchmark.report.score_tables import describe_outcome
 from ctta.cli.console import exit_on_interrupt, interrupt_between_steps, print_notice, print_text, progress_bar, stdout
 from ctta.cli.options import command
+from ctta.core.options import Option
 from ctta.errors import ConfigError
 from ctta.evaluation.metrics import MIOU
 from ctta.evaluation.results import Result
@@ -43,7 +44,7 @@ def bench(
         ),
     ],
     options: RunOptions,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per cell instead of tables.")] = False,
+    as_json: Annotated[bool, Option("Print one line of JSON per cell instead of tables.", name="--json")] = False,
 ) -> None:
     """Run methods over a benchmark stream and write the results as a resumable run folder.
 
@@ -187,6 +188,7 @@ def _format_cells(cells: tuple[TableCell, ...]) -> list[Text]:
     return texts
 
 
+@command
 def report(
     folders: Annotated[
         list[Path],
@@ -198,10 +200,10 @@ def report(
     ],
     to: Annotated[
         Path | None,
-        typer.Option(
+        Option(
+            "Write to this folder. Default: report/ in the first folder, or in that of the first numbers.json.",
+            "DIR",
             "--out",
-            help="Write to this folder. Default: report/ in the first folder, or in that of the first numbers.json.",
-            metavar="DIR",
         ),
     ] = None,
 ) -> None:

@@ -10,7 +10,7 @@ from ctta.benchmark.matrix import MATRIX, run_matrix
 from ctta.benchmark.recipes import RECIPES
 from ctta.cli.console import print_notice, print_rows, print_text, stdout
 from ctta.cli.installation import inspect_installation
-from ctta.cli.options import JsonOption
+from ctta.cli.options import JsonOption, command
 from ctta.core.hyperparameters import format_value
 from ctta.core.registry import NamedMethod, list_methods, resolve_method
 from ctta.data.streams import PROTOCOLS
@@ -18,6 +18,7 @@ from ctta.errors import ConfigError
 from ctta.policies import POLICIES
 
 
+@command
 def methods(
     name: Annotated[
         str | None,
@@ -39,6 +40,7 @@ def methods(
         _print_methods(found)
 
 
+@command
 def recipes(as_json: JsonOption = False) -> None:
     """List the benchmarks that 'ctta bench' can run."""
     rows = [{"name": name, "does": _first_line(recipe)} for name, recipe in {**RECIPES, MATRIX: run_matrix}.items()]
@@ -49,6 +51,7 @@ def recipes(as_json: JsonOption = False) -> None:
     print_text("\nRun one with: ctta bench RECIPE")
 
 
+@command
 def protocols(as_json: JsonOption = False) -> None:
     """List the protocols: the ways in which corruptions can arrive in 'ctta bench'."""
     settings = {
@@ -155,6 +158,7 @@ def _first_line(documented: object) -> str:
     return (inspect.getdoc(documented) or "").split("\n")[0]
 
 
+@command
 def doctor(as_json: JsonOption = False) -> None:
     """Check the installation: versions, devices, extras, what is missing and how to get it.
 

@@ -33,11 +33,7 @@ def print_notice(text: str) -> None:
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], *, keep: str = "", right: str = "") -> None:
     """Print a table on standard output; where that is not a terminal, as wide as it is, for other programs.
 
-    Args:
-        columns: The headings.
-        rows: Texts, one per column; those that are left out are empty.
-        keep: A column whose texts are not wrapped.
-        right: A column that is aligned to the right.
+    The texts of the column ``keep`` are not wrapped; the column ``right`` is aligned to the right.
     """
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in columns:
@@ -79,8 +75,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int | None], None]]:
 def interrupt_between_steps() -> Iterator[Callable[[], None]]:
     """Defer Ctrl-C to the end of a step, so that no finished work is lost; a second Ctrl-C interrupts at once.
 
-    Yields:
-        A function to be called between two steps; after Ctrl-C it raises KeyboardInterrupt.
+    Yields a function to be called between two steps; after Ctrl-C it raises KeyboardInterrupt.
     """
     interrupted = False
 
@@ -122,11 +117,7 @@ def exit_on_interrupt(advice: str = "Run the same command again to resume.") -> 
 def resumable_progress(title: str) -> Iterator[Callable[[int, int], None]]:
     """Show the progress of work that resumes when the command is run again, and end it between two steps on Ctrl-C.
 
-    Args:
-        title: Shown in front of the bar.
-
-    Yields:
-        A function to be called after each step with how much is done and the total.
+    Yields a function to be called after each step with how much is done and the total.
     """
     with (
         exit_on_interrupt(),

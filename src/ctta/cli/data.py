@@ -2,9 +2,8 @@
 
 import json
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
@@ -13,7 +12,7 @@ from torch import Tensor
 from ctta.cli.app import Command, CommandGroup
 from ctta.cli.console import exit_on_interrupt, print_notice, print_rows, print_text, progress_bar
 from ctta.cli.options import JsonOption, NetworkOptions, command, parse_severities
-from ctta.core.options import Insecure, Size, parse_names
+from ctta.core.options import Insecure, Option, Size, parse_names
 from ctta.data.corruptions import CORRUPTIONS, HOLD_OUT, write_cifar_c, write_imagenet_c
 from ctta.data.corruptions.writers import SETTINGS_FILE
 from ctta.data.datasets import DATASETS, DownloadError, cache_dir, download, find
@@ -29,9 +28,7 @@ data = typer.Typer(
     rich_markup_mode=None,
 )
 
-CacheOption = Annotated[
-    Path | None, typer.Option(help="Use this cache folder. Default: $CTTA_CACHE or ~/.cache/ctta.", metavar="DIR")
-]
+CacheOption = Annotated[Path | None, Option("Use this cache folder. Default: $CTTA_CACHE or ~/.cache/ctta.", "DIR")]
 
 
 @data.command(cls=Command)
@@ -55,6 +52,7 @@ def get(
 
 
 @data.command("list", cls=Command)
+@command
 def list_datasets(cache: CacheOption = None, as_json: JsonOption = False) -> None:
     """List the available downloads: size, license, what verifies them, and whether they are cached."""
     rows = [_row(name, cache) for name in DATASETS]
@@ -91,13 +89,7 @@ def _row(name: str, cache: Path | None) -> dict[str, Any]:
 SETS = {"all": tuple(CORRUPTIONS), "hold-out": tuple(HOLD_OUT)}
 
 
-class BenchmarkLayout(StrEnum):
-    """Layout of the written folder."""
-
-    CIFAR = "cifar-c"
-    IMAGENET = "imagenet-c"
-
-
+@command
 def corrupt(
     source: Annotated[
         Path,
@@ -109,38 +101,30 @@ def corrupt(
     folder: Annotated[Path, typer.Argument(metavar="DST", help="Write to this folder.")],
     corruptions: Annotated[
         str,
-        typer.Option(
-            help="Apply these, such as fog,snow; all (the 15 of the benchmarks) or hold-out (the 4 others).",
-            metavar="NAMES",
-        ),
+        Option("Apply these, such as fog,snow; all (the 15 of the benchmarks) or hold-out (the 4 others).", "NAMES"),
     ] = "all",
     severities: Annotated[
         str | None,
-        typer.Option(
-            help="Write these severities, such as 3,5 or 2.25; imagenet-c only, the files of cifar-c contain all five. "
+        Option(
+            "Write these severities, such as 3,5 or 2.25; imagenet-c only, the files of cifar-c contain all five. "
             "Default: all five.",
-            metavar="LIST",
+            "LIST",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed the random draws of the corruptions.", metavar="N")] = 0,
+    seed: Annotated[int, Option("Seed the random draws of the corruptions.", "N", min=0)] = 0,
     kind: Annotated[
-        BenchmarkLayout | None,
-        typer.Option(
-            help="Write this layout. Default: imagenet-c for a folder of images, else cifar-c.",
-            metavar="|".join(BenchmarkLayout),
-        ),
+        Literal["cifar-c", "imagenet-c"] | None,
+        Option("Write this layout. Default: imagenet-c for a folder of images, else cifar-c."),
     ] = None,
     crop: Annotated[
         bool,
-        typer.Option(
-            "--crop",
-            help="Resize the shorter side of each image to 256 and crop the central 224x224, as was done for "
-            "ImageNet-C. imagenet-c only. Default: keep the size.",
+        Option(
+            "Resize the shorter side of each image to 256 and crop the central 224x224, as was done for ImageNet-C. "
+            "imagenet-c only. Default: keep the size."
         ),
     ] = False,
     frost_photos: Annotated[
-        Path | None,
-        typer.Option(help="Take the photos of 'frost' from this folder. Default: those included.", metavar="DIR"),
+        Path | None, Option("Take the photos of 'frost' from this folder. Default: those included.", "DIR")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -152,16 +136,16 @@ def corrupt(
     again to resume: complete files are kept.
     """
     names = [name for part in parse_names(corruptions) for name in SETS.get(part, (part,))]
-    layout = kind or BenchmarkLayout(infer_benchmark_layout(source))
-    if layout is BenchmarkLayout.CIFAR and severities is not None:
+    layout = kind or infer_benchmark_layout(source)
+    if layout == "cifar-c" and severities is not None:
         raise ConfigError("--severities requires --kind imagenet-c: a file of CIFAR-C contains all five severities")
-    if layout is BenchmarkLayout.CIFAR and crop:
+    if layout == "cifar-c" and crop:
         raise ConfigError("--crop requires --kind imagenet-c: files of CIFAR-C keep the size of the images")
     levels: list[float] = [1, 2, 3, 4, 5] if severities is None else parse_severities(severities)
     if (folder / SETTINGS_FILE).exists() and not as_json:
         print_notice(f"Resuming {folder}: complete files are kept.")
     with exit_on_interrupt(), progress_bar("corrupting") as update:
-        if layout is BenchmarkLayout.CIFAR:
+        if layout == "cifar-c":
             clean = read_clean_images(source)
             if clean.labels is None:
                 raise DataError(f"{source} has no labels, which the layout of CIFAR-C needs: use an .npz with both")
@@ -180,16 +164,10 @@ def corrupt(
                 progress=update,
             )
     if as_json:
-        summary = {
-            "folder": str(folder),
-            "kind": layout.value,
-            "corruptions": names,
-            "severities": levels,
-            "seed": seed,
-        }
-        typer.echo(json.dumps(summary))
+        made = {"corruptions": names, "severities": levels, "seed": seed}
+        typer.echo(json.dumps({"folder": str(folder), "kind": layout, **made}))
         return
-    reader = "CifarC" if layout is BenchmarkLayout.CIFAR else "ImageNetC"
+    reader = "CifarC" if layout == "cifar-c" else "ImageNetC"
     counted = f"{len(names)} corruption{'s' * (len(names) > 1)}"
     at = f"severit{'ies' if len(levels) > 1 else 'y'} {', '.join(map(str, levels))}"
     print_text(f"{folder} contains {counted} at {at}.")
@@ -202,39 +180,34 @@ def compute_source_stats(
     network: NetworkOptions,
     images: Annotated[
         Path,
-        typer.Option(
-            help="Read source images from a folder, with or without one subfolder per class, or from an .npz file.",
-            metavar="DIR|FILE.npz",
+        Option(
+            "Read source images from a folder, with or without one subfolder per class, or from an .npz file.",
+            "DIR|FILE.npz",
         ),
     ],
-    output: Annotated[
-        Path, typer.Option("--out", help="Write the statistics to this file.", metavar="FILE.safetensors")
-    ],
+    output: Annotated[Path, Option("Write the statistics to this file.", "FILE.safetensors", "--out")],
     labels: Annotated[
-        bool,
-        typer.Option(
-            "--labels", help="Take classes from the labels of the images, not from the network's predictions."
-        ),
+        bool, Option("Take classes from the labels of the images, not from the network's predictions.")
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, help="Use at most N randomly chosen images.", metavar="N")] = 2000,
+    limit: Annotated[int, Option("Use at most N randomly chosen images.", "N", min=1)] = 2000,
     batch_size: Annotated[
-        int, typer.Option(min=1, help="Read N images at a time; use the number of your application.", metavar="N")
+        int, Option("Read N images at a time; use the number of your application.", "N", min=1)
     ] = 200,
     batch_stats: Annotated[
         float,
-        typer.Option(
+        Option(
+            "Normalize by this part of each batch's own statistics, as methods do; 0 for petta, whose source is the "
+            "network as it was trained.",
+            "FRACTION",
             min=0,
             max=1,
-            help="Normalize by this part of each batch's own statistics, as methods do; 0 for petta, whose source is "
-            "the network as it was trained.",
-            metavar="FRACTION",
         ),
     ] = 1.0,
     head: Annotated[
-        str | None, typer.Option(help="Use this module as the classifier, such as fc. Default: found.", metavar="NAME")
+        str | None, Option("Use this module as the classifier, such as fc. Default: found.", "NAME")
     ] = None,
     size: Size = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed the choice of images.", metavar="N")] = 0,
+    seed: Annotated[int, Option("Seed the choice of images.", "N", min=0)] = 0,
 ) -> None:
     """Compute statistics of source images for the methods that need them.
 

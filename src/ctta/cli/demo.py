@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-import typer
 
 from ctta import benchmark
 from ctta.benchmark.recipes.images import DEMO_METHODS, METHODS
@@ -15,6 +14,8 @@ from ctta.benchmark.report import write_report
 from ctta.benchmark.report.content import ReportContent, SectionContent, read_numbers
 from ctta.cli.bench import exit_on_failures, print_failure, print_results
 from ctta.cli.console import exit_on_interrupt, print_text, progress_bar
+from ctta.cli.options import command
+from ctta.core.options import Option
 
 #: Recipe, methods and options by the name of the run folder.
 SHORT: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {"demo": ("demo", DEMO_METHODS, {})}
@@ -24,16 +25,14 @@ FULL: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
 }
 
 
+@command
 def demo(
     full: Annotated[
-        bool,
-        typer.Option(
-            "--full", help="Run 2,000 images per corruption in the paper's batches, and twenty rounds (over an hour)."
-        ),
+        bool, Option("Run 2,000 images per corruption in the paper's batches, and twenty rounds (over an hour).")
     ] = False,
-    folder: Annotated[
-        Path, typer.Option("--out", help="Write the runs and the report to this folder.", metavar="DIR")
-    ] = Path("runs/demo"),
+    folder: Annotated[Path, Option("Write the runs and the report to this folder.", "DIR", "--out")] = Path(
+        "runs/demo"
+    ),
 ) -> None:
     """Compare a few methods on fifteen corruptions, with a small network that comes with the library.
 

@@ -26,55 +26,27 @@ _REQUIREMENT = re.compile(
 
 @dataclass(frozen=True)
 class Requirement:
-    """A package that the library or one of its extras needs.
-
-    Attributes:
-        name: Name of the package.
-        needed: The versions that are supported, such as ``">=2.6"``.
-        installed: The version that is installed; None if there is none.
-        is_met: Whether the installed version is supported.
-    """
+    """A package that the library or one of its extras needs."""
 
     name: str
-    needed: str
+    needed: str  # the versions that are supported, such as ">=2.6"
     installed: str | None
-    is_met: bool
+    is_met: bool  # whether the installed version is supported
 
 
 @dataclass(frozen=True)
 class DeviceTest:
-    """Whether a method runs on a device.
+    """Whether a method runs on a device."""
 
-    Attributes:
-        device: Such as ``"cpu"`` or ``"cuda:0"``.
-        name: What it is.
-        seconds: Time of one step of TENT on 16 small images; None if it failed.
-        error: Why it failed; empty if it did not.
-    """
-
-    device: str
+    device: str  # such as "cpu" or "cuda:0"
     name: str
-    seconds: float | None
-    error: str = ""
+    seconds: float | None  # time of one step of TENT on 16 small images; None if it failed
+    error: str = ""  # why it failed
 
 
 @dataclass(frozen=True)
 class Installation:
-    """The state of an installation.
-
-    Attributes:
-        version: Version of the library.
-        folder: Where it is installed.
-        python: Version of Python.
-        system: Operating system and machine.
-        threads: Number of threads that torch uses.
-        required: The packages that every installation needs.
-        extras: The packages that each extra needs.
-        networks: Versions of the libraries whose networks can be loaded by name; None if they are not installed.
-        devices: Tests of every device that torch finds.
-        cache: Folder of downloads.
-        can_write_cache: Whether files can be written there.
-    """
+    """The state of an installation."""
 
     version: str
     folder: str
@@ -83,7 +55,7 @@ class Installation:
     threads: int
     required: tuple[Requirement, ...]
     extras: dict[str, tuple[Requirement, ...]]
-    networks: dict[str, str | None]
+    networks: dict[str, str | None]  # versions of the libraries whose networks can be loaded by name
     devices: tuple[DeviceTest, ...]
     cache: str
     can_write_cache: bool

@@ -34,16 +34,11 @@ from ctta.guard import GainEstimator
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameters of a command that are dataclasses by the options of their fields.
+    """Return a function with a parameter per option, for typer, in which dataclasses are replaced by their fields.
 
     A field that several dataclasses have, such as an inherited one, is one option, described by the first of them, and
-    its value goes to all. An option that is not given leaves the default of each dataclass.
-
-    Args:
-        function: The command; other parameters are declared with :class:`ctta.core.options.Option` or typer's own.
-
-    Returns:
-        A function with a parameter per option, for typer.
+    its value goes to all. An option that is not given leaves the default of each dataclass. Other parameters of the
+    command are declared with :class:`ctta.core.options.Option`, or typer's own.
     """
     hints = get_type_hints(function, include_extras=True)
     groups = {name: find_options(hint) for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
@@ -66,9 +61,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def run(**typed: Any) -> None:
-        arguments = {name: value for name, value in typed.items() if name in hints}
-        for name, option in own.items():
-            arguments[name] = None if typed[name] is None else _parse(name, option, typed[name])
+        arguments = {name: value for name, value in typed.items() if name in hints and value is not None}
+        arguments |= {name: _parse(name, option, typed[name]) for name, option in own.items() if name in arguments}
         for name, options in groups.items():
             given = {field: typed[field] for field in options if typed[field] is not None}
             parsed = {field: _parse(field, options[field][1], value) for field, value in given.items()}
@@ -136,7 +130,7 @@ def _make_parameter(name: str, kind: Any, option: Option, default: Any) -> inspe
     )
 
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+JsonOption = Annotated[bool, Option("Print JSON instead of text.", name="--json")]
 
 
 def check_size(size: tuple[int, int] | None) -> tuple[int, int] | None:
@@ -148,22 +142,12 @@ def check_size(size: tuple[int, int] | None) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class ChosenAdaptation:
-    """Network, method and settings of a command, from its options and the file of ``--config``.
-
-    Attributes:
-        model: Name of the network.
-        net: The network, on its device.
-        method: Name of the method; None if nobody names one.
-        texts: Settings and policies, each ``NAME=VALUE``.
-        size: Size to resize images to.
-        batch_size: Images per step; None if nobody says.
-        estimator: What estimates the accuracy of the method without labels; None if the configuration has none.
-    """
+    """Network, method and settings of a command, from its options and the file of ``--config``; None if nobody says."""
 
     model: str
-    net: nn.Module
+    net: nn.Module  # on its device
     method: str | None
-    texts: list[str]
+    texts: list[str]  # settings and policies, each NAME=VALUE
     size: tuple[int, int] | None
     batch_size: int | None
     estimator: GainEstimator | None = None

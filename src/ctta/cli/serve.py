@@ -5,7 +5,7 @@ import signal
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ import typer
 from ctta import models
 from ctta.cli.console import print_text
 from ctta.cli.options import AdaptationOptions, command, list_given, parse_every
+from ctta.core.options import Option
 from ctta.data.datasets.video import FrameSampling
 from ctta.errors import ConfigError
 from ctta.guard import Guarded, InputSpec
@@ -40,14 +41,7 @@ class ServeAdaptationOptions(AdaptationOptions):
 
 @dataclass(frozen=True)
 class ServiceRecipe:
-    """What ``ctta serve`` makes a service of; picklable.
-
-    Attributes:
-        adaptation: Network and method.
-        options: How the service treats its streams.
-        guard: Whether streams are guarded.
-        threads: Torch threads per worker.
-    """
+    """What ``ctta serve`` makes a service of; picklable."""
 
     adaptation: ServeAdaptationOptions
     options: ServiceOptions
@@ -74,83 +68,65 @@ class ServiceRecipe:
 def serve(
     *,
     adaptation: ServeAdaptationOptions,
-    guard: Annotated[bool, typer.Option(help="Monitor each stream, and roll it back when it collapses.")] = True,
+    guard: Annotated[bool, Option("Monitor each stream, and roll it back when it collapses.")] = True,
     server: ServerOptions,
     token_file: Annotated[
         Path | None,
-        typer.Option(
-            help="Read the clients' token from this file. Default: $CTTA_SERVE_TOKEN.",
-            metavar="FILE",
-            rich_help_panel=SERVER,
-        ),
+        Option("Read the clients' token from this file. Default: $CTTA_SERVE_TOKEN.", "FILE", panel=SERVER),
     ] = None,
     admin_token_file: Annotated[
         Path | None,
-        typer.Option(
-            help="Read the operators' token from this file. Default: $CTTA_SERVE_ADMIN_TOKEN.",
-            metavar="FILE",
-            rich_help_panel=SERVER,
-        ),
+        Option("Read the operators' token from this file. Default: $CTTA_SERVE_ADMIN_TOKEN.", "FILE", panel=SERVER),
     ] = None,
-    threads: Annotated[
-        int, typer.Option(min=1, help="Use N torch threads per worker.", metavar="N", rich_help_panel=SERVER)
-    ] = 1,
+    threads: Annotated[int, Option("Use N torch threads per worker.", "N", min=1, panel=SERVER)] = 1,
     ray: Annotated[
         str | None,
-        typer.Option(
-            help="Serve on the Ray cluster at this address; auto finds one, local starts one. Needs --state. "
+        Option(
+            "Serve on the Ray cluster at this address; auto finds one, local starts one. Needs --state. "
             "Default: one process, no cluster.",
-            metavar="ADDRESS",
-            rich_help_panel=SERVER,
+            "ADDRESS",
+            panel=SERVER,
         ),
     ] = None,
     shards: ShardOptions,
     state: Annotated[
         str | None,
-        typer.Option(
-            help="Save the streams in this folder, and resume those found there; with --ray, a folder that all "
-            "machines share, or a URL such as s3://bucket/streams. Default: not saved.",
-            metavar="DIR",
-            rich_help_panel=STREAMS,
+        Option(
+            "Save the streams in this folder, and resume those found there; with --ray, a folder that all machines "
+            "share, or a URL such as s3://bucket/streams. Default: not saved.",
+            "DIR",
+            panel=STREAMS,
         ),
     ] = None,
     camera: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Read this camera (rtsp://..., /dev/video0) or video file and feed its frames to the stream NAME; "
+        Sequence[str],
+        Option(
+            "Read this camera (rtsp://..., /dev/video0) or video file and feed its frames to the stream NAME; "
             "repeatable. See /cameras. Default: none.",
-            metavar="NAME=ADDRESS",
-            rich_help_panel=STREAMS,
+            "NAME=ADDRESS",
+            repeatable=True,
+            panel=STREAMS,
         ),
-    ] = None,
+    ] = (),
     every: Annotated[
         str,
-        typer.Option(
-            help="Take every N-th frame of a --camera, or one per interval, such as 0.5s.",
-            metavar="N|Ns",
-            rich_help_panel=STREAMS,
-        ),
+        Option("Take every N-th frame of a --camera, or one per interval, such as 0.5s.", "N|Ns", panel=STREAMS),
     ] = "1",
     options: ServiceOptions,
     limits: Limits,
     memory: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Use at most this much memory for streams and requests.", metavar="MB", rich_help_panel=LIMITS
-        ),
+        int, Option("Use at most this much memory for streams and requests.", "MB", min=1, panel=LIMITS)
     ] = 4096,
     request_memory: Annotated[
         int | None,
-        typer.Option(
+        Option(
+            "Use this part of --memory for bodies and what is decoded from them; more wait. Default: a quarter.",
+            "MB",
             min=1,
-            help="Use this part of --memory for bodies and what is decoded from them; more wait. Default: a quarter.",
-            metavar="MB",
-            rich_help_panel=LIMITS,
+            panel=LIMITS,
         ),
     ] = None,
-    body: Annotated[
-        int, typer.Option(min=1, help="Reject larger requests.", metavar="MB", rich_help_panel=LIMITS)
-    ] = 16,
+    body: Annotated[int, Option("Reject larger requests.", "MB", min=1, panel=LIMITS)] = 16,
     source: Annotated[list[str] | None, typer.Option(hidden=True)] = None,
     pictures: Annotated[bool, typer.Option("--pictures", hidden=True)] = False,
     replicas: Annotated[int | None, typer.Option(hidden=True)] = None,
@@ -250,14 +226,8 @@ def serve_on_ray(
 ) -> None:
     """Serve on a Ray cluster until SIGTERM or Ctrl-C; a service that runs there already is taken over.
 
-    Args:
-        address: Address of the cluster, ``"auto"`` or ``"local"``.
-        recipe: The service.
-        state: Folder that all machines share, or a URL for fsspec.
-        shards: How it is spread over the cluster.
-        tokens: Tokens for clients and administrators.
-        host: Address to listen on, on every machine.
-        port: Port to listen on.
+    The address is ``"auto"``, ``"local"`` or that of a cluster; host and port are those of every machine. The state is
+    a folder that all machines share, or a URL for fsspec.
     """
     from ctta.serve.ray import RayOptions, RayService, connect
 
@@ -285,11 +255,7 @@ def serve_on_ray(
 
 
 def wait_for_signal(is_over: Callable[[], bool]) -> None:
-    """Wait for SIGTERM or Ctrl-C, or until something is over.
-
-    Args:
-        is_over: Asked every two seconds.
-    """
+    """Wait for SIGTERM or Ctrl-C, or until something is over, which is asked every two seconds."""
     stopped = threading.Event()
     before = {number: signal.signal(number, lambda *_: stopped.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
