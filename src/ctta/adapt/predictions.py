@@ -51,12 +51,8 @@ class PredictionFile:
     def truncate(self, step: int, images: Collection[str] = ()) -> tuple[set[str], int]:
         """Drop the rows of this step and later ones, after copying the file to :attr:`backup_path`.
 
-        Args:
-            step: First step to drop.
-            images: Names of the images that exist, to notice that the file was written with another way of escaping.
-
-        Returns:
-            The images of the remaining rows, and the number of dropped predictions.
+        The names of the images that exist tell whether the file was written with another way of escaping. Return the
+        images of the remaining rows, and the number of dropped predictions.
         """
         rows, is_torn = self._read()
         self._check_escaping([row[0] for row in rows], images)

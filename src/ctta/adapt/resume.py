@@ -135,7 +135,7 @@ def open_run(
     is_readable: Callable[[str], bool] = lambda _name: True,
     allow_pixels: bool = False,
 ) -> Iterator[InferenceRun]:
-    """Start a run, or resume it from the state and the table.
+    """Start a run, or resume it from the state and the table; the state is locked while it is open.
 
     Args:
         net: The network.
@@ -146,9 +146,6 @@ def open_run(
         read_first_batch: Returns what the network is tried on before anything is written, if there is anything.
         is_readable: Tells whether an image can be read; those that could not be before are then processed.
         allow_pixels: Whether the network may answer per pixel.
-
-    Yields:
-        The run; the state is locked while it is open.
     """
     state = None if options.state is None else Path(options.state)
     with ExitStack() as stack:

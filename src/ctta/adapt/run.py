@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,6 +31,10 @@ from ctta.io.atomic import NO_SPACE_ERRNOS
 from ctta.methods import Source
 from ctta.nn import automatic_fraction, blends_automatically
 
+if TYPE_CHECKING:
+    from ctta.adapt.video import AnnotatedVideo
+
+SECONDS_BETWEEN_SAVES = 20.0
 #: Mean confidence of the source above which a batch counts as one of those that it was trained for.
 SURE_CONFIDENCE = 0.9
 #: The largest fraction of the batch in the statistics for such a batch.
@@ -64,9 +68,6 @@ class NormalizedBatches:
     batch_size: int
     num_batches: int
     batch_stats: float
-
-
-SECONDS_BETWEEN_SAVES = 20.0
 
 
 @dataclass(frozen=True)
@@ -125,50 +126,21 @@ class InferenceSummary:
 
 @dataclass(frozen=True)
 class InferenceBatch:
-    """Images to predict, and how the table names them.
+    """Images to predict, and how the table names them."""
 
-    Attributes:
-        x: The images (N, C, H, W) in [0, 1]; None if none of the batch could be read.
-        names: Name of each.
-        details: Further columns of the table that describe them, after the number of the step.
-        failed: Why others of the batch could not be read, by name.
-        num_read: Number of images that were to be read, for the progress.
-        frames: The images as the annotated clip shows them; empty without one.
-    """
-
-    x: Tensor | None
+    x: Tensor | None  # (N, C, H, W) in [0, 1]; None if none of the batch could be read
     names: Sequence[str]
-    details: tuple[Sequence[str], ...] = ()
-    failed: Mapping[str, str] = field(default_factory=dict)
-    num_read: int = 0
-    frames: Sequence[NDArray[np.uint8]] = ()
-
-
-class AnswerWriter(Protocol):
-    """Takes the answers of a run in addition to the table."""
-
-    def add(self, frames: Sequence[NDArray[np.uint8]], adapted: Predictions, source: Predictions) -> None:
-        """Take the answers to the frames of a batch."""
-
-    def flush_to_disk(self, step: int) -> None:
-        """Make everything before a step survive, as a state will be saved that resumes from there."""
+    details: tuple[Sequence[str], ...] = ()  # further columns of the table, after the number of the step
+    failed: Mapping[str, str] = field(default_factory=dict)  # why others of the batch could not be read, by name
+    num_read: int = 0  # images that were to be read, for the progress
+    frames: Sequence[NDArray[np.uint8]] = ()  # the images as the annotated clip shows them; empty without one
 
 
 class InferenceRun:
     """One pass of a model over a stream of images.
 
-    Args:
-        model: Predicts and adapts.
-        source: Also predicts, if given.
-        file: Table of predictions.
-        state: File to save the model to, if given.
-        classes: Class names, if known.
-        allow_pixels: Whether the network may answer per pixel. A row of the table then has the class of most pixels,
-            and their mean confidence.
-
-    Attributes:
-        writer: Takes the answers too, if given; needs a ``source``.
-        num_vanished: Images, or frames of a camera, that were not processed because they were gone.
+    The model predicts and adapts; ``source`` also predicts, if given. Where the network answers per pixel, which
+    ``allow_pixels`` permits, a row of the table has the class of most pixels, and their mean confidence.
     """
 
     def __init__(
@@ -181,7 +153,7 @@ class InferenceRun:
         *,
         allow_pixels: bool = False,
     ) -> None:
-        self.writer: AnswerWriter | None = None
+        self.writer: AnnotatedVideo | None = None  # takes the answers too; needs a source
         self.allow_pixels = allow_pixels
         self.model, self.source, self.file, self.state, self.classes = model, source, file, state, classes
         self.num_images, self.num_failed = 0, 0
@@ -192,7 +164,8 @@ class InferenceRun:
         self.normalization: Counter[tuple[int, float]] = Counter()  # batches by size and fraction
         self.schedule = SaveSchedule(SECONDS_BETWEEN_SAVES)
         self.processed: Sequence[str] = ()  # names that the table has, of earlier calls
-        self.num_unreadable, self.num_dropped, self.num_vanished = 0, 0, 0
+        self.num_unreadable = self.num_dropped = 0
+        self.num_vanished = 0  # images, or frames of a camera, that were not processed because they were gone
         self.num_skipped_before, self.started = model.num_skipped, time.perf_counter()
 
     def process(self, batches: Iterable[InferenceBatch], on_batch: Callable[[int], None]) -> None:
@@ -318,15 +291,7 @@ class InferenceRun:
             raise OSError(error.errno, f"{error.strerror}: free some space and run again{resume}", str(path)) from error
 
     def summarize(self, *, num_before: int, order: Order) -> InferenceSummary:
-        """Return what the run did.
-
-        Args:
-            num_before: Images processed by earlier calls.
-            order: Order of the images.
-
-        Returns:
-            The summary.
-        """
+        """Return what the run did, after earlier calls had processed ``num_before`` images in the same order."""
         model, is_compared = self.model, self.source is not None
         return InferenceSummary(
             num_images=self.num_images,

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Annotated, Any
 
@@ -38,41 +38,24 @@ from ctta.models import Normalized
 
 @dataclass(frozen=True)
 class NetworkFacts:
-    """What a network is.
+    """What a network is."""
 
-    Attributes:
-        name: Its class.
-        num_parameters: Number of its parameters.
-        num_classes: Number of its classes.
-        norm_layers: How many normalization layers of each class it has.
-        input_check: Whether it expects the images that it is given.
-    """
-
-    name: str
+    name: str  # its class
     num_parameters: int
     num_classes: int
-    norm_layers: Mapping[str, int]
+    norm_layers: Mapping[str, int]  # how many of each class
     input_check: InputCheck
 
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """What the images are that a network was judged on.
-
-    Attributes:
-        num_images: Their number.
-        size: (height, width).
-        reference: What errors are counted against.
-        has_labels: Whether that is labels.
-        clean_error: Error of the network on them as they are; None without labels.
-        confidence: Mean confidence of the network on them as they are.
-    """
+    """What the images are that a network was judged on; ``clean_error`` and ``confidence`` are on them as they are."""
 
     num_images: int
-    size: tuple[int, int]
-    reference: str
+    size: tuple[int, int]  # (height, width)
+    reference: str  # what errors are counted against
     has_labels: bool
-    clean_error: float | None
+    clean_error: float | None  # None without labels
     confidence: float
 
 
@@ -166,16 +149,12 @@ class Advice:
             std: Standard deviation of each channel.
             size: (height, width) that images are resized to.
         """
-        found = self.config()
-        config = AdaptationConfig(
-            found.method,
-            found.settings,
+        config = replace(
+            self.config(),
             model=None if model is None else relative_model(model, path),
             mean=None if mean is None else tuple(mean),
             std=None if std is None else tuple(std),
             size=size,
-            batch_size=found.batch_size,
-            tables=found.tables,
         )
         config.write(path, comment=[*self.verdict, "", *(f"  {line}" for line in self.table.splitlines())])
 

@@ -15,6 +15,7 @@ from ctta.core.validation import check_batch_stats, check_fraction
 from ctta.data.corruptions import HOLD_OUT
 from ctta.data.corruptions.registry import check_corruption
 from ctta.data.datasets.base import CLEAN
+from ctta.data.streams import Stream
 from ctta.errors import ConfigError, InputError
 from ctta.evaluation.steps import find_weight
 from ctta.functional import confidence
@@ -32,25 +33,15 @@ T_QUANTILES = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.
 
 @dataclass(frozen=True)
 class DomainSignals:
-    """What shows of a domain without labels, and the truth.
+    """What shows of a domain without labels, and the truth, with adaptation and without."""
 
-    Attributes:
-        domain: Name of the corruption, for leaving it out.
-        signals: Those of the adapted network.
-        source_signals: Those of the network without adaptation.
-        accuracy: That of the adapted network.
-        source_accuracy: That of the network without adaptation.
-        num_images: Number of images.
-        halves: The same of its first and of its second images, which are the same ones in every domain; empty if there
-            is only one batch.
-    """
-
-    domain: str
+    domain: str  # name of the corruption, for leaving it out
     signals: tuple[float, ...]
     source_signals: tuple[float, ...]
     accuracy: float
     source_accuracy: float
     num_images: int
+    #: The same of its first and of its second images, which are the same ones in every domain; empty for one batch.
     halves: tuple["DomainSignals", ...] = ()
 
 
@@ -119,22 +110,11 @@ def collect_signals(
 def record_signals(
     model: nn.Module,
     source: nn.Module,
-    stream: Any,
+    stream: Stream,
     names: Sequence[str],
     on_domain: Callable[[int, int], None] | None = None,
 ) -> list[DomainSignals]:
-    """Send a stream through a model and its source, and record signals and truth of each segment.
-
-    Args:
-        model: The model, which adapts.
-        source: The network without adaptation, returning logits.
-        stream: A stream with labels.
-        names: Name of the corruption of each segment.
-        on_domain: As for :func:`collect_signals`.
-
-    Returns:
-        One entry per segment.
-    """
+    """Send a labeled stream through a model and its source; return signals and truth of each segment."""
     weight = find_weight(model)
     found: list[DomainSignals] = []
     values: list[tuple[float, ...]] = []

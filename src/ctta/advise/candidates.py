@@ -33,15 +33,10 @@ FOR_SHUFFLED = ("pseudo_label", "shot_im", "slr", "rpl", "tea", "adacontrast")
 
 @dataclass(frozen=True)
 class Candidate:
-    """A method with settings.
-
-    Attributes:
-        method: Name of the method.
-        settings: Hyperparameters that differ from its own, as plain values for ``ctta.toml``.
-    """
+    """A method with settings."""
 
     method: str
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)  # as plain values for ctta.toml
 
     @property
     def key(self) -> str:
@@ -66,15 +61,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a few steps of a candidate cost.
-
-    Attributes:
-        ms_per_image: Time of a step per image.
-        memory: Bytes of its weights, optimizer and buffers, and of what the backward pass of a step keeps.
-    """
+    """What a few steps of a candidate cost."""
 
     ms_per_image: float
-    memory: int
+    memory: int  # bytes of weights, optimizer and buffers, and of what the backward pass of a step keeps
 
 
 def count_norm_layers(net: nn.Module) -> dict[str, int]:
@@ -85,28 +75,18 @@ def count_norm_layers(net: nn.Module) -> dict[str, int]:
 def list_candidates(
     net: nn.Module, *, batch_size: int, order: StreamOrder, methods: Sequence[str] | None, threshold: float | None
 ) -> tuple[list[Candidate], dict[str, str]]:
-    """Return the candidates for a network, and the methods that are left out with the reason.
+    """Return the candidates for a network without Source, and the methods that are left out with the reason.
 
-    Args:
-        net: The network.
-        batch_size: Images per step that the user will have.
-        order: How the classes of the user's stream follow each other.
-        methods: The methods to try; by default all that can work.
-        threshold: CoTTA's confidence threshold for the network; None for the published one.
-
-    Returns:
-        The candidates, without Source, and the reasons by method.
+    Without ``methods``, all are tried that can work. CoTTA's confidence threshold replaces the published one.
     """
-    left_out: dict[str, str] = {}
-    names = methods or [*METHODS, *PRESETS, *([] if DEFAULT_METHOD in METHODS else [DEFAULT_METHOD])]
-    for name in dict.fromkeys(names):
-        if name == "source":
-            continue
-        reason = _find_reason(name, net, batch_size=batch_size, order=order, is_chosen=methods is not None)
-        if reason:
-            left_out[name] = reason
-    kept = [name for name in dict.fromkeys(names) if name not in left_out and name != "source"]
-    return [Candidate(name, _fit_settings(name, threshold)) for name in kept], left_out
+    names = dict.fromkeys(methods or [*METHODS, *PRESETS, DEFAULT_METHOD])
+    names.pop("source", None)
+    reasons = {
+        name: _find_reason(name, net, batch_size=batch_size, order=order, is_chosen=methods is not None)
+        for name in names
+    }
+    chosen = [Candidate(name, _fit_settings(name, threshold)) for name in names if reasons[name] is None]
+    return chosen, {name: reason for name, reason in reasons.items() if reason}
 
 
 def _find_reason(name: str, net: nn.Module, *, batch_size: int, order: StreamOrder, is_chosen: bool) -> str | None:

@@ -211,19 +211,12 @@ FOREIGN_FRACTION = 0.2
 
 @dataclass(frozen=True)
 class Scenario:
-    """A situation that a method is tested in.
-
-    Attributes:
-        name: What it is called.
-        description: What the stream is.
-        open: Returns the stream for a seed.
-        select: Returns the part of a result that counts.
-    """
+    """A situation that a method is tested in."""
 
     name: str
     description: str
-    open: Callable[[int], Stream]
-    select: Callable[[Result], Result] = lambda result: result
+    open: Callable[[int], Stream]  # returns the stream for a seed
+    select: Callable[[Result], Result] = lambda result: result  # returns the part of a result that counts
 
 
 def _parse_points(text: str) -> float:
@@ -293,8 +286,8 @@ def certify(net: nn.Module, images: ImageSource, options: CertifyOptions) -> Cer
         ConfigError: An argument is not valid.
         DataError: The images cannot be read.
     """
-    guard, batch_size, num_seeds = options.guard, options.batch_size, options.num_seeds
-    check_integer("num_seeds", num_seeds, 1)
+    batch_size = options.batch_size
+    check_integer("num_seeds", options.num_seeds, 1)
     check_integer("num_visits", options.num_visits, LAST_VISITS)
     check_non_negative("tolerance", options.tolerance)
     candidate = Candidate(options.method, dict(options.settings or {}))
@@ -303,19 +296,12 @@ def certify(net: nn.Module, images: ImageSource, options: CertifyOptions) -> Cer
     steps = [*((name, check_corruption(name, options.severity)) for name in options.corruptions), (CLEAN, 0.0)]
     labeled = options.read_images(net, images, limit=options.limit)
     scenarios = _list_scenarios(ImageStreams(labeled), steps, batch_size, options.batch_sizes, options.num_visits)
-    total = sum(2 * len(each.open(seed)) for each in scenarios for seed in range(num_seeds))
+    total = sum(2 * len(each.open(seed)) for each in scenarios for seed in range(options.num_seeds))
     total += count_batches(net, len(labeled.images), batch_size)
     progress = _BatchCount(total, options.on_progress)
     with open_folder(options.folder, "ctta-certify-") as path:
-        work = WorkFolder(path, [*identify(net, labeled), identify_method(candidate), guard])
-        outcomes = []
-        for each in scenarios:
-            differences, errors = _test(each, net, candidate, work, progress, guard=guard, num_seeds=num_seeds)
-            outcomes.append(
-                ScenarioOutcome(
-                    each.name, each.description, *errors, _find_worst(differences), num_seeds, options.tolerance
-                )
-            )
+        work = WorkFolder(path, [*identify(net, labeled), identify_method(candidate), options.guard])
+        outcomes = [_test(each, net, candidate, work, progress, options) for each in scenarios]
         influence = work.read_or_make(
             f"influence-{batch_size}.json",
             lambda: [
@@ -326,7 +312,7 @@ def certify(net: nn.Module, images: ImageSource, options: CertifyOptions) -> Cer
     return Certificate(
         resolve_method(options.method).label,
         candidate.settings,
-        guard,
+        options.guard,
         f"{type(inner).__name__} {fingerprint(net)[:12]}",
         labeled.reference,
         len(labeled.images),
@@ -357,24 +343,34 @@ def _test(
     candidate: Candidate,
     work: WorkFolder,
     progress: _BatchCount,
-    *,
-    guard: bool,
-    num_seeds: int,
-) -> tuple[list[Interval | None], tuple[float, float]]:
-    """Return the difference to Source with each seed, and the mean errors of Source and of the method."""
+    options: CertifyOptions,
+) -> ScenarioOutcome:
+    """Compare the method with Source for every seed."""
     pairs = []
-    for seed in range(num_seeds):
+    for seed in range(options.num_seeds):
         stream = scenario.open(seed)
         results = []
-        for role, model in ("source", SOURCE.build(net)), ("method", _build(candidate, net, seed, guard=guard)):
+        for role, model in (
+            ("source", SOURCE.build(net)),
+            ("method", _build(candidate, net, seed, guard=options.guard)),
+        ):
             start = progress.done
             folder = work.path / f"{stream.hash}-{seed}-{role}"
             result = evaluate(model, stream, folder=folder, on_batch=progress.count)
             results.append(scenario.select(result))
             progress.done = start + len(stream)  # also batches that were done before an interruption
         pairs.append(results)
-    differences = [estimate_difference([after], [before], short_blocks=True) for before, after in pairs]
-    return differences, (fmean(before.error for before, _ in pairs), fmean(after.error for _, after in pairs))
+    known = [found for source, method in pairs if (found := estimate_difference([method], [source], short_blocks=True))]
+    return ScenarioOutcome(
+        scenario.name,
+        scenario.description,
+        fmean(source.error for source, _ in pairs),
+        fmean(method.error for _, method in pairs),
+        # None if one is missing, since that one may be worse.
+        max(known, key=lambda each: each.high) if len(known) == len(pairs) else None,
+        options.num_seeds,
+        options.tolerance,
+    )
 
 
 def _build(candidate: Candidate, net: nn.Module, seed: int, *, guard: bool) -> AdaptiveModel:
@@ -383,12 +379,6 @@ def _build(candidate: Candidate, net: nn.Module, seed: int, *, guard: bool) -> A
         candidate = replace(candidate, settings=candidate.settings | {"seed": seed})
     model = candidate.build(net)
     return Guarded(model, input_spec=InputSpec(low=0, high=1, any_size=True)) if guard else model
-
-
-def _find_worst(differences: Sequence[Interval | None]) -> Interval | None:
-    """Return the interval with the highest upper end; None if one is missing, since that one may be worse."""
-    known = [each for each in differences if each is not None]
-    return max(known, key=lambda each: each.high) if len(known) == len(differences) else None
 
 
 def _list_scenarios(

@@ -38,18 +38,10 @@ ImageSource = str | os.PathLike[str] | NDArray[Any] | Tensor
 def gather_images(
     images: ImageSource, labels: ArrayLike | None, *, size: tuple[int, int] | None, limit: int | None, seed: int
 ) -> CleanImages:
-    """Return a user's images as bytes, from a folder, a file, an array or a tensor.
+    """Return a user's images as bytes with their labels where they are known; ``limit`` of them, drawn at random.
 
-    Args:
-        images: A folder or file, as for :func:`read_clean_images`; uint8 (N, H, W, 3); or
-            floats (N, 3, H, W) in [0, 1].
-        labels: Label of each image of an array.
-        size: (height, width) to resize image files to.
-        limit: Largest number of images, drawn at random.
-        seed: Seed of that draw.
-
-    Returns:
-        The images, with labels where they are known.
+    They are a folder or file, as for :func:`read_clean_images`, which are resized to ``size``; uint8 (N, H, W, 3); or
+    floats (N, 3, H, W) in [0, 1].
 
     Raises:
         DataError: The path does not exist, or a file is damaged or in another format.
@@ -73,25 +65,15 @@ def gather_images(
 
 @dataclass(frozen=True)
 class LabeledImages:
-    """Clean images with what counts as the right answer for each.
+    """Clean images with what counts as the right answer for each."""
 
-    Attributes:
-        images: uint8 array of shape (N, H, W, 3).
-        targets: N integers: labels, or the network's answers on the clean images.
-        has_labels: Whether the targets are labels.
-        num_classes: Number of classes of the network.
-        predicted: The network's answers on the clean images.
-        confidence: Its mean confidence in them.
-        seed: Seed of the corruptions.
-    """
-
-    images: NDArray[np.uint8]
-    targets: NDArray[np.int64]
+    images: NDArray[np.uint8]  # (N, H, W, 3)
+    targets: NDArray[np.int64]  # labels, or the network's answers on the clean images
     has_labels: bool
     num_classes: int
-    predicted: NDArray[np.int64]
-    confidence: float
-    seed: int
+    predicted: NDArray[np.int64]  # the network's answers on the clean images
+    confidence: float  # its mean confidence in them
+    seed: int  # of the corruptions
 
     @property
     def clean_error(self) -> float | None:
@@ -230,19 +212,16 @@ class ImageStreams:
         visits: int = 1,
         seed: int = 0,
     ) -> Stream:
-        """Return the images under one corruption after the other.
+        """Return the images under one corruption after the other, ``("none", 0)`` for the images as they are.
 
         Args:
-            steps: Corruptions with their severities; ``("none", 0)`` for the images as they are.
+            steps: Corruptions with their severities.
             batch_size: Images per batch.
             order: How the classes follow each other within each corruption: "shuffled"; "correlated", a few classes
                 at a time (the sampler of RoTTA with concentration 0.1); or "sorted", class by class.
             limit: Take only the first images.
             visits: How often the corruptions come.
             seed: Seed of the order; 0 keeps that of the images where nothing else is drawn.
-
-        Returns:
-            The stream.
         """
         check_choice("order", order, STREAM_ORDERS)
         rows = np.arange(len(self.labeled.images))[:limit]

@@ -56,23 +56,14 @@ MIN_CLOSER = 2.0
 
 @dataclass(frozen=True)
 class Normalization:
-    """Images as the network gets them, and how well it does then.
+    """Images as the network gets them, and how well it does then."""
 
-    Attributes:
-        name: What people call it.
-        mean: Mean of each channel.
-        std: Standard deviation of each channel.
-        error: Error on clean images; None without labels.
-        information: Mutual information of image and answer, as a fraction of the largest possible value.
-        distance: How far the inputs of the BatchNorms are from their running statistics; None without BatchNorm.
-    """
-
-    name: str
+    name: str  # what people call it
     mean: Channels
     std: Channels
-    error: float | None
-    information: float
-    distance: float | None
+    error: float | None  # on clean images; None without labels
+    information: float  # mutual information of image and answer, as a fraction of the largest possible value
+    distance: float | None  # of the inputs of BatchNorms from their running statistics; None without BatchNorm
 
     @property
     def options(self) -> str:

@@ -28,12 +28,7 @@ from ctta.nn.surgery import fingerprint
 
 
 class WorkFolder:
-    """A folder that results are written to, or read from if they are there.
-
-    Args:
-        folder: The folder.
-        identity: Everything that all results depend on, as plain JSON.
-    """
+    """A folder of results that all depend on the same things, the ``identity`` (plain JSON); each is written once."""
 
     def __init__(self, folder: Path, identity: Any) -> None:
         self.path = folder / shorten(identity)
@@ -99,23 +94,14 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class RaceSettings:
-    """What methods are compared on.
+    """What methods are compared on."""
 
-    Attributes:
-        steps: Corruptions with their severities, one after the other.
-        batch_size: Images per step.
-        order: How the classes of the stream follow each other.
-        budget: Seconds that the race should take at most.
-        seed: Seed of the order.
-        quick: Whether all candidates take part in the final, and no variants are tried.
-    """
-
-    steps: tuple[tuple[str, float], ...]
+    steps: tuple[tuple[str, float], ...]  # corruptions with their severities, one after the other
     batch_size: int
     order: StreamOrder
-    budget: float
+    budget: float  # seconds that the race should take at most
     seed: int = 0
-    quick: bool = False
+    quick: bool = False  # whether all candidates take part in the final, and no variants are tried
 
 
 @dataclass(frozen=True)
@@ -267,18 +253,10 @@ def run_race(
     *,
     on_progress: OnProgress | None = None,
 ) -> Race:
-    """Compare candidates, and drop the losers early.
+    """Compare candidates, without Source, and drop the losers early.
 
-    Args:
-        net: The network, for images in [0, 1].
-        streams: Images with their corrupted versions.
-        candidates: Methods with settings, without Source.
-        settings: What they are compared on.
-        folder: Where the evaluations are written; a race of the same network, images and settings resumes there.
-        on_progress: Called with the seconds of work that are done and that there are, by the estimate.
-
-    Returns:
-        The outcome.
+    A race of the same network, images and settings resumes in the folder. Progress is in seconds of work, those that
+    are done and those that there are, by the estimate.
     """
     limit = len(streams.labeled.images)
     num_screened = min(limit, max(SCREEN_IMAGES, SCREEN_BATCHES * settings.batch_size))
