@@ -11,7 +11,8 @@ from torch import nn
 
 import ctta
 from ctta.errors import ConfigError, InputError
-from ctta.guard import AnswerLog, EventKind, GainEstimate, GainEstimator
+from ctta.guard import EventKind, GainEstimate, GainEstimator
+from ctta.guard.answers import AnswerLog
 from ctta.guard.estimate import GainMonitor
 from ctta.serve import Service
 

@@ -1,6 +1,5 @@
 """Start or resume: the lock on the state file, the model, and the rows that are already written."""
 
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,10 +19,9 @@ from ctta.core.model import AdaptiveModel
 from ctta.core.registry import DEFAULT_METHOD, resolve_method
 from ctta.distributed import data_parallel, world_size
 from ctta.distributed.collectives import run_on_rank_zero
-from ctta.errors import ConfigError, DataError
+from ctta.errors import ConfigError
 from ctta.guard import Guarded, InputSpec, Monitored
-from ctta.io.atomic import atomic_write
-from ctta.io.provenance import check_same_settings
+from ctta.io.provenance import check_same_settings, read_settings, record_settings
 from ctta.methods import Source
 from ctta.optim import with_lr
 
@@ -104,15 +102,12 @@ def check_image_size(state: Path | None, size: tuple[int, int] | None) -> None:
         return
     path, settings = state.with_name(f"{state.name}.json"), {"size": size and list(size)}
     if state.exists() and path.exists():
-        try:
-            recorded = dict(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
-            raise DataError(f"{path} does not hold the size of the images ({error}): delete it") from error
-        check_same_settings(state, recorded, settings, hint="use the same --size (size=), or another state")
+        check_same_settings(
+            state, read_settings(path, hint="delete it"), settings, hint="use the same --size (size=), or another state"
+        )
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as temporary:
-        temporary.write_text(json.dumps(settings) + "\n", encoding="utf-8")
+    path.unlink(missing_ok=True)  # of a state that is gone
+    record_settings(path, settings)
 
 
 def check_arguments(out: Path, options: AdaptOptions) -> None:

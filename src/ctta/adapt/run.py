@@ -293,6 +293,7 @@ class InferenceRun:
     def summarize(self, *, num_before: int, order: Order) -> InferenceSummary:
         """Return what the run did, after earlier calls had processed ``num_before`` images in the same order."""
         model, is_compared = self.model, self.source is not None
+        monitor = model if isinstance(model, Monitored) else None
         return InferenceSummary(
             num_images=self.num_images,
             num_before=num_before,
@@ -301,17 +302,19 @@ class InferenceRun:
             num_changed=round(self.change_sum) if is_compared and not self.answers_pixels else None,
             num_vanished=self.num_vanished,
             num_skipped=model.num_skipped - self.num_skipped_before,
-            num_by_source=self.num_by_source if isinstance(model, Monitored) else None,
+            num_by_source=self.num_by_source if monitor else None,
             confidence=self.confidence_sum / self.num_images if self.num_images else None,
             normalization=self._list_normalization(),
             seconds=time.perf_counter() - self.started,
             method=name_of(type(model.unwrapped)),
             settings=format_hyperparameters(model.unwrapped.hyperparameters),
             order=order,
-            events=dict(Counter(event.kind for event in model.events)) if isinstance(model, Monitored) else None,
+            events=dict(Counter(event.kind for event in monitor.events)) if monitor else None,
             warning=self.comparison.describe_harm(),
+            estimated_gain=monitor.health.estimated_gain if monitor else None,
+            estimated_gain_low=monitor.health.estimated_gain_low if monitor else None,
+            estimated_gain_high=monitor.health.estimated_gain_high if monitor else None,
             changed=self.change_sum / self.num_images if is_compared and self.num_images else None,
-            **_read_estimate(model),
         )
 
     def _list_normalization(self) -> list[NormalizedBatches]:
@@ -331,9 +334,3 @@ def _measure_changes(adapted: Predictions, source: Predictions) -> list[float]:
         shares: list[float] = (adapted.label_maps != source.label_maps).double().flatten(1).mean(1).tolist()
         return shares
     return [float(ours != other) for ours, other in zip(adapted.classes, source.classes, strict=True)]
-
-
-def _read_estimate(model: AdaptiveModel) -> dict[str, float | None]:
-    """Return the estimated gain of a monitored model as fields of the summary."""
-    names = ("estimated_gain", "estimated_gain_low", "estimated_gain_high")
-    return {name: getattr(model.health, name) if isinstance(model, Monitored) else None for name in names}

@@ -3,13 +3,12 @@
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +41,7 @@ class AnnotatedVideo:
 
     A video file cannot be read before it is complete. So the images between two saved states are a file of their own
     in the folder ``<path>.parts``, complete before the state is saved, and :meth:`close` joins them without encoding
-    anything again. The parts of a block ``with`` are joined at its end.
+    anything again.
 
     Args:
         path: The file, such as ``out.mp4``.
@@ -72,14 +71,6 @@ class AnnotatedVideo:
         for part in self._list_parts():
             if int(part.stem) >= step:
                 part.unlink()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def add(self, frames: Sequence[NDArray[np.uint8]], adapted: Predictions, source: Predictions) -> None:
         """Append the frames of a batch, with the answers to them."""
@@ -303,7 +294,7 @@ def adapt_video(
                 step=run.model.num_steps,
                 keep_unsaved=options.state is None,
             )
-            run.writer = stack.enter_context(annotated)
+            run.writer = stack.enter_context(closing(annotated))
 
         def on_batch(num_done: int) -> None:
             if options.on_progress:

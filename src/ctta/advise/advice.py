@@ -2,8 +2,11 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from inspect import signature
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 from torch import nn
@@ -21,7 +24,7 @@ from ctta.advise.images import (
     iter_batches,
 )
 from ctta.advise.input_check import InputCheck, check_input
-from ctta.advise.race import CHEAP, SOURCE, Race, RaceRow, RaceSettings, open_folder, run_race
+from ctta.advise.race import CHEAP, SOURCE, Race, RaceRow, RaceSettings, run_race
 from ctta.core.config import AdaptationConfig, relative_model
 from ctta.core.model import AdaptiveModel
 from ctta.core.options import Option, parse_names, takes_options
@@ -358,8 +361,8 @@ def advise(net: nn.Module, images: ImageSource, options: AdviseOptions) -> Advic
     )
     steps = (*((name, float(options.severity)) for name in corruptions), (CLEAN, 0.0))
     settings = RaceSettings(steps, batch_size, order, 60 * options.budget, options.seed, options.quick)
-    with open_folder(options.folder, "ctta-advise-") as path:
-        race = run_race(net, ImageStreams(labeled), candidates, settings, path, on_progress=options.on_progress)
+    with nullcontext(options.folder) if options.folder else TemporaryDirectory(prefix="ctta-advise-") as path:
+        race = run_race(net, ImageStreams(labeled), candidates, settings, Path(path), on_progress=options.on_progress)
     race.left_out = left_out | race.left_out
     estimator, chosen = None, race.choose().candidate
     if chosen != SOURCE and not options.quick:

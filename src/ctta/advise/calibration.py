@@ -15,7 +15,6 @@ from ctta.core.validation import check_batch_stats, check_fraction
 from ctta.data.corruptions import HOLD_OUT
 from ctta.data.corruptions.registry import check_corruption
 from ctta.data.datasets.base import CLEAN
-from ctta.data.streams import Stream
 from ctta.errors import ConfigError, InputError
 from ctta.evaluation.steps import find_weight
 from ctta.functional import confidence
@@ -110,7 +109,7 @@ def collect_signals(
 def record_signals(
     model: nn.Module,
     source: nn.Module,
-    stream: Stream,
+    stream: Any,
     names: Sequence[str],
     on_domain: Callable[[int, int], None] | None = None,
 ) -> list[DomainSignals]:
@@ -161,10 +160,7 @@ def fit_estimator(domains: Sequence[DomainSignals]) -> GainEstimator:
         squares.append(np.square(np.concatenate(errors)).mean(0))
     widths = _t_quantile(len(names)) * np.sqrt(np.mean(squares, 0))
     return replace(
-        _fit(domains),
-        half_width=float(widths[0]),
-        source_half_width=float(widths[1]),
-        gain_half_width=float(widths[2]),
+        _fit(domains), half_width=float(widths[0]), source_half_width=float(widths[1]), gain_half_width=float(widths[2])
     )
 
 

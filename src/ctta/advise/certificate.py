@@ -3,19 +3,22 @@
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal
 
 from torch import nn
 from typing_extensions import Doc, deprecated
 
 from ctta.advise.candidates import Candidate
-from ctta.advise.images import ImageOptions, ImageSource, ImageStreams, StreamOrder
+from ctta.advise.images import ImageOptions, ImageSource, ImageStreams
 from ctta.advise.influence import Influence, count_batches, measure_influence
-from ctta.advise.race import SOURCE, OnProgress, WorkFolder, identify, identify_method, open_folder
+from ctta.advise.race import SOURCE, OnProgress, WorkFolder, identify, identify_method
 from ctta.core.model import AdaptiveModel
 from ctta.core.options import Option, parse_names, takes_options
 from ctta.core.registry import DEFAULT_METHOD, resolve_method
@@ -215,7 +218,7 @@ class Scenario:
 
     name: str
     description: str
-    open: Callable[[int], Stream]  # returns the stream for a seed
+    open: Callable[..., Stream]  # returns the stream for a seed
     select: Callable[[Result], Result] = lambda result: result  # returns the part of a result that counts
 
 
@@ -255,8 +258,7 @@ class CertifyOptions(ImageOptions):
         BATCH_SIZES
     )
     corruptions: Annotated[
-        Sequence[str],
-        Option("Corrupt the images in these ways before the clean ones.", "NAMES", parse=parse_names),
+        Sequence[str], Option("Corrupt the images in these ways before the clean ones.", "NAMES", parse=parse_names)
     ] = CORRUPTIONS
     num_visits: Annotated[
         int, Option("Repeat the corruptions N times; the last five count.", "N", "--visits", min=5)
@@ -296,11 +298,11 @@ def certify(net: nn.Module, images: ImageSource, options: CertifyOptions) -> Cer
     steps = [*((name, check_corruption(name, options.severity)) for name in options.corruptions), (CLEAN, 0.0)]
     labeled = options.read_images(net, images, limit=options.limit)
     scenarios = _list_scenarios(ImageStreams(labeled), steps, batch_size, options.batch_sizes, options.num_visits)
-    total = sum(2 * len(each.open(seed)) for each in scenarios for seed in range(options.num_seeds))
+    total = sum(2 * len(each.open(seed=seed)) for each in scenarios for seed in range(options.num_seeds))
     total += count_batches(net, len(labeled.images), batch_size)
     progress = _BatchCount(total, options.on_progress)
-    with open_folder(options.folder, "ctta-certify-") as path:
-        work = WorkFolder(path, [*identify(net, labeled), identify_method(candidate), options.guard])
+    with nullcontext(options.folder) if options.folder else TemporaryDirectory(prefix="ctta-certify-") as path:
+        work = WorkFolder(Path(path), [*identify(net, labeled), identify_method(candidate), options.guard])
         outcomes = [_test(each, net, candidate, work, progress, options) for each in scenarios]
         influence = work.read_or_make(
             f"influence-{batch_size}.json",
@@ -348,7 +350,7 @@ def _test(
     """Compare the method with Source for every seed."""
     pairs = []
     for seed in range(options.num_seeds):
-        stream = scenario.open(seed)
+        stream = scenario.open(seed=seed)
         results = []
         for role, model in (
             ("source", SOURCE.build(net)),
@@ -390,38 +392,27 @@ def _list_scenarios(
 ) -> list[Scenario]:
     names = ", ".join(name if name != CLEAN else "clean" for name, _ in steps)
 
-    def opener(
-        size: int,
-        chosen: Sequence[tuple[str, float]] = steps,
-        *,
-        order: StreamOrder = "shuffled",
-        limit: int | None = None,
-        visits: int = 1,
-    ) -> Callable[[int], Stream]:
-        return lambda seed: streams.build_stream(
-            chosen, batch_size=size, order=order, limit=limit, visits=visits, seed=seed
-        )
-
-    plain = opener(batch_size)
+    build = partial(streams.build_stream, batch_size=batch_size)
+    plain = partial(build, steps)
     scenarios = [
-        Scenario("clean images", f"as they are, in batches of {batch_size}", opener(batch_size, [(CLEAN, 0.0)])),
+        Scenario("clean images", f"as they are, in batches of {batch_size}", partial(build, [(CLEAN, 0.0)])),
         Scenario("corruptions", f"{names}, in batches of {batch_size}", plain),
     ]
     for size in dict.fromkeys(each for each in batch_sizes if each != batch_size):
         limit = max(SIZE_IMAGES, MIN_BATCHES * size)
-        scenarios.append(Scenario(f"batches of {size}", names, opener(size, limit=limit)))
+        scenarios.append(Scenario(f"batches of {size}", names, partial(plain, batch_size=size, limit=limit)))
     return [
         *scenarios,
-        Scenario("sorted by class", f"{names}, one class after the other", opener(batch_size, order="sorted")),
+        Scenario("sorted by class", f"{names}, one class after the other", partial(plain, order="sorted")),
         Scenario(
             f"{num_visits} visits",
             f"{names}, again and again; error in the last {LAST_VISITS} visits",
-            opener(batch_size, limit=VISIT_IMAGES, visits=num_visits),
+            partial(plain, limit=VISIT_IMAGES, visits=num_visits),
             lambda result: select_visits(result, range(num_visits - LAST_VISITS, num_visits)),
         ),
         Scenario(
             "foreign images",
             f"{names}, with {100 * FOREIGN_FRACTION:.0f} % of noise among them",
-            lambda seed: foreign(plain(seed), "noise", fraction=FOREIGN_FRACTION, seed=seed),
+            lambda seed: foreign(plain(seed=seed), "noise", fraction=FOREIGN_FRACTION, seed=seed),
         ),
     ]

@@ -5,10 +5,7 @@ stopped. What depends on measured times, such as the number of images of the fin
 """
 
 import json
-import os
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -42,16 +39,6 @@ class WorkFolder:
             with atomic_write(path) as temporary:
                 temporary.write_text(json.dumps(content), encoding="utf-8")
         return json.loads(path.read_text(encoding="utf-8"))
-
-
-@contextmanager
-def open_folder(folder: str | os.PathLike[str] | None, prefix: str) -> Iterator[Path]:
-    """Yield a folder, or for None a temporary one, which is removed."""
-    if folder is not None:
-        yield Path(folder)
-        return
-    with tempfile.TemporaryDirectory(prefix=prefix) as path:
-        yield Path(path)
 
 
 def identify(net: nn.Module, labeled: LabeledImages) -> list[str]:

@@ -180,10 +180,7 @@ COMMANDS = {
         "ctta.cli.catalog:protocols",
         "List the protocols: the ways in which corruptions can arrive in 'ctta bench'.",
     ),
-    "methods": (
-        "ctta.cli.catalog:methods",
-        "List the methods and presets, or describe one with its hyperparameters.",
-    ),
+    "methods": ("ctta.cli.catalog:methods", "List the methods and presets, or describe one with its hyperparameters."),
     "corrupt": ("ctta.cli.data:corrupt", "Make a folder in the layout of CIFAR-C or ImageNet-C from clean images."),
     "source-stats": (
         "ctta.cli.data:compute_source_stats",

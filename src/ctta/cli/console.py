@@ -119,11 +119,7 @@ def resumable_progress(title: str) -> Iterator[Callable[[int, int], None]]:
 
     Yields a function to be called after each step with how much is done and the total.
     """
-    with (
-        exit_on_interrupt(),
-        progress_bar(title) as update,
-        interrupt_between_steps() as raise_if_interrupted,
-    ):
+    with exit_on_interrupt(), progress_bar(title) as update, interrupt_between_steps() as raise_if_interrupted:
 
         def on_progress(done: int, total: int) -> None:
             update(done, total)

@@ -21,6 +21,7 @@ from ctta.core.options import Option
 from ctta.data.datasets.video import FrameSampling
 from ctta.errors import ConfigError
 from ctta.guard import Guarded, InputSpec
+from ctta.io.python_files import absolute_file_spec
 
 try:
     import ctta.serve as serving
@@ -71,8 +72,7 @@ def serve(
     guard: Annotated[bool, Option("Monitor each stream, and roll it back when it collapses.")] = True,
     server: ServerOptions,
     token_file: Annotated[
-        Path | None,
-        Option("Read the clients' token from this file. Default: $CTTA_SERVE_TOKEN.", "FILE", panel=SERVER),
+        Path | None, Option("Read the clients' token from this file. Default: $CTTA_SERVE_TOKEN.", "FILE", panel=SERVER)
     ] = None,
     admin_token_file: Annotated[
         Path | None,
@@ -109,8 +109,7 @@ def serve(
         ),
     ] = (),
     every: Annotated[
-        str,
-        Option("Take every N-th frame of a --camera, or one per interval, such as 0.5s.", "N|Ns", panel=STREAMS),
+        str, Option("Take every N-th frame of a --camera, or one per interval, such as 0.5s.", "N|Ns", panel=STREAMS)
     ] = "1",
     options: ServiceOptions,
     limits: Limits,
@@ -202,18 +201,6 @@ def serve(
             print_text(f"Saved {num_streams} {'stream' if num_streams == 1 else 'streams'} in {state}.")
 
 
-def _make_absolute(spec: str | None) -> str | None:
-    """Return the name of a network or method with an absolute path, if there is a path in it.
-
-    >>> _make_absolute("file:/nets/mine.py:build"), _make_absolute("embedded")
-    ('file:/nets/mine.py:build', 'embedded')
-    """
-    if spec is None or not spec.startswith("file:"):
-        return spec
-    path, separator, name = spec.removeprefix("file:").rpartition(":")
-    return f"file:{os.path.abspath(path)}{separator}{name}"
-
-
 def serve_on_ray(
     address: str,
     recipe: ServiceRecipe,
@@ -235,8 +222,8 @@ def serve_on_ray(
     state, given, options = state if "://" in state else os.path.abspath(state), recipe.adaptation, recipe.options
     adaptation = replace(
         given,
-        model=_make_absolute(given.model),
-        method=_make_absolute(given.method),
+        model=given.model and absolute_file_spec(given.model),
+        method=given.method and absolute_file_spec(given.method),
         config=given.config and given.config.absolute(),
     )
     if shards.num_gpus is None:

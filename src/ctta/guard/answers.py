@@ -58,10 +58,6 @@ class FeedbackSummary:
 class AnswerLog(nn.Module):
     """The last answers, in buffers of a fixed size. An answer has an id: the number of answers before it.
 
-    Args:
-        size: Number of answers to remember.
-        first_id: Id of the first answer.
-
     >>> log = AnswerLog(100)
     >>> log.add_(torch.tensor([0, 1, 2]), torch.tensor([0, 2, 2]))
     range(0, 3)
@@ -93,16 +89,7 @@ class AnswerLog(nn.Module):
 
     @torch.inference_mode(False)
     def add_(self, classes: Tensor, source_classes: Tensor, estimate: GainEstimate | None = None) -> range:
-        """Remember answers.
-
-        Args:
-            classes: The class that was answered for each image.
-            source_classes: The class that the source answers.
-            estimate: The accuracies that are estimated without labels now, if they are.
-
-        Returns:
-            The ids of the answers.
-        """
+        """Remember answers beside the source's, with the accuracies that are estimated now; return their ids."""
         ids = range(self.num_answered, self.num_answered + len(classes))
         kept = torch.tensor(ids[-self.size :], device=self.classes.device)
         rows = kept % self.size
@@ -115,14 +102,7 @@ class AnswerLog(nn.Module):
         return ids
 
     def set_labels_(self, ids: Sequence[int] | Tensor, labels: Sequence[int] | Tensor) -> int:
-        """Remember the labels of answers.
-
-        Args:
-            ids: Ids of the answers.
-            labels: The right class of each.
-
-        Returns:
-            How many ids are unknown, because the answers are too old or were never given; they are ignored.
+        """Remember the labels of answers; return how many ids are unknown, as these answers are too old or not given.
 
         Raises:
             InputError: There are more or fewer labels than ids, or a label is negative.
@@ -146,10 +126,7 @@ class AnswerLog(nn.Module):
 
     @torch.inference_mode(False)
     def take_over_(self, state: Mapping[str, Tensor]) -> None:
-        """Take over the answers of another log, of which this one remembers the last that it has room for.
-
-        Args:
-            state: What ``state_dict()`` of the other one returns.
+        """Take over the answers in the ``state_dict()`` of another log: the last that this one has room for.
 
         Raises:
             ValueError: The tensors are not those of a log.
@@ -169,8 +146,7 @@ class AnswerLog(nn.Module):
     def list_estimate_errors(self) -> tuple[Tensor, Tensor]:
         """Return by how much labels differ from the estimates of their time, and these estimates.
 
-        Returns:
-            Gains and accuracies of the source (N, 2) of the answers that have a label and an estimate, twice.
+        Both are gains and accuracies of the source (N, 2), of the answers that have a label and an estimate.
         """
         chosen = (self.labels != UNKNOWN) & self.estimates.isfinite().all(1)
         labels, estimates = self.labels[chosen], self.estimates[chosen]
@@ -198,11 +174,7 @@ class AccuracyTracker(nn.Module):
     """Remember answers beside the source's, take labels for them, and correct the estimate without labels by them.
 
     A guard has one. A service that answers with more than one call of the guard has one of its own, around the guard's
-    ``gain_monitor``.
-
-    Args:
-        answers: The last answers; None to remember none.
-        gain_monitor: What estimates accuracies without labels; None for no estimate.
+    ``gain_monitor``. Either part may be missing.
     """
 
     answers: AnswerLog | None
@@ -213,18 +185,10 @@ class AccuracyTracker(nn.Module):
         self.answers, self.gain_monitor = answers, gain_monitor
 
     def add_(self, classes: Tensor, source_classes: Tensor, *, by_source: bool) -> range | None:
-        """Remember answers with the estimate of now.
+        """Remember answers, with the estimate of now unless the source gave them; return their ids.
 
         Called after every batch, so that a correction by labels ends with the answers that it rests on, and while the
         stream is in another domain.
-
-        Args:
-            classes: The class that was answered for each image.
-            source_classes: The class that the source answers.
-            by_source: Whether the source gave the answers, which the estimate is not about.
-
-        Returns:
-            The ids of the answers; None if none are remembered.
         """
         if self.answers is None:
             return None
@@ -234,14 +198,7 @@ class AccuracyTracker(nn.Module):
         return ids
 
     def set_labels_(self, ids: Sequence[int] | Tensor, labels: Sequence[int] | Tensor) -> tuple[FeedbackSummary, int]:
-        """Take labels for some of the answers.
-
-        Args:
-            ids: Ids of the answers.
-            labels: The right class of each.
-
-        Returns:
-            What the labels say, and how many ids are unknown.
+        """Take labels for some of the answers; return what the labels say, and how many ids are unknown.
 
         Raises:
             ConfigError: No answers are remembered.

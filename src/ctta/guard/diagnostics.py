@@ -12,14 +12,7 @@ from torch.optim import Optimizer
 
 from ctta.core.model import AdaptiveModel
 from ctta.core.parallel import current_call
-from ctta.guard.detector import (
-    MIN_BATCH_SIZE,
-    CollapseDetector,
-    PredictionSummary,
-    Verdict,
-    disagreement,
-    summarize,
-)
+from ctta.guard.detector import MIN_BATCH_SIZE, CollapseDetector, PredictionSummary, Verdict, disagreement, summarize
 from ctta.nn import use_running_statistics_, uses_batch_statistics
 from ctta.nn.surgery import copy_sharing_tensors
 
@@ -209,7 +202,7 @@ def _limit_updates(
     model: AdaptiveModel, optimizer: Optimizer, max_update: float | None, record: StepRecord
 ) -> Iterator[None]:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    originals = [original for _, original in trained_pairs(model)]
+    originals = [original for _, original in pair_with_source(model, trained_only=True)]
     before: list[Tensor] = []
 
     def keep(*_: Any) -> None:
@@ -248,15 +241,15 @@ def _replace_call(
         net._compiled_call_impl = compiled
 
 
-def trained_pairs(model: AdaptiveModel) -> list[tuple[Tensor, Tensor]]:
-    """Return the parameters that a method trains, each with the source's parameter of the same name."""
+def pair_with_source(model: AdaptiveModel, *, trained_only: bool = False) -> list[tuple[Tensor, Tensor]]:
+    """Return the parameters of a method's networks, or the trained ones, each with the source's of the same name."""
     originals = dict(model.source.named_parameters())
     return [
         (parameter, originals[name])
         for network in model.children()
         if network is not model.source
         for name, parameter in network.named_parameters()
-        if parameter.requires_grad and name in originals
+        if name in originals and (parameter.requires_grad or not trained_only)
     ]
 
 

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -23,21 +22,22 @@ from ctta.guard.diagnostics import (
     StepRecord,
     diagnose,
     evaluate_baseline,
+    pair_with_source,
     record_step,
     relative_norm,
     reuse_source_pass,
     source_as_trained,
     suspect_few_classes,
-    trained_pairs,
 )
 from ctta.guard.estimate import GainEstimator, GainMonitor
-from ctta.guard.health import Event, EventKind, EventLog, Health
+from ctta.guard.health import Event, EventKind, Health, append_to_audit_log
 from ctta.guard.recovery import REMEDIES, Schedule, take_snapshot
 from ctta.guard.validator import InputSpec, InputValidator
 from ctta.nn import batch_fraction
 
 _LEARNED_SPEC, _DEFAULT_THRESHOLDS = InputSpec(), CollapseThresholds()
 _SHADOW_REPORT_EVERY = 100  # batches
+_MAX_EVENTS = 100  # kept in memory
 
 
 class _FewClassesSuspected(Exception):
@@ -93,6 +93,7 @@ class Guarded(AdaptiveModel):
     wrapped: AdaptiveModel
     last_good: AdaptiveModel  # a snapshot, which shares the source with the wrapped model and the guard
     health: Health
+    audit: str | None  # file that events are written to; it can be set
     #: Ids of the last answers, one for each input; None if none are remembered.
     last_ids: range | None
     num_compared: int  # in shadow mode
@@ -151,8 +152,9 @@ class Guarded(AdaptiveModel):
             AnswerLog(remember_answers) if remember_answers else None,
             None if estimator is None else GainMonitor(estimator),
         )
-        self.log, self.health, self.last_ids = EventLog(), Health(step=0), None
-        self.audit = audit
+        self.health, self.last_ids = Health(step=0), None
+        self.audit = None if audit is None else os.fspath(audit)
+        self._events: tuple[Event, ...] = ()  # replaced, and not changed: a failed step is undone with its events
         self._source_logits: Tensor | None = None  # within a step only
         self.register_counter("num_compared")
         self.register_counter("num_differing")
@@ -185,12 +187,12 @@ class Guarded(AdaptiveModel):
             if (valid := self._find_valid_rows(x)) is not None:
                 bad = f"{int((~valid).sum())} of {len(x)} inputs, not finite or out of range,"
                 self.record(EventKind.BAD_ROWS, f"{bad} are predicted by the source")
-            log = self.log
+            events = self._events
             try:
                 return self._adapt_and_remember(x)
             except _FewClassesSuspected:
                 undo()
-                self.log = log
+                self._events = events
                 return self._adapt_and_remember(x, inspect=True)
 
     def _find_valid_rows(self, x: Tensor) -> Tensor | None:
@@ -316,7 +318,7 @@ class Guarded(AdaptiveModel):
         return selected
 
     def _measure_health(self, found: Diagnostics, step: StepRecord, *, adapted: bool, by_source: bool) -> Health:
-        pairs = trained_pairs(self.wrapped) if found.verdict else []
+        pairs = pair_with_source(self.wrapped, trained_only=True) if found.verdict else []
         originals = [original for _, original in pairs]
         distance = relative_norm([new - original for new, original in pairs], originals) if pairs else None
         student = step.student_classes
@@ -372,16 +374,7 @@ class Guarded(AdaptiveModel):
     @property
     def events(self) -> list[Event]:
         """The last hundred events, oldest first."""
-        return list(self.log.events)
-
-    @property
-    def audit(self) -> str | None:
-        """File that events are written to; it can be set."""
-        return self.log.audit
-
-    @audit.setter
-    def audit(self, path: str | os.PathLike[str] | None) -> None:
-        self.log = replace(self.log, audit=None if path is None else os.fspath(path))
+        return list(self._events)
 
     def record(self, kind: EventKind, cause: str) -> None:
         """Log an event together with the last known health.
@@ -390,7 +383,10 @@ class Guarded(AdaptiveModel):
             kind: What happened.
             cause: Why, in words.
         """
-        self.log = self.log.add(Event(self.num_steps, kind, cause, self.health.as_dict()))
+        event = Event(self.num_steps, kind, cause, self.health.as_dict())
+        if self.audit is not None:
+            append_to_audit_log(self.audit, event)
+        self._events = (*self._events, event)[-_MAX_EVENTS:]
 
     def rollback(self) -> Self:
         """Return to the last good snapshot, which is the source until there is one.
@@ -429,9 +425,9 @@ class Guarded(AdaptiveModel):
 
     @override
     def reset(self) -> Self:
-        log, before = self.log, self.accuracy.answers  # the log stays
+        audit, events, before = self.audit, self._events, self.accuracy.answers
         super().reset()
-        self.log = log
+        self.audit, self._events = audit, events
         if before is not None and self.accuracy.answers is not None:
             self.accuracy.answers.count.fill_(before.num_answered)  # an id never stands for two answers
         self.record(EventKind.RESET, "requested")

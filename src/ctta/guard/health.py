@@ -2,15 +2,13 @@
 
 import json
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Protocol, Self, runtime_checkable
 
 from ctta.guard.answers import AccuracyTracker
 from ctta.io.html import render_facts
-
-MAX_EVENTS = 100  # kept in memory
 
 
 @dataclass(frozen=True)
@@ -136,25 +134,13 @@ class Event:
     signals: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class EventLog:
-    """The last events of a stream, oldest first.
-
-    A value that is replaced: what a failed step recorded is undone with the step.
-    """
-
-    events: tuple[Event, ...] = ()  # at most MAX_EVENTS
-    audit: str | None = None  # file that gets a line of JSON per event
-
-    def add(self, event: Event) -> "EventLog":
-        """Return the log with an event, after writing it to the audit log with a timestamp."""
-        if self.audit is not None:
-            line = json.dumps({"time": datetime.now(UTC).isoformat(), **asdict(event)}, allow_nan=False)
-            # Opened for each event, so that logrotate may move the file; logging's WatchedFileHandler, which does the
-            # same, is not supported on Windows, and a handler cannot be copied with the model.
-            with open(self.audit, "a", encoding="utf-8") as file:
-                file.write(line + "\n")
-        return replace(self, events=(*self.events, event)[-MAX_EVENTS:])
+def append_to_audit_log(path: str, event: Event) -> None:
+    """Append a line of JSON with a timestamp to a file."""
+    line = json.dumps({"time": datetime.now(UTC).isoformat(), **asdict(event)}, allow_nan=False)
+    # Opened for each event, so that logrotate may move the file; logging's WatchedFileHandler, which does the same, is
+    # not supported on Windows, and a handler cannot be copied with the model.
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(line + "\n")
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ from ctta.core.model import AdaptiveModel
 from ctta.core.transaction import untrained_parameters
 from ctta.core.validation import check_integer
 from ctta.guard.detector import HEALTHY_SCORE
-from ctta.guard.diagnostics import Diagnostics
+from ctta.guard.diagnostics import Diagnostics, pair_with_source
 from ctta.guard.health import EventKind
 
 SOFT_RESET_WEIGHT = 0.9  # of the source in the average that a soft reset computes
@@ -39,9 +39,7 @@ class _Count:
     def __init__(self, position: int) -> None:
         self.position = position
 
-    def __get__(self, schedule: "Schedule | None", owner: type) -> int:
-        if schedule is None:
-            raise AttributeError("only instances count")
+    def __get__(self, schedule: "Schedule", owner: type) -> int:
         return int(schedule.counts[self.position])
 
     def __set__(self, schedule: "Schedule", value: int) -> None:
@@ -179,15 +177,10 @@ def roll_back(model: AdaptiveModel, snapshot: AdaptiveModel) -> AdaptiveModel:
 @torch.no_grad()
 def soft_reset(model: AdaptiveModel, snapshot: AdaptiveModel) -> AdaptiveModel:
     """Move every network most of the way back to the source; the optimizer keeps its momenta."""
-    originals = dict(model.source.named_parameters())
-    for network in model.children():
-        if network is model.source:
-            continue
-        for name, parameter in network.named_parameters():
-            original = originals.get(name)
-            if original is not None and original.shape == parameter.shape:
-                pulled = parameter.lerp(original, SOFT_RESET_WEIGHT)
-                parameter.copy_(torch.where(parameter.isfinite(), pulled, original))
+    for parameter, original in pair_with_source(model):
+        if original.shape == parameter.shape:
+            pulled = parameter.lerp(original, SOFT_RESET_WEIGHT)
+            parameter.copy_(torch.where(parameter.isfinite(), pulled, original))
     return model
 
 

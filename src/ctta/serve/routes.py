@@ -20,7 +20,7 @@ from torch import Tensor
 from ctta.checkpoint.files import save
 from ctta.core.model import AdaptiveModel
 from ctta.errors import CheckpointError
-from ctta.guard import AnswerLog
+from ctta.guard.answers import AnswerLog
 from ctta.io.images import Resize, decoding_errors, import_pillow, to_unit_floats, to_upright_rgb
 from ctta.serve.http import (
     EXAMPLE_STREAM,

@@ -16,7 +16,8 @@ from ctta.core.model import AdaptiveModel
 from ctta.core.transaction import restore_on_error
 from ctta.errors import ConfigError, InputError, annotate_network_errors
 from ctta.functional import confidence
-from ctta.guard import AccuracyTracker, AnswerLog, Event, EventKind, FeedbackSummary, Monitored
+from ctta.guard import Event, EventKind, FeedbackSummary, Monitored
+from ctta.guard.answers import AccuracyTracker, AnswerLog
 from ctta.guard.health import STATE_CHANGES
 from ctta.serve.audit import AuditLog, StreamEvent
 from ctta.serve.http import ApiError
