@@ -151,7 +151,7 @@ class InferenceRun:
         state: Path | None,
         classes: Sequence[str] | None,
         *,
-        allow_pixels: bool = False,
+        allow_pixels: bool,
     ) -> None:
         self.writer: AnnotatedVideo | None = None  # takes the answers too; needs a source
         self.allow_pixels = allow_pixels

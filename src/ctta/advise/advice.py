@@ -13,7 +13,7 @@ from torch import nn
 from typing_extensions import deprecated
 
 from ctta.advise.calibration import calibrate_threshold, collect_signals, fit_estimator, list_steps
-from ctta.advise.candidates import Candidate, count_norm_layers, list_candidates
+from ctta.advise.candidates import count_norm_layers, list_candidates
 from ctta.advise.images import (
     DEFAULT_CORRUPTIONS,
     STREAM_ORDERS,
@@ -102,17 +102,10 @@ class Advice:
         """Return a new model of the recommended method around the network."""
         return self.config().build(self.net)
 
-    def config(self, candidate: Candidate | None = None) -> AdaptationConfig:
-        """Return the configuration of a candidate, by default of the recommended one.
-
-        Args:
-            candidate: The candidate.
-
-        Returns:
-            What ``ctta.toml`` has of it.
-        """
+    def config(self) -> AdaptationConfig:
+        """Return the recommended configuration, as ``ctta.toml`` has it."""
         row = self.recommended
-        chosen = candidate or row.candidate
+        chosen = row.candidate
         settings = dict(chosen.settings)
         if "batch_stats" in signature(resolve_method(chosen.method).method).parameters:
             # As it was tried: 'ctta adapt' would blend the statistics of methods that leave the choice to it.
@@ -128,8 +121,8 @@ class Advice:
         }
         if row.difference:
             evidence |= {"gain_low": round(-row.difference.high, 4), "gain_high": round(-row.difference.low, 4)}
-        tables = {"evidence": evidence} if candidate is None else {}
-        if candidate is None and self.estimator is not None:
+        tables = {"evidence": evidence}
+        if self.estimator is not None:
             tables["estimate"] = self.estimator.as_dict()
         return AdaptationConfig(chosen.method, settings, batch_size=self.settings.batch_size, tables=tables)
 
@@ -164,9 +157,9 @@ class Advice:
     @property
     def python(self) -> str:
         """The recommendation as a line of Python."""
-        candidate = self.recommended.candidate
-        arguments = "".join(f", {name}={value!r}" for name, value in self.config(candidate).settings.items())
-        return f'model = ctta.adapt(net, "{candidate.method}"{arguments})'
+        config = self.config()
+        arguments = "".join(f", {name}={value!r}" for name, value in config.settings.items())
+        return f'model = ctta.adapt(net, "{config.method}"{arguments})'
 
     @property
     def table(self) -> str:

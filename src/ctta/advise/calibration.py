@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -116,23 +117,21 @@ def record_signals(
     """Send a labeled stream through a model and its source; return signals and truth of each segment."""
     weight = find_weight(model)
     found: list[DomainSignals] = []
-    values: list[tuple[float, ...]] = []
-    counts: list[tuple[int, int, int]] = []
-    for index, batch in enumerate(stream):
-        x = batch.x.to(weight)
-        plain, adapted = summarize(source(x)), summarize(model(x))
-        values.append(measure(adapted, plain))
-        right = [int((each.classes.cpu() == batch.y).sum()) for each in (adapted, plain)]
-        counts.append((right[0], right[1], len(x)))
-        segment = stream.segment_index(index)
-        if index + 1 == len(stream) or stream.segment_index(index + 1) != segment:
-            whole, half = _summarize(names[segment], values, counts), len(values) // 2
-            places = (slice(half), slice(half, None)) if half else ()
-            halves = tuple(_summarize(names[segment], values[each], counts[each]) for each in places)
-            found.append(replace(whole, halves=halves))
-            values, counts = [], []
-            if on_domain:
-                on_domain(len(found), len(names))
+    for segment, batches in groupby(enumerate(stream), lambda numbered: int(stream.segment_index(numbered[0]))):
+        values: list[tuple[float, ...]] = []
+        counts: list[tuple[int, int, int]] = []
+        for _, batch in batches:
+            x = batch.x.to(weight)
+            plain, adapted = summarize(source(x)), summarize(model(x))
+            values.append(measure(adapted, plain))
+            right, plain_right = (int((each.classes.cpu() == batch.y).sum()) for each in (adapted, plain))
+            counts.append((right, plain_right, len(x)))
+        whole, half = _summarize(names[segment], values, counts), len(values) // 2
+        places = (slice(half), slice(half, None)) if half else ()
+        halves = tuple(_summarize(names[segment], values[each], counts[each]) for each in places)
+        found.append(replace(whole, halves=halves))
+        if on_domain:
+            on_domain(len(found), len(names))
     return found
 
 

@@ -176,7 +176,7 @@ def serve(
             )
         if cameras:
             raise ConfigError("--camera needs one process: give it to a service without --ray")
-        serve_on_ray(ray, recipe, state, shards, tokens=tokens, host=server.host, port=server.port)
+        serve_on_ray(ray, recipe, state, shards, tokens, server)
         return
     if given := list_given(shards):
         raise ConfigError(f"{given[0]} needs --ray: one process serves all streams")
@@ -202,19 +202,12 @@ def serve(
 
 
 def serve_on_ray(
-    address: str,
-    recipe: ServiceRecipe,
-    state: str,
-    shards: ShardOptions,
-    *,
-    tokens: serving.Tokens,
-    host: str,
-    port: int,
+    address: str, recipe: ServiceRecipe, state: str, shards: ShardOptions, tokens: serving.Tokens, server: ServerOptions
 ) -> None:
     """Serve on a Ray cluster until SIGTERM or Ctrl-C; a service that runs there already is taken over.
 
-    The address is ``"auto"``, ``"local"`` or that of a cluster; host and port are those of every machine. The state is
-    a folder that all machines share, or a URL for fsspec.
+    The address is ``"auto"``, ``"local"`` or that of a cluster; all machines listen as ``server`` says. The state is a
+    folder that all machines share, or a URL for fsspec.
     """
     from ctta.serve.ray import RayOptions, RayService, connect
 
@@ -233,8 +226,8 @@ def serve_on_ray(
     recipe = replace(recipe, adaptation=adaptation, options=options)
     connect(address)
     service = RayService(RayOptions(recipe.build, state, options.name, tokens, options.limits, **vars(shards)))
-    service.start(host=host, port=port)
-    print_text(f"Listening on http://{host}:{port}")
+    service.start(host=server.host, port=server.port)
+    print_text(f"Listening on http://{server.host}:{server.port}")
     print_text(f"The streams are saved in {state}.")
     wait_for_signal(lambda: not service.is_running)
     service.stop()

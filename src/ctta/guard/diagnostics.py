@@ -53,15 +53,11 @@ class Baseline:
 
 
 @torch.no_grad()
-def evaluate_baseline(
-    model: AdaptiveModel, x: Tensor, detector: CollapseDetector, *, inspect: bool, evaluate_source: bool
-) -> Baseline:
+def evaluate_baseline(model: AdaptiveModel, x: Tensor, detector: CollapseDetector, *, inspect: bool) -> Baseline:
     """Let the source predict a batch as it was trained and, to judge it, as the method would if it had learned nothing.
 
     For the latter, the BatchNorms of the method's source use its statistics, unless it has an anchor of its own.
     """
-    if not inspect and not evaluate_source:
-        return Baseline()
     source_logits = source_as_trained(model.source)(x)
     source = summarize(source_logits)
     if not inspect:
@@ -158,7 +154,7 @@ def diagnose(
     """Judge the logits of a method if the batch is inspected, which it always is if they are not finite."""
     predictions = summarize(logits)
     if not predictions.is_finite and not baseline.is_inspected:
-        baseline = evaluate_baseline(model, x, detector, inspect=True, evaluate_source=True)
+        baseline = evaluate_baseline(model, x, detector, inspect=True)
     if baseline.anchor is None:
         return Diagnostics(predictions, baseline)
     source = baseline.source if baseline.tests_sorting else None

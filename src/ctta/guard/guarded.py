@@ -295,13 +295,10 @@ class Guarded(AdaptiveModel):
         return selected
 
     def _evaluate_baseline(self, x: Tensor, *, inspect: bool = False) -> Baseline:
-        return evaluate_baseline(
-            self.wrapped,
-            x,
-            self.detector,
-            inspect=inspect or self.schedule.should_inspect(),
-            evaluate_source=self.shadow or self.schedule.is_sorted or self.accuracy.answers is not None,
-        )
+        inspect = inspect or self.schedule.should_inspect()
+        if inspect or self.shadow or self.schedule.is_sorted or self.accuracy.answers is not None:
+            return evaluate_baseline(self.wrapped, x, self.detector, inspect=inspect)
+        return Baseline()
 
     def _select_logits(self, logits: Tensor, diagnostics: Diagnostics) -> Tensor:
         """Return the method's logits, or the source's where those cannot be trusted."""
