@@ -13,7 +13,7 @@ from ctta import models
 from ctta.adapt import InferenceSummary, NormalizedBatches, adapt_folder, adapt_video
 from ctta.adapt.options import VIDEO, FolderOptions, VideoOptions
 from ctta.checkpoint.files import saved_method
-from ctta.cli.console import exit_on_interrupt, interrupt_between_steps, print_notice, print_text, progress_bar
+from ctta.cli.console import print_notice, print_text, resumable_progress
 from ctta.cli.options import AdaptationOptions, JsonOption, command, list_given, parse_every
 from ctta.core.options import Option
 from ctta.core.registry import DEFAULT_METHOD, resolve_method
@@ -171,16 +171,7 @@ def adapt(
         "estimator": chosen.estimator,
         "audit": audit_path(predictions),
     } | ({} if chosen.batch_size is None else {"batch_size": chosen.batch_size})
-    with (
-        exit_on_interrupt(describe_state(state)),
-        progress_bar("adapting") as update,
-        interrupt_between_steps() as raise_if_interrupted,
-    ):
-
-        def on_progress(num_done: int, num_images: int | None) -> None:
-            update(num_done, num_images)
-            raise_if_interrupted()
-
+    with resumable_progress("adapting", describe_state(state)) as (on_progress, raise_if_interrupted):
         changes["on_progress"] = on_progress
         if video is None:
             assert images is not None

@@ -49,7 +49,7 @@ def advise(
     same command again to resume.
     """
     net, work = network.load(), out.with_name(f"{out.name}.progress")
-    with resumable_progress("advising") as on_progress:
+    with resumable_progress("advising") as (on_progress, _):
         advice = run_advise(net, images, **vars(options) | {"folder": work, "on_progress": on_progress})
     advice.save(out, model=network.model, mean=network.mean, std=network.std, size=options.size)
     shutil.rmtree(work, ignore_errors=True)
@@ -92,7 +92,7 @@ def certify(
         "size": chosen.size,
     } | ({} if chosen.batch_size is None else {"batch_size": chosen.batch_size})
     work = out.with_name(f"{out.name}.progress")
-    with resumable_progress("testing") as on_progress:
+    with resumable_progress("testing") as (on_progress, _):
         given = vars(options) | changes | {"folder": work, "on_progress": on_progress}
         certificate = run_certify(chosen.net, images, **given)
     page = certificate.write(out)

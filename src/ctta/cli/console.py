@@ -102,8 +102,11 @@ def interrupt_between_steps() -> Iterator[Callable[[], None]]:
         signal.signal(signal.SIGINT, previous)
 
 
+RESUME = "Run the same command again to resume."
+
+
 @contextmanager
-def exit_on_interrupt(advice: str = "Run the same command again to resume.") -> Iterator[None]:
+def exit_on_interrupt(advice: str = RESUME) -> Iterator[None]:
     """Turn Ctrl-C into a line of advice and exit code 130."""
     try:
         yield
@@ -114,18 +117,21 @@ def exit_on_interrupt(advice: str = "Run the same command again to resume.") -> 
 
 
 @contextmanager
-def resumable_progress(title: str) -> Iterator[Callable[[int, int], None]]:
+def resumable_progress(
+    title: str, advice: str = RESUME
+) -> Iterator[tuple[Callable[[int, int | None], None], Callable[[], None]]]:
     """Show the progress of work that resumes when the command is run again, and end it between two steps on Ctrl-C.
 
-    Yields a function to be called after each step with how much is done and the total.
+    Yields a function to be called after each step with how much is done and the total, and that of
+    :func:`interrupt_between_steps` for steps that take long.
     """
-    with exit_on_interrupt(), progress_bar(title) as update, interrupt_between_steps() as raise_if_interrupted:
+    with exit_on_interrupt(advice), progress_bar(title) as update, interrupt_between_steps() as raise_if_interrupted:
 
-        def on_progress(done: int, total: int) -> None:
+        def on_progress(done: int, total: int | None) -> None:
             update(done, total)
             raise_if_interrupted()
 
-        yield on_progress
+        yield on_progress, raise_if_interrupted
 
 
 @contextmanager

@@ -44,7 +44,6 @@ class Baseline:
     anchor: PredictionSummary | None = None
     few_classes: float = 0.0  # score of the batch alone
     tests_sorting: bool = False  # whether class-sorted batches would spoil the method's statistics
-    method_source_logits: Tensor | None = None  # what the method's source returns
 
     @property
     def is_inspected(self) -> bool:
@@ -62,22 +61,13 @@ def evaluate_baseline(model: AdaptiveModel, x: Tensor, detector: CollapseDetecto
     source = summarize(source_logits)
     if not inspect:
         return Baseline(source_logits, source=source)
-    if uses_batch := uses_batch_statistics(model.source):
-        anchor_logits = method_source_logits = model.source(x)
-    else:
-        own, method_source_logits = model.anchor_logits(x), source_logits
-        anchor_logits = source_logits if own is None else own
-    anchor = source if anchor_logits is source_logits else summarize(anchor_logits)
-    tests_classes = uses_batch and source_logits.ndim == 2
-    return Baseline(
-        source_logits,
-        anchor_logits,
-        source,
-        anchor,
-        few_classes=detector.judge_batch(source, anchor) if tests_classes else 0.0,
-        tests_sorting=tests_classes,
-        method_source_logits=method_source_logits,
-    )
+    uses_batch = uses_batch_statistics(model.source)
+    own = model.source(x) if uses_batch else model.anchor_logits(x)
+    anchor_logits, anchor = (source_logits, source) if own is None else (own, summarize(own))
+    if not uses_batch or source_logits.ndim != 2:
+        return Baseline(source_logits, anchor_logits, source, anchor)
+    few_classes = detector.judge_batch(source, anchor)
+    return Baseline(source_logits, anchor_logits, source, anchor, few_classes, tests_sorting=True)
 
 
 @torch.no_grad()
@@ -100,10 +90,11 @@ def suspect_few_classes(source: nn.Module, x: Tensor, found: "Diagnostics", dete
 @contextmanager
 def reuse_source_pass(source: nn.Module, x: Tensor, baseline: Baseline) -> Iterator[None]:
     """Let a method that asks its source for this very batch have the logits that were computed to judge the batch."""
-    known, version = baseline.method_source_logits, x._version
-    if known is None:
+    if baseline.source_logits is None or baseline.anchor_logits is None:
         yield
         return
+    known = baseline.anchor_logits if uses_batch_statistics(source) else baseline.source_logits
+    version = x._version
 
     def is_known(given: Tensor) -> bool:
         call = current_call()

@@ -60,7 +60,7 @@ class GainEstimator:
         """Return the accuracies that signals stand for.
 
         Args:
-            signals: Those of the adapted network, see :func:`measure_signals`.
+            signals: Those of the adapted network, as :func:`to_signals` returns them.
             source_signals: Those of the network without adaptation.
 
         Returns:
