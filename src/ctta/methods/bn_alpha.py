@@ -3,17 +3,18 @@
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
-from ctta.core.model import AdaptiveModel, MethodInfo
+from ctta.core.model import MethodInfo
 from ctta.core.validation import check_choice, check_fraction, check_integer
+from ctta.methods.parts.prediction import SourceModel
 from ctta.nn import attach_norm_hooks_
 from ctta.nn.running import BlendedStatistics, Center
 from ctta.nn.surgery import Output
 
 
-class BNAlpha(AdaptiveModel):
+class BNAlpha(SourceModel):
     """BatchNorm layers use (1-alpha) * source + alpha * batch statistics; nothing is learned.
 
     Unlike ``BNStats(net, batch_stats=alpha)`` it takes the unbiased variance of the batch, as the published code does.
@@ -53,15 +54,6 @@ class BNAlpha(AdaptiveModel):
         self.alpha, self.center = alpha, center
         self.prior = None if prior is None else check_integer("prior", prior, 0)
         self._blend_statistics_(self.source)
-
-    @override
-    def adapt_step(self, x: Tensor) -> Tensor:
-        return self.predict_step(x)
-
-    @override
-    def predict_step(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.source(x)
-        return logits
 
     @override
     def deploy(self, batches: Iterable[Any] | None = None) -> nn.Module:

@@ -1,14 +1,14 @@
 """BN Stats Adapt: normalize by the statistics of the test batch."""
 
-from torch import Tensor, nn
-from typing_extensions import override
+from torch import nn
 
-from ctta.core.model import AdaptiveModel, MethodInfo
+from ctta.core.model import MethodInfo
+from ctta.methods.parts.prediction import SourceModel
 from ctta.nn import BatchStats
 from ctta.nn.surgery import Output
 
 
-class BNStats(AdaptiveModel):
+class BNStats(SourceModel):
     """Normalize by the statistics of each test batch instead of the training set's; nothing is learned.
 
     Args:
@@ -30,12 +30,3 @@ class BNStats(AdaptiveModel):
 
     def __init__(self, net: nn.Module, *, batch_stats: BatchStats = "auto", output: Output = None) -> None:
         super().__init__(net, batch_stats=batch_stats, output=output)
-
-    @override
-    def adapt_step(self, x: Tensor) -> Tensor:
-        return self.predict_step(x)
-
-    @override
-    def predict_step(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.source(x)
-        return logits

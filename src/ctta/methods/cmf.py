@@ -7,12 +7,10 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from ctta.core.hyperparameters import CommonArguments
 from ctta.core.model import MethodInfo
-from ctta.methods.roid import ROID
+from ctta.methods.roid import ROID, ROIDArguments
 from ctta.optim import OptimizerFactory
 from ctta.policies import kalman
-from ctta.views import Views, image_views
 
 
 class CMF(ROID):
@@ -60,24 +58,10 @@ class CMF(ROID):
         gamma: float = 0.99,
         noise: float = 0.005,
         pull_to: Literal["filtered", "predicted"] = "filtered",
-        temperature: float = 1 / 3,
-        prior: Literal["official", "bayes"] | None = "official",
-        views: Views = image_views(1, blur_and_noise=False, padding="reflect"),
-        batch_size: int | None = None,
-        num_classes: int | None = None,
-        **common: Unpack[CommonArguments],
+        **roid: Unpack[ROIDArguments],
     ) -> None:
         self._filter = kalman(alpha, gamma, noise, pull_to)
-        super().__init__(
-            net,
-            optimizer=optimizer,
-            temperature=temperature,
-            prior=prior,
-            views=views,
-            batch_size=batch_size,
-            num_classes=num_classes,
-            **common,
-        )
+        super().__init__(net, optimizer=optimizer, **roid)
         self.alpha, self.gamma, self.noise, self.pull_to = alpha, gamma, noise, pull_to
 
     @override

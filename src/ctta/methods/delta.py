@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
-from ctta.core.model import AdaptiveModel, MethodInfo
+from ctta.core.model import MethodInfo
 from ctta.core.parallel import change_call, current_call, current_reducer
 from ctta.core.state import snapshot_buffers
 from ctta.core.updates import Policy
@@ -23,6 +23,7 @@ from ctta.functional import (
     mean_probabilities,
     reliability_weights,
 )
+from ctta.methods.parts.prediction import StudentModel
 from ctta.nn import BatchStatistics, NormHook, attach_norm_hooks_, renormalize
 from ctta.nn.moments import attach_statistics_gradient, batch_var_mean, fix_stride_of_one
 from ctta.nn.surgery import Output
@@ -80,7 +81,7 @@ class Renormalization(NormHook, nn.Module):
         self.num_followed += 1
 
 
-class DELTA(AdaptiveModel):
+class DELTA(StudentModel):
     """Minimize entropy with more weight on rare classes, and normalize by moving averages over the stream.
 
     BatchNorm normalizes by moving averages over the stream, with the gradient of batch statistics (TBR), so the batch
@@ -143,11 +144,6 @@ class DELTA(AdaptiveModel):
         else:
             latest = mean_probabilities(logits.detach()).to(self.average)
             self.average.copy_(self.class_momentum * self.average + (1 - self.class_momentum) * latest)
-        return logits
-
-    @override
-    def predict_step(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.student(x)
         return logits
 
     def _compute_losses(self, logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.core.hyperparameters import CommonArguments
-from ctta.core.model import AdaptiveModel, MethodInfo
+from ctta.core.model import MethodInfo
 from ctta.core.parallel import current_reducer
 from ctta.core.validation import check_choice, check_fraction, check_non_negative
 from ctta.errors import InputError
 from ctta.functional import EntropyKind, call_on_selected, confidence, entropy, masked_mean, reliability_weights
+from ctta.methods.parts.prediction import StudentModel
 from ctta.nn.surgery import resize
 from ctta.optim import OptimizerFactory
 
@@ -23,16 +24,10 @@ GRID = 4  # patches along each side of an image
 
 
 def destroy_shape(x: Tensor, how: Destruction, generator: torch.Generator) -> Tensor:
-    """Return a copy of images with their shapes destroyed.
+    """Return a copy of images (N, C, H, W) with their shapes destroyed.
 
-    Args:
-        x: Images (N, C, H, W).
-        how: Shuffle the ``"patches"`` of a 4 x 4 grid, differently in each image; shuffle the ``"pixels"``, in all
-            images alike; or cover the center, half of each side, by the mean of the image (``"occlusion"``).
-        generator: A generator on the CPU; an image is shuffled alike on any number of processes.
-
-    Returns:
-        Images (N, C, H, W).
+    The patches of a grid are shuffled differently in each image, pixels in all images alike; or the mean of an image
+    covers its center, half of each side. An image is shuffled alike on any number of processes.
     """
     height, width = x.shape[2:]
     if how == "occlusion":
@@ -54,7 +49,7 @@ def destroy_shape(x: Tensor, how: Destruction, generator: torch.Generator) -> Te
     return resize(rows.reshape(len(x), x.shape[1], *sides), (height, width))
 
 
-class DeYO(AdaptiveModel):
+class DeYO(StudentModel):
     """Minimize the entropy of confident samples whose confidence drops when their object is destroyed.
 
     A sample counts if its entropy is low and the probability of its class drops when the object's shape is destroyed.
@@ -121,11 +116,6 @@ class DeYO(AdaptiveModel):
         weights = reliability_weights(entropies, self.weight_below * scale) + drop.exp()
         loss = masked_mean(entropies * weights, selected)
         self.minimize(loss, selected=selected, confidence=confidence(logits.detach()).mean())
-        return logits
-
-    @override
-    def predict_step(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.student(x)
         return logits
 
     @torch.no_grad()

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ctta.core.hyperparameters import CommonWithoutSeed
 from ctta.core.model import MethodInfo
 from ctta.core.validation import check_non_negative
-from ctta.functional import EntropyKind, pair_trained
-from ctta.methods.eta import ETA
+from ctta.functional import pair_trained
+from ctta.methods.eta import ETA, ETAArguments
 from ctta.optim import OptimizerFactory
 from ctta.source_stats import SourceStats
 
@@ -58,23 +57,9 @@ class EATA(ETA):
         source_stats: SourceStats | None = None,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
         fisher_weight: float = 1.0,
-        margin: float = 0.4,
-        redundancy: float = 0.4,
-        momentum: float = 0.9,
-        entropy: EntropyKind = "softmax",
-        num_classes: int | None = None,
-        **common: Unpack[CommonWithoutSeed],
+        **eta: Unpack[ETAArguments],
     ) -> None:
-        super().__init__(
-            net,
-            optimizer=optimizer,
-            margin=margin,
-            redundancy=redundancy,
-            momentum=momentum,
-            entropy=entropy,
-            num_classes=num_classes,
-            **common,
-        )
+        super().__init__(net, optimizer=optimizer, **eta)
         check_non_negative("fisher_weight", fisher_weight)
         self.fisher_weight = fisher_weight
         self.use_source_stats(source_stats, "fisher")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.core.hyperparameters import CommonWithoutSeed
-from ctta.core.model import AdaptiveModel, MethodInfo
+from ctta.core.model import MethodInfo
 from ctta.core.validation import check_choice, check_each, check_fraction, check_non_negative
 from ctta.functional import (
     EntropyKind,
@@ -21,10 +21,21 @@ from ctta.functional import (
     reliability_weights,
     update_average_,
 )
+from ctta.methods.parts.prediction import StudentModel
 from ctta.optim import OptimizerFactory
 
 
-class ETA(AdaptiveModel):
+class ETAArguments(CommonWithoutSeed, total=False):
+    """The keyword arguments that methods which extend ETA take over from it."""
+
+    margin: float
+    redundancy: float
+    momentum: float
+    entropy: EntropyKind
+    num_classes: int | None
+
+
+class ETA(StudentModel):
     """Minimize the entropy of reliable and non-redundant predictions, each weighted by its reliability.
 
     Args:
@@ -86,8 +97,3 @@ class ETA(AdaptiveModel):
     def penalty(self) -> Tensor | float:
         """Return what is added to the loss of an update; nothing for ETA."""
         return 0.0
-
-    @override
-    def predict_step(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.student(x)
-        return logits

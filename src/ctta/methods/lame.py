@@ -7,17 +7,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from ctta.core.model import AdaptiveModel, MethodInfo
+from ctta.core.model import MethodInfo
 from ctta.core.parallel import current_reducer
 from ctta.core.validation import check_choice, check_integer
 from ctta.functional import at_least_float32
+from ctta.methods.parts.prediction import SourceModel
 from ctta.nn.heads import features_and_logits
 from ctta.nn.surgery import Output
 
 MAX_RELATIVE_CHANGE = 1e-8  # of the energy, at which the iteration stops
 
 
-class LAME(AdaptiveModel):
+class LAME(SourceModel):
     """Smooth the source's predictions over the neighbors of each image in feature space; nothing is learned.
 
     It helps where a batch has few classes, as in class-sorted or strongly correlated streams, and does great harm in
@@ -57,10 +58,6 @@ class LAME(AdaptiveModel):
         self.num_neighbors = check_integer("num_neighbors", num_neighbors, 1)
         self.max_iterations = check_integer("max_iterations", max_iterations, 1)
         self.head = self.use_head(head)
-
-    @override
-    def adapt_step(self, x: Tensor) -> Tensor:
-        return self.predict_step(x)
 
     @override
     @torch.no_grad()

@@ -9,10 +9,11 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from ctta.core.hyperparameters import CommonArguments
-from ctta.core.model import AdaptiveModel, MethodInfo
+from ctta.core.model import MethodInfo
 from ctta.core.state import BufferList
 from ctta.core.validation import check_each, check_fraction, check_non_negative, check_positive
 from ctta.functional import at_least_float32, confidence, cross_entropy, entropy, masked_mean
+from ctta.methods.parts.prediction import StudentModel
 from ctta.nn import find_norm_parameters
 from ctta.nn.surgery import find_convolution_parameters, train_only_
 from ctta.optim import OptimizerFactory, batch_gradients, scale_rates, split_groups_
@@ -22,13 +23,8 @@ from ctta.views import Views, check_views, draw_views, image_views
 class SensitivityRates(nn.Module):
     """Factors of learning rates: how much the sensitivity of the weights of a tensor differs from its average.
 
-    The sensitivity is the absolute value of weight times gradient. Tensors of a large gradient are not measured.
-
-    Args:
-        optimizer: An optimizer with one group for each tensor.
-        momentum: What the average of the sensitivity keeps.
-        max_gradient: Tensors whose gradient has an L1 norm of at most this are measured.
-        keep_rates: Whether another tensor keeps the factor that it had last; else it has 0.
+    The sensitivity is the absolute value of weight times gradient; ``momentum`` is what its average keeps. Tensors
+    whose gradient has an L1 norm above ``max_gradient`` are not measured: they keep their last factor, or have 0.
     """
 
     rates: Tensor
@@ -42,14 +38,9 @@ class SensitivityRates(nn.Module):
         self.register_buffer("rates", tensors[0].new_zeros(len(tensors)))
 
     def measure(self, optimizer: Optimizer, loss: Tensor) -> tuple[list[Tensor], list[float]]:
-        """Measure the sensitivity; the graph of the loss is kept.
+        """Return the next averages of the sensitivity, and the factor of each learning rate.
 
-        Args:
-            optimizer: The optimizer; it takes no step.
-            loss: The loss whose gradients are measured, the mean over the local rows.
-
-        Returns:
-            The next averages of the sensitivity, and the factor of each learning rate.
+        The graph of the loss is kept. The optimizer, which takes no step, has one group for each tensor.
         """
         averages, factors = list(self.averages), (self.rates * self.keep_rates).tolist()
         for i, gradient in enumerate(batch_gradients(optimizer, loss)):
@@ -62,17 +53,12 @@ class SensitivityRates(nn.Module):
 
     @torch.no_grad()
     def update_(self, averages: list[Tensor], factors: list[float]) -> None:
-        """Keep what :meth:`measure` returned.
-
-        Args:
-            averages: The averages of the sensitivity.
-            factors: The factor of each learning rate.
-        """
+        """Keep what :meth:`measure` returned."""
         self.averages.copy_(averages)
         self.rates.copy_(torch.tensor(factors, dtype=self.rates.dtype))
 
 
-class PALM(AdaptiveModel):
+class PALM(StudentModel):
     """Minimize entropy and inconsistency, with a learning rate per tensor that depends on its sensitivity.
 
     Tensors learn where the gradient of the divergence from uniform predictions is small, at a rate that depends on how
@@ -134,11 +120,6 @@ class PALM(AdaptiveModel):
         split_groups_(self.optimizer)
         options = {"momentum": momentum, "max_gradient": max_gradient}
         self.sensitivity = SensitivityRates(self.optimizer, keep_rates=keep_rates, **options)
-
-    @override
-    def predict_step(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.student(x)
-        return logits
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:

@@ -69,16 +69,7 @@ def weight_posterior(net: nn.Module, snapshots: Iterable[nn.Module | Mapping[str
 
 
 def negative_log_density(net: nn.Module, posterior: SourceStats, eps: float = 1e-6) -> Tensor:
-    """Return -log of the posterior's density at the trained weights of a network, up to a constant.
-
-    Args:
-        net: The network.
-        posterior: What :func:`weight_posterior` returned.
-        eps: Added to the variances; the default is PETAL's.
-
-    Returns:
-        A scalar.
-    """
+    """Return -log of the posterior's density at the trained weights of a network, up to a constant."""
     means, variances = posterior.by_name("posterior.mean"), posterior.by_name("posterior.variance")
     weights = {name: value for name, value in net.named_parameters() if value.requires_grad}
     terms = [((value - means[name]).square() / (variances[name] + eps)).sum() for name, value in weights.items()]
@@ -86,18 +77,7 @@ def negative_log_density(net: nn.Module, posterior: SourceStats, eps: float = 1e
 
 
 def select_posterior(posterior: SourceStats, net: nn.Module) -> SourceStats:
-    """Return a copy of a posterior for a method to keep.
-
-    Args:
-        posterior: The hyperparameter.
-        net: The source network.
-
-    Returns:
-        The statistics ``posterior.mean`` and ``posterior.variance``.
-
-    Raises:
-        ConfigError: It is none, or one of another network.
-    """
+    """Return a copy of a posterior for a method to keep; raise unless it is one of the source network ``net``."""
     if not isinstance(posterior, SourceStats):
         raise TypeError(f"posterior must come from ctta.weight_posterior, got {type(posterior).__name__}")
     names = ("posterior.mean", "posterior.variance")

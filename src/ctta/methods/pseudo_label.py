@@ -8,14 +8,15 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.core.hyperparameters import CommonWithoutSeed
-from ctta.core.model import AdaptiveModel, MethodInfo
+from ctta.core.model import MethodInfo
 from ctta.functional import confidence, hard_cross_entropy
+from ctta.methods.parts.prediction import StudentModel
 from ctta.nn import find_norm_parameters
 from ctta.nn.surgery import train_only_
 from ctta.optim import OptimizerFactory
 
 
-class PseudoLabel(AdaptiveModel):
+class PseudoLabel(StudentModel):
     """Train norm layers on the network's own predicted classes, one step per batch.
 
     Args:
@@ -52,9 +53,4 @@ class PseudoLabel(AdaptiveModel):
         logits: Tensor = self.student(x)
         loss = hard_cross_entropy(logits, logits.detach()).mean()
         self.minimize(loss, confidence=confidence(logits.detach()).mean())
-        return logits
-
-    @override
-    def predict_step(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.student(x)
         return logits

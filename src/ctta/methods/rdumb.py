@@ -6,10 +6,8 @@ from typing import Unpack
 import torch
 from torch import nn
 
-from ctta.core.hyperparameters import CommonWithoutSeed
 from ctta.core.model import MethodInfo
-from ctta.functional import EntropyKind
-from ctta.methods.eta import ETA
+from ctta.methods.eta import ETA, ETAArguments
 from ctta.optim import OptimizerFactory
 from ctta.policies import reset_every
 
@@ -45,22 +43,8 @@ class RDumb(ETA):
         *,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
         period: int = 1000,
-        margin: float = 0.4,
-        redundancy: float = 0.4,
-        momentum: float = 0.9,
-        entropy: EntropyKind = "softmax",
-        num_classes: int | None = None,
-        **common: Unpack[CommonWithoutSeed],
+        **eta: Unpack[ETAArguments],
     ) -> None:
-        super().__init__(
-            net,
-            optimizer=optimizer,
-            margin=margin,
-            redundancy=redundancy,
-            momentum=momentum,
-            entropy=entropy,
-            num_classes=num_classes,
-            **common,
-        )
+        super().__init__(net, optimizer=optimizer, **eta)
         self.period = period
         self.use_policies(reset_every(period))

@@ -11,15 +11,16 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.core.hyperparameters import CommonWithoutSeed
-from ctta.core.model import AdaptiveModel, MethodInfo
+from ctta.core.model import MethodInfo
 from ctta.core.validation import check_fraction, check_non_negative, check_number
 from ctta.errors import ConfigError
 from ctta.functional import confidence, cross_entropy, entropy
+from ctta.methods.parts.prediction import StudentModel
 from ctta.nn.vit import change_tokens, find_blocks, record_class_attention
 from ctta.optim import OptimizerFactory
 
 
-class REM(AdaptiveModel):
+class REM(StudentModel):
     """Rank predictions of an image by how much of its object is masked, and learn from their order.
 
     The patches that the class token attends to most are masked. Predictions with more masked patches learn from those
@@ -75,11 +76,6 @@ class REM(AdaptiveModel):
         self.student = self.copy_of_source()
         self.train_norms_(self.student, skip_top=skip_top)
         self.optimize(self.student, optimizer)
-
-    @override
-    def predict_step(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.student(x)
-        return logits
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:

@@ -27,6 +27,16 @@ from ctta.policies import average_with_source
 from ctta.views import Views, check_views, draw_views, image_views
 
 
+class ROIDArguments(CommonArguments, total=False):
+    """The keyword arguments that methods which extend ROID take over from it."""
+
+    temperature: float
+    prior: Literal["official", "bayes"] | None
+    views: Views
+    batch_size: int | None
+    num_classes: int | None
+
+
 class ROID(AdaptiveModel):
     """Minimize a weighted soft likelihood ratio and a consistency loss, and stay near the source's weights.
 

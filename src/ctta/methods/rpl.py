@@ -8,13 +8,14 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.core.hyperparameters import CommonWithoutSeed
-from ctta.core.model import AdaptiveModel, MethodInfo
+from ctta.core.model import MethodInfo
 from ctta.core.validation import check_positive
 from ctta.functional import confidence, generalized_cross_entropy
+from ctta.methods.parts.prediction import StudentModel
 from ctta.optim import OptimizerFactory
 
 
-class RPL(AdaptiveModel):
+class RPL(StudentModel):
     """Train norm layers on pseudo-labels with a loss that is robust to wrong ones.
 
     Args:
@@ -51,9 +52,4 @@ class RPL(AdaptiveModel):
         logits: Tensor = self.student(x)
         loss = generalized_cross_entropy(logits, logits.detach(), self.q).mean()
         self.minimize(loss, confidence=confidence(logits.detach()).mean())
-        return logits
-
-    @override
-    def predict_step(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.student(x)
         return logits

@@ -7,13 +7,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ctta.core.hyperparameters import CommonArguments
 from ctta.core.model import MethodInfo
 from ctta.functional import confidence, cross_entropy
-from ctta.methods.parts.contrast import ContrastModel, average_with_views
+from ctta.methods.parts.contrast import ContrastArguments, ContrastModel, average_with_views
 from ctta.optim import OptimizerFactory
 from ctta.source_stats import SourceStats
-from ctta.views import Views, image_views
 
 
 class SANTA(ContrastModel):
@@ -63,22 +61,9 @@ class SANTA(ContrastModel):
         *,
         source_stats: SourceStats | None = None,
         optimizer: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3),
-        contrast_weight: float = 1.0,
-        temperature: float = 0.1,
-        projection: int = 128,
-        views: Views = image_views(1),
-        head: str | None = None,
-        **common: Unpack[CommonArguments],
+        **contrast: Unpack[ContrastArguments],
     ) -> None:
-        super().__init__(net, **common)
-        self.use_contrast(
-            source_stats,
-            weight=contrast_weight,
-            temperature=temperature,
-            projection=projection,
-            views=views,
-            head=head,
-        )
+        super().__init__(net, source_stats=source_stats, **contrast)
         self.student = self.copy_of_source()
         self.train_norms_(self.student)
         self.optimize(nn.ModuleList([self.student, self.projector]), optimizer)
@@ -91,8 +76,3 @@ class SANTA(ContrastModel):
         loss = average_with_views([cross_entropy(anchor, each) for each in logits]) + self.contrast(features)
         self.minimize(loss, confidence=confidence(logits[0].detach()).mean())
         return logits[0]
-
-    @override
-    def predict_step(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.student(x)
-        return logits

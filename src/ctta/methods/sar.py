@@ -9,14 +9,15 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.core.hyperparameters import CommonWithoutSeed
-from ctta.core.model import AdaptiveModel, MethodInfo
+from ctta.core.model import MethodInfo
 from ctta.core.validation import check_choice, check_non_negative
 from ctta.functional import EntropyKind, confidence, entropy, masked_mean
+from ctta.methods.parts.prediction import StudentModel
 from ctta.optim import OptimizerFactory
 from ctta.policies import reset_on_low_entropy
 
 
-class SAR(AdaptiveModel):
+class SAR(StudentModel):
     """Minimize the entropy of reliable predictions by sharpness-aware steps; reset when it becomes very low.
 
     Args:
@@ -89,9 +90,4 @@ class SAR(AdaptiveModel):
             selected=selected,
             confidence=confidence(logits.detach()).mean(),
         )
-        return logits
-
-    @override
-    def predict_step(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.student(x)
         return logits

@@ -8,14 +8,15 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.core.hyperparameters import CommonWithoutSeed
-from ctta.core.model import AdaptiveModel, MethodInfo
+from ctta.core.model import MethodInfo
 from ctta.core.validation import check_choice, check_fraction, check_non_negative
 from ctta.functional import confidence, hard_cross_entropy, information_maximization, masked_mean
+from ctta.methods.parts.prediction import StudentModel
 from ctta.nn.surgery import names_outside, train_only_
 from ctta.optim import OptimizerFactory
 
 
-class SHOTIM(AdaptiveModel):
+class SHOTIM(StudentModel):
     """Maximize mutual information: confident predictions of diverse classes, with a frozen classifier.
 
     Args:
@@ -70,9 +71,4 @@ class SHOTIM(AdaptiveModel):
             labeled = masked_mean(hard_cross_entropy(logits, logits.detach()), sureness > self.min_confidence)
             loss = loss + self.pseudo_label_weight * labeled
         self.minimize(loss, confidence=sureness.mean())
-        return logits
-
-    @override
-    def predict_step(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.student(x)
         return logits

@@ -8,13 +8,14 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.core.hyperparameters import CommonWithoutSeed
-from ctta.core.model import AdaptiveModel, MethodInfo
+from ctta.core.model import MethodInfo
 from ctta.core.validation import check_fraction, check_non_negative
 from ctta.functional import confidence, mean_probabilities, soft_likelihood_ratio
+from ctta.methods.parts.prediction import StudentModel
 from ctta.optim import OptimizerFactory
 
 
-class SLR(AdaptiveModel):
+class SLR(StudentModel):
     """Train norm layers on a confidence loss whose gradient does not vanish, the soft likelihood ratio.
 
     The loss is the negative entropy of a moving average of the predictions plus ``weight`` times the soft likelihood
@@ -71,9 +72,4 @@ class SLR(AdaptiveModel):
         ratio = soft_likelihood_ratio(logits, self.clip).mean()
         if self.minimize(diversity + self.weight * ratio, confidence=confidence(logits.detach()).mean()):
             self.average.copy_(average.detach())
-        return logits
-
-    @override
-    def predict_step(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.student(x)
         return logits

@@ -1,13 +1,13 @@
 """Source: the network as it was trained."""
 
-from torch import Tensor, nn
-from typing_extensions import override
+from torch import nn
 
-from ctta.core.model import AdaptiveModel, MethodInfo
+from ctta.core.model import MethodInfo
+from ctta.methods.parts.prediction import SourceModel
 from ctta.nn.surgery import Output
 
 
-class Source(AdaptiveModel):
+class Source(SourceModel):
     """Predict with the network as it was trained: the baseline of every table.
 
     Args:
@@ -24,12 +24,3 @@ class Source(AdaptiveModel):
 
     def __init__(self, net: nn.Module, *, output: Output = None) -> None:
         super().__init__(net, batch_stats=0, output=output)
-
-    @override
-    def adapt_step(self, x: Tensor) -> Tensor:
-        return self.predict_step(x)
-
-    @override
-    def predict_step(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.source(x)
-        return logits

@@ -21,9 +21,6 @@ class ReplayBuffer(LazyModule):
     """A fixed number of images, uniform in [-1, 1] at first; the first batch decides their size.
 
     On several processes all of them hold the same buffer.
-
-    Args:
-        capacity: The number of images.
     """
 
     images: Tensor
@@ -35,16 +32,11 @@ class ReplayBuffer(LazyModule):
         self.register_lazy_buffer("images", capacity, ...)
 
     def draw(self, x: Tensor, fraction: float, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw as many images as a batch has, of which a random fraction is drawn anew from [-1, 1].
-
-        Args:
-            x: The local rows of the batch.
-            fraction: The probability of each image to be drawn anew.
-            generator: A generator on the CPU.
+        """Draw as many images as the batch of the local rows ``x`` has, a random fraction of them anew from [-1, 1].
 
         Returns:
-            The local rows of the images; the position in the buffer of every image of the batch; and the buffer, of
-            which this object takes over the new images with :meth:`write_`.
+            The local rows of the images; the position in the buffer of every image of the batch; and the buffer,
+            of which this object takes over the new images with :meth:`write_`.
         """
         batch, size = current_reducer(), x.shape[1:]
         stored = self.images if self.is_allocated else draw_uniform(self.capacity, x, generator)
@@ -57,13 +49,7 @@ class ReplayBuffer(LazyModule):
 
     @torch.no_grad()
     def write_(self, stored: Tensor, places: Tensor, images: Tensor) -> None:
-        """Store images; of several with one position the last stays.
-
-        Args:
-            stored: The buffer that :meth:`draw` returned.
-            places: The positions that it returned.
-            images: The local rows of the images.
-        """
+        """Store the local rows of images at places of :meth:`draw`; of several with one place the last stays."""
         if not self.is_allocated:
             self.allocate_("images", stored)
         rows = {place: row for row, place in enumerate(places.tolist())}

@@ -8,14 +8,15 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.core.hyperparameters import CommonWithoutSeed
-from ctta.core.model import AdaptiveModel, MethodInfo
+from ctta.core.model import MethodInfo
 from ctta.functional import confidence, entropy
+from ctta.methods.parts.prediction import StudentModel
 from ctta.nn import find_norm_parameters
 from ctta.nn.surgery import train_only_
 from ctta.optim import OptimizerFactory
 
 
-class Tent(AdaptiveModel):
+class Tent(StudentModel):
     """Minimize the entropy of predictions over the scales and shifts of norm layers, one step per batch.
 
     It is fast and helps at once. Over a long changing stream its errors accumulate.
@@ -52,9 +53,4 @@ class Tent(AdaptiveModel):
     def adapt_step(self, x: Tensor) -> Tensor:
         logits: Tensor = self.student(x)
         self.minimize(entropy(logits).mean(), confidence=confidence(logits.detach()).mean())
-        return logits
-
-    @override
-    def predict_step(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.student(x)
         return logits

@@ -5,9 +5,10 @@ from typing import ClassVar
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ctta.core.model import AdaptiveModel, MethodInfo
+from ctta.core.model import MethodInfo
 from ctta.core.validation import check_choice, check_views_at_once
 from ctta.errors import ConfigError
+from ctta.methods.parts.prediction import SourceModel
 from ctta.nn import BatchStats
 from ctta.nn.surgery import Output
 from ctta.views import (
@@ -22,7 +23,7 @@ from ctta.views import (
 )
 
 
-class TestAug(AdaptiveModel):
+class TestAug(SourceModel):
     """Average the source's predictions over augmented views of each batch; nothing is learned.
 
     Args:
@@ -71,10 +72,6 @@ class TestAug(AdaptiveModel):
     def views_at_once(self) -> ViewsAtOnce:
         """How many views go through the network together; read-only, because forks share layers that depend on it."""
         return self._views_at_once
-
-    @override
-    def adapt_step(self, x: Tensor) -> Tensor:
-        return self.predict_step(x)
 
     @override
     def predict_step(self, x: Tensor) -> Tensor:

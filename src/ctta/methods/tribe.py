@@ -25,12 +25,7 @@ from ctta.views import Views, check_views, draw_views, image_views
 
 
 class LabeledBatch(NamedTuple):
-    """A batch that statistics follow.
-
-    Attributes:
-        labels: The predicted classes (N).
-        num_classes: The number of classes.
-    """
+    """The predicted classes (N) of a batch that statistics follow, and how many classes there are."""
 
     labels: Tensor
     num_classes: int

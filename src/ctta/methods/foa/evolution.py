@@ -22,16 +22,12 @@ from ctta.core.validation import check_integer, check_positive
 class EvolutionStrategy(CpuState):
     """A normal distribution over vectors, moved toward the best of its samples.
 
-    Its state is a fixed number of buffers. They stay in double precision on the CPU wherever the module is moved, since
-    the covariance learns in steps that are smaller than the rounding of single precision.
-
-    Args:
-        dimension: The number of entries of a vector, n. The state has 2 n² numbers.
-        population: The number of candidates in a sample; the better half decides an update.
-        sigma: The initial standard deviation about the initial mean, which is zero.
+    Its state is a fixed number of buffers, 2 n² numbers for vectors of n entries. They stay in double precision on the
+    CPU wherever the module is moved, since the covariance learns in steps that are smaller than the rounding of single
+    precision.
 
     Attributes:
-        mean: The mean of the distribution (n).
+        mean: The mean of the distribution (n), zero at first.
         sigma: Its step size, a scalar.
         covariance: Its shape (n, n).
     """
@@ -81,25 +77,15 @@ class EvolutionStrategy(CpuState):
 
     @torch.no_grad()
     def sample(self, generator: torch.Generator) -> Tensor:
-        """Draw candidates, without changing anything.
-
-        Args:
-            generator: A generator on the CPU.
-
-        Returns:
-            Vectors (population, n) in double precision.
-        """
+        """Draw candidates (population, n) in double precision, without changing anything."""
         normal = torch.randn(self.population, self.dimension, generator=generator, dtype=torch.float64)
         return self.mean + self.sigma * self._scale_axes(normal, self.lengths)
 
     @torch.no_grad()
     def update_(self, candidates: Tensor, fitness: Tensor, *, num_injected: int = 0) -> None:
-        """Learn from a sample.
+        """Learn from candidates (k, n): a sample, and then ``num_injected`` others, of which far ones count as nearer.
 
-        Args:
-            candidates: Vectors (k, n): a sample, and then others.
-            fitness: What is minimized (k), finite; only the order matters.
-            num_injected: How many of the last candidates are others. Those far from the mean count as nearer.
+        The fitness (k) is minimized; it must be finite, and only its order matters.
         """
         steps = (candidates.to(self.mean) - self.mean) / self.sigma
         if num_injected:

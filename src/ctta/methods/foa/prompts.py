@@ -26,16 +26,7 @@ from ctta.source_stats import SourceStats
 
 
 def draw_prompts(net: nn.Module, num_prompts: int, generator: torch.Generator) -> Tensor:
-    """Draw tokens uniformly, as Xavier's rule has it for a layer from patches to tokens.
-
-    Args:
-        net: A vision transformer.
-        num_prompts: How many.
-        generator: A generator on the CPU.
-
-    Returns:
-        Tokens (num_prompts, d), of the dtype and on the device of the class token.
-    """
+    """Draw tokens (num_prompts, d) like the class token, uniformly as Xavier's rule has it for a layer from patches."""
     check_integer("num_prompts", num_prompts, 1)
     token = net.get_parameter(find_class_token(net)).detach()
     embedding = next(module for module in net.modules() if isinstance(module, nn.Conv2d | nn.Linear))
@@ -46,11 +37,7 @@ def draw_prompts(net: nn.Module, num_prompts: int, generator: torch.Generator) -
 
 @dataclass(frozen=True)
 class InsertTokens:
-    """A forward pre-hook of a block that inserts tokens after the class token.
-
-    Attributes:
-        tokens: The tokens (P, d), the same for every image.
-    """
+    """A forward pre-hook of a block that inserts tokens (P, d), the same for every image, after the class token."""
 
     tokens: Tensor
 
@@ -84,27 +71,11 @@ class PromptSite:
 
     @classmethod
     def find(cls, net: nn.Module, head: str) -> Self:
-        """Find the places in a network.
-
-        Args:
-            net: A vision transformer.
-            head: The name of its classifier.
-
-        Returns:
-            The places.
-
-        Raises:
-            ConfigError: It is another kind of network.
-        """
+        """Find the places in a vision transformer; raise a ConfigError for another kind of network."""
         return cls(find_blocks(net)[0], find_block_norms(net), head)
 
     def run(self, net: nn.Module, x: Tensor, prompts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Predict a batch with prompts.
-
-        Args:
-            net: The network, which records features.
-            x: The batch.
-            prompts: Tokens (P, d).
+        """Predict a batch with prompts (P, d); the network records features.
 
         Returns:
             The features before the classifier (N, d), the class token at all layers and these features, end to end
@@ -116,15 +87,7 @@ class PromptSite:
         return features, at_least_float32(torch.cat([*tokens, features], 1)), logits
 
     def distance_to_source(self, tokens: Tensor, stats: SourceStats) -> Tensor:
-        """Return the squared distance of means and standard deviations from those of source images.
-
-        Args:
-            tokens: The class tokens of images (N, L d), of :meth:`run`.
-            stats: Statistics of source images with ``layer_outputs`` and ``feature_mean``.
-
-        Returns:
-            A scalar.
-        """
+        """Return the squared distance of means and deviations of class tokens (N, L d) from those of source images."""
         std, mean = torch.std_mean(tokens, 0, correction=min(1, len(tokens) - 1))
         means, variances = stats.by_name("layer_outputs.mean"), stats.by_name("layer_outputs.variance")
         source_mean = torch.cat([*(means[layer] for layer in self.layers), stats["feature_mean"]])
@@ -134,28 +97,16 @@ class PromptSite:
         return (std - source_std).square().sum() + (mean - source_mean).square().sum()
 
     def install_(self, net: nn.Module, prompts: Tensor, shift: Tensor) -> nn.Module:
-        """Let a network insert prompts and shift its features whenever it is called.
-
-        Args:
-            net: The network.
-            prompts: Tokens (P, d).
-            shift: What is added to the features before the classifier (d).
-
-        Returns:
-            The network itself.
-        """
+        """Let a network insert prompts and add ``shift`` to its features whenever it is called; return it."""
         net.get_submodule(self.block).register_forward_pre_hook(InsertTokens(prompts.clone()))
         net.get_submodule(self.head).register_forward_pre_hook(ShiftFeatures(shift))
         return net
 
 
 class FeatureShift(nn.Module):
-    """Move features by the difference between the mean of source images and that of past batches.
+    """Move features by a share of the way from the mean of past batches to that of source images, ``target``.
 
-    Args:
-        target: The mean of the features of source images (d).
-        share: The part of the way to go, the hyperparameter ``shift``.
-        decay: The fraction of itself that the mean of past batches keeps.
+    ``decay`` is the fraction of itself that the mean of past batches keeps.
     """
 
     past: Tensor

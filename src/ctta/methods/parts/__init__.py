@@ -1,1 +1,1 @@
-"""What several methods share: memories of past images, and contrastive losses with their projector."""
+"""What several methods share: which network predicts, memories of past images, and contrasts with their projector."""

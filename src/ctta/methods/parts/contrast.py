@@ -3,32 +3,29 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from ctta.core.model import AdaptiveModel
+from ctta.core.hyperparameters import CommonArguments
 from ctta.core.parallel import current_reducer
 from ctta.core.validation import check_integer, check_non_negative, check_positive
 from ctta.errors import ConfigError
 from ctta.functional import at_least_float32, contrastive_loss
+from ctta.methods.parts.prediction import StudentModel
 from ctta.nn.heads import features_and_logits, head_weight
 from ctta.source_stats import SourceStats
-from ctta.views import View, Views, check_views, draw_views
+from ctta.views import View, Views, check_views, draw_views, image_views
 
 
 class Projector(nn.Module):
     """Two linear layers with a ReLU between, through which features are compared.
 
-    The weights are drawn as torch draws those of linear layers, but from a seed of their own: equal seeds give equal
-    projectors, whatever else is drawn.
-
-    Args:
-        num_features: The number of features.
-        num_outputs: The number of outputs, and of hidden units.
-        seed: The seed of the model.
+    The weights are drawn as torch draws those of linear layers, but from ``seed``, that of the model: equal seeds give
+    equal projectors, whatever else is drawn.
 
     >>> Projector(8, 4, seed=0)(torch.randn(5, 8)).shape
     torch.Size([5, 4])
@@ -62,14 +59,9 @@ def _draw_linear(num_inputs: int, num_outputs: int, generator: torch.Generator) 
 
 @torch.no_grad()
 def nearest_prototypes(features: Tensor, stats: SourceStats) -> Tensor:
-    """Return the mean of the source's class that is nearest to each feature, by cosine.
+    """Return the mean of the source's class that is nearest to each feature (N, d), by cosine; without gradient.
 
-    Args:
-        features: (N, d).
-        stats: Statistics with ``class_means`` (C, d) and ``class_counts`` (C). Classes without images have no mean.
-
-    Returns:
-        Prototypes (N, d), without gradient.
+    Classes without images have no mean.
     """
     means = stats["class_means"]
     cosines = F.normalize(at_least_float32(features), dim=1) @ F.normalize(at_least_float32(means), dim=1).T
@@ -77,44 +69,39 @@ def nearest_prototypes(features: Tensor, stats: SourceStats) -> Tensor:
     return means[nearest].to(features.dtype)
 
 
-class ContrastModel(AdaptiveModel):
-    """A method that compares each image with its views and with the nearest class of the source.
+class ContrastArguments(CommonArguments, total=False):
+    """The keyword arguments of a :class:`ContrastModel` beside ``source_stats``."""
 
-    A subclass calls :meth:`use_contrast` in its constructor, before it copies the source, and trains ``projector`` with
-    its student.
-    """
-
-    projector: Projector
     contrast_weight: float
     temperature: float
     projection: int
     views: Views
-    head: str
+    head: str | None
 
-    def use_contrast(
+
+class ContrastModel(StudentModel):
+    """A method that compares each image with its views and with the nearest class of the source.
+
+    A subclass trains ``projector``, through which features are compared, with its student.
+    """
+
+    def __init__(
         self,
-        source_stats: SourceStats | None,
+        net: nn.Module,
         *,
-        weight: float,
-        temperature: float,
-        projection: int,
-        views: Views,
-        head: str | None,
+        source_stats: SourceStats | None = None,
+        contrast_weight: float = 1.0,
+        temperature: float = 0.1,
+        projection: int = 128,
+        views: Views = image_views(1),
+        head: str | None = None,
+        **common: Unpack[CommonArguments],
     ) -> None:
-        """Check and keep the hyperparameters of the contrast, and build the projector.
-
-        Args:
-            source_stats: The hyperparameter of the same name.
-            weight: The hyperparameter ``contrast_weight``.
-            temperature: Divides the cosine similarities.
-            projection: The number of outputs of the projector.
-            views: The views of each batch.
-            head: The name of the classifier; None to look for it.
-        """
-        check_non_negative("contrast_weight", weight)
+        super().__init__(net, **common)
+        check_non_negative("contrast_weight", contrast_weight)
         check_positive("temperature", temperature)
         check_views(views)
-        self.contrast_weight, self.temperature, self.views = weight, temperature, views
+        self.contrast_weight, self.temperature, self.views = contrast_weight, temperature, views
         self.projection, self.head = check_integer("projection", projection, 1), self.use_head(head)
         self.use_source_stats(source_stats, "class_means", "class_counts")
         weights = head_weight(self.source)
@@ -134,11 +121,8 @@ class ContrastModel(AdaptiveModel):
     def contrast(self, features: Sequence[Tensor]) -> Tensor | float:
         """Return the weighted contrastive loss of which an image, its views and its nearest prototype are one sample.
 
-        Args:
-            features: Those of the batch (N, d), and then of each view.
-
-        Returns:
-            The loss, a scalar; with several processes that of the whole batch.
+        The features are those of the batch (N, d), and then of each view. With several processes the loss is that of
+        the whole batch.
         """
         if self.contrast_weight == 0:
             return 0.0
@@ -147,14 +131,7 @@ class ContrastModel(AdaptiveModel):
 
 
 def average_with_views(losses: Sequence[Tensor]) -> Tensor:
-    """Return the mean loss of a batch, half of it from the batch itself and half from its views.
-
-    Args:
-        losses: Those of the batch (N), and then of each view.
-
-    Returns:
-        A scalar.
-    """
+    """Return the mean loss from those of a batch (N) and then of each view; half of it is from the batch itself."""
     return (losses[0] + torch.stack(list(losses[1:])).mean(0)).mean() / 2
 
 
@@ -173,11 +150,7 @@ def draw_exactly(count: int, views: Views, generator: torch.Generator) -> Sequen
 
 
 class Ring(nn.Module):
-    """A fixed number of rows, of which new ones replace the oldest.
-
-    Args:
-        columns: The first values of each column, all with as many rows.
-    """
+    """A fixed number of rows, in columns of these first values, of which new ones replace the oldest."""
 
     _num_added: Tensor
 
@@ -213,16 +186,7 @@ class Ring(nn.Module):
 
     @torch.no_grad()
     def average_neighbors(self, features: Tensor, name: str, num_neighbors: int) -> Tensor:
-        """Return the mean of a column over the rows whose ``features`` are nearest by cosine.
-
-        Args:
-            features: (N, d).
-            name: The column (capacity, C).
-            num_neighbors: How many rows to average, if as many have been added.
-
-        Returns:
-            Means (N, C).
-        """
+        """Return the mean of a column (N, C) over the rows whose ``features`` are nearest to (N, d) by cosine."""
         num_rows = min(self.num_added, self.capacity)
         cosines = normalize_rows(features) @ at_least_float32(self["features"][:num_rows]).T
         nearest = cosines.topk(min(num_neighbors, num_rows), dim=1).indices
@@ -230,14 +194,7 @@ class Ring(nn.Module):
 
 
 class PastImages(nn.Module):
-    """What AdaContrast keeps of past images: a bank whose predictions vote, and a queue for the contrast.
-
-    Args:
-        weight: The weights of the classifier (C, d).
-        bank_size: The number of images in the bank.
-        queue_size: The number of images in the queue.
-        generator: Draws the queue's first features and classes.
-    """
+    """What AdaContrast keeps of past images: a bank whose predictions vote, and a queue for the contrast."""
 
     def __init__(self, weight: Tensor, bank_size: int, queue_size: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -259,15 +216,8 @@ class PastImages(nn.Module):
     def contrast(self, query: Tensor, key: Tensor, labels: Tensor, temperature: float, *, labels_first: bool) -> Tensor:
         """Return the mean of -log of the share that its own key has in the similarity of a query to keys (InfoNCE).
 
-        Args:
-            query: Features (N, d).
-            key: Features of another view of the same images (N, d), which get no gradient.
-            labels: Classes of the images (N). Queued images of an image's own class do not count.
-            temperature: Divides the cosine similarities.
-            labels_first: Whether these labels replace the oldest ones of the queue before.
-
-        Returns:
-            The loss, a scalar.
+        The keys are features of another view and get no gradient. Queued images of an image's own class do not count.
+        With ``labels_first`` these labels replace the oldest ones of the queue before.
         """
         query, known = normalize_rows(query), self.queue["labels"]
         if labels_first:

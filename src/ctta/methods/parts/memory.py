@@ -64,24 +64,11 @@ class Slots:
         return sorted(label for label, slots in self._by_class.items() if len(slots) == largest)
 
     def of_class(self, label: int) -> list[int]:
-        """Return the slots with images of a class.
-
-        Args:
-            label: The class.
-
-        Returns:
-            The slots in the order in which their images arrived.
-        """
+        """Return the slots with images of a class, in the order in which these arrived."""
         return self._by_class[label]
 
     def put_(self, slot: int, label: int, uncertainty: float) -> None:
-        """Let the image that arrives take a slot.
-
-        Args:
-            slot: The slot, empty or not.
-            label: The predicted class of the image.
-            uncertainty: The entropy of its prediction.
-        """
+        """Let the image that arrives take a slot, empty or not."""
         if self.labels[slot] == EMPTY:
             self._empty.remove(slot)
         else:
@@ -91,11 +78,7 @@ class Slots:
 
 
 class Memory(LazyModule, ABC):
-    """A fixed number of slots for images.
-
-    Args:
-        capacity: The number of slots.
-    """
+    """A fixed number of slots for images; the subclasses say which of them an arriving image takes."""
 
     images: Tensor
     uncertainties: Tensor
@@ -115,38 +98,15 @@ class Memory(LazyModule, ABC):
 
     @abstractmethod
     def choose_slot(self, slots: Slots, label: int, uncertainty: float, generator: torch.Generator) -> int | None:
-        """Return the slot that an arriving image takes.
-
-        Args:
-            slots: The slots before it.
-            label: The predicted class of the image.
-            uncertainty: The entropy of the prediction.
-            generator: For random choices.
-
-        Returns:
-            The slot; None if the image is not kept.
-        """
+        """Return the slot that an arriving image takes; None to drop it."""
 
     def accept(self, logits: Tensor) -> Tensor:
-        """Return which images of a batch may be kept at all.
-
-        Args:
-            logits: The predictions (N, C, ...).
-
-        Returns:
-            One flag per image (N).
-        """
+        """Return which images of a batch may be kept at all (N), by their predictions (N, C, ...)."""
         return torch.ones(len(logits), dtype=torch.bool)
 
     @torch.no_grad()
     def add_(self, images: Tensor, logits: Tensor, generator: torch.Generator) -> None:
-        """Take in a batch, image by image.
-
-        Args:
-            images: The images (N, ...).
-            logits: Their predictions (N, C, ...).
-            generator: For random choices.
-        """
+        """Take in a batch (N, ...) with its predictions (N, C, ...), image by image."""
         labels, uncertainties = predicted_classes(logits), prediction_uncertainty(logits)
         if not self.is_allocated:
             self.allocate_("images", images.new_zeros(self.capacity, *images.shape[1:]))
@@ -176,11 +136,7 @@ class Memory(LazyModule, ABC):
 
     @torch.no_grad()
     def forget_since_(self, num_seen: int) -> None:
-        """Forget the latest images; what they have replaced does not return.
-
-        Args:
-            num_seen: The number of images that had arrived before them.
-        """
+        """Drop the images that arrived after the first ``num_seen``; what they have replaced does not return."""
         is_recent = (self.labels != EMPTY) & (self.arrivals >= num_seen)
         self.labels.masked_fill_(is_recent, EMPTY)
         self.arrivals.masked_fill_(is_recent, 0)
@@ -201,25 +157,14 @@ class Memory(LazyModule, ABC):
 
 
 def predicted_classes(logits: Tensor) -> Tensor:
-    """Return the class of every image.
-
-    Args:
-        logits: The predictions (N, C, ...).
-
-    Returns:
-        Classes (N); for dense logits the one of the largest mean probability.
-    """
+    """Return the class of every image (N); for dense logits the one of the largest mean probability."""
     return (logits if logits.ndim == 2 else at_least_float32(logits).softmax(1).flatten(2).mean(2)).argmax(1)
 
 
 def prediction_uncertainty(logits: Tensor) -> Tensor:
-    """Return the entropy of every image's prediction, as RoTTA computes it.
+    """Return the entropy of every image's prediction (N), as RoTTA computes it; for dense logits the mean over pixels.
 
-    Args:
-        logits: The predictions (N, C, ...).
-
-    Returns:
-        Entropies (N); for dense logits the means over pixels. A prediction that is not finite has the largest, ln C.
+    A prediction that is not finite has the largest entropy, ln C.
     """
     p = at_least_float32(logits).softmax(1)
     entropies = -(p * (p + 1e-6).log()).sum(1).reshape(len(p), -1).mean(1)
@@ -232,11 +177,7 @@ def draw_below(bound: int, generator: torch.Generator) -> int:
 
 
 class TimelyMemory(Memory):
-    """RoTTA's memory (CSTU): each class has an equal share, and old and uncertain images go first.
-
-    Args:
-        capacity: The number of slots.
-    """
+    """RoTTA's memory (CSTU): each class has an equal share, and old and uncertain images go first."""
 
     @override
     def choose_slot(self, slots: Slots, label: int, uncertainty: float, generator: torch.Generator) -> int | None:
@@ -260,11 +201,7 @@ class TimelyMemory(Memory):
 
 
 class ReservoirMemory(Memory):
-    """NOTE's memory (PBRS): a reservoir per predicted class, so that every image of a class is kept equally often.
-
-    Args:
-        capacity: The number of slots.
-    """
+    """NOTE's memory (PBRS): a reservoir per predicted class, so that every image of a class is kept equally often."""
 
     num_seen_by_class: Tensor
 
@@ -293,11 +230,7 @@ class ReservoirMemory(Memory):
 
 
 class LatestMemory(Memory):
-    """The latest images, of whatever classes: the memory of NOTE for streams that are not sorted by class.
-
-    Args:
-        capacity: The number of slots.
-    """
+    """The latest images, of whatever classes: the memory of NOTE for streams that are not sorted by class."""
 
     @override
     def choose_slot(self, slots: Slots, label: int, uncertainty: float, generator: torch.Generator) -> int | None:
@@ -306,12 +239,7 @@ class LatestMemory(Memory):
 
 
 class ConfidentMemory(Memory):
-    """SoTTA's memory (HUS): only images of confident predictions, uniform over the predicted classes.
-
-    Args:
-        capacity: The number of slots.
-        min_confidence: The confidence from which on an image is kept.
-    """
+    """SoTTA's memory (HUS): only images of confident predictions, uniform over the predicted classes."""
 
     def __init__(self, capacity: int, min_confidence: float) -> None:
         super().__init__(capacity)
@@ -348,14 +276,10 @@ class MemoryModel(AdaptiveModel):
     update_every: int | None = None
 
     def update(self, number: int) -> bool:
-        """Learn from the memory.
+        """Learn from the memory, and return whether to keep what it did to buffers.
 
-        Args:
-            number: The number of updates before it in this step; distinguishes their random draws.
-
-        Returns:
-            Whether to keep what it did to buffers. If not, because the step was skipped, norm statistics return to what
-            they were, and the memory forgets the images since the last update.
+        If not, because the step was skipped, norm statistics return to what they were, and the memory drops the images
+        since the last update. ``number`` counts the updates of a step, and distinguishes their random draws.
         """
         raise NotImplementedError(f"{type(self).__name__} implements neither update() nor an adapt_step() of its own")
 
@@ -366,13 +290,7 @@ class MemoryModel(AdaptiveModel):
         return logits
 
     def remember_(self, x: Tensor, logits: Tensor, update: Callable[[int], bool]) -> None:
-        """Take a predicted batch into the memory, and call ``update`` whenever one is due.
-
-        Args:
-            x: The local rows of the batch.
-            logits: Their predictions.
-            update: As :meth:`update`.
-        """
+        """Take the predicted local rows of a batch into the memory, and call ``update`` whenever one is due."""
         batch, generator = current_reducer(), self.generator("memory")
         images, predictions = batch.gather(x), batch.gather(logits.detach())
         state = [module for name, module in self.named_children() if name != "source"]

@@ -7,15 +7,13 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ctta.core.hyperparameters import CommonArguments
 from ctta.core.model import MethodInfo
 from ctta.core.validation import check_fraction
 from ctta.functional import confidence, ema_update_, symmetric_cross_entropy
-from ctta.methods.parts.contrast import ContrastModel, average_with_views
+from ctta.methods.parts.contrast import ContrastArguments, ContrastModel, average_with_views
 from ctta.methods.rmt.replay import ReplayModel, SourceReplay
 from ctta.optim import OptimizerFactory
 from ctta.source_stats import SourceStats
-from ctta.views import Views, image_views
 
 
 class RMT(ContrastModel, ReplayModel):
@@ -71,24 +69,11 @@ class RMT(ContrastModel, ReplayModel):
         decay: float = 0.999,
         replay: SourceReplay | None = None,
         replay_weight: float = 1.0,
-        contrast_weight: float = 1.0,
-        temperature: float = 0.1,
-        projection: int = 128,
-        views: Views = image_views(1),
-        head: str | None = None,
-        **common: Unpack[CommonArguments],
+        **contrast: Unpack[ContrastArguments],
     ) -> None:
-        super().__init__(net, **common)
+        super().__init__(net, source_stats=source_stats, **contrast)
         check_fraction("decay", decay)
         self.decay = decay
-        self.use_contrast(
-            source_stats,
-            weight=contrast_weight,
-            temperature=temperature,
-            projection=projection,
-            views=views,
-            head=head,
-        )
         self.student, self.teacher = self.copy_of_source(), self.copy_of_source().requires_grad_(False)
         self.optimize(nn.ModuleList([self.student, self.projector]), optimizer)
         self.use_replay(replay, replay_weight)

@@ -126,15 +126,7 @@ class ReplayModel(AdaptiveModel):
     teacher: nn.Module
 
     def use_replay(self, replay: SourceReplay | None, weight: float) -> None:
-        """Check and keep the hyperparameters.
-
-        Args:
-            replay: The hyperparameter of the same name; None for none.
-            weight: The hyperparameter ``replay_weight``.
-
-        Raises:
-            ConfigError: A label is not a class of the network.
-        """
+        """Check and keep the hyperparameters; raise a ConfigError if a label is not a class of the network."""
         check_non_negative("replay_weight", weight)
         if replay is not None:
             if not isinstance(replay, SourceReplay):
@@ -147,11 +139,7 @@ class ReplayModel(AdaptiveModel):
     def replay_loss(self, x: Tensor) -> Tensor | float:
         """Return the weighted cross-entropy of the student on the source images of this step; 0 without any.
 
-        Args:
-            x: The batch of the stream, whose dtype and device the images get.
-
-        Returns:
-            A scalar; with several processes that of the whole batch.
+        With several processes it is that of the whole batch.
         """
         if self.replay is None or self.replay_weight == 0:
             return 0.0

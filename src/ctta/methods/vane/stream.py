@@ -117,11 +117,8 @@ def _measure_distance(state: DomainState) -> float:
 def measure_appearance(x: Tensor) -> Tensor:
     """Return the brightness, contrast and sharpness of each channel of each image.
 
-    Args:
-        x: Images (N, C, H, W), or inputs of another shape, which count as one row of pixels.
-
-    Returns:
-        Features (N, 3C): means, then logarithms of variances, then of squared differences between neighbors.
+    They are means, then logarithms of variances, then of squared differences between neighbors (N, 3C). Inputs that are
+    no images count as one row of pixels.
     """
     x = at_least_float32(x)
     pixels = x if x.ndim == 4 else x.reshape(len(x), 1, 1, -1)
@@ -187,8 +184,8 @@ def update_chain(
     Args:
         state: The state before the batch.
         logits: The predictions (N, C), in the order of the stream.
-        class_memory: How many predictions the class frequencies remember within a domain. Runs of a class that are
-            longer look like a class that the network prefers.
+        class_memory: How many predictions the class frequencies remember within a domain. Longer runs of a class look
+            like a class that the network prefers.
         uninformative: U, the probability that a prediction has nothing to do with its image. It limits what one
             confident error can outweigh, so that a network that is often wrong still shows labels that repeat.
         is_new_domain: Whether the batch begins a domain, in which the network may prefer other classes.
@@ -276,13 +273,7 @@ class MirrorState(NamedTuple):
 
 @torch.no_grad()
 def update_mirrors(state: MirrorState, logits: Tensor, mirrored: Tensor) -> MirrorState:
-    """Return the state after a batch.
-
-    Args:
-        state: The state before it.
-        logits: The predictions for the images (N, C).
-        mirrored: The predictions for the mirrored images (N, C).
-    """
+    """Return the state after a batch, from the predictions for its images (N, C) and for the mirrored ones."""
     is_sure = confidence(logits) > MIN_MIRROR_CONFIDENCE
     agrees = is_sure & (logits.argmax(1) == mirrored.argmax(1))
     found = torch.stack([agrees.sum(), is_sure.sum()]).cpu().double()
@@ -293,11 +284,7 @@ StateT = TypeVar("StateT", DomainState, ChainState, MirrorState)
 
 
 class StateBuffers(CpuState, Generic[StateT]):
-    """Buffers that hold one of these states, so that it is saved, moved and reset with the model.
-
-    Args:
-        initial: The state before the first batch.
-    """
+    """Buffers that hold one of these states, so that it is saved, moved and reset with the model."""
 
     def __init__(self, initial: StateT) -> None:
         super().__init__()
