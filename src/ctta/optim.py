@@ -20,16 +20,10 @@ from ctta.errors import ConfigError
 __all__ = [
     "OptimizerFactory",
     "all_finite",
-    "batch_gradients",
     "build_optimizer",
-    "compute_gradients_",
-    "load_state_",
-    "restore_state_",
     "scale_rates",
     "scale_steps",
     "sharpness_aware_step_",
-    "split_groups_",
-    "split_state",
     "step_if_finite_",
     "with_lr",
 ]
@@ -113,7 +107,7 @@ def scale_steps(optimizer: Optimizer, scale: float) -> Iterator[None]:
     if scale == 1:
         yield
         return
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = _parameters(optimizer)
     before: list[Tensor] = []
 
     def keep(*_: Any) -> None:
@@ -133,11 +127,7 @@ def scale_steps(optimizer: Optimizer, scale: float) -> Iterator[None]:
 
 
 def split_groups_(optimizer: Optimizer) -> None:
-    """Give every parameter of an optimizer a group, and so a learning rate, of its own.
-
-    Args:
-        optimizer: A new optimizer.
-    """
+    """Give every parameter of a new optimizer a group, and so a learning rate, of its own."""
     optimizer.param_groups[:] = [
         {**group, "params": [parameter]} for group in optimizer.param_groups for parameter in group["params"]
     ]
@@ -242,15 +232,7 @@ def _climb_(parameters: list[nn.Parameter], radius: float) -> None:
 
 
 def compute_gradients_(optimizer: Optimizer, loss: Tensor) -> bool:
-    """Compute the gradients of the batch's mean loss.
-
-    Args:
-        optimizer: The optimizer of the parameters; it takes no step.
-        loss: The mean loss over the local rows.
-
-    Returns:
-        Whether the loss and the gradients are finite.
-    """
+    """Compute the gradients of the batch's mean loss; return whether the loss and the gradients are finite."""
     batch, parameters = current_reducer(), _parameters(optimizer)
     batch.scale_loss(loss).backward()
     batch.all_reduce_gradients_(parameters)
@@ -258,14 +240,9 @@ def compute_gradients_(optimizer: Optimizer, loss: Tensor) -> bool:
 
 
 def batch_gradients(optimizer: Optimizer, loss: Tensor) -> list[Tensor | None]:
-    """Return the gradients of the batch's mean loss, and keep the graph for a further loss.
+    """Return the gradients of the batch's mean loss, one for each parameter, and keep the graph for a further loss.
 
-    Args:
-        optimizer: The optimizer of the parameters; it takes no step.
-        loss: The mean loss over the local rows.
-
-    Returns:
-        One gradient for each parameter in the order of the groups; None for one that the loss does not depend on.
+    A parameter that the loss does not depend on has None.
     """
     batch, parameters = current_reducer(), _parameters(optimizer)
     try:
@@ -302,16 +279,9 @@ MAX_OPTION = 1e9
 
 
 def split_state(optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the state of an optimizer in two parts.
+    """Return the state of an optimizer in two parts: for JSON, and tensors named ``<parameter>.<name>``.
 
-    Args:
-        optimizer: The optimizer.
-
-    Returns:
-        A part for JSON, the options of the groups and numbers, and tensors named ``<parameter>.<name>``.
-
-    Raises:
-        TypeError: An option is a tensor, which JSON cannot hold.
+    The part for JSON has the options of the groups and numbers; a TypeError says which option is a tensor.
     """
     state = optimizer.state_dict()
     for group in state["param_groups"]:
@@ -325,20 +295,11 @@ def split_state(optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Tensor]
 
 
 def restore_state_(optimizer: Optimizer, plain: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Load the state that :func:`split_state` returned into a new optimizer.
-
-    Args:
-        optimizer: The new optimizer.
-        plain: The part for JSON.
-        tensors: The tensors.
-
-    Raises:
-        ValueError: The state does not fit the parameters.
-    """
+    """Load the state that :func:`split_state` returned into a new optimizer; a ValueError says what does not fit."""
     new = optimizer.state_dict()["param_groups"]
     if [group["params"] for group in new] != [group["params"] for group in plain["groups"]]:
         raise ValueError("the optimizer has other parameter groups")
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = _parameters(optimizer)
     state: dict[int, dict[str, Any]] = {}
     for key, value in {**plain["numbers"], **tensors}.items():
         index, _, name = key.partition(".")
@@ -380,13 +341,9 @@ def load_state_(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Load a state, with tensors on the device and in the dtype of their parameters, but scalars in their own dtype.
 
     ``load_state_dict`` would also widen scalars such as NAdam's product of momenta, which then round differently.
-
-    Args:
-        optimizer: The optimizer.
-        state: What its ``state_dict()`` returned.
     """
     optimizer.load_state_dict(state)
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = _parameters(optimizer)
     for index, values in state["state"].items():
         for name, value in values.items():
             if isinstance(value, Tensor) and value.ndim == 0:

@@ -44,15 +44,7 @@ def equalize(image: Tensor) -> Tensor:
 
 
 def posterize(image: Tensor, bits: int) -> Tensor:
-    """Keep the highest bits of each value.
-
-    Args:
-        image: The images.
-        bits: How many, from 0 to 8.
-
-    Returns:
-        New images.
-    """
+    """Keep the highest bits of each value, from 0 to 8."""
     step = 2 ** (8 - bits)
     kept: Tensor = (image / step).floor_().mul_(step)
     return kept
@@ -74,13 +66,9 @@ def rotation(degrees: float, height: int, width: int) -> list[list[float]]:
 def transform(image: Tensor, maps: Tensor) -> Tensor:
     """Move the pixels of each image by an affine map of its own, with bilinear interpolation, rounding down.
 
-    Args:
-        image: The images (N, C, H, W).
-        maps: Rows (a, b, c) for the horizontal and the vertical axis (N, 2, 3), in double precision on the CPU. The
-            pixel at (x, y) shows what was at a x + b y + c; centers of pixels are at halves.
-
-    Returns:
-        New images; red, or gray, where nothing was.
+    The rows (a, b, c) of a map, for the horizontal and the vertical axis (N, 2, 3), are in double precision on the CPU.
+    The pixel at (x, y) shows what was at a x + b y + c, where centers of pixels are at halves; red, or gray, where
+    nothing was.
     """
     height, width = image.shape[2:]
     # On the CPU in double precision, since positions decide which pixels are mixed; the images may be on a GPU.
@@ -136,12 +124,10 @@ IDENTITY = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
 
 
 def apply_operations_(images: Tensor, operations: Sequence[tuple[str, float] | None]) -> None:
-    """Apply an operation of AugMix to each image; those of a kind together, which is faster.
+    """Apply an operation of AugMix to each image (N, 3 or 1, H, W) of bytes; those of a kind together, which is faster.
 
-    Args:
-        images: Images (N, 3 or 1, H, W) with whole values from 0 to 255.
-        operations: For each image one of :data:`OPERATIONS`, and its strength from 0.1 to 1; negative to the other
-            side, for operations that have one. None for an image that stays as it is.
+    An operation is one of :data:`OPERATIONS` with its strength from 0.1 to 1, negative to the other side for those that
+    have one. None leaves the image as it is.
     """
     height, width = images.shape[2:]
     rows: dict[str, list[int]] = {}
@@ -287,15 +273,10 @@ class AugMixView(SplitView):
 
 
 def find_crop(height: int, width: int, draws: Sequence[Sequence[float]]) -> tuple[int, int, int, int]:
-    """Return a random part of an image: of 8 % to 100 % of its area and a ratio of sides from 3/4 to 4/3.
+    """Return top, left, height and width of a part of an image: 8 % to 100 % of its area, and sides of 3/4 to 4/3.
 
-    Args:
-        height: That of the image.
-        width: That of the image.
-        draws: For each attempt four uniform numbers: area, ratio, and two positions. The first part that fits counts.
-
-    Returns:
-        Top, left, height and width; the largest allowed part in the center if none fits.
+    Each attempt has four uniform numbers: area, ratio, and two positions. The first part that fits counts, else the
+    largest allowed one in the center.
     """
     for area, ratio, vertical, horizontal in draws:
         target = height * width * (0.08 + 0.92 * area)

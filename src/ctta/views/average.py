@@ -91,28 +91,14 @@ class FittingView(SplitView, Protocol):
 
     @abstractmethod
     def recall(self, model: Model, x: Tensor) -> SplitView:
-        """Return what :meth:`fit` found for a batch of this size earlier; the view itself if it was not needed.
-
-        Args:
-            model: The model.
-            x: The original batch.
-
-        Returns:
-            The view to use.
-        """
+        """Return what :meth:`fit` found for a batch of this size earlier; the view itself if it was not needed."""
         ...
 
     @abstractmethod
     def fit(self, model: Model, x: Tensor, error: Exception) -> SplitView:
-        """Return this view at the nearest size that a model takes after it has failed.
+        """Return this view at the nearest size that a model takes after it has failed with an error.
 
-        Args:
-            model: The model, which is called to find out.
-            x: The original batch.
-            error: How it failed; gets a note with the name of the view if there is no such size.
-
-        Returns:
-            The view to use; the view itself if nothing was found, and the error should be raised.
+        If there is none, return the view itself, and add a note with its name to the error, which should be raised.
         """
         ...
 
@@ -151,16 +137,9 @@ def require_split_view(view: View, owner: str = "views_at_once above 1") -> Spli
 
 
 def augment_with_views(views: Sequence[View], x: Tensor, owner: str) -> Tensor:
-    """Return the batch as each view shows it, one view after the other.
+    """Return the batch (N, ...) as each view shows it, one view after the other (views N, ...).
 
-    Args:
-        views: At least one view with ``augment(x)``. A class of views may have ``augment_together(views, x)``, which
-            returns the same, faster.
-        x: The batch (N, ...).
-        owner: Who needs such views, for the error.
-
-    Returns:
-        Images (views N, ...).
+    A class of views may have ``augment_together(views, x)``, which returns the same, faster. Errors name the owner.
     """
     kinds = {type(view) for view in views}
     if len(kinds) == 1 and (together := getattr(kinds.pop(), "augment_together", None)) is not None:
@@ -250,14 +229,9 @@ def average_views(
 
 
 def weigh_by_confidence(logits: Tensor, power: float = ENTROPY_POWER) -> Tensor:
-    """Return how much the predictions of a view count for each image in an average by confidence.
+    """Return how much the predictions of a view count for each image in an average by confidence (N, 1, ...).
 
-    Args:
-        logits: The predictions (N, C, ...).
-        power: Weights are the mean entropy to minus this power; 0 for equal weights.
-
-    Returns:
-        Weights (N, 1, ...), to be divided by their sum over the views.
+    The weights, to be divided by their sum over the views, are the mean entropy to minus ``power``.
     """
     mean = entropy(logits).flatten(1).mean(1) if logits.ndim > 2 else entropy(logits)
     relative = mean / math.log(max(logits.shape[1], 2))
