@@ -52,19 +52,20 @@ reset_every = ResetEvery
 reset_on_low_entropy = ResetOnLowEntropy
 adaptive_reset = AdaptiveReset
 
-
-_CLASSES: tuple[type[Policy], ...] = (
-    Restore,
-    RestoreByFisher,
-    AverageWithSource,
-    Kalman,
-    FrozenTeacher,
-    ResetEvery,
-    ResetOnLowEntropy,
-    AdaptiveReset,
-)
 #: Every policy by its name.
-POLICIES: dict[str, Any] = {cls.name: cls for cls in _CLASSES}
+POLICIES: dict[str, Any] = {
+    cls.name: cls
+    for cls in (
+        Restore,
+        RestoreByFisher,
+        AverageWithSource,
+        Kalman,
+        FrozenTeacher,
+        ResetEvery,
+        ResetOnLowEntropy,
+        AdaptiveReset,
+    )
+}
 
 
 def parse_policy(text: str) -> Policy:

@@ -1,7 +1,6 @@
 """Policies that return a method to its start, wholly or in part."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,28 +20,7 @@ from ctta.core.validation import (
     check_positive,
 )
 from ctta.functional import at_least_float32, entropy, lerp_, pair_trained
-from ctta.policies.restoring import student_of, was_updated
-
-
-class _Buffers(nn.Module):
-    """State of single numbers and of lists of tensors."""
-
-    def __init__(
-        self, like: Tensor, numbers: dict[str, float], lists: Sequence[str] = (), shapes: Sequence[Tensor] = ()
-    ) -> None:
-        super().__init__()
-        for name, value in numbers.items():
-            dtype = torch.long if isinstance(value, int) else like.dtype
-            self.register_buffer(name, torch.tensor(value, dtype=dtype, device=like.device))
-        for name in lists:
-            for number, tensor in enumerate(shapes):
-                self.register_buffer(f"{name}{number}", torch.zeros_like(tensor))
-
-    def number(self, name: str) -> Tensor:
-        return self.get_buffer(name)
-
-    def list(self, name: str) -> list[Tensor]:
-        return [buffer for key, buffer in self.named_buffers() if key.rstrip("0123456789") == name]
+from ctta.policies.restoring import PolicyState, student_of, was_updated
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,10 +49,10 @@ class ResetEvery(Policy):
 
     @override
     def start(self, model: AdaptiveModel) -> nn.Module:
-        return _Buffers(next(model.source.parameters()), {"count": 0})
+        return PolicyState(next(model.source.parameters()), {"count": 0})
 
     @override
-    def after_step(self, model: AdaptiveModel, state: _Buffers, x: Tensor, logits: Tensor) -> None:
+    def after_step(self, model: AdaptiveModel, state: PolicyState, x: Tensor, logits: Tensor) -> None:
         if model.last_step is not None and model.last_step.skipped:
             return  # a step that failed leaves no trace
         state.number("count").add_(1 if self.unit == "batches" else current_reducer().total_count(len(x)))
@@ -107,10 +85,10 @@ class ResetOnLowEntropy(Policy):
 
     @override
     def start(self, model: AdaptiveModel) -> nn.Module:
-        return _Buffers(next(model.source.parameters()), {"average": math.inf})  # infinite until the first update
+        return PolicyState(next(model.source.parameters()), {"average": math.inf})  # infinite until the first update
 
     @override
-    def after_step(self, model: AdaptiveModel, state: _Buffers, x: Tensor, logits: Tensor) -> None:
+    def after_step(self, model: AdaptiveModel, state: PolicyState, x: Tensor, logits: Tensor) -> None:
         if model.last_step is None or not was_updated(model):
             return
         value = model.last_step.entropy
@@ -158,16 +136,19 @@ class AdaptiveReset(Policy):
     def start(self, model: AdaptiveModel) -> nn.Module:
         trained = [adapted for adapted, _ in pair_trained(student_of(model), model.source)]
         numbers = {"threshold": math.inf, "drift": 0.0, "num_updates": 0, "num_resets": 0}
-        return _Buffers(trained[0], numbers, ("square_sum", "weight_sum", "square_mean", "weight_mean"), trained)
+        zeros = [torch.zeros_like(each) for each in trained]
+        return PolicyState(
+            trained[0], numbers, square_sum=zeros, weight_sum=zeros, square_mean=zeros, weight_mean=zeros
+        )
 
     @override
     @torch.no_grad()
-    def before_update(self, model: AdaptiveModel, state: _Buffers, x: Tensor) -> None:
+    def before_update(self, model: AdaptiveModel, state: PolicyState, x: Tensor) -> None:
         trained = [adapted for adapted, _ in pair_trained(student_of(model), model.source)]
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
         state.number("num_updates").add_(1)
         for gradient, parameter, square, weight in zip(
-            gradients, trained, state.list("square_sum"), state.list("weight_sum"), strict=True
+            gradients, trained, state.tensors("square_sum"), state.tensors("weight_sum"), strict=True
         ):
             square.add_(gradient.square())
             weight.add_(parameter)
@@ -175,13 +156,13 @@ class AdaptiveReset(Policy):
             return
         strength = 2 * self.pull * state.number("drift") ** 2
         for gradient, parameter, square, weight in zip(
-            gradients, trained, state.list("square_mean"), state.list("weight_mean"), strict=True
+            gradients, trained, state.tensors("square_mean"), state.tensors("weight_mean"), strict=True
         ):
             parameter.grad = gradient + strength.to(square) * square * (parameter - weight)
 
     @override
     @torch.no_grad()
-    def after_step(self, model: AdaptiveModel, state: _Buffers, x: Tensor, logits: Tensor) -> None:
+    def after_step(self, model: AdaptiveModel, state: PolicyState, x: Tensor, logits: Tensor) -> None:
         logits, threshold = at_least_float32(logits), state.number("threshold")
         first = math.log(self.share * logits.shape[1])
         mean = current_reducer().mean(logits.movedim(1, -1).reshape(-1, logits.shape[1]).mean(0))
@@ -202,7 +183,7 @@ class AdaptiveReset(Policy):
             threshold.copy_(momentum * threshold + (1 - momentum) * concentration)
 
     @staticmethod
-    def _reset_(model: AdaptiveModel, state: _Buffers, fraction: float) -> None:
+    def _reset_(model: AdaptiveModel, state: PolicyState, fraction: float) -> None:
         pairs = pair_trained(student_of(model), model.source)
         for adapted, original in pairs[math.ceil(fraction * len(pairs)) :]:
             adapted.copy_(original)
@@ -213,7 +194,7 @@ class AdaptiveReset(Policy):
             buffer.copy_(initial[name])
         num_updates = int(state.number("num_updates"))
         for kind in ("square", "weight"):
-            sums, means = state.list(f"{kind}_sum"), state.list(f"{kind}_mean")
+            sums, means = state.tensors(f"{kind}_sum"), state.tensors(f"{kind}_mean")
             if num_updates:
                 latest = [total / num_updates for total in sums]
                 lerp_(means, latest, 0.1 if state.number("num_resets") else 1.0)

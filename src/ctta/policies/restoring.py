@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from ctta.core.model import AdaptiveModel
 from ctta.core.updates import Policy
-from ctta.core.validation import check_choice, check_fraction, check_non_negative
+from ctta.core.validation import check_choice, check_each, check_fraction, check_non_negative
 from ctta.errors import ConfigError
 from ctta.functional import lerp_, pair_trained, stochastic_restore_
 
@@ -22,6 +22,27 @@ def student_of(model: AdaptiveModel) -> nn.Module:
 def was_updated(model: AdaptiveModel) -> bool:
     """Return whether the step in progress has changed the weights."""
     return model.last_step is not None and model.last_step.updated
+
+
+class PolicyState(nn.Module):
+    """Buffers of single numbers, of the dtype of a tensor or integers, and of lists of tensors, which are copied."""
+
+    def __init__(self, like: Tensor, numbers: dict[str, float], **lists: list[Tensor]) -> None:
+        super().__init__()
+        for name, value in numbers.items():
+            dtype = torch.long if isinstance(value, int) else like.dtype
+            self.register_buffer(name, torch.tensor(value, dtype=dtype, device=like.device))
+        for name, tensors in lists.items():
+            for number, tensor in enumerate(tensors):
+                self.register_buffer(f"{name}{number}", tensor.detach().clone())
+
+    def number(self, name: str) -> Tensor:
+        """Return one of the numbers."""
+        return self.get_buffer(name)
+
+    def tensors(self, name: str) -> list[Tensor]:
+        """Return one of the lists."""
+        return [buffer for key, buffer in self.named_buffers() if key.rstrip("0123456789") == name]
 
 
 @dataclass(frozen=True, repr=False)
@@ -128,22 +149,6 @@ class AverageWithSource(Policy):
             )
 
 
-class _KalmanState(nn.Module):
-    """Hidden weights and their variance."""
-
-    variance: Tensor
-
-    def __init__(self, sources: list[Tensor]) -> None:
-        super().__init__()
-        self.register_buffer("variance", torch.zeros((), dtype=sources[0].dtype, device=sources[0].device))
-        for number, source in enumerate(sources):
-            self.register_buffer(f"hidden{number}", source.detach().clone())
-
-    @property
-    def hidden(self) -> list[Tensor]:
-        return [buffer for name, buffer in self.named_buffers() if name.startswith("hidden")]
-
-
 @dataclass(frozen=True, repr=False)
 class Kalman(Policy):
     """Filter the trained weights over time after each update, as CMF does: three copies of the network in memory.
@@ -164,8 +169,7 @@ class Kalman(Policy):
     pull_to: Literal["filtered", "predicted"] = "filtered"
 
     def __post_init__(self) -> None:
-        check_fraction("alpha", self.alpha)
-        check_fraction("gamma", self.gamma)
+        check_each(check_fraction, alpha=self.alpha, gamma=self.gamma)
         check_non_negative("noise", self.noise)
         if self.noise > MAX_NOISE:
             raise ConfigError(f"noise must be at most {MAX_NOISE:g}, got {self.noise!r}")
@@ -173,24 +177,26 @@ class Kalman(Policy):
 
     @override
     def start(self, model: AdaptiveModel) -> nn.Module:
-        return _KalmanState([original for _, original in pair_trained(student_of(model), model.source)])
+        originals: list[Tensor] = [original for _, original in pair_trained(student_of(model), model.source)]
+        return PolicyState(originals[0], {"variance": 0.0}, hidden=originals)
 
     @override
     @torch.no_grad()
-    def after_step(self, model: AdaptiveModel, state: _KalmanState, x: Tensor, logits: Tensor) -> None:
+    def after_step(self, model: AdaptiveModel, state: PolicyState, x: Tensor, logits: Tensor) -> None:
         if not was_updated(model):
             return
         pairs = pair_trained(student_of(model), model.source)
         adapted, originals = [one for one, _ in pairs], [other for _, other in pairs]
         q = self.noise * sum(each.numel() for each in adapted) / 38_400
-        lerp_(state.hidden, originals, 1 - self.alpha**model.step_scale)
-        predicted = [hidden.clone() for hidden in state.hidden] if self.pull_to == "predicted" else state.hidden
-        drifted = self.alpha**2 * float(state.variance)
+        hidden, variance = state.tensors("hidden"), state.number("variance")
+        lerp_(hidden, originals, 1 - self.alpha**model.step_scale)
+        predicted = [each.clone() for each in hidden] if self.pull_to == "predicted" else hidden
+        drifted = self.alpha**2 * float(variance)
         # In a large network q may exceed 1, and the quotient is then negative.
         beta = max(0.89, (1 - q) / (drifted + 1))
         beta = 1.0 if beta >= 0.9999 else beta
-        state.variance.fill_(beta * (drifted + q))
-        lerp_(state.hidden, adapted, 1 - beta)
+        variance.fill_(beta * (drifted + q))
+        lerp_(hidden, adapted, 1 - beta)
         lerp_(adapted, predicted, 1 - self.gamma**model.step_scale)
 
 
