@@ -98,12 +98,7 @@ def all_gather_json(local: Any) -> list[Any]:
     """Return the JSON values of all ranks; as bytes, because torch's own function would unpickle what it receives."""
     data = torch.frombuffer(bytearray(json.dumps(local).encode()), dtype=torch.uint8)
     counts = all_gather_stack(torch.tensor(len(data))).tolist()
-    content = bytes(all_gather_rows(data).tolist())
-    found = []
-    for count in counts:
-        found.append(json.loads(content[:count]))
-        content = content[count:]
-    return found
+    return [json.loads(bytes(part.tolist())) for part in all_gather_rows(data).split(counts)]
 
 
 def all_gather_object(action: Callable[[], T]) -> list[T]:

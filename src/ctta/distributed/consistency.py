@@ -1,7 +1,6 @@
 """Compare the state of a model between ranks, and broadcast it from rank 0."""
 
 import hashlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -52,8 +51,10 @@ def checksum(model: AdaptiveModel) -> int:
 
     It takes one pass over the memory; a cryptographic hash would take many times longer.
     """
-    total = 0
-    for number, tensor in enumerate(_state_and_momenta(model)):
+    tensors, total = [*_state(model).values()], 0
+    if model.optimizer is not None:
+        tensors += [value for _, value in sorted(split_state(model.optimizer)[1].items())]
+    for number, tensor in enumerate(tensors):
         total = (total * 31 + sum_bits(tensor) + number) % _MODULUS
     return (total + hash_repr(sorted(model.counters.items()))) % _MODULUS
 
@@ -126,10 +127,3 @@ def _broadcast_(tensor: Tensor) -> None:
 
 def _state(model: AdaptiveModel) -> dict[str, Tensor]:
     return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-
-
-def _state_and_momenta(model: AdaptiveModel) -> Iterator[Tensor]:
-    yield from _state(model).values()
-    if model.optimizer is not None:
-        _, momenta = split_state(model.optimizer)
-        yield from (value for _, value in sorted(momenta.items()))
