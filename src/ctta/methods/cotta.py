@@ -12,7 +12,7 @@ from typing_extensions import override
 from ctta.core.hyperparameters import CommonArguments
 from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.core.parallel import RecordedStatistics, change_call, current_reducer
-from ctta.core.validation import check_choice, check_fraction, check_number, check_views_at_once
+from ctta.core.validation import check_choice, check_each, check_fraction, check_number, check_views_at_once
 from ctta.errors import ConfigError
 from ctta.functional import (
     at_least_float32,
@@ -23,9 +23,7 @@ from ctta.functional import (
     stochastic_restore_,
     symmetric_cross_entropy,
 )
-from ctta.nn import (
-    uses_batch_statistics,
-)
+from ctta.nn import uses_batch_statistics
 from ctta.optim import OptimizerFactory
 from ctta.views import (
     Average,
@@ -139,14 +137,7 @@ class CoTTA(AdaptiveModel):
     Reference: Wang, Fink, Van Gool, Dai, "Continual test-time domain adaptation", CVPR 2022.
     """
 
-    info = MethodInfo(
-        "CoTTA",
-        paper="Wang et al., CVPR 2022",
-        trains="all weights",
-        forward_passes="3, or 2 + views",
-        backward_passes=1,
-        num_networks=3,
-    )
+    info = MethodInfo("CoTTA", "Wang et al., CVPR 2022", "all weights", "3, or 2 + views", 1, num_networks=3)
     check_settings: ClassVar = {"views": image_views(2)}
     presets = PRESETS
     view_arguments = ()  # checked below
@@ -171,8 +162,7 @@ class CoTTA(AdaptiveModel):
         **common: Unpack[CommonArguments],
     ) -> None:
         super().__init__(net, **common)
-        check_fraction("decay", decay)
-        check_fraction("restore", restore)
+        check_each(check_fraction, decay=decay, restore=restore)
         check_choice("gate", gate, ("batch", "element"))
         check_choice("gate_with", gate_with, ("source", "teacher"))
         check_choice("views_for", views_for, ("all", "uncertain"))

@@ -14,7 +14,7 @@ from ctta.core.model import MethodInfo
 from ctta.core.parallel import change_call, current_call, current_reducer
 from ctta.core.state import snapshot_buffers
 from ctta.core.updates import Policy
-from ctta.core.validation import check_choice, check_fraction
+from ctta.core.validation import check_choice, check_each, check_fraction
 from ctta.functional import (
     confidence,
     entropy,
@@ -120,8 +120,7 @@ class DELTA(StudentModel):
     ) -> None:
         super().__init__(net, lr=lr, policies=policies, batch_stats=0.0, output=output)
         check_choice("loss", loss, ("entropy", "weighted_entropy", "pseudo_label"))
-        check_fraction("norm_momentum", norm_momentum)
-        check_fraction("class_momentum", class_momentum)
+        check_each(check_fraction, norm_momentum=norm_momentum, class_momentum=class_momentum)
         self.loss, self.norm_momentum, self.class_momentum = loss, norm_momentum, class_momentum
         self.num_classes, count = num_classes, self.count_classes(num_classes)
         self.student = self.copy_of_source()

@@ -11,7 +11,7 @@ from typing_extensions import override
 from ctta.core.hyperparameters import CommonArguments
 from ctta.core.model import MethodInfo
 from ctta.core.parallel import current_reducer
-from ctta.core.validation import check_choice, check_fraction, check_non_negative
+from ctta.core.validation import check_choice, check_each, check_fraction, check_non_negative
 from ctta.errors import InputError
 from ctta.functional import EntropyKind, call_on_selected, confidence, entropy, masked_mean, reliability_weights
 from ctta.methods.parts.prediction import StudentModel
@@ -92,8 +92,7 @@ class DeYO(StudentModel):
         **common: Unpack[CommonArguments],
     ) -> None:
         super().__init__(net, **common)
-        check_non_negative("select_below", select_below)
-        check_non_negative("weight_below", weight_below)
+        check_each(check_non_negative, select_below=select_below, weight_below=weight_below)
         check_fraction("min_drop", min_drop)
         check_choice("destroy", destroy, DESTRUCTIONS)
         check_choice("entropy", entropy, ("softmax", "come"))

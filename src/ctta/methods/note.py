@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal, Self, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 from ctta.core.hyperparameters import CommonWithoutBatchStats
@@ -73,12 +73,6 @@ class NOTE(MemoryModel):
         self._track_statistics_(self.student, iid)
         self.train_norms_(self.student)
         self.optimize(self.student, optimizer)
-
-    @override
-    @torch.no_grad()
-    def predict_step(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.student(x)
-        return logits
 
     @override
     def update(self, number: int) -> bool:

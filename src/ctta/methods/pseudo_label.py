@@ -11,8 +11,6 @@ from ctta.core.hyperparameters import CommonWithoutSeed
 from ctta.core.model import MethodInfo
 from ctta.functional import confidence, hard_cross_entropy
 from ctta.methods.parts.prediction import StudentModel
-from ctta.nn import find_norm_parameters
-from ctta.nn.surgery import train_only_
 from ctta.optim import OptimizerFactory
 
 
@@ -45,7 +43,7 @@ class PseudoLabel(StudentModel):
     ) -> None:
         super().__init__(net, **common)
         self.student = self.copy_of_source()
-        train_only_(self.student, find_norm_parameters(self.student))
+        self.train_norms_(self.student)
         self.optimize(self.student, optimizer)
 
     @override

@@ -10,7 +10,7 @@ from typing_extensions import override
 from ctta.core.hyperparameters import CommonWithoutBatchStats
 from ctta.core.model import MethodInfo
 from ctta.core.parallel import change_call
-from ctta.core.validation import check_fraction, check_integer
+from ctta.core.validation import check_each, check_fraction, check_integer
 from ctta.functional import confidence, cross_entropy, ema_update_
 from ctta.methods.parts.memory import MemoryModel, TimelyMemory
 from ctta.nn import attach_norm_hooks_
@@ -62,8 +62,7 @@ class RoTTA(MemoryModel):
         **common: Unpack[CommonWithoutBatchStats],
     ) -> None:
         super().__init__(net, batch_stats=0.0, **common)
-        check_fraction("decay", decay)
-        check_fraction("momentum", momentum)
+        check_each(check_fraction, decay=decay, momentum=momentum)
         check_views(views)
         self.memory, self.update_every = TimelyMemory(memory_size), check_integer("update_every", update_every, 1)
         self.memory_size, self.decay, self.momentum, self.views = memory_size, decay, momentum, views

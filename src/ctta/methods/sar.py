@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from ctta.core.hyperparameters import CommonWithoutSeed
 from ctta.core.model import MethodInfo
-from ctta.core.validation import check_choice, check_non_negative
+from ctta.core.validation import check_choice, check_each, check_non_negative
 from ctta.functional import EntropyKind, confidence, entropy, masked_mean
 from ctta.methods.parts.prediction import StudentModel
 from ctta.optim import OptimizerFactory
@@ -38,14 +38,7 @@ class SAR(StudentModel):
     Reference: Niu et al., "Towards stable test-time adaptation in dynamic wild world", ICLR 2023.
     """
 
-    info = MethodInfo(
-        "SAR",
-        paper="Niu et al., ICLR 2023",
-        trains="norm layers but the top",
-        forward_passes="up to 2",
-        backward_passes=2,
-        num_networks=2,
-    )
+    info = MethodInfo("SAR", "Niu et al., ICLR 2023", "norm layers but the top", "up to 2", 2, num_networks=2)
     check_settings: ClassVar = {"margin": 0.99}
 
     def __init__(
@@ -62,8 +55,7 @@ class SAR(StudentModel):
         **common: Unpack[CommonWithoutSeed],
     ) -> None:
         super().__init__(net, **common)
-        check_non_negative("margin", margin)
-        check_non_negative("radius", radius)
+        check_each(check_non_negative, margin=margin, radius=radius)
         check_choice("entropy", entropy, ("softmax", "come"))
         self.margin, self.radius, self.entropy, self.skip_top = margin, radius, entropy, skip_top
         self.recover_below, self.recover_unit = recover_below, recover_unit

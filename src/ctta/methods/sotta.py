@@ -76,12 +76,6 @@ class SoTTA(MemoryModel):
         self.optimize(self.student, optimizer)
 
     @override
-    @torch.no_grad()
-    def predict_step(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.student(x)
-        return logits
-
-    @override
     def update(self, number: int) -> bool:
         images, _ = self.memory.recall()
         if len(images) == 0:

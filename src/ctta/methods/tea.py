@@ -11,7 +11,7 @@ from ctta.core.hyperparameters import CommonArguments
 from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.core.parallel import current_reducer
 from ctta.core.state import LazyModule
-from ctta.core.validation import check_fraction, check_integer, check_non_negative
+from ctta.core.validation import check_each, check_fraction, check_integer, check_non_negative
 from ctta.errors import InputError
 from ctta.functional import at_least_float32, batch_sum, confidence
 from ctta.optim import OptimizerFactory
@@ -113,8 +113,7 @@ class TEA(AdaptiveModel):
         **common: Unpack[CommonArguments],
     ) -> None:
         super().__init__(net, **common)
-        check_non_negative("step_size", step_size)
-        check_non_negative("noise", noise)
+        check_each(check_non_negative, step_size=step_size, noise=noise)
         check_fraction("renew", renew)
         self.num_steps_langevin = check_integer("num_steps_langevin", num_steps_langevin, 0)
         self.step_size, self.noise, self.buffer_size, self.renew = step_size, noise, buffer_size, renew

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from ctta.core.validation import check_fraction, check_integer
+from ctta.core.validation import check_each, check_fraction, check_integer
 from ctta.functional import at_least_float32
 from ctta.nn.heads import ShiftFeatures, features_and_logits
 from ctta.nn.vit import change_tokens, find_block_norms, find_blocks, find_class_token
@@ -116,8 +116,7 @@ class FeatureShift(nn.Module):
     @torch.inference_mode(False)
     def __init__(self, target: Tensor, share: float, decay: float) -> None:
         super().__init__()
-        check_fraction("shift", share)
-        check_fraction("decay", decay)
+        check_each(check_fraction, shift=share, decay=decay)
         self.share, self.decay = share, decay
         self.register_buffer("target", target.clone())
         self.register_buffer("past", target.clone())  # so that nothing moves before the first batch

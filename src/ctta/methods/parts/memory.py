@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.core.model import AdaptiveModel
@@ -265,13 +265,14 @@ class ConfidentMemory(Memory):
 class MemoryModel(AdaptiveModel):
     """A method that predicts, remembers the images, and learns from its memory at regular intervals.
 
-    A subclass sets ``memory`` and ``update_every``, and implements :meth:`predict_step` and :meth:`update`. The whole
-    batch is predicted before it is remembered. An update is due whenever another ``update_every`` images have arrived,
-    also within a batch; then only the images up to there are in the memory.
+    A subclass sets ``memory`` and ``update_every``, and implements :meth:`update`. The student predicts the whole batch
+    before it is remembered. An update is due whenever another ``update_every`` images have arrived, also within a
+    batch; then only the images up to there are in the memory.
     """
 
     check_settings: ClassVar = {"memory_size": 8, "update_every": 6}  # the memory of the contract suite has to evict
     memory: Memory
+    student: nn.Module
     #: The number of images between two updates; None for one update per batch.
     update_every: int | None = None
 
@@ -282,6 +283,12 @@ class MemoryModel(AdaptiveModel):
         since the last update. ``number`` counts the updates of a step, and distinguishes their random draws.
         """
         raise NotImplementedError(f"{type(self).__name__} implements neither update() nor an adapt_step() of its own")
+
+    @override
+    @torch.no_grad()
+    def predict_step(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.student(x)
+        return logits
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:

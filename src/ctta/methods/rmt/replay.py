@@ -1,7 +1,6 @@
 """Labeled source images that are shown to a network again while a stream goes on."""
 
 import hashlib
-import os
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -11,12 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from ctta.core.model import AdaptiveModel
 from ctta.core.parallel import change_call, replicated
-from ctta.core.validation import check_integer, check_non_negative
-from ctta.errors import CheckpointError, ConfigError
-from ctta.functional import at_least_float32, ema_update_, symmetric_cross_entropy
-from ctta.optim import scale_rates, step_if_finite_
+from ctta.core.validation import check_integer
+from ctta.errors import ConfigError
+from ctta.functional import at_least_float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,76 +106,3 @@ class SourceReplay:
         with replicated(), change_call(num_images=len(images)):
             logits = net(images)
         return F.cross_entropy(at_least_float32(logits), labels)
-
-
-class ReplayModel(AdaptiveModel):
-    """A method with a student and a teacher that also learns from labeled source images.
-
-    A subclass calls :meth:`use_replay` in its constructor after :meth:`optimize`, and adds :meth:`replay_loss` to its
-    loss.
-    """
-
-    replay: SourceReplay | None
-    replay_weight: float
-    decay: float
-    replay_digest: Tensor
-    student: nn.Module
-    teacher: nn.Module
-
-    def use_replay(self, replay: SourceReplay | None, weight: float) -> None:
-        """Check and keep the hyperparameters; raise a ConfigError if a label is not a class of the network."""
-        check_non_negative("replay_weight", weight)
-        if replay is not None:
-            if not isinstance(replay, SourceReplay):
-                raise TypeError(f"replay must be a ctta.SourceReplay(images, labels), got {type(replay).__name__}")
-            if (label := int(replay.labels.max())) >= (num_classes := self.count_classes()):
-                raise ConfigError(f"replay has an image of class {label}, and the network has {num_classes} classes")
-            self.register_buffer("replay_digest", torch.tensor(replay.digest))
-        self.replay, self.replay_weight = replay, weight
-
-    def replay_loss(self, x: Tensor) -> Tensor | float:
-        """Return the weighted cross-entropy of the student on the source images of this step; 0 without any.
-
-        With several processes it is that of the whole batch.
-        """
-        if self.replay is None or self.replay_weight == 0:
-            return 0.0
-        return self.replay_weight * self.replay.cross_entropy(self.student, self.num_steps, self.seed, x)
-
-    def warm_up(self, num_images: int = 50_000) -> Self:
-        """Let student and teacher agree on source images, before a stream begins.
-
-        The learning rate rises linearly to its value. What is learned is part of the stream: it is saved with it, and
-        :meth:`reset` and :meth:`fork` return to the state without it. With several processes, call it on each.
-
-        Args:
-            num_images: How many images to see, batch by batch; the reference has 50,000.
-
-        Returns:
-            The model itself.
-
-        Raises:
-            ConfigError: There are no source images.
-        """
-        if self.replay is None:
-            raise ConfigError("warm_up needs source images: give replay=ctta.SourceReplay(images, labels)")
-        assert self.optimizer is not None, "built by the constructor"
-        num_steps = check_integer("num_images", num_images, 1) // self.replay.batch_size
-        like, groups = next(self.student.parameters()), self.optimizer.param_groups
-        for step in range(num_steps):
-            images, _ = self.replay.draw(step, self.seed, like)
-            rising = scale_rates(self.optimizer, [(step + 1) / num_steps] * len(groups))
-            with torch.inference_mode(False), torch.enable_grad(), change_call(num_images=len(images)), rising:
-                loss = symmetric_cross_entropy(self.student(images), self.teacher(images).detach()).mean()
-                if step_if_finite_(self.optimizer, loss):
-                    ema_update_(self.teacher, self.student, self.decay)
-        return self
-
-    @override
-    def on_load(self, path: str | os.PathLike[str]) -> None:
-        super().on_load(path)
-        if self.replay is not None and int(self.replay_digest) != self.replay.digest:
-            raise CheckpointError(
-                f"{path} was saved with other source images, labels or batch size of replay: give those that the "
-                "stream was started with"
-            )

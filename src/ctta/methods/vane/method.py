@@ -27,12 +27,7 @@ from ctta.methods.vane.constants import (
     UNINFORMATIVE_PROBABILITY,
     UNKNOWN_DOMAINS_MEMORY,
 )
-from ctta.methods.vane.statistics import (
-    FollowedBatch,
-    LayerState,
-    store_layers_,
-    use_shift_statistics_,
-)
+from ctta.methods.vane.statistics import FollowedBatch, LayerState, store_layers_, use_shift_statistics_
 from ctta.methods.vane.stream import (
     ChainState,
     DomainState,

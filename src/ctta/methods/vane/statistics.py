@@ -144,11 +144,8 @@ def use_shift_statistics_(net: nn.Module, tolerance: float, prior: float, horizo
 
 def store_layers_(net: nn.Module, statistics: nn.ModuleList, layers: Mapping[nn.Module, LayerState]) -> None:
     """Take over the states of the layers after a batch; tensors are replaced, since a graph may still need them."""
-    for module, hook in zip(_followed_layers(net), statistics, strict=True):
+    followed = [each for each in net.modules() if isinstance(each, _BatchNorm) and each.running_mean is not None]
+    for module, hook in zip(followed, statistics, strict=True):
         if (state := layers.get(module)) is not None:
             hook.mean, hook.variance, hook.worth = state[:3]
             module.running_mean, module.running_var = state.used_mean, state.used_variance
-
-
-def _followed_layers(net: nn.Module) -> list[_BatchNorm]:
-    return [module for module in net.modules() if isinstance(module, _BatchNorm) and module.running_mean is not None]
