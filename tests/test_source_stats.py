@@ -1,5 +1,6 @@
 """Source statistics agree with plain loops, survive files, and belong to one network."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,15 @@ def test_statistics_agree_with_plain_loops() -> None:
         variance = torch.stack(members).var(0, correction=0) if members else torch.zeros(12, dtype=torch.float64)
         CLOSE(stats["class_means"][number], mean)
         CLOSE(stats["class_variances"][number], variance)
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
+def test_statistics_are_the_same_within_a_loop_without_gradients(around: Callable[[], Any]) -> None:
+    expected = ctta.source_stats(classifier(), stream(), parameters="all")
+    with around():
+        stats = ctta.source_stats(classifier(), stream(), parameters="all")
+    assert all(torch.equal(value, expected[name]) for name, value in stats.tensors.items())
+    assert not any(value.is_inference() for value in stats.tensors.values())
 
 
 @pytest.mark.parametrize("form", ["tensor", "list", "batches"])

@@ -185,6 +185,8 @@ class SourceStats(nn.Module):
         return f"SourceStats({self.num_images} images, {labels}: {', '.join(names)})"
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def source_stats(
     net: nn.Module,
     batches: Iterable[Any],
@@ -229,10 +231,9 @@ def source_stats(
     train_only_(net_copy, trained if parameters == "norms" else {name for name, _ in net_copy.named_parameters()})
     has_head = _record_head_(net_copy, head)
     collector = _Collector(net_copy)
-    with torch.inference_mode(False), torch.enable_grad():
-        for x, given in _pair_with_labels(batches, labels):
-            check_batch(x)
-            collector.add(x, given, has_head=has_head)
+    for x, given in _pair_with_labels(batches, labels):
+        check_batch(x)
+        collector.add(x.clone() if x.is_inference() else x, given, has_head=has_head)
     if collector.num_images == 0:
         raise InputError("no batches to compute statistics from: give some source images")
     return SourceStats(
