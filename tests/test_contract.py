@@ -71,33 +71,6 @@ def test_contract(method: str, network: str, check: str) -> None:
     CHECKS[check](make_case(method, network))
 
 
-class Wrapped(nn.Module):
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.net(x)
-        return logits
-
-
-class Halved(Wrapped):
-    """A network that computes something else with the same weights."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x / 2)
-
-
-def test_source_stats_are_shared_by_networks_that_compute_the_same_only() -> None:
-    case = ContractCase(ctta.EATA, NETWORKS["vit"], {})
-    batches = [case.make_batch(number) for number in (-1, -2)]
-    for wrapper in (Halved, Wrapped):
-        stats = case.make_source_stats(wrapper(case.make_network()))["source_stats"]
-        assert case.make_source_stats(wrapper(case.make_network()))["source_stats"] is stats
-        expected = ctta.source_stats(wrapper(case.make_network()), batches)
-        assert all(torch.equal(stats[name], value) for name, value in expected.tensors.items())
-
-
 @pytest.mark.parametrize("check", CHECKS)
 def test_contract_with_batch_statistics_alone(check: str) -> None:
     """The batches of the checks are small, so that the methods above blend their statistics."""

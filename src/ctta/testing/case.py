@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from ctta.checkpoint.encoding import is_serializable
 from ctta.core.model import AdaptiveModel
-from ctta.nn.surgery import fingerprint, unwrap
-from ctta.source_stats import SourceStats, source_stats
+from ctta.source_stats import source_stats
 
 #: Steps over which memory must not grow: on one network a long stream, for what a method stores rarely; on the
 #: others as many as show what it keeps of every step.
@@ -69,12 +68,7 @@ class ContractCase:
         """
         if not (self.method.info and self.method.info.needs_source_data) or "source_stats" in self.hyperparameters:
             return {}
-        # Networks with the same weights may compute different things, such as one that halves its input.
-        is_trained = str([parameter.requires_grad for parameter in net.parameters()])
-        key = (self.network_factory, repr(unwrap(net)), fingerprint(net), is_trained)
-        if key not in _source_stats:
-            _source_stats[key] = source_stats(net, [self.make_batch(number).to(dtype) for number in (-1, -2)])
-        return {"source_stats": _source_stats[key]}
+        return {"source_stats": source_stats(net, [self.make_batch(number).to(dtype) for number in (-1, -2)])}
 
     def make_batch(self, number: int, size: int = 6) -> Tensor:
         """Return a batch of random images in [0, 1].
@@ -108,9 +102,6 @@ class ContractCase:
         """Return the hyperparameters that a checkpoint cannot hold and ``ctta.load`` must be given again."""
         return {name: value for name, value in self.hyperparameters.items() if not is_serializable(value)}
 
-
-#: Statistics by network, since most checks use the same ones.
-_source_stats: dict[tuple[Callable[[], nn.Module], str, str, str], SourceStats] = {}
 
 #: Every check of the contract by its name.
 CHECKS: dict[str, Callable[[ContractCase], None]] = {}
