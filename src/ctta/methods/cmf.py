@@ -39,7 +39,15 @@ class CMF(ROID):
     ICLR 2024.
     """
 
-    info = MethodInfo("CMF", "Lee and Chang, ICLR 2024", "norm layers", 2, 1, num_networks=2, labels_pixels=False)
+    info = MethodInfo(
+        "CMF",
+        paper="Lee and Chang, ICLR 2024",
+        trains="norm layers",
+        forward_passes=2,
+        backward_passes=1,
+        num_networks=2,
+        labels_pixels=False,
+    )
 
     def __init__(
         self,

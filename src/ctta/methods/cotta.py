@@ -137,7 +137,14 @@ class CoTTA(AdaptiveModel):
     Reference: Wang, Fink, Van Gool, Dai, "Continual test-time domain adaptation", CVPR 2022.
     """
 
-    info = MethodInfo("CoTTA", "Wang et al., CVPR 2022", "all weights", "3, or 2 + views", 1, num_networks=3)
+    info = MethodInfo(
+        "CoTTA",
+        paper="Wang et al., CVPR 2022",
+        trains="all weights",
+        forward_passes="3, or 2 + views",
+        backward_passes=1,
+        num_networks=3,
+    )
     check_settings: ClassVar = {"views": image_views(2)}
     presets = PRESETS
     view_arguments = ()  # checked below

@@ -42,7 +42,12 @@ class EATA(ETA):
     """
 
     info = MethodInfo(
-        "EATA", "Niu et al., ICML 2022", "norm layers", backward_passes=1, num_networks=2, needs_source_data=True
+        "EATA",
+        paper="Niu et al., ICML 2022",
+        trains="norm layers",
+        backward_passes=1,
+        num_networks=2,
+        needs_source_data=True,
     )
 
     def __init__(

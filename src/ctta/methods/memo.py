@@ -44,7 +44,14 @@ class MEMO(AdaptiveModel):
     """
 
     info = MethodInfo(
-        "MEMO", "Zhang et al., NeurIPS 2022", "all weights", "1 + views", 1, 2, labels_pixels=False, is_episodic=True
+        "MEMO",
+        paper="Zhang et al., NeurIPS 2022",
+        trains="all weights",
+        forward_passes="1 + views",
+        backward_passes=1,
+        num_networks=2,
+        labels_pixels=False,
+        is_episodic=True,
     )
     check_settings: ClassVar = {"views": augmix_views(1)}
 

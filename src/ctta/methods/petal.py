@@ -111,7 +111,14 @@ class PETAL(AdaptiveModel):
     Reference: Brahma and Rai, "A probabilistic framework for lifelong test-time adaptation", CVPR 2023.
     """
 
-    info = MethodInfo("PETAL", "Brahma and Rai, CVPR 2023", "all weights", "3, or 2 + views", 1, num_networks=3)
+    info = MethodInfo(
+        "PETAL",
+        paper="Brahma and Rai, CVPR 2023",
+        trains="all weights",
+        forward_passes="3, or 2 + views",
+        backward_passes=1,
+        num_networks=3,
+    )
     check_settings: ClassVar = {"views": image_views(1)}
 
     def __init__(

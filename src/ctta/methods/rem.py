@@ -43,7 +43,14 @@ class REM(StudentModel):
     """
 
     info = MethodInfo(
-        "REM", "Han et al., ICML 2025", "norm layers but the top", 3, 1, 2, labels_pixels=False, needs_vit=True
+        "REM",
+        paper="Han et al., ICML 2025",
+        trains="norm layers but the top",
+        forward_passes=3,
+        backward_passes=1,
+        num_networks=2,
+        labels_pixels=False,
+        needs_vit=True,
     )
 
     def __init__(

@@ -38,7 +38,14 @@ class SAR(StudentModel):
     Reference: Niu et al., "Towards stable test-time adaptation in dynamic wild world", ICLR 2023.
     """
 
-    info = MethodInfo("SAR", "Niu et al., ICLR 2023", "norm layers but the top", "up to 2", 2, num_networks=2)
+    info = MethodInfo(
+        "SAR",
+        paper="Niu et al., ICLR 2023",
+        trains="norm layers but the top",
+        forward_passes="up to 2",
+        backward_passes=2,
+        num_networks=2,
+    )
     check_settings: ClassVar = {"margin": 0.99}
 
     def __init__(
