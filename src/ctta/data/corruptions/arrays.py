@@ -32,15 +32,10 @@ SeverityTable = tuple[Sequence[ValueT], Sequence[ValueT]]
 
 
 class ParameterSet(NamedTuple):
-    """The published parameters that images of one size take.
+    """The published parameters that images of one size take."""
 
-    Attributes:
-        column: Index into PUBLISHED_SIZES and into every table.
-        scale: Factor for lengths in pixels; 1 at the published sizes.
-    """
-
-    column: int
-    scale: float
+    column: int  # index into PUBLISHED_SIZES and into every table
+    scale: float  # factor for lengths in pixels; 1 at the published sizes
 
     def lookup(self, table: SeverityTable[ValueT], severity: float) -> ValueT:
         """Return the parameters for a severity from 0 to 5: an entry of the table, or between two entries linearly."""

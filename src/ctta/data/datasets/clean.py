@@ -188,17 +188,11 @@ class SubsetDataset(CleanDataset):
 
 @dataclass(frozen=True)
 class CorruptedDomain:
-    """The :class:`ImageDomain` of a :class:`CleanDataset` under corruptions; each image is the same in every read.
+    """The :class:`ImageDomain` of a :class:`CleanDataset` under corruptions; each image is the same in every read."""
 
-    Attributes:
-        data: The clean images.
-        corruptions: The corruptions with their severities, in order.
-        visit: As for :meth:`CleanDataset.combine`.
-    """
-
-    data: CleanDataset
-    corruptions: tuple[CorruptionLevel, ...]
-    visit: int | None = None
+    data: CleanDataset  # the clean images
+    corruptions: tuple[CorruptionLevel, ...]  # the corruptions with their severities, in order
+    visit: int | None = None  # as for :meth:`CleanDataset.combine`
 
     @property
     def name(self) -> str:

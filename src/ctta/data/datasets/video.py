@@ -43,32 +43,20 @@ def import_av() -> ModuleType:
 
 @dataclass(frozen=True)
 class VideoFrame:
-    """A frame of a video.
+    """A frame of a video."""
 
-    Attributes:
-        number: How many frames of the video came before it, whether they were taken or not.
-        seconds: Time since the start of a recording; the Unix time at which a frame of a camera arrived.
-        pixels: uint8 (H, W, 3) in RGB.
-    """
-
-    number: int
-    seconds: float
-    pixels: NDArray[np.uint8]
+    number: int  # how many frames of the video came before it, whether they were taken or not
+    seconds: float  # time since the start of a recording; the Unix time at which a frame of a camera arrived
+    pixels: NDArray[np.uint8]  # uint8 (H, W, 3) in RGB
 
 
 @dataclass(frozen=True)
 class FrameSampling:
-    """Which frames of a video to take.
+    """Which frames of a video to take."""
 
-    Attributes:
-        every: Take every n-th frame.
-        interval: Seconds of the intervals of which to take the first frame, instead of ``every``.
-        seconds: Duration after which to end; None for the whole video.
-    """
-
-    every: int = 1
-    interval: float | None = None
-    seconds: float | None = None
+    every: int = 1  # take every n-th frame
+    interval: float | None = None  # seconds of the intervals of which to take the first frame, instead of ``every``
+    seconds: float | None = None  # duration after which to end; None for the whole video
 
     def __post_init__(self) -> None:
         check_integer("every", self.every, 1)

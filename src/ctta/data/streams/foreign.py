@@ -24,19 +24,12 @@ NUM_STREETS = 500
 
 @dataclass(frozen=True)
 class ForeignImages:
-    """Images of something else, of the size of those that they come among, with a label that is not scored.
+    """Images of something else, of the size of those that they come among, with a label that is not scored."""
 
-    Attributes:
-        images: The images; ``"noise"`` for uniform noise, ``"streets"`` for drawn street scenes.
-        size_of: The images that they come among.
-        num_images: How many there are.
-        seed: Seed of what is drawn.
-    """
-
-    images: ImageDomain | str
-    size_of: ImageDomain
-    num_images: int
-    seed: int = 0
+    images: ImageDomain | str  # the images; ``"noise"`` for uniform noise, ``"streets"`` for drawn street scenes
+    size_of: ImageDomain  # the images that they come among
+    num_images: int  # how many there are
+    seed: int = 0  # seed of what is drawn
 
     @property
     def name(self) -> str:

@@ -39,22 +39,14 @@ class Camera:
 
     The world is measured in meters from the point of the road below the camera: x to the right, y up, z ahead. A pixel
     looks along (u, -v, 1), so at depth z it sees x = u z and y = elevation - v z.
-
-    Attributes:
-        height: Height of the image in pixels.
-        width: Width of the image in pixels.
-        focal: Focal length in pixels.
-        elevation: Height of the camera above the ground in meters.
-        vanishing_row: Row of the vanishing point, which is on the horizon.
-        vanishing_column: Column of the vanishing point.
     """
 
-    height: int
+    height: int  # of the image in pixels
     width: int
-    focal: float
-    elevation: float
-    vanishing_row: float
-    vanishing_column: float
+    focal: float  # focal length in pixels
+    elevation: float  # height of the camera above the ground in meters
+    vanishing_row: float  # row of the vanishing point, which is on the horizon
+    vanishing_column: float  # column of the vanishing point
 
     @cached_property
     def u(self) -> Float32Array:
@@ -119,17 +111,11 @@ NO_LIGHT, LIT_WINDOW, STREET_LAMP, WHITE_LIGHT, RED_LIGHT, GREEN_LIGHT = range(6
 
 @dataclass(frozen=True)
 class Region:
-    """A rectangle of the image that drawing is restricted to.
+    """A rectangle of the image that drawing is restricted to."""
 
-    Attributes:
-        box: Its rows and columns.
-        u: Slopes of its rays to the right, (1, columns).
-        v: Slopes of its rays downwards, (rows, 1).
-    """
-
-    box: tuple[slice, slice]
-    u: Float32Array
-    v: Float32Array
+    box: tuple[slice, slice]  # its rows and columns
+    u: Float32Array  # slopes of its rays to the right, (1, columns)
+    v: Float32Array  # slopes of its rays downwards, (rows, 1)
 
     def slope_towards(self, sign: int) -> Float32Array:
         """Return the slopes to one side: -1 left, 1 right."""
@@ -145,21 +131,13 @@ class Region:
 
 @dataclass(frozen=True)
 class LightSource:
-    """A light in the world.
+    """A light in the world."""
 
-    Attributes:
-        x: Meters to the right.
-        y: Meters above the ground.
-        z: Depth in meters.
-        strength: Relative strength, 1 for a street lamp.
-        kind: A value of `Canvas.light`.
-    """
-
-    x: float
-    y: float
-    z: float
-    strength: float
-    kind: int
+    x: float  # meters to the right
+    y: float  # meters above the ground
+    z: float  # depth in meters
+    strength: float  # relative strength, 1 for a street lamp
+    kind: int  # a value of `Canvas.light`
 
 
 class Canvas:

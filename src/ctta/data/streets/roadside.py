@@ -40,51 +40,29 @@ FACING_SUN, FACING_AWAY, FACING_CAMERA = 0.12, -0.22, -0.08  # what the sun adds
 
 @dataclass(frozen=True)
 class Facade:
-    """The appearance of a house.
+    """The appearance of a house."""
 
-    Attributes:
-        wall: Color of the walls.
-        roof: Color of the roof.
-        trim: Color of the trim.
-        bay: Horizontal distance between windows in meters.
-        story: Height of a story in meters.
-        pane: Fraction of a bay that is glass.
-        has_shop: Whether the ground floor has shop windows.
-        start: Offset into the texture.
-    """
-
-    wall: Float32Array
+    wall: Float32Array  # a color, as are roof and trim
     roof: Float32Array
     trim: Float32Array
-    bay: float
-    story: float
-    pane: float
-    has_shop: bool
-    start: int
+    bay: float  # horizontal distance between windows in meters
+    story: float  # height of a story in meters
+    pane: float  # fraction of a bay that is glass
+    has_shop: bool  # whether the ground floor has shop windows
+    start: int  # offset into the texture
 
 
 @dataclass(frozen=True)
 class House:
-    """A box on one side of the street, with its front along the street.
+    """A box on one side of the street, with its front along the street."""
 
-    Attributes:
-        side: -1 left, 1 right.
-        offset: Distance of the front from the line below the camera, in meters as all lengths.
-        near: Depth at which the front begins.
-        far: Depth at which the front ends.
-        eaves: Height of the walls.
-        thickness: Extent of the house across the street.
-        rise: Height of the ridge above the eaves; 0 for a flat roof.
-        facade: Its appearance.
-    """
-
-    side: int
-    offset: float
-    near: float
-    far: float
-    eaves: float
-    thickness: float
-    rise: float
+    side: int  # -1 left, 1 right
+    offset: float  # distance of the front from the line below the camera, in meters as all lengths
+    near: float  # depth at which the front begins
+    far: float  # depth at which the front ends
+    eaves: float  # height of the walls
+    thickness: float  # extent of the house across the street
+    rise: float  # height of the ridge above the eaves; 0 for a flat roof
     facade: Facade
 
 
@@ -262,29 +240,17 @@ LEAVES_PER_METER = 7.0
 
 @dataclass(frozen=True)
 class Tree:
-    """A tree.
+    """A tree, with lengths in meters."""
 
-    Attributes:
-        x: Meters to the right.
-        z: Depth in meters.
-        height: Height in meters.
-        radius: Radius of the crown in meters.
-        trunk: Height at which the crown begins.
-        is_conifer: Whether the crown is a cone.
-        foliage: Color of the leaves.
-        lobes: (across, up, radius) of the round parts of the crown, as fractions of it.
-        start: Offset into the texture.
-    """
-
-    x: float
-    z: float
+    x: float  # position to the right
+    z: float  # depth
     height: float
-    radius: float
-    trunk: float
-    is_conifer: bool
-    foliage: Float32Array
-    lobes: tuple[tuple[float, float, float], ...]
-    start: int
+    radius: float  # radius of the crown
+    trunk: float  # height at which the crown begins
+    is_conifer: bool  # whether the crown is a cone
+    foliage: Float32Array  # color of the leaves
+    lobes: tuple[tuple[float, float, float], ...]  # round parts of the crown: (across, up, radius) as fractions of it
+    start: int  # offset into the texture
 
 
 def sample_trees(side: Side, rng: SceneRNG) -> list[Tree]:
@@ -394,27 +360,16 @@ SIGNALS = {RED_LIGHT: rgb(0.85, 0.1, 0.08), GREEN_LIGHT: rgb(0.1, 0.8, 0.4)}
 
 @dataclass(frozen=True)
 class Pole:
-    """A pole, which carries a lamp, a sign, a traffic light or nothing.
+    """A pole, which carries a lamp, a sign, a traffic light or nothing; with lengths in meters."""
 
-    Attributes:
-        x: Meters to the right.
-        z: Depth in meters.
-        height: Height in meters.
-        half_width: Half its thickness in meters.
-        steel: Its color.
-        arm: Length of the arm of a street lamp, positive to the right; 0 for none.
-        sign: Color of a sign.
-        signal: RED_LIGHT or GREEN_LIGHT for a traffic light.
-    """
-
-    x: float
-    z: float
+    x: float  # position to the right
+    z: float  # depth
     height: float
-    half_width: float
-    steel: Float32Array
-    arm: float = 0.0
-    sign: Float32Array | None = None
-    signal: int | None = None
+    half_width: float  # half its thickness
+    steel: Float32Array  # its color
+    arm: float = 0.0  # length of the arm of a street lamp, positive to the right; 0 for none
+    sign: Float32Array | None = None  # color of a sign
+    signal: int | None = None  # RED_LIGHT or GREEN_LIGHT for a traffic light
 
 
 def sample_poles(street: Street, rng: SceneRNG) -> list[Pole]:

@@ -31,27 +31,16 @@ from ctta.data.streets.traffic import paint_car, paint_person, sample_cars, samp
 
 @dataclass(frozen=True)
 class Scene:
-    """What the camera sees, before any weather.
-
-    Attributes:
-        camera: The camera.
-        color: Colors in [0, 1] without the shadows of the sun, (3, H, W).
-        sunlight: The light that those shadows leave, (H, W).
-        label: Class index of each pixel.
-        depth: Meters along the road; infinite for the sky.
-        snow: How readily snow settles, 0 to 1.
-        light: What shines at night, see :mod:`ctta.data.streets.canvas`.
-        light_sources: Lamps, headlights and traffic lights.
-    """
+    """What the camera sees, before any weather."""
 
     camera: Camera
-    color: Float32Array
-    sunlight: Float32Array
-    label: LabelMap
-    depth: Float32Array
-    snow: Float32Array
-    light: NDArray[np.uint8]
-    light_sources: tuple[LightSource, ...]
+    color: Float32Array  # colors in [0, 1] without the shadows of the sun, (3, H, W)
+    sunlight: Float32Array  # the light that those shadows leave, (H, W)
+    label: LabelMap  # class index of each pixel
+    depth: Float32Array  # meters along the road; infinite for the sky
+    snow: Float32Array  # how readily snow settles, 0 to 1
+    light: NDArray[np.uint8]  # what shines at night, see :mod:`ctta.data.streets.canvas`
+    light_sources: tuple[LightSource, ...]  # lamps, headlights and traffic lights
 
     @cached_property
     def clear(self) -> Float32Array:

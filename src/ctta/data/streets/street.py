@@ -24,23 +24,14 @@ PARKING_WIDTH = 2.3  # meters
 
 @dataclass(frozen=True)
 class Side:
-    """One side of the street, from the curb outwards, in meters from the line below the camera.
+    """One side of the street, from the curb outwards, in meters from the line below the camera."""
 
-    Attributes:
-        sign: -1 left, 1 right.
-        curb: Distance of the curb.
-        pavement: Width of the pavement.
-        verge: Width of the grass behind it.
-        has_parking: Whether cars are parked along the curb.
-        is_park: Whether there are trees and hedges instead of houses.
-    """
-
-    sign: int
-    curb: float
-    pavement: float
-    verge: float
-    has_parking: bool
-    is_park: bool
+    sign: int  # -1 left, 1 right
+    curb: float  # distance of the curb
+    pavement: float  # width of the pavement
+    verge: float  # width of the grass behind it
+    has_parking: bool  # whether cars are parked along the curb
+    is_park: bool  # whether there are trees and hedges instead of houses
 
     @property
     def building_line(self) -> float:
@@ -50,42 +41,25 @@ class Side:
 
 @dataclass(frozen=True)
 class Lane:
-    """A lane.
+    """A lane."""
 
-    Attributes:
-        x: Its center line.
-        is_oncoming: Whether its traffic comes towards the camera.
-    """
-
-    x: float
-    is_oncoming: bool
+    x: float  # its center line
+    is_oncoming: bool  # whether its traffic comes towards the camera
 
 
 @dataclass(frozen=True)
 class Street:
-    """The layout of a street and the camera that sees it.
-
-    Attributes:
-        camera: The camera.
-        sides: The left and the right side.
-        lanes: All lanes.
-        lane_width: Width of a lane in meters.
-        center_line: x of the line between the two directions.
-        sun: The side the sun shines from: -1 left, 1 right.
-        sunshine: 0 for an overcast sky to 1.
-        crosswalk: Depth at which a crosswalk begins, or None.
-        driving_side: 1 for right-hand traffic, -1 for left-hand traffic.
-    """
+    """The layout of a street and the camera that sees it."""
 
     camera: Camera
-    sides: tuple[Side, Side]
+    sides: tuple[Side, Side]  # left and right
     lanes: tuple[Lane, ...]
-    lane_width: float
-    center_line: float
-    sun: int
-    sunshine: float
-    crosswalk: float | None
-    driving_side: int
+    lane_width: float  # width of a lane in meters
+    center_line: float  # x of the line between the two directions
+    sun: int  # the side the sun shines from: -1 left, 1 right
+    sunshine: float  # 0 for an overcast sky to 1
+    crosswalk: float | None  # depth at which a crosswalk begins, or None
+    driving_side: int  # 1 for right-hand traffic, -1 for left-hand traffic
 
 
 def sample_street(height: int, width: int, rng: SceneRNG) -> Street:

@@ -33,23 +33,14 @@ SPACE = 6.0  # meters of street that a car needs
 
 @dataclass(frozen=True)
 class CarBody:
-    """The shape of a car.
-
-    Attributes:
-        half_width: In meters, as are height, length and wheel.
-        height: Height of the roof.
-        length: Length of the car.
-        waist: Height at which the windows begin, as a fraction of the height.
-        cabin: Rear and front end of the cabin, as fractions of the length from the rear.
-        wheel: Radius of a wheel.
-    """
+    """The shape of a car, with lengths in meters."""
 
     half_width: float
     height: float
     length: float
-    waist: float
-    cabin: tuple[float, float]
-    wheel: float
+    waist: float  # height at which the windows begin, as a fraction of the height
+    cabin: tuple[float, float]  # rear and front end of the cabin, as fractions of the length from the rear
+    wheel: float  # radius of a wheel
 
 
 BODIES = (
@@ -63,23 +54,14 @@ BODIES = (
 
 @dataclass(frozen=True)
 class Car:
-    """A car on the street.
+    """A car on the street."""
 
-    Attributes:
-        x: Position of its center line in meters.
-        z: Depth of the end that faces the camera.
-        is_oncoming: Whether its front faces the camera.
-        body: Its shape.
-        paint: Its color.
-        is_parked: Whether it is parked, with its lights off.
-    """
-
-    x: float
-    z: float
-    is_oncoming: bool
+    x: float  # position of its center line in meters
+    z: float  # depth of the end that faces the camera
+    is_oncoming: bool  # whether its front faces the camera
     body: CarBody
-    paint: Float32Array
-    is_parked: bool
+    paint: Float32Array  # its color
+    is_parked: bool  # with its lights off
 
 
 def sample_cars(street: Street, rng: SceneRNG) -> list[Car]:
@@ -248,28 +230,15 @@ HALF_WIDTH = 0.36  # meters, including arms and stride
 
 @dataclass(frozen=True)
 class Person:
-    """A person on the street.
+    """A person on the street."""
 
-    Attributes:
-        x: Meters to the right.
-        z: Depth in meters.
-        height: Height in meters.
-        build: Relative width of the body.
-        stride: Distance of each foot from the center in meters.
-        coat_end: Height at which the coat ends, as a fraction of the height.
-        skin: Color of the skin.
-        hair: Color of the hair.
-        coat: Color of the coat.
-        trousers: Color of the trousers.
-    """
-
-    x: float
-    z: float
-    height: float
-    build: float
-    stride: float
-    coat_end: float
-    skin: Float32Array
+    x: float  # meters to the right
+    z: float  # depth in meters
+    height: float  # in meters
+    build: float  # relative width of the body
+    stride: float  # distance of each foot from the center in meters
+    coat_end: float  # height at which the coat ends, as a fraction of the height
+    skin: Float32Array  # a color, as are the following
     hair: Float32Array
     coat: Float32Array
     trousers: Float32Array
