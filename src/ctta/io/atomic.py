@@ -44,23 +44,13 @@ def atomic_write(path: str | os.PathLike[str], *, durable: bool = False, unique:
 
 
 def fsync_file(path: str | os.PathLike[str]) -> None:
-    """Wait until the content of a file would survive a power failure.
-
-    Args:
-        path: The file.
-    """
+    """Wait until the content of a file would survive a power failure."""
     with open(path, "rb+") as file:
         os.fsync(file.fileno())
 
 
 def fsync_directory(path: str | os.PathLike[str]) -> None:
-    """Wait until the names in a directory would survive a power failure.
-
-    Does nothing where directories cannot be opened, as on Windows.
-
-    Args:
-        path: The directory.
-    """
+    """Wait until the names in a directory would survive a power failure, where directories can be opened."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

@@ -7,14 +7,7 @@ _STYLE = "padding: .15em .7em; text-align: left; vertical-align: top"
 
 
 def render_facts(title: str, facts: Mapping[str, object]) -> str:
-    """Return a table with a row per fact.
-
-    Args:
-        title: The caption.
-        facts: Values by name; numbers are shown with four digits.
-
-    Returns:
-        HTML in which nothing of the title or the facts is markup.
+    """Return a table in HTML with a row per fact, in which nothing of the title or the facts is markup.
 
     >>> render_facts("a < b", {"loss": 0.123456}).count("&lt;"), "0.1235" in render_facts("", {"loss": 0.123456})
     (1, True)

@@ -18,16 +18,7 @@ IMAGE_SUFFIXES = {".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tif
 
 
 def import_pillow() -> ModuleType:
-    """Import and return the module ``PIL.Image``.
-
-    Pillow is an optional dependency, so it is imported only where an image file is read or written.
-
-    Returns:
-        The module ``PIL.Image``.
-
-    Raises:
-        ImportError: Pillow is not installed; the message names the extra that installs it.
-    """
+    """Import and return ``PIL.Image``, an optional dependency, where an image file is read or written."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -51,15 +42,8 @@ def to_upright_rgb(image: Any, name: str) -> Any:
     ImageNet-C is not expected to have such tags, and torchvision's loaders, which ignore them, would differ only where
     there are some.
 
-    Args:
-        image: A PIL image.
-        name: What to call it in an error.
-
-    Returns:
-        A PIL image in RGB.
-
     Raises:
-        InputError: The image has 32 bits per value, whose range is unknown.
+        InputError: The image has 32 bits per value, whose range is unknown; the message calls it ``name``.
     """
     from PIL import ImageOps
 
@@ -82,14 +66,7 @@ def to_unit_floats(pixels: NDArray[np.uint8]) -> Tensor:
 
 @dataclass(frozen=True)
 class Resize:
-    """Bilinear resize of a PIL image; a class rather than a closure, so that streams can be pickled.
-
-    Attributes:
-        size: (height, width) in pixels.
-
-    Raises:
-        ConfigError: The size is not positive.
-    """
+    """Bilinear resize of a PIL image to (height, width); a class, as streams with a closure could not be pickled."""
 
     size: tuple[int, int]
 
@@ -104,16 +81,7 @@ class Resize:
 
 
 def resize_and_center_crop(image: Any, *, resize: int = 256, crop: int = 224) -> Any:
-    """Resize the shorter side of an image and crop a square from its center, as ImageNet is preprocessed.
-
-    Args:
-        image: A PIL image.
-        resize: Length of the shorter side after resizing, in pixels.
-        crop: Side of the square, in pixels.
-
-    Returns:
-        A PIL image of ``crop`` x ``crop`` pixels.
-    """
+    """Resize the shorter side of a PIL image and crop a square from its center, as ImageNet is preprocessed."""
     width, height = (resize * length // min(image.size) for length in image.size)
     image = image.resize((width, height), import_pillow().Resampling.BILINEAR)
     left, top = round((width - crop) / 2), round((height - crop) / 2)
@@ -130,13 +98,6 @@ def is_image_file(path: Path, root: Path) -> bool:
 
     Desktops and archives leave hidden files behind: macOS writes ``._a.png``, which has the suffix of an image and is
     none. Folders above ``root`` are not looked at, as a cache is often a hidden folder.
-
-    Args:
-        path: The file, below ``root``.
-        root: The folder that is searched.
-
-    Returns:
-        Whether the file is to be read as an image.
     """
     *folders, name = path.relative_to(root).parts
     is_hidden = name.startswith(".") or any(map(is_hidden_folder, folders))

@@ -41,12 +41,7 @@ class ProgressLines:
         self._first: int | None = None  # what a resumed run had done before
 
     def update(self, done: int, total: int | None) -> None:
-        """Print how much is done if the next line is due.
-
-        Args:
-            done: How much is done.
-            total: How much there is to do; None if nobody knows.
-        """
+        """Print how much is done if the next line is due; the total is None if nobody knows it."""
         elapsed = time.monotonic() - self.started
         first = self._first = done if self._first is None else self._first
         if elapsed < self._due or total == 0:
@@ -87,16 +82,9 @@ def format_bytes(number: int) -> str:
 def show_progress(
     title: str, *, enabled: bool, num_bytes: int | None = None, initial: int = 0
 ) -> Iterator[Callable[[int], object]]:
-    """Show the bytes done so far on standard error.
+    """Show the bytes done so far on standard error, and give a function to call with each number of bytes done.
 
-    Args:
-        title: Text before the bar.
-        enabled: Whether the caller wants to see anything at all.
-        num_bytes: Total, where known.
-        initial: Bytes that were there before.
-
-    Yields:
-        A function to call with each number of bytes done.
+    ``num_bytes`` is the total, where known; ``initial`` is what was there before.
     """
     if not enabled:
         yield lambda amount: None

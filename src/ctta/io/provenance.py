@@ -14,10 +14,6 @@ HINT = "use another folder or delete this one"
 def record_settings(path: Path, settings: Mapping[str, Any]) -> None:
     """Write settings to a JSON file, or check that the file holds the same ones.
 
-    Args:
-        path: The file; its folder is created if needed.
-        settings: Values that JSON can hold.
-
     Raises:
         ConfigError: The file holds other settings, or settings with other names.
         DataError: The file is damaged.
@@ -34,15 +30,8 @@ def record_settings(path: Path, settings: Mapping[str, Any]) -> None:
 def read_settings(path: Path, *, hint: str = HINT) -> dict[str, Any]:
     """Return the settings of a file that was written by :func:`record_settings`.
 
-    Args:
-        path: The file.
-        hint: What the user can do if it is damaged.
-
-    Returns:
-        The settings.
-
     Raises:
-        DataError: The file does not hold a JSON object.
+        DataError: The file does not hold a JSON object; ``hint`` says what to do.
     """
     try:
         recorded = json.loads(path.read_bytes())
@@ -62,11 +51,7 @@ def check_same_settings(
 ) -> None:
     """Refuse to continue with outputs that were made with other settings.
 
-    Args:
-        path: File or folder with the outputs, for the message.
-        recorded: Settings that the outputs were made with; nested mappings are compared key by key.
-        requested: Current settings. Recorded settings that are not requested do not matter.
-        hint: What the user can do about a difference.
+    Nested mappings are compared key by key. Recorded settings that are not requested do not matter.
 
     Raises:
         ConfigError: A requested setting differs from the recorded one; the message lists all differences.

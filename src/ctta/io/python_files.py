@@ -15,15 +15,9 @@ _PREFIX = "ctta_file_"
 
 
 def split_file_spec(spec: str, kind: str, form: str) -> tuple[Path, str]:
-    """Split ``PATH.py:NAME`` into the path of an existing file and the name.
+    """Split ``PATH.py:NAME``, the text after ``file:``, into the path of an existing file and the name.
 
-    Args:
-        spec: The text after ``file:``.
-        kind: What is looked for, such as ``"function"``.
-        form: What was expected, for the error, such as ``"expected 'file:PATH.py:function'"``.
-
-    Returns:
-        The path and the name.
+    The error says what ``kind`` of name is looked for, such as ``"function"``, and which ``form`` was expected.
 
     Raises:
         ConfigError: The text has another form, or there is no such file.
@@ -67,21 +61,7 @@ def is_from_python_file(cls: type) -> bool:
 
 
 def get_from_file(module: ModuleType, name: str, file: Path, kind: str, form: str) -> object:
-    """Return an attribute of an imported file.
-
-    Args:
-        module: The imported file.
-        name: The attribute.
-        file: Path of the file, for the error.
-        kind: What is looked for, such as ``"function"``.
-        form: What was expected, for the error.
-
-    Returns:
-        The attribute.
-
-    Raises:
-        ConfigError: The file does not define it.
-    """
+    """Return an attribute of an imported file; raise a ConfigError like :func:`split_file_spec` if it has none."""
     if not hasattr(module, name):
         defined = [each for each in vars(module) if not each.startswith("_")]
         raise ConfigError(f"{file} has no {kind} {name}{did_you_mean(name, defined)}; {form}")

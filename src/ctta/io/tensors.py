@@ -46,13 +46,9 @@ _DTYPES = {
 
 
 def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], key: str, header: Any) -> None:
-    """Write tensors and a header to a file; the caller makes that atomic and durable.
+    """Write tensors and a header, which JSON can hold, to a file; the caller makes that atomic and durable.
 
-    Args:
-        path: File to create or overwrite.
-        tensors: The tensors by name, on any device.
-        key: Name of the header in the metadata of the file.
-        header: What JSON can hold.
+    ``key`` is the name of the header in the metadata of the file.
 
     Raises:
         OSError: If the file cannot be written, for instance because the disk is full.
@@ -91,14 +87,7 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], k
 
 
 def read_tensors(path: str | os.PathLike[str], key: str) -> tuple[Any, dict[str, Tensor]]:
-    """Return the header and the tensors of a file, after comparing its bytes with its checksum.
-
-    Args:
-        path: A file of :func:`write_tensors`.
-        key: Name of the header in the metadata of the file.
-
-    Returns:
-        The header, None if the file has none, and the tensors by name.
+    """Return the header, if any, and the tensors of a file, after comparing its bytes with its checksum.
 
     Raises:
         DamagedCheckpointError: If the file is truncated, altered or not such a file.

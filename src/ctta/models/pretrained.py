@@ -108,9 +108,7 @@ def load_timm(name: str) -> nn.Module:
 def load_torchvision(name_and_weights: str) -> nn.Module:
     """Return a pretrained torchvision network, normalized according to the transforms of its weights.
 
-    Args:
-        name_and_weights: ``NAME`` for torchvision's default weights, or ``NAME:WEIGHTS`` such as
-            ``resnet50:IMAGENET1K_V1``.
+    ``NAME`` has torchvision's default weights, ``NAME:WEIGHTS`` others, such as ``resnet50:IMAGENET1K_V1``.
     """
     name, _, tag = name_and_weights.partition(":")
     models = import_library("torchvision.models")
@@ -188,11 +186,6 @@ class TransformersModel(Normalized):
 
     At its first call, a transformers network registers local functions as hooks on its layers to collect their
     outputs. Pickle refuses local functions. They are left out here and registered again at the next call.
-
-    Args:
-        net: Network of transformers that takes normalized images.
-        mean: Mean of each channel.
-        std: Standard deviation of each channel.
     """
 
     @override
@@ -212,13 +205,9 @@ class TransformersModel(Normalized):
 
 
 def load_huggingface(name: str) -> nn.Module:
-    """Return a Hugging Face network, normalized according to its image processor.
+    """Return a Hugging Face network (a repository or a local folder), normalized according to its image processor.
 
-    Code that a repository brings along is never executed.
-
-    Args:
-        name: Repository such as ``microsoft/resnet-50``, or the path of a local folder. ``REPOSITORY@REVISION`` selects
-            a branch, a tag or a commit.
+    Code that a repository brings along is never executed. ``REPOSITORY@REVISION`` selects a branch, a tag or a commit.
     """
     transformers = import_library("transformers")
     repository, revision = _split_revision(name)
@@ -329,13 +318,10 @@ _FORM = "expected 'file:PATH.py:function', such as 'file:my_model.py:build'"
 
 
 def load_python_file(path_and_name: str) -> nn.Module:
-    """Call a function of a Python file without arguments and return the network it builds; a class works too.
+    """Call a function of a Python file (``PATH.py:function``) without arguments and return the network it builds.
 
-    The file is executed as a module and can import modules from its own folder. The network gets images in [0, 1]:
-    wrap it in :class:`ctta.models.Normalized` if it was trained on normalized ones.
-
-    Args:
-        path_and_name: Path and name, ``PATH.py:function``.
+    A class works too. The file is executed as a module and can import modules from its own folder. The network gets
+    images in [0, 1]: wrap it in :class:`ctta.models.Normalized` if it was trained on normalized ones.
     """
     file, name = split_file_spec(path_and_name, "function", _FORM)
     with siblings_importable(file), user_file_errors(file):

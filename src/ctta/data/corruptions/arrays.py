@@ -68,12 +68,7 @@ def truncate_to_uint8(values: NDArray[np.floating[Any]]) -> UInt8Array:
 
 
 def images_to_uint8(images: NDArray[Any] | torch.Tensor) -> UInt8Array:
-    """Validate a batch and return it as uint8 (N, H, W, 3); floats are rounded to the 8 bits of the benchmark.
-
-    Raises:
-        InputError: The shape or the range of values is wrong.
-        TypeError: The container or the dtype is wrong.
-    """
+    """Validate a batch and return it as uint8 (N, H, W, 3); floats are rounded to the 8 bits of the benchmark."""
     if isinstance(images, torch.Tensor):
         if not images.is_floating_point():
             raise TypeError(
@@ -185,18 +180,12 @@ def normal_quantiles() -> Float32Array:
 
 
 class PerImageRNG:
-    """Random numbers of one corruption at one severity, with an independent stream for every image.
+    """Random numbers of a corruption (or another purpose) at one severity, with an independent stream for every image.
 
     Every image has a 64-bit key hashed from its identity, and its j-th number is a hash of key + j. A whole batch is
     drawn at once, and an image gets the same numbers alone or in any batch. Each call starts a new section of the
     stream, so a corruption must make its calls in a fixed order. NumPy's generators cannot do this: they would need
     one object per image.
-
-    Args:
-        seed: Seed of the run.
-        name: Name of the corruption, or any other purpose.
-        severity: Severity, 0 where there is none.
-        index: Identity of each image, (N,).
     """
 
     def __init__(self, seed: int, name: str, severity: int, index: Int64Array) -> None:

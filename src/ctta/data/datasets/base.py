@@ -92,9 +92,7 @@ class CorruptionDataset(Protocol):
 def no_clean_images(folder: Path, stream: str) -> DataError:
     """Return the error for a dataset of corrupted images that is asked for the images as they are.
 
-    Args:
-        folder: The folder of the dataset.
-        stream: The call that opens clean images.
+    ``stream`` is the call that opens clean images.
     """
     return DataError(f"{folder} holds corrupted images only: give a stream of the clean ones, such as {stream}")
 
@@ -136,15 +134,7 @@ class PixelArray:
 
 
 def describe_arrays(name: str, images: NDArray[np.uint8], labels: NDArray[Any] | None) -> str:
-    """Return a name that identifies images and labels by their content; it enters the hash of a stream.
-
-    Args:
-        name: What the images are called.
-        images: uint8 array of shape (N, H, W, 3).
-        labels: N integers, or one per pixel (N, H, W), or None.
-
-    Returns:
-        The name with a hash of each array.
+    """Return a name with hashes of images (N, H, W, 3) and labels (N,) or (N, H, W); it enters the hash of a stream.
 
     Raises:
         InputError: An array has another shape or data type.

@@ -167,10 +167,7 @@ def _verify(file: Path, dataset: Dataset, *, progress: bool) -> Path:
 def unpack(archive: Path, folder: Path, *, progress: bool) -> None:
     """Unpack a tar archive into a new folder, without the single folder that may wrap all of its members.
 
-    Args:
-        archive: The archive; it is kept.
-        folder: The folder to create. It appears only when everything is unpacked.
-        progress: Whether to show the progress on standard error.
+    The folder appears only when everything is unpacked; the archive is kept.
 
     Raises:
         DownloadError: The archive is damaged or has unsafe members, the disk is full, or this Python is too old.

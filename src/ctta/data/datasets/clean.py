@@ -81,27 +81,20 @@ class CleanDataset(ABC):
         return self.name
 
     def domain(self, corruption: str, severity: float) -> "CorruptedDomain":
-        """Return the images under one corruption.
+        """Return the images under one corruption, which is applied when they are read.
 
         Args:
-            corruption: Name of the corruption, a key of ``corruptions.CORRUPTIONS`` or ``HOLD_OUT``; ``"none"``
-                for the images as they are.
+            corruption: A key of ``corruptions.CORRUPTIONS`` or ``HOLD_OUT``; ``"none"`` for the images as they are.
             severity: 1 (weak) to 5 (strong), or any number between 0, the images as they are, and 5.
-
-        Returns:
-            The images, which are corrupted when they are read.
         """
         return self.combine((corruption, severity))
 
     def combine(self, *corruptions: CorruptionLevel, visit: int | None = None) -> "CorruptedDomain":
-        """Return the images under several corruptions, one after the other.
+        """Return the images under several corruptions, one after the other, which are applied when they are read.
 
         Args:
             corruptions: Each with its severity, such as ``("fog", 2.25), ("snow", 1.5)``; none for clean images.
             visit: A number that gives the images draws of their own, for streams that show them again and again.
-
-        Returns:
-            The images, which are corrupted when they are read.
 
         Raises:
             ConfigError: There is no such corruption or severity, or a corruption comes twice.
@@ -115,14 +108,7 @@ class CleanDataset(ABC):
         return CorruptedDomain(self, tuple(checked), visit)
 
     def select(self, start: int, stop: int) -> "SubsetDataset":
-        """Return the images in a range, which keep their draws, such as those to calibrate on.
-
-        Args:
-            start: Index of the first image.
-            stop: Index after the last one.
-
-        Returns:
-            A dataset of these images.
+        """Return the images from ``start`` to before ``stop``, which keep their draws, such as those to calibrate on.
 
         Raises:
             ConfigError: There are no such images.
@@ -134,17 +120,7 @@ class CleanDataset(ABC):
     def corrupt(
         self, pixels: NDArray[np.uint8], rows: Rows, *corruptions: CorruptionLevel, visit: int | None = None
     ) -> NDArray[np.uint8]:
-        """Corrupt images that :meth:`read_clean` has returned, or that have been corrupted by others.
-
-        Args:
-            pixels: The images.
-            rows: Their indices.
-            corruptions: As for :meth:`combine`.
-            visit: As for :meth:`combine`.
-
-        Returns:
-            The corrupted images.
-        """
+        """Corrupt images that :meth:`read_clean` has returned for ``rows``, or that have been corrupted by others."""
         seed, index = self.seed, self.draw_index(rows)
         if visit is not None:
             seed = int.from_bytes(hashlib.blake2b(f"{seed}/visit {visit}".encode(), digest_size=8).digest(), "little")
@@ -155,13 +131,7 @@ class CleanDataset(ABC):
 
 
 class SubsetDataset(CleanDataset):
-    """A range of the images of a dataset; created by :meth:`CleanDataset.select`.
-
-    Args:
-        data: The dataset.
-        start: Index of the first image.
-        stop: Index after the last one.
-    """
+    """A range of the images of a dataset; created by :meth:`CleanDataset.select`."""
 
     def __init__(self, data: CleanDataset, start: int, stop: int) -> None:
         self.data, self.start, self.stop = data, start, stop

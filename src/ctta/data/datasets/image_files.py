@@ -46,12 +46,6 @@ def is_class_tree(names: Sequence[str]) -> bool:
     That is: no image is at the root, there are at least two folders of images, and not all of them are below folders
     that are named by date, as a camera names them.
 
-    Args:
-        names: Paths relative to the root, with slashes.
-
-    Returns:
-        Whether to shuffle the images by default.
-
     >>> is_class_tree(["cat/1.png", "dog/1.png"]), is_class_tree(["1.png", "2.png", "later/3.png"])
     (True, False)
     >>> is_class_tree(["2026-11-16/0815.png", "2026-11-17/0815.png"])
@@ -63,22 +57,11 @@ def is_class_tree(names: Sequence[str]) -> bool:
 
 
 def sort_images(root: Path, names: Sequence[str], order: Order, *, seed: int = 0) -> list[int]:
-    """Return the positions of images in an order.
+    """Return the positions of images, whose names are relative to the root, in an order.
 
     A shuffled image is sorted by a hash of its own name, so that its place relative to the others does not depend on
-    which others there are: if images are added or removed, the rest keep their order.
-
-    Args:
-        root: Folder that the names are relative to.
-        names: Paths relative to the root, with slashes.
-        order: "shuffle"; "name", by path; or "time", by the time of the last modification and then by path.
-        seed: Seed of the shuffle.
-
-    Returns:
-        A permutation of the positions in ``names``.
-
-    Raises:
-        ConfigError: There is no such order.
+    which others there are: if images are added or removed, the rest keep their order. Images of the same time are in
+    the order of their names.
     """
     check_order(order)
     if order == "shuffle":
@@ -156,18 +139,10 @@ def read_images(paths: Sequence[Path], transform: Transform | None) -> Tensor:
 
 
 def decode_files(paths: Sequence[Path], transform: Transform | None, *, hint: str) -> list[NDArray[np.uint8]]:
-    """Decode files in several threads.
-
-    Args:
-        paths: The files.
-        transform: Applied to each PIL image.
-        hint: What to do if the sizes differ.
-
-    Returns:
-        One uint8 array of shape (H, W, 3) per file, all of one shape.
+    """Decode files in several threads into uint8 arrays of one shape (H, W, 3).
 
     Raises:
-        DataError: A file is missing or damaged, or the sizes differ.
+        DataError: A file is missing or damaged, or the sizes differ; ``hint`` says what to do about sizes.
     """
     with ThreadPoolExecutor(NUM_DECODERS) as pool:
         arrays = list(pool.map(lambda path: decode_file(path, transform), paths))
@@ -215,15 +190,8 @@ def check_folder(folder: Path, hint: str) -> None:
 def find_images(folder: Path, hint: str = "check the path, or extract the archive") -> list[Path]:
     """Return every image in a folder and below, sorted by path, without hidden files.
 
-    Args:
-        folder: The folder to search.
-        hint: What to do if there are no images.
-
-    Returns:
-        The paths, at least one.
-
     Raises:
-        DataError: The folder does not exist, or contains no images.
+        DataError: The folder does not exist, or contains no images; ``hint`` says what to do.
     """
     check_folder(folder, hint)
     found = sorted(path for path in folder.rglob("*") if is_image_file(path, folder) and path.is_file())
@@ -251,17 +219,9 @@ def find_labeled_images(
         transform_name: What the transform does; enters the name of the images.
         num_per_class: Number of images to take from each class, the first ones by name.
         images: Instead, the images to take, as ``<class>/<image>``, in this order.
-        order: Order of the images, unless ``images`` lists them: "shuffle", "name" or "time".
+        order: Order of the images, unless ``images`` lists them.
         seed: Seed of the shuffle.
         hint: What to do if something is missing.
-
-    Returns:
-        The images with their labels.
-
-    Raises:
-        ConfigError: Both ``num_per_class`` and ``images`` are given.
-        DataError: The root does not exist, there are no classes, or an image is missing.
-        InputError: An entry of ``images`` is not below the root.
     """
     check_selection(num_per_class, images)
     check_folder(root, hint)

@@ -111,13 +111,7 @@ def check_aspect_ratio(image: Path, label_map: Path, map_size: torch.Size) -> No
 
 
 def read_label_map(path: Path) -> NDArray[np.int64]:
-    """Return the trainIds in a file, converted from labelIds if it contains those.
-
-    Args:
-        path: The label map; labelIds are recognized by the file name ``*_labelIds.png``.
-
-    Returns:
-        The trainId of each pixel, 255 where it is not scored.
+    """Return the trainIds in a file, 255 where a pixel is not scored; labelIds (``*_labelIds.png``) are converted.
 
     Raises:
         DataError: The file is missing or damaged, or contains other values.
@@ -145,17 +139,10 @@ def read_label_map(path: Path) -> NDArray[np.int64]:
 def find_scenes(
     images: Path, image_ending: str, maps: Path, map_ending: str, size: tuple[int, int] | None
 ) -> LabeledScenes:
-    """Return the scenes of a folder and below, each with its label map.
+    """Return the scenes of a folder and below, sorted by path, each with its label map.
 
-    Args:
-        images: Folder of the images.
-        image_ending: End of the names of image files.
-        maps: Folder of the label maps, with the same subfolders.
-        map_ending: What replaces ``image_ending`` in the name of a label map, without ``labelTrainIds.png``.
-        size: (height, width) to resize images to, or None.
-
-    Returns:
-        The scenes, sorted by path.
+    The maps lie in the same subfolders of ``maps``. Their names have ``map_ending`` + ``labelTrainIds.png`` in place
+    of ``image_ending``.
 
     Raises:
         DataError: There are no images, or a label map is missing.

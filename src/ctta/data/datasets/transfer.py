@@ -34,15 +34,10 @@ _LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 @contextmanager
 def request_file(dataset: Dataset, start: int, hint: str) -> Iterator["Response"]:
-    """Request a file from a byte onward, passing a page on which the host asks for confirmation.
+    """Request a file from byte ``start`` onward, passing a page on which the host asks for confirmation.
 
-    Args:
-        dataset: The file to request.
-        start: Number of bytes that are there already.
-        hint: What the user can do if the file cannot be downloaded; part of every error message.
-
-    Yields:
-        The response with the rest of the file (206), with all of it (200), or 416 if nothing is left after ``start``.
+    The response has the rest of the file (206), all of it (200), or nothing (416) if nothing is left after ``start``.
+    ``hint`` is what the user can do if the file cannot be downloaded; it is part of every error message.
 
     Raises:
         DownloadError: The server answered with an error status or a web page, or redirects to plain HTTP.
@@ -190,12 +185,7 @@ _HASHED_BYTES = 1 << 20  # at a time
 
 
 def fetch_file(dataset: Dataset, target: Path, *, progress: bool) -> None:
-    """Download a file, continuing what an earlier run left in ``<target>.part``.
-
-    Args:
-        dataset: The file and what identifies a complete copy.
-        target: Where it is written.
-        progress: Whether to show the progress on standard error.
+    """Download a file to ``target``, continuing what an earlier run left in ``<target>.part``.
 
     Raises:
         DownloadError: The file could not be downloaded, is not the expected one, or the disk is full.
@@ -275,8 +265,7 @@ def _fetch_remainder(dataset: Dataset, part: Path, target: Path, progress: bool)
 def _write_response(response: "Response", dataset: Dataset, part: Path, target: Path, progress: bool) -> bool:
     """Append the response to the part, or replace the part if the response is the whole file.
 
-    Returns:
-        Whether the part is complete; False if the response fits neither way, so that it has to start over.
+    Return whether the part is complete; False if the response fits neither way, so that it has to start over.
     """
     offset, reported_total = parse_content_range(response)
     total = dataset.size if reported_total is None else reported_total

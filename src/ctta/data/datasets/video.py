@@ -67,13 +67,7 @@ class FrameSampling:
             raise ConfigError(f"give every or interval, not both: got every={self.every}, interval={self.interval}")
 
     def takes(self, number: int, seconds: float, last: float | None) -> bool:
-        """Return whether to take a frame.
-
-        Args:
-            number: Number of the frame.
-            seconds: Its time.
-            last: Time of the frame that was taken last; None if there is none.
-        """
+        """Return whether to take a frame, by its number and time, and by the time of the last one taken, if any."""
         if self.interval is None:
             return number % self.every == 0
         return last is None or self._cell(seconds) > self._cell(last)
@@ -115,13 +109,7 @@ def describe_address(address: str | os.PathLike[str]) -> str:
 
 
 def open_video(address: str | os.PathLike[str]) -> AbstractContextManager[Any]:
-    """Open an address with PyAV, and check that it has a video.
-
-    Args:
-        address: File, pattern such as ``frames-%05d.png``, device or address.
-
-    Returns:
-        PyAV's container.
+    """Open a file, a pattern, a device or an address with PyAV, and check that it has a video.
 
     Raises:
         DataError: It cannot be opened, or has no video.
@@ -210,16 +198,9 @@ def read_recording(
     after: tuple[int, float] | None = None,
     num_skipped: int = 0,
 ) -> Iterator[VideoFrame]:
-    """Decode the frames of a recording that are to be taken.
+    """Decode the frames of a recording that are to be taken, without the first ``num_skipped`` of them.
 
-    Args:
-        address: File, pattern or address.
-        sampling: Which frames to take.
-        after: Number and time of the frame to go on after; from the start by default.
-        num_skipped: Number of frames to leave out at first, of those that are to be taken.
-
-    Yields:
-        The frames.
+    ``after`` is the number and the time of the frame to continue after; by default the video is read from the start.
 
     Raises:
         DataError: The recording cannot be read.
@@ -374,8 +355,7 @@ class FrameFeed:
     def read(self, on_wait: Callable[[], None] | None = None) -> Iterator[VideoFrame]:
         """Yield the frames as they arrive, until the video ends or the feed is stopped.
 
-        Args:
-            on_wait: Called several times a second while there is no frame; may raise.
+        Several times a second while there is no frame, ``on_wait`` is called, which may raise.
 
         Raises:
             DataError: A recording cannot be read, or a camera cannot be connected to at first. Whatever else fails in

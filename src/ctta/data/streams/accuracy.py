@@ -94,16 +94,7 @@ class AccuracyMatrix:
 
 
 class MeasuredAccuracy(AccuracyMatrix):
-    """An accuracy matrix that measures a pair when it is asked for; created by :func:`measure_accuracy`.
-
-    Args:
-        net: The network.
-        data: Clean images with labels.
-        rows: The images to measure on.
-        batch_size: Images per forward pass.
-        folder: Where to keep what has been measured; None for memory only.
-        progress: Whether to print a line on standard error at intervals.
-    """
+    """An accuracy matrix that measures a pair when it is asked for; created by :func:`measure_accuracy`."""
 
     def __init__(
         self,

@@ -105,18 +105,10 @@ SPEED = 1000
 
 
 def resolve_target(target: Difficulty, clean_accuracy: float, num_classes: int) -> float:
-    """Return the mean accuracy that a difficulty stands for.
+    """Return the mean accuracy that "easy", "medium" or "hard" stands for.
 
     The published targets are 40, 20 and 0 % for a ResNet-50 with 76.13 % on clean images of 1,000 classes. For another
     network the target is at the same fraction of the way from guessing to its own accuracy on clean images.
-
-    Args:
-        target: "easy", "medium" or "hard".
-        clean_accuracy: Accuracy of the network without corruptions.
-        num_classes: Its number of classes.
-
-    Returns:
-        The accuracy, from 0 to 1.
 
     >>> [round(resolve_target(name, 0.7613, 1000), 4) for name in DIFFICULTIES]
     [0.4, 0.2, 0.0]
@@ -197,16 +189,7 @@ class EndlessStream:
 
 
 class Route:
-    """The points of the walk from one corruption to the next, and so on; found as far as they are needed.
-
-    Args:
-        data: The images.
-        matrix: Accuracies of a network.
-        noises: The corruptions to walk between.
-        target: Mean accuracy of each walk.
-        speed: Images at each point.
-        seed: Seed of the sequence of corruptions and of the images.
-    """
+    """The points of the walk from one corruption to the next, and so on; found as far as they are needed."""
 
     def __init__(
         self,

@@ -270,11 +270,7 @@ def long_tail(
 
 
 def _reorder(stream: Stream, draw: Callable[[int, Labels, int], Rows]) -> list[Segment]:
-    """Return the segments with other rows: a function of the segment's number, its labels, and the number of classes.
-
-    Raises:
-        DataError: A segment has no labels.
-    """
+    """Return the segments with other rows, drawn by the segment's number, its labels, and the number of classes."""
     segments = []
     for number, segment in enumerate(stream.segments):
         labels = segment.images.labels

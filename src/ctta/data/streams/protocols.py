@@ -101,12 +101,9 @@ def build_gradual(
 
 
 def reorder_by(function: Callable[..., Stream], summary: str, **fixed: Any) -> Callable[..., Stream]:
-    """Return the builder of a protocol that changes the stream of the corruptions.
+    """Return the builder of a protocol that changes the stream of the corruptions by a function of a stream.
 
-    Args:
-        function: Takes a stream; its keywords, but the fixed ones, are the settings of the protocol.
-        summary: One line about the protocol.
-        **fixed: Keywords that make the protocol.
+    The keywords of the function, but the fixed ones, are the settings of the protocol.
     """
 
     def build(data: Data, sequence: CorruptionSequence, **settings: Any) -> Stream:

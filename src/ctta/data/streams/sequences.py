@@ -102,12 +102,7 @@ def group_by_kind(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 class StreamDataset(CleanDataset):
-    """The images of a stream as a dataset.
-
-    Args:
-        stream: A stream of clean images in [0, 1], of any size from 8 pixels a side.
-        seed: Seed of the corruptions.
-    """
+    """The images of a stream of clean images in [0, 1], of any size from 8 pixels a side, as a dataset."""
 
     def __init__(self, stream: Stream, *, seed: int = 0) -> None:
         self.images, self.seed = Mixture(stream.segments), seed

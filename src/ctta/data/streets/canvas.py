@@ -141,11 +141,7 @@ class LightSource:
 
 
 class Canvas:
-    """Buffers of a scene, at first nothing but sky at infinite depth.
-
-    Args:
-        camera: The camera that the scene is seen through.
-    """
+    """Buffers of a scene, at first nothing but sky at infinite depth."""
 
     def __init__(self, camera: Camera) -> None:
         shape = camera.height, camera.width

@@ -161,9 +161,6 @@ class Ground:
     """The part of the image below the horizon, with the world coordinates of each of its pixels.
 
     Surfaces are recorded by number while they are layered, and colored once at the end.
-
-    Args:
-        street: The street.
     """
 
     def __init__(self, street: Street) -> None:

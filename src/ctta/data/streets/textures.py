@@ -66,11 +66,6 @@ class SceneRNG:
 
     Purposes are independent of each other: changing how cars are placed leaves the houses where they were, and weather
     never moves an object.
-
-    Args:
-        seed: Seed of the scenes.
-        purpose: What the numbers are for, such as "report cars".
-        index: Index of the scene.
     """
 
     def __init__(self, seed: int, purpose: str, index: int) -> None:
