@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
-from typing import Literal, cast, get_args, overload
+from typing import Literal, TypedDict, Unpack, cast, get_args, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -125,19 +125,37 @@ class EndlessStream:
     """Batches of CCC without an end; created by :func:`ccc` without a number of images.
 
     Iterating continues from ``position``, the number of batches yielded so far, also after a ``break``. To resume, set
-    ``position`` to its earlier value. There is no ``len``.
+    ``position`` to its earlier value. There is no ``len``. The walks are found as far as they are needed.
 
     Args:
         name: The protocol and its settings.
-        route: The segments, one after the other.
-        batch_size: Images per batch; a batch never spans two segments.
-        read_ahead: Number of batches that background threads read while the model works.
+        data: The images.
+        matrix: Accuracies of a network.
+        noises: The corruptions to walk between.
+        target: Mean accuracy of each walk.
+        speed: Images at each point of a walk.
+        seed: Seed of the sequence of corruptions and of the images.
+        batch_size: Images per batch; a batch never spans two points.
     """
 
-    def __init__(self, name: str, route: "Route", *, batch_size: int, read_ahead: int) -> None:
-        self.name, self.batch_size, self.read_ahead = name, check_integer("batch_size", batch_size, 1), read_ahead
-        self._route, self._position = route, 0
-        self._batches_per_segment = -(-route.speed // self.batch_size)
+    def __init__(
+        self,
+        name: str,
+        data: CleanDataset,
+        matrix: AccuracyMatrix,
+        *,
+        noises: tuple[str, ...],
+        target: float,
+        speed: int,
+        seed: int,
+        batch_size: int,
+    ) -> None:
+        self.name, self.data, self.matrix, self.noises, self.target = name, data, matrix, noises, target
+        self.speed, self.seed, self.batch_size = speed, seed, check_integer("batch_size", batch_size, 1)
+        self._position, self._batches_per_point = 0, -(-speed // self.batch_size)
+        self._walks: dict[Pair, list[Point]] = {}
+        self._points: list[tuple[CorruptionLevel, CorruptionLevel]] = []
+        self._found = self._find_points()
 
     @property
     def position(self) -> int:
@@ -151,11 +169,11 @@ class EndlessStream:
     @property
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes in the order of the labels; empty if the dataset does not name them."""
-        return self._route.data.class_names
+        return self.data.class_names
 
     def __iter__(self) -> Iterator[Batch]:
         while True:
-            number, inside = divmod(self._position, self._batches_per_segment)
+            number, inside = divmod(self._position, self._batches_per_point)
             part = self._open(number)
             part.position = inside
             for batch in part:
@@ -171,41 +189,40 @@ class EndlessStream:
         Returns:
             The batch.
         """
-        number, inside = divmod(check_integer("batch_index", batch_index, 0), self._batches_per_segment)
+        number, inside = divmod(check_integer("batch_index", batch_index, 0), self._batches_per_point)
         return self._open(number).read_batch(inside)
 
     @property
     def hash(self) -> str:
         """Hash of everything that decides which batches are yielded: images, settings and the accuracy matrix."""
-        identity = f"{self._route.data.content} {self.name} {self._route.target!r} {self._route.matrix.identity}"
+        identity = f"{self.data.content} {self.name} {self.target!r} {self.matrix.identity}"
         return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
+    def take(self, num_images: int) -> Stream:
+        """Return a stream of the first images.
+
+        Args:
+            num_images: How many.
+
+        Returns:
+            A stream that ends.
+        """
+        sizes = [min(self.speed, num_images - start) for start in range(0, num_images, self.speed)]
+        segments = [self._segment(number, size) for number, size in enumerate(sizes)]
+        return self._make_stream(f"{self.name} images={num_images}", segments)
+
     def _open(self, number: int) -> Stream:
-        segment = self._route.segment(number, self._route.speed)
-        return Stream(self.name, [segment], batch_size=self.batch_size, read_ahead=self.read_ahead)
+        return self._make_stream(self.name, [self._segment(number, self.speed)])
 
-    def __repr__(self) -> str:
-        return f"EndlessStream({self.name!r}, {self._position} batches of {self.batch_size} so far)"
+    def _make_stream(self, name: str, segments: list[Segment]) -> Stream:
+        return Stream(name, segments, batch_size=self.batch_size, read_ahead=self.data.read_ahead)
 
-
-class Route:
-    """The points of the walk from one corruption to the next, and so on; found as far as they are needed."""
-
-    def __init__(
-        self,
-        data: CleanDataset,
-        matrix: AccuracyMatrix,
-        *,
-        noises: tuple[str, ...],
-        target: float,
-        speed: int,
-        seed: int,
-    ) -> None:
-        self.data, self.matrix, self.noises, self.target = data, matrix, noises, target
-        self.speed, self.seed = speed, seed
-        self._walks: dict[Pair, list[Point]] = {}
-        self._points: list[tuple[CorruptionLevel, CorruptionLevel]] = []
-        self._found = self._find_points()
+    def _segment(self, number: int, num_images: int) -> Segment:
+        """Return images at a point of the walk, with draws of their own."""
+        self._points.extend(islice(self._found, max(0, number + 1 - len(self._points))))
+        levels = tuple((name, check_severity(severity)) for name, severity in self._points[number])
+        rows = _draw_rows((self.seed, number), len(self.data), num_images)
+        return Segment(format_corruptions(levels), self.data.combine(*levels, visit=number), rows)
 
     def _find_points(self) -> Iterator[tuple[CorruptionLevel, CorruptionLevel]]:
         generator = np.random.default_rng(self.seed)
@@ -219,16 +236,8 @@ class Route:
                 yield (first, QUARTERS[i]), (second, QUARTERS[j])
             first = second
 
-    def point(self, number: int) -> tuple[CorruptionLevel, CorruptionLevel]:
-        """Return the two corruptions with their severities at a point of the walk."""
-        self._points.extend(islice(self._found, max(0, number + 1 - len(self._points))))
-        return self._points[number]
-
-    def segment(self, number: int, num_images: int) -> Segment:
-        """Return the images at a point of the walk, with draws of their own."""
-        levels = tuple((name, check_severity(severity)) for name, severity in self.point(number))
-        rows = _draw_rows((self.seed, number), len(self.data), num_images)
-        return Segment(format_corruptions(levels), self.data.combine(*levels, visit=number), rows)
+    def __repr__(self) -> str:
+        return f"EndlessStream({self.name!r}, {self._position} batches of {self.batch_size} so far)"
 
 
 @lru_cache(maxsize=8)  # an endless stream opens the same segments again and again
@@ -240,34 +249,24 @@ def _draw_rows(seed: tuple[int, ...], size: int, count: int) -> NDArray[np.int64
     return rows
 
 
+class _Settings(TypedDict, total=False):
+    """The keywords of :func:`ccc` that do not decide what it returns."""
+
+    target: float | Difficulty
+    noises: Sequence[str] | None
+    speed: int
+    seed: int
+    batch_size: int
+
+
 @overload
 def ccc(
-    data: CleanDataset | Stream,
-    matrix: AccuracyMatrix,
-    *,
-    target: float | Difficulty = ...,
-    noises: Sequence[str] | None = ...,
-    speed: int = ...,
-    seed: int = ...,
-    num_images: int,
-    batch_size: int = ...,
+    data: CleanDataset | Stream, matrix: AccuracyMatrix, *, num_images: int, **settings: Unpack[_Settings]
 ) -> Stream: ...
-
-
 @overload
 def ccc(
-    data: CleanDataset | Stream,
-    matrix: AccuracyMatrix,
-    *,
-    target: float | Difficulty = ...,
-    noises: Sequence[str] | None = ...,
-    speed: int = ...,
-    seed: int = ...,
-    num_images: None = ...,
-    batch_size: int = ...,
+    data: CleanDataset | Stream, matrix: AccuracyMatrix, *, num_images: None = None, **settings: Unpack[_Settings]
 ) -> EndlessStream: ...
-
-
 def ccc(
     data: CleanDataset | Stream,
     matrix: AccuracyMatrix,
@@ -318,16 +317,13 @@ def ccc(
         check_fraction("target", target)
         accuracy = float(target)
     speed, seed = check_integer("speed", speed, 1), check_integer("seed", seed, 0)
-    route = Route(images, matrix, noises=names, target=accuracy, speed=speed, seed=seed)
     chosen = "" if noises is None else f" noises={'+'.join(names)}"
     named = f"{target} " if isinstance(target, str) else ""
     name = f"{images.name} ccc {named}target={accuracy:.3f}{chosen} speed={speed} order={seed} batch={batch_size}"
-    if num_images is None:
-        return EndlessStream(name, route, batch_size=batch_size, read_ahead=images.read_ahead)
-    check_integer("num_images", num_images, 1)
-    sizes = [min(speed, num_images - start) for start in range(0, num_images, speed)]
-    segments = [route.segment(number, size) for number, size in enumerate(sizes)]
-    return Stream(f"{name} images={num_images}", segments, batch_size=batch_size, read_ahead=images.read_ahead)
+    stream = EndlessStream(
+        name, images, matrix, noises=names, target=accuracy, speed=speed, seed=seed, batch_size=batch_size
+    )
+    return stream if num_images is None else stream.take(check_integer("num_images", num_images, 1))
 
 
 def _choose_noises(noises: Sequence[str] | None, target: float | Difficulty) -> tuple[str, ...]:

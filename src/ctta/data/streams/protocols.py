@@ -1,7 +1,7 @@
 """The protocols by name: the streams that they build, and how a user types them, as in ``rotta,concentration=0.01``."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, Literal, get_type_hints
@@ -20,8 +20,6 @@ Data = CorruptionDataset | Stream
 
 #: What users call the attributes of :class:`CorruptionSequence` that have another name on the command line.
 OPTION_NAMES = {"order": "orders", "names": "corruptions", "num_rounds": "rounds"}
-#: Keywords that the functions for sequences of corruptions share.
-CORRUPTION_KEYWORDS = ("order", "names", "limit", "batch_size")
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class CorruptionSequence:
     @property
     def corruptions(self) -> dict[str, Any]:
         """The corruptions and sizes as keyword arguments, without the severity."""
-        return {name: getattr(self, name) for name in CORRUPTION_KEYWORDS}
+        return {name: getattr(self, name) for name in ("order", "names", "limit", "batch_size")}
 
     @property
     def chosen_severity(self) -> float:
@@ -109,7 +107,7 @@ def reorder_by(function: Callable[..., Stream], summary: str, **fixed: Any) -> C
     def build(data: Data, sequence: CorruptionSequence, **settings: Any) -> Stream:
         return function(sequence.open(data), **fixed, **settings)
 
-    return _with_settings_of(function, build, summary, set(fixed))
+    return _with_settings_of(function, build, summary, fixed)
 
 
 def visit_by(function: Callable[..., Stream], summary: str) -> Callable[..., Stream]:
@@ -120,11 +118,11 @@ def visit_by(function: Callable[..., Stream], summary: str) -> Callable[..., Str
         sequence.refuse(num_rounds=f"the protocol {name!r} has visits ({name},num_visits=20)")
         return function(data, severity=sequence.chosen_severity, **sequence.corruptions, **settings)
 
-    return _with_settings_of(function, build, summary, {"severity", *CORRUPTION_KEYWORDS})
+    return _with_settings_of(function, build, summary)
 
 
 def _with_settings_of(
-    function: Callable[..., Stream], build: Callable[..., Stream], summary: str, without: set[str]
+    function: Callable[..., Stream], build: Callable[..., Stream], summary: str, without: Collection[str] = ()
 ) -> Callable[..., Stream]:
     """Let a builder show the keywords of a function as its settings."""
     builder = wraps(function)(build)

@@ -1,14 +1,14 @@
 """Streams whose domains come back: visit after visit, with images drawn anew."""
 
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import Unpack
 
 import numpy as np
 
 from ctta.core.validation import check_integer
 from ctta.data.datasets.base import CorruptionDataset
 from ctta.data.streams.correlation import Sampler, correlated
-from ctta.data.streams.sequences import choose_corruptions, continual, group_by_kind
+from ctta.data.streams.sequences import CorruptionChoice, choose_corruptions, continual, group_by_kind
 from ctta.data.streams.stream import Segment, Stream
 
 
@@ -36,30 +36,23 @@ def recurring(
     data: CorruptionDataset | Stream,
     *,
     num_visits: int = 20,
-    order: int | None = 5,
     sampler: Sampler = "rotta",
     concentration: float = 0.1,
     num_slots: int | None = None,
     seed: int = 0,
-    severity: float = 5,
-    names: Sequence[str] | None = None,
-    limit: int | None = None,
-    batch_size: int | None = None,
+    **corruptions: Unpack[CorruptionChoice],
 ) -> Stream:
     """Return the corruptions again and again, with images drawn anew at each visit: PeTTA's recurring adaptation.
 
     Args:
         data: As for :func:`continual`.
         num_visits: How often each corruption comes.
-        order: As for :func:`continual`; 5 is the order of RoTTA and PeTTA.
         sampler: As for :func:`correlated`; "iid" shuffles the images of every visit.
         concentration: As for :func:`correlated`; PeTTA has 0.01 for CIFAR100-C.
         num_slots: As for :func:`correlated`.
         seed: Seed of the draws.
-        severity: As for :func:`continual`.
-        names: The corruptions to use, in this order, in place of ``order``.
-        limit: As for :func:`continual`; every visit has the same images.
-        batch_size: As for :func:`continual`; PeTTA has 64.
+        **corruptions: Keywords of :func:`continual`. Without names, ``order`` is 5 by default, as for RoTTA and PeTTA;
+            PeTTA has a ``batch_size`` of 64.
 
     Returns:
         The stream; ``stream.visits`` has the visit of every segment, and a result its ``visit_errors``.
@@ -69,8 +62,9 @@ def recurring(
         DataError: A file of the dataset is missing or damaged, or there are too few images for the sampler.
         TypeError: ``data`` is neither a dataset with corruptions nor a stream.
     """
-    num_visits, order = check_integer("num_visits", num_visits, 1), order if names is None else None
-    visit = continual(data, severity=severity, order=order, names=names, limit=limit, batch_size=batch_size)
+    num_visits = check_integer("num_visits", num_visits, 1)
+    corruptions["order"] = corruptions.get("order", 5) if corruptions.get("names") is None else None
+    visit = continual(data, **corruptions)
     return correlated(
         rounds(visit, num_visits), sampler=sampler, concentration=concentration, num_slots=num_slots, seed=seed
     )
@@ -81,11 +75,7 @@ def cyclic(
     *,
     num_visits: int = 20,
     seed: int = 0,
-    severity: float = 5,
-    order: int | None = None,
-    names: Sequence[str] | None = None,
-    limit: int | None = None,
-    batch_size: int | None = None,
+    **corruptions: Unpack[CorruptionChoice],
 ) -> Stream:
     """Return the corruptions kind by kind (noise, blur, weather, digital), and the kinds again and again in this order.
 
@@ -95,11 +85,7 @@ def cyclic(
         data: As for :func:`continual`.
         num_visits: How often each kind comes.
         seed: Seed of the orders.
-        severity: As for :func:`continual`.
-        order: As for :func:`continual`; the kinds come in the order of their first corruptions.
-        names: As for :func:`continual`.
-        limit: As for :func:`continual`.
-        batch_size: As for :func:`continual`.
+        **corruptions: Keywords of :func:`continual`; the kinds come in the order of their first corruptions.
 
     Returns:
         The stream.
@@ -110,8 +96,8 @@ def cyclic(
         TypeError: ``data`` is neither a dataset with corruptions nor a stream.
     """
     num_visits, seed = check_integer("num_visits", num_visits, 1), check_integer("seed", seed, 0)
-    chosen, _ = choose_corruptions(order, names)
-    base = continual(data, severity=severity, order=order, names=names, limit=limit, batch_size=batch_size)
+    chosen, _ = choose_corruptions(corruptions.get("order"), corruptions.get("names"))
+    base = continual(data, **corruptions)
     segment_of = dict(zip(chosen, base.segments, strict=True))
     segments = []
     for visit in range(num_visits):
@@ -128,11 +114,7 @@ def cdc(
     sampler: Sampler = "iid",
     concentration: float = 0.1,
     seed: int = 0,
-    severity: float = 5,
-    order: int | None = None,
-    names: Sequence[str] | None = None,
-    limit: int | None = None,
-    batch_size: int | None = None,
+    **corruptions: Unpack[CorruptionChoice],
 ) -> Stream:
     """Return the corruptions in pieces of random length: the continually and dynamically changing domains (CDC).
 
@@ -144,11 +126,7 @@ def cdc(
         sampler: As for :func:`correlated`; "iid" shuffles the images of every visit.
         concentration: As for :func:`correlated`.
         seed: Seed of the draws.
-        severity: As for :func:`continual`.
-        order: As for :func:`continual`; which corruption a draw stands for.
-        names: As for :func:`continual`.
-        limit: As for :func:`continual`.
-        batch_size: As for :func:`continual`.
+        **corruptions: Keywords of :func:`continual`; their order says which corruption a draw stands for.
 
     Returns:
         The stream, with a segment for every piece.
@@ -159,7 +137,7 @@ def cdc(
         TypeError: ``data`` is neither a dataset with corruptions nor a stream.
     """
     num_visits = check_integer("num_visits", num_visits, 1)
-    base = continual(data, severity=severity, order=order, names=names, limit=limit, batch_size=batch_size)
+    base = continual(data, **corruptions)
     whole = correlated(rounds(base, num_visits), sampler=sampler, concentration=concentration, seed=seed)
     pieces = []
     for visit in range(num_visits):

@@ -12,7 +12,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,6 +154,16 @@ def as_clean_dataset(data: object, protocol: str) -> CleanDataset:
 
 
 BATCH_SIZE = 200  # of the CIFAR-C benchmarks
+
+
+class CorruptionChoice(TypedDict, total=False):
+    """The keywords of :func:`continual`, which the protocols that repeat the corruptions take too."""
+
+    severity: float
+    order: int | None
+    names: Sequence[str] | None
+    limit: int | None
+    batch_size: int | None
 
 
 def continual(
