@@ -21,13 +21,7 @@ def print_line(line: str) -> None:
 
 
 class ProgressLines:
-    """Prints a line at intervals: how much is done, for how long, and how long it will take.
-
-    Args:
-        title: Start of each line.
-        format_amount: Formats how much is done, and the total.
-        print_line: Prints a line; on standard error by default.
-    """
+    """Prints a line at intervals: how much is done, for how long, and how long it will take."""
 
     def __init__(
         self,

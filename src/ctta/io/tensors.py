@@ -62,13 +62,16 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], k
     """
     # The largest elements first, so that every tensor is aligned in memory when the file is mapped.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    for name in names:
+        if (dtype := tensors[name].dtype) not in _DTYPES:
+            raise TypeError(f"a file cannot hold '{name}' of {dtype}; expected one of {', '.join(map(str, _DTYPES))}")
     buffers = [_to_bytes(tensors[name]) for name in names]
     entries: dict[str, Any] = {"__metadata__": {key: json.dumps(header), "crc32": _NO_CHECKSUM}}
     end = 0
     for name, buffer in zip(names, buffers, strict=True):
         start, end = end, end + len(buffer)
         entries[name] = {
-            "dtype": _dtype_name(name, tensors[name].dtype),
+            "dtype": _DTYPES[tensors[name].dtype],
             "shape": list(tensors[name].shape),
             "data_offsets": [start, end],
         }
@@ -114,12 +117,6 @@ def _to_bytes(tensor: Tensor) -> memoryview:
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     content: memoryview = flat.view(torch.uint8).numpy().data
     return content
-
-
-def _dtype_name(name: str, dtype: torch.dtype) -> str:
-    if dtype not in _DTYPES:
-        raise TypeError(f"a file cannot hold '{name}' of {dtype}; expected one of {', '.join(map(str, _DTYPES))}")
-    return _DTYPES[dtype]
 
 
 def _compute_checksum(*parts: bytes | memoryview) -> str:

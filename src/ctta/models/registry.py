@@ -1,6 +1,7 @@
 """Networks by name, whichever library or file they come from."""
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import nn
 
@@ -107,16 +108,9 @@ def to_device(net: nn.Module, device: str) -> nn.Module:
         ) from error
 
 
-def _load_wide_resnet(path: str) -> nn.Module:
+def _load_cifar_network(architecture: type[WideResNet | ResNeXt29], head: str, path: str) -> nn.Module:
     weights = read_weights(path)
-    net = WideResNet(28, 10, len(weights["fc.weight"]) if "fc.weight" in weights else 10)
-    copy_weights_(net, weights, origin=path)
-    return net
-
-
-def _load_resnext(path: str) -> nn.Module:
-    weights = read_weights(path)
-    net = ResNeXt29(len(weights["classifier.weight"]) if "classifier.weight" in weights else 100)
+    net = architecture(num_classes=len(weights[head])) if head in weights else architecture()
     copy_weights_(net, weights, origin=path)
     return net
 
@@ -131,8 +125,8 @@ CIFAR10_NETWORKS = ("embedded",)
 LOADERS: dict[str, Callable[[str], nn.Module]] = {
     "embedded": lambda _: embedded(),
     "streets": lambda _: streets(),
-    "wrn28-10:PATH": _load_wide_resnet,
-    "resnext29:PATH": _load_resnext,
+    "wrn28-10:PATH": partial(_load_cifar_network, WideResNet, "fc.weight"),
+    "resnext29:PATH": partial(_load_cifar_network, ResNeXt29, "classifier.weight"),
     "timm:NAME": load_timm,
     "torchvision:NAME": load_torchvision,
     "hf:NAME": load_huggingface,

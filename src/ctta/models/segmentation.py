@@ -1,8 +1,8 @@
 """Segmentation: SegFormer, of which a tiny trained one ships with the library, and sliding windows."""
 
-from dataclasses import dataclass
 from importlib.resources import as_file, files
 from itertools import product
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -15,24 +15,15 @@ from ctta.functional import at_least_float32
 from ctta.models.pretrained import IMAGENET_MEAN, IMAGENET_STD, TransformersModel, get_attribute, import_library
 from ctta.nn.surgery import ExtractLogits, Output
 
-
-@dataclass(frozen=True)
-class SegFormerSize:
-    """Hyperparameters in which the published SegFormers differ."""
-
-    hidden_sizes: tuple[int, int, int, int]  # channels of each stage
-    depths: tuple[int, int, int, int]  # blocks of each stage
-    decoder_hidden_size: int
-
-
 _NARROW, _WIDE = (32, 64, 160, 256), (64, 128, 320, 512)
+#: Channels and number of blocks of each stage of the published SegFormers, and channels of the decoder.
 SIZES = {
-    "b0": SegFormerSize(_NARROW, (2, 2, 2, 2), 256),
-    "b1": SegFormerSize(_WIDE, (2, 2, 2, 2), 256),
-    "b2": SegFormerSize(_WIDE, (3, 4, 6, 3), 768),
-    "b3": SegFormerSize(_WIDE, (3, 4, 18, 3), 768),
-    "b4": SegFormerSize(_WIDE, (3, 8, 27, 3), 768),
-    "b5": SegFormerSize(_WIDE, (3, 6, 40, 3), 768),
+    "b0": (_NARROW, (2, 2, 2, 2), 256),
+    "b1": (_WIDE, (2, 2, 2, 2), 256),
+    "b2": (_WIDE, (3, 4, 6, 3), 768),
+    "b3": (_WIDE, (3, 4, 18, 3), 768),
+    "b4": (_WIDE, (3, 8, 27, 3), 768),
+    "b5": (_WIDE, (3, 6, 40, 3), 768),
 }
 
 
@@ -64,16 +55,18 @@ def segformer(size: str, *, num_classes: int = 19) -> nn.Module:
         raise ConfigError(f"size must be one of {', '.join(SIZES)}, got {size!r}")
     if num_classes < 1:
         raise ConfigError(f"num_classes must be at least 1, got {num_classes}")
-    transformers = import_library("transformers")
-    chosen = SIZES[size]
-    config = get_attribute(transformers, "SegformerConfig")(
-        hidden_sizes=list(chosen.hidden_sizes),
-        depths=list(chosen.depths),
-        decoder_hidden_size=chosen.decoder_hidden_size,
-        num_labels=num_classes,
+    channels, depths, decoder = SIZES[size]
+    net = _build_segformer(
+        hidden_sizes=list(channels), depths=list(depths), decoder_hidden_size=decoder, num_labels=num_classes
     )
-    net = get_attribute(transformers, "SegformerForSemanticSegmentation")(config)
     return TransformersModel(net, IMAGENET_MEAN, IMAGENET_STD).eval()
+
+
+def _build_segformer(**config: Any) -> Any:
+    transformers = import_library("transformers")
+    return get_attribute(transformers, "SegformerForSemanticSegmentation")(
+        get_attribute(transformers, "SegformerConfig")(**config)
+    )
 
 
 def tiny_segformer() -> TransformersModel:
@@ -83,8 +76,7 @@ def tiny_segformer() -> TransformersModel:
     """
     from ctta.data.streets import CLASSES  # here, since drawing scenes has many modules
 
-    transformers = import_library("transformers")
-    config = get_attribute(transformers, "SegformerConfig")(
+    net = _build_segformer(
         num_labels=len(CLASSES),
         depths=[1, 1, 2, 1],
         hidden_sizes=[24, 48, 96, 128],
@@ -96,9 +88,8 @@ def tiny_segformer() -> TransformersModel:
         classifier_dropout_prob=0.0,
         drop_path_rate=0.0,
     )
-    net = get_attribute(transformers, "SegformerForSemanticSegmentation")(config)
     # The decoder head has the only BatchNorm. A group norm with one group is a layer norm over the whole feature map.
-    net.decode_head.batch_norm = nn.GroupNorm(1, config.decoder_hidden_size)
+    net.decode_head.batch_norm = nn.GroupNorm(1, net.config.decoder_hidden_size)
     return TransformersModel(net, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))  # trained on images in [0, 1], unnormalized
 
 

@@ -275,17 +275,12 @@ def add_liquid(
     liquid = gaussian_filter(noise * np.float32(std) + np.float32(mean), sigma * scale)
     liquid[liquid < threshold] = 0
     if is_mud:
-        cover = mud_cover((liquid > threshold).astype(np.float32), intensity * scale)[..., None]
+        # How much of each pixel mud covers: the blobs with soft edges, without their thin parts.
+        cover = gaussian_filter((liquid > threshold).astype(np.float32), intensity * scale)[..., None]
+        cover[cover < 0.8] = 0
         return images * (1 - cover) + MUD * cover
     water = WATER * (np.float32(intensity) * water_highlights(truncate_to_uint8(liquid * 255))[..., None])
     return water + images
-
-
-def mud_cover(blobs: Float32Array, sigma: float) -> Float32Array:
-    """Return how much of each pixel mud covers: the blobs with soft edges, without their thin parts."""
-    cover = gaussian_filter(blobs, sigma)
-    cover[cover < 0.8] = 0
-    return cover
 
 
 def water_highlights(liquid: UInt8Array) -> Float32Array:

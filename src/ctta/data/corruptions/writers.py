@@ -3,6 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import product
 from os import PathLike
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from numpy.lib.format import open_memmap
 from numpy.typing import ArrayLike
 
 from ctta.core.validation import check_integer
-from ctta.data.corruptions.arrays import Int64Array, UInt8Array, images_to_uint8
+from ctta.data.corruptions.arrays import UInt8Array, images_to_uint8
 from ctta.data.corruptions.registry import (
     CORRUPTIONS,
     HOLD_OUT,
@@ -163,36 +164,23 @@ def write_imagenet_c(
         }
         if not all(path.exists() for paths in targets.values() for path in paths):
             clean = [load_image(path, crop=crop) for path in image_paths[batch]]
-            index = np.array([hash_stem(stem) for stem in stems[batch]])
-            for size in dict.fromkeys(image.shape for image in clean):
-                rows = [row for row, image in enumerate(clean) if image.shape == size]
-                same_size = np.stack([clean[row] for row in rows])
-                for (name, severity), paths in targets.items():
-                    chosen = [paths[row] for row in rows]
-                    write_missing(chosen, same_size, index[rows], name, severity, seed, frost_photos)
+            # A non-negative integer for <class>/<name>, which the draws of an image depend on.
+            hashes = [hashlib.blake2b(stem.encode(), digest_size=8).digest() for stem in stems[batch]]
+            index = np.array([int.from_bytes(each, "little") >> 1 for each in hashes])
+            for size, ((name, severity), paths) in product({image.shape for image in clean}, targets.items()):
+                rows = [row for row, image in enumerate(clean) if image.shape == size and not paths[row].exists()]
+                if rows:
+                    same_size = np.stack([clean[row] for row in rows])
+                    results = corrupt(
+                        same_size, name, severity, seed=seed, index=index[rows], frost_photos=frost_photos
+                    )
+                    for row, result in zip(rows, results, strict=True):
+                        paths[row].parent.mkdir(parents=True, exist_ok=True)
+                        with atomic_write(paths[row], unique=False) as partial:
+                            import_pillow().fromarray(result).save(partial, "JPEG", quality=JPEG_QUALITY, optimize=True)
         if progress:
             done = min(start + BATCH_SIZE, len(image_paths))
             progress(done * len(domains), len(image_paths) * len(domains))
-
-
-def write_missing(
-    paths: list[Path],
-    clean: UInt8Array,
-    index: Int64Array,
-    name: str,
-    severity: float,
-    seed: int,
-    frost_photos: PhotoPaths | None,
-) -> None:
-    """Corrupt and save those images of a batch that do not exist yet."""
-    missing = [i for i, path in enumerate(paths) if not path.exists()]
-    if not missing:
-        return
-    results = corrupt(clean[missing], name, severity, seed=seed, index=index[missing], frost_photos=frost_photos)
-    for i, result in zip(missing, results, strict=True):
-        paths[i].parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(paths[i], unique=False) as partial:
-            import_pillow().fromarray(result).save(partial, "JPEG", quality=JPEG_QUALITY, optimize=True)
 
 
 def load_image(path: Path, *, crop: bool) -> UInt8Array:
@@ -206,11 +194,6 @@ def load_image(path: Path, *, crop: bool) -> UInt8Array:
             "files that are complete are kept"
         ) from error
     return np.asarray(resize_and_center_crop(image) if crop else image)
-
-
-def hash_stem(stem: str) -> int:
-    """Return a non-negative integer for <class>/<name>, the index that the draws of an image depend on."""
-    return int.from_bytes(hashlib.blake2b(stem.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def check_names(names: Sequence[str]) -> None:

@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -47,23 +47,6 @@ class ImageDomain(Protocol):
         Returns:
             Images of shape (N, C, H, W) as floats in [0, 1], and their labels, if there are any.
         """
-
-
-@runtime_checkable
-class HasOrigins(Protocol):
-    """Images of several domains, each of which knows where it comes from."""
-
-    def origins(self, rows: Rows) -> tuple[tuple[str, ...], Rows]:
-        """Return the domain of each image and its index within that domain."""
-
-
-@runtime_checkable
-class HasClassNames(Protocol):
-    """Images whose dataset names its classes, in the order of the labels."""
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Name of each class, in the order of the labels."""
 
 
 class CorruptionDataset(Protocol):

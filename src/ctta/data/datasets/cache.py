@@ -138,21 +138,17 @@ def _create(dataset: Dataset, file: Path, folder: Path, progress: bool, insecure
                 f"{dataset.url} sends, add --insecure to the command or insecure=True to the call, or save a copy that "
                 f"you trust as {file}"
             )
-        if dataset.is_archive:
-            _fetch_and_unpack(dataset, file, folder, progress)
-        else:
+        if not dataset.is_archive:
             fetch_file(dataset, file, progress=progress)
-        return folder if dataset.is_archive else file
-
-
-def _fetch_and_unpack(dataset: Dataset, file: Path, folder: Path, progress: bool) -> None:
-    # A name that no user would choose: after a failed unpacking, the next run knows that it may delete the archive.
-    fetched = file.with_name(f"{file.name}.fetched")
-    if not fetched.is_file():
-        fetch_file(dataset, file, progress=progress)
-        os.replace(file, fetched)
-    unpack(fetched, folder, progress=progress)
-    fetched.unlink()
+            return file
+        # A name that no user would choose: after a failed unpacking, the next run knows that it may delete the archive.
+        fetched = file.with_name(f"{file.name}.fetched")
+        if not fetched.is_file():
+            fetch_file(dataset, file, progress=progress)
+            os.replace(file, fetched)
+        unpack(fetched, folder, progress=progress)
+        fetched.unlink()
+        return folder
 
 
 def _verify(file: Path, dataset: Dataset, *, progress: bool) -> Path:
@@ -181,7 +177,8 @@ def unpack(archive: Path, folder: Path, *, progress: bool) -> None:
     temporary.mkdir(parents=True)
     try:
         _extract_members(archive, temporary, progress)
-        os.replace(_skip_wrapper(temporary), folder)
+        children = list(temporary.iterdir())
+        os.replace(children[0] if len(children) == 1 and children[0].is_dir() else temporary, folder)
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         reason = str(error).partition("\n")[0].rstrip(":")  # tarfile lists every compression that it tried
         raise DownloadError(f"{archive} is damaged ({reason}): delete it and run again") from error
@@ -227,9 +224,3 @@ def _find_risk(member: tarfile.TarInfo) -> str | None:
     if member.name.startswith(("/", "\\")) or windows_path.drive or ".." in windows_path.parts:
         return "lies outside the folder"
     return None
-
-
-def _skip_wrapper(folder: Path) -> Path:
-    """Return the only folder within ``folder``, or ``folder`` itself if it contains anything else."""
-    children = list(folder.iterdir())
-    return children[0] if len(children) == 1 and children[0].is_dir() else folder

@@ -27,7 +27,6 @@ from ctta.data.datasets.image_files import (
     describe_files,
     find_images,
     find_labeled_images,
-    list_folders,
     sort_images,
 )
 from ctta.errors import ConfigError, DataError, did_you_mean
@@ -47,22 +46,14 @@ class CleanDataset(ABC):
 
     Subclasses differ in where the clean images are: :class:`ArrayDataset`, :class:`FolderDataset`,
     :class:`SubsetDataset` and, for a stream of clean images, ``StreamDataset``.
-
-    Attributes:
-        name: Name of the dataset, part of the name of every stream over it.
-        seed: Seed of the corruptions.
-        class_names: Names of the classes, in the order of the labels; empty if they are not known.
-        labels: Label of each image, or of each pixel (N, H, W); None if there are none.
-        frost_photos: Photographs for "frost"; None for those that come with the library.
-        read_ahead: Number of batches worth reading in the background.
     """
 
-    name: str
-    seed: int
-    class_names: tuple[str, ...]
-    labels: NDArray[np.integer[Any]] | None
-    frost_photos: PhotoPaths | None = None
-    read_ahead: int = 0
+    name: str  # part of the name of every stream over the dataset
+    seed: int  # of the corruptions
+    class_names: tuple[str, ...]  # in the order of the labels; empty if they are not known
+    labels: NDArray[np.integer[Any]] | None  # of each image, or of each pixel (N, H, W)
+    frost_photos: PhotoPaths | None = None  # None for those that come with the library
+    read_ahead: int = 0  # number of batches worth reading in the background
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -309,8 +300,10 @@ class FolderDataset(CleanDataset):
             raise ConfigError(f"give size or crop, not both: a crop has 224x224 pixels, not {size}")
         described_size = "crop 224" if crop else str(size)
         hint = "check the path; a class is a folder of images"
-        files = find_labeled_images(folder, None, described_size, num_per_class=None, images=None, hint=hint)
-        folders = list_folders(folder)
+        files = find_labeled_images(
+            folder, None, described_size, num_per_class=None, images=None, order="shuffle", seed=seed, hint=hint
+        )
+        folders = files.class_names
         self.class_names, self.seed = tuple(classes or folders), seed
         self.transform = resize_and_center_crop if crop else Resize(size) if size else None
         if unknown := [name for name in folders if name not in self.class_names]:
@@ -319,10 +312,8 @@ class FolderDataset(CleanDataset):
                 f"{did_you_mean(unknown[0], self.class_names)}: rename it, or add it to the classes"
             )
         assert files.labels is not None
-        label_of = np.array([self.class_names.index(name) for name in folders])
-        order = sort_images(folder, [path.relative_to(folder).as_posix() for path in files.paths], "shuffle", seed=seed)
-        self.paths = tuple(files.paths[row] for row in order)
-        self.labels = label_of[files.labels[order]]
+        self.paths = files.paths
+        self.labels = np.array([self.class_names.index(name) for name in folders])[files.labels]
         described = describe_files(folder, self.paths, f"{described_size} {self.class_names}")
         self.name = f"folder {described} corruptions={VERSION} seed={seed}"
 

@@ -66,17 +66,14 @@ def sort_images(root: Path, names: Sequence[str], order: Order, *, seed: int = 0
     check_order(order)
     if order == "shuffle":
         check_integer("seed", seed)
-        keys = [(_hash_name(seed, name), name) for name in names]
+        paths = [f"{seed}/".encode() + os.fsencode(name) for name in names]
+        keys = [(hashlib.blake2b(path, digest_size=8).digest(), path) for path in paths]
         return sorted(range(len(names)), key=keys.__getitem__)
     by_path = [Path(name) for name in names]
     if order == "name":
         return sorted(range(len(names)), key=by_path.__getitem__)
     times = [_modification_time(root / name) for name in names]
     return sorted(range(len(names)), key=lambda row: (times[row], by_path[row]))
-
-
-def _hash_name(seed: int, name: str) -> bytes:
-    return hashlib.blake2b(f"{seed}/".encode() + os.fsencode(name), digest_size=8).digest()
 
 
 def _modification_time(path: Path) -> int:

@@ -18,36 +18,34 @@ from ctta.data.streets.frames import VERSION, check_condition, render_frame, val
 from ctta.errors import DataError
 from ctta.io.images import Resize, decoding_errors, import_pillow, is_image_file, to_unit_floats
 
-#: Names of the 19 classes of Cityscapes, in the order of their trainIds.
-CLASS_NAMES = (
-    "road",
-    "sidewalk",
-    "building",
-    "wall",
-    "fence",
-    "pole",
-    "traffic light",
-    "traffic sign",
-    "vegetation",
-    "terrain",
-    "sky",
-    "person",
-    "rider",
-    "car",
-    "truck",
-    "bus",
-    "train",
-    "motorcycle",
-    "bicycle",
-)
+#: The labelId of each of the 19 classes of Cityscapes, in the order of their trainIds.
+LABEL_IDS = {
+    "road": 7,
+    "sidewalk": 8,
+    "building": 11,
+    "wall": 12,
+    "fence": 13,
+    "pole": 17,
+    "traffic light": 19,
+    "traffic sign": 20,
+    "vegetation": 21,
+    "terrain": 22,
+    "sky": 23,
+    "person": 24,
+    "rider": 25,
+    "car": 26,
+    "truck": 27,
+    "bus": 28,
+    "train": 31,
+    "motorcycle": 32,
+    "bicycle": 33,
+}
+CLASS_NAMES = tuple(LABEL_IDS)
 NUM_CLASSES = len(CLASS_NAMES)
 CONDITIONS = ("fog", "night", "rain", "snow")
-MAX_LABEL_ID = 33
 MAX_ASPECT_CHANGE = 1.1  # of an image relative to its label map
-#: The labelId of each trainId, 0 (road) to 18 (bicycle).
-LABEL_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
 TRAIN_ID_OF = np.full(256, IGNORE_INDEX, np.int64)
-TRAIN_ID_OF[list(LABEL_IDS)] = np.arange(NUM_CLASSES)
+TRAIN_ID_OF[list(LABEL_IDS.values())] = np.arange(NUM_CLASSES)
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ def read_label_map(path: Path) -> NDArray[np.int64]:
             "maps, not the color maps, and store them without alpha"
         )
     is_label_ids = path.name.endswith("_labelIds.png")
-    kind, largest = ("labelIds", MAX_LABEL_ID) if is_label_ids else ("trainIds", NUM_CLASSES - 1)
+    kind, largest = ("labelIds", max(LABEL_IDS.values())) if is_label_ids else ("trainIds", NUM_CLASSES - 1)
     if ((values < 0) | ((values > largest) & (values != IGNORE_INDEX))).any():
         raise DataError(
             f"{path} must contain only the {kind} 0 to {largest} and 255, but has other values: extract the archive of "

@@ -293,17 +293,10 @@ OpenFrames = Callable[[], Iterator[NDArray[np.uint8]]]
 class FrameFeed:
     """Frames of a video as they come; a context manager that runs a thread.
 
-    Whoever reads a camera too slowly misses frames, the oldest first, instead of falling behind. A recording waits for
-    its reader, and ends.
-
-    Args:
-        address: Device, address or file.
-        sampling: Which frames to take. Its ``seconds`` count from the start of the feed for a camera.
-        capacity: Number of frames to keep for the reader.
-        first_number: Number of the first frame.
-        must_connect: Whether it is an error if a camera cannot be read at first; otherwise it is tried again.
-        on_change: Called in the thread with a sentence when the camera drops and when it returns.
-        open_frames: Yields the frames of a camera; by default PyAV does.
+    Whoever reads a camera too slowly misses frames, the oldest first, instead of falling behind: ``capacity`` frames
+    are kept. A recording waits for its reader, and ends. For a camera, ``sampling.seconds`` count from the start of the
+    feed; ``on_change`` is called in the thread with a sentence when it drops and when it returns; and ``open_frames``
+    may yield its frames instead of PyAV. Without ``must_connect``, a camera that fails at first is tried again.
     """
 
     def __init__(

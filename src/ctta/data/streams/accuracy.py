@@ -227,12 +227,13 @@ def measure_accuracy(
     batch_size = check_integer("batch_size", batch_size, 1)
     path = None if folder is None else Path(folder)
     matrix = MeasuredAccuracy(net, images, rows, batch_size=batch_size, folder=path, progress=progress)
-    for pair in permutations(_check_noises(noises or ()), 2):
+    for pair in permutations(check_noises(noises or ()), 2):
         matrix[pair]
     return matrix
 
 
-def _check_noises(noises: Iterable[str]) -> list[str]:
+def check_noises(noises: Iterable[str]) -> list[str]:
+    """Return names of corruptions as a list; raise unless all of them are known."""
     if isinstance(noises, str):
         raise ConfigError(f"noises must be a sequence of corruptions, got {noises!r}")
     names = list(noises)
@@ -247,7 +248,7 @@ def _parse_pair(key: Any) -> Pair:
     names = match.groups() if match else key
     if isinstance(names, str) or len(names) != 2:
         raise ConfigError(f"expected a pair such as ('fog', 'snow') or a key such as 'n1_fog_n2_snow', got {key!r}")
-    first, second = _check_noises(_PUBLISHED_NAMES.get(name, name) for name in names)
+    first, second = check_noises(_PUBLISHED_NAMES.get(name, name) for name in names)
     if first == second:
         raise ConfigError(f"expected two different corruptions, got {first!r} twice")
     return first, second

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ctta.core.validation import check_choice, check_fraction, check_integer
-from ctta.data.corruptions.registry import check_corruption, check_severity
+from ctta.data.corruptions.registry import check_severity
 from ctta.data.datasets.clean import CleanDataset, CorruptionLevel, format_corruptions
-from ctta.data.streams.accuracy import QUARTERS, AccuracyMatrix, AccuracyTable, Pair
+from ctta.data.streams.accuracy import QUARTERS, AccuracyMatrix, AccuracyTable, Pair, check_noises
 from ctta.data.streams.sequences import as_clean_dataset
 from ctta.data.streams.stream import Batch, Segment, Stream
 from ctta.errors import ConfigError
@@ -329,9 +329,7 @@ def ccc(
 def _choose_noises(noises: Sequence[str] | None, target: float | Difficulty) -> tuple[str, ...]:
     if noises is None:
         return NOISES.get(cast("Difficulty", target), NOISES["easy"])
-    names = tuple(dict.fromkeys(noises))
-    if isinstance(noises, str) or len(names) < 2:
+    names = tuple(dict.fromkeys(check_noises(noises)))
+    if len(names) < 2:
         raise ConfigError(f"expected at least two corruptions to walk between, such as ('fog', 'snow'), got {noises!r}")
-    for name in names:
-        check_corruption(name, 1)
     return names

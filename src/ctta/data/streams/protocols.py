@@ -181,21 +181,14 @@ def build_no_wait(
 
 @dataclass(frozen=True)
 class NamedProtocol:
-    """A protocol that can be chosen by its name.
+    """A protocol that can be chosen by its name."""
 
-    Attributes:
-        build: Builds the stream from a dataset, a :class:`CorruptionSequence` and the settings of the protocol.
-        reference: Where the protocol comes from.
-        order: The order of the corruptions unless the user chooses; "recipe" for that of the benchmark.
-        batch_size: The batch size, where the protocol is defined by it.
-        waits: Whether every batch waits for the step of the one before. If not, the settings ``ratio`` and ``speed``
-            decide how many batches arrive during a step, see ``step_ratio`` of :func:`ctta.evaluate`.
-    """
-
-    build: Callable[..., Stream]
-    reference: str
-    order: int | Literal["recipe"] | None = None
-    batch_size: int | None = None
+    build: Callable[..., Stream]  # from a dataset, a :class:`CorruptionSequence` and the settings of the protocol
+    reference: str  # where the protocol comes from
+    order: int | Literal["recipe"] | None = None  # unless the user chooses; "recipe" for that of the benchmark
+    batch_size: int | None = None  # where the protocol is defined by it
+    # Whether every batch waits for the step of the one before. If not, the settings ``ratio`` and ``speed`` decide how
+    # many batches arrive during a step, see ``step_ratio`` of :func:`ctta.evaluate`.
     waits: bool = True
 
     @property

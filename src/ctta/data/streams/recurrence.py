@@ -9,7 +9,7 @@ from ctta.core.validation import check_integer
 from ctta.data.datasets.base import CorruptionDataset
 from ctta.data.streams.correlation import Sampler, correlated
 from ctta.data.streams.sequences import CorruptionChoice, choose_corruptions, continual, group_by_kind
-from ctta.data.streams.stream import Segment, Stream
+from ctta.data.streams.stream import Stream
 
 
 def rounds(stream: Stream, num_rounds: int) -> Stream:
@@ -146,16 +146,8 @@ def cdc(
         while waiting:
             number = int(generator.integers(len(waiting)))
             num_batches = generator.integers(1, waiting[number].num_batches(base.batch_size), endpoint=True)
-            piece, rest = _split(waiting[number], int(num_batches) * base.batch_size)
-            pieces.append(piece)
-            if len(rest.rows):
-                waiting[number] = rest
-            else:
-                del waiting[number]
+            segment, num_images = waiting.pop(number), int(num_batches) * base.batch_size
+            pieces.append(replace(segment, rows=segment.rows[:num_images]))
+            if len(segment.rows) > num_images:
+                waiting.insert(number, replace(segment, rows=segment.rows[num_images:]))
     return whole.with_segments("cdc", pieces)
-
-
-def _split(segment: Segment, num_images: int) -> tuple[Segment, Segment]:
-    """Return the first images of a segment, and the others."""
-    first, others = segment.rows[:num_images], segment.rows[num_images:]
-    return replace(segment, rows=first), replace(segment, rows=others)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ctta.core.validation import check_integer
-from ctta.data.datasets.base import HasClassNames, HasOrigins, ImageDomain, Rows
+from ctta.data.datasets.base import ImageDomain, Rows
 from ctta.errors import DataError, InputError
 
 
@@ -87,7 +87,7 @@ def measure_composition(segments: Sequence["Segment"], batch_size: int) -> Compo
 
 def _number_domains(segment: "Segment", rows: Rows) -> tuple[list[str], Rows]:
     """Return the domains of a segment, and the number of that of each image."""
-    if not isinstance(segment.images, HasOrigins):
+    if not isinstance(segment.images, Mixture):
         return [segment.domain], np.zeros(len(rows), np.int64)
     numbers: dict[str, int] = {}
     found = [numbers.setdefault(domain, len(numbers)) for domain in segment.origins(rows)[0]]
@@ -164,14 +164,14 @@ class Segment:
         Returns:
             The domain of each image, and its index within that domain.
         """
-        if isinstance(self.images, HasOrigins):
+        if isinstance(self.images, Mixture):
             return self.images.origins(rows)
         return (self.domain,) * len(rows), rows
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes in the order of the labels; empty if the dataset does not name them."""
-        return self.images.class_names if isinstance(self.images, HasClassNames) else ()
+        return getattr(self.images, "class_names", ())
 
     @property
     def digest(self) -> str:

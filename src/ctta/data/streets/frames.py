@@ -23,17 +23,7 @@ from ctta.data.streets.canvas import (
     LightSource,
 )
 from ctta.data.streets.scene import Scene, render_scene
-from ctta.data.streets.textures import (
-    CLOUDS,
-    GRAIN,
-    SIDE,
-    SceneRNG,
-    fractal_texture,
-    lookup_colors,
-    magnify_texture,
-    rgb,
-    sample_texture,
-)
+from ctta.data.streets.textures import SIDE, SceneRNG, draw_clouds, lookup_colors, rgb, sample_grain
 from ctta.errors import ConfigError
 
 VISIBLE_CONTRAST = 0.05  # contrast of a black object at the distance that is called visibility
@@ -75,8 +65,7 @@ def dust(scene: Scene, rng: SceneRNG) -> Float32Array:
     """Render drifts of sand in the air: yellow light, and a visibility of 20 to 60 meters."""
     height, width = scene.label.shape
     airlight = rng.color((0.76, 0.58, 0.36), 0.06)
-    texture = fractal_texture(CLOUDS)
-    drifts = magnify_texture(texture, height, width, rng.uniform(0, SIDE), rng.uniform(0, SIDE), 90 / width)
+    drifts = draw_clouds(height, width, 90 / width, rng)
     beta = extinction_coefficient(rng.uniform(20, 60)) * (0.5 + drifts)
     # At the infinite distance of the sky, drifts could not be seen.
     distance = np.minimum(scene.distance, 400)
@@ -114,7 +103,7 @@ def _add_reflections_(color: Float32Array, scene: Scene, rng: SceneRNG) -> None:
     window = 2 * RIPPLES + 1
     reflection = (sums[:, window:] - sums[:, :-window]) / np.float32(window)
     z = camera.elevation / camera.v[first:]
-    puddles = sample_texture(fractal_texture(GRAIN), z * 1.5 + rng.uniform(0, SIDE), camera.u * z * 3 + 4 * SIDE)
+    puddles = sample_grain(z * 1.5 + rng.uniform(0, SIDE), camera.u * z * 3 + 4 * SIDE)
     fresnel = 0.2 + 0.4 / (1 + 20 * camera.v[first:] ** 2)  # water reflects more at grazing angles
     fraction = np.clip(fresnel * (0.35 + 1.1 * puddles), 0, 0.6)
     wet = color[:, first:] * np.float32(rng.uniform(0.5, 0.65))
@@ -125,7 +114,10 @@ def snow(scene: Scene, rng: SceneRNG) -> Float32Array:
     """Render snow: flakes, white on every surface that snow settles on, and gray light."""
     height, width = scene.label.shape
     color = desaturate(render_overcast(scene, rng.uniform(0.8, 0.95), rng), 0.6)
-    drifts = sample_texture(fractal_texture(GRAIN), *_drift_coordinates(scene, rng))
+    # Patches of snow, by position on the ground up to the depth of visible grain.
+    z = np.minimum(scene.depth, np.float32(60))
+    along, across = z * 3 + rng.uniform(0, SIDE), scene.camera.u * z * 3 + 4 * SIDE + scene.camera.v * 97
+    drifts = sample_grain(along, across)
     amount = rng.uniform(0.18, 0.5)
     cover = np.clip((scene.snow * (0.7 + 0.6 * drifts) - (1 - amount)) * 3.5 + 0.5, 0, 0.93) * (scene.snow > 0)
     white = rgb(0.86, 0.88, 0.92) * (0.85 + 0.2 * drifts)
@@ -140,18 +132,10 @@ def snow(scene: Scene, rng: SceneRNG) -> Float32Array:
     return color
 
 
-def _drift_coordinates(scene: Scene, rng: SceneRNG) -> tuple[Float32Array, Float32Array]:
-    """Return texture coordinates for patches of snow: by position on the ground, up to the depth of visible grain."""
-    z: Float32Array = np.minimum(scene.depth, np.float32(60))
-    across: Float32Array = scene.camera.u * z * 3 + 4 * SIDE + scene.camera.v * 97
-    return z * 3 + rng.uniform(0, SIDE), across
-
-
 def render_overcast(scene: Scene, brightness: float, rng: SceneRNG) -> Float32Array:
     """Render the scene without sun, below a closed gray sky."""
     height, width = scene.label.shape
-    texture = fractal_texture(CLOUDS)
-    clouds = magnify_texture(texture, height, width, rng.uniform(0, SIDE), rng.uniform(0, SIDE), 80 / width)
+    clouds = draw_clouds(height, width, 80 / width, rng)
     color = scene.overcast * np.float32(brightness)
     tint = rng.color((0.70, 0.72, 0.75), 0.06) * np.float32(brightness)
     np.copyto(color, (0.85 + 0.3 * clouds) * tint, where=scene.label == SKY)

@@ -19,7 +19,7 @@ from ctta.data.streets.canvas import (
     Mask,
 )
 from ctta.data.streets.street import MAX_DEPTH, Side, Street
-from ctta.data.streets.textures import GRAIN, SIDE, SceneRNG, fractal_texture, lookup_colors, rgb, sample_texture
+from ctta.data.streets.textures import SIDE, SceneRNG, lookup_colors, rgb, sample_grain
 
 WALLS = (
     (0.56, 0.34, 0.28),
@@ -119,7 +119,6 @@ def shade_facade(
     brightness: float,
 ) -> tuple[Float32Array, Mask]:
     """Return the colors of a wall at (along, up) meters from its lower corner, and which pixels are lit at night."""
-    grain = fractal_texture(GRAIN)
     bay, story = np.floor(along / facade.bay), np.floor(up / facade.story)
     # Windows that are too small to be resolved would alias, and are left out.
     across = np.where(pixels_per_meter > 2 / facade.bay, np.abs(along / facade.bay - bay - 0.5), np.float32(1))
@@ -129,10 +128,10 @@ def shade_facade(
     if facade.has_shop:
         glass |= on_ground_floor & (across < 0.42) & (rising < 0.36)
     # Every window has one tone, by its bay and story.
-    tone = sample_texture(grain, story * 37 + facade.start, bay * 101 + 64 * SIDE)
+    tone = sample_grain(story * 37 + facade.start, bay * 101 + 64 * SIDE)
     trim = (up > eaves - 0.45) | ((rising > 0.47) & ~on_ground_floor)
     surface = np.where(glass, (tone * (len(PANES) - 1)).astype(np.uint8) + np.uint8(2), trim)  # 0 wall, 1 trim, glass
-    shade = sample_texture(grain, up * 6, along * 6 + facade.start)
+    shade = sample_grain(up * 6, along * 6 + facade.start)
     shade *= np.float32(0.24 * brightness)
     shade += np.float32(0.88 * brightness)
     color = lookup_colors(surface, [facade.wall, facade.trim, *PANES])
@@ -211,7 +210,7 @@ def _paint_roof(canvas: Canvas, house: House, brightness: float) -> None:
     x = sideways * z
     inside = (z > near) & (z < house.far) & (x > house.offset) & (x < house.offset + half)
     z = np.where(inside, z, np.float32(1.0))
-    grain = sample_texture(fractal_texture(GRAIN), z * 5, np.where(inside, x, 0) * 12 + 900)
+    grain = sample_grain(z * 5, np.where(inside, x, 0) * 12 + 900)
     tone = brightness * (0.8 + 0.4 * grain)
     canvas.paint(region, inside, z, tone * house.facade.roof, BUILDING, snow=1.0)
 
@@ -305,8 +304,7 @@ def paint_tree(canvas: Canvas, street: Street, tree: Tree) -> None:
     half_height = (tree.height - tree.trunk) / 2
     across = (crown.u * tree.z - tree.x) / tree.radius
     up = (camera.elevation - crown.v * tree.z - tree.trunk) / half_height - 1
-    leaf = sample_texture(
-        fractal_texture(GRAIN),
+    leaf = sample_grain(
         up * half_height * LEAVES_PER_METER + tree.start,
         across * tree.radius * LEAVES_PER_METER + tree.start + SIDE,
     )
@@ -347,7 +345,7 @@ def paint_hedge(canvas: Canvas, side: Side, rng: SceneRNG) -> None:
         return
     z = region.wall_depth(side.sign, offset)
     up = camera.elevation - region.v * z
-    leaf = sample_texture(fractal_texture(GRAIN), up * LEAVES_PER_METER + 40, z * LEAVES_PER_METER + start)
+    leaf = sample_grain(up * LEAVES_PER_METER + 40, z * LEAVES_PER_METER + start)
     inside = (z > near) & (z < far) & (up > 0) & (up < height * (0.9 + 0.2 * leaf))
     tone = 0.5 + 0.8 * leaf + 0.15 * up / height
     canvas.paint(region, inside, z, tone * foliage, VEGETATION, snow=np.clip(2 * up / height - 1.2, 0, 1))

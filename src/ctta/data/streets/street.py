@@ -9,12 +9,12 @@ from ctta.data.corruptions.arrays import Float32Array
 from ctta.data.streets.canvas import BUILDING, LANE, PAVEMENT, ROAD, VEGETATION, Camera, Canvas, Mask
 from ctta.data.streets.textures import (
     CLOUDS,
-    GRAIN,
     SIDE,
     SceneRNG,
+    draw_clouds,
     fractal_texture,
     lookup_colors,
-    magnify_texture,
+    sample_grain,
     sample_texture,
 )
 
@@ -124,8 +124,7 @@ def paint_sky(canvas: Canvas, street: Street, rng: SceneRNG) -> None:
     cloudiness = rng.uniform(0.25, 0.8) if street.sunshine > 0.2 else 1.0
     rows = slice(0, min(street.camera.height, street.camera.first_ground_row + 1))
     width, step = street.camera.width, rng.uniform(60, 120) / street.camera.width
-    texture = fractal_texture(CLOUDS)
-    clouds = magnify_texture(texture, rows.stop, width, rng.uniform(0, SIDE), rng.uniform(0, SIDE), step)
+    clouds = draw_clouds(rows.stop, width, step, rng)
     climb = np.clip(-street.camera.v[rows] / 0.55, 0, 1)
     blue = haze + climb * (zenith - haze)
     cover = np.clip((clouds - (1 - cloudiness)) * 3, 0, 1)
@@ -140,7 +139,6 @@ def paint_skyline(canvas: Canvas, street: Street, rng: SceneRNG) -> None:
     region = canvas.region(0, top_row, camera.width, bottom_row)
     if region is None:
         return
-    grain = fractal_texture(GRAIN)
     along = region.u * SKYLINE_DEPTH
     start = rng.uniform(0, SIDE)
     if rng.chance(0.5):
@@ -150,9 +148,9 @@ def paint_skyline(canvas: Canvas, street: Street, rng: SceneRNG) -> None:
         label, base = BUILDING, rng.color((0.55, 0.53, 0.52), 0.08)
         # The height of each house is the texel at its number.
         house = along // rng.uniform(9, 16)
-        top = 6 + 30 * sample_texture(grain, np.full_like(along, start), house * 7 + 500) ** 2
+        top = 6 + 30 * sample_grain(np.full_like(along, start), house * 7 + 500) ** 2
     up = camera.elevation - region.v * SKYLINE_DEPTH
-    tone = 0.85 + 0.3 * sample_texture(grain, up / 2, along / 2 + start)
+    tone = 0.85 + 0.3 * sample_grain(up / 2, along / 2 + start)
     inside = (up < top) & (up > -4)
     canvas.paint(region, inside, SKYLINE_DEPTH, tone * base, label, snow=0.3)
 
@@ -180,9 +178,8 @@ class Ground:
     def paint(self, canvas: Canvas, rng: SceneRNG) -> None:
         """Write all surfaces to the canvas."""
         colors, labels, roughness, snow = zip(*self._surfaces, strict=True)
-        texture = fractal_texture(GRAIN)
-        grain = sample_texture(texture, self.z * 9 + rng.uniform(0, SIDE), self.x * 9 + 4 * SIDE)
-        patches = sample_texture(texture, self.z * 0.8 + rng.uniform(0, SIDE), self.x * 0.8 + 4 * SIDE)
+        grain = sample_grain(self.z * 9 + rng.uniform(0, SIDE), self.x * 9 + 4 * SIDE)
+        patches = sample_grain(self.z * 0.8 + rng.uniform(0, SIDE), self.x * 0.8 + 4 * SIDE)
         # Grain fades with distance, where many texels share a pixel.
         grain -= 0.5
         grain *= 1 / (1 + (self.z / 9) ** 2)

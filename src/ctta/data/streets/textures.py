@@ -39,22 +39,9 @@ def sample_texture(texture: Float32Array, rows: NDArray[Any], columns: NDArray[A
     return texture.take((rows.astype(np.int32) & (SIDE - 1)) * SIDE + (columns.astype(np.int32) & (SIDE - 1)))
 
 
-def magnify_texture(
-    texture: Float32Array, height: int, width: int, top: float, left: float, step: float
-) -> Float32Array:
-    """Return a section of the texture enlarged to (height, width), ``step`` texels per pixel, bilinearly."""
-    rows, columns = top + step * np.arange(height), left + step * np.arange(width)
-    first_row, first_column = np.floor(rows).astype(int), np.floor(columns).astype(int)
-    down, across = (rows - first_row).astype(np.float32)[:, None], (columns - first_column).astype(np.float32)
-    section = texture.take(np.arange(first_row[0], first_row[-1] + 2), axis=0, mode="wrap")
-    section = section.take(np.arange(first_column[0], first_column[-1] + 2), axis=1, mode="wrap")
-    first_row -= first_row[0]
-    first_column -= first_column[0]
-    upper, lower = section[first_row], section[first_row + 1]
-    blended = upper + down * (lower - upper)
-    near, far = blended[:, first_column], blended[:, first_column + 1]
-    result: Float32Array = near + across * (far - near)
-    return result
+def sample_grain(rows: NDArray[Any], columns: NDArray[Any]) -> Float32Array:
+    """Return :func:`sample_texture` of the rough texture."""
+    return sample_texture(fractal_texture(GRAIN), rows, columns)
 
 
 OptionT = TypeVar("OptionT")
@@ -105,3 +92,20 @@ class SceneRNG:
         """Return an array of standard normal numbers."""
         values: Float32Array = self._rng.normal(shape)[0]
         return values
+
+
+def draw_clouds(height: int, width: int, step: float, rng: SceneRNG) -> Float32Array:
+    """Return a random part of the soft texture enlarged to (height, width), ``step`` texels per pixel, bilinearly."""
+    rows = rng.uniform(0, SIDE) + step * np.arange(height)
+    columns = rng.uniform(0, SIDE) + step * np.arange(width)
+    first_row, first_column = np.floor(rows).astype(int), np.floor(columns).astype(int)
+    down, across = (rows - first_row).astype(np.float32)[:, None], (columns - first_column).astype(np.float32)
+    section = fractal_texture(CLOUDS).take(np.arange(first_row[0], first_row[-1] + 2), axis=0, mode="wrap")
+    section = section.take(np.arange(first_column[0], first_column[-1] + 2), axis=1, mode="wrap")
+    first_row -= first_row[0]
+    first_column -= first_column[0]
+    upper, lower = section[first_row], section[first_row + 1]
+    blended = upper + down * (lower - upper)
+    near, far = blended[:, first_column], blended[:, first_column + 1]
+    result: Float32Array = near + across * (far - near)
+    return result
