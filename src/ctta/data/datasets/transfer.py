@@ -12,6 +12,7 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,10 +53,10 @@ def request_file(dataset: Dataset, start: int, hint: str) -> Iterator["Response"
                 is_complete = start > 0 and response.status_code == 416  # many servers send it with a page
                 if not (response.status_code in (200, 206) or is_complete):  # 202 means "not ready yet"
                     raise DownloadError(f"{dataset.file}: {_describe_status(response, url)}. {hint}")
-                if is_complete or not _is_html(response):
+                if is_complete or "html" not in response.headers.get("Content-Type", "").lower():
                     yield response
                     return
-                page = _read_page(response)
+                page = response.raw.read(_MAX_PAGE_BYTES, decode_content=True).decode(errors="replace")
                 url = find_confirmation_url(page, response.url) if num_confirmations else None
                 num_confirmations -= 1
         raise DownloadError(f"{dataset.file}: {describe_html(dataset.url, _parse(page).title)}. {hint}")
@@ -117,15 +118,6 @@ def _check_encrypted(url: str, origin: str | None = None) -> None:
         return
     refused = f"{origin} redirects to {url}" if origin else url
     raise DownloadError(f"{refused}, which is not encrypted (https); nothing was downloaded from there")
-
-
-def _is_html(response: "Response") -> bool:
-    return "html" in response.headers.get("Content-Type", "").lower()
-
-
-def _read_page(response: "Response") -> str:
-    content: bytes = response.raw.read(_MAX_PAGE_BYTES, decode_content=True)
-    return content.decode(errors="replace")
 
 
 def _describe_status(response: "Response", url: str) -> str:
@@ -191,22 +183,20 @@ def fetch_file(dataset: Dataset, target: Path, *, progress: bool) -> None:
         DownloadError: The file could not be downloaded, is not the expected one, or the disk is full.
         ImportError: The extra ``data`` is not installed.
     """
-    part = target.with_name(f"{target.name}.part")
+    transfer = _Transfer(dataset, target, progress)
+    part = transfer.part
     try:
-        if dataset.size is None or _num_bytes(part) != dataset.size:
-            _fetch_remainder(dataset, part, target, progress)
+        if dataset.size is None or transfer.num_bytes != dataset.size:
+            transfer.fetch_remainder()
         with part.open("rb+") as file:
             os.fsync(file.fileno())  # after a power failure no truncated file has the final name
     except OSError as error:
         if error.errno in NO_SPACE_ERRNOS:
-            raise DownloadError(_describe_full_disk(part, target, str(error.strerror))) from error
+            raise transfer.full_disk(str(error.strerror)) from error
         raise
     if defect := find_defect(part, dataset, progress=progress):
         part.unlink()
-        raise DownloadError(
-            f"{target.name}: {defect}. The downloaded data was deleted; run again to start over. "
-            f"{_manual_hint(dataset, target)}"
-        )
+        raise transfer.error(f"{defect}. The downloaded data was deleted; run again to start over")
     os.replace(part, target)
 
 
@@ -241,107 +231,111 @@ def _compute_checksums(path: Path, algorithms: Sequence[str], progress: bool) ->
     return {algorithm: digest.hexdigest() for algorithm, digest in digests.items()}
 
 
-def _fetch_remainder(dataset: Dataset, part: Path, target: Path, progress: bool) -> None:
-    try:
-        import requests
-        import urllib3
-    except ImportError as error:
-        raise ImportError(MISSING_EXTRA) from error
-    try:
-        with request_file(dataset, _num_bytes(part), _manual_hint(dataset, target)) as response:
-            is_written = _write_response(response, dataset, part, target, progress)
-        if not is_written and not _num_bytes(part):
-            raise DownloadError(
-                f"{target.name}: {dataset.url} returned only a part of the file. {_manual_hint(dataset, target)}"
+@dataclass(frozen=True)
+class _Transfer:
+    """The download of a file of the catalog to ``target``."""
+
+    dataset: Dataset
+    target: Path
+    progress: bool
+
+    @property
+    def part(self) -> Path:
+        return self.target.with_name(f"{self.target.name}.part")
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of the part."""
+        return self.part.stat().st_size if self.part.exists() else 0
+
+    @property
+    def hint(self) -> str:
+        return f"To download it manually, open {self.dataset.url} in a browser and save the file as {self.target}"
+
+    def error(self, problem: str) -> DownloadError:
+        return DownloadError(f"{self.target.name}: {problem}. {self.hint}")
+
+    def broken(self, reason: str) -> DownloadError:
+        kept = f"{self.num_bytes} bytes are kept in {self.part}; run again to resume" if self.num_bytes else "Run again"
+        return self.error(f"the connection to {self.dataset.url} failed ({reason}). {kept}")
+
+    def full_disk(self, reason: str) -> DownloadError:
+        return DownloadError(
+            f"{self.target.name}: no space in {self.part.parent}: {reason}. {self.num_bytes} bytes are kept; "
+            "free some space and run again to resume, or set CTTA_CACHE to a folder on a larger disk"
+        )
+
+    def fetch_remainder(self) -> None:
+        """Request and write what is missing of the part."""
+        try:
+            import requests
+            import urllib3
+        except ImportError as error:
+            raise ImportError(MISSING_EXTRA) from error
+        try:
+            with request_file(self.dataset, self.num_bytes, self.hint) as response:
+                is_written = self._write_response(response)
+            if not is_written and not self.num_bytes:
+                raise self.error(f"{self.dataset.url} returned only a part of the file")
+            if not is_written:
+                self.part.unlink()
+                self.fetch_remainder()
+        # urllib3's errors too: the body is read below requests, which would decompress a .tar.gz on the way.
+        except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+            raise self.broken(str(error)) from error
+
+    def _write_response(self, response: "Response") -> bool:
+        """Append the response to the part, or replace the part if the response is the whole file.
+
+        Return whether the part is complete; False if the response fits neither way, so that it has to start over.
+        """
+        offset, reported_total = parse_content_range(response)
+        total = self.dataset.size if reported_total is None else reported_total
+        num_present = self.num_bytes
+        if response.status_code == 416:
+            return reported_total == num_present  # complete but not renamed, or else a part that is too long
+        if offset is None or offset not in (0, num_present):
+            return False
+        self._check_headers(response, total)
+        num_missing = 0 if total is None else total - offset
+        num_free = shutil.disk_usage(self.part.parent).free + (num_present if offset == 0 else 0)
+        if num_missing > num_free:
+            raise self.full_disk(f"{num_missing} bytes are needed and {num_free} are free")
+        chunks = response.raw.stream(_CHUNK_BYTES, decode_content=False)
+        first = next(chunks, b"")
+        if offset == 0 and looks_like_html(first):  # before the part is overwritten
+            raise self.error(describe_html(self.dataset.url))
+        with (
+            self.part.open("ab" if offset else "wb") as file,
+            show_progress(self.target.name, enabled=self.progress, num_bytes=total, initial=offset) as advance,
+        ):
+            for chunk in itertools.chain([first], chunks):
+                file.write(chunk)
+                advance(len(chunk))
+        num_received = self.num_bytes
+        if total is not None and num_received < total:  # older versions of urllib3 do not report it
+            raise self.broken(f"received only {num_received} of {total} bytes")
+        if total is not None and num_received > total:  # a remainder that does not belong to this part
+            self.part.unlink()
+            raise self.error(
+                f"received {num_received} bytes instead of {total}. They were deleted; run again to start over"
             )
-        if not is_written:
-            part.unlink()
-            _fetch_remainder(dataset, part, target, progress)
-    # urllib3's errors too: the body is read below requests, which would decompress a .tar.gz on the way.
-    except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
-        raise DownloadError(_describe_break(dataset, part, target, str(error))) from error
+        return True
 
-
-def _write_response(response: "Response", dataset: Dataset, part: Path, target: Path, progress: bool) -> bool:
-    """Append the response to the part, or replace the part if the response is the whole file.
-
-    Return whether the part is complete; False if the response fits neither way, so that it has to start over.
-    """
-    offset, reported_total = parse_content_range(response)
-    total = dataset.size if reported_total is None else reported_total
-    num_present = _num_bytes(part)
-    if response.status_code == 416:
-        return reported_total == num_present  # complete but not renamed, or else a part that is too long
-    if offset is None or offset not in (0, num_present):
-        return False
-    _check_headers(response, dataset, total, target)
-    num_missing = 0 if total is None else total - offset
-    num_free = shutil.disk_usage(part.parent).free + (num_present if offset == 0 else 0)
-    if num_missing > num_free:
-        raise DownloadError(
-            _describe_full_disk(part, target, f"{num_missing} bytes are needed and {num_free} are free")
-        )
-    chunks = response.raw.stream(_CHUNK_BYTES, decode_content=False)
-    first = next(chunks, b"")
-    if offset == 0 and looks_like_html(first):  # before the part is overwritten
-        raise DownloadError(f"{target.name}: {describe_html(dataset.url)}. {_manual_hint(dataset, target)}")
-    with (
-        part.open("ab" if offset else "wb") as file,
-        show_progress(target.name, enabled=progress, num_bytes=total, initial=offset) as advance,
-    ):
-        for chunk in itertools.chain([first], chunks):
-            file.write(chunk)
-            advance(len(chunk))
-    _check_length(dataset, part, target, total)
-    return True
-
-
-def _check_headers(response: "Response", dataset: Dataset, total: int | None, target: Path) -> None:
-    """Refuse a response that could not be verified once it is written."""
-    problem = None
-    encoding = response.headers.get("Content-Encoding", "identity").lower()
-    is_chunked = response.headers.get("Transfer-Encoding", "").lower() == "chunked"
-    if total is not None and dataset.size is not None and total != dataset.size:
-        problem = (
-            f"wrong length: expected {dataset.size} bytes, but {dataset.url} offers {total}; "
-            "the file may have been replaced"
-        )
-    elif not dataset.has_checksum and total is None and not is_chunked:
-        problem = f"{dataset.url} does not report the length of the file, so a truncated copy would go unnoticed"
-    elif not dataset.has_checksum and encoding != "identity":
-        # Some servers claim an encoding for a .gz that they send unchanged; a checksum settles it.
-        problem = f"{dataset.url} sends the file encoded ({encoding}) and no checksum is known to verify it"
-    if problem:
-        raise DownloadError(f"{target.name}: {problem}. {_manual_hint(dataset, target)}")
-
-
-def _check_length(dataset: Dataset, part: Path, target: Path, total: int | None) -> None:
-    num_received = _num_bytes(part)
-    if total is not None and num_received < total:  # older versions of urllib3 do not report it
-        raise DownloadError(_describe_break(dataset, part, target, f"received only {num_received} of {total} bytes"))
-    if total is not None and num_received > total:  # a remainder that does not belong to this part
-        part.unlink()
-        raise DownloadError(
-            f"{target.name}: received {num_received} bytes instead of {total}. They were deleted; run again to start "
-            f"over. {_manual_hint(dataset, target)}"
-        )
-
-
-def _num_bytes(part: Path) -> int:
-    return part.stat().st_size if part.exists() else 0
-
-
-def _describe_break(dataset: Dataset, part: Path, target: Path, reason: str) -> str:
-    kept = f"{_num_bytes(part)} bytes are kept in {part}; run again to resume" if _num_bytes(part) else "Run again"
-    return f"{target.name}: the connection to {dataset.url} failed ({reason}). {kept}. {_manual_hint(dataset, target)}"
-
-
-def _describe_full_disk(part: Path, target: Path, reason: str) -> str:
-    return (
-        f"{target.name}: no space in {part.parent}: {reason}. {_num_bytes(part)} bytes are kept; "
-        "free some space and run again to resume, or set CTTA_CACHE to a folder on a larger disk"
-    )
-
-
-def _manual_hint(dataset: Dataset, target: Path) -> str:
-    return f"To download it manually, open {dataset.url} in a browser and save the file as {target}"
+    def _check_headers(self, response: "Response", total: int | None) -> None:
+        """Refuse a response that could not be verified once it is written."""
+        dataset = self.dataset
+        encoding = response.headers.get("Content-Encoding", "identity").lower()
+        is_chunked = response.headers.get("Transfer-Encoding", "").lower() == "chunked"
+        if total is not None and dataset.size is not None and total != dataset.size:
+            raise self.error(
+                f"wrong length: expected {dataset.size} bytes, but {dataset.url} offers {total}; "
+                "the file may have been replaced"
+            )
+        if not dataset.has_checksum and total is None and not is_chunked:
+            raise self.error(
+                f"{dataset.url} does not report the length of the file, so a truncated copy would go unnoticed"
+            )
+        if not dataset.has_checksum and encoding != "identity":
+            # Some servers claim an encoding for a .gz that they send unchanged; a checksum settles it.
+            raise self.error(f"{dataset.url} sends the file encoded ({encoding}) and no checksum is known to verify it")
