@@ -128,21 +128,8 @@ class StreamDataset(CleanDataset):
         return f"{self.images.name} corruptions={VERSION} seed={self.seed}"
 
 
-def as_corruption_dataset(data: CorruptionDataset | Stream, protocol: str) -> CorruptionDataset:
-    """Return the dataset that a protocol was given, or that of the stream; raise a TypeError if it is neither."""
-    if isinstance(data, Stream):
-        return StreamDataset(data)
-    if not hasattr(data, "domain"):
-        raise TypeError(
-            f"{protocol} needs a dataset of ctta.data.datasets, or a stream of clean images such as image_folder(path, "
-            f"size=(224, 224)) or in_memory(images, labels, name='mine'), got {type(data).__name__}: wrap your images "
-            "in one of these"
-        )
-    return data
-
-
 def as_clean_dataset(data: object, protocol: str) -> CleanDataset:
-    """Do the same for a protocol that needs clean images, which CIFAR-10-C, for example, does not have."""
+    """Return the clean images that a protocol was given, or those of a stream; CIFAR-10-C, for example, has none."""
     if isinstance(data, Stream):
         return StreamDataset(data)
     if not isinstance(data, CleanDataset):
@@ -196,13 +183,7 @@ def continual(
     chosen, description = choose_corruptions(order, names)
     severity = check_severity(severity)
     levels = [(corruption, severity) for corruption in chosen]
-    return _build(
-        as_corruption_dataset(data, "continual"),
-        levels,
-        f"continual severity={severity} {description}",
-        limit,
-        _get_batch_size(data, batch_size),
-    )
+    return _build(data, f"continual severity={severity} {description}", levels, limit, batch_size)
 
 
 def gradual(
@@ -241,13 +222,7 @@ def gradual(
     levels = [(corruption, severity) for corruption in chosen for severity in severities]
     if variant == "authors":
         levels = levels[4:]
-    return _build(
-        as_corruption_dataset(data, "gradual"),
-        levels,
-        f"gradual {variant} {description}",
-        limit,
-        _get_batch_size(data, batch_size),
-    )
+    return _build(data, f"gradual {variant} {description}", levels, limit, batch_size)
 
 
 def clean(data: CorruptionDataset | Stream, *, limit: int | None = None, batch_size: int | None = None) -> Stream:
@@ -265,9 +240,9 @@ def clean(data: CorruptionDataset | Stream, *, limit: int | None = None, batch_s
         DataError: The dataset has corrupted images only, such as CIFAR-10-C as it is published.
         TypeError: ``data`` is neither a dataset with corruptions nor a stream.
     """
-    batch_size = _get_batch_size(data, batch_size)
     if not isinstance(data, Stream):
-        return _build(as_corruption_dataset(data, "clean"), [(CLEAN, 1)], "clean", limit, batch_size)
+        return _build(data, "clean", [(CLEAN, 1)], limit, batch_size)
+    batch_size = data.batch_size if batch_size is None else batch_size
     limit = None if limit is None else check_integer("limit", limit, 1)
     segments = [replace(segment, rows=segment.rows[:limit]) for segment in data.segments]
     name = f"{data.name} clean{_describe_limit(limit)} batch={batch_size}"
@@ -286,13 +261,6 @@ def single(stream: Stream) -> Stream:
     return Stream(f"{stream.name} single", stream.segments, batch_size=1, read_ahead=stream.read_ahead)
 
 
-def _get_batch_size(data: object, batch_size: int | None) -> int:
-    """Return the given batch size, else that of the stream, else the benchmark's."""
-    if batch_size is not None:
-        return batch_size
-    return data.batch_size if isinstance(data, Stream) else BATCH_SIZE
-
-
 def choose_corruptions(order: int | None, names: Sequence[str] | None) -> tuple[tuple[str, ...], str]:
     """Return the corruptions that :func:`continual` is asked for, and a description for the name of the stream."""
     if isinstance(names, str):
@@ -305,9 +273,23 @@ def choose_corruptions(order: int | None, names: Sequence[str] | None) -> tuple[
 
 
 def _build(
-    data: CorruptionDataset, levels: Sequence[CorruptionLevel], description: str, limit: int | None, batch_size: int
+    data: CorruptionDataset | Stream,
+    description: str,
+    levels: Sequence[CorruptionLevel],
+    limit: int | None,
+    batch_size: int | None,
 ) -> Stream:
-    """Return a stream with one segment per corruption and severity; images as they are have neither."""
+    """Return a stream with one segment per corruption and severity; the description begins with the protocol."""
+    if batch_size is None:
+        batch_size = data.batch_size if isinstance(data, Stream) else BATCH_SIZE
+    if isinstance(data, Stream):
+        data = StreamDataset(data)
+    elif not hasattr(data, "domain"):
+        raise TypeError(
+            f"{description.split()[0]} needs a dataset of ctta.data.datasets, or a stream of clean images such as "
+            "image_folder(path, size=(224, 224)) or in_memory(images, labels, name='mine'), got "
+            f"{type(data).__name__}: wrap your images in one of these"
+        )
     limit = None if limit is None else check_integer("limit", limit, 1)
     domains = {level: data.domain(*level) for level in dict.fromkeys(levels)}  # each opened once
     segments = []

@@ -130,6 +130,14 @@ class Region:
 
 
 @dataclass(frozen=True)
+class Billboard(Region):
+    """An upright rectangle that faces the camera, with the position of its pixels in meters."""
+
+    across: Float32Array  # to the right of its center, (1, columns)
+    up: Float32Array  # above the ground, (rows, 1)
+
+
+@dataclass(frozen=True)
 class LightSource:
     """A light in the world."""
 
@@ -174,11 +182,13 @@ class Canvas:
         rows, columns = slice(first_row, last_row), slice(first_column, last_column)
         return Region((rows, columns), self.camera.u[:, columns], self.camera.v[rows])
 
-    def billboard(self, x: float, z: float, half_width: float, low: float, high: float) -> Region | None:
-        """Return the pixels of an upright rectangle at depth z that faces the camera."""
+    def billboard(self, x: float, z: float, half_width: float, low: float, high: float) -> Billboard | None:
+        """Return the pixels of an upright rectangle at depth z that faces the camera, or None if there are none."""
         camera = self.camera
         left, right = camera.project_x(x - half_width, z), camera.project_x(x + half_width, z)
-        return self.region(left, camera.project_y(high, z), right, camera.project_y(low, z), z)
+        if (region := self.region(left, camera.project_y(high, z), right, camera.project_y(low, z), z)) is None:
+            return None
+        return Billboard(region.box, region.u, region.v, region.u * z - x, camera.elevation - region.v * z)
 
     def paint(
         self,

@@ -155,8 +155,7 @@ def _paint_front(canvas: Canvas, house: House, brightness: float) -> None:
     near = max(house.near, NEAR_PLANE)
     ends = [camera.project_x(house.side * house.offset, depth) for depth in (near, house.far)]
     top, bottom = camera.project_y(house.eaves, near), camera.project_y(0, near)
-    region = canvas.region(min(ends), top, max(ends), bottom, near)
-    if region is None:
+    if (region := canvas.region(min(ends), top, max(ends), bottom, near)) is None:
         return
     z = region.wall_depth(house.side, house.offset)
     up = camera.elevation - region.v * z
@@ -168,22 +167,20 @@ def _paint_front(canvas: Canvas, house: House, brightness: float) -> None:
 def _paint_gable(canvas: Canvas, house: House, brightness: float) -> None:
     """Paint the wall that faces the camera, seen where the house protrudes beyond or above its neighbor."""
     center, half = house.side * (house.offset + house.thickness / 2), house.thickness / 2
-    region = canvas.billboard(center, house.near, half, 0, house.eaves + house.rise)
-    if region is None:
+    if (gable := canvas.billboard(center, house.near, half, 0, house.eaves + house.rise)) is None:
         return
-    inwards = half - np.abs(region.u * house.near - center)  # meters from the nearer edge
-    up = canvas.camera.elevation - region.v * house.near
+    inwards = half - np.abs(gable.across)  # meters from the nearer edge
     top = house.eaves + house.rise * inwards / half
-    inside = (inwards > 0) & (up > 0) & (up < top)
+    inside = (inwards > 0) & (gable.up > 0) & (gable.up < top)
     color, lit = shade_facade(
         house.facade,
-        region.u * house.near - center + half,
-        up,
+        gable.across + half,
+        gable.up,
         house.eaves,
-        np.full_like(region.u, canvas.camera.focal / house.near),
+        np.full_like(gable.u, canvas.camera.focal / house.near),
         brightness,
     )
-    canvas.paint(region, inside, house.near, color, BUILDING, light=lit * np.uint8(LIT_WINDOW))
+    canvas.paint(gable, inside, house.near, color, BUILDING, light=lit * np.uint8(LIT_WINDOW))
 
 
 def _paint_roof(canvas: Canvas, house: House, brightness: float) -> None:
@@ -198,8 +195,7 @@ def _paint_roof(canvas: Canvas, house: House, brightness: float) -> None:
         for z in (near, house.far)
     ]
     columns, rows = [column for column, _ in corners], [row for _, row in corners]
-    region = canvas.region(min(columns), min(rows), max(columns), max(rows), near)
-    if region is None:
+    if (region := canvas.region(min(columns), min(rows), max(columns), max(rows), near)) is None:
         return
     sideways = region.slope_towards(house.side)
     slope = region.v + steepness * sideways
@@ -292,18 +288,14 @@ def sample_tree(x: float, z: float, color: tuple[float, float, float], rng: Scen
 
 def paint_tree(canvas: Canvas, street: Street, tree: Tree) -> None:
     """Paint the trunk and the crown of a tree."""
-    camera = canvas.camera
-    half = max(0.02 * tree.height, camera.pixels_to_meters(0.55, tree.z))
+    half = max(0.02 * tree.height, canvas.camera.pixels_to_meters(0.55, tree.z))
     if (trunk := canvas.billboard(tree.x, tree.z, half, 0, tree.trunk + 0.5)) is not None:
-        inside = np.abs(trunk.u * tree.z - tree.x) < half
-        up = camera.elevation - trunk.v * tree.z
-        canvas.paint(trunk, inside & (up > 0) & (up < tree.trunk + 0.5), tree.z, BARK, VEGETATION)
-    crown = canvas.billboard(tree.x, tree.z, 1.1 * tree.radius, tree.trunk - 0.3, tree.height + 0.3)
-    if crown is None:
+        inside = (np.abs(trunk.across) < half) & (trunk.up > 0) & (trunk.up < tree.trunk + 0.5)
+        canvas.paint(trunk, inside, tree.z, BARK, VEGETATION)
+    if (crown := canvas.billboard(tree.x, tree.z, 1.1 * tree.radius, tree.trunk - 0.3, tree.height + 0.3)) is None:
         return
     half_height = (tree.height - tree.trunk) / 2
-    across = (crown.u * tree.z - tree.x) / tree.radius
-    up = (camera.elevation - crown.v * tree.z - tree.trunk) / half_height - 1
+    across, up = crown.across / tree.radius, (crown.up - tree.trunk) / half_height - 1
     leaf = sample_grain(
         up * half_height * LEAVES_PER_METER + tree.start,
         across * tree.radius * LEAVES_PER_METER + tree.start + SIDE,
@@ -340,8 +332,7 @@ def paint_hedge(canvas: Canvas, side: Side, rng: SceneRNG) -> None:
     foliage, start = rng.color(rng.choice(FOLIAGE[:3]), 0.04), rng.uniform(0, SIDE)
     ends = [camera.project_x(side.sign * offset, z) for z in (near, far)]
     top, bottom = camera.project_y(height + 0.3, near), camera.project_y(0, near)
-    region = canvas.region(min(ends), top, max(ends), bottom, near)
-    if region is None:
+    if (region := canvas.region(min(ends), top, max(ends), bottom, near)) is None:
         return
     z = region.wall_depth(side.sign, offset)
     up = camera.elevation - region.v * z
@@ -415,14 +406,11 @@ def _paint_block(
     light: int = NO_LIGHT,
 ) -> None:
     """Paint an upright rectangle, brighter on its left half as a cylinder is."""
-    region = canvas.billboard(x, z, half_width, low, high)
-    if region is None:
+    if (block := canvas.billboard(x, z, half_width, low, high)) is None:
         return
-    across = region.u * z - x
-    up = canvas.camera.elevation - region.v * z
-    inside = (np.abs(across) < half_width) & (up > low) & (up < high)
-    tone = np.where(across < 0, np.float32(1.12), np.float32(0.85))
-    canvas.paint(region, inside, z, tone * color, POLE, light=light)
+    inside = (np.abs(block.across) < half_width) & (block.up > low) & (block.up < high)
+    tone = np.where(block.across < 0, np.float32(1.12), np.float32(0.85))
+    canvas.paint(block, inside, z, tone * color, POLE, light=light)
 
 
 def _paint_lamp(canvas: Canvas, pole: Pole, half_width: float) -> None:
@@ -439,13 +427,11 @@ def _paint_lamp(canvas: Canvas, pole: Pole, half_width: float) -> None:
 def _paint_sign(canvas: Canvas, pole: Pole, color: Float32Array) -> None:
     """Paint a disk with a paler center."""
     radius, z = 0.36, pole.z - 0.1
-    region = canvas.billboard(pole.x, z, radius, pole.height - 0.5, pole.height + 0.22)
-    if region is None:
+    if (disk := canvas.billboard(pole.x, z, radius, pole.height - 0.5, pole.height + 0.22)) is None:
         return
-    up = canvas.camera.elevation - region.v * z - pole.height + 0.14
-    squared_distance = (region.u * z - pole.x) ** 2 + up**2
+    squared_distance = disk.across**2 + (disk.up - pole.height + 0.14) ** 2
     inner = np.where((squared_distance < (0.6 * radius) ** 2), 0.5 * color + 0.45, color)
-    canvas.paint(region, squared_distance < radius**2, z, inner, POLE)
+    canvas.paint(disk, squared_distance < radius**2, z, inner, POLE)
 
 
 def _paint_traffic_light(canvas: Canvas, pole: Pole, signal: int) -> None:

@@ -136,8 +136,7 @@ def paint_skyline(canvas: Canvas, street: Street, rng: SceneRNG) -> None:
     """Paint distant houses or trees at the end of the street; without them, road would meet sky."""
     camera = street.camera
     top_row, bottom_row = camera.project_y(45, SKYLINE_DEPTH), camera.project_y(0, SKYLINE_DEPTH) + 1
-    region = canvas.region(0, top_row, camera.width, bottom_row)
-    if region is None:
+    if (region := canvas.region(0, top_row, camera.width, bottom_row)) is None:
         return
     along = region.u * SKYLINE_DEPTH
     start = rng.uniform(0, SIDE)
@@ -277,8 +276,7 @@ def paint_contact_shadow(canvas: Canvas, x: float, near: float, far: float, half
     top, bottom = camera.project_y(0, far), camera.project_y(0, max(near, 0.5))
     left, right = (camera.project_x(x + sign * half_width, max(near, 0.5)) for sign in (-1, 1))
     far_left, far_right = (camera.project_x(x + sign * half_width, far) for sign in (-1, 1))
-    region = canvas.region(min(left, far_left), top, max(right, far_right), bottom)
-    if region is None:
+    if (region := canvas.region(min(left, far_left), top, max(right, far_right), bottom)) is None:
         return
     z = camera.elevation / np.maximum(region.v, 1e-4)
     across = (region.u * z - x) / half_width

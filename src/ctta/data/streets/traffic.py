@@ -117,11 +117,9 @@ def _paint_body_end(canvas: Canvas, car: Car) -> None:
     """Paint the lower half of rear or front: panel, lights, license plate, bumper and wheels."""
     body = car.body
     top = body.waist * body.height
-    region = canvas.billboard(car.x, car.z, body.half_width, 0, top)
-    if region is None:
+    if (end := canvas.billboard(car.x, car.z, body.half_width, 0, top)) is None:
         return
-    across = np.abs(region.u * car.z - car.x) / body.half_width
-    up = (canvas.camera.elevation - region.v * car.z) / top
+    across, up = np.abs(end.across) / body.half_width, end.up / top
     panel = (up > 0.2) & (up < 1) & (across < 0.98 - 0.12 * np.clip(up - 0.8, 0, 1) * 5)
     wheels = (up > 0) & (up < 0.4) & (across > 0.62) & (across < 0.95)
     kind = WHITE_LIGHT if car.is_oncoming else RED_LIGHT
@@ -136,14 +134,13 @@ def _paint_body_end(canvas: Canvas, car: Car) -> None:
         parts.append(((np.abs(up - 0.72) < 0.1) & (across < 0.5), GRILLE))
     color = _layer_colors(lights.shape, car.paint, parts)
     light = lights * np.uint8(NO_LIGHT if car.is_parked else kind)
-    canvas.paint(region, panel | wheels, car.z, color, CAR, light=light)
+    canvas.paint(end, panel | wheels, car.z, color, CAR, light=light)
 
 
 def _paint_cabin_end(canvas: Canvas, car: Car, base: float, slant: float) -> None:
     """Paint the rear window or windshield, narrower towards the roof, and the trunk or hood below it."""
     body = car.body
-    region = canvas.billboard(car.x, base, body.half_width, 0.3 * body.height, body.height)
-    if region is None:
+    if (region := canvas.billboard(car.x, base, body.half_width, 0.3 * body.height, body.height)) is None:
         return
     # Above the waist it leans back, so that z = base + lean (y - waist), where y = elevation - v z.
     lean = slant * body.length / (body.height * (1 - body.waist))
@@ -164,8 +161,7 @@ def _paint_side(canvas: Canvas, car: Car, x: float, brightness: float) -> None:
     camera, body = canvas.camera, car.body
     ends = [camera.project_x(x, z) for z in (car.z, car.z + body.length)]
     top, bottom = camera.project_y(body.height, car.z), camera.project_y(0, car.z)
-    region = canvas.region(min(ends), top, max(ends), bottom, car.z)
-    if region is None:
+    if (region := canvas.region(min(ends), top, max(ends), bottom, car.z)) is None:
         return
     z = region.wall_depth(1 if x > 0 else -1, abs(x))
     height = camera.elevation - region.v * z
@@ -280,12 +276,9 @@ def sample_person(x: float, z: float, rng: SceneRNG) -> Person:
 
 def paint_person(canvas: Canvas, person: Person) -> None:
     """Paint a person."""
-    region = canvas.billboard(person.x, person.z, HALF_WIDTH, 0, person.height)
-    if region is None:
+    if (figure := canvas.billboard(person.x, person.z, HALF_WIDTH, 0, person.height)) is None:
         return
-    across = region.u * person.z - person.x
-    away = np.abs(across)
-    up = (canvas.camera.elevation - region.v * person.z) / person.height
+    across, away, up = figure.across, np.abs(figure.across), figure.up / person.height
     half_pixel = canvas.camera.pixels_to_meters(0.5, person.z)  # nothing gets narrower than a pixel
 
     crown = up - 0.925
@@ -302,4 +295,4 @@ def paint_person(canvas: Canvas, person: Person) -> None:
         np.copyto(part, np.uint8(number), where=where)
     shoes, sleeves = person.trousers * np.float32(0.4), person.coat * np.float32(0.8)
     color = lookup_colors(part, [shoes, person.trousers, sleeves, person.coat, person.skin, person.hair])
-    canvas.paint(region, head | coat | arms | legs, person.z, color, PERSON)
+    canvas.paint(figure, head | coat | arms | legs, person.z, color, PERSON)
