@@ -3,10 +3,11 @@
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -195,6 +196,13 @@ class FakeCamera:
         yield from draw_frames(count)
 
 
+def watch(camera: Callable[[], Iterator[Frames]], sampling: FrameSampling | None = None, **settings: Any) -> FrameFeed:
+    """Return the feed of a camera that is a function."""
+    feed = FrameFeed("rtsp://door", sampling or FrameSampling(), **settings)
+    feed._read_camera = camera  # type: ignore[method-assign]
+    return feed
+
+
 class RecordingEvent(threading.Event):
     """An event that notes for how long it is waited for, without waiting."""
 
@@ -210,7 +218,7 @@ class RecordingEvent(threading.Event):
 def test_the_wait_doubles_until_frames_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctta.data.datasets.video.FIRST_DELAY", 0.05)
     monkeypatch.setattr("ctta.data.datasets.video.MAX_DELAY", 0.2)
-    feed = FrameFeed("rtsp://door", FrameSampling(), open_frames=FakeCamera(1, 0, 0, 0, 1, 1))
+    feed = watch(FakeCamera(1, 0, 0, 0, 1, 1))
     feed._stop = stopped = RecordingEvent()
     with feed:
         assert len(list(islice(feed.read(), 3))) == 3
@@ -221,7 +229,7 @@ def test_the_wait_doubles_until_frames_arrive(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("quick")
 def test_a_slow_reader_gets_the_latest_frames() -> None:
-    with FrameFeed("rtsp://door", FrameSampling(every=2), capacity=3, open_frames=FakeCamera(20)) as feed:
+    with watch(FakeCamera(20), FrameSampling(every=2), capacity=3) as feed:
         while feed.last_frame_at is None or feed.is_up:  # until all have come
             time.sleep(0.005)
         assert [frame.number for frame in islice(feed.read(), 3)] == [14, 16, 18]
@@ -240,22 +248,22 @@ def test_a_feed_ends_on_time_and_may_be_interrupted(monkeypatch: pytest.MonkeyPa
 
     with monkeypatch.context() as patch:
         patch.setattr("ctta.data.datasets.video.time", SimpleNamespace(time=time.time, monotonic=lambda: now))
-        with FrameFeed("rtsp://door", FrameSampling(seconds=0.15), open_frames=film) as feed:
+        with watch(film, FrameSampling(seconds=0.15)) as feed:
             assert [frame.number for frame in feed.read()] == [0, 1]
 
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    with FrameFeed("rtsp://door", FrameSampling(), open_frames=FakeCamera()) as feed, pytest.raises(KeyboardInterrupt):
+    with watch(FakeCamera()) as feed, pytest.raises(KeyboardInterrupt):
         next(feed.read(interrupt))
 
 
 def test_a_camera_must_connect_at_first_unless_it_need_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctta.data.datasets.video.FIRST_DELAY", 0.01)
     camera = FakeCamera(0, 1)
-    with FrameFeed("rtsp://door", FrameSampling(), open_frames=camera) as feed, pytest.raises(DataError, match="route"):
+    with watch(camera) as feed, pytest.raises(DataError, match="route"):
         list(feed.read())
-    with FrameFeed("rtsp://door", FrameSampling(), must_connect=False, open_frames=FakeCamera(0, 1)) as feed:
+    with watch(FakeCamera(0, 1), must_connect=False) as feed:
         assert next(feed.read()).number == 0
 
 
@@ -264,7 +272,7 @@ def test_what_fails_in_the_thread_reaches_the_reader() -> None:
         yield from draw_frames(1)
         raise MemoryError
 
-    with FrameFeed("rtsp://door", FrameSampling(), open_frames=film) as feed:
+    with watch(film) as feed:
         frames = feed.read()
         assert next(frames).number == 0
         with pytest.raises(MemoryError):

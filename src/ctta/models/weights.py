@@ -59,7 +59,10 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
             "large files) or refused it. Delete it and download it with a browser, or with ctta.data.datasets.download"
         )
     # A safetensors file starts with the length of its header in eight bytes, followed by the header, which is JSON.
-    content = _read_safetensors(path) if head[8:9] == b"{" else _read_pytorch(path, head)
+    try:
+        content = load_file(path) if head[8:9] == b"{" else _read_pytorch(path, head)
+    except SafetensorError as error:
+        raise CheckpointError(_damaged_message(path, error)) from error
     return _unwrap_state_dict(content, path)
 
 
@@ -95,13 +98,6 @@ def copy_weights_(net: nn.Module, weights: Mapping[str, Tensor], *, origin: str 
 def _join_names(names: list[str]) -> str:
     more = len(names) - _MAX_NAMES
     return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
-
-
-def _read_safetensors(path: Path) -> object:
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise CheckpointError(_damaged_message(path, error)) from error
 
 
 def _read_pytorch(path: Path, head: bytes) -> object:

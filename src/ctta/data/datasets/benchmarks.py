@@ -65,10 +65,8 @@ def clean_cifar(
         )
     parts = [_read_batch_file(root / name, label_key) for name in names]
     images = np.concatenate([pixels for pixels, _ in parts])
-    # Stored as one plane per color.
-    return np.ascontiguousarray(images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), np.concatenate(
-        [labels for _, labels in parts]
-    )
+    images = np.ascontiguousarray(images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))  # stored as one plane per color
+    return images, np.concatenate([labels for _, labels in parts])
 
 
 class CifarC:
@@ -145,6 +143,10 @@ class CifarC:
         return opened
 
 
+#: What a damaged pickle can raise.
+_PICKLE_ERRORS = (pickle.UnpicklingError, EOFError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+
+
 class _SafeUnpickler(pickle.Unpickler):
     """Reads arrays and plain containers, and refuses to call anything else."""
 
@@ -165,7 +167,6 @@ def _read_batch_file(path: Path, label_key: str) -> tuple[NDArray[np.uint8], NDA
             content = _SafeUnpickler(file, encoding="bytes").load()
         pixels = np.asarray(content[b"data"], dtype=np.uint8)
         labels = np.asarray(content[label_key.encode()], dtype=np.int64)
-    # A damaged pickle can raise any of these.
     except (
         pickle.UnpicklingError,
         EOFError,
@@ -175,6 +176,7 @@ def _read_batch_file(path: Path, label_key: str) -> tuple[NDArray[np.uint8], NDA
         AttributeError,
         ArithmeticError,
     ) as error:
+        # A damaged pickle can raise any of these.
         raise DataError(f"{path} is truncated or not a batch of CIFAR ({error}): {hint}") from error
     if pixels.shape != (len(labels), 3072):
         raise DataError(

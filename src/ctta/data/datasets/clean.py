@@ -343,11 +343,7 @@ class CleanImages:
 
 
 def read_clean_images(
-    path: str | os.PathLike[str],
-    *,
-    size: tuple[int, int] | None = None,
-    limit: int | None = None,
-    seed: int = 0,
+    path: str | os.PathLike[str], *, size: tuple[int, int] | None = None, limit: int | None = None, seed: int = 0
 ) -> CleanImages:
     """Read images and, where there are any, labels.
 

@@ -221,9 +221,8 @@ class StreetScenes:
         Returns:
             Images of shape (N, 3, H, W) as floats in [0, 1], and label maps of shape (N, H, W).
         """
-        frames = [self._render(int(row)) for row in rows]
-        images: NDArray[np.uint8] = np.stack([image for image, _ in frames])
-        return to_unit_floats(images), torch.from_numpy(np.stack([label for _, label in frames]).astype(np.int64))
+        images, labels = zip(*(self._render(int(row)) for row in rows), strict=True)
+        return to_unit_floats(np.stack(images)), torch.from_numpy(np.stack(labels).astype(np.int64))
 
     def _render(self, row: int) -> tuple[UInt8Array, LabelMap]:
         if row in self._cache:

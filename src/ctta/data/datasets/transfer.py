@@ -10,7 +10,7 @@ import itertools
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from html.parser import HTMLParser
@@ -205,30 +205,24 @@ def find_defect(path: Path, dataset: Dataset, *, progress: bool) -> str | None:
     with path.open("rb") as file:
         if looks_like_html(file.read(1024)):
             return "it is a web page (HTML), not the file"
-        length = path.stat().st_size
-        if length == 0:
-            return "it is empty"
-        if dataset.size is not None and length != dataset.size:
-            return f"wrong length: expected {dataset.size} bytes, found {length}"
-    checksums = {"sha256": dataset.sha256, "md5": dataset.md5}
-    known = {algorithm: expected for algorithm, expected in checksums.items() if expected is not None}
-    found = _compute_checksums(path, list(known), progress) if known else {}
-    for algorithm, expected in known.items():
-        if found[algorithm] != expected:
-            return f"wrong checksum: expected {algorithm} {expected}, found {found[algorithm]}"
+    length = path.stat().st_size
+    if length == 0:
+        return "it is empty"
+    if dataset.size is not None and length != dataset.size:
+        return f"wrong length: expected {dataset.size} bytes, found {length}"
+    known = {name: value for name, value in (("sha256", dataset.sha256), ("md5", dataset.md5)) if value is not None}
+    digests = {algorithm: hashlib.new(algorithm, usedforsecurity=False) for algorithm in known}
+    if digests:
+        title = f"verify {path.name.removesuffix('.part')}"
+        with path.open("rb") as file, show_progress(title, enabled=progress, num_bytes=length) as advance:
+            while chunk := file.read(_HASHED_BYTES):
+                for digest in digests.values():
+                    digest.update(chunk)
+                advance(len(chunk))
+    for algorithm, digest in digests.items():
+        if (found := digest.hexdigest()) != known[algorithm]:
+            return f"wrong checksum: expected {algorithm} {known[algorithm]}, found {found}"
     return None
-
-
-def _compute_checksums(path: Path, algorithms: Sequence[str], progress: bool) -> dict[str, str]:
-    """Return the hexadecimal digests of a file, which is read once."""
-    digests = {algorithm: hashlib.new(algorithm, usedforsecurity=False) for algorithm in algorithms}
-    title = f"verify {path.name.removesuffix('.part')}"
-    with path.open("rb") as file, show_progress(title, enabled=progress, num_bytes=path.stat().st_size) as advance:
-        while chunk := file.read(_HASHED_BYTES):
-            for digest in digests.values():
-                digest.update(chunk)
-            advance(len(chunk))
-    return {algorithm: digest.hexdigest() for algorithm, digest in digests.items()}
 
 
 @dataclass(frozen=True)

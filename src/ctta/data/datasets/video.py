@@ -286,17 +286,14 @@ def _reason(error: BaseException) -> str:
 FIRST_DELAY, MAX_DELAY = 1.0, 30.0
 POLL_SECONDS = 0.2
 
-#: Connects to a camera and yields its frames until it drops.
-OpenFrames = Callable[[], Iterator[NDArray[np.uint8]]]
-
 
 class FrameFeed:
     """Frames of a video as they come; a context manager that runs a thread.
 
     Whoever reads a camera too slowly misses frames, the oldest first, instead of falling behind: ``capacity`` frames
     are kept. A recording waits for its reader, and ends. For a camera, ``sampling.seconds`` count from the start of the
-    feed; ``on_change`` is called in the thread with a sentence when it drops and when it returns; and ``open_frames``
-    may yield its frames instead of PyAV. Without ``must_connect``, a camera that fails at first is tried again.
+    feed, and ``on_change`` is called in the thread with a sentence when it drops and when it returns. Without
+    ``must_connect``, a camera that fails at first is tried again.
     """
 
     def __init__(
@@ -308,17 +305,15 @@ class FrameFeed:
         first_number: int = 0,
         must_connect: bool = True,
         on_change: Callable[[str], None] | None = None,
-        open_frames: OpenFrames | None = None,
     ) -> None:
         self.address, self.sampling = address, sampling
-        self.name, self.is_live = describe_address(address), is_live(address) or open_frames is not None
+        self.name, self.is_live = describe_address(address), is_live(address)
         self.capacity, self.must_connect = check_integer("capacity", capacity, 1), must_connect
         self.on_change = on_change or (lambda _sentence: None)
         self.is_up, self.has_ended = False, False
         self.num_frames = self.num_dropped = self.num_reconnects = 0
         self.last_frame_at: float | None = None  # Unix time
         self.error: str | None = None
-        self._open_frames = open_frames or self._read_camera
         self._number = first_number
         self._last_taken: float | None = None
         self._deadline: float | None = None
@@ -404,7 +399,7 @@ class FrameFeed:
         delay = FIRST_DELAY
         while not self._is_over():
             try:
-                for pixels in self._open_frames():
+                for pixels in self._read_camera():
                     if self._is_over():
                         return
                     if not self.is_up:
@@ -447,6 +442,7 @@ class FrameFeed:
         self._changed.notify_all()
 
     def _read_camera(self) -> Iterator[NDArray[np.uint8]]:
+        """Connect to the camera and yield its frames until it drops."""
         with open_video(self.address) as container:
             for frame in decode_frames(container):
                 yield to_pixels(frame)

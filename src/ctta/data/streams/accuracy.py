@@ -97,14 +97,7 @@ class MeasuredAccuracy(AccuracyMatrix):
     """An accuracy matrix that measures a pair when it is asked for; created by :func:`measure_accuracy`."""
 
     def __init__(
-        self,
-        net: nn.Module,
-        data: CleanDataset,
-        rows: Rows,
-        *,
-        batch_size: int,
-        folder: Path | None,
-        progress: bool,
+        self, net: nn.Module, data: CleanDataset, rows: Rows, *, batch_size: int, folder: Path | None, progress: bool
     ) -> None:
         self.data, self.rows, self.batch_size, self.folder = data, rows, batch_size, folder
         self.progress = progress

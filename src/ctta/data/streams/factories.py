@@ -196,11 +196,7 @@ def acdc(
 
 
 def cityscapes(
-    folder: str | PathLike[str],
-    *,
-    split: str = "val",
-    size: tuple[int, int] | None = None,
-    batch_size: int = 1,
+    folder: str | PathLike[str], *, split: str = "val", size: tuple[int, int] | None = None, batch_size: int = 1
 ) -> Stream:
     """Return a stream of Cityscapes, the source domain of ACDC.
 

@@ -318,8 +318,7 @@ PROTOCOLS: dict[str, NamedProtocol] = {
     "clean": NamedProtocol(build_clean, "POEM, NeurIPS 2024"),
     "foreign": NamedProtocol(
         reorder_by(
-            foreign,
-            "Put images that do not belong among the others: uniform noise, or drawn streets (images=streets).",
+            foreign, "Put images that do not belong among the others: uniform noise, or drawn streets (images=streets)."
         ),
         "SoTTA, NeurIPS 2023",
     ),

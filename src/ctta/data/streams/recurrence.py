@@ -71,11 +71,7 @@ def recurring(
 
 
 def cyclic(
-    data: CorruptionDataset | Stream,
-    *,
-    num_visits: int = 20,
-    seed: int = 0,
-    **corruptions: Unpack[CorruptionChoice],
+    data: CorruptionDataset | Stream, *, num_visits: int = 20, seed: int = 0, **corruptions: Unpack[CorruptionChoice]
 ) -> Stream:
     """Return the corruptions kind by kind (noise, blur, weather, digital), and the kinds again and again in this order.
 

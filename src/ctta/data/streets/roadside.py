@@ -297,8 +297,7 @@ def paint_tree(canvas: Canvas, street: Street, tree: Tree) -> None:
     half_height = (tree.height - tree.trunk) / 2
     across, up = crown.across / tree.radius, (crown.up - tree.trunk) / half_height - 1
     leaf = sample_grain(
-        up * half_height * LEAVES_PER_METER + tree.start,
-        across * tree.radius * LEAVES_PER_METER + tree.start + SIDE,
+        up * half_height * LEAVES_PER_METER + tree.start, across * tree.radius * LEAVES_PER_METER + tree.start + SIDE
     )
     inside = _conifer_mask(across, up, leaf) if tree.is_conifer else _round_crown_mask(tree, across, up, leaf)
     facing_sun = street.sunshine * street.sun * across

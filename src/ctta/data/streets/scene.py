@@ -18,13 +18,7 @@ from ctta.data.streets.roadside import (
     sample_poles,
     sample_trees,
 )
-from ctta.data.streets.street import (
-    paint_contact_shadow,
-    paint_ground,
-    paint_sky,
-    paint_skyline,
-    sample_street,
-)
+from ctta.data.streets.street import paint_contact_shadow, paint_ground, paint_sky, paint_skyline, sample_street
 from ctta.data.streets.textures import SceneRNG
 from ctta.data.streets.traffic import paint_car, paint_person, sample_cars, sample_people
 
