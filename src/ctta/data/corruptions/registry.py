@@ -55,6 +55,14 @@ HOLD_OUT: dict[str, Corruption] = {
     "saturate": saturate,
 }
 
+#: The corruptions by kind, as ImageNet-C groups them; the last of each is one of the four to choose settings on.
+KINDS = {
+    "noise": ("gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise"),
+    "blur": ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "gaussian_blur"),
+    "weather": ("snow", "frost", "fog", "brightness", "spatter"),
+    "digital": ("contrast", "elastic_transform", "pixelate", "jpeg_compression", "saturate"),
+}
+
 #: Others, which are neither reported on nor chosen on: to add a corruption, enter it here.
 OTHERS: dict[str, Corruption] = {}
 

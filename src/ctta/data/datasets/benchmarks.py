@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from ctta.core.validation import check_choice, check_integer
-from ctta.data.corruptions.registry import check_severity
+from ctta.data.corruptions.registry import HOLD_OUT, KINDS, check_severity
 from ctta.data.datasets.base import CLEAN, PixelArray, hash_array, no_clean_images
 from ctta.data.datasets.cache import suggest_download
 from ctta.data.datasets.image_files import (
@@ -194,15 +194,8 @@ def _cifar_c_hint(folder: Path) -> str:
     return f"{suggest_download(folder, 'cifar10-c')} (or cifar100-c), or create your own: ctta corrupt SRC DST"
 
 
-#: The archives in which ImageNet-C is published, and the corruptions in each.
-GROUPS = {
-    "noise": ("gaussian_noise", "shot_noise", "impulse_noise"),
-    "blur": ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
-    "weather": ("snow", "frost", "fog", "brightness"),
-    "digital": ("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
-    "extra": ("speckle_noise", "spatter", "gaussian_blur", "saturate"),
-}
-GROUP_OF = {corruption: group for group, corruptions in GROUPS.items() for corruption in corruptions}
+#: The archive of ImageNet-C in which each corruption is published.
+GROUP_OF = {name: "extra" if name in HOLD_OUT else kind for kind, members in KINDS.items() for name in members}
 
 
 class ImageNetC:

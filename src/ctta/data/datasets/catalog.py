@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from ctta.io.progress import format_bytes
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -37,7 +39,7 @@ class Dataset:
         size = self.size or self.approximate_size
         if size is None:
             return ""
-        number = f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+        number = format_bytes(size)
         return number if self.size else f"about {number.replace('.0 GB', ' GB')}"
 
     @property
@@ -45,11 +47,6 @@ class Dataset:
         """The license and the page that has the terms, for people to read; the page alone if no license is known."""
         page = (self.page or self.url).removeprefix("https://")
         return f"{self.license}, {page}" if self.license else f"see {page}"
-
-    @property
-    def has_checksum(self) -> bool:
-        """Whether damage to the file can be detected."""
-        return self.sha256 is not None or self.md5 is not None
 
 
 def _imagenet_c(group: str, md5: str, gigabytes: int) -> Dataset:

@@ -198,15 +198,8 @@ class EndlessStream:
         identity = f"{self.data.content} {self.name} {self.target!r} {self.matrix.identity}"
         return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
-    def take(self, num_images: int) -> Stream:
-        """Return a stream of the first images.
-
-        Args:
-            num_images: How many.
-
-        Returns:
-            A stream that ends.
-        """
+    def _take(self, num_images: int) -> Stream:
+        """Return a stream of the first images."""
         sizes = [min(self.speed, num_images - start) for start in range(0, num_images, self.speed)]
         segments = [self._segment(number, size) for number, size in enumerate(sizes)]
         return self._make_stream(f"{self.name} images={num_images}", segments)
@@ -323,7 +316,7 @@ def ccc(
     stream = EndlessStream(
         name, images, matrix, noises=names, target=accuracy, speed=speed, seed=seed, batch_size=batch_size
     )
-    return stream if num_images is None else stream.take(check_integer("num_images", num_images, 1))
+    return stream if num_images is None else stream._take(check_integer("num_images", num_images, 1))
 
 
 def _choose_noises(noises: Sequence[str] | None, target: float | Difficulty) -> tuple[str, ...]:

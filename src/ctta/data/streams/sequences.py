@@ -21,16 +21,11 @@ from torch import Tensor
 from ctta.core.validation import check_choice, check_integer
 from ctta.data.corruptions import VERSION
 from ctta.data.corruptions.arrays import images_to_uint8
-from ctta.data.corruptions.registry import check_severity
+from ctta.data.corruptions.registry import CORRUPTIONS, KINDS, check_severity
 from ctta.data.datasets.base import CLEAN, CorruptionDataset, Rows
 from ctta.data.datasets.clean import CleanDataset, CorruptionLevel
 from ctta.data.streams.stream import Mixture, Segment, Stream
 from ctta.errors import ConfigError, did_you_mean
-
-STANDARD_ORDER = (
-    "gaussian_noise shot_noise impulse_noise defocus_blur glass_blur motion_blur zoom_blur snow frost fog "
-    "brightness contrast elastic_transform pixelate jpeg_compression"
-)
 
 #: The ten random orders of the authors' code, for gradual CIFAR10-C and ImageNet-C.
 RANDOM_ORDERS = (
@@ -56,14 +51,6 @@ RANDOM_ORDERS = (
     "elastic_transform shot_noise impulse_noise snow motion_blur brightness",
 )
 
-#: The corruptions by kind, as ImageNet-C groups them; the last of each is one of the four to choose settings on.
-KINDS = {
-    "noise": ("gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise"),
-    "blur": ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "gaussian_blur"),
-    "weather": ("snow", "frost", "fog", "brightness", "spatter"),
-    "digital": ("contrast", "elastic_transform", "pixelate", "jpeg_compression", "saturate"),
-}
-
 
 def corruption_order(order: int | None = None) -> tuple[str, ...]:
     """Return the corruptions in the standard order, or in one of the ten random orders of the authors' code.
@@ -82,7 +69,7 @@ def corruption_order(order: int | None = None) -> tuple[str, ...]:
     """
     if order is not None and order not in range(len(RANDOM_ORDERS)):
         raise ConfigError(f"order must be None (standard) or 0 to {len(RANDOM_ORDERS) - 1}, got {order!r}")
-    return tuple((STANDARD_ORDER if order is None else RANDOM_ORDERS[order]).split())
+    return tuple(CORRUPTIONS) if order is None else tuple(RANDOM_ORDERS[order].split())
 
 
 def group_by_kind(names: Sequence[str]) -> dict[str, list[str]]:

@@ -149,17 +149,33 @@ class LightSource:
 
 
 class Canvas:
-    """Buffers of a scene, at first nothing but sky at infinite depth."""
+    """Buffers of a scene before any weather, at first nothing but sky at infinite depth."""
 
     def __init__(self, camera: Camera) -> None:
         shape = camera.height, camera.width
         self.camera = camera
-        self.color: Float32Array = np.zeros((3, *shape), np.float32)
+        self.color: Float32Array = np.zeros((3, *shape), np.float32)  # without the shadows of the sun
+        self.sunlight: Float32Array = np.ones(shape, np.float32)  # the light that those shadows leave
         self.label: LabelMap = np.full(shape, SKY, np.uint8)
         self.depth: Float32Array = np.full(shape, np.inf, np.float32)
         self.snow: Float32Array = np.zeros(shape, np.float32)  # how readily snow settles, 0 to 1
-        self.light: NDArray[np.uint8] = np.zeros(shape, np.uint8)
+        self.light: NDArray[np.uint8] = np.zeros(shape, np.uint8)  # what shines at night
         self.light_sources: list[LightSource] = []
+
+    @cached_property
+    def clear(self) -> Float32Array:
+        """Image in clear weather, once everything is painted."""
+        return soften(self.color * self.sunlight)
+
+    @cached_property
+    def overcast(self) -> Float32Array:
+        """Image without the shadows of houses."""
+        return soften(self.color)
+
+    @cached_property
+    def distance(self) -> Float32Array:
+        """Meters along each pixel's ray."""
+        return self.depth * self.camera.ray_length
 
     def region(
         self, left: float, top: float, right: float, bottom: float, nearest: float | None = None

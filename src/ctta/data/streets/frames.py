@@ -19,10 +19,11 @@ from ctta.data.streets.canvas import (
     SKY,
     STREET_LAMP,
     WHITE_LIGHT,
+    Canvas,
     LabelMap,
     LightSource,
 )
-from ctta.data.streets.scene import Scene, render_scene
+from ctta.data.streets.scene import render_scene
 from ctta.data.streets.textures import SIDE, SceneRNG, draw_clouds, lookup_colors, rgb, sample_grain
 from ctta.errors import ConfigError
 
@@ -55,13 +56,13 @@ def extinction_coefficient(visibility: float) -> float:
     return float(-np.log(VISIBLE_CONTRAST) / visibility)
 
 
-def fog(scene: Scene, rng: SceneRNG) -> Float32Array:
+def fog(scene: Canvas, rng: SceneRNG) -> Float32Array:
     """Render gray fog with a visibility of 25 to 70 meters."""
     airlight = rng.color((0.76, 0.78, 0.80), 0.08)
     return apply_haze(scene.clear, scene.distance, extinction_coefficient(rng.uniform(25, 70)), airlight)
 
 
-def dust(scene: Scene, rng: SceneRNG) -> Float32Array:
+def dust(scene: Canvas, rng: SceneRNG) -> Float32Array:
     """Render drifts of sand in the air: yellow light, and a visibility of 20 to 60 meters."""
     height, width = scene.label.shape
     airlight = rng.color((0.76, 0.58, 0.36), 0.06)
@@ -73,7 +74,7 @@ def dust(scene: Scene, rng: SceneRNG) -> Float32Array:
     return apply_haze(dim, distance, beta, airlight * (0.85 + 0.3 * drifts))
 
 
-def rain(scene: Scene, rng: SceneRNG) -> Float32Array:
+def rain(scene: Canvas, rng: SceneRNG) -> Float32Array:
     """Render rain: streaks, a dark wet road with reflections, and flat gray light."""
     height, width = scene.label.shape
     color = desaturate(render_overcast(scene, rng.uniform(0.6, 0.8), rng), 0.7)
@@ -88,7 +89,7 @@ def rain(scene: Scene, rng: SceneRNG) -> Float32Array:
     return color
 
 
-def _add_reflections_(color: Float32Array, scene: Scene, rng: SceneRNG) -> None:
+def _add_reflections_(color: Float32Array, scene: Canvas, rng: SceneRNG) -> None:
     """Darken the wet ground, in place, and add the mirror image of what is as far above the horizon as it is below."""
     camera = scene.camera
     first = camera.first_ground_row
@@ -110,7 +111,7 @@ def _add_reflections_(color: Float32Array, scene: Scene, rng: SceneRNG) -> None:
     np.copyto(color[:, first:], wet + fraction * (reflection - wet), where=is_wet)
 
 
-def snow(scene: Scene, rng: SceneRNG) -> Float32Array:
+def snow(scene: Canvas, rng: SceneRNG) -> Float32Array:
     """Render snow: flakes, white on every surface that snow settles on, and gray light."""
     height, width = scene.label.shape
     color = desaturate(render_overcast(scene, rng.uniform(0.8, 0.95), rng), 0.6)
@@ -132,7 +133,7 @@ def snow(scene: Scene, rng: SceneRNG) -> Float32Array:
     return color
 
 
-def render_overcast(scene: Scene, brightness: float, rng: SceneRNG) -> Float32Array:
+def render_overcast(scene: Canvas, brightness: float, rng: SceneRNG) -> Float32Array:
     """Render the scene without sun, below a closed gray sky."""
     height, width = scene.label.shape
     clouds = draw_clouds(height, width, 80 / width, rng)
@@ -157,7 +158,7 @@ def to_gray(color: Float32Array) -> Float32Array:
     return total
 
 
-def _relative_size(scene: Scene) -> float:
+def _relative_size(scene: Canvas) -> float:
     """Return how much longer the sides of this image are than those of the reference."""
     height, width = scene.label.shape
     return math.sqrt(height * width / REFERENCE_PIXELS)
@@ -194,7 +195,7 @@ def splat(height: int, width: int, rows: Float32Array, columns: Float32Array, am
     return layer.reshape(height, width).astype(np.float32)
 
 
-#: The color of each value of `Scene.light`.
+#: The color of each value of `Canvas.light`.
 LIGHT_COLORS = {
     NO_LIGHT: rgb(0, 0, 0),
     LIT_WINDOW: rgb(0.85, 0.65, 0.35),
@@ -206,7 +207,7 @@ LIGHT_COLORS = {
 LAMP_RADIUS = 4.5  # meters; sets the falloff of the light around a street lamp
 
 
-def night(scene: Scene, rng: SceneRNG) -> Float32Array:
+def night(scene: Canvas, rng: SceneRNG) -> Float32Array:
     """Render the scene at night: headlights, lamps and windows, sensor noise and a color cast."""
     camera = scene.camera
     ambient = rng.color((0.11, 0.12, 0.17), 0.04)
@@ -233,7 +234,7 @@ def night(scene: Scene, rng: SceneRNG) -> Float32Array:
     return noise
 
 
-def compute_lamplight(scene: Scene, lamps: list[LightSource]) -> Float32Array:
+def compute_lamplight(scene: Canvas, lamps: list[LightSource]) -> Float32Array:
     """Return the light of street lamps on everything around them, (H, W)."""
     z = np.minimum(scene.depth, 500)
     x = scene.camera.u * z
@@ -244,7 +245,7 @@ def compute_lamplight(scene: Scene, lamps: list[LightSource]) -> Float32Array:
     return np.minimum(total, 1.3)
 
 
-def _add_glow_(color: Float32Array, scene: Scene, source: LightSource, lamp_color: Float32Array) -> None:
+def _add_glow_(color: Float32Array, scene: Canvas, source: LightSource, lamp_color: Float32Array) -> None:
     """Add the halo of a light, in place, unless something hides it."""
     camera = scene.camera
     row, column = camera.project_y(source.y, source.z), camera.project_x(source.x, source.z)
@@ -265,7 +266,7 @@ def _add_glow_(color: Float32Array, scene: Scene, source: LightSource, lamp_colo
     color[:, rows, columns] += halo * halo_color * np.float32(0.8)
 
 
-def dusk(scene: Scene, rng: SceneRNG) -> Float32Array:
+def dusk(scene: Canvas, rng: SceneRNG) -> Float32Array:
     """Render the scene against a low sun: an orange sky, glare, and dark objects."""
     camera = scene.camera
     from_sun = np.hypot(camera.u - rng.uniform(-0.5, 0.5), camera.v + rng.uniform(0.03, 0.2))
@@ -281,13 +282,13 @@ def dusk(scene: Scene, rng: SceneRNG) -> Float32Array:
     return color
 
 
-Condition = Callable[[Scene, SceneRNG], Float32Array]
+Condition = Callable[[Canvas, SceneRNG], Float32Array]
 
 #: Incremented whenever the same arguments give other pixels or labels: part of the hash of a stream.
 VERSION = 1
 
 
-def clear(scene: Scene, rng: SceneRNG) -> Float32Array:
+def clear(scene: Canvas, rng: SceneRNG) -> Float32Array:
     """Render the scene in clear weather."""
     return scene.clear
 

@@ -1,13 +1,6 @@
 """A scene before weather: everything painted on the canvas."""
 
-from dataclasses import dataclass
-from functools import cached_property
-
-import numpy as np
-from numpy.typing import NDArray
-
-from ctta.data.corruptions.arrays import Float32Array
-from ctta.data.streets.canvas import Camera, Canvas, LabelMap, LightSource, expose_, soften
+from ctta.data.streets.canvas import Canvas, expose_
 from ctta.data.streets.roadside import (
     compute_sunlight,
     paint_hedge,
@@ -23,37 +16,8 @@ from ctta.data.streets.textures import SceneRNG
 from ctta.data.streets.traffic import paint_car, paint_person, sample_cars, sample_people
 
 
-@dataclass(frozen=True)
-class Scene:
-    """What the camera sees, before any weather."""
-
-    camera: Camera
-    color: Float32Array  # colors in [0, 1] without the shadows of the sun, (3, H, W)
-    sunlight: Float32Array  # the light that those shadows leave, (H, W)
-    label: LabelMap  # class index of each pixel
-    depth: Float32Array  # meters along the road; infinite for the sky
-    snow: Float32Array  # how readily snow settles, 0 to 1
-    light: NDArray[np.uint8]  # what shines at night, see :mod:`ctta.data.streets.canvas`
-    light_sources: tuple[LightSource, ...]  # lamps, headlights and traffic lights
-
-    @cached_property
-    def clear(self) -> Float32Array:
-        """Image in clear weather."""
-        return soften(self.color * self.sunlight)
-
-    @cached_property
-    def overcast(self) -> Float32Array:
-        """Image without the shadows of houses."""
-        return soften(self.color)
-
-    @cached_property
-    def distance(self) -> Float32Array:
-        """Meters along each pixel's ray."""
-        return self.depth * self.camera.ray_length
-
-
-def render_scene(seed: int, split: str, index: int, height: int, width: int) -> Scene:
-    """Render one scene, which is the same in every weather."""
+def render_scene(seed: int, split: str, index: int, height: int, width: int) -> Canvas:
+    """Paint one scene, which is the same in every weather."""
 
     def make_rng(purpose: str) -> SceneRNG:
         return SceneRNG(seed, f"{split} {purpose}", index)
@@ -86,13 +50,5 @@ def render_scene(seed: int, split: str, index: int, height: int, width: int) -> 
     paint_skyline(canvas, street, make_rng("skyline"))
     light_rng = make_rng("light")
     expose_(canvas.color, light_rng)
-    return Scene(
-        camera=street.camera,
-        color=canvas.color,
-        sunlight=compute_sunlight(canvas, street, houses, light_rng.uniform(0.3, 1.4)),
-        label=canvas.label,
-        depth=canvas.depth,
-        snow=canvas.snow,
-        light=canvas.light,
-        light_sources=tuple(canvas.light_sources),
-    )
+    canvas.sunlight = compute_sunlight(canvas, street, houses, light_rng.uniform(0.3, 1.4))
+    return canvas

@@ -78,12 +78,8 @@ def sample_street(height: int, width: int, rng: SceneRNG) -> Street:
     own = rng.integer(0, num_ours - 1)
     # Lanes are numbered from the center line; the camera drives roughly in the middle of its own.
     center = -(own + 0.5) * lane_width + rng.uniform(-0.3, 0.3)
-    lanes = [
-        Lane(driving_side * (center + (number + 0.5) * lane_width), is_oncoming=False) for number in range(num_ours)
-    ]
-    lanes += [
-        Lane(driving_side * (center - (number + 0.5) * lane_width), is_oncoming=True) for number in range(num_oncoming)
-    ]
+    numbers = [*range(num_ours), *range(-1, -1 - num_oncoming, -1)]  # oncoming ones are below 0
+    lanes = tuple(Lane(driving_side * (center + (number + 0.5) * lane_width), number < 0) for number in numbers)
     sides = []
     for sign in (-1, 1):
         has_parking = rng.chance(0.6)
@@ -101,7 +97,7 @@ def sample_street(height: int, width: int, rng: SceneRNG) -> Street:
     return Street(
         camera=camera,
         sides=(sides[0], sides[1]),
-        lanes=tuple(lanes),
+        lanes=lanes,
         lane_width=lane_width,
         center_line=driving_side * center,
         sun=1 if rng.chance(0.5) else -1,
