@@ -117,11 +117,7 @@ class PixelArray:
 
 
 def describe_arrays(name: str, images: NDArray[np.uint8], labels: NDArray[Any] | None) -> str:
-    """Return a name with hashes of images (N, H, W, 3) and labels (N,) or (N, H, W); it enters the hash of a stream.
-
-    Raises:
-        InputError: An array has another shape or data type.
-    """
+    """Return a name with hashes of images (N, H, W, 3) and labels (N,) or (N, H, W); it enters the hash of a stream."""
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
         given = f"{images.dtype} {tuple(images.shape)}" if hasattr(images, "dtype") else type(images).__name__
         raise InputError(f"images must be a numpy array of uint8 (N, H, W, 3), got {given}")

@@ -163,10 +163,8 @@ def _verify(file: Path, dataset: Dataset, *, progress: bool) -> Path:
 def unpack(archive: Path, folder: Path, *, progress: bool) -> None:
     """Unpack a tar archive into a new folder, without the single folder that may wrap all of its members.
 
-    The folder appears only when everything is unpacked; the archive is kept.
-
-    Raises:
-        DownloadError: The archive is damaged or has unsafe members, the disk is full, or this Python is too old.
+    The folder appears only when everything is unpacked; the archive is kept. A damaged archive, an unsafe member or a
+    full disk is a DownloadError.
     """
     if not hasattr(tarfile, "data_filter"):
         raise DownloadError(f"cannot unpack {archive} safely with this Python: use Python 3.11.4 or newer")

@@ -99,11 +99,7 @@ class CleanDataset(ABC):
         return CorruptedDomain(self, tuple(checked), visit)
 
     def select(self, start: int, stop: int) -> "SubsetDataset":
-        """Return the images from ``start`` to before ``stop``, which keep their draws, such as those to calibrate on.
-
-        Raises:
-            ConfigError: There are no such images.
-        """
+        """Return the images from ``start`` to before ``stop`` as a dataset, in which they keep their draws."""
         if not 0 <= start < stop <= len(self):
             raise ConfigError(f"expected a range of the {len(self)} images, got {start} to {stop}")
         return SubsetDataset(self, start, stop)
@@ -367,10 +363,17 @@ def read_clean_images(
     """
     root = _check_path(path)
     if root.is_file():
-        return _select(_read_arrays(root), limit, seed)
-    if folder := _find_cifar_folder(root):
-        return _select(CleanImages(*clean_cifar(folder)), limit, seed)
-    return _read_image_files(root, size, limit, seed)
+        found = _read_arrays(root)
+    elif folder := _find_cifar_folder(root):
+        found = CleanImages(*clean_cifar(folder))
+    else:
+        return _read_image_files(root, size, limit, seed)
+    if len(found.images) == 0:
+        raise DataError("there are no images in the file")
+    if limit is None:
+        return found
+    rows = np.random.default_rng(seed).permutation(len(found.images))[:limit]
+    return CleanImages(found.images[rows], None if found.labels is None else found.labels[rows])
 
 
 def infer_benchmark_layout(path: str | os.PathLike[str]) -> Literal["cifar-c", "imagenet-c"]:
@@ -425,30 +428,13 @@ def _read_image_files(root: Path, size: tuple[int, int] | None, limit: int | Non
     folders = [path.relative_to(root).parts[0] for path in paths]
     is_tree = all(len(path.relative_to(root).parts) > 1 for path in paths)
     classes = sorted(set(folders)) if is_tree else []
-    if is_tree and limit is None:
-        rows = np.array(sort_images(root, [path.relative_to(root).as_posix() for path in paths], "shuffle", seed=seed))
-    else:
-        rows = _draw_rows(len(paths), limit, seed)
-    pixels = decode_files(
-        [paths[row] for row in rows],
-        Resize(size) if size else None,
-        hint="give a size (height, width) to resize them to",
-    )
+    rows = list(range(len(paths)))
+    if limit is not None:
+        rows = np.random.default_rng(seed).permutation(len(paths))[:limit].tolist()
+    elif is_tree:
+        rows = sort_images(root, [path.relative_to(root).as_posix() for path in paths], "shuffle", seed=seed)
+    hint = "give a size (height, width) to resize them to"
+    pixels = decode_files([paths[row] for row in rows], Resize(size) if size else None, hint=hint)
     label_of = {name: label for label, name in enumerate(classes)}
     labels = np.array([label_of[folders[row]] for row in rows], np.int64) if is_tree else None
     return CleanImages(np.stack(pixels), labels, len(classes) if is_tree else None)
-
-
-def _select(found: CleanImages, limit: int | None, seed: int) -> CleanImages:
-    if len(found.images) == 0:
-        raise DataError("there are no images in the file")
-    if limit is None:
-        return found
-    rows = _draw_rows(len(found.images), limit, seed)
-    return CleanImages(found.images[rows], None if found.labels is None else found.labels[rows])
-
-
-def _draw_rows(num_images: int, limit: int | None, seed: int) -> NDArray[np.int64]:
-    if limit is None:
-        return np.arange(num_images)
-    return np.random.default_rng(seed).permutation(num_images)[:limit]

@@ -136,11 +136,7 @@ def read_images(paths: Sequence[Path], transform: Transform | None) -> Tensor:
 
 
 def decode_files(paths: Sequence[Path], transform: Transform | None, *, hint: str) -> list[NDArray[np.uint8]]:
-    """Decode files in several threads into uint8 arrays of one shape (H, W, 3).
-
-    Raises:
-        DataError: A file is missing or damaged, or the sizes differ; ``hint`` says what to do about sizes.
-    """
+    """Decode files in several threads into uint8 arrays (H, W, 3) of one shape; ``hint`` is what to do about others."""
     with ThreadPoolExecutor(NUM_DECODERS) as pool:
         arrays = list(pool.map(lambda path: decode_file(path, transform), paths))
     check_same_size(paths, arrays, hint=hint)
@@ -185,11 +181,7 @@ def check_folder(folder: Path, hint: str) -> None:
 
 
 def find_images(folder: Path, hint: str = "check the path, or extract the archive") -> list[Path]:
-    """Return every image in a folder and below, sorted by path, without hidden files.
-
-    Raises:
-        DataError: The folder does not exist, or contains no images; ``hint`` says what to do.
-    """
+    """Return every image in a folder and below, sorted by path, without hidden files; raise if there is none."""
     check_folder(folder, hint)
     found = sorted(path for path in folder.rglob("*") if is_image_file(path, folder) and path.is_file())
     if not found:

@@ -109,11 +109,7 @@ def check_aspect_ratio(image: Path, label_map: Path, map_size: torch.Size) -> No
 
 
 def read_label_map(path: Path) -> NDArray[np.int64]:
-    """Return the trainIds in a file, 255 where a pixel is not scored; labelIds (``*_labelIds.png``) are converted.
-
-    Raises:
-        DataError: The file is missing or damaged, or contains other values.
-    """
+    """Return the trainIds in a file, 255 where a pixel is not scored; labelIds (``*_labelIds.png``) are converted."""
     try:
         with import_pillow().open(path) as file:
             values: NDArray[Any] = np.asarray(file)
@@ -137,13 +133,10 @@ def read_label_map(path: Path) -> NDArray[np.int64]:
 def find_scenes(
     images: Path, image_ending: str, maps: Path, map_ending: str, size: tuple[int, int] | None
 ) -> LabeledScenes:
-    """Return the scenes of a folder and below, sorted by path, each with its label map.
+    """Return the scenes of a folder and below, sorted by path, each with its label map; raise if one has none.
 
     The maps lie in the same subfolders of ``maps``. Their names have ``map_ending`` + ``labelTrainIds.png`` in place
     of ``image_ending``.
-
-    Raises:
-        DataError: There are no images, or a label map is missing.
     """
     found = sorted(path for path in images.rglob(f"*{image_ending}") if is_image_file(path, images))
     if not found:

@@ -38,10 +38,7 @@ def request_file(dataset: Dataset, start: int, hint: str) -> Iterator["Response"
     """Request a file from byte ``start`` onward, passing a page on which the host asks for confirmation.
 
     The response has the rest of the file (206), all of it (200), or nothing (416) if nothing is left after ``start``.
-    ``hint`` is what the user can do if the file cannot be downloaded; it is part of every error message.
-
-    Raises:
-        DownloadError: The server answered with an error status or a web page, or redirects to plain HTTP.
+    An error status, a web page or a redirect to plain HTTP is a DownloadError, which includes the ``hint``.
     """
     import requests
 
@@ -177,12 +174,7 @@ _HASHED_BYTES = 1 << 20  # at a time
 
 
 def fetch_file(dataset: Dataset, target: Path, *, progress: bool) -> None:
-    """Download a file to ``target``, continuing what an earlier run left in ``<target>.part``.
-
-    Raises:
-        DownloadError: The file could not be downloaded, is not the expected one, or the disk is full.
-        ImportError: The extra ``data`` is not installed.
-    """
+    """Download a file to ``target``, continuing what an earlier run left in ``<target>.part``; needs the extra data."""
     transfer = _Transfer(dataset, target, progress)
     part = transfer.part
     try:

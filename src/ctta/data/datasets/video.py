@@ -109,11 +109,7 @@ def describe_address(address: str | os.PathLike[str]) -> str:
 
 
 def open_video(address: str | os.PathLike[str]) -> AbstractContextManager[Any]:
-    """Open a file, a pattern, a device or an address with PyAV, and check that it has a video.
-
-    Raises:
-        DataError: It cannot be opened, or has no video.
-    """
+    """Open a file, a pattern, a device or an address with PyAV; raise a DataError unless it has a video."""
     av, text, options = import_av(), os.fspath(address), {}
     name = describe_address(address)
     if "://" not in text and _PATTERN.search(Path(text).name):
@@ -134,11 +130,7 @@ def open_video(address: str | os.PathLike[str]) -> AbstractContextManager[Any]:
 
 
 def decode_frames(container: Any) -> Iterator[Any]:
-    """Yield the frames of a container as PyAV has them; what cannot be decoded is left out.
-
-    Raises:
-        DataError: The video fails.
-    """
+    """Yield the frames of a container as PyAV has them; what cannot be decoded is left out."""
     av, stream = import_av(), container.streams.video[0]
     packets = container.demux(stream)
     while True:
@@ -201,9 +193,6 @@ def read_recording(
     """Decode the frames of a recording that are to be taken, without the first ``num_skipped`` of them.
 
     ``after`` is the number and the time of the frame to continue after; by default the video is read from the start.
-
-    Raises:
-        DataError: The recording cannot be read.
     """
     last = None if after is None else after[1]
     for number, seconds, frame in _number_frames(address, after):
@@ -341,13 +330,9 @@ class FrameFeed:
             self._changed.notify_all()
 
     def read(self, on_wait: Callable[[], None] | None = None) -> Iterator[VideoFrame]:
-        """Yield the frames as they arrive, until the video ends or the feed is stopped.
+        """Yield the frames as they arrive, until the video ends or the feed is stopped; raise what fails in the thread.
 
         Several times a second while there is no frame, ``on_wait`` is called, which may raise.
-
-        Raises:
-            DataError: A recording cannot be read, or a camera cannot be connected to at first. Whatever else fails in
-                the thread is raised as it is.
         """
         while True:
             with self._changed:
@@ -365,10 +350,8 @@ class FrameFeed:
                 on_wait()
 
     def _is_over(self) -> bool:
-        return self.has_ended or self._stop.is_set() or self._is_late()
-
-    def _is_late(self) -> bool:
-        return self._deadline is not None and time.monotonic() >= self._deadline
+        is_late = self._deadline is not None and time.monotonic() >= self._deadline
+        return self.has_ended or self._stop.is_set() or is_late
 
     # ---- in the thread ----
 

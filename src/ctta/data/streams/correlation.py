@@ -44,9 +44,6 @@ def sample_note(
     As for RoTTA, but chunks that already hold their share of the images get nothing of a further class, the images of
     a class are shuffled, and everything is drawn again until each chunk has at least ten images. By default there are
     C chunks.
-
-    Raises:
-        DataError: There are too few images for ten in each chunk.
     """
     num_chunks = num_slots or num_classes
     counts = np.bincount(labels, minlength=num_classes)

@@ -39,20 +39,6 @@ FACING_SUN, FACING_AWAY, FACING_CAMERA = 0.12, -0.22, -0.08  # what the sun adds
 
 
 @dataclass(frozen=True)
-class Facade:
-    """The appearance of a house."""
-
-    wall: Float32Array  # a color, as are roof and trim
-    roof: Float32Array
-    trim: Float32Array
-    bay: float  # horizontal distance between windows in meters
-    story: float  # height of a story in meters
-    pane: float  # fraction of a bay that is glass
-    has_shop: bool  # whether the ground floor has shop windows
-    start: int  # offset into the texture
-
-
-@dataclass(frozen=True)
 class House:
     """A box on one side of the street, with its front along the street."""
 
@@ -63,7 +49,14 @@ class House:
     eaves: float  # height of the walls
     thickness: float  # extent of the house across the street
     rise: float  # height of the ridge above the eaves; 0 for a flat roof
-    facade: Facade
+    wall: Float32Array  # a color, as is roof
+    roof: Float32Array
+    trim: float  # brightness of the trim relative to the wall
+    bay: float  # horizontal distance between windows in meters
+    story: float  # height of a story in meters
+    pane: float  # fraction of a bay that is glass
+    has_shop: bool  # whether the ground floor has shop windows
+    start: int  # offset into the texture
 
 
 def sample_houses(side: Side, rng: SceneRNG) -> list[House]:
@@ -88,53 +81,40 @@ def sample_houses(side: Side, rng: SceneRNG) -> list[House]:
                     eaves=eaves,
                     thickness=rng.uniform(8, 13),
                     rise=rng.uniform(2.5, 4.5) if rng.chance(0.75 - 0.6 * tallness) else 0.0,
-                    facade=sample_facade(rng),
+                    wall=rng.color(rng.choice(WALLS), 0.09),
+                    roof=rng.color(rng.choice(ROOFS), 0.06),
+                    trim=rng.choice((0.7, 1.25)),
+                    bay=rng.uniform(1.8, 3.4),
+                    story=rng.uniform(2.7, 3.4),
+                    pane=rng.uniform(0.36, 0.62),
+                    has_shop=rng.chance(0.35),
+                    start=rng.integer(0, SIDE - 1),
                 )
             )
         z += length
     return houses
 
 
-def sample_facade(rng: SceneRNG) -> Facade:
-    """Sample the appearance of a house."""
-    wall = rng.color(rng.choice(WALLS), 0.09)
-    return Facade(
-        wall=wall,
-        roof=rng.color(rng.choice(ROOFS), 0.06),
-        trim=np.clip(wall * rng.choice((0.7, 1.25)), 0.05, 0.95),
-        bay=rng.uniform(1.8, 3.4),
-        story=rng.uniform(2.7, 3.4),
-        pane=rng.uniform(0.36, 0.62),
-        has_shop=rng.chance(0.35),
-        start=rng.integer(0, SIDE - 1),
-    )
-
-
 def shade_facade(
-    facade: Facade,
-    along: Float32Array,
-    up: Float32Array,
-    eaves: float,
-    pixels_per_meter: Float32Array,
-    brightness: float,
+    house: House, along: Float32Array, up: Float32Array, pixels_per_meter: Float32Array | float, brightness: float
 ) -> tuple[Float32Array, Mask]:
     """Return the colors of a wall at (along, up) meters from its lower corner, and which pixels are lit at night."""
-    bay, story = np.floor(along / facade.bay), np.floor(up / facade.story)
+    bay, story = np.floor(along / house.bay), np.floor(up / house.story)
     # Windows that are too small to be resolved would alias, and are left out.
-    across = np.where(pixels_per_meter > 2 / facade.bay, np.abs(along / facade.bay - bay - 0.5), np.float32(1))
-    rising = np.abs(up / facade.story - story - 0.5)
+    across = np.where(pixels_per_meter > 2 / house.bay, np.abs(along / house.bay - bay - 0.5), np.float32(1))
+    rising = np.abs(up / house.story - story - 0.5)
     on_ground_floor = story < 1
-    glass = (across < facade.pane / 2) & (rising < 0.28) & (up < eaves - 0.5)
-    if facade.has_shop:
+    glass = (across < house.pane / 2) & (rising < 0.28) & (up < house.eaves - 0.5)
+    if house.has_shop:
         glass |= on_ground_floor & (across < 0.42) & (rising < 0.36)
     # Every window has one tone, by its bay and story.
-    tone = sample_grain(story * 37 + facade.start, bay * 101 + 64 * SIDE)
-    trim = (up > eaves - 0.45) | ((rising > 0.47) & ~on_ground_floor)
+    tone = sample_grain(story * 37 + house.start, bay * 101 + 64 * SIDE)
+    trim = (up > house.eaves - 0.45) | ((rising > 0.47) & ~on_ground_floor)
     surface = np.where(glass, (tone * (len(PANES) - 1)).astype(np.uint8) + np.uint8(2), trim)  # 0 wall, 1 trim, glass
-    shade = sample_grain(up * 6, along * 6 + facade.start)
+    shade = sample_grain(up * 6, along * 6 + house.start)
     shade *= np.float32(0.24 * brightness)
     shade += np.float32(0.88 * brightness)
-    color = lookup_colors(surface, [facade.wall, facade.trim, *PANES])
+    color = lookup_colors(surface, [house.wall, np.clip(house.wall * house.trim, 0.05, 0.95), *PANES])
     color *= shade
     return color, glass & (tone > 0.52)
 
@@ -160,7 +140,7 @@ def _paint_front(canvas: Canvas, house: House, brightness: float) -> None:
     z = region.wall_depth(house.side, house.offset)
     up = camera.elevation - region.v * z
     inside = (z > near) & (z < house.far) & (up > 0) & (up < house.eaves)
-    color, lit = shade_facade(house.facade, z - house.near, up, house.eaves, camera.focal / z, brightness)
+    color, lit = shade_facade(house, z - house.near, up, camera.focal / z, brightness)
     canvas.paint(region, inside, z, color, BUILDING, light=lit * np.uint8(LIT_WINDOW))
 
 
@@ -172,14 +152,8 @@ def _paint_gable(canvas: Canvas, house: House, brightness: float) -> None:
     inwards = half - np.abs(gable.across)  # meters from the nearer edge
     top = house.eaves + house.rise * inwards / half
     inside = (inwards > 0) & (gable.up > 0) & (gable.up < top)
-    color, lit = shade_facade(
-        house.facade,
-        gable.across + half,
-        gable.up,
-        house.eaves,
-        np.full_like(gable.u, canvas.camera.focal / house.near),
-        brightness,
-    )
+    pixels_per_meter = canvas.camera.focal / house.near
+    color, lit = shade_facade(house, gable.across + half, gable.up, pixels_per_meter, brightness)
     canvas.paint(gable, inside, house.near, color, BUILDING, light=lit * np.uint8(LIT_WINDOW))
 
 
@@ -208,7 +182,7 @@ def _paint_roof(canvas: Canvas, house: House, brightness: float) -> None:
     z = np.where(inside, z, np.float32(1.0))
     grain = sample_grain(z * 5, np.where(inside, x, 0) * 12 + 900)
     tone = brightness * (0.8 + 0.4 * grain)
-    canvas.paint(region, inside, z, tone * house.facade.roof, BUILDING, snow=1.0)
+    canvas.paint(region, inside, z, tone * house.roof, BUILDING, snow=1.0)
 
 
 def compute_sunlight(canvas: Canvas, street: Street, houses: list[House], slope: float) -> Float32Array:
@@ -326,7 +300,7 @@ def paint_hedge(canvas: Canvas, side: Side, rng: SceneRNG) -> None:
     if not (rng.chance(0.2) or side.is_park):
         return
     camera = canvas.camera
-    offset, height = side.curb + side.pavement + side.verge + 0.2, rng.uniform(0.9, 2.2)
+    offset, height = side.building_line + 0.2, rng.uniform(0.9, 2.2)
     near, far = rng.uniform(1.3, 8), rng.uniform(30, 90)
     foliage, start = rng.color(rng.choice(FOLIAGE[:3]), 0.04), rng.uniform(0, SIDE)
     ends = [camera.project_x(side.sign * offset, z) for z in (near, far)]
