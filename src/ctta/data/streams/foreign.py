@@ -115,13 +115,10 @@ def foreign(
             continue
         others = ForeignImages(shown, segment.images, sum(counts), seed)
         mixture = Mixture([segment, Segment("foreign", others, num_shown + np.arange(count))])
-        segments.append(replace(segment, images=mixture, rows=_space_evenly(len(segment.rows), count)))
+        # Images 0, 1, ... and the foreign ones after them, both in their order and evenly spaced.
+        places = [(np.arange(number) + 0.5) / number for number in (len(segment.rows), count)]
+        rows = np.argsort(np.concatenate(places), kind="stable")
+        segments.append(replace(segment, images=mixture, rows=rows))
         num_shown += count
     name = images if isinstance(images, str) else f"[{images.name}]"
     return stream.with_segments(f"foreign {name} fraction={fraction:g} seed={seed}", segments)
-
-
-def _space_evenly(num_images: int, num_foreign: int) -> Rows:
-    """Return the order of images 0, 1, ... and foreign ones after them, both in their order and evenly spaced."""
-    places = [(np.arange(number) + 0.5) / number for number in (num_images, num_foreign)]
-    return np.argsort(np.concatenate(places), kind="stable")

@@ -1,7 +1,7 @@
 """The protocols by name: the streams that they build, and how a user types them, as in ``rotta,concentration=0.01``."""
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, Literal, get_type_hints
@@ -98,36 +98,22 @@ def build_gradual(
     return sequence.repeat(gradual(data, variant=variant, **sequence.corruptions))
 
 
-def reorder_by(function: Callable[..., Stream], summary: str, **fixed: Any) -> Callable[..., Stream]:
-    """Return the builder of a protocol that changes the stream of the corruptions by a function of a stream.
+def build_by(function: Callable[..., Stream], summary: str, **fixed: Any) -> Callable[..., Stream]:
+    """Return the builder of a protocol that a function of ``data``, or of the ``stream`` of the corruptions, makes.
 
-    The keywords of the function, but the fixed ones, are the settings of the protocol.
+    The keywords of the function, but the fixed ones and those of :func:`continual`, are the settings of the protocol.
     """
+    name, parameters = function.__name__, inspect.signature(function).parameters
 
     def build(data: Data, sequence: CorruptionSequence, **settings: Any) -> Stream:
-        return function(sequence.open(data), **fixed, **settings)
-
-    return _with_settings_of(function, build, summary, fixed)
-
-
-def visit_by(function: Callable[..., Stream], summary: str) -> Callable[..., Stream]:
-    """Return the builder of a protocol that visits the corruptions several times; like :func:`reorder_by`."""
-    name = function.__name__
-
-    def build(data: Data, sequence: CorruptionSequence, **settings: Any) -> Stream:
+        if "stream" in parameters:
+            return function(sequence.open(data), **fixed, **settings)
         sequence.refuse(num_rounds=f"the protocol {name!r} has visits ({name},num_visits=20)")
         return function(data, severity=sequence.chosen_severity, **sequence.corruptions, **settings)
 
-    return _with_settings_of(function, build, summary)
-
-
-def _with_settings_of(
-    function: Callable[..., Stream], build: Callable[..., Stream], summary: str, without: Collection[str] = ()
-) -> Callable[..., Stream]:
-    """Let a builder show the keywords of a function as its settings."""
     builder = wraps(function)(build)
-    keywords = [each for each in inspect.signature(function).parameters.values() if each.default is not each.empty]
-    shown = [each.replace(kind=each.KEYWORD_ONLY) for each in keywords if each.name not in without]
+    keywords = [each for each in parameters.values() if each.default is not each.empty and each.name not in fixed]
+    shown = [each.replace(kind=each.KEYWORD_ONLY) for each in keywords]
     builder.__doc__, builder.__signature__ = summary, inspect.Signature(shown)  # type: ignore[attr-defined]
     return builder
 
@@ -278,19 +264,19 @@ PROTOCOLS: dict[str, NamedProtocol] = {
     "continual": NamedProtocol(build_continual, "CoTTA, CVPR 2022", order="recipe"),
     "gradual": NamedProtocol(build_gradual, "CoTTA, CVPR 2022", order="recipe"),
     "recurring": NamedProtocol(
-        visit_by(recurring, "Repeat the corruptions with few classes at a time, images drawn anew at each visit."),
+        build_by(recurring, "Repeat the corruptions with few classes at a time, images drawn anew at each visit."),
         "PeTTA, NeurIPS 2024",
         order=5,
     ),
     "rotta": NamedProtocol(
-        reorder_by(
+        build_by(
             correlated, "Correlate labels in time: RoTTA's Dirichlet draw over min(C, 100) slots.", sampler="rotta"
         ),
         "RoTTA, CVPR 2023",
         order=5,
     ),
     "note": NamedProtocol(
-        reorder_by(
+        build_by(
             correlated,
             "Correlate labels in time: NOTE's Dirichlet draw over C chunks of about the same size.",
             sampler="note",
@@ -299,25 +285,25 @@ PROTOCOLS: dict[str, NamedProtocol] = {
     ),
     "sorted": NamedProtocol(build_sorted, "mariodoebler/test-time-adaptation"),
     "label-shift": NamedProtocol(
-        reorder_by(label_shift, "Draw images with replacement in one phase per class, in which this class prevails."),
+        build_by(label_shift, "Draw images with replacement in one phase per class, in which this class prevails."),
         "SAR, ICLR 2023",
     ),
     "long-tail": NamedProtocol(
-        reorder_by(long_tail, "Leave out images so that the classes have a long tail."), "TRIBE, AAAI 2024"
+        build_by(long_tail, "Leave out images so that the classes have a long tail."), "TRIBE, AAAI 2024"
     ),
     "mixed": NamedProtocol(build_mixed, "SAR, ICLR 2023"),
     "mixed-correlated": NamedProtocol(build_mixed_correlated, "ROID, WACV 2024"),
-    "single": NamedProtocol(reorder_by(single, "Show one image at a time."), "SAR, ICLR 2023", batch_size=1),
+    "single": NamedProtocol(build_by(single, "Show one image at a time."), "SAR, ICLR 2023", batch_size=1),
     "cyclic": NamedProtocol(
-        visit_by(cyclic, "Repeat the corruptions kind by kind: noise, blur, weather, digital."),
+        build_by(cyclic, "Repeat the corruptions kind by kind: noise, blur, weather, digital."),
         "after SloMo-Fast, arXiv 2511.18468",
     ),
     "cdc": NamedProtocol(
-        visit_by(cdc, "Repeat the corruptions in pieces of random length and order."), "ReservoirTTA, arXiv 2505.14511"
+        build_by(cdc, "Repeat the corruptions in pieces of random length and order."), "ReservoirTTA, arXiv 2505.14511"
     ),
     "clean": NamedProtocol(build_clean, "POEM, NeurIPS 2024"),
     "foreign": NamedProtocol(
-        reorder_by(
+        build_by(
             foreign, "Put images that do not belong among the others: uniform noise, or drawn streets (images=streets)."
         ),
         "SoTTA, NeurIPS 2023",

@@ -229,11 +229,7 @@ def clean(data: CorruptionDataset | Stream, *, limit: int | None = None, batch_s
     """
     if not isinstance(data, Stream):
         return _build(data, "clean", [(CLEAN, 1)], limit, batch_size)
-    batch_size = data.batch_size if batch_size is None else batch_size
-    limit = None if limit is None else check_integer("limit", limit, 1)
-    segments = [replace(segment, rows=segment.rows[:limit]) for segment in data.segments]
-    name = f"{data.name} clean{_describe_limit(limit)} batch={batch_size}"
-    return Stream(name, segments, batch_size=batch_size, read_ahead=data.read_ahead)
+    return _limit(data, "clean", data.segments, limit, data.batch_size if batch_size is None else batch_size)
 
 
 def single(stream: Stream) -> Stream:
@@ -277,17 +273,20 @@ def _build(
             "image_folder(path, size=(224, 224)) or in_memory(images, labels, name='mine'), got "
             f"{type(data).__name__}: wrap your images in one of these"
         )
-    limit = None if limit is None else check_integer("limit", limit, 1)
     domains = {level: data.domain(*level) for level in dict.fromkeys(levels)}  # each opened once
     segments = []
     for corruption, severity in levels:
         images = domains[corruption, severity]
-        num_images = len(images) if limit is None else min(limit, len(images))
         name = "clean" if corruption == CLEAN else f"{corruption} {severity}"
-        segments.append(Segment(name, images, np.arange(num_images)))
-    name = f"{data.name} {description}{_describe_limit(limit)} batch={batch_size}"
-    return Stream(name, segments, batch_size=batch_size, read_ahead=data.read_ahead)
+        segments.append(Segment(name, images, np.arange(len(images))))
+    return _limit(data, description, segments, limit, batch_size)
 
 
-def _describe_limit(limit: int | None) -> str:
-    return "" if limit is None else f" limit={limit}"
+def _limit(
+    data: CorruptionDataset | Stream, description: str, segments: Sequence[Segment], limit: int | None, batch_size: int
+) -> Stream:
+    """Return a stream of the first images of each segment."""
+    described = "" if limit is None else f" limit={check_integer('limit', limit, 1)}"
+    first = [replace(segment, rows=segment.rows[:limit]) for segment in segments]
+    name = f"{data.name} {description}{described} batch={batch_size}"
+    return Stream(name, first, batch_size=batch_size, read_ahead=data.read_ahead)

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctta.data.corruptions.arrays import Float32Array
-from ctta.data.streets.textures import SceneRNG, rgb
 
 LabelMap = NDArray[np.uint8]  # (H, W), a class index for every pixel
 
@@ -80,13 +79,6 @@ class Camera:
     def pixels_to_meters(self, num_pixels: float, z: float) -> float:
         """Return the length in the world that a number of pixels covers at a depth."""
         return num_pixels * z / self.focal
-
-
-def expose_(color: Float32Array, rng: SceneRNG) -> None:
-    """Apply a random exposure and white balance, in place."""
-    gain, warmth = rng.uniform(0.85, 1.15), rng.uniform(-0.06, 0.06)
-    color *= rgb(gain * (1 + warmth), gain, gain * (1 - warmth))
-    np.clip(color, 0, 1, out=color)
 
 
 def soften(color: Float32Array) -> Float32Array:

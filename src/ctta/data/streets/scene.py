@@ -1,6 +1,8 @@
 """A scene before weather: everything painted on the canvas."""
 
-from ctta.data.streets.canvas import Canvas, expose_
+import numpy as np
+
+from ctta.data.streets.canvas import Canvas
 from ctta.data.streets.roadside import (
     compute_sunlight,
     paint_hedge,
@@ -12,7 +14,7 @@ from ctta.data.streets.roadside import (
     sample_trees,
 )
 from ctta.data.streets.street import paint_contact_shadow, paint_ground, paint_sky, paint_skyline, sample_street
-from ctta.data.streets.textures import SceneRNG
+from ctta.data.streets.textures import SceneRNG, rgb
 from ctta.data.streets.traffic import paint_car, paint_person, sample_cars, sample_people
 
 
@@ -49,6 +51,8 @@ def render_scene(seed: int, split: str, index: int, height: int, width: int) -> 
         paint_house(canvas, street, house)
     paint_skyline(canvas, street, make_rng("skyline"))
     light_rng = make_rng("light")
-    expose_(canvas.color, light_rng)
+    gain, warmth = light_rng.uniform(0.85, 1.15), light_rng.uniform(-0.06, 0.06)  # exposure and white balance
+    canvas.color *= rgb(gain * (1 + warmth), gain, gain * (1 - warmth))
+    np.clip(canvas.color, 0, 1, out=canvas.color)
     canvas.sunlight = compute_sunlight(canvas, street, houses, light_rng.uniform(0.3, 1.4))
     return canvas
