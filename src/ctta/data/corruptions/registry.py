@@ -28,40 +28,21 @@ Corruption = Callable[[UInt8Array, float, PerImageRNG], UInt8Array]
 #: Incremented whenever the same arguments give other pixels: part of the hash of a stream, and of made_from.json.
 VERSION = 1
 
-#: The fifteen corruptions of the benchmark, in its order.
-CORRUPTIONS: dict[str, Corruption] = {
-    "gaussian_noise": gaussian_noise,
-    "shot_noise": shot_noise,
-    "impulse_noise": impulse_noise,
-    "defocus_blur": defocus_blur,
-    "glass_blur": glass_blur,
-    "motion_blur": motion_blur,
-    "zoom_blur": zoom_blur,
-    "snow": snow,
-    "frost": frost,
-    "fog": fog,
-    "brightness": brightness,
-    "contrast": contrast,
-    "elastic_transform": elastic_transform,
-    "pixelate": pixelate,
-    "jpeg_compression": jpeg_compression,
-}
-
-#: Four more to choose hyperparameters on, so that the fifteen stay unseen.
-HOLD_OUT: dict[str, Corruption] = {
-    "speckle_noise": speckle_noise,
-    "gaussian_blur": gaussian_blur,
-    "spatter": spatter,
-    "saturate": saturate,
+_BY_KIND: dict[str, tuple[Corruption, ...]] = {
+    "noise": (gaussian_noise, shot_noise, impulse_noise, speckle_noise),
+    "blur": (defocus_blur, glass_blur, motion_blur, zoom_blur, gaussian_blur),
+    "weather": (snow, frost, fog, brightness, spatter),
+    "digital": (contrast, elastic_transform, pixelate, jpeg_compression, saturate),
 }
 
 #: The corruptions by kind, as ImageNet-C groups them; the last of each is one of the four to choose settings on.
-KINDS = {
-    "noise": ("gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise"),
-    "blur": ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "gaussian_blur"),
-    "weather": ("snow", "frost", "fog", "brightness", "spatter"),
-    "digital": ("contrast", "elastic_transform", "pixelate", "jpeg_compression", "saturate"),
-}
+KINDS = {kind: tuple(each.__name__ for each in members) for kind, members in _BY_KIND.items()}
+
+#: The fifteen corruptions of the benchmark, in its order.
+CORRUPTIONS: dict[str, Corruption] = {each.__name__: each for members in _BY_KIND.values() for each in members[:-1]}
+
+#: Four more to choose hyperparameters on, so that the fifteen stay unseen.
+HOLD_OUT: dict[str, Corruption] = {members[-1].__name__: members[-1] for members in _BY_KIND.values()}
 
 #: Others, which are neither reported on nor chosen on: to add a corruption, enter it here.
 OTHERS: dict[str, Corruption] = {}

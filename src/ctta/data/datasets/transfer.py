@@ -76,7 +76,7 @@ def looks_like_html(first_bytes: bytes) -> bool:
 
 def describe_html(url: str, title: str = "") -> str:
     """Return the sentence that reports a web page in place of a file."""
-    titled = f" titled '{title}'" if title else ""
+    titled = f" titled '{' '.join(title.split())}'" if title.strip() else ""
     return f"{url} returned a web page (HTML){titled} instead of the file; nothing was saved"
 
 
@@ -139,12 +139,8 @@ class _FormParser(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.forms: list[tuple[str, dict[str, str]]] = []
-        self._title = ""
+        self.title = ""
         self._in_form = self._in_title = False
-
-    @property
-    def title(self) -> str:
-        return " ".join(self._title.split())
 
     @override
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -165,7 +161,7 @@ class _FormParser(HTMLParser):
     @override
     def handle_data(self, data: str) -> None:
         if self._in_title:
-            self._title += data
+            self.title += data
 
 
 MISSING_EXTRA = "downloads need the extra 'data': pip install 'ctta[data]'"

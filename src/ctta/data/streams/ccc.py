@@ -1,8 +1,4 @@
-"""CCC, Continuously Changing Corruptions, for any network and any images: an endless walk at one mean difficulty.
-
-Reference: Press et al., "RDumb: a simple approach that questions our progress in continual test-time adaptation",
-NeurIPS 2023.
-"""
+"""CCC, Continuously Changing Corruptions, for any network and any images: an endless walk at one mean difficulty."""
 
 import hashlib
 from collections.abc import Iterator, Sequence

@@ -57,12 +57,6 @@ class Camera:
         """Slope downwards by row, (height, 1)."""
         return (np.arange(self.height, dtype=np.float32)[:, None] + 0.5 - self.vanishing_row) / self.focal
 
-    @cached_property
-    def ray_length(self) -> Float32Array:
-        """Length of each pixel's ray from the camera to depth 1."""
-        length: Float32Array = np.sqrt(1 + self.u**2 + self.v**2)
-        return length
-
     @property
     def first_ground_row(self) -> int:
         """Uppermost row whose rays hit the ground."""
@@ -167,7 +161,8 @@ class Canvas:
     @cached_property
     def distance(self) -> Float32Array:
         """Meters along each pixel's ray."""
-        return self.depth * self.camera.ray_length
+        ray_length: Float32Array = np.sqrt(1 + self.camera.u**2 + self.camera.v**2)
+        return self.depth * ray_length
 
     def region(
         self, left: float, top: float, right: float, bottom: float, nearest: float | None = None
