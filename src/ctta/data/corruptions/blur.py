@@ -135,9 +135,12 @@ def blur_along_lines(images: UInt8Array, degrees: Float32Array, radius: int, sig
     Images are sorted by angle, so that those that share an offset are adjacent: a tap is then a few shifted slices of
     the batch instead of a gather over all its pixels.
     """
-    weights = line_weights(radius, sigma)
+    weights, taps = line_weights(radius, sigma), np.arange(2 * radius + 1)
     order = np.argsort(degrees, kind="stable")
-    rows, columns = line_offsets(degrees[order], len(weights))
+    # The offsets of the taps of each line in whole pixels, (N, taps).
+    angle = np.deg2rad(degrees[order].astype(np.float64))[:, None]
+    rows = np.ceil(taps * np.sin(angle) - 0.5).astype(np.int64)
+    columns = np.ceil(taps * np.cos(angle) - 0.5).astype(np.int64)
     _, height, width, _ = images.shape
     top, left = max(0, -rows.min()), max(0, -columns.min())
     margins = ((0, 0), (top, max(0, rows.max())), (left, max(0, columns.max())), (0, 0))
@@ -159,15 +162,6 @@ def line_weights(radius: int, sigma: float) -> Float32Array:
     weights = np.exp(-(taps**2) / (2 * sigma**2))
     weights /= weights.sum()
     return weights.astype(np.float32)
-
-
-def line_offsets(degrees: Float32Array, num_taps: int) -> tuple[Int64Array, Int64Array]:
-    """Return the offsets of the taps of each line in whole pixels: rows and columns, each (N, num_taps)."""
-    angle = np.deg2rad(degrees.astype(np.float64))[:, None]
-    taps = np.arange(num_taps)
-    rows = np.ceil(taps * np.sin(angle) - 0.5).astype(np.int64)
-    columns = np.ceil(taps * np.cos(angle) - 0.5).astype(np.int64)
-    return rows, columns
 
 
 def zoom_blur(images: UInt8Array, severity: float, rng: PerImageRNG) -> UInt8Array:

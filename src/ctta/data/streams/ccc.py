@@ -299,7 +299,10 @@ def ccc(
             f"matrix must be what measure_accuracy returns, or an AccuracyMatrix, got a {type(matrix).__name__}: wrap "
             "tables in AccuracyMatrix(tables, num_classes=1000)"
         )
-    names = _choose_noises(noises, target)
+    if noises is None:
+        names = NOISES.get(cast("Difficulty", target), NOISES["easy"])
+    elif len(names := tuple(dict.fromkeys(check_noises(noises)))) < 2:
+        raise ConfigError(f"expected at least two corruptions to walk between, such as ('fog', 'snow'), got {noises!r}")
     if isinstance(target, str):
         accuracy = resolve_target(target, matrix.clean_accuracy, matrix.num_classes)
     else:
@@ -313,12 +316,3 @@ def ccc(
         name, images, matrix, noises=names, target=accuracy, speed=speed, seed=seed, batch_size=batch_size
     )
     return stream if num_images is None else stream._take(check_integer("num_images", num_images, 1))
-
-
-def _choose_noises(noises: Sequence[str] | None, target: float | Difficulty) -> tuple[str, ...]:
-    if noises is None:
-        return NOISES.get(cast("Difficulty", target), NOISES["easy"])
-    names = tuple(dict.fromkeys(check_noises(noises)))
-    if len(names) < 2:
-        raise ConfigError(f"expected at least two corruptions to walk between, such as ('fog', 'snow'), got {noises!r}")
-    return names

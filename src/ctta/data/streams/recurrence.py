@@ -59,8 +59,7 @@ def recurring(
 
     Raises:
         ConfigError: A setting is out of range.
-        DataError: A file of the dataset is missing or damaged, or there are too few images for the sampler.
-        TypeError: ``data`` is neither a dataset with corruptions nor a stream.
+        DataError: There are too few images for the sampler; and what :func:`continual` raises.
     """
     num_visits = check_integer("num_visits", num_visits, 1)
     corruptions["order"] = corruptions.get("order", 5) if corruptions.get("names") is None else None
@@ -87,9 +86,7 @@ def cyclic(
         The stream.
 
     Raises:
-        ConfigError: A setting is out of range, or a corruption is of no known kind.
-        DataError: A file of the dataset is missing or damaged.
-        TypeError: ``data`` is neither a dataset with corruptions nor a stream.
+        ConfigError: A setting is out of range, or a corruption is of no known kind; and what :func:`continual` raises.
     """
     num_visits, seed = check_integer("num_visits", num_visits, 1), check_integer("seed", seed, 0)
     chosen, _ = choose_corruptions(corruptions.get("order"), corruptions.get("names"))
@@ -129,8 +126,7 @@ def cdc(
 
     Raises:
         ConfigError: A setting is out of range.
-        DataError: A file of the dataset is missing or damaged, or there are too few images for the sampler.
-        TypeError: ``data`` is neither a dataset with corruptions nor a stream.
+        DataError: There are too few images for the sampler; and what :func:`continual` raises.
     """
     num_visits = check_integer("num_visits", num_visits, 1)
     base = continual(data, **corruptions)

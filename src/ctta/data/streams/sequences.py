@@ -1,14 +1,4 @@
-"""Sequences of corruptions, one after the other: what the other protocols repeat, reorder and mix.
-
->>> import numpy as np
->>> from ctta.data.datasets import ArrayDataset
->>> from ctta.data.streams import continual, correlated, rounds
->>> images = np.zeros((20, 32, 32, 3), np.uint8)
->>> data = ArrayDataset(images, np.arange(20) % 10, name="black")
->>> stream = correlated(rounds(continual(data, names=("fog", "snow"), batch_size=10), 3))
->>> len(stream), stream.domains[:3]
-(12, ['fog 5', 'snow 5', 'fog 5'])
-"""
+"""Sequences of corruptions, one after the other: what the other protocols repeat, reorder and mix."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -199,9 +189,7 @@ def gradual(
         The stream.
 
     Raises:
-        ConfigError: Both ``order`` and ``names`` are given, or a setting has no such value.
-        DataError: A file of the dataset is missing or damaged.
-        TypeError: ``data`` is neither a dataset with corruptions nor a stream.
+        ConfigError: A setting has no such value; and what :func:`continual` raises.
     """
     check_choice("variant", variant, ("paper", "authors"))
     chosen, description = choose_corruptions(order, names)
