@@ -9,6 +9,7 @@ import pytest
 from small_data import LABELS, NAMES, create_data, create_stream
 
 from ctta.benchmark import BenchmarkOptions, build_task
+from ctta.data.corruptions.registry import KIND_OF
 from ctta.data.datasets import ArrayDataset
 from ctta.data.streams import (
     PROTOCOLS,
@@ -23,7 +24,6 @@ from ctta.data.streams import (
     recurring,
     rounds,
 )
-from ctta.data.streams.sequences import KINDS
 from ctta.errors import ConfigError, DataError
 
 BLACK = ArrayDataset(np.zeros((200, 8, 8, 3), np.uint8), np.arange(200) % 10, name="black")
@@ -49,12 +49,11 @@ def test_recurring_draws_every_visit_anew() -> None:
 
 def test_cyclic_repeats_the_kinds_with_their_corruptions_in_another_order() -> None:
     stream = cyclic(BLACK, num_visits=4, batch_size=20)
-    kind_of = {name: kind for kind, members in KINDS.items() for name in members}
     corruptions = [domain.split()[0] for domain in stream.domains]
     visits = [corruptions[start : start + 15] for start in range(0, 60, 15)]
     for visit in visits:
         assert sorted(visit) == sorted(corruption_order())
-        kinds = [kind_of[name] for name in visit]
+        kinds = [KIND_OF[name] for name in visit]
         assert kinds == ["noise"] * 3 + ["blur"] * 4 + ["weather"] * 4 + ["digital"] * 4
     assert len({tuple(visit) for visit in visits}) == 4
     assert stream.visits == [visit for visit in range(4) for _ in range(15)]

@@ -37,6 +37,7 @@ _BY_KIND: dict[str, tuple[Corruption, ...]] = {
 
 #: The corruptions by kind, as ImageNet-C groups them; the last of each is one of the four to choose settings on.
 KINDS = {kind: tuple(each.__name__ for each in members) for kind, members in _BY_KIND.items()}
+KIND_OF = {name: kind for kind, members in KINDS.items() for name in members}
 
 #: The fifteen corruptions of the benchmark, in its order.
 CORRUPTIONS: dict[str, Corruption] = {each.__name__: each for members in _BY_KIND.values() for each in members[:-1]}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from ctta.core.validation import check_choice, check_integer
-from ctta.data.corruptions.registry import HOLD_OUT, KINDS, check_severity
+from ctta.data.corruptions.registry import HOLD_OUT, KIND_OF, check_severity
 from ctta.data.datasets.base import CLEAN, PixelArray, hash_array, no_clean_images
 from ctta.data.datasets.cache import suggest_download
 from ctta.data.datasets.image_files import (
@@ -195,7 +195,7 @@ def _cifar_c_hint(folder: Path) -> str:
 
 
 #: The archive of ImageNet-C in which each corruption is published.
-GROUP_OF = {name: "extra" if name in HOLD_OUT else kind for kind, members in KINDS.items() for name in members}
+GROUP_OF = {name: "extra" if name in HOLD_OUT else kind for name, kind in KIND_OF.items()}
 
 
 class ImageNetC:

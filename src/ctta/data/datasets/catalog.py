@@ -48,6 +48,11 @@ class Dataset:
         page = (self.page or self.url).removeprefix("https://")
         return f"{self.license}, {page}" if self.license else f"see {page}"
 
+    @property
+    def has_checksum(self) -> bool:
+        """Whether damage to the file can be detected."""
+        return self.sha256 is not None or self.md5 is not None
+
 
 def _imagenet_c(group: str, md5: str, gigabytes: int) -> Dataset:
     return Dataset(

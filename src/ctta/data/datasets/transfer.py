@@ -308,17 +308,16 @@ class _Transfer:
         """Refuse a response that could not be verified once it is written."""
         dataset = self.dataset
         encoding = response.headers.get("Content-Encoding", "identity").lower()
-        is_verifiable = dataset.sha256 is not None or dataset.md5 is not None
         is_chunked = response.headers.get("Transfer-Encoding", "").lower() == "chunked"
         if total is not None and dataset.size is not None and total != dataset.size:
             raise self.error(
                 f"wrong length: expected {dataset.size} bytes, but {dataset.url} offers {total}; "
                 "the file may have been replaced"
             )
-        if not is_verifiable and total is None and not is_chunked:
+        if not dataset.has_checksum and total is None and not is_chunked:
             raise self.error(
                 f"{dataset.url} does not report the length of the file, so a truncated copy would go unnoticed"
             )
-        if not is_verifiable and encoding != "identity":
+        if not dataset.has_checksum and encoding != "identity":
             # Some servers claim an encoding for a .gz that they send unchanged; a checksum settles it.
             raise self.error(f"{dataset.url} sends the file encoded ({encoding}) and no checksum is known to verify it")

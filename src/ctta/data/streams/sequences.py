@@ -11,7 +11,7 @@ from torch import Tensor
 from ctta.core.validation import check_choice, check_integer
 from ctta.data.corruptions import VERSION
 from ctta.data.corruptions.arrays import images_to_uint8
-from ctta.data.corruptions.registry import CORRUPTIONS, KINDS, check_severity
+from ctta.data.corruptions.registry import CORRUPTIONS, KIND_OF, check_severity
 from ctta.data.datasets.base import CLEAN, CorruptionDataset, Rows
 from ctta.data.datasets.clean import CleanDataset, CorruptionLevel
 from ctta.data.streams.stream import Mixture, Segment, Stream
@@ -70,11 +70,9 @@ def group_by_kind(names: Sequence[str]) -> dict[str, list[str]]:
     """
     kinds: dict[str, list[str]] = {}
     for name in names:
-        kind = next((kind for kind, members in KINDS.items() if name in members), None)
-        if kind is None:
-            known = [member for members in KINDS.values() for member in members]
-            raise ConfigError(f"{name!r} is of no known kind{did_you_mean(name, known)}: leave it out")
-        kinds.setdefault(kind, []).append(name)
+        if name not in KIND_OF:
+            raise ConfigError(f"{name!r} is of no known kind{did_you_mean(name, KIND_OF)}: leave it out")
+        kinds.setdefault(KIND_OF[name], []).append(name)
     return kinds
 
 
