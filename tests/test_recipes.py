@@ -13,7 +13,7 @@ from torch import nn
 import ctta
 from ctta.benchmark import BenchmarkOptions, build_task
 from ctta.benchmark.recipes.base import apply_changes
-from ctta.benchmark.recipes.images import IMAGENET_LIST, paper_methods
+from ctta.benchmark.recipes.images import IMAGENET_LIST, every_method
 from ctta.data.datasets import ArrayDataset
 from ctta.errors import ConfigError, DataError
 from ctta.methods import CoTTA
@@ -84,7 +84,7 @@ def test_ablation_adds_one_part_at_a_time() -> None:
 
 def test_settings_reach_the_method() -> None:
     typed = ("cotta.restore=0.005", "cotta.lr=1e-4", "cotta.views=8", "cotta.gate=element", "imagenetc.lr=1")
-    methods = paper_methods("official", cotta={})
+    methods = every_method(BenchmarkOptions(), None, cotta={})
     settings = apply_changes(methods, typed[:4])["cotta"].build_model(tiny(), 0).hyperparameters
     assert (settings["restore"], settings["gate"], getattr(settings["views"], "num_views", None)) == (
         0.005,
@@ -276,6 +276,6 @@ def test_fixed_views_cannot_be_replaced_by_random_ones() -> None:
 
 
 def test_number_of_views_keeps_their_kind() -> None:
-    methods = apply_changes(paper_methods("official", cotta={}), ("cotta_fast.views=4", "cotta.views=4"))
+    methods = apply_changes(every_method(BenchmarkOptions(), None, cotta={}), ("cotta_fast.views=4", "cotta.views=4"))
     assert methods["cotta_fast"].build_model(tiny(), 0).views == fast_image_views(4)
     assert methods["cotta"].build_model(tiny(), 0).views == image_views(4)

@@ -8,14 +8,13 @@ import pytest
 from hand_made_results import make_result
 
 from ctta.evaluation import Result
-from ctta.evaluation.intervals import Interval, estimate_difference
+from ctta.evaluation.intervals import Interval, estimate_difference, judge
 from ctta.evaluation.metrics import MIOU
-from ctta.evaluation.robustness import (
+from ctta.evaluation.results import (
     compute_visit_errors,
     count_visits,
     estimate_drift,
     find_time_to_harm,
-    judge,
     select_visits,
 )
 

@@ -30,7 +30,7 @@ from ctta.errors import ConfigError
 from ctta.evaluation import Interval, Result, evaluate
 from ctta.evaluation.display import format_range, render_text_table
 from ctta.evaluation.intervals import estimate_difference
-from ctta.evaluation.robustness import select_visits
+from ctta.evaluation.results import select_visits
 from ctta.evaluation.steps import describe_environment, find_weight
 from ctta.guard import Guarded, InputSpec
 from ctta.io.atomic import atomic_write

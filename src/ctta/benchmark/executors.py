@@ -52,11 +52,7 @@ class Executor(Protocol):
     num_slots: int
 
     def submit(self, cell: BenchmarkCell) -> None:
-        """Start a cell.
-
-        Args:
-            cell: The cell; there must be a free slot.
-        """
+        """Start a cell; there must be a free slot."""
 
     def next_outcome(self) -> JobOutcome:
         """Wait until one of the submitted cells has ended, and return its outcome."""
@@ -92,11 +88,7 @@ class SerialExecutor:
         self.on_batch = on_batch
 
     def submit(self, cell: BenchmarkCell) -> None:
-        """Note the cell to run.
-
-        Args:
-            cell: The cell.
-        """
+        """Note the cell to run."""
         self._cell = cell
 
     def next_outcome(self) -> JobOutcome:
@@ -124,11 +116,7 @@ class ProcessExecutor:
         self._outcomes: SimpleQueue[JobOutcome] = SimpleQueue()
 
     def submit(self, cell: BenchmarkCell) -> None:
-        """Start the process of a cell.
-
-        Args:
-            cell: The cell; there must be a free slot.
-        """
+        """Start the process of a cell."""
         search_path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", WORKER, cell.to_json()],
@@ -222,11 +210,7 @@ class RayExecutor:
         self._running: dict[Any, BenchmarkCell] = {}
 
     def submit(self, cell: BenchmarkCell) -> None:
-        """Start the task of a cell.
-
-        Args:
-            cell: The cell.
-        """
+        """Start the task of a cell."""
         self._running[self._task.remote(cell)] = cell
 
     def next_outcome(self) -> JobOutcome:

@@ -27,9 +27,9 @@ from ctta.cli.console import exit_on_interrupt, interrupt_between_steps, print_n
 from ctta.cli.options import command
 from ctta.core.options import Option
 from ctta.errors import ConfigError
+from ctta.evaluation.intervals import Verdict
 from ctta.evaluation.metrics import MIOU
 from ctta.evaluation.results import Result
-from ctta.evaluation.robustness import Verdict
 
 
 @command

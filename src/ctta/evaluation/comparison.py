@@ -4,7 +4,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -221,20 +221,16 @@ def compare(
     >>> list(comparison.results), comparison.best in comparison.results
     (['source', 'tent'], True)
     """
-    makers = _get_makers(models, net)
-    folders = {} if folder is None else _name_folders(Path(folder), list(makers))
-    built = {name: make() for name, make in makers.items()}
+    named = _name_methods(models)
+    folders = {} if folder is None else _name_folders(Path(folder), list(named))
+    built = _build_models(named, net)
     batches = as_batches(stream, next(iter(built.values())), batch_size)
     if isinstance(batches, PlainBatches):
-        results = evaluate_together(
-            built,
-            batches,
-            reset_at_domain=reset_at_domain,
-            folders=folders,
-            labels=None,
-            progress=progress,
+        return Comparison(
+            evaluate_together(
+                built, batches, reset_at_domain=reset_at_domain, folders=folders, labels=None, progress=progress
+            )
         )
-        return Comparison(results)
     results = {}
     for name in list(built):
         results[name] = evaluate(
@@ -248,46 +244,45 @@ def compare(
     return Comparison(results)
 
 
-def _get_makers(
-    models: Mapping[str, Method] | Iterable[Method], net: nn.Module | None
-) -> dict[str, Callable[[], AdaptiveModel]]:
-    """Return what builds each model, by its name."""
+def _name_methods(models: Mapping[str, Method] | Iterable[Method]) -> dict[str, Method]:
+    """Return methods by the names that they are given, or those of a list under their own names."""
     if isinstance(models, nn.Module | str | type):
         raise TypeError("expected several methods, got one: give a dictionary such as {'source': net, 'tent': 'tent'}")
-    named = models if isinstance(models, Mapping) else _name_methods(models)
+    if isinstance(models, Mapping):
+        named = {str(name): model for name, model in models.items()}
+    else:
+        named = {}
+        for model in models:
+            if isinstance(model, str):
+                name = model
+            elif isinstance(model, nn.Module) and not isinstance(model, AdaptiveModel):
+                name = "source"
+            else:
+                name = model.__name__ if isinstance(model, type) else type(model).__name__
+            if name in named:
+                raise ConfigError(f"two methods are called {name!r}: give a dictionary with a name for each")
+            named[name] = model
     if not named:
         raise InputError("expected at least one method to compare, got none")
+    return named
+
+
+def _build_models(named: Mapping[str, Method], net: nn.Module | None) -> dict[str, AdaptiveModel]:
     plain = [model for model in named.values() if isinstance(model, nn.Module) and not isinstance(model, AdaptiveModel)]
     if net is None and len(plain) == 1:
         (net,) = plain
     given = [id(model) for model in named.values() if isinstance(model, AdaptiveModel)]
     if len(set(given)) < len(given):
         raise ConfigError("the same model is given twice, and each needs its own: pass model.fork()")
-    return {str(name): _make_method(str(name), model, net) for name, model in named.items()}
-
-
-def _name_methods(models: Iterable[Method]) -> dict[str, Method]:
-    """Return a list of methods under their own names."""
-    named: dict[str, Method] = {}
-    for model in models:
-        if isinstance(model, str):
-            name = model
-        elif isinstance(model, nn.Module) and not isinstance(model, AdaptiveModel):
-            name = "source"
+    built = {}
+    for name, model in named.items():
+        if not isinstance(model, str | type):
+            built[name] = as_model(model)
+        elif net is None:
+            raise ConfigError(f"{name!r} needs a network to adapt: pass net=")
         else:
-            name = model.__name__ if isinstance(model, type) else type(model).__name__
-        if name in named:
-            raise ConfigError(f"two methods are called {name!r}: give a dictionary with a name for each")
-        named[name] = model
-    return named
-
-
-def _make_method(name: str, model: Method, net: nn.Module | None) -> Callable[[], AdaptiveModel]:
-    if not isinstance(model, str | type):
-        return lambda: as_model(model)
-    if net is None:
-        raise ConfigError(f"{name!r} needs a network to adapt: pass net=")
-    return lambda: adapt(net, model) if isinstance(model, str) else model(net)
+            built[name] = adapt(net, model) if isinstance(model, str) else model(net)
+    return built
 
 
 def _name_folders(root: Path, names: list[str]) -> dict[str, Path]:

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from ctta.evaluation.intervals import Interval, estimate_difference, estimate_interval
-from ctta.evaluation.metrics import BatchScore, Metric, Score
+from ctta.evaluation.metrics import Metric, Score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,13 +45,8 @@ def join_names(names: Sequence[str], max_names: int = 5) -> str:
 def write_headline(metric: Metric, ranking: Sequence[tuple[str, Sequence["Result"]]], runs: Sequence[str]) -> str:
     """Return the outcome of a comparison in a sentence: the best method, and whether its lead is more than noise.
 
-    Args:
-        metric: The metric.
-        ranking: Names of the methods with their results, the best first.
-        runs: What the numbers are means over, such as 'one seed': those of the best, of the best two, and of all.
-
-    Returns:
-        The sentence.
+    The best of ``ranking`` comes first. ``runs`` says what the numbers of the best method, of the best two and of all
+    are means over, such as 'one seed'.
     """
     (best, results), *others = ranking
     values = [fmean(result.value for result in each) for _, each in ranking]
@@ -173,21 +168,14 @@ MAX_NAMES = 20  # domains that are named
 
 
 def compute_points(result: "Result") -> tuple[tuple[float, ...], list[float]]:
-    """Return positions and values of the points of a curve; segments are cut into equal parts of whole batches.
+    """Return the points of a curve: the images seen at the middle of each part of a segment, and the metric in percent.
 
-    Args:
-        result: A complete result with labels.
-
-    Returns:
-        The number of images seen at the middle of each part, and the metric of the part in percent.
+    Segments are cut into equal parts of whole batches.
     """
-    segments: list[list[BatchScore]] = [[] for _ in result.domains]
-    for batch in result.batches:
-        segments[batch.segment].append(batch.score)
     positions, values, num_seen = [], [], 0
-    for scores in segments:
+    for scores in result.scores_by_segment:
         num_images = sum(score.num_images for score in scores)
-        num_parts = max(1, min(MAX_POINTS // len(segments), num_images // MIN_IMAGES, len(scores)))
+        num_parts = max(1, min(MAX_POINTS // len(result.domains), num_images // MIN_IMAGES, len(scores)))
         cuts = [len(scores) * part // num_parts for part in range(num_parts + 1)]
         for first, last in pairwise(cuts):
             part_score = Score.sum(scores[first:last])

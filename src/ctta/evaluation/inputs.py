@@ -29,17 +29,9 @@ CHANNELS = (1, 3, 4)  # numbers of channels that images usually have
 def to_image_batch(images: Any) -> Tensor:
     """Return images, or a single image, as floats with the channels first.
 
-    Bytes become floats in [0, 1]; floats keep their values, as a loader may have normalized them.
-
-    Args:
-        images: A tensor, a numpy array or a PIL image: (N, C, H, W), bytes also as (N, H, W, C), a single image without
-            the first axis, or any other batch of floats.
-
-    Returns:
-        A float tensor.
-
-    Raises:
-        InputError: The form is not known; the message says how to convert it.
+    They are a tensor, a numpy array or a PIL image: (N, C, H, W), bytes also as (N, H, W, C), a single image without
+    the first axis, or any other batch of floats. Bytes become floats in [0, 1]; floats keep their values, as a loader
+    may have normalized them.
     """
     if hasattr(images, "convert"):  # a PIL image; Pillow need not be installed to check
         return to_unit_floats(np.array(to_upright_rgb(images, "an image"))[None])[0]
@@ -68,17 +60,9 @@ def to_image_batch(images: Any) -> Tensor:
 
 
 def to_labels(labels: Any, num_images: int) -> Tensor | None:
-    """Return labels as int64, one per image or per pixel.
+    """Return labels as int64, one per image or per pixel, if there are any.
 
-    Args:
-        labels: A tensor, an array or a list of integers of any type, (N,), (N, 1), (N, H, W) or (N, 1, H, W); or None.
-        num_images: Number of images.
-
-    Returns:
-        The labels, or None.
-
-    Raises:
-        InputError: The labels are not class indices of these images; the message says how to convert them.
+    They are a tensor, an array or a list of integers of any type, (N,), (N, 1), (N, H, W) or (N, 1, H, W).
     """
     if labels is None:
         return None
@@ -227,20 +211,7 @@ def as_model(model: Any) -> AdaptiveModel:
 
 
 def as_batches(data: Any, model: AdaptiveModel, batch_size: int | None) -> Stream | PlainBatches:
-    """Return a stream as it is, and anything else that holds images as batches that are read once.
-
-    Args:
-        data: A stream, or what :func:`ctta.evaluate` accepts in its place.
-        model: The model that will see it.
-        batch_size: Images per batch, for data of single images.
-
-    Returns:
-        The stream or the batches.
-
-    Raises:
-        ConfigError: A batch size is given for data that has batches.
-        TypeError: This is no data; the message says what to pass.
-    """
+    """Return a stream as it is, and anything else that :func:`ctta.evaluate` accepts as batches that are read once."""
     if isinstance(data, Stream):
         if batch_size is not None:
             raise ConfigError(

@@ -24,9 +24,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import hypot, isfinite, sqrt
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from ctta.evaluation.metrics import BatchScore, Score
+from ctta.evaluation.metrics import ERROR, BatchScore, Metric, Score
 
 if TYPE_CHECKING:
     from ctta.evaluation.results import Result
@@ -67,6 +67,20 @@ class Interval:
         return self.low > 0 or self.high < 0
 
 
+#: How a method compares with the source network; "unclear" where the difference is not more than noise.
+Verdict = Literal["better", "worse", "unclear"]
+
+
+def judge(difference: Interval | None, metric: Metric = ERROR) -> Verdict:
+    """Return whether a method beats the source network, harms, or neither by more than noise.
+
+    The difference is the metric of the method minus that of Source; None if there are too few batches for an interval.
+    """
+    if difference is None or not difference.excludes_zero:
+        return "unclear"
+    return "better" if (difference.high < 0) == (metric.best == "lowest") else "worse"
+
+
 def average_value(result: "Result", scores: Sequence[BatchScore | None]) -> float:
     """Return the mean of the metric over segments, which tables compare methods by."""
     return fmean(score.value for score in scores if score is not None)
@@ -77,12 +91,8 @@ def leave_out_blocks(
 ) -> tuple[tuple[BatchScore | None, ...], ...]:
     """Return the score of each segment without the first block, without the second, and so on.
 
-    Args:
-        segments: The scores of the batches of each segment.
-        short_blocks: Whether blocks may be as short as a batch.
-
-    Returns:
-        One tuple per block, with None for segments that are left out as a whole; empty if there are too few batches.
+    Segments are given by the scores of their batches. None stands for one that is left out as a whole; the tuple is
+    empty if there are too few batches.
     """
     fewest = min(len(segment) for segment in segments)
     if fewest >= MIN_BLOCKS:

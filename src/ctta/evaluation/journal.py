@@ -73,11 +73,7 @@ MAX_SAVING_FRACTION = 0.05  # of the time
 
 
 class SaveSchedule:
-    """Decides when the next save is due: at regular intervals, and less often where saving is slow.
-
-    Args:
-        interval: Seconds between two saves; 0 makes a save due at any time.
-    """
+    """Decides when the next save is due: every ``interval`` seconds, and less often where saving is slow."""
 
     def __init__(self, interval: float) -> None:
         self.interval, self._wait, self._saved_at = interval, interval, time.monotonic()

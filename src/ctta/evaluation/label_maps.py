@@ -33,14 +33,7 @@ class SavedLabelMaps:
 
 @torch.no_grad()
 def save_label_maps(folder: Path, index: int, logits: Tensor, labels: Tensor) -> None:
-    """Save the predictions of a batch at the resolution of its labels.
-
-    Args:
-        folder: Folder of the evaluation.
-        index: Index of the batch in the stream.
-        logits: (N, C, h, w).
-        labels: (N, H, W) integers.
-    """
+    """Save the predictions (N, C, h, w) of a batch at the resolution of its labels (N, H, W)."""
     num_classes = logits.shape[1]
     maps = torch.stack(
         [predict_label_map(image, truth.shape) for image, truth in zip(logits, labels, strict=True)]

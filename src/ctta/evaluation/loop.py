@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -128,11 +128,8 @@ def evaluate(
         return results[name]
     if step_ratio == "auto":
         step_ratio = whole_ratio(count_step_ratio(model, batches))
-    listeners: list[OnBatch] = [
-        *([ProgressLine(name, len(batches))] if progress else []),
-        *([on_batch] if on_batch else []),
-    ]
-    evaluation = _Evaluation(model, name, reset_at_domain=reset_at_domain, step_ratio=step_ratio, listeners=listeners)
+    line = ProgressLine(name, len(batches)) if progress else None
+    evaluation = _Evaluation(model, name, reset_at_domain, step_ratio, line, on_batch)
     about = evaluation.describe(batches, len(batches), labels) | {
         "composition": batches.composition.to_json(),
         **({"visits": batches.visits} if any(batches.visits) else {}),
@@ -153,7 +150,7 @@ def evaluate(
             evaluation.model = model.fork()
         evaluation.model.coordinator = coordinator
         coordinator.broadcast_state_(evaluation.model)
-    evaluation.measure_memory()
+    evaluation.memory = PeakMemory(find_weight(model.source).device)
     batches.position = num_done
     last_segments = {domain: segment for segment, domain in enumerate(batches.domains)}
     for index, batch in zip(range(num_done, len(batches)), batches, strict=True):
@@ -173,28 +170,16 @@ def evaluate(
 
 
 class _Evaluation:
-    """A model on its way through batches, whatever they come from.
-
-    Args:
-        model: The model, which must be new.
-        name: Name of the method.
-        reset_at_domain: As for :func:`evaluate`.
-        step_ratio: As for :func:`evaluate`, a number.
-        listeners: Called with the record of each batch.
-
-    Attributes:
-        journal: Where records and states are written, if anywhere.
-        records: Records of the batches that are done.
-    """
+    """A new model on its way through batches, whatever they come from, and the records of those that are done."""
 
     def __init__(
-        self, model: AdaptiveModel, name: str, *, reset_at_domain: bool, step_ratio: int, listeners: Sequence[OnBatch]
+        self, model: AdaptiveModel, name: str, reset_at_domain: bool, step_ratio: int, *listeners: OnBatch | None
     ) -> None:
         if model.num_steps:
             raise ConfigError(
                 f"the model {name!r} has already adapted to {model.num_steps} batches: pass a new model or a fork()"
             )
-        self.model, self.name, self.listeners = model, name, listeners
+        self.model, self.name, self.listeners = model, name, [listen for listen in listeners if listen]
         self.reset_at_domain, self.step_ratio = reset_at_domain, check_integer("step_ratio", step_ratio, 1)
         self.memory: PeakMemory | None = None
         self.journal: Journal | None = None
@@ -220,10 +205,6 @@ class _Evaluation:
             "domains": data.domains,
             "num_batches": num_batches,
         }
-
-    def measure_memory(self) -> None:
-        """Record the peak memory from here on."""
-        self.memory = PeakMemory(find_weight(self.model.source).device)
 
     def step(self, batch: Batch, segment: int, class_names: tuple[str, ...]) -> Tensor:
         """Predict, adapt and score; return the logits of this rank's rows."""
@@ -304,21 +285,7 @@ def evaluate_together(
     step_ratio: int | Literal["auto"] = 1,
     on_batch: OnBatch | None = None,
 ) -> dict[str, Result]:
-    """Send batches that can be read only once through several models, batch by batch.
-
-    Args:
-        models: New models by name.
-        batches: The batches.
-        reset_at_domain: As for :func:`evaluate`.
-        folders: New folders to write to, by name.
-        labels: As for :func:`evaluate`.
-        progress: As for :func:`evaluate`.
-        step_ratio: As for :func:`evaluate`, a number.
-        on_batch: As for :func:`evaluate`.
-
-    Returns:
-        The results by name.
-    """
+    """Send batches that can be read only once through several models, batch by batch; return the results by name."""
     if step_ratio == "auto":
         raise ConfigError(
             f"step_ratio='auto' counts passes on the first batches, and {batches.name} can be read only once: give a "
@@ -326,13 +293,7 @@ def evaluate_together(
         )
     lines = {name: ProgressLine(name, batches.num_batches) for name in models} if progress else {}
     evaluations = [
-        _Evaluation(
-            model,
-            name,
-            reset_at_domain=reset_at_domain,
-            step_ratio=step_ratio,
-            listeners=[*([lines[name]] if name in lines else []), *([on_batch] if on_batch else [])],
-        )
+        _Evaluation(model, name, reset_at_domain, step_ratio, lines.get(name), on_batch)
         for name, model in models.items()
     ]
     for folder in folders.values():
@@ -342,7 +303,7 @@ def evaluate_together(
                 "another folder, or a stream of ctta.data.streams, which resumes"
             )
     if len(evaluations) == 1:
-        evaluations[0].measure_memory()
+        evaluations[0].memory = PeakMemory(find_weight(evaluations[0].model.source).device)
     for batch in batches:
         for evaluation in evaluations:
             evaluation.step(batch, batches.segment, batches.class_names)
@@ -364,12 +325,7 @@ def evaluate_together(
 
 
 class ProgressLine:
-    """Shows how far an evaluation is; call it with the record of each batch.
-
-    Args:
-        name: What is evaluated.
-        num_batches: Number of batches in all, if known.
-    """
+    """Shows how far an evaluation is; call it with the record of each batch."""
 
     def __init__(self, name: str, num_batches: int | None) -> None:
         self.name, self.num_batches, self.file = name, num_batches, sys.stderr
@@ -386,21 +342,19 @@ class ProgressLine:
         total = "" if self.num_batches is None else f" of {self.num_batches}"
         value = f"{what} {100 * self._values / self.num_done:.1f} %"
         self._text = f"{self.name}: {self.num_done}{total} batches, {value}"
-        interval = TERMINAL_INTERVAL if self._is_terminal else LOG_INTERVAL
         if self.num_done == self.num_batches:
             self.finish()
-        elif time.monotonic() - self._shown_at >= interval:
-            self._show(is_last=False)
+        elif time.monotonic() - self._shown_at >= (TERMINAL_INTERVAL if self._is_terminal else LOG_INTERVAL):
+            self._show()
 
     def finish(self) -> None:
         """Show the last batch, unless it has been shown."""
         if self._text:
-            self._show(is_last=True)
+            self._show(end="\n")
             self._text = ""
 
-    def _show(self, *, is_last: bool) -> None:
+    def _show(self, end: str = "") -> None:
         # What is left of a longer line, which may be another method's, is erased.
-        before, after = ("\r", ERASE_TO_END + "\n" * is_last) if self._is_terminal else ("", "\n")
-        self.file.write(f"{before}{self._text}{after}")
+        self.file.write(f"\r{self._text}{ERASE_TO_END}{end}" if self._is_terminal else f"{self._text}\n")
         self.file.flush()
         self._shown_at = time.monotonic()

@@ -16,35 +16,16 @@ from ctta.data.datasets.base import IGNORE_LABEL
 from ctta.errors import InputError
 from ctta.nn.surgery import resize
 
-__all__ = [
-    "CONFIDENCE",
-    "ERROR",
-    "MIOU",
-    "NUM_BINS",
-    "BatchScore",
-    "ImageScore",
-    "Metric",
-    "PixelScore",
-    "Score",
-    "UnlabeledScore",
-    "predict_label_map",
-    "score_batch",
-    "score_from_json",
-    "score_images",
-    "score_pixels",
-    "score_unlabeled",
-]
-
 NUM_BINS = 15  # of equal width over the confidence: the usual choice for the calibration error
 
 #: Per bin of confidence: number of predictions, sum of their confidence, number of correct ones.
 Bins = tuple[tuple[int, float, int], ...]
 
-Counts = tuple[int, ...]  # number of pixels of each class
-
-#: The names of numbers and of tuples in files; those of ``_OPTIONAL`` are left out where they are empty.
-_NUMBERS = {"num_images": "count", "num_wrong": "wrong", "num_ignored": "ignored"}
-_TUPLES = {
+#: The names of fields in files; those of ``_OPTIONAL`` are left out where they are empty.
+_KEYS = {
+    "num_images": "count",
+    "num_wrong": "wrong",
+    "num_ignored": "ignored",
     "num_labeled": "labelled",
     "num_predicted": "predicted",
     "num_correct": "right",
@@ -98,34 +79,25 @@ class Score(ABC):
 
     @property
     @abstractmethod
-    def value(self) -> float:
-        """The value of the metric."""
-
-    @property
-    @abstractmethod
     def error(self) -> float:
         """The fraction of wrong predictions."""
+
+    @property
+    def value(self) -> float:
+        """The value of the metric."""
+        return self.error
 
     def __add__(self, other: Self) -> Self:
         return type(self)(*map(_add, vars(self).values(), vars(other).values()))
 
     def to_json(self) -> dict[str, Any]:
         """Return the score as a JSON object, see :func:`score_from_json`."""
-        values = vars(self).items()
-        return {(_NUMBERS | _TUPLES)[name]: value for name, value in values if value or name not in _OPTIONAL}
+        return {_KEYS[name]: value for name, value in vars(self).items() if value or name not in _OPTIONAL}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Self:
-        """Return the score that :meth:`to_json` has described.
-
-        Args:
-            record: The parsed JSON object.
-
-        Returns:
-            An equal score.
-        """
-        numbers = {name: record[key] for name, key in _NUMBERS.items() if key in record}
-        return cls(**numbers, **{name: _to_tuple(record[key]) for name, key in _TUPLES.items() if key in record})
+        """Return the score that :meth:`to_json` has described."""
+        return cls(**{name: _to_tuple(record[key]) for name, key in _KEYS.items() if key in record})
 
     @property
     def confidence(self) -> float:
@@ -143,14 +115,7 @@ class Score(ABC):
 
     @staticmethod
     def sum(scores: Iterable[AnyScore]) -> AnyScore:
-        """Add up scores of the same kind.
-
-        Args:
-            scores: At least one score.
-
-        Returns:
-            The score of all predictions together.
-        """
+        """Add up scores of the same kind, at least one."""
         first, *others = scores
         for other in others:
             first += other
@@ -158,15 +123,7 @@ class Score(ABC):
 
 
 def bin_confidences(confidence: Tensor, correct: Tensor) -> Bins:
-    """Sort predictions into bins of confidence, which are closed above, as usual.
-
-    Args:
-        confidence: (N,) in double precision on the CPU.
-        correct: (N,) booleans.
-
-    Returns:
-        The bins.
-    """
+    """Sort predictions into bins of confidence, in double precision on the CPU; bins are closed above, as usual."""
     # A confidence of exactly 1/15 belongs to the first bin.
     indices = (confidence * NUM_BINS).ceil().long().sub(1).clamp(0, NUM_BINS - 1)
     counts = indices.bincount(minlength=NUM_BINS).tolist()
@@ -180,9 +137,9 @@ def _add(one: Any, other: Any) -> Any:
     return tuple(map(_add, one, other)) if isinstance(one, tuple) else one + other
 
 
-def _to_tuple(values: list[Any]) -> tuple[Any, ...]:
-    """Return the lists that JSON makes of nested tuples as tuples."""
-    return tuple(_to_tuple(each) if isinstance(each, list) else each for each in values)
+def _to_tuple(value: Any) -> Any:
+    """Return a number as it is, and the lists that JSON makes of nested tuples as tuples."""
+    return tuple(map(_to_tuple, value)) if isinstance(value, list) else value
 
 
 #: Classes are counted one by one up to this number; a line of the journal would become long.
@@ -213,11 +170,6 @@ class ImageScore(Score):
     bins: Bins
     classes: tuple[tuple[int, int], ...] = ()
     num_ignored: int = 0
-
-    @property
-    @override
-    def value(self) -> float:
-        return self.error
 
     @property
     @override
@@ -308,11 +260,6 @@ class UnlabeledScore(Score):
 
     @property
     @override
-    def value(self) -> float:
-        _raise_unlabeled("error")
-
-    @property
-    @override
     def error(self) -> float:
         _raise_unlabeled("error")
 
@@ -376,9 +323,9 @@ class PixelScore(Score):
 
     metric = MIOU
     num_images: int
-    num_labeled: Counts
-    num_predicted: Counts
-    num_correct: Counts
+    num_labeled: tuple[int, ...]
+    num_predicted: tuple[int, ...]
+    num_correct: tuple[int, ...]
     bins: Bins
 
     @property
@@ -389,13 +336,9 @@ class PixelScore(Score):
     @property
     def class_iou(self) -> tuple[float | None, ...]:
         """The intersection over union of each class; None for a class that is neither labeled nor predicted."""
-        unions = [
-            labeled + predicted - correct
-            for labeled, predicted, correct in zip(self.num_labeled, self.num_predicted, self.num_correct, strict=True)
-        ]
-        return tuple(
-            correct / union if union else None for correct, union in zip(self.num_correct, unions, strict=True)
-        )
+        counts = zip(self.num_correct, self.num_labeled, self.num_predicted, strict=True)
+        unions = ((correct, labeled + predicted - correct) for correct, labeled, predicted in counts)
+        return tuple(correct / union if union else None for correct, union in unions)
 
     @property
     def miou(self) -> float:
@@ -462,15 +405,7 @@ def score_pixels(logits: Tensor, labels: Tensor) -> PixelScore:
 
 
 def predict_label_map(logits: Tensor, size: torch.Size) -> Tensor:
-    """Return the predicted class of each pixel of one image, as it is scored.
-
-    Args:
-        logits: (C, h, w).
-        size: (H, W) of the labels.
-
-    Returns:
-        (H, W) classes; C, which is no class, where logits are not finite.
-    """
+    """Return the class of each pixel of an image (C, h, w) at the size of its labels, as it is scored."""
     return _predict(logits, size)[0]
 
 
@@ -527,14 +462,7 @@ def score_batch(logits: Tensor, labels: Tensor | None) -> BatchScore:
 
 
 def score_from_json(record: dict[str, Any]) -> BatchScore:
-    """Return the score that its ``to_json`` has described.
-
-    Args:
-        record: The parsed JSON object.
-
-    Returns:
-        An equal score, of the class that was written.
-    """
+    """Return the score that its ``to_json`` has described, of the class that was written."""
     if "labelled" in record:
         return PixelScore.from_json(record)
     return ImageScore.from_json(record) if "wrong" in record else UnlabeledScore.from_json(record)

@@ -1,8 +1,8 @@
-"""The result of one method on one stream."""
+"""The result of one method on one stream, and what the visits of its domains say: drift, and time to harm."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Self
@@ -11,7 +11,7 @@ from ctta.data.datasets.scenes import CLASS_NAMES
 from ctta.data.streams import Composition
 from ctta.errors import InputError
 from ctta.evaluation.display import describe_result, make_frame, plot_result, render_html_table
-from ctta.evaluation.intervals import Interval, estimate_interval, leave_out_blocks
+from ctta.evaluation.intervals import Interval, estimate_difference, estimate_interval, judge, leave_out_blocks
 from ctta.evaluation.metrics import (
     ERROR,
     BatchScore,
@@ -57,14 +57,7 @@ class BatchRecord:
 
     @classmethod
     def from_json(cls, line: str) -> Self:
-        """Return the record that :meth:`to_json` has written.
-
-        Args:
-            line: The JSON.
-
-        Returns:
-            An equal record.
-        """
+        """Return the record that :meth:`to_json` has written."""
         fields = json.loads(line)
         return cls(**fields | {"score": score_from_json(fields["score"])})
 
@@ -112,15 +105,7 @@ class Result:
 
     @classmethod
     def from_batches(cls, about: dict[str, Any], batches: Sequence[BatchRecord]) -> Self:
-        """Build a result from its description and the records of its batches.
-
-        Args:
-            about: All other fields, as in ``about.json``.
-            batches: Records of the batches done.
-
-        Returns:
-            The result.
-        """
+        """Build a result from all other fields, as in ``about.json``, and the records of the batches done."""
         lists = {name: tuple(about.get(name, ())) for name in ("domains", "class_names", "visits")}
         composition = Composition(**about["composition"]) if about.get("composition") else None
         return cls(**about | lists | {"composition": composition}, batches=tuple(batches))
@@ -138,20 +123,21 @@ class Result:
     @cached_property
     def segments(self) -> tuple[BatchScore, ...]:
         """The score of each segment, in order."""
-        return tuple(Score.sum(scores) for scores in self._scores_by_segment)
+        return tuple(map(Score.sum, self.scores_by_segment))
 
     @cached_property
     def left_out_blocks(self) -> tuple[tuple[BatchScore | None, ...], ...]:
         """The score of each segment without each block of the stream, see :mod:`ctta.evaluation.intervals`."""
-        return leave_out_blocks(self._scores_by_segment)
+        return leave_out_blocks(self.scores_by_segment)
 
     @cached_property
     def short_left_out_blocks(self) -> tuple[tuple[BatchScore | None, ...], ...]:
         """The same with more and shorter blocks, for batches that count as independent."""
-        return leave_out_blocks(self._scores_by_segment, short_blocks=True)
+        return leave_out_blocks(self.scores_by_segment, short_blocks=True)
 
     @property
-    def _scores_by_segment(self) -> list[list[BatchScore]]:
+    def scores_by_segment(self) -> list[list[BatchScore]]:
+        """The scores of the batches of each segment."""
         grouped: list[list[BatchScore]] = [[] for _ in self.domains]
         for batch in self.batches:
             grouped[batch.segment].append(batch.score)
@@ -214,7 +200,7 @@ class Result:
     def time_to_harm(self, source: "Result") -> int | None:
         """Return the first visit, counted from 1, at which this method is worse than the source network.
 
-        Worse by more than noise, see :func:`ctta.evaluation.robustness.find_time_to_harm`.
+        Worse by more than noise, see :func:`find_time_to_harm`.
 
         Args:
             source: The result of :class:`ctta.Source` on the same stream.
@@ -227,8 +213,6 @@ class Result:
         """
         if source.stream_hash != self.stream_hash:
             raise InputError(f"{self.method} and {source.method} saw different batches: compare them on one stream")
-        from ctta.evaluation.robustness import find_time_to_harm  # which is about results
-
         return find_time_to_harm([self], [source])
 
     @property
@@ -358,3 +342,65 @@ class Result:
 
     def _repr_html_(self) -> str:
         return render_html_table(describe_result(self), self.to_records() if self.is_complete else [])
+
+
+def select_visits(result: Result, chosen: Container[int]) -> Result:
+    """Return the part of a complete result that belongs to some visits, counted from 0."""
+    visits = result.visits or (0,) * len(result.domains)
+    segments = [number for number, each in enumerate(visits) if each in chosen]
+    if not segments:
+        raise IndexError(f"visits must be from 0 to {max(visits)}, got {chosen}")
+    places = {number: place for place, number in enumerate(segments)}
+    batches = tuple(
+        replace(batch, segment=places[batch.segment]) for batch in result.batches if batch.segment in places
+    )
+    return replace(
+        result,
+        domains=tuple(result.domains[number] for number in segments),
+        visits=(),
+        batches=batches,
+        num_batches=len(batches),
+    )
+
+
+def count_visits(results: Sequence[Result]) -> int:
+    """Return how many visits the stream has; 1 if its domains do not come back."""
+    return 1 + max(results[0].visits, default=0)
+
+
+def compute_visit_errors(results: Sequence[Result]) -> tuple[float, ...]:
+    """Return the error at each visit, as :attr:`Result.visit_errors` defines it, averaged over the results."""
+    return tuple(map(fmean, zip(*(result.visit_errors for result in results), strict=True)))
+
+
+def estimate_drift(results: Sequence[Result]) -> Interval | None:
+    """Return how much the error grows from the first visit to the last; None with one visit, or too few batches.
+
+    The two visits are paired block by block. Their images may be in another order, so Source drifts as well, by chance.
+    """
+    num_visits = count_visits(results)
+    if num_visits == 1:
+        return None
+    first, last = ([select_visits(result, [visit]) for result in results] for visit in (0, num_visits - 1))
+    return estimate_difference(last, first)
+
+
+def find_time_to_harm(results: Sequence[Result], source: Sequence[Result]) -> int | None:
+    """Return the first visit, counted from 1, that is worse than Source in the same visit by more than noise.
+
+    The 95 % interval of the difference, paired over the batches of that visit, excludes zero. Of visits that are
+    equal in truth, one in forty does so by chance; therefore the next visit must do so as well, except after the last.
+    """
+    num_visits = count_visits(results)
+    harmed = [
+        judge(
+            estimate_difference(
+                [select_visits(result, [visit]) for result in results],
+                [select_visits(result, [visit]) for result in source],
+            ),
+            results[0].metric,
+        )
+        == "worse"
+        for visit in range(num_visits)
+    ]
+    return next((visit + 1 for visit in range(num_visits) if all(harmed[visit : visit + 2])), None)

@@ -31,15 +31,9 @@ def find_weight(net: nn.Module) -> Tensor:
 
 
 def step_batch(model: AdaptiveModel, x: Tensor, *, adapt: bool = True) -> Tensor:
-    """Send a batch through a model, wherever it comes from: every rank has the whole batch, and takes its rows.
+    """Send a batch on any device through a model; return the logits of this rank's rows.
 
-    Args:
-        model: The model.
-        x: The batch, on any device.
-        adapt: Whether to adapt; else the batch is answered by one pass of the network as it is.
-
-    Returns:
-        The logits of this rank's rows.
+    Every rank has the whole batch, and takes its rows. Without ``adapt`` they are answered by one pass of the network.
     """
     rows = x[model.coordinator.local_rows(len(x))].to(find_weight(model.source))
     return model(rows) if adapt else model.predict_once(rows)
@@ -47,12 +41,7 @@ def step_batch(model: AdaptiveModel, x: Tensor, *, adapt: bool = True) -> Tensor
 
 @dataclass
 class PassCount:
-    """Images that went through networks of one class.
-
-    Attributes:
-        forward: Number of images that went forward.
-        backward: Number of images whose gradient went back.
-    """
+    """Numbers of images that went through networks of one class, and of those whose gradient went back."""
 
     forward: int = 0
     backward: int = 0
@@ -102,14 +91,7 @@ def count_step_ratio(model: AdaptiveModel, stream: Stream) -> float:
     """Return how many plain forward passes a step of a method costs on the first batches of a stream.
 
     Counted in passes of the network, not measured in seconds, so that it is the same on every machine: a forward pass
-    of an image counts 1, a backward pass 2.
-
-    Args:
-        model: A new model; a fork of it adapts, and the model itself does not.
-        stream: The stream; its position does not change.
-
-    Returns:
-        The ratio, which is seldom a whole number for a method that learns from some of the images.
+    of an image counts 1, a backward pass 2. A fork of the model adapts, and the position of the stream does not change.
     """
     fork = model.fork()
     num_batches = min(len(stream), max(MIN_BATCHES, ceil(MIN_IMAGES / stream.batch_size)))
@@ -147,11 +129,7 @@ def _find_version(package: str) -> str | None:
 
 
 class PeakMemory:
-    """The peak memory since construction: of the device if it is CUDA, else of this process.
-
-    Args:
-        device: Device of the network.
-    """
+    """The peak memory since construction: of the network's device if it is CUDA, else of this process."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

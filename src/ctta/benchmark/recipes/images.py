@@ -28,7 +28,7 @@ from ctta.models import CIFAR10_CLASSES
 from ctta.models.cifar import embedded_stats
 from ctta.optim import OptimizerFactory
 from ctta.source_stats import SourceStats
-from ctta.views import Views, fast_image_views, image_views
+from ctta.views import fast_image_views, image_views
 
 #: The rows of the paper's tables, and those of its ablation of CoTTA.
 METHODS = ("source", "bn_stats", "pseudo_label", "tent_online", "tent", "test_aug", "cotta")
@@ -50,31 +50,34 @@ IMAGENET_GROUPS = ("noise", "blur", "weather", "digital")
 IMAGENET_LIST = "imagenet_test_image_ids.txt"
 
 
-def paper_methods(
-    preset: Preset,
+def every_method(
+    options: BenchmarkOptions,
+    data_set: DataSet | None,
     *,
+    batch_size: int = 200,
     tent: OptimizerFactory = ADAM,
-    views: Views = image_views(32),
     cotta: Mapping[str, Any],
     official: Mapping[str, Any] | None = None,
 ) -> dict[str, MethodSpec]:
-    """Return every method of the paper's tables, by name.
+    """Return the methods of the paper's tables, in their order, and all others, with the settings for a data set.
 
     Args:
-        preset: CoTTA as in its reference implementation or as in the text of the paper.
+        options: The user's options, of which the preset and the batch size matter.
+        data_set: Whose published settings to take; None for the defaults of the classes.
+        batch_size: Images per batch unless the user chooses.
         tent: Optimizer of TENT and Pseudo-label.
-        views: Augmented views of Test Aug and CoTTA.
-        cotta: Other hyperparameters of CoTTA.
+        cotta: Hyperparameters of CoTTA besides its views.
         official: Those that only its reference implementation has.
 
     Returns:
-        The methods, in the order of the paper's tables.
+        The methods by name.
     """
-    teacher, both = PRESETS[preset], {"views": views, **BATCH_ONLY, **cotta}
+    teacher, views = PRESETS[options.preset], image_views(32)
+    both = {"views": views, **BATCH_ONLY, **cotta}
     by_preset: dict[Preset, dict[str, Any]] = {"official": {**both, **(official or {})}, "paper": both}
-    settings = by_preset[preset]
+    settings = by_preset[options.preset]
     norm_settings = {"optimizer": tent, **BATCH_ONLY}
-    return {
+    rows = {
         "source": MethodSpec("Source", Source),
         "bn_stats": MethodSpec("BN Stats Adapt", BNStats, BATCH_ONLY),
         "pseudo_label": MethodSpec("Pseudo-label", PseudoLabel, norm_settings),
@@ -88,65 +91,22 @@ def paper_methods(
         "cotta_official": MethodSpec("CoTTA official", CoTTA.official, by_preset["official"]),
         "cotta_paper": MethodSpec("CoTTA paper", CoTTA.paper, by_preset["paper"]),
     }
-
-
-def every_method(
-    options: BenchmarkOptions,
-    data_set: DataSet | None,
-    *,
-    batch_size: int = 200,
-    views: Views = image_views(32),
-    tent: OptimizerFactory = ADAM,
-    cotta: Mapping[str, Any],
-    official: Mapping[str, Any] | None = None,
-) -> dict[str, MethodSpec]:
-    """Return the methods of the paper's tables and all others of the library, with the settings for a data set.
-
-    Args:
-        options: The user's options, of which the preset and the batch size matter.
-        data_set: Whose published settings to take; None for the defaults of the classes.
-        batch_size: Images per batch unless the user chooses.
-        views: Augmented views of Test Aug, CoTTA and PETAL.
-        tent: As for :func:`paper_methods`.
-        cotta: As for :func:`paper_methods`.
-        official: As for :func:`paper_methods`.
-
-    Returns:
-        The methods by name, those of the paper first.
-    """
-    rows = paper_methods(options.preset, tent=tent, views=views, cotta=cotta, official=official)
     return add_published(rows, data_set, batch_size=options.batch_size or batch_size, views=views)
 
 
 def cifar10c(options: BenchmarkOptions) -> BenchmarkTask:
     """CIFAR10-C: WideResNet-28-10, 15 corruptions at severity 5 in a row, 10,000 images each."""
-    return BenchmarkTask(
-        make_network=_cifar_network(options, "wrn28-10", "wrn28-10-standard"),
-        downloads=_downloads(options, ("cifar10-c",), "wrn28-10-standard"),
-        make_stream=lambda order: corrupted_stream(_cifar(options, "cifar10-c"), options, order),
-        accepts=CORRUPTION_OPTIONS,
-        methods=every_method(options, "cifar10", cotta=CIFAR10),
-        default_methods=METHODS,
-        default_seeds=FIVE_SEEDS,
-    )
+    return _make_cifar_task(options, "cifar10", "wrn28-10", "wrn28-10-standard", cotta=CIFAR10)
 
 
 def cifar10c_gradual(options: BenchmarkOptions) -> BenchmarkTask:
     """Gradual CIFAR10-C: severity rises and falls, mean over ten orders (official: 131 segments)."""
-    return _make_gradual(cifar10c(options), options, lambda: _cifar(options, "cifar10-c"), TEN_ORDERS)
+    return _make_gradual(cifar10c(options), options, lambda: _open_cifar(options, "cifar10"), TEN_ORDERS)
 
 
 def cifar100c(options: BenchmarkOptions) -> BenchmarkTask:
     """CIFAR100-C: ResNeXt-29 trained with AugMix, 15 corruptions at severity 5 in a row, 10,000 images each."""
-    return BenchmarkTask(
-        make_network=_cifar_network(options, "resnext29", "resnext29-augmix"),
-        downloads=_downloads(options, ("cifar100-c",), "resnext29-augmix"),
-        make_stream=lambda order: corrupted_stream(_cifar(options, "cifar100-c"), options, order),
-        accepts=CORRUPTION_OPTIONS,
-        methods=every_method(options, "cifar100", cotta={"threshold": 0.72}),
-        default_methods=METHODS,
-        default_seeds=FIVE_SEEDS,
-    )
+    return _make_cifar_task(options, "cifar100", "resnext29", "resnext29-augmix", cotta={"threshold": 0.72})
 
 
 def imagenetc(options: BenchmarkOptions) -> BenchmarkTask:
@@ -179,15 +139,8 @@ def corrupted_stream(
 ) -> Stream:
     """Return a stream of corruptions, as the user's options choose them and the protocol.
 
-    Args:
-        data: The dataset.
-        options: The user's options; some of them are among :data:`CORRUPTION_OPTIONS`.
-        order: Number of a random order, None for the order that the user has given, or the standard one.
-        batch_size: Default number of images per batch.
-        limit: Default maximum number of images per segment.
-
-    Returns:
-        The stream, with as many rounds as the options say.
+    Without corruptions of the user's, ``order`` is a random order by number, or the standard one. Batch size and limit
+    of segments are defaults.
     """
     names = None if options.corruptions is None else tuple(options.corruptions)
     if names is not None and order is not None:  # those of the published order first, in its order, and then others
@@ -226,12 +179,26 @@ def _make_gradual(
     )
 
 
-def _cifar(options: BenchmarkOptions, name: str) -> CifarC:
-    return CifarC(options.data or datasets.find(name))
+def _make_cifar_task(
+    options: BenchmarkOptions,
+    data_set: Literal["cifar10", "cifar100"],
+    architecture: str,
+    weights: str,
+    cotta: Mapping[str, Any],
+) -> BenchmarkTask:
+    return BenchmarkTask(
+        make_network=lambda: models.load(options.model or f"{architecture}:{datasets.find(weights)}"),
+        downloads=_downloads(options, (f"{data_set}-c",), weights),
+        make_stream=lambda order: corrupted_stream(_open_cifar(options, data_set), options, order),
+        accepts=CORRUPTION_OPTIONS,
+        methods=every_method(options, data_set, cotta=cotta),
+        default_methods=METHODS,
+        default_seeds=FIVE_SEEDS,
+    )
 
 
-def _cifar_network(options: BenchmarkOptions, architecture: str, weights: str) -> Callable[[], nn.Module]:
-    return lambda: models.load(options.model or f"{architecture}:{datasets.find(weights)}")
+def _open_cifar(options: BenchmarkOptions, data_set: str) -> CifarC:
+    return CifarC(options.data or datasets.find(f"{data_set}-c"))
 
 
 def _imagenet(options: BenchmarkOptions) -> ImageNetC:

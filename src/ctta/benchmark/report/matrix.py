@@ -13,15 +13,8 @@ from ctta.benchmark.report.tables import Table, TableCell, TableColumn, TableRow
 from ctta.data.streams import PROTOCOLS
 from ctta.errors import DataError
 from ctta.evaluation.display import format_range, join_names
-from ctta.evaluation.intervals import Interval, estimate_difference
-from ctta.evaluation.robustness import (
-    Verdict,
-    compute_visit_errors,
-    count_visits,
-    estimate_drift,
-    find_time_to_harm,
-    judge,
-)
+from ctta.evaluation.intervals import Interval, Verdict, estimate_difference, judge
+from ctta.evaluation.results import compute_visit_errors, count_visits, estimate_drift, find_time_to_harm
 
 #: The folder of the runs in the folder of a matrix, one per protocol.
 RUNS = "protocols"

@@ -27,8 +27,7 @@ from ctta.errors import InputError
 from ctta.evaluation.display import format_percent, format_range, write_headline
 from ctta.evaluation.intervals import Statistic, average_value, estimate_difference, estimate_interval
 from ctta.evaluation.metrics import MIOU, BatchScore, PixelScore, Score
-from ctta.evaluation.results import Result
-from ctta.evaluation.robustness import find_time_to_harm
+from ctta.evaluation.results import Result, find_time_to_harm
 
 #: Classes of images are listed in a table up to this number.
 MAX_CLASS_COLUMNS = 20

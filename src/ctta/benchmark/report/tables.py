@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 from typing import Literal
 
 from ctta.data.streams.sequences import corruption_order
-from ctta.evaluation.robustness import Verdict
+from ctta.evaluation.intervals import Verdict
 
 NUM_DIGITS = 6  # decimals kept before formatting; floating-point noise beyond them would print 21.35 as 21.3
 NO_NUMBER = "\N{EN DASH}"
