@@ -206,18 +206,8 @@ class BenchmarkOptions:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the options that :meth:`to_dict` has described.
-
-        Args:
-            values: The description.
-
-        Returns:
-            Equal options.
-        """
-        fields: dict[str, Any] = {
-            name: tuple(each) if isinstance(each, list) else each for name, each in values.items()
-        }
-        return cls(**fields)
+        """Return the options that :meth:`to_dict` has described."""
+        return cls(**{name: tuple(each) if isinstance(each, list) else each for name, each in values.items()})
 
     @property
     def changes(self) -> list[str]:

@@ -74,17 +74,9 @@ class BenchmarkCell:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return the cell that :meth:`to_json` has written.
-
-        Args:
-            text: The JSON.
-
-        Returns:
-            An equal cell.
-        """
+        """Return the cell that :meth:`to_json` has written."""
         fields = json.loads(text)
-        options = fields.pop("options")
-        return cls(**fields, options=BenchmarkOptions.from_dict(options))
+        return cls(**fields | {"options": BenchmarkOptions.from_dict(fields["options"])})
 
     def run(self, on_batch: Callable[[BatchRecord], None] | None = None) -> None:
         """Evaluate the cell, or resume it, and write the result to the folder.
@@ -149,8 +141,6 @@ def _num_threads(threads: int) -> Iterator[None]:
 
 #: The name that stands for every method of the library.
 ALL = "all"
-_NEEDS_STATS = "without --source-stats FILE, made by 'ctta source-stats'"
-_NEEDS_VIT = "for vision transformers only"
 
 
 def choose_methods(
@@ -158,43 +148,32 @@ def choose_methods(
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Check that the network can be adapted by the named methods, and replace ``"all"`` by those that it can.
 
-    Args:
-        names: Names of methods of the task, and perhaps ``"all"``.
-        task: The task.
-        options: The user's options, of which settings and source statistics matter.
-        net: The network.
-
-    Returns:
-        The names of the methods, each once, and of those that ``"all"`` leaves out, with the reason.
-
-    Raises:
-        ConfigError: A named method, or one that the user has given settings for, cannot adapt the network; or none can.
+    Return also the methods that ``"all"`` leaves out, with the reason. Raise a ConfigError if a named method, or one
+    that the user has given settings for, cannot adapt the network, or if none can.
     """
     chosen: list[str] = []
     left_out: dict[str, str] = {}
+    typed = (*options.settings, *(options.policies or ()))
+    changed = {text.partition("=")[0].partition(".")[0] for text in typed}
     for name in names:
         if name != ALL:
             _check_method(name, task, net)
             chosen.append(name)
             continue
-        typed = (*options.settings, *(options.policies or ()))
-        changed = {text.partition("=")[0].partition(".")[0] for text in typed}
         for each in (each for each in METHODS if each in task.methods and each not in names):
             spec = task.methods[each]
             if spec.method_class.info is not None and spec.method_class.info.needs_vit and not is_vit(net):
-                left_out[each] = _NEEDS_VIT
-                continue
-            if spec.lacks_source_stats:
-                left_out[each] = _NEEDS_STATS
-                continue
-            try:
-                spec.build_model(net, 0)
-            except ConfigError as error:
-                if each in changed or (spec.needs_source_stats and options.source_stats is not None):
-                    raise
-                left_out[each] = first_line(error)
+                left_out[each] = "for vision transformers only"
+            elif spec.lacks_source_stats:
+                left_out[each] = "without --source-stats FILE, made by 'ctta source-stats'"
             else:
-                chosen.append(each)
+                try:
+                    spec.build_model(net, 0)
+                    chosen.append(each)
+                except ConfigError as error:
+                    if each in changed or (spec.needs_source_stats and options.source_stats is not None):
+                        raise
+                    left_out[each] = first_line(error)
     if not chosen:
         raise ConfigError(f"no method of the library fits the network. {describe_left_out(left_out)}")
     return tuple(dict.fromkeys(chosen)), left_out
@@ -303,13 +282,17 @@ def plan(
     requested = {"format": FORMAT, "recipe": recipe, "options": options.to_dict(), "threads": threads}
     if stats_files := _hash_stats_files(options):
         requested["stats_files"] = stats_files
-    commands, hashes = _read_earlier(folder, requested)
+    recorded: dict[str, Any] = {"commands": []}
+    if (folder / "run.json").exists():
+        recorded = read_run_file(folder)
+        check_same_settings(folder, recorded, json.loads(json.dumps(requested)))
+    hashes = dict(recorded.get("method_files", {}))
     run = BenchmarkRun(folder, tuple(cells), sum(len(streams[cell.order]) for cell in cells), left_out)
     _check_results(run, fingerprint(net), {order: stream.hash for order, stream in streams.items()})
     hashes |= _hash_method_files(run, hashes)
     if rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        commands = list(dict.fromkeys([*commands, command]))
+        commands = list(dict.fromkeys([*recorded["commands"], command]))
         with atomic_write(folder / "run.json") as path:
             files = {"method_files": hashes} if hashes else {}
             path.write_text(json.dumps({**requested, "commands": commands, **files}, indent=1))
@@ -330,15 +313,6 @@ def _cell_name(method: str, order: int | None, seed: int | None) -> str:
     if method.startswith("file:"):  # two files may have classes of the same name
         method = f"{method.rpartition(':')[2]}-{hashlib.sha256(method.encode()).hexdigest()[:6]}"
     return f"{method}-{order_name}" + ("" if seed is None else f"-seed{seed}")
-
-
-def _read_earlier(folder: Path, requested: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
-    """Return the commands that have filled the folder so far, and the hashes of the files of methods."""
-    if not (folder / "run.json").exists():
-        return [], {}
-    recorded = read_run_file(folder)
-    check_same_settings(folder, recorded, json.loads(json.dumps(requested)))
-    return list(recorded["commands"]), dict(recorded.get("method_files", {}))
 
 
 def _hash_method_files(run: BenchmarkRun, recorded: dict[str, str]) -> dict[str, str]:

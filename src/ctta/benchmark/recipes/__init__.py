@@ -7,13 +7,7 @@ from typing import get_args
 from torch import nn
 
 from ctta.benchmark.options import BenchmarkOptions, Preset
-from ctta.benchmark.recipes.base import (
-    BenchmarkTask,
-    MethodSpec,
-    add_methods,
-    add_source_stats,
-    apply_changes,
-)
+from ctta.benchmark.recipes.base import BenchmarkTask, MethodSpec, add_methods, add_source_stats, apply_changes
 from ctta.benchmark.recipes.ccc import ccc
 from ctta.benchmark.recipes.images import (
     ablation,
@@ -33,7 +27,6 @@ from ctta.data.corruptions.registry import check_severity
 from ctta.data.streams import ChosenProtocol, Stream, parse_protocol, rounds
 from ctta.errors import ConfigError, did_you_mean
 from ctta.models import normalize_input
-from ctta.source_stats import SourceStats
 
 __all__ = ["RECIPES", "BenchmarkOptions", "BenchmarkTask", "MethodSpec", "Preset", "build_task"]
 
@@ -56,7 +49,7 @@ RECIPES: dict[str, Callable[[BenchmarkOptions], BenchmarkTask]] = {
 def build_task(
     recipe: str, options: BenchmarkOptions, methods: Sequence[str] = (), *, ignore_other_settings: bool = False
 ) -> BenchmarkTask:
-    """Build the task of a recipe with the user's options applied.
+    """Build the task of a recipe with the user's options applied; its network and streams are built on demand.
 
     Args:
         recipe: A key of :data:`RECIPES`.
@@ -64,9 +57,6 @@ def build_task(
         methods: Further methods that are not of the recipe, by their names in :mod:`ctta.core.registry`.
         ignore_other_settings: Whether ``options.settings`` and ``options.policies`` may name methods that the task does
             not have.
-
-    Returns:
-        The task; its network and streams are built on demand.
 
     Raises:
         ConfigError: There is no such recipe, or an option does not fit it.
@@ -102,7 +92,12 @@ def build_task(
     def make_network() -> nn.Module:
         return normalize_input(task.make_network(), options.model or recipe, options.mean, options.std)
 
-    specs = add_source_stats(add_methods(task.methods, methods), _choose_stats(task, options))
+    specs = add_methods(task.methods, methods)
+    if options.source_stats is not None:
+        stats = load_stats_setting("source_stats", str(options.source_stats))
+        specs = add_source_stats(specs, lambda _method: stats)
+    elif task.load_stats is not None:
+        specs = add_source_stats(specs, task.load_stats)
     policies = tuple(map(str, options.policies or ()))
     specs = apply_changes(specs, tuple(options.settings), policies, ignore_others=ignore_other_settings)
     return replace(task, methods=specs, make_stream=make_stream, make_network=make_network)
@@ -118,11 +113,3 @@ def _fix_batch_size(options: BenchmarkOptions, protocol: ChosenProtocol) -> Benc
             f"{options.batch_size}: leave one of them out"
         )
     return replace(options, batch_size=batch_size)
-
-
-def _choose_stats(task: BenchmarkTask, options: BenchmarkOptions) -> Callable[[str], SourceStats] | None:
-    """Return where statistics of source images come from: the user's file, or those of the task."""
-    if options.source_stats is None:
-        return task.load_stats
-    stats = load_stats_setting("source_stats", str(options.source_stats))
-    return lambda _method: stats

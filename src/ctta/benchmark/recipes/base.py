@@ -77,15 +77,7 @@ class MethodSpec:
         return self.needs_source_stats and self.settings.get("source_stats") is None
 
     def build_model(self, net: nn.Module, seed: int) -> AdaptiveModel:
-        """Wrap a network in the method.
-
-        Args:
-            net: Source network.
-            seed: Seed of the method; ignored by methods without randomness.
-
-        Returns:
-            A new adaptive model.
-        """
+        """Wrap a network in the method; the seed is ignored by methods without randomness."""
         return self.factory(net, **self.settings, **({"seed": seed} if self.is_random else {}))
 
 
@@ -130,8 +122,7 @@ def add_methods(methods: Mapping[str, MethodSpec], names: Iterable[str]) -> dict
         if name in found:
             continue
         if name not in list_methods() and not name.startswith("file:"):
-            known = [*methods, *(each for each in list_methods() if each not in methods)]
-            raise unknown_method(name, known)
+            raise unknown_method(name, list(dict.fromkeys([*methods, *list_methods()])))
         named = resolve_method(name)
         row = methods.get(name_of(named.method))
         inherited = row.settings if row is not None and row.method_class is named.method else {}
@@ -140,17 +131,14 @@ def add_methods(methods: Mapping[str, MethodSpec], names: Iterable[str]) -> dict
 
 
 def add_source_stats(
-    methods: Mapping[str, MethodSpec], load_stats: Callable[[str], SourceStats] | None
+    methods: Mapping[str, MethodSpec], load_stats: Callable[[str], SourceStats]
 ) -> dict[str, MethodSpec]:
     """Return the methods with statistics of source images where they need them."""
-    if load_stats is None:
-        return dict(methods)
-    return {
-        name: replace(spec, settings={**spec.settings, "source_stats": load_stats(name)})
-        if spec.lacks_source_stats
-        else spec
-        for name, spec in methods.items()
-    }
+    changed = dict(methods)
+    for name, spec in methods.items():
+        if spec.lacks_source_stats:
+            changed[name] = replace(spec, settings={**spec.settings, "source_stats": load_stats(name)})
+    return changed
 
 
 def apply_changes(
@@ -168,13 +156,6 @@ def apply_changes(
         policies: Texts such as ``reset_every=1000``, for every method that learns, or ``tent.reset_every=1000``, for
             one; see :func:`ctta.policies.parse_policy`.
         ignore_others: Whether to ignore settings and policies of other methods, which :func:`plan` has checked.
-
-    Returns:
-        The methods by name, in the same order.
-
-    Raises:
-        ConfigError: A text is malformed, there is no such policy, or it is for a method that the recipe does not have
-            or that learns nothing.
     """
     changed = dict(methods)
     names = {name.rpartition(":")[2] if name.startswith("file:") else name: name for name in methods}
@@ -327,14 +308,8 @@ def add_published(
 ) -> dict[str, MethodSpec]:
     """Return the rows of a recipe together with every other method of the library, at its published settings.
 
-    Args:
-        rows: The rows that the recipe defines by itself.
-        data_set: The column of :data:`PUBLISHED`; None for the defaults of the classes.
-        batch_size: Images per batch of the stream, which ROID and CMF divide by.
-        views: The views of CoTTA in this recipe, which PETAL has as well.
-
-    Returns:
-        The methods by name, the given rows first.
+    Without a data set these are the defaults of the classes. ROID and CMF divide by the batch size, and PETAL has the
+    views of CoTTA.
     """
     found = dict(rows)
     for name, method in METHODS.items():

@@ -2,7 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache
 from typing import cast
 
 from torch import nn
@@ -33,14 +33,7 @@ CALIBRATION_FRACTION = 0.25
 
 @dataclass(frozen=True)
 class CCCSize:
-    """How long a stream is, and how well its accuracy matrix is measured.
-
-    Attributes:
-        num_images: Images of the stream.
-        speed: Images at each point of the walk.
-        batch_size: Images per batch.
-        num_calibration_images: Images that each accuracy is measured on.
-    """
+    """How long a stream is, and on how many images each point of its accuracy matrix is measured."""
 
     num_images: int
     speed: int
@@ -66,7 +59,49 @@ def ccc(options: BenchmarkOptions) -> BenchmarkTask:
     if options.limit is not None:
         raise ConfigError("the recipe 'ccc' draws its images: give --images N and --speed N instead of 'limit'")
     size = EMBEDDED if options.data is None else FOLDER
-    data = CCCData(options, replace(size, batch_size=options.batch_size or size.batch_size))
+    batch_size = options.batch_size or size.batch_size
+
+    def load_network() -> nn.Module:
+        return models.load(options.model or "embedded")
+
+    @cache
+    def open_images() -> tuple[CleanDataset, int]:
+        """Return all images, and the number of the first ones, which the stream is drawn from."""
+        if options.data is None:
+            data: CleanDataset = sample()
+        else:  # preprocessed as ImageNet's, unless there is a size
+            data = FolderDataset(options.data, size=options.size, crop=options.size is None, classes=options.classes)
+        return data, len(data) - max(1, int(CALIBRATION_FRACTION * len(data)))
+
+    @cache
+    def measure() -> AccuracyMatrix:
+        """Return accuracies on the last images, which are kept in the cache folder."""
+        data, num_streamed = open_images()
+        net = normalize_input(load_network(), options.model or "ccc", options.mean, options.std)
+        net = to_device(net, options.device)
+        if isinstance(data, FolderDataset):
+            check_classes(net, data)
+        calibration, num_images = data.select(num_streamed, len(data)), size.num_calibration_images
+        identity = f"{fingerprint(net)} {calibration.content} {num_images} {VERSION}"
+        folder = cache_dir() / "ccc" / hashlib.sha256(identity.encode()).hexdigest()[:16]
+        return measure_accuracy(
+            net, calibration, num_images=num_images, batch_size=batch_size, folder=folder, progress=True
+        )
+
+    def make_stream(order: int | None) -> Stream:
+        """Return the stream; its order is the seed of the corruptions' sequence and of the images."""
+        data, num_streamed = open_images()
+        return ccc_stream(
+            data.select(0, num_streamed),
+            measure(),
+            target="easy" if options.target is None else cast("float | Difficulty", options.target),  # checked there
+            noises=options.corruptions,
+            speed=options.speed or size.speed,
+            seed=SEED if order is None else order,
+            num_images=options.num_images or size.num_images,
+            batch_size=batch_size,
+        )
+
     if options.data is None:
         methods = every_method(options, "cifar10", batch_size=size.batch_size, cotta=CIFAR10)
         rdumb = methods["rdumb"]
@@ -74,72 +109,12 @@ def ccc(options: BenchmarkOptions) -> BenchmarkTask:
     else:
         methods = imagenet_methods(options)
     return BenchmarkTask(
-        make_network=data.load_network,
+        make_network=load_network,
         load_stats=load_embedded_stats if options.model is None else None,
-        make_stream=data.make_stream,
+        make_stream=make_stream,
         methods=methods,
         default_methods=METHODS,
         default_orders=(SEED,),
         default_seeds=(1,),
         accepts=CCC_OPTIONS if options.data is None else CCC_OPTIONS | {"size", "classes"},
     )
-
-
-@dataclass
-class CCCData:
-    """Network, images and accuracy matrix of a benchmark, each made when it is first needed.
-
-    Attributes:
-        options: The user's options.
-        size: What the options do not choose.
-    """
-
-    options: BenchmarkOptions
-    size: CCCSize
-
-    def load_network(self) -> nn.Module:
-        """Return the network as it is loaded, which the benchmark normalizes the input of."""
-        return models.load(self.options.model or "embedded")
-
-    @cached_property
-    def data(self) -> CleanDataset:
-        """All images; those of a tree as ImageNet's are preprocessed, unless there is a size."""
-        options = self.options
-        if options.data is None:
-            return sample()
-        return FolderDataset(options.data, size=options.size, crop=options.size is None, classes=options.classes)
-
-    @cached_property
-    def matrix(self) -> AccuracyMatrix:
-        """Accuracies on the last quarter of the images; kept in the cache folder."""
-        options, data = self.options, self.data
-        net = normalize_input(self.load_network(), options.model or "ccc", options.mean, options.std)
-        net = to_device(net, options.device)
-        if isinstance(data, FolderDataset):
-            check_classes(net, data)
-        calibration = data.select(self.num_streamed, len(data))
-        num_images = self.size.num_calibration_images
-        identity = f"{fingerprint(net)} {calibration.content} {num_images} {VERSION}"
-        folder = cache_dir() / "ccc" / hashlib.sha256(identity.encode()).hexdigest()[:16]
-        return measure_accuracy(
-            net, calibration, num_images=num_images, batch_size=self.size.batch_size, folder=folder, progress=True
-        )
-
-    @property
-    def num_streamed(self) -> int:
-        """Number of images that the stream is drawn from, the first ones."""
-        return len(self.data) - max(1, int(CALIBRATION_FRACTION * len(self.data)))
-
-    def make_stream(self, order: int | None) -> Stream:
-        """Return the stream; its order is the seed of the corruptions' sequence and of the images."""
-        options, size = self.options, self.size
-        return ccc_stream(
-            self.data.select(0, self.num_streamed),
-            self.matrix,
-            target="easy" if options.target is None else cast("float | Difficulty", options.target),  # checked there
-            noises=options.corruptions,
-            speed=options.speed or size.speed,
-            seed=SEED if order is None else order,
-            num_images=options.num_images or size.num_images,
-            batch_size=size.batch_size,
-        )

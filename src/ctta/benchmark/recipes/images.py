@@ -6,7 +6,7 @@ take minutes; with ``--data`` they take the 10,000 test images of CIFAR-10 in a 
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -281,12 +281,10 @@ def folder(options: BenchmarkOptions) -> BenchmarkTask:
             f"the recipe 'folder' needs your images and your network; {missing} is missing: {FOLDER_EXAMPLE}"
         )
     model, root = options.model, options.data
-    opened: list[FolderDataset] = []  # listing a large tree takes a while
 
+    @cache  # listing a large tree takes a while
     def open_folder() -> FolderDataset:
-        if not opened:
-            opened.append(FolderDataset(root, size=options.size, classes=options.classes))
-        return opened[0]
+        return FolderDataset(root, size=options.size, classes=options.classes)
 
     return BenchmarkTask(
         make_network=lambda: models.load(model),

@@ -314,14 +314,7 @@ def format_numbers(content: object) -> str:
 
 
 def parse_numbers(text: str, kind: type[T]) -> T:
-    """Return the content that :func:`format_numbers` has written.
-
-    Args:
-        text: The JSON.
-        kind: The class of the content.
-
-    Returns:
-        The content, with numbers rounded as in the file.
+    """Return the content of a class that :func:`format_numbers` has written, with numbers rounded as in the file.
 
     Raises:
         ValueError: The text is not such a file; TypeError and LookupError are possible as well.

@@ -35,7 +35,7 @@ from ctta.benchmark.report.plots import (
     save_figure,
 )
 from ctta.benchmark.report.runs import MissingCell, RecordedRun, Section, group_into_sections
-from ctta.benchmark.report.tables import NUM_DIGITS, Table, TableCell, TableRow, infer_layout
+from ctta.benchmark.report.tables import NUM_DIGITS, Table, TableRow, infer_layout
 from ctta.evaluation.display import format_percent, join_names
 from ctta.evaluation.label_maps import SceneExample
 
@@ -67,56 +67,39 @@ class ReportFigure:
 
 @dataclass(frozen=True)
 class SectionReport:
-    """The content of one section and its figures.
+    """The content of one section and its figures by kind; what numbers.json does not have cannot be drawn again."""
 
-    Attributes:
-        number: Number of the section, from 1.
-        content: Its content.
-        figures: Its figures by kind: "scores_over_time", "overlays" (for segmentation), "reliability" and "cost". What
-            numbers.json does not have cannot be drawn again.
-    """
-
-    number: int
+    number: int  # from 1
     content: SectionContent
-    figures: Mapping[str, ReportFigure]
+    figures: Mapping[str, ReportFigure]  # "scores_over_time", "overlays" (for segmentation), "reliability" and "cost"
 
 
 def draw_sections(content: ReportContent, folder: Path, runs: Sequence[RecordedRun] = ()) -> list[SectionReport]:
-    """Draw the figures of a report and save them in a folder.
+    """Draw the figures of a report and save them in a folder; return the sections with their figures.
 
-    Args:
-        content: The content of the report.
-        folder: Folder to write to.
-        runs: The runs of its first sections, for images of scenes, which the content does not have.
-
-    Returns:
-        The sections with their figures.
+    The runs are those of the first sections, for images of scenes, which the content does not have.
     """
     styles = assign_styles(row.label for section in content.sections for row in section.rows)
     with_scenes = group_into_sections(runs)
     reports = []
     for number, section in enumerate(content.sections, start=1):
         metric, suffix = section.metric, "" if number == 1 else f"-{number}"
-        drawn: list[tuple[str, Figure, str, str, str]] = []  # kind, figure, name, title and caption
+        figures: dict[str, ReportFigure] = {}
         if section.timeline:
+            path, title = folder / f"{metric.key}-over-time{suffix}", f"{metric.title} over time"
             figure = plot_scores_over_time(section.timeline, styles)
-            name, title = f"{metric.key}-over-time", f"{metric.title} over time"
-            drawn.append(("scores_over_time", figure, name, title, section.timeline_caption))
+            figures["scores_over_time"] = save_report_figure(figure, path, title, section.timeline_caption)
         if any(row.bins for row in section.rows):
-            figure = plot_reliability(section.rows, styles)
-            drawn.append(("reliability", figure, "reliability", "Calibration", _RELIABILITY))
+            path, figure = folder / f"reliability{suffix}", plot_reliability(section.rows, styles)
+            figures["reliability"] = save_report_figure(figure, path, "Calibration", _RELIABILITY)
         if section.summary:
-            figure = plot_cost(section.summary, metric, styles)
-            drawn.append(("cost", figure, "cost", "Cost", _COST[metric.best]))
-        scenes = _select_examples(with_scenes[number - 1], runs) if number <= len(with_scenes) else []
-        if scenes:
+            path, figure = folder / f"cost{suffix}", plot_cost(section.summary, metric, styles)
+            figures["cost"] = save_report_figure(figure, path, "Cost", _COST[metric.best])
+        if number <= len(with_scenes) and (scenes := _select_examples(with_scenes[number - 1], runs)):
             domains = {stream.hash: stream.domains for stream in section.streams}
-            figure = plot_overlays(scenes, infer_layout([domains[scenes[0].stream_hash]]))
-            drawn.append(("overlays", figure, "overlays", "Best and worst changes", _OVERLAYS))
-        figures = {
-            kind: save_report_figure(figure, folder / f"{name}{suffix}", title, caption)
-            for kind, figure, name, title, caption in drawn
-        }
+            path, layout = folder / f"overlays{suffix}", infer_layout([domains[scenes[0].stream_hash]])
+            figure = plot_overlays(scenes, layout)
+            figures["overlays"] = save_report_figure(figure, path, "Best and worst changes", _OVERLAYS)
         reports.append(SectionReport(number, section, figures))
     return reports
 
@@ -212,6 +195,15 @@ def render_latex(table: Table, caption: str) -> str:
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}}", r"\end{table}", ""])
 
 
+def _render_latex_row(row: TableRow, table: Table) -> str:
+    mean = row.cells[-1]
+    fields = [rf"\textbf{{{cell.text}}}" if cell.is_best else cell.text for cell in row.cells]
+    fields[-1] += rf" $\pm$ {mean.deviation_text}" if mean.deviation is not None else ""
+    if table.has_published:
+        fields += [mean.published_text, f"${mean.difference_text}$" if mean.difference_text else ""]
+    return " & ".join([escape_latex(row.label), *fields]) + r" \\"
+
+
 def render_markdown(table: Table) -> str:
     """Render a pipe table; the run is a column if there are several."""
     has_several_runs = len(table.runs) > 1
@@ -281,20 +273,6 @@ def render_template(name: str, **values: Any) -> str:
 
 def _read_resource(name: str) -> str:
     return (files("ctta.benchmark.report") / name).read_text(encoding="utf-8")
-
-
-def _render_latex_row(row: TableRow, table: Table) -> str:
-    *cells, mean = row.cells
-    deviation = rf" $\pm$ {mean.deviation_text}" if mean.deviation is not None else ""
-    numbers = [_render_latex_number(cell) for cell in cells]
-    fields = [escape_latex(row.label), *numbers, _render_latex_number(mean) + deviation]
-    if table.has_published:
-        fields += [mean.published_text, f"${mean.difference_text}$" if mean.difference_text else ""]
-    return " & ".join(fields) + r" \\"
-
-
-def _render_latex_number(cell: TableCell) -> str:
-    return rf"\textbf{{{cell.text}}}" if cell.is_best else cell.text
 
 
 def _render_markdown_section(report: SectionReport, heading: str) -> list[str]:

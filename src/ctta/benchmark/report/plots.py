@@ -132,7 +132,7 @@ def build_style_sheet() -> str:
 
 @contextmanager
 def plot_style() -> Iterator[None]:
-    """Draw figures in the style of the report inside the block, without changing matplotlib's settings outside."""
+    """Draw figures in the style of the report inside a block or a function, without changing settings outside."""
     with matplotlib.rc_context(_MATPLOTLIB_SETTINGS), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # names in a script without a font
         yield
@@ -185,55 +185,56 @@ MARKERS = "osD^vP*X"  # one per run
 LINE_HEIGHT, LETTER_WIDTH = 0.055, 0.0105  # of a name, as fractions of the axes
 
 
+@plot_style()
 def plot_scores_over_time(timeline: Timeline, styles: Mapping[str, LineStyle]) -> Figure:
     """Plot one line per method, with the boundaries of the domains and one panel per run."""
     runs = list(dict.fromkeys(curve.run for curve in timeline.curves))
     unit = f"{timeline.metric.name} (%)"
-    with plot_style():
-        figure = Figure(figsize=(WIDTH, 1.5 + 3.1 * len(runs)), layout="constrained")
-        panels = figure.subplots(len(runs), 1, squeeze=False, sharex=True, sharey=True)[:, 0]
-        for number, (run, axes) in enumerate(zip(runs, panels, strict=True)):
-            _draw_boundaries(axes, timeline.spans, is_named=number == 0)
-            for curve in timeline.curves:
-                if curve.run == run:
-                    _draw_curve(axes, curve, styles[curve.label])
-            axes.set_ylabel(f"{shorten(run, 40)}\n{unit}" if len(runs) > 1 else unit)
-            axes.set_xlim(0, timeline.end)
-            if timeline.metric.best == "lowest":  # curves of mIoU lie close together, far from 0
-                axes.set_ylim(bottom=0)
-        panels[-1].set_xlabel("images seen")
-        panels[-1].xaxis.set_major_formatter(FuncFormatter(lambda images, _position: f"{images:,.0f}"))
-        _draw_legend(figure, list(dict.fromkeys(curve.label for curve in timeline.curves)), styles)
+    figure = Figure(figsize=(WIDTH, 1.5 + 3.1 * len(runs)), layout="constrained")
+    panels = figure.subplots(len(runs), 1, squeeze=False, sharex=True, sharey=True)[:, 0]
+    for number, (run, axes) in enumerate(zip(runs, panels, strict=True)):
+        _draw_boundaries(axes, timeline.spans, is_named=number == 0)
+        for curve in timeline.curves:
+            if curve.run == run:
+                _draw_curve(axes, curve, styles[curve.label])
+        axes.set_ylabel(f"{shorten(run, 40)}\n{unit}" if len(runs) > 1 else unit)
+        axes.set_xlim(0, timeline.end)
+        if timeline.metric.best == "lowest":  # curves of mIoU lie close together, far from 0
+            axes.set_ylim(bottom=0)
+    panels[-1].set_xlabel("images seen")
+    panels[-1].xaxis.set_major_formatter(FuncFormatter(lambda images, _position: f"{images:,.0f}"))
+    _draw_legend(figure, list(dict.fromkeys(curve.label for curve in timeline.curves)), styles)
     return figure
 
 
+@plot_style()
 def plot_reliability(rows: Sequence[ReportRow], styles: Mapping[str, LineStyle]) -> Figure:
     """Plot accuracy against confidence, one panel per row; a calibrated method lies on the diagonal."""
     num_rows = ceil(len(rows) / 7)
     num_columns = max(4, ceil(len(rows) / num_rows))  # a single method does not fill the width
     has_several_runs = len({row.run for row in rows}) > 1
-    with plot_style():
-        figure = Figure(figsize=(WIDTH, 0.4 + (1.9 if has_several_runs else 1.7) * num_rows), layout="constrained")
-        panels = figure.subplots(num_rows, num_columns, squeeze=False, sharex=True, sharey=True).flat
-        for number, (row, axes) in enumerate(zip(rows, panels, strict=False)):
-            centers = [(place + 0.5) / NUM_BINS for place, (count, _sum, _right) in enumerate(row.bins) if count]
-            accuracies = [right / count for count, _sum, right in row.bins if count]
-            confidences = [total / count for count, total, _right in row.bins if count]
-            color = styles[row.label].color
-            axes.bar(centers, accuracies, width=0.9 / NUM_BINS, color=color, alpha=0.75, linewidth=0)
-            axes.plot(centers, confidences, color=INK, marker="_", markersize=5, linestyle="none")
-            axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1, zorder=0)
-            names = [row.run, row.label] if has_several_runs else [row.label]
-            axes.set_title("\n".join(shorten(name, 18) for name in names), loc="left")
-            axes.set(xlim=(0, 1), ylim=(0, 1), xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
-            axes.tick_params(labelbottom=number + num_columns >= len(rows))  # no panel below
-        for axes in list(figure.axes)[len(rows) :]:
-            axes.set_visible(False)
-        figure.supxlabel("confidence", fontsize=9)
-        figure.supylabel("accuracy", fontsize=9)
+    figure = Figure(figsize=(WIDTH, 0.4 + (1.9 if has_several_runs else 1.7) * num_rows), layout="constrained")
+    panels = figure.subplots(num_rows, num_columns, squeeze=False, sharex=True, sharey=True).flat
+    for number, (row, axes) in enumerate(zip(rows, panels, strict=False)):
+        centers = [(place + 0.5) / NUM_BINS for place, (count, _sum, _right) in enumerate(row.bins) if count]
+        accuracies = [right / count for count, _sum, right in row.bins if count]
+        confidences = [total / count for count, total, _right in row.bins if count]
+        color = styles[row.label].color
+        axes.bar(centers, accuracies, width=0.9 / NUM_BINS, color=color, alpha=0.75, linewidth=0)
+        axes.plot(centers, confidences, color=INK, marker="_", markersize=5, linestyle="none")
+        axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1, zorder=0)
+        names = [row.run, row.label] if has_several_runs else [row.label]
+        axes.set_title("\n".join(shorten(name, 18) for name in names), loc="left")
+        axes.set(xlim=(0, 1), ylim=(0, 1), xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
+        axes.tick_params(labelbottom=number + num_columns >= len(rows))  # no panel below
+    for axes in list(figure.axes)[len(rows) :]:
+        axes.set_visible(False)
+    figure.supxlabel("confidence", fontsize=9)
+    figure.supylabel("accuracy", fontsize=9)
     return figure
 
 
+@plot_style()
 def plot_cost(summary: Table, metric: Metric, styles: Mapping[str, LineStyle]) -> Figure:
     """Plot the mean score against milliseconds per image, one point per row of the summary table."""
     keys = [column.key for column in summary.columns]
@@ -243,28 +244,27 @@ def plot_cost(summary: Table, metric: Metric, styles: Mapping[str, LineStyle]) -
         for row in summary.rows
     }
     times = [max(time, 1e-3) for time, _value in points.values()]  # the axis is logarithmic
-    with plot_style():
-        figure = Figure(figsize=(7.2, 3.4), layout="constrained")
-        axes = figure.subplots()
-        axes.set_xscale("log")
-        axes.set_xlim(min(times) / 1.5, max(times) * 3)  # room for the names
-        axes.set_ylim(0, 1.12 * max(value for _time, value in points.values()) or 1)
-        axes.set(xlabel="ms per image", ylabel=f"mean {metric.name} (%)")
-        factors = (1,) if log10(max(times) / min(times)) > 2 else (1, 2, 5)
-        ticks = [factor * 10.0**decade for decade in range(-4, 7) for factor in factors]
-        low, high = axes.get_xlim()
-        axes.set_xticks([tick for tick in ticks if low <= tick <= high])
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda time, _position: f"{time:g}"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        positions = {}
-        for ((run, label), (_time, value)), time in zip(points.items(), times, strict=True):
-            axes.plot([time], [value], **_choose_marker(runs.index(run), styles[label].color))
-            positions[run, label] = (log10(time / low) / log10(high / low), value / axes.get_ylim()[1])
-        _draw_names(axes, positions)
-        if len(runs) > 1:
-            handles = [Line2D([], [], **_choose_marker(number, INK)) for number in range(len(runs))]
-            names = [shorten(run, 60) for run in runs]
-            figure.legend(handles, names, loc="outside upper left")
+    figure = Figure(figsize=(7.2, 3.4), layout="constrained")
+    axes = figure.subplots()
+    axes.set_xscale("log")
+    axes.set_xlim(min(times) / 1.5, max(times) * 3)  # room for the names
+    axes.set_ylim(0, 1.12 * max(value for _time, value in points.values()) or 1)
+    axes.set(xlabel="ms per image", ylabel=f"mean {metric.name} (%)")
+    factors = (1,) if log10(max(times) / min(times)) > 2 else (1, 2, 5)
+    ticks = [factor * 10.0**decade for decade in range(-4, 7) for factor in factors]
+    low, high = axes.get_xlim()
+    axes.set_xticks([tick for tick in ticks if low <= tick <= high])
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda time, _position: f"{time:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    positions = {}
+    for ((run, label), (_time, value)), time in zip(points.items(), times, strict=True):
+        axes.plot([time], [value], **_choose_marker(runs.index(run), styles[label].color))
+        positions[run, label] = (log10(time / low) / log10(high / low), value / axes.get_ylim()[1])
+    _draw_names(axes, positions)
+    if len(runs) > 1:
+        handles = [Line2D([], [], **_choose_marker(number, INK)) for number in range(len(runs))]
+        names = [shorten(run, 60) for run in runs]
+        figure.legend(handles, names, loc="outside upper left")
     return figure
 
 
@@ -368,30 +368,30 @@ DARK_TEXT, LIGHT_TEXT = "#111112", "#fefefe"
 FULL_COLOR = 0.3  # the difference, as a fraction, from which on a color gets no stronger
 
 
+@plot_style()
 def plot_heat_map(matrix: Matrix) -> Figure:
     """Plot the error above Source in points, one row per method, below Source itself with its error in percent."""
     names = [protocol.name for protocol in matrix.protocols]
-    with plot_style():
-        width, height = 1.6 + 0.56 * len(names), 1.4 + 0.27 * (1 + len(matrix.methods))
-        figure = Figure(figsize=(max(5.0, width), height), layout="constrained")
-        axes = figure.subplots()
-        for column, protocol in enumerate(matrix.protocols):
-            _draw_cell(axes, 0, column, f"{100 * protocol.source.error:.1f}", None)
-            for row, method in enumerate(matrix.methods, start=1):
-                cell = protocol.cells.get(method)
-                if cell is not None:
-                    number = round(100 * cell.above_source, 1) + 0.0  # never -0.0
-                    _draw_cell(axes, row, column, f"{number:+.1f}".replace("-", "\N{MINUS SIGN}"), _choose_color(cell))
-        labels = ["Source: error (%)", *(shorten(method) for method in matrix.methods)]
-        axes.set(xlim=(0, len(names)), ylim=(len(labels), 0))
-        axes.set_yticks([row + 0.5 for row in range(len(labels))], labels)
-        short_names = [shorten(name) for name in names]
-        axes.set_xticks([column + 0.5 for column in range(len(names))], short_names)
-        axes.tick_params(length=0, labelsize=9)
-        axes.tick_params(axis="x", labelrotation=38, labeltop=True, labelbottom=False)
-        for label in axes.get_xticklabels():
-            label.set(ha="left", rotation_mode="anchor")
-        axes.spines[:].set_visible(False)
+    width, height = 1.6 + 0.56 * len(names), 1.4 + 0.27 * (1 + len(matrix.methods))
+    figure = Figure(figsize=(max(5.0, width), height), layout="constrained")
+    axes = figure.subplots()
+    for column, protocol in enumerate(matrix.protocols):
+        _draw_cell(axes, 0, column, f"{100 * protocol.source.error:.1f}", None)
+        for row, method in enumerate(matrix.methods, start=1):
+            cell = protocol.cells.get(method)
+            if cell is not None:
+                number = round(100 * cell.above_source, 1) + 0.0  # never -0.0
+                _draw_cell(axes, row, column, f"{number:+.1f}".replace("-", "\N{MINUS SIGN}"), _choose_color(cell))
+    labels = ["Source: error (%)", *(shorten(method) for method in matrix.methods)]
+    axes.set(xlim=(0, len(names)), ylim=(len(labels), 0))
+    axes.set_yticks([row + 0.5 for row in range(len(labels))], labels)
+    short_names = [shorten(name) for name in names]
+    axes.set_xticks([column + 0.5 for column in range(len(names))], short_names)
+    axes.tick_params(length=0, labelsize=9)
+    axes.tick_params(axis="x", labelrotation=38, labeltop=True, labelbottom=False)
+    for label in axes.get_xticklabels():
+        label.set(ha="left", rotation_mode="anchor")
+    axes.spines[:].set_visible(False)
     return figure
 
 
@@ -426,39 +426,22 @@ OPACITY = 0.7  # of the colors over the image
 
 #: The official colors of Cityscapes.
 _CITYSCAPES_COLORS = (
-    (128, 64, 128),
-    (244, 35, 232),
-    (70, 70, 70),
-    (102, 102, 156),
-    (190, 153, 153),
-    (153, 153, 153),
-    (250, 170, 30),
-    (220, 220, 0),
-    (107, 142, 35),
-    (152, 251, 152),
-    (70, 130, 180),
-    (220, 20, 60),
-    (255, 0, 0),
-    (0, 0, 142),
-    (0, 0, 70),
-    (0, 60, 100),
-    (0, 80, 100),
-    (0, 0, 230),
-    (119, 11, 32),
+    "804080 f423e8 464646 66669c be9999 999999 faaa1e dcdc00 6b8e23 98fb98 "
+    "4682b4 dc143c ff0000 00008e 000046 003c64 005064 0000e6 770b20"
 )
 _GOLDEN_RATIO = 0.618034  # of a full turn between the hues of neighboring classes
 
 
+@plot_style()
 def plot_overlays(examples: Sequence[SceneExample], layout: ColumnLayout) -> Figure:
     """Plot one row per example: the image, and three label maps over it."""
     height, width = examples[0].image.shape[:2]
     panel_height = WIDTH / 4 * height / width
-    with plot_style():
-        figure = Figure(figsize=(WIDTH, 0.5 + (panel_height + 0.45) * len(examples)), layout="constrained")
-        panels = figure.subplots(len(examples), 4, squeeze=False)
-        for example, row in zip(examples, panels, strict=True):
-            _draw_example(example, row, layout)
-        _draw_class_legend(figure, examples)
+    figure = Figure(figsize=(WIDTH, 0.5 + (panel_height + 0.45) * len(examples)), layout="constrained")
+    panels = figure.subplots(len(examples), 4, squeeze=False)
+    for example, row in zip(examples, panels, strict=True):
+        _draw_example(example, row, layout)
+    _draw_class_legend(figure, examples)
     return figure
 
 
@@ -467,7 +450,7 @@ def choose_palette(class_names: tuple[str, ...], num_classes: int) -> NDArray[np
     if class_names == synthetic.CLASSES:
         return synthetic.PALETTE
     if class_names == CLASS_NAMES:
-        return np.array(_CITYSCAPES_COLORS, np.uint8)
+        return np.frombuffer(bytes.fromhex(_CITYSCAPES_COLORS), np.uint8).reshape(-1, 3)
     colors = [
         colorsys.hsv_to_rgb(number * _GOLDEN_RATIO % 1, 0.85 - 0.3 * (number % 2), 0.9 - 0.3 * (number % 3 == 2))
         for number in range(num_classes)

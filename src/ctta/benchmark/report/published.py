@@ -49,7 +49,12 @@ def find_published_table(
     if table is None:
         return None, ()
     orders = tuple(dict.fromkeys(order for entry in entries for order in entry.orders))
-    reason = _compare_protocols(entries) or _compare_streams(table, layout, orders) or _compare_metrics(table, entries)
+    changes = (change for entry in entries for result in entry.results for change in result.labels.get("changed", ()))
+    protocol = next((change for change in changes if change.startswith("--protocol ")), None)
+    reason = f"these are of {protocol}" if protocol else _compare_streams(table, layout, orders)
+    metric = entries[0].results[0].metric
+    if not reason and metric != table.metric:
+        reason = f"they are {table.metric.name}, and these are {metric.name}"
     if reason:
         return None, (f"Published numbers are not shown: {reason}.",)
     return table, tuple(_list_differences(table, entries, orders))
@@ -72,19 +77,6 @@ def _compare_streams(table: PublishedTable, layout: ColumnLayout, orders: Sequen
     if table.columns and tuple(orders) != table.orders:
         return "they are for the standard order of the corruptions"
     return ""
-
-
-def _compare_protocols(entries: Sequence[MethodEntry]) -> str:
-    """Return which protocol was chosen instead of the published one; empty if none was."""
-    changed = (change for entry in entries for result in entry.results for change in result.labels.get("changed", ()))
-    chosen = next((change for change in changed if change.startswith("--protocol ")), "")
-    return f"these are of {chosen}" if chosen else ""
-
-
-def _compare_metrics(table: PublishedTable, entries: Sequence[MethodEntry]) -> str:
-    """Return why the numbers are of another kind than the published ones; empty if they are not."""
-    ours = entries[0].results[0].metric
-    return "" if ours == table.metric else f"they are {table.metric.name}, and these are {ours.name}"
 
 
 def _list_differences(table: PublishedTable, entries: Sequence[MethodEntry], orders: Sequence[int | None]) -> list[str]:

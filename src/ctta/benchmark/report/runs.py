@@ -61,9 +61,6 @@ def read_runs(folders: Sequence[Path], *, on_progress: OnProgress | None = None)
             evaluations; repeated ones are ignored.
         on_progress: Called after each cell with the number of cells read and in total.
 
-    Returns:
-        The runs, in the order of the folders.
-
     Raises:
         ConfigError: If there is no folder.
         DataError: If a folder holds no run, or one that cannot be read.
@@ -89,9 +86,7 @@ def read_run(folder: Path, name: str | None = None, *, on_cell: Callable[[], Non
     """Read one run; its name defaults to that of the folder."""
     name = name or folder.resolve().name
     cells, is_benchmark = _find_cells(folder)
-    about: dict[str, Any] = {"recipe": name, "commands": [], "options": {}}
-    if is_benchmark:
-        about = read_run_file(folder)
+    about = read_run_file(folder) if is_benchmark else {"recipe": name, "commands": [], "options": {}}
     results: list[Result] = []
     missing: list[MissingCell] = []
     for cell in cells:
@@ -115,16 +110,11 @@ def read_run(folder: Path, name: str | None = None, *, on_cell: Callable[[], Non
 
 def _find_cells(folder: Path) -> tuple[list[Path], bool]:
     """Return the folders of the cells, and whether they are those of a benchmark."""
-    if (folder / "run.json").exists() or not (evaluations := find_evaluations(folder)):
+    is_evaluation = (folder / "about.json").is_file()
+    evaluations = [folder] if is_evaluation else sorted(path.parent for path in folder.glob("*/about.json"))
+    if (folder / "run.json").exists() or not evaluations:
         return sorted(path for path in (folder / "cells").glob("*") if path.is_dir()), True
     return evaluations, False
-
-
-def find_evaluations(folder: Path) -> list[Path]:
-    """Return the folder of an evaluation itself, or those of the evaluations in it, sorted by name."""
-    if (folder / "about.json").is_file():
-        return [folder]
-    return sorted(path.parent for path in folder.glob("*/about.json"))
 
 
 _FIELDS = {"recipe": str, "options": dict, "commands": list}
@@ -315,8 +305,12 @@ def group_into_sections(runs: Sequence[RecordedRun]) -> list[Section]:
                 _add_entries(grouped.setdefault(protocol, []), group_by_method(comparable, run.name))
     sections = []
     for protocol, parts in grouped.items():
-        split_warning = [_describe_split(len(parts))] if len(parts) > 1 else []
-        sections += [Section(protocol, tuple(part), (*split_warning, *_find_warnings(part))) for part in parts]
+        warning = (
+            f"Not comparable: results of this protocol saw {len(parts)} different streams (their hashes differ). "
+            "Each stream has its own section."
+        )
+        split = [warning] if len(parts) > 1 else []
+        sections += [Section(protocol, tuple(part), (*split, *_find_warnings(part))) for part in parts]
     return sections
 
 
@@ -354,13 +348,6 @@ def _add_entries(parts: list[list[MethodEntry]], entries: list[MethodEntry]) -> 
             part.extend(entries)
             return
     parts.append(entries)
-
-
-def _describe_split(num_streams: int) -> str:
-    return (
-        f"Not comparable: results of this protocol saw {num_streams} different streams (their hashes differ). "
-        "Each stream has its own section."
-    )
 
 
 def _find_warnings(entries: Sequence[MethodEntry]) -> list[str]:

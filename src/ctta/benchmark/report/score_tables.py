@@ -6,6 +6,7 @@ excludes zero (:mod:`ctta.evaluation.intervals`).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import isnan, nan
 from statistics import fmean
 
@@ -138,10 +139,10 @@ def build_summary_table(entries: Sequence[MethodEntry]) -> Table:
         TableColumn("skipped", "skipped updates", None),
         TableColumn("difference", "minus best (points)", None),
     )
-    statistics = {
+    statistics: dict[str, Statistic] = {
         metric.key: average_value,
-        "calibration_error": compute_calibration,
-        "pixel_accuracy": compute_accuracy,
+        "calibration_error": lambda _result, scores: Score.sum(filter(None, scores)).calibration_error,
+        "pixel_accuracy": lambda _result, scores: fmean(1 - score.error for score in filter(None, scores)),
     }
     return Table(columns, mark_best(rows, columns, entries, statistics), "Calibration, cost and worst domain")
 
@@ -229,14 +230,8 @@ def mark_best(
 ) -> tuple[TableRow, ...]:
     """Return the rows with the best number of each column marked, if it leads all others by more than noise.
 
-    Args:
-        rows: The rows.
-        columns: Their columns.
-        entries: The results of each row.
-        statistics: How the number of a column is computed, by its key; other columns have no marks.
-
-    Returns:
-        The rows with marks.
+    ``entries`` are the results of each row. ``statistics`` compute the number of a column, by its key; other columns
+    have no marks.
     """
     marked = [list(row.cells) for row in rows]
     for number, column in enumerate(columns):
@@ -276,34 +271,16 @@ def class_statistics(names: Sequence[str]) -> dict[str, Statistic]:
     """Return the IoU or the error of each class over all images, and their mean, by name."""
     totals: dict[int, dict[str, float | None]] = {}  # by the identity of the scores, which results keep
 
-    def sum_scores(result: Result, scores: Sequence[BatchScore | None]) -> dict[str, float | None]:
+    def compute(name: str, result: Result, scores: Sequence[BatchScore | None]) -> float:
         if id(scores) not in totals:
-            total = Score.sum(score for score in scores if score is not None)
+            total = Score.sum(filter(None, scores))
             values = total.class_iou if isinstance(total, PixelScore) else getattr(total, "class_error", ())
-            totals[id(scores)] = dict(zip(class_values(result), values, strict=True))
-        return totals[id(scores)]
+            named = dict(zip(class_values(result), values, strict=True))
+            totals[id(scores)] = named | {"mean": fmean(value for value in values if value is not None)}
+        value = totals[id(scores)].get(name)
+        return nan if value is None else value
 
-    def make(name: str) -> Statistic:
-        def compute(result: Result, scores: Sequence[BatchScore | None]) -> float:
-            value = sum_scores(result, scores).get(name)
-            return nan if value is None else value
-
-        return compute
-
-    def compute_mean(result: Result, scores: Sequence[BatchScore | None]) -> float:
-        return fmean(value for value in sum_scores(result, scores).values() if value is not None)
-
-    return {**{name: make(name) for name in names}, "mean": compute_mean}
-
-
-def compute_calibration(result: Result, scores: Sequence[BatchScore | None]) -> float:
-    """Return the expected calibration error over the whole stream."""
-    return Score.sum(score for score in scores if score is not None).calibration_error
-
-
-def compute_accuracy(result: Result, scores: Sequence[BatchScore | None]) -> float:
-    """Return the mean accuracy over segments."""
-    return fmean(1 - score.error for score in scores if score is not None)
+    return {name: partial(compute, name) for name in (*names, "mean")}
 
 
 def rank_entries(entries: Sequence[MethodEntry]) -> list[MethodEntry]:

@@ -32,13 +32,7 @@ def write_report(runs: Sequence[Path], out: Path, *, on_progress: OnProgress | N
         ImportError: If the extra ``bench`` is not installed.
     """
     with _name_extra():
-        from ctta.benchmark.report.pages import (
-            draw_sections,
-            render_csv,
-            render_latex,
-            render_markdown_report,
-            render_template,
-        )
+        from ctta.benchmark.report import pages
     files = [] if isinstance(runs, str | Path) else [Path(path) for path in runs if Path(path).is_file()]
     folders = runs if not files else [path for path in runs if not Path(path).is_file()]
     recorded = read_runs(folders, on_progress=on_progress) if folders or not files else []
@@ -54,23 +48,20 @@ def write_report(runs: Sequence[Path], out: Path, *, on_progress: OnProgress | N
     out.mkdir(parents=True, exist_ok=True)
     # From the rounded numbers, so that a report that is written again is the same to the last byte.
     content = parse_numbers(numbers, ReportContent)
-    reports = draw_sections(content, out, recorded)
+    reports = pages.draw_sections(content, out, recorded)
     tables, latex = [], ["% needs the packages booktabs and graphicx"]
     for report in reports:
         section = report.content
-        tables.append((f"{report.number}. {section.protocol}", section.scores))
-        latex.append(render_latex(section.scores, f"{section.protocol}. {section.scores.caption}."))
-        if section.visits:
-            tables.append((f"{report.number}. {section.protocol}: visits", section.visits))
-        if section.classes:
-            tables.append((f"{report.number}. {section.protocol}: classes", section.classes))
-            latex.append(render_latex(section.classes, f"{section.protocol}. {section.classes.caption}."))
+        named = {"": section.scores, ": visits": section.visits, ": classes": section.classes}
+        tables += [(f"{report.number}. {section.protocol}{name}", table) for name, table in named.items() if table]
+        printed = [table for table in (section.scores, section.classes) if table]
+        latex += [pages.render_latex(table, f"{section.protocol}. {table.caption}.") for table in printed]
     texts = {
         "numbers.json": numbers,
-        "table.csv": render_csv(tables),
+        "table.csv": pages.render_csv(tables),
         "table.tex": "\n".join(latex),
-        "report.md": render_markdown_report(content, reports),
-        "report.html": render_template("page.html", content=content, reports=reports),
+        "report.md": pages.render_markdown_report(content, reports),
+        "report.html": pages.render_template("page.html", content=content, reports=reports),
     }
     for name, text in texts.items():
         (out / name).write_text(text, encoding="utf-8")
@@ -92,10 +83,10 @@ def write_matrix(matrix: Matrix, out: Path) -> Path:
         ImportError: If the extra ``bench`` is not installed.
     """
     with _name_extra():
-        from ctta.benchmark.report.pages import write_matrix_page
+        from ctta.benchmark.report import pages
     if not matrix.protocols:
         raise DataError("Source is not complete on any protocol of the matrix: run 'ctta bench matrix' again")
-    return write_matrix_page(matrix, Path(out))
+    return pages.write_matrix_page(matrix, Path(out))
 
 
 @contextmanager
