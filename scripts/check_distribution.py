@@ -26,6 +26,7 @@ NEEDED = (
     "ctta/models/embedded.safetensors",
     "ctta/data/datasets/sample.npz",
     "ctta/benchmark/report/page.html",
+    "ctta/benchmark/report/published.csv",
 )
 
 

@@ -7,8 +7,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from ctta.benchmark.report import Table
-from ctta.benchmark.report.runs import read_run
+from ctta.benchmark.report import Table, read_runs
 from ctta.evaluation import Result
 
 STANDARD = [
@@ -171,7 +170,8 @@ def write_weather(run: Path, *, rounds: int = 10, num_classes: int = 19, **about
 
 def read_results(run: Path) -> list[Result]:
     """Return the complete results of a run."""
-    return list(read_run(run).results)
+    (recorded,) = read_runs([run])
+    return list(recorded.results)
 
 
 def format_row(table: Table, label: str) -> dict[str, str]:

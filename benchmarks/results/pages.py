@@ -24,13 +24,13 @@ from benchmarks.results.guard_pages import format_table as format_guard_table
 from benchmarks.results.planned import PLANNED
 from ctta.benchmark.report.content import ReportContent, SectionContent, parse_numbers
 from ctta.benchmark.report.pages import (
-    ReportFigure,
     SectionReport,
     draw_sections,
     escape_markdown,
     render_markdown,
     render_markdown_report,
 )
+from ctta.benchmark.report.plots import ReportFigure
 from ctta.cli.bench import print_table
 from ctta.cli.demo import describe_demo
 

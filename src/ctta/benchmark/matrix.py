@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from ctta.benchmark.executors import JobOutcome
-from ctta.benchmark.plan import BenchmarkRun, plan
+from ctta.benchmark.plan import BenchmarkRun, choose, plan
 from ctta.benchmark.report import Matrix, read_matrix, write_matrix
 from ctta.benchmark.report.matrix import RUNS
 from ctta.benchmark.run import RunOptions, check_executor, execute_cells, format_call, hash_options
@@ -157,11 +157,7 @@ def _refuse_others(options: RunOptions) -> None:
 
 def _choose_protocols(given: Sequence[str] | None) -> tuple[str, ...]:
     """Return the protocols as typed, each once; raise for one that the matrix does not have."""
-    if isinstance(given, str):
-        raise TypeError(f"protocols must be a list, got {given!r}: give [{given!r}]")
-    chosen = tuple(dict.fromkeys(SIZES if given is None else given))
-    if not chosen:
-        raise ConfigError("protocols is an empty list: leave it out for all, or name at least one")
+    chosen = choose("protocols", given, tuple(SIZES))
     for text in chosen:
         if (name := parse_protocol(text).name) not in SIZES:
             raise ConfigError(f"the matrix does not have the protocol {name!r}; expected one of {', '.join(SIZES)}")

@@ -202,12 +202,13 @@ class BenchmarkOptions:
     def to_dict(self) -> dict[str, Any]:
         """Return the options for ``run.json``; later additions only where they are set, so that old runs continue."""
         values = {name: list(value) if type(value) is tuple else value for name, value in asdict(self).items()}
-        return {name: value for name, value in values.items() if name not in _LATER or value is not None}
+        return {name: value for name, value in values.items() if value is not None or name in _ALWAYS_WRITTEN}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Return the options that :meth:`to_dict` has described."""
-        return cls(**{name: tuple(each) if isinstance(each, list) else each for name, each in values.items()})
+        fields = ((name, tuple(each) if isinstance(each, list) else each) for name, each in values.items())
+        return cls(**dict[str, Any](fields))
 
     @property
     def changes(self) -> list[str]:
@@ -231,11 +232,8 @@ class BenchmarkOptions:
         return changes + policies + [f"--set {text}" for text in self.settings]
 
 
-#: Options that ``run.json`` has only where they are set.
-_LATER = (
-    *("corruptions", "severity", "size", "classes", "mean", "std", "source_stats", "policies", "protocol"),
-    *("target", "speed", "num_images"),
-)
+#: Options that ``run.json`` has also where they are not set, as in earlier versions.
+_ALWAYS_WRITTEN = ("data", "model", "limit", "batch_size", "rounds")
 
 
 @dataclass(frozen=True, kw_only=True)

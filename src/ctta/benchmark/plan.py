@@ -263,11 +263,11 @@ def plan(
         DataError: A file of the folder is damaged.
     """
     if methods is not None:
-        methods = [absolute_file_spec(name) for name in _choose("methods", methods, ())]
+        methods = [absolute_file_spec(name) for name in choose("methods", methods, ())]
     task = build_task(recipe, options, [name for name in methods or () if name != ALL])
-    methods = _choose("methods", methods, task.default_methods)
-    orders = _choose("orders", orders, task.default_orders)
-    seeds = _choose("seeds", seeds, task.default_seeds)
+    methods = choose("methods", methods, task.default_methods)
+    orders = choose("orders", orders, task.default_orders)
+    seeds = choose("seeds", seeds, task.default_seeds)
     streams = {order: task.make_stream(order) for order in orders}
     net = to_device(task.make_network(), options.device)
     if task.check_network is not None:
@@ -299,12 +299,12 @@ def plan(
     return run
 
 
-def _choose(name: str, given: Sequence[Any] | None, default: Sequence[Any]) -> tuple[Any, ...]:
+def choose(name: str, given: Sequence[Any] | None, default: Sequence[Any]) -> tuple[Any, ...]:
     """Return the given values, or the default ones, each once."""
     if isinstance(given, str):
         raise TypeError(f"{name} must be a list, got {given!r}: give [{given!r}]")
     if given is not None and len(given) == 0:
-        raise ConfigError(f"{name} is an empty list: leave it out for the recipe's own, or name at least one")
+        raise ConfigError(f"{name} is an empty list: leave it out for the default ones, or name at least one")
     return tuple(dict.fromkeys(default if given is None else given))
 
 

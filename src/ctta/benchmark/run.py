@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,11 +36,7 @@ from ctta.evaluation.label_maps import EXAMPLES, save_examples
 from ctta.evaluation.metrics import MIOU
 from ctta.evaluation.results import Result
 from ctta.io.python_files import absolute_file_spec
-from ctta.policies import Policy, format_policy
-
-
-def _format_path(path: str | os.PathLike[str]) -> str:
-    return str(Path(path).absolute())
+from ctta.policies import format_policy
 
 
 def _format_settings(settings: Sequence[str] | Mapping[str, object]) -> tuple[str, ...]:
@@ -51,19 +48,14 @@ def _format_settings(settings: Sequence[str] | Mapping[str, object]) -> tuple[st
     return tuple(settings)
 
 
-def _format_policies(policies: Sequence[str | Policy]) -> tuple[str, ...] | None:
-    """Return policies as texts such as ``reset_every=1000``; None if there are none."""
-    return tuple(each if isinstance(each, str) else format_policy(each) for each in policies) or None
-
-
 #: How options are recorded where that is not how they are given.
 _RECORDED: Mapping[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("data", "source_stats"), _format_path),
+    **dict.fromkeys(("data", "source_stats"), lambda path: str(Path(path).absolute())),
     **dict.fromkeys(("corruptions", "classes", "mean", "std"), tuple),
     "model": absolute_file_spec,
     "severity": check_severity,
     "settings": _format_settings,
-    "policies": _format_policies,
+    "policies": lambda given: tuple(each if isinstance(each, str) else format_policy(each) for each in given) or None,
 }
 
 
@@ -245,39 +237,27 @@ def write_run_examples(run: BenchmarkRun) -> None:
     """Write the best and the worst change of each method into the run folder, replacing earlier ones.
 
     All complete cells of the folder count, also those of earlier calls. Nothing is written for results of image
-    classification, or without a result of the source network to compare with. A method with several orders and seeds
-    is shown with the first.
+    classification, or without a result of the source network on the same stream to compare with. A method with several
+    orders and seeds is shown with the first.
     """
     examples = run.folder / EXAMPLES
     for earlier in examples.glob("*.npz"):  # perhaps of a seed that is not the first any more
         earlier.unlink()
+    results: dict[Path, Result] = {}
+    for about in (run.folder / "cells").glob("*/about.json"):
+        with suppress(DataError):  # the report lists it
+            result = read_result(about.parent)
+            if result.is_complete and result.metric == MIOU:
+                results[about.parent] = result
+    found = sorted(results.items(), key=lambda pair: [pair[1].labels[name] or 0 for name in ("order", "seed")])
+    sources = {(each.source, each.stream_hash): cell for cell, each in found if each.labels["row"] == "source"}
     task = build_task(run.cells[0].recipe, run.cells[0].options, ignore_other_settings=True)
-    results = _read_pixel_results(run.folder / "cells")
-    sources = {_comparison_key(result): cell for cell, result in results if result.labels["row"] == "source"}
     shown = {"source"}
-    for cell, result in results:
-        method, source = result.labels["row"], sources.get(_comparison_key(result))
+    for cell, result in found:
+        method, source = result.labels["row"], sources.get((result.source, result.stream_hash))
         if method in shown or source is None:
             continue
         stream = task.make_stream(result.labels["order"])
         if stream.hash == result.stream_hash:  # else the data have changed since the cell ran
             shown.add(method)
             save_examples(result.method, cell, source, stream, examples)
-
-
-def _read_pixel_results(cells: Path) -> list[tuple[Path, Result]]:
-    """Return the complete segmentation results, those of the first order and seed first."""
-    found = []
-    for about in cells.glob("*/about.json"):
-        try:
-            result = read_result(about.parent)
-        except DataError:  # the report lists it
-            continue
-        if result.is_complete and result.metric == MIOU:
-            found.append((about.parent, result))
-    return sorted(found, key=lambda pair: [pair[1].labels[name] or 0 for name in ("order", "seed")])
-
-
-def _comparison_key(result: Result) -> tuple[str, str]:
-    """Return what two results must share to be compared: the network and the stream."""
-    return result.source, result.stream_hash

@@ -138,9 +138,7 @@ class Comparison:
         Raises:
             ImportError: matplotlib is not installed.
         """
-        values = {name: result.value for name, result in self.results.items()}
-        intervals = {name: result.interval for name, result in self.results.items()}
-        return plot_methods(values, intervals, self.metric, ax)
+        return plot_methods(self.results, ax)
 
     @property
     def headline(self) -> str:
@@ -336,10 +334,7 @@ DEFAULT_LIMITS = HarmLimits()
 
 
 class AnswerComparison:
-    """Answers of the adapted model beside the source's, for a sample of batches.
-
-    Args:
-        limits: When answers look worse.
+    """Answers of the adapted model beside the source's, for a sample of batches, and whether they look worse.
 
     >>> comparison = AnswerComparison()
     >>> comparison.add(Predictions([0] * 40, [0.99] * 40), Predictions([0, 1] * 20, [0.95] * 40))

@@ -3,11 +3,11 @@
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from ctta.evaluation.intervals import Interval, estimate_difference, estimate_interval
+from ctta.evaluation.intervals import Interval, cut_evenly, estimate_difference, estimate_interval
 from ctta.evaluation.metrics import Metric, Score
 
 if TYPE_CHECKING:
@@ -176,9 +176,7 @@ def compute_points(result: "Result") -> tuple[tuple[float, ...], list[float]]:
     for scores in result.scores_by_segment:
         num_images = sum(score.num_images for score in scores)
         num_parts = max(1, min(MAX_POINTS // len(result.domains), num_images // MIN_IMAGES, len(scores)))
-        cuts = [len(scores) * part // num_parts for part in range(num_parts + 1)]
-        for first, last in pairwise(cuts):
-            part_score = Score.sum(scores[first:last])
+        for part_score in map(Score.sum, cut_evenly(scores, num_parts)):
             positions.append(num_seen + part_score.num_images / 2)
             values.append(100 * part_score.value)
             num_seen += part_score.num_images
@@ -205,20 +203,17 @@ def plot_result(result: "Result", ax: "Axes | None") -> "Axes":
     return ax
 
 
-def plot_methods(
-    values: Mapping[str, float], intervals: Mapping[str, Interval | None], metric: Metric, ax: "Axes | None"
-) -> "Axes":
+def plot_methods(results: Mapping[str, "Result"], ax: "Axes | None") -> "Axes":
     """Draw one point per method with its 95 % interval."""
-    ax = _get_axes(ax, (6, 0.8 + 0.35 * len(values)))
-    for place, (name, value) in enumerate(values.items()):
-        interval = intervals[name]
-        errors: Any = None
+    ax = _get_axes(ax, (6, 0.8 + 0.35 * len(results)))
+    for place, result in enumerate(results.values()):
+        value, interval, errors = result.value, result.interval, None
         if interval is not None:
             errors = [[100 * (value - interval.low)], [100 * (interval.high - value)]]
         ax.errorbar([100 * value], [place], xerr=errors, fmt="o", capsize=3)
-    ax.set_yticks(range(len(values)), list(values))
+    ax.set_yticks(range(len(results)), list(results))
     ax.invert_yaxis()
-    ax.set_xlabel(f"mean {metric.name} (%), 95 % interval")
+    ax.set_xlabel(f"mean {next(iter(results.values())).metric.name} (%), 95 % interval")
     return ax
 
 

@@ -113,12 +113,8 @@ LABEL_KEYS = ("labels", "label", "y")
 class PlainBatches:
     """Batches of anything that can be iterated, read once.
 
-    Args:
-        items: Batches ``(x, y)`` or ``x``, single images, or :class:`ctta.data.streams.Batch`.
-        name: What to call the data.
-        rank: Number of axes of a batch that the network expects, if known; an item with one axis less is one image.
-        batch_size: Images per batch, for items that are single images.
-        class_names: Names of the classes, if known.
+    Items are batches ``(x, y)`` or ``x``, :class:`ctta.data.streams.Batch`, or single images, to be put together in
+    batches of ``batch_size``; those have one axis less than ``rank``, which the network expects, if known.
     """
 
     def __init__(

@@ -99,7 +99,7 @@ def leave_out_blocks(
         count = min(MAX_BLOCKS, max(MIN_BLOCKS, fewest // BLOCK_LENGTH))
         if short_blocks:
             count = max(range(MIN_BLOCKS, min(MAX_BLOCKS, fewest) + 1), key=lambda each: (fewest % each == 0, each))
-        parts = [[Score.sum(part) for part in _cut(segment, count)] for segment in segments]
+        parts = [[Score.sum(part) for part in cut_evenly(segment, count)] for segment in segments]
         return tuple(
             tuple(Score.sum(part for place, part in enumerate(blocks) if place != left_out) for blocks in parts)
             for left_out in range(count)
@@ -156,7 +156,8 @@ def estimate_difference(
     return _combine([[a - b for a, b in zip(*pair, strict=True)] for pair in replicated])
 
 
-def _cut(batches: Sequence[BatchScore], count: int) -> list[Sequence[BatchScore]]:
+def cut_evenly(batches: Sequence[BatchScore], count: int) -> list[Sequence[BatchScore]]:
+    """Return a number of parts of consecutive batches, whose lengths differ by one at most."""
     cuts = [len(batches) * place // count for place in range(count + 1)]
     return [batches[first:last] for first, last in pairwise(cuts)]
 

@@ -96,13 +96,7 @@ class SaveSchedule:
 class Journal:
     """Records an evaluation in a folder, or resumes the one that is there.
 
-    Args:
-        folder: The folder; created if needed.
-        about: Everything that the result depends on; a folder with anything else is refused.
-        save_every: Seconds between two saves of the state, see :class:`SaveSchedule`.
-
-    Raises:
-        ConfigError: The folder holds an evaluation with other settings.
+    ``about`` is everything that the result depends on; a folder with anything else is refused.
     """
 
     def __init__(self, folder: Path, about: dict[str, Any], *, save_every: float) -> None:

@@ -77,33 +77,18 @@ LabelMap = NDArray[np.unsignedinteger]
 
 @dataclass(frozen=True)
 class SceneExample:
-    """A scene that adaptation changed; image and label maps have the same height and width.
-
-    Attributes:
-        method: Name of the method in tables.
-        kind: Whether this is the ``"best"`` or the ``"worst"`` change of the method.
-        stream_hash: Hash of the stream that the scene is from.
-        domain: Domain of the scene.
-        segment: Index of its segment in the stream.
-        class_names: Names of the classes, if known.
-        accuracy_before: Fraction of labeled pixels that the source network predicts correctly.
-        accuracy_after: The same for the adapted model.
-        image: (H, W, 3) image.
-        truth: (H, W) labels.
-        before: (H, W) predictions of the source network.
-        after: (H, W) predictions of the adapted model.
-    """
+    """A scene that adaptation changed: its image, labels, and predictions of the source network and of the model."""
 
     method: str
-    kind: str
+    kind: str  # "best" or "worst": the change of the method
     stream_hash: str
     domain: str
     segment: int
-    class_names: tuple[str, ...]
-    accuracy_before: float
+    class_names: tuple[str, ...]  # empty if unknown
+    accuracy_before: float  # fraction of labeled pixels that the source network predicts correctly
     accuracy_after: float
-    image: NDArray[np.uint8]
-    truth: LabelMap
+    image: NDArray[np.uint8]  # (H, W, 3)
+    truth: LabelMap  # (H, W), like the predictions
     before: LabelMap
     after: LabelMap
 
@@ -111,15 +96,9 @@ class SceneExample:
 def save_examples(method: str, adapted: Path, source: Path, stream: Stream, out: Path) -> None:
     """Save the scenes where a method improved and worsened the source network's predictions most.
 
-    Scenes are compared by pixel accuracy, which is what one can see: the mIoU of a single scene jumps with a class that
-    covers a handful of pixels. Nothing is saved where no scene got better, or worse.
-
-    Args:
-        method: Name of the method in tables.
-        adapted: Folder of the method's evaluation.
-        source: Folder of the source network's evaluation on the same stream.
-        stream: The stream, to read the scenes from.
-        out: Folder to save to; created if needed.
+    ``adapted`` and ``source`` are the folders of both evaluations on the stream. Scenes are compared by pixel accuracy,
+    which is what one can see: the mIoU of a single scene jumps with a class that covers a handful of pixels. Nothing is
+    saved where no scene got better, or worse.
     """
     changes = {}
     for index in sorted({*saved_batches(adapted)} & {*saved_batches(source)}):

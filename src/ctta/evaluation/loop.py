@@ -115,7 +115,7 @@ def evaluate(
     name = name or type(model).__name__
     if isinstance(batches, PlainBatches):
         folders = {} if folder is None else {name: Path(folder)}
-        results = evaluate_together(
+        return evaluate_together(
             {name: model},
             batches,
             reset_at_domain=reset_at_domain,
@@ -124,8 +124,7 @@ def evaluate(
             labels=labels,
             progress=progress,
             on_batch=on_batch,
-        )
-        return results[name]
+        )[name]
     if step_ratio == "auto":
         step_ratio = whole_ratio(count_step_ratio(model, batches))
     line = ProgressLine(name, len(batches)) if progress else None

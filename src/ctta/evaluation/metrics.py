@@ -271,15 +271,9 @@ class UnlabeledScore(Score):
 
 @torch.no_grad()
 def score_unlabeled(logits: Tensor) -> UnlabeledScore:
-    """Count the predicted classes of a batch, by confidence.
+    """Count the predicted classes of a batch (N, C) or (N, C, h, w), by confidence.
 
     A prediction that is not finite has confidence 0 and counts for no class.
-
-    Args:
-        logits: (N, C) or (N, C, h, w).
-
-    Returns:
-        The score of the batch.
     """
     num_classes = logits.shape[1]
     counts, confidences = torch.zeros(num_classes, dtype=torch.long), []
@@ -447,15 +441,7 @@ BatchScore = ImageScore | PixelScore | UnlabeledScore
 
 
 def score_batch(logits: Tensor, labels: Tensor | None) -> BatchScore:
-    """Score the predictions of a batch: pixels where labels are maps, else images; their confidence without labels.
-
-    Args:
-        logits: (N, C) or (N, C, h, w).
-        labels: (N,) or (N, H, W) integers, or None.
-
-    Returns:
-        The score of the batch.
-    """
+    """Score the predictions of a batch: pixels where labels are maps, else images; their confidence without labels."""
     if labels is None:
         return score_unlabeled(logits)
     return score_pixels(logits, labels) if labels.ndim == 3 else score_images(logits, labels)

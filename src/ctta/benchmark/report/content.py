@@ -223,8 +223,10 @@ def build_content(runs: Sequence[RecordedRun]) -> ReportContent:
 def _build_section(section: Section) -> SectionContent:
     entries, timeline = section.entries, build_timeline(section.entries)
     streams = {result.stream_hash: result for result in section.results}
+    recipes = (str(result.labels.get("recipe") or entry.run) for entry in entries for result in entry.results)
+    composition = next((result.composition.describe() for result in section.results if result.composition), "")
     return SectionContent(
-        recipes=section.recipes,
+        recipes=tuple(dict.fromkeys(recipes)),
         protocol=section.protocol,
         runs=section.runs,
         warnings=section.warnings,
@@ -239,7 +241,7 @@ def _build_section(section: Section) -> SectionContent:
         streams=tuple(ReportStream(each.stream, each.stream_hash, each.domains) for each in streams.values()),
         networks=tuple(_list_networks(section)),
         environment=tuple(_merge_environments(result.environment for result in section.results)),
-        composition=section.composition,
+        composition=composition and f"{composition[0].upper()}{composition[1:]}.",
         visits=build_visit_table(entries),
     )
 

@@ -1,6 +1,6 @@
 """The robustness matrix: every method on every protocol against the source network, as numbers, tables and advice."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf, nan
 from pathlib import Path
@@ -103,14 +103,7 @@ class Matrix:
         return tuple(sorted(rows, key=lambda label: (-len(rows[label]), fmean(rows[label]))))
 
     def row(self, method: str) -> dict[str, MatrixCell]:
-        """Return the cells of a method by the names of the protocols.
-
-        Args:
-            method: Label of the method.
-
-        Returns:
-            The complete cells.
-        """
+        """Return the complete cells of a method, given by its label, by the names of the protocols."""
         return {each.name: each.cells[method] for each in self.protocols if method in each.cells}
 
 
@@ -140,21 +133,17 @@ def read_matrix(path: Path, *, on_progress: OnProgress | None = None) -> Matrix:
     runs = [each.parent for each in (path / RUNS).glob("*/run.json")]
     if not runs:
         raise DataError(f"{path} has no runs in {RUNS}/: expected a folder that 'ctta bench matrix' wrote")
-    runs.sort(key=lambda run: (places.get(run.name.partition(",")[0], len(places)), run.name))
-    return build_matrix(read_runs(runs, on_progress=on_progress))
-
-
-def build_matrix(runs: Sequence[RecordedRun]) -> Matrix:
-    """Return the matrix of one run per protocol; one on which Source is not complete is only listed as missing."""
+    runs.sort(key=lambda path: (places.get(path.name.partition(",")[0], len(places)), path.name))
     protocols: list[MatrixProtocol] = []
     missing: list[MissingCell] = []
-    for run in runs:
+    recorded = read_runs(runs, on_progress=on_progress)
+    for run in recorded:
         if protocol := _build_protocol(run):
             protocols.append(protocol)
         else:
             missing.append(MissingCell(run.name, "all", "the protocol is left out, as Source is not complete"))
         missing += run.missing
-    commands = dict.fromkeys(command for run in runs for command in run.commands)
+    commands = dict.fromkeys(command for run in recorded for command in run.commands)
     return Matrix(tuple(protocols), tuple(commands), tuple(missing))
 
 
@@ -200,7 +189,12 @@ def build_difference_table(matrix: Matrix) -> Table:
         note = format_range(cell.interval) if cell.interval else "too few batches"
         return TableCell(100 * cell.above_source, note=note, is_signed=True, verdict=cell.verdict)
 
-    table = _build(matrix, matrix.methods, make_cell, "Error above Source in points, with its 95 % interval")
+    caption = "Error above Source in points, with its 95 % interval"
+    note = (
+        "▼ green: below Source by more than noise, ▲ red: above. Intervals are those of differences on the same "
+        "batches; of twenty cells without a true difference, one is colored by chance. Rows: lowest mean first."
+    )
+    table = _build(matrix, matrix.methods, make_cell, caption, note)
     rows = []
     for row in table.rows:
         values = [cell.above_source for cell in matrix.row(row.label).values()]
@@ -216,7 +210,10 @@ def build_error_table(matrix: Matrix) -> Table:
     def make_cell(label: str, protocol: MatrixProtocol, cell: MatrixCell) -> TableCell:
         return TableCell(100 * cell.error, is_best=protocol.best == (label,))
 
-    return _build(matrix, (SOURCE, *matrix.methods), make_cell, "Error in percent")
+    note = (
+        "Mean over the segments of the stream. Lowest in bold, where the lead over every other row is more than noise."
+    )
+    return _build(matrix, (SOURCE, *matrix.methods), make_cell, "Error in percent", note)
 
 
 def build_time_table(matrix: Matrix) -> Table:
@@ -225,7 +222,8 @@ def build_time_table(matrix: Matrix) -> Table:
     def make_cell(_label: str, _protocol: MatrixProtocol, cell: MatrixCell) -> TableCell:
         return TableCell(cell.ms_per_image, decimals=2)
 
-    return _build(matrix, (SOURCE, *matrix.methods), make_cell, "Milliseconds per image to predict and adapt")
+    caption, note = "Milliseconds per image to predict and adapt", "Wall-clock time, without reading the images."
+    return _build(matrix, (SOURCE, *matrix.methods), make_cell, caption, note)
 
 
 def build_recurrence_table(matrix: Matrix) -> Table | None:
@@ -247,7 +245,13 @@ def build_recurrence_table(matrix: Matrix) -> Table | None:
     for label in (SOURCE, *matrix.methods):
         cells = [cell for protocol in protocols for cell in _build_visit_cells(label, protocol)]
         rows.append(TableRow(label, "", _count_results(matrix, label), tuple(cells)))
-    return Table(tuple(columns), tuple(rows), "Streams whose domains come back: error in percent, drift in points")
+    caption = "Streams whose domains come back: error in percent, drift in points"
+    note = (
+        "Drift: last visit minus first, with its 95 % interval; Source drifts by chance where visits have other "
+        "images. Harm: the first visit above Source in the same visit by more than noise, if the next one is so as "
+        "well."
+    )
+    return Table(tuple(columns), tuple(rows), caption, (note,))
 
 
 def _build_visit_cells(label: str, protocol: MatrixProtocol) -> list[TableCell]:
@@ -317,6 +321,7 @@ def _build(
     labels: tuple[str, ...],
     make_cell: Callable[[str, MatrixProtocol, MatrixCell], TableCell],
     caption: str,
+    note: str,
 ) -> Table:
     """Return a table with a row per method and a column per protocol."""
     rows = []
@@ -325,7 +330,7 @@ def _build(
         cells = [TableCell(nan) if cell is None else make_cell(label, each, cell) for each, cell in found]
         rows.append(TableRow(label, "", _count_results(matrix, label), tuple(cells)))
     columns = tuple(TableColumn(each.name, each.name, short_name=each.name) for each in matrix.protocols)
-    return Table(columns, tuple(rows), caption)
+    return Table(columns, tuple(rows), caption, (note,))
 
 
 def _count_results(matrix: Matrix, label: str) -> int:

@@ -12,7 +12,6 @@ from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
-from matplotlib.figure import Figure
 
 from ctta.benchmark.report.content import ReportContent, SectionContent, format_numbers, parse_numbers
 from ctta.benchmark.report.matrix import (
@@ -25,6 +24,7 @@ from ctta.benchmark.report.matrix import (
     write_advice,
 )
 from ctta.benchmark.report.plots import (
+    ReportFigure,
     assign_styles,
     build_style_sheet,
     plot_cost,
@@ -51,21 +51,6 @@ _OVERLAYS = (
 
 
 @dataclass(frozen=True)
-class ReportFigure:
-    """A figure that was saved as PNG and SVG."""
-
-    name: str  # of the files, without extension
-    title: str
-    caption: str
-    svg: str
-
-    @property
-    def markdown(self) -> str:
-        """A reference to the PNG file, with the caption."""
-        return f"![{self.title}]({self.name}.png)\n\n{self.caption}"
-
-
-@dataclass(frozen=True)
 class SectionReport:
     """The content of one section and its figures by kind; what numbers.json does not have cannot be drawn again."""
 
@@ -88,25 +73,20 @@ def draw_sections(content: ReportContent, folder: Path, runs: Sequence[RecordedR
         if section.timeline:
             path, title = folder / f"{metric.key}-over-time{suffix}", f"{metric.title} over time"
             figure = plot_scores_over_time(section.timeline, styles)
-            figures["scores_over_time"] = save_report_figure(figure, path, title, section.timeline_caption)
+            figures["scores_over_time"] = save_figure(figure, path, title, section.timeline_caption)
         if any(row.bins for row in section.rows):
             path, figure = folder / f"reliability{suffix}", plot_reliability(section.rows, styles)
-            figures["reliability"] = save_report_figure(figure, path, "Calibration", _RELIABILITY)
+            figures["reliability"] = save_figure(figure, path, "Calibration", _RELIABILITY)
         if section.summary:
             path, figure = folder / f"cost{suffix}", plot_cost(section.summary, metric, styles)
-            figures["cost"] = save_report_figure(figure, path, "Cost", _COST[metric.best])
+            figures["cost"] = save_figure(figure, path, "Cost", _COST[metric.best])
         if number <= len(with_scenes) and (scenes := _select_examples(with_scenes[number - 1], runs)):
             domains = {stream.hash: stream.domains for stream in section.streams}
             path, layout = folder / f"overlays{suffix}", infer_layout([domains[scenes[0].stream_hash]])
             figure = plot_overlays(scenes, layout)
-            figures["overlays"] = save_report_figure(figure, path, "Best and worst changes", _OVERLAYS)
+            figures["overlays"] = save_figure(figure, path, "Best and worst changes", _OVERLAYS)
         reports.append(SectionReport(number, section, figures))
     return reports
-
-
-def save_report_figure(figure: Figure, path: Path, title: str, caption: str) -> ReportFigure:
-    """Save a figure under a path without extension."""
-    return ReportFigure(path.name, title, caption, save_figure(figure, path.parent, path.name))
 
 
 def _select_examples(section: Section, runs: Sequence[RecordedRun]) -> list[SceneExample]:
@@ -285,10 +265,8 @@ def _render_markdown_section(report: SectionReport, heading: str) -> list[str]:
     parts.append(f"Stream: {escape_markdown(section.protocol_title)}")
     parts += [escape_markdown(section.composition)] if section.composition else []
     parts += render_markdown_figures(report, "scores_over_time")
-    if section.visits:
-        parts += [f"{heading} Visits", render_markdown(section.visits), f"{section.visits.caption}."]
-    if section.classes:
-        parts += [f"{heading} Classes", render_markdown(section.classes), f"{section.classes.caption}."]
+    for name, table in (("Visits", section.visits), ("Classes", section.classes)):
+        parts += [f"{heading} {name}", render_markdown(table), f"{table.caption}."] if table else []
     parts += render_markdown_figures(report, "overlays")
     if section.summary:
         parts += [f"{heading} {section.summary.caption}", render_markdown(section.summary)]
@@ -332,19 +310,6 @@ HEAT_MAP_CAPTION = (
     "Error above Source in points; below zero a method helps. Green: it beats Source by more than noise. Red: it harms "
     "by more than noise. Gray: noise decides, or too few batches."
 )
-DIFFERENCE_TEXT = (
-    "▼ green: below Source by more than noise, ▲ red: above. Intervals are those of differences on the same batches; "
-    "of twenty cells without a true difference, one is colored by chance. Rows: lowest mean first."
-)
-ERROR_TEXT = (
-    "Mean over the segments of the stream. Lowest in bold, where the lead over every other row is more than noise."
-)
-VISIT_TEXT = (
-    "Drift: last visit minus first, with its 95 % interval; Source drifts by chance where visits have other images. "
-    "Harm: the first visit above Source in the same visit by more than noise, if the next one is so as well."
-)
-
-TIME_TEXT = "Wall-clock time, without reading the images."
 
 
 def write_matrix_page(matrix: Matrix, out: Path) -> Path:
@@ -352,16 +317,11 @@ def write_matrix_page(matrix: Matrix, out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     numbers = format_numbers(matrix)
     matrix = parse_numbers(numbers, Matrix)  # rounded, so that a page that is written again is the same
-    visits = build_recurrence_table(matrix)
-    heat_map = save_report_figure(plot_heat_map(matrix), out / "heat-map", "Heat map", HEAT_MAP_CAPTION)
+    heat_map = save_figure(plot_heat_map(matrix), out / "heat-map", "Heat map", HEAT_MAP_CAPTION)
     advice = write_advice(matrix)
     guide = [(protocol, _describe_protocol(matrix, protocol)) for protocol in matrix.protocols]
-    tables = (
-        (build_difference_table(matrix), DIFFERENCE_TEXT),
-        (build_error_table(matrix), ERROR_TEXT),
-        *([(visits, VISIT_TEXT)] if visits else []),
-        (build_time_table(matrix), TIME_TEXT),
-    )
+    build = (build_difference_table, build_error_table, build_recurrence_table, build_time_table)
+    tables = [table for table in (make(matrix) for make in build) if table]
     rows = [
         [f"**{escape_markdown(each.name)}**: {escape_markdown(each.description)}", *map(escape_markdown, fields)]
         for each, fields in guide
@@ -373,7 +333,7 @@ def write_matrix_page(matrix: Matrix, out: Path) -> Path:
         "## Which method for my conditions?",
         _render_pipes(GUIDE_HEADINGS, rows, num_names=len(GUIDE_HEADINGS)),
         "## All numbers",
-        *(part for table, text in tables for part in (f"### {table.caption}", render_markdown(table), text)),
+        *(part for each in tables for part in (f"### {each.caption}", render_markdown(each), *each.notes)),
         "## Commands",
         _render_commands(matrix.commands),
         *render_missing_cells(matrix.missing),

@@ -144,17 +144,32 @@ def shorten(name: str, length: int = 22) -> str:
     return printable if len(printable) <= length else f"{printable[: length - 1]}…"
 
 
-def save_figure(figure: Figure, folder: Path, name: str) -> str:
-    """Save a figure as ``name.png`` and ``name.svg``, and return SVG to embed in a page."""
-    with plot_style():
-        figure.savefig(folder / f"{name}.png", dpi=160, facecolor="white", metadata={"Software": None})
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    svg = _adapt_svg(buffer.getvalue(), name)
+@dataclass(frozen=True)
+class ReportFigure:
+    """A figure that was saved as PNG and SVG."""
+
+    name: str  # of the files, without extension
+    title: str
+    caption: str
+    svg: str  # to embed in a page
+
+    @property
+    def markdown(self) -> str:
+        """A reference to the PNG file, with the caption."""
+        return f"![{self.title}]({self.name}.png)\n\n{self.caption}"
+
+
+@plot_style()
+def save_figure(figure: Figure, path: Path, title: str, caption: str) -> ReportFigure:
+    """Save a figure as PNG and SVG under a path without extension."""
+    figure.savefig(f"{path}.png", dpi=160, facecolor="white", metadata={"Software": None})
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    svg = _adapt_svg(buffer.getvalue(), path.name)
     head, rest = re.split(r"(?<=>)", svg, maxsplit=1)
     file = f'<?xml version="1.0" encoding="utf-8"?>\n{head}\n<style>{build_style_sheet()}</style>{rest}'
-    (folder / f"{name}.svg").write_text(file, encoding="utf-8")
-    return svg
+    Path(f"{path}.svg").write_text(file, encoding="utf-8")
+    return ReportFigure(path.name, title, caption, svg)
 
 
 def _adapt_svg(svg: str, name: str) -> str:

@@ -70,42 +70,35 @@ def read_runs(folders: Sequence[Path], *, on_progress: OnProgress | None = None)
     paths = list(dict.fromkeys(Path(folder).resolve() for folder in folders))
     if not paths:
         raise ConfigError("no runs given: expected at least one folder that a benchmark wrote")
-    num_cells, num_read = sum(len(_find_cells(path)[0]) for path in paths), 0
-
-    def count_cell() -> None:
-        nonlocal num_read
-        num_read += 1
-        if on_progress:
-            on_progress(num_read, num_cells)
-
-    names = _make_unique_names(paths)
-    return [read_run(path, name, on_cell=count_cell) for path, name in zip(paths, names, strict=True)]
-
-
-def read_run(folder: Path, name: str | None = None, *, on_cell: Callable[[], None] | None = None) -> RecordedRun:
-    """Read one run; its name defaults to that of the folder."""
-    name = name or folder.resolve().name
-    cells, is_benchmark = _find_cells(folder)
-    about = read_run_file(folder) if is_benchmark else {"recipe": name, "commands": [], "options": {}}
-    results: list[Result] = []
-    missing: list[MissingCell] = []
-    for cell in cells:
-        outcome = _read_cell(cell)
-        if on_cell:
-            on_cell()
-        if isinstance(outcome, Result):
-            results.append(outcome)
-        else:
-            missing.append(MissingCell(name, cell.name, outcome))
-    return RecordedRun(
-        name=name,
-        recipe=about["recipe"],
-        commands=tuple(about["commands"]),
-        options=about["options"],
-        results=tuple(results),
-        missing=tuple(missing),
-        examples=tuple(load_examples(folder)),
-    )
+    found = {path: _find_cells(path) for path in paths}
+    num_cells, num_read = sum(len(cells) for cells, _ in found.values()), 0
+    runs = []
+    for path, name in zip(paths, _make_unique_names(paths), strict=True):
+        cells, is_benchmark = found[path]
+        about = read_run_file(path) if is_benchmark else dict[str, Any](recipe=name, commands=[], options={})
+        results: list[Result] = []
+        missing: list[MissingCell] = []
+        for cell in cells:
+            outcome = _read_cell(cell)
+            num_read += 1
+            if on_progress:
+                on_progress(num_read, num_cells)
+            if isinstance(outcome, Result):
+                results.append(outcome)
+            else:
+                missing.append(MissingCell(name, cell.name, outcome))
+        runs.append(
+            RecordedRun(
+                name=name,
+                recipe=about["recipe"],
+                commands=tuple(about["commands"]),
+                options=about["options"],
+                results=tuple(results),
+                missing=tuple(missing),
+                examples=tuple(load_examples(path)),
+            )
+        )
+    return runs
 
 
 def _find_cells(folder: Path) -> tuple[list[Path], bool]:
@@ -246,19 +239,6 @@ class Section:
     def runs(self) -> tuple[str, ...]:
         """Names of the runs."""
         return tuple(dict.fromkeys(entry.run for entry in self.entries))
-
-    @property
-    def recipes(self) -> tuple[str, ...]:
-        """Names of the recipes, or of the runs of results that are of none."""
-        names = (str(result.labels.get("recipe") or entry.run) for entry in self.entries for result in entry.results)
-        return tuple(dict.fromkeys(names))
-
-    @property
-    def composition(self) -> str:
-        """How sorted and how mixed the stream is, in a sentence; empty for results that do not say."""
-        found = next((result.composition for result in self.results if result.composition), None)
-        text = found.describe() if found else ""
-        return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def get_order(result: Result) -> int | None:

@@ -4,13 +4,13 @@ A number is marked only if it leads every other row: the 95 % interval of each d
 excludes zero (:mod:`ctta.evaluation.intervals`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import isnan, nan
 from statistics import fmean
 
-from ctta.benchmark.report.published import PublishedTable, find_published_table
+from ctta.benchmark.report.published import PublishedRow, find_published_table
 from ctta.benchmark.report.runs import MethodEntry, group_by_method, saw_same_batches
 from ctta.benchmark.report.tables import (
     MAX_COLUMNS,
@@ -64,16 +64,20 @@ def build_score_table(entries: Sequence[MethodEntry]) -> Table:
     """Return the table of scores for entries of one or more runs."""
     metric = entries[0].results[0].metric
     layout = infer_layout([result.domains for entry in entries for result in entry.results])
-    columns = [
-        TableColumn(column, layout.format_heading(column), metric.best, layout.format_short_heading(column))
-        for column in layout.columns
-    ]
-    columns.append(TableColumn("mean", "mean", metric.best))
+    columns: dict[TableColumn, Statistic] = {}
+    for key in layout.columns:
+        column = TableColumn(key, layout.format_heading(key), metric.best, layout.format_short_heading(key))
+        columns[column] = column_statistic(layout, key)
+    columns[TableColumn("mean", "mean", metric.best)] = average_value
+    rows = _build_rows(entries, columns)
     published, notes = find_published_table(entries, layout)
-    rows = [_build_score_row(entry, layout, published) for entry in entries]
+    if published:
+        rows = [
+            _add_published(row, published.rows.get(entry.method), layout)
+            for row, entry in zip(rows, entries, strict=True)
+        ]
     caption = "; ".join(filter(None, (f"{metric.title} in percent", layout.describe())))
-    statistics = {column: column_statistic(layout, column) for column in layout.columns} | {"mean": average_value}
-    return Table(tuple(columns), mark_best(rows, columns, entries, statistics), caption, notes)
+    return Table(tuple(columns), tuple(rows), caption, notes)
 
 
 def build_class_table(entries: Sequence[MethodEntry]) -> Table | None:
@@ -83,90 +87,82 @@ def build_class_table(entries: Sequence[MethodEntry]) -> Table | None:
     mean over domains would give its few pixels there the weight of many.
     """
     metric = entries[0].results[0].metric
-    values = [[class_values(result) for result in entry.results] for entry in entries]
-    names = tuple(dict.fromkeys(name for results in values for classes in results for name in classes))
-    if metric != MIOU and (len(names) > MAX_CLASS_COLUMNS or not all(all(results) for results in values)):
+    results = [result for entry in entries for result in entry.results]
+    names = tuple(dict.fromkeys(name for result in results for name in class_values(result)))
+    if metric != MIOU and (len(names) > MAX_CLASS_COLUMNS or not all(class_values(result) for result in results)):
         return None
-    rows = []
-    for entry, results in zip(entries, values, strict=True):
-        cells = [
-            average([None if (value := classes.get(name)) is None else 100 * value for classes in results])
-            for name in names
-        ]
-        mean = average([100 * fmean(value for value in classes.values() if value is not None) for classes in results])
-        rows.append(TableRow(entry.label, entry.run, len(results), (*cells, mean)))
-    columns = (*(TableColumn(name, name, metric.best) for name in names), TableColumn("mean", "mean", metric.best))
+    columns = {TableColumn(name, name, metric.best): value for name, value in class_statistics(names).items()}
+    rows = _build_rows(entries, columns)
     caption = f"{'IoU' if metric == MIOU else 'Error'} per class in percent, over all images"
     if any(isnan(cell.value) for row in rows for cell in row.cells):
         absent = "is in neither labels nor predictions" if metric == MIOU else "has no images"
         caption += f"; {NO_NUMBER} marks a class that {absent}"
-    return Table(columns, mark_best(rows, columns, entries, class_statistics(names)), caption)
+    return Table(tuple(columns), tuple(rows), caption)
 
 
 def build_summary_table(entries: Sequence[MethodEntry]) -> Table:
     """Return the table of calibration, cost and worst domain, next to the mean score."""
     metric = entries[0].results[0].metric
-    averaged: list[tuple[TableColumn, Callable[[Result], float], int]] = [
-        (TableColumn(metric.key, f"{metric.name} (%)", metric.best), lambda result: 100 * result.value, 1),
-        (TableColumn("calibration_error", "ECE (%)"), lambda result: 100 * result.calibration_error, 1),
-        (TableColumn("ms_per_image", "ms per image", None), lambda result: result.ms_per_image, 2),
-    ]
+    columns: dict[TableColumn, Statistic] = {TableColumn(metric.key, f"{metric.name} (%)", metric.best): average_value}
     if metric == MIOU:
-        accuracy = TableColumn("pixel_accuracy", "pixel accuracy (%)", "highest")
-        averaged.insert(1, (accuracy, lambda result: 100 * (1 - result.error), 1))
+        columns[TableColumn("pixel_accuracy", "pixel accuracy (%)", "highest")] = compute_accuracy
+    columns[TableColumn("calibration_error", "ECE (%)")] = compute_calibration
     rows = []
-    for entry in entries:
-        cells = [average([value(result) for result in entry.results], decimals) for _, value, decimals in averaged]
+    for entry, row in zip(entries, _build_rows(entries, columns), strict=True):
         interval = estimate_interval(entry.results)
-        cells[0] = replace(cells[0], note=format_range(interval) if interval else "")
+        mean = replace(row.cells[0], note=format_range(interval) if interval else "")
+        time = average([result.ms_per_image for result in entry.results], decimals=2)
         peaks = (result.peak_mib for result in entry.results if result.peak_mib is not None)
         memory = TableCell(max(peaks, default=nan), decimals=0)
         num_skipped = sum(result.num_skipped for result in entry.results)
         num_batches = sum(result.num_batches for result in entry.results)
         updates = TableCell(num_skipped, decimals=0, note=f"of {num_batches}" if num_skipped else "")
-        rows.append(
-            TableRow(
-                entry.label,
-                entry.run,
-                len(entry.results),
-                (*cells, memory, _find_worst_domain(entry), updates, _compare_with_best(entry, entries)),
-            )
-        )
-    columns = (
-        *(column for column, _, _ in averaged),
-        TableColumn("peak_mib", "peak memory (MiB)", None),
-        TableColumn("worst", f"worst domain, {metric.name} (%)", None),
-        TableColumn("skipped", "skipped updates", None),
-        TableColumn("difference", "minus best (points)", None),
-    )
-    statistics: dict[str, Statistic] = {
-        metric.key: average_value,
-        "calibration_error": lambda _result, scores: Score.sum(filter(None, scores)).calibration_error,
-        "pixel_accuracy": lambda _result, scores: fmean(1 - score.error for score in filter(None, scores)),
+        others = (time, memory, _find_worst_domain(entry), updates, _compare_with_best(entry, entries))
+        rows.append(replace(row, cells=(mean, *row.cells[1:], *others)))
+    headings = {
+        "ms_per_image": "ms per image",
+        "peak_mib": "peak memory (MiB)",
+        "worst": f"worst domain, {metric.name} (%)",
+        "skipped": "skipped updates",
+        "difference": "minus best (points)",
     }
-    return Table(columns, mark_best(rows, columns, entries, statistics), "Calibration, cost and worst domain")
+    more = (TableColumn(key, heading, None) for key, heading in headings.items())
+    return Table((*columns, *more), tuple(rows), "Calibration, cost and worst domain")
 
 
-def _build_score_row(entry: MethodEntry, layout: ColumnLayout, published: PublishedTable | None) -> TableRow:
-    reference = published.rows.get(entry.method) if published else None
-    per_result = [_average_columns(result, layout) for result in entry.results]
-    cells = [average([values[column] for values in per_result]) for column in layout.columns]
-    mean = average([100 * result.value for result in entry.results])
-    if reference:
-        mean = replace(mean, published=reference.mean, published_deviation=reference.deviation)
-        if layout.by.startswith("domain"):
-            keys = [column if layout.is_repeating else column.split(" ")[0] for column in layout.columns]
-            cells = [replace(cell, published=reference.columns.get(key)) for cell, key in zip(cells, keys, strict=True)]
-    return TableRow(entry.label, entry.run, len(entry.results), (*cells, mean))
+def _build_rows(entries: Sequence[MethodEntry], columns: Mapping[TableColumn, Statistic]) -> list[TableRow]:
+    """Return a row per entry: the mean of each number over its results, in percent.
+
+    The best number of a column is marked if it leads all others by more than noise.
+    """
+    rows = [
+        [average([100 * compute(each, each.segments) for each in entry.results]) for compute in columns.values()]
+        for entry in entries
+    ]
+    for number, (column, statistic) in enumerate(columns.items()):
+        known = {place: cells[number].value for place, cells in enumerate(rows) if not isnan(cells[number].value)}
+        if len(known) > 1:
+            best = (min if column.best == "lowest" else max)(known, key=known.__getitem__)
+            others = (entries[place].results for place in known if place != best)
+            leads = (estimate_difference(entries[best].results, other, statistic) for other in others)
+            if all(lead is not None and lead.excludes_zero for lead in leads):
+                rows[best][number] = replace(rows[best][number], is_best=True)
+    return [
+        TableRow(entry.label, entry.run, len(entry.results), tuple(cells))
+        for entry, cells in zip(entries, rows, strict=True)
+    ]
 
 
-def _average_columns(result: Result, layout: ColumnLayout) -> dict[str, float]:
-    """Return the mean score of the segments of each column, in percent."""
-    grouped: dict[str, list[float]] = {column: [] for column in layout.columns}
-    for number, (domain, value) in enumerate(zip(result.domains, result.values, strict=True)):
-        if column := layout.find_column(number, domain):
-            grouped[column].append(100 * value)
-    return {column: fmean(values) for column, values in grouped.items()}
+def _add_published(row: TableRow, published: PublishedRow | None, layout: ColumnLayout) -> TableRow:
+    """Return a row with the published numbers beside its own."""
+    if published is None:
+        return row
+    *cells, mean = row.cells
+    if layout.by.startswith("domain"):
+        keys = [column if layout.is_repeating else column.split(" ")[0] for column in layout.columns]
+        cells = [replace(cell, published=published.columns.get(key)) for cell, key in zip(cells, keys, strict=True)]
+    mean = replace(mean, published=published.mean, published_deviation=published.deviation)
+    return replace(row, cells=(*cells, mean))
 
 
 def _compare_with_best(entry: MethodEntry, entries: Sequence[MethodEntry]) -> TableCell:
@@ -222,32 +218,6 @@ def build_visit_table(entries: Sequence[MethodEntry]) -> Table | None:
     return Table(tuple(columns), tuple(rows), caption)
 
 
-def mark_best(
-    rows: Sequence[TableRow],
-    columns: Sequence[TableColumn],
-    entries: Sequence[MethodEntry],
-    statistics: Mapping[str, Statistic],
-) -> tuple[TableRow, ...]:
-    """Return the rows with the best number of each column marked, if it leads all others by more than noise.
-
-    ``entries`` are the results of each row. ``statistics`` compute the number of a column, by its key; other columns
-    have no marks.
-    """
-    marked = [list(row.cells) for row in rows]
-    for number, column in enumerate(columns):
-        statistic = statistics.get(column.key)
-        known = [place for place, row in enumerate(rows) if not isnan(row.cells[number].value)]
-        if column.best is None or statistic is None or len(known) < 2:
-            continue
-        pick = min if column.best == "lowest" else max
-        best = pick(known, key=lambda place: rows[place].cells[number].value)
-        others = [place for place in known if place != best]
-        leads = (estimate_difference(entries[best].results, entries[other].results, statistic) for other in others)
-        if all(lead is not None and lead.excludes_zero for lead in leads):
-            marked[best][number] = replace(marked[best][number], is_best=True)
-    return tuple(replace(row, cells=tuple(cells)) for row, cells in zip(rows, marked, strict=True))
-
-
 def column_statistic(layout: ColumnLayout, column: str) -> Statistic:
     """Return the mean score of the segments of a column."""
 
@@ -281,6 +251,16 @@ def class_statistics(names: Sequence[str]) -> dict[str, Statistic]:
         return nan if value is None else value
 
     return {name: partial(compute, name) for name in (*names, "mean")}
+
+
+def compute_calibration(_result: Result, scores: Sequence[BatchScore | None]) -> float:
+    """Return the expected calibration error over the whole stream."""
+    return Score.sum(filter(None, scores)).calibration_error
+
+
+def compute_accuracy(_result: Result, scores: Sequence[BatchScore | None]) -> float:
+    """Return the mean accuracy over segments."""
+    return fmean(1 - score.error for score in filter(None, scores))
 
 
 def rank_entries(entries: Sequence[MethodEntry]) -> list[MethodEntry]:

@@ -155,9 +155,9 @@ class Table:
         return any(cell.published is not None for row in self.rows for cell in row.cells[:-1])
 
 
-def average(values: Sequence[float | None], decimals: int = 1) -> TableCell:
-    """Return a cell with the mean and deviation of the values that are not None."""
-    known = [value for value in values if value is not None]
+def average(values: Sequence[float], decimals: int = 1) -> TableCell:
+    """Return a cell with the mean and deviation of the values that are not nan."""
+    known = [value for value in values if not isnan(value)]
     if not known:
         return TableCell(nan, decimals=decimals)
     return TableCell(fmean(known), stdev(known) if len(known) > 1 else None, decimals=decimals)
