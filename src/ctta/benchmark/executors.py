@@ -52,7 +52,11 @@ class Executor(Protocol):
     num_slots: int
 
     def submit(self, cell: BenchmarkCell) -> None:
-        """Start a cell; there must be a free slot."""
+        """Start a cell.
+
+        Args:
+            cell: The cell; there must be a free slot.
+        """
 
     def next_outcome(self) -> JobOutcome:
         """Wait until one of the submitted cells has ended, and return its outcome."""
@@ -88,7 +92,11 @@ class SerialExecutor:
         self.on_batch = on_batch
 
     def submit(self, cell: BenchmarkCell) -> None:
-        """Note the cell to run."""
+        """Note the cell to run.
+
+        Args:
+            cell: The cell.
+        """
         self._cell = cell
 
     def next_outcome(self) -> JobOutcome:
@@ -116,7 +124,11 @@ class ProcessExecutor:
         self._outcomes: SimpleQueue[JobOutcome] = SimpleQueue()
 
     def submit(self, cell: BenchmarkCell) -> None:
-        """Start the process of a cell."""
+        """Start the process of a cell.
+
+        Args:
+            cell: The cell.
+        """
         search_path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", WORKER, cell.to_json()],
@@ -210,7 +222,11 @@ class RayExecutor:
         self._running: dict[Any, BenchmarkCell] = {}
 
     def submit(self, cell: BenchmarkCell) -> None:
-        """Start the task of a cell."""
+        """Start the task of a cell.
+
+        Args:
+            cell: The cell.
+        """
         self._running[self._task.remote(cell)] = cell
 
     def next_outcome(self) -> JobOutcome:

@@ -206,7 +206,14 @@ class BenchmarkOptions:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the options that :meth:`to_dict` has described."""
+        """Return the options that :meth:`to_dict` has described.
+
+        Args:
+            values: The description.
+
+        Returns:
+            Equal options.
+        """
         fields = ((name, tuple(each) if isinstance(each, list) else each) for name, each in values.items())
         return cls(**dict[str, Any](fields))
 

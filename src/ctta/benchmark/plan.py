@@ -74,7 +74,14 @@ class BenchmarkCell:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return the cell that :meth:`to_json` has written."""
+        """Return the cell that :meth:`to_json` has written.
+
+        Args:
+            text: The JSON.
+
+        Returns:
+            An equal cell.
+        """
         fields = json.loads(text)
         return cls(**fields | {"options": BenchmarkOptions.from_dict(fields["options"])})
 

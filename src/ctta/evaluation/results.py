@@ -57,7 +57,14 @@ class BatchRecord:
 
     @classmethod
     def from_json(cls, line: str) -> Self:
-        """Return the record that :meth:`to_json` has written."""
+        """Return the record that :meth:`to_json` has written.
+
+        Args:
+            line: The JSON.
+
+        Returns:
+            An equal record.
+        """
         fields = json.loads(line)
         return cls(**fields | {"score": score_from_json(fields["score"])})
 
@@ -105,7 +112,15 @@ class Result:
 
     @classmethod
     def from_batches(cls, about: dict[str, Any], batches: Sequence[BatchRecord]) -> Self:
-        """Build a result from all other fields, as in ``about.json``, and the records of the batches done."""
+        """Build a result from its description and the records of its batches.
+
+        Args:
+            about: All other fields, as in ``about.json``.
+            batches: Records of the batches done.
+
+        Returns:
+            The result.
+        """
         lists = {name: tuple(about.get(name, ())) for name in ("domains", "class_names", "visits")}
         composition = Composition(**about["composition"]) if about.get("composition") else None
         return cls(**about | lists | {"composition": composition}, batches=tuple(batches))

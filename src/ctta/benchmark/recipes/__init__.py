@@ -49,7 +49,7 @@ RECIPES: dict[str, Callable[[BenchmarkOptions], BenchmarkTask]] = {
 def build_task(
     recipe: str, options: BenchmarkOptions, methods: Sequence[str] = (), *, ignore_other_settings: bool = False
 ) -> BenchmarkTask:
-    """Build the task of a recipe with the user's options applied; its network and streams are built on demand.
+    """Build the task of a recipe with the user's options applied.
 
     Args:
         recipe: A key of :data:`RECIPES`.
@@ -57,6 +57,9 @@ def build_task(
         methods: Further methods that are not of the recipe, by their names in :mod:`ctta.core.registry`.
         ignore_other_settings: Whether ``options.settings`` and ``options.policies`` may name methods that the task does
             not have.
+
+    Returns:
+        The task; its network and streams are built on demand.
 
     Raises:
         ConfigError: There is no such recipe, or an option does not fit it.

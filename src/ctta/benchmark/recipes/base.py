@@ -77,7 +77,15 @@ class MethodSpec:
         return self.needs_source_stats and self.settings.get("source_stats") is None
 
     def build_model(self, net: nn.Module, seed: int) -> AdaptiveModel:
-        """Wrap a network in the method; the seed is ignored by methods without randomness."""
+        """Wrap a network in the method.
+
+        Args:
+            net: Source network.
+            seed: Seed of the method; ignored by methods without randomness.
+
+        Returns:
+            A new adaptive model.
+        """
         return self.factory(net, **self.settings, **({"seed": seed} if self.is_random else {}))
 
 

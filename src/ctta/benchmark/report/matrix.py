@@ -103,7 +103,14 @@ class Matrix:
         return tuple(sorted(rows, key=lambda label: (-len(rows[label]), fmean(rows[label]))))
 
     def row(self, method: str) -> dict[str, MatrixCell]:
-        """Return the complete cells of a method, given by its label, by the names of the protocols."""
+        """Return the cells of a method by the names of the protocols.
+
+        Args:
+            method: Label of the method.
+
+        Returns:
+            The complete cells.
+        """
         return {each.name: each.cells[method] for each in self.protocols if method in each.cells}
 
 

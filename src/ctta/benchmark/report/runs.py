@@ -61,6 +61,9 @@ def read_runs(folders: Sequence[Path], *, on_progress: OnProgress | None = None)
             evaluations; repeated ones are ignored.
         on_progress: Called after each cell with the number of cells read and in total.
 
+    Returns:
+        The runs, in the order of the folders.
+
     Raises:
         ConfigError: If there is no folder.
         DataError: If a folder holds no run, or one that cannot be read.
