@@ -30,8 +30,15 @@ PATIENCE = 600.0  # seconds; the process of each shard imports torch
 OPTIONS = ("--method", "tent", "--set", "lr=0.01", "--no-guard", "--window", "0", "--snapshot-every", "0.3")
 SHARD_CPUS = 0.05  # so that shards are on the nodes with CPUs only, which the tests kill, and not on the head
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
-#: Declare a node dead after three seconds without an answer.
-HEALTH = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_timeout_ms": 1000}
+SYSTEM = {
+    # Declare a node dead after some seconds without an answer: at once if its process is gone, else three times.
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 3000,
+    "health_check_failure_threshold": 3,
+    # Ray runs workers at niceness 15: beside other tests, importing torch would take them minutes.
+    "worker_niceness": 0,
+}
 
 
 @pytest.fixture
@@ -44,8 +51,7 @@ def cluster(tmp_path: Path) -> Iterator[Any]:
         patch.setenv("TMPDIR", folder)  # of Ray, and of the processes of shards
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        system = {**HEALTH, "health_check_failure_threshold": 3}
-        head = {**NODE, "num_cpus": 0, "include_dashboard": False, "_system_config": system}
+        head = {**NODE, "num_cpus": 0, "include_dashboard": False, "_system_config": SYSTEM}
         started = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
         started.add_node(**NODE)
         ray.init(started.address, namespace=NAMESPACE, log_to_driver=False)
