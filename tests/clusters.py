@@ -79,8 +79,8 @@ class LocalShards(RayService):
             "query_string": query,
             "headers": [(b"host", b"localhost"), *bearer, *headers],
         }
-        messages = await call_app(self.app, scope, body)
-        return messages[0]["status"], b"".join(each.get("body", b"") for each in messages)
+        response = await call_app(self.app, scope, body)
+        return response.status_code, bytes(response.body)
 
     async def infer(self, stream: str, x: Tensor) -> tuple[int, dict[str, Any]]:
         body = json.dumps(infer_request(stream, x)).encode()

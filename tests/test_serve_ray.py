@@ -183,10 +183,14 @@ class Deployment:
 
 
 def find_parent(pid: int) -> int:
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, ProcessLookupError):
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("PPid:"))
     return 0
+
+
+def find_children(pid: int) -> list[int]:
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*") if find_parent(int(path.name)) == pid]
 
 
 def kill_process(service: Deployment) -> set[str]:
@@ -236,13 +240,16 @@ def replace_node(service: Deployment, cluster: Any) -> set[str]:
 def pause_node(service: Deployment, cluster: Any) -> set[str]:
     """Pause a node until Ray has started its shards elsewhere: when it comes back, its processes end."""
     victim, orphans = find_victim(service, cluster)
-    pids = [*(each["pid"] for each in orphans.values()), victim.all_processes["raylet"][0].process.pid]
-    for pid in pids:
+    raylet = victim.all_processes["raylet"][0].process.pid
+    workers = find_children(raylet)  # also a proxy, and maybe the front, which answer until they end
+    paused = [*(each["pid"] for each in orphans.values()), raylet]
+    for pid in paused:
         os.kill(pid, signal.SIGSTOP)
     wait_for_successors(service, orphans)
-    for pid in pids:
+    for pid in paused:
         os.kill(pid, signal.SIGCONT)
-    until(lambda: not any(find_parent(each["pid"]) for each in orphans.values()))
+    assert {each["pid"] for each in orphans.values()} <= set(workers)
+    until(lambda: not any(map(find_parent, workers)))
     return set(orphans)
 
 

@@ -1,18 +1,17 @@
 """HTTP service for streams of images, each of which adapts on its own; needs the extra ``ctta[serve]``.
 
-A request passes these modules from the socket to its answer:
+A request passes five modules from the socket to its answer:
 
-1. ``http``: bearer token, host and origin; the body, read within the limits; how errors are answered
+1. ``http``: bearer token, host and origin; the body, read within the limits; counts, and answers to errors
 2. ``protocol`` (Open Inference Protocol) or ``routes`` (images, operators, live page): bytes to tensors and back
 3. ``service``: checks of the images
 4. ``store``: the queue of the stream, a worker thread, room in memory
 5. ``stream``: the call of the model, within the window and the time budget of the stream
-6. ``metrics``: counts on the way out
 
 ``app`` puts them together. If the stream is new or on disk, ``persistence`` creates or reads it between 4 and 5. Of the
-others, ``options`` declares what can be set, ``listing`` selects what a page of streams shows, ``audit`` records what
-happens to streams, ``directory`` remembers what they were started with, and ``cameras`` reads cameras by itself. On
-many machines, ``ray`` has a front and a process for each of the ``shards``.
+others, ``options`` declares what can be set, ``listing`` selects what a page of streams shows, ``metrics`` declares
+what is counted, ``audit`` records what happens to streams, ``directory`` remembers what they were started with, and
+``cameras`` reads cameras by itself. On many machines, ``ray`` has a front and a process for each of the shards.
 
 >>> import tempfile, ctta, torch
 >>> from ctta.guard import Guarded

@@ -6,34 +6,35 @@ import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import uvicorn
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from typing_extensions import Doc
 
 import ctta
 from ctta.core.options import Option, takes_options
 from ctta.errors import InputError
-from ctta.serve.cameras import CameraReaders, StreamCamera, camera_routes
+from ctta.serve.cameras import CameraReaders, StreamCamera
 from ctta.serve.http import (
     INTERNAL,
     OUT_OF_MEMORY,
     RETRY_AFTER_OUT_OF_MEMORY,
     ApiError,
     Authenticator,
+    BodyReader,
+    MetricsMiddleware,
     Tokens,
     check_host,
     error_responses,
     is_out_of_memory,
 )
-from ctta.serve.metrics import MetricsMiddleware
 from ctta.serve.options import SERVER
 from ctta.serve.protocol import protocol_routes
 from ctta.serve.routes import page_routes, stream_routes
@@ -58,59 +59,7 @@ def create_app(
         The application.
     """
     readers = CameraReaders(service, cameras)
-    app = FastAPI(
-        title="ctta serve",
-        version=ctta.__version__,
-        docs_url=None,
-        redoc_url=None,
-        lifespan=_lifespan(service, readers),
-    )
-    auth, read_body = Authenticator(tokens), service.read_body
-    app.include_router(protocol_routes(service, auth, read_body))
-    app.include_router(stream_routes(service, auth, read_body))
-    app.include_router(page_routes(auth))
-    if readers.readers:
-        app.include_router(camera_routes(readers, auth))
 
-    @app.get(
-        "/metrics",
-        dependencies=[Depends(auth.require_infer)],
-        responses=error_responses(),
-        response_class=PlainTextResponse,
-    )
-    async def metrics() -> Response:
-        """Return metrics for Prometheus."""
-        return Response(service.metrics.render(), media_type=CONTENT_TYPE_LATEST)
-
-    add_error_handlers(app, service.metrics.count_failure)
-    app.add_middleware(MetricsMiddleware, metrics=service.metrics)
-    _remove_status_422(app)
-    return app
-
-
-def add_error_handlers(app: FastAPI, on_failure: Callable[[str], None]) -> None:
-    """Let an application answer every error in the form of the Open Inference Protocol.
-
-    Args:
-        app: The application.
-        on_failure: Called with the cause of each failure that is not the client's fault.
-    """
-
-    async def handle_unexpected_error(request: Request, error: Exception) -> Response:
-        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        if is_out_of_memory(error):
-            on_failure(OUT_OF_MEMORY)
-            headers = {"Retry-After": str(RETRY_AFTER_OUT_OF_MEMORY)}
-            return JSONResponse({"error": "the service ran out of memory: see its log"}, 500, headers)
-        on_failure(INTERNAL)
-        return JSONResponse({"error": "the service failed: see its log"}, 500)
-
-    for kind in (ApiError, InputError, HTTPException, RequestValidationError):
-        app.add_exception_handler(kind, _handle_error)
-    app.add_exception_handler(Exception, handle_unexpected_error)
-
-
-def _lifespan(service: Service, readers: CameraReaders) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         autosave = asyncio.create_task(service.store.autosave_loop())
@@ -125,7 +74,49 @@ def _lifespan(service: Service, readers: CameraReaders) -> Callable[[FastAPI], A
             finally:
                 service.release()
 
-    return lifespan
+    app = FastAPI(title="ctta serve", version=ctta.__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    auth, read_body = Authenticator(tokens), BodyReader(service.limits)
+    app.include_router(protocol_routes(service, auth, read_body))
+    app.include_router(stream_routes(service, auth, read_body))
+    app.include_router(page_routes(auth))
+    infer = [Depends(auth.require_infer)]
+
+    async def list_cameras() -> list[dict[str, Any]]:
+        """List the cameras that the service reads by itself: their health, and the last answer of each."""
+        return [reader.describe() for reader in readers.readers]
+
+    if readers.readers:
+        app.get("/cameras", dependencies=infer, responses=error_responses(), tags=["cameras"])(list_cameras)
+
+    @app.get("/metrics", dependencies=infer, responses=error_responses(), response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Return metrics for Prometheus."""
+        return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    add_error_handlers(app, service.metrics.count_failure)
+    app.add_middleware(MetricsMiddleware, metrics=service.metrics)
+    _remove_status_422(app)
+    return app
+
+
+def add_error_handlers(app: FastAPI, on_failure: Callable[[str], None]) -> None:
+    """Let an application answer every error in the form of the Open Inference Protocol.
+
+    ``on_failure`` is called with the cause of each failure that is not the client's fault.
+    """
+
+    async def handle_unexpected_error(request: Request, error: Exception) -> Response:
+        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        if is_out_of_memory(error):
+            on_failure(OUT_OF_MEMORY)
+            headers = {"Retry-After": str(RETRY_AFTER_OUT_OF_MEMORY)}
+            return JSONResponse({"error": "the service ran out of memory: see its log"}, 500, headers)
+        on_failure(INTERNAL)
+        return JSONResponse({"error": "the service failed: see its log"}, 500)
+
+    for kind in (ApiError, InputError, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, _handle_error)
+    app.add_exception_handler(Exception, handle_unexpected_error)
 
 
 async def _handle_error(request: Request, error: Exception) -> Response:

@@ -39,11 +39,6 @@ class AuditLog:
 
     Not a ``RotatingFileHandler``: its buffered file leaves a part of a line behind when the disk is full or the process
     is killed, and stays open after the service has released its directory.
-
-    Args:
-        path: The file.
-        on_event: Called with the kind of each event.
-        on_failure: Called for each event that could not be written.
     """
 
     def __init__(self, path: Path, on_event: Callable[[str], None], on_failure: Callable[[], None]) -> None:
@@ -51,17 +46,7 @@ class AuditLog:
         self._lock = threading.Lock()
 
     def append(self, stream: str, kind: str, cause: str, **details: Any) -> dict[str, Any]:
-        """Write an event, and return it with its time.
-
-        Args:
-            stream: Name of the stream.
-            kind: A :class:`StreamEvent`, or the kind of a guard's event.
-            cause: Why it happened, in words.
-            **details: Further fields.
-
-        Returns:
-            The event.
-        """
+        """Write an event of a kind of :class:`StreamEvent` or of a guard's, and return it with its time."""
         event = {"time": round(time.time(), 3), "stream": stream, "kind": str(kind), "cause": cause, **details}
         line = json.dumps(event, allow_nan=False, default=str)
         with self._lock:

@@ -4,14 +4,13 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future
+from collections.abc import AsyncIterator, Iterable, Sequence
+from concurrent.futures import CancelledError
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Depends
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -20,9 +19,8 @@ from typing_extensions import override
 from ctta.data.datasets.video import FrameFeed, FrameSampling, VideoFrame, describe_address, import_av, is_live
 from ctta.data.streams.video import frame_to_tensor
 from ctta.errors import ConfigError, DataError, InputError, first_line
-from ctta.serve.http import ApiError, Authenticator, error_responses, validate_stream_name
+from ctta.serve.http import ApiError, validate_stream_name
 from ctta.serve.service import Service
-from ctta.serve.stream import InferenceResult
 
 logger = logging.getLogger("ctta.serve")
 
@@ -75,12 +73,7 @@ class StreamCamera:
 
 
 class CameraReader:
-    """Reads a camera in a thread and feeds its frames to a stream, one request after the other.
-
-    Args:
-        service: Answers the requests.
-        camera: What to read.
-    """
+    """Reads a camera in a thread and feeds its frames to a stream, one request after the other."""
 
     def __init__(self, service: Service, camera: StreamCamera) -> None:
         self.service, self.camera = service, camera
@@ -141,7 +134,10 @@ class CameraReader:
 
     def _answer(self, frame: VideoFrame) -> None:
         try:
-            result = self._request(frame).result()
+            name = self.camera.stream
+            x = frame_to_tensor(frame.pixels, self.service.image_size or self.service.store.image_size(name))
+            assert self._loop is not None, "start() comes first"
+            result = asyncio.run_coroutine_threadsafe(self.service.infer(name, x, adapt=True), self._loop).result()
         except (ApiError, InputError) as error:
             self.error = error.message if isinstance(error, ApiError) else str(error)
             self.num_rejected += 1
@@ -154,23 +150,9 @@ class CameraReader:
             self.error = None
             self.num_answered += 1  # last: whoever sees the count sees the answer too
 
-    def _request(self, frame: VideoFrame) -> "Future[InferenceResult]":
-        name = self.camera.stream
-        x = frame_to_tensor(frame.pixels, self.service.image_size or self.service.store.image_size(name))
-        assert self._loop is not None, "start() comes first"
-        return asyncio.run_coroutine_threadsafe(self.service.infer(name, x, adapt=True), self._loop)
-
 
 class CameraReaders(Collector):
-    """All cameras of a service, with their metrics.
-
-    Args:
-        service: Answers the requests.
-        cameras: What to read.
-
-    Raises:
-        ConfigError: If two cameras feed the same stream.
-    """
+    """All cameras of a service, with their metrics; ConfigError if two of them feed the same stream."""
 
     def __init__(self, service: Service, cameras: Sequence[StreamCamera]) -> None:
         names = [camera.stream for camera in cameras]
@@ -193,9 +175,6 @@ class CameraReaders(Collector):
 
     @override
     def collect(self) -> Iterable[Metric]:
-        return list(self._collect())
-
-    def _collect(self) -> Iterator[Metric]:
         up = GaugeMetricFamily("ctta_camera_up", "Whether frames arrive from a camera.", labels=["camera"])
         age = GaugeMetricFamily("ctta_camera_frame_age_seconds", "Time since the last frame.", labels=["camera"])
         frames = CounterMetricFamily("ctta_camera_frames", "Frames taken from a camera.", labels=["camera"])
@@ -208,16 +187,4 @@ class CameraReaders(Collector):
             frames.add_metric(name, feed.num_frames)
             skipped.add_metric(name, reader.num_skipped)
             reconnects.add_metric(name, feed.num_reconnects)
-        yield from (up, age, frames, skipped, reconnects)
-
-
-def camera_routes(readers: CameraReaders, auth: Authenticator) -> APIRouter:
-    """Return the route ``/cameras``."""
-    router = APIRouter(tags=["cameras"])
-
-    @router.get("/cameras", dependencies=[Depends(auth.require_infer)], responses=error_responses())
-    async def list_cameras() -> list[dict[str, Any]]:
-        """List the cameras that the service reads by itself: their health, and the last answer of each."""
-        return [reader.describe() for reader in readers.readers]
-
-    return router
+        return up, age, frames, skipped, reconnects

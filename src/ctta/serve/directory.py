@@ -91,7 +91,13 @@ class StateDirectory:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = lock_directory(self.path)
+        self._lock = FileLock(self.path / "lock", thread_local=False)  # released by the thread that serves
+        try:
+            self._lock.acquire(timeout=0)  # two services would overwrite each other's streams
+        except Timeout:
+            raise ConfigError(
+                f"another process serves the streams in {self.path}: stop it, or use another one"
+            ) from None
 
     @property
     def audit_file(self) -> Path:
@@ -99,13 +105,10 @@ class StateDirectory:
         return self.path / "audit.jsonl"
 
     def check_same_service(self, model: AdaptiveModel) -> None:
-        """Raise now, and not at each stream, if the streams were started with another network or method.
+        """Raise ConfigError now, and not at each stream, if they were started with another network or method.
 
         Args:
             model: Model of the service.
-
-        Raises:
-            ConfigError: If they were.
         """
         path, requested = self.path / SERVICE_FILE, _describe_service(model)
         if not path.exists():
@@ -124,22 +127,8 @@ class StateDirectory:
         self._lock.release()
 
 
-def lock_directory(directory: Path) -> FileLock:
-    """Lock a directory: two services would overwrite each other's streams."""
-    lock = FileLock(directory / "lock", thread_local=False)  # released by the thread that serves
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise ConfigError(f"another process serves the streams in {directory}: stop it, or use another one") from None
-    return lock
-
-
 def lock_shared(directory: Path) -> int:
-    """Lock a directory for all shards of a service on several machines, and return the open file.
-
-    Raises:
-        ConfigError: If a service of one process uses the directory.
-    """
+    """Lock a directory for all shards of a service on several machines, and return the open file."""
     import fcntl  # not on Windows, where there is no Ray cluster either
 
     directory.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What every request passes before its route: its token, and its body within limits; and how errors are answered."""
+"""What every request passes around its route: its token, its body within limits, counts, and answers to errors."""
 
 import asyncio
 import ctypes
@@ -10,6 +10,7 @@ import math
 import os
 import re
 import sys
+import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -22,12 +23,15 @@ import torch
 from fastapi import Request
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ctta.errors import ConfigError, InputError
+from ctta.serve.metrics import ServiceMetrics
 from ctta.serve.options import Limits
 
 logger = logging.getLogger("ctta.serve")
 
+METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS")
 #: A regular expression for Python and for OpenAPI alike.
 STREAM_NAME_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 EXAMPLE_STREAM = "camera7"
@@ -39,6 +43,35 @@ TOKEN_VARIABLE, ADMIN_TOKEN_VARIABLE = "CTTA_SERVE_TOKEN", "CTTA_SERVE_ADMIN_TOK
 WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 PIECE = 2**20  # bytes that are expanded at once, in a millisecond
 TRIM_THRESHOLD = 16 * 2**20  # bytes from which on it is worth a millisecond to return freed memory
+
+
+class MetricsMiddleware:
+    """Count every request by its route, and forbid browsers to guess the type of an answer."""
+
+    def __init__(self, app: ASGIApp, metrics: ServiceMetrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started, status = time.monotonic(), 500
+
+        async def send_and_observe(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message.setdefault("headers", []).append((b"x-content-type-options", b"nosniff"))
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_and_observe)
+        finally:
+            method = scope["method"] if scope["method"] in METHODS else "other"
+            route = getattr(scope.get("route"), "path", "none")  # the template, not the path that the client sent
+            self.metrics.requests.labels(method, route, str(status)).inc()
+            self.metrics.request_duration.labels(route).observe(time.monotonic() - started)
 
 
 # ---- errors ----
@@ -79,10 +112,6 @@ def hide_internal_errors(task: str, on_failure: Callable[[str], None]) -> Iterat
 
     ``ApiError`` and ``InputError`` pass. Everything else is logged with its traceback, counted, and answered with
     status 500; if memory ran out, the answer says that the same request may succeed later.
-
-    Args:
-        task: What is done within, for the log.
-        on_failure: Called with the cause, ``"out_of_memory"`` or ``"internal"``.
     """
     try:
         yield
@@ -103,10 +132,6 @@ def report_disk_errors(task: str, on_failure: Callable[[str], None]) -> Iterator
     """Turn errors of the disk into an :class:`ApiError` with status 503: they may be temporary, such as a full disk.
 
     Only for blocks in which an ``OSError`` comes from the service's own files, and not from a network.
-
-    Args:
-        task: What is done within, for the log and the client.
-        on_failure: Called with the cause, ``"disk"``.
     """
     try:
         yield
@@ -265,9 +290,6 @@ class Authenticator:
     Without tokens, whoever reaches the port may do everything. The service listens on loopback only then, but a browser
     on the same machine reaches the port on behalf of any page it shows: such requests name a foreign host (DNS
     rebinding) or come from a foreign origin, and are rejected.
-
-    Args:
-        tokens: Tokens of the service.
     """
 
     def __init__(self, tokens: Tokens) -> None:
@@ -334,9 +356,6 @@ def _is_same(given: str, token: str | None) -> bool:
 class Decompressor:
     """Expand a body piece by piece, so that its reader can stop at a limit.
 
-    Args:
-        encoding: Value of the header Content-Encoding; ApiError with status 415 if it is not supported.
-
     >>> import gzip
     >>> decompressor = Decompressor("gzip")
     >>> b"".join(decompressor.expand(gzip.compress(b"body")))
@@ -376,11 +395,7 @@ class Decompressor:
 
 
 class BodyReader:
-    """Read request bodies within the limits; a dependency of routes, to be resolved after authentication.
-
-    Args:
-        limits: Of one body, of all bodies at once, and of the time that reading may take.
-    """
+    """Read request bodies within the limits; a dependency of routes, to be resolved after authentication."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits, self._max_total = limits, limits.max_total_body_bytes
@@ -442,12 +457,7 @@ class BodyReader:
 
 
 class MemoryBudget:
-    """Admit requests in the order of their arrival, while the memory that they reserve stays within a limit.
-
-    Args:
-        max_bytes: The limit.
-        timeout: Seconds after which a request that waits is given up.
-    """
+    """Admit requests in the order of their arrival, while the memory that they reserve stays within a limit."""
 
     def __init__(self, max_bytes: int, timeout: float) -> None:
         self.max_bytes, self.timeout = max_bytes, timeout
@@ -458,9 +468,6 @@ class MemoryBudget:
     @asynccontextmanager
     async def reserve(self, num_bytes: int) -> AsyncIterator[Callable[[int], None]]:
         """Wait until there is memory, and reserve it for the duration of a block.
-
-        Args:
-            num_bytes: Bytes that the block needs at most.
 
         Yields:
             A function that releases what exceeds a number of bytes, once the block needs no more than that.

@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import Annotated, Any
@@ -20,10 +20,10 @@ _TOTALS = ("updates", "images", "waiting", "live", "alarms", "harmed", "frozen")
 class StreamOrder(StrEnum):
     """Orders of the list."""
 
-    RECENT = "recent"
-    ALARM = "alarm"
+    RECENT = "recent"  # the most recently used first
+    ALARM = "alarm"  # alarms first, and the highest collapse score first among them
     NAME = "name"
-    GAIN = "gain"
+    GAIN = "gain"  # the lowest first
 
 
 class StreamState(StrEnum):
@@ -38,37 +38,22 @@ class StreamState(StrEnum):
 
 @dataclass(frozen=True)
 class StreamQuery:
-    """What to list; a dependency of routes.
-
-    Attributes:
-        order: The most recently used first; alarms first and the highest collapse score first among them; by name; or
-            the lowest gain first.
-        state: Only streams in this state; None for all.
-        search: Only streams whose name contains this text, in upper or lower case.
-        offset: Streams to skip.
-        limit: Streams to list.
-    """
+    """What to list; a dependency of routes."""
 
     order: StreamOrder = StreamOrder.RECENT
     state: StreamState | None = None
-    search: Annotated[str, Query(max_length=64)] = ""
+    search: Annotated[str, Query(max_length=64)] = ""  # a part of the name, in upper or lower case
     offset: Annotated[int, Query(ge=0, le=10**9)] = 0
     limit: Annotated[int, Query(ge=1, le=1000)] = 100
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The streams that match a query, in order.
+    """The streams that match a query, in order."""
 
-    Attributes:
-        total: Number of streams, also of those that do not match.
-        totals: Sums over all streams.
-        matches: Sort key and name of each that matches.
-    """
-
-    total: int = 0
-    totals: Mapping[str, int] = field(default_factory=dict)
-    matches: Sequence[tuple[SortKey, str]] = ()
+    total: int  # number of streams, also of those that do not match
+    totals: Mapping[str, int]  # sums over all streams
+    matches: Sequence[tuple[SortKey, str]]  # sort key and name
 
     def page(self, query: StreamQuery) -> list[str]:
         """Return the names on the page of a query."""
@@ -80,15 +65,7 @@ class Listing:
 
 
 async def list_streams(slots: Iterable[StreamSlot], query: StreamQuery) -> Listing:
-    """List the streams of one process; many in a thread, so that other requests need not wait.
-
-    Args:
-        slots: The streams.
-        query: What to list.
-
-    Returns:
-        The matching ones in order, and totals of all.
-    """
+    """List the streams of one process; many in a thread, so that other requests need not wait."""
     slots = list(slots)
     return await asyncio.to_thread(_list, slots, query) if len(slots) > MANY else _list(slots, query)
 
@@ -98,7 +75,7 @@ def _list(slots: list[StreamSlot], query: StreamQuery) -> Listing:
     for slot in slots:
         if (summary := slot.last_summary) is None:
             continue  # being created
-        states = _find_states(slot)
+        states = find_states(slot)
         total += 1
         for name, value in (
             ("updates", summary["updates"]),
@@ -122,12 +99,8 @@ def merge_listings(parts: Iterable[Listing]) -> Listing:
     return Listing(sum(part.total for part in parts), totals, sorted(match for part in parts for match in part.matches))
 
 
-def count_streams(slots: Iterable[StreamSlot], state: StreamState) -> int:
-    """Return how many streams are in a state."""
-    return sum(state in _find_states(slot) for slot in slots)
-
-
-def _find_states(slot: StreamSlot) -> set[StreamState]:
+def find_states(slot: StreamSlot) -> set[StreamState]:
+    """Return the states of a stream."""
     summary = slot.last_summary or {}
     score, feedback = summary.get("collapse_score"), summary.get("feedback") or {}
     found = {StreamState.LIVE if slot.stream is not None else StreamState.STORED}
@@ -140,13 +113,6 @@ def _find_states(slot: StreamSlot) -> set[StreamState]:
     return found
 
 
-def find_gain(summary: Mapping[str, Any]) -> float | None:
-    """Return the gain over no adaptation: by labels, else as the guard estimates it; None if neither is known."""
-    gain = (summary.get("feedback") or {}).get("gain")
-    estimate: float | None = (summary.get("health") or {}).get("estimated_gain")
-    return estimate if gain is None else float(gain)
-
-
 def _sort_key(summary: Mapping[str, Any], states: set[StreamState], order: StreamOrder) -> SortKey:
     match order:
         case StreamOrder.RECENT:
@@ -154,7 +120,8 @@ def _sort_key(summary: Mapping[str, Any], states: set[StreamState], order: Strea
         case StreamOrder.NAME:
             return natural_key(summary["name"])
         case StreamOrder.GAIN:
-            gain = find_gain(summary)
+            gain = (summary.get("feedback") or {}).get("gain")  # by labels, else as the guard estimates it
+            gain = (summary.get("health") or {}).get("estimated_gain") if gain is None else gain
             return (gain is None, gain or 0.0, *natural_key(summary["name"]))
         case StreamOrder.ALARM:
             score = summary.get("collapse_score") or 0.0

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import nn
 
 from ctta.checkpoint.encoding import encode, is_serializable
 from ctta.checkpoint.files import load, save
@@ -144,22 +144,18 @@ class Snapshots:
         self._take_over(name)
         return self._find_file(name, STATE_FILE)
 
-    def read_summary(self, name: str, *, take_over: bool = True) -> dict[str, Any]:
-        """Return the summary of a stream as of its snapshot.
-
-        Args:
-            name: Name of the stream.
-            take_over: Whether the stream becomes this process's; False to only look at it.
-
-        Raises:
-            DamagedCheckpointError: If it cannot be read.
-        """
-        if take_over:
-            self._take_over(name)
-        with self._detect_damage(name):
-            with safe_open(self._find_file(name, WINDOW_FILE), framework="pt") as file:
-                header: dict[str, Any] = json.loads((file.metadata() or {})["stream"])
-            return _check_summary(header["summary"])
+    def read_summary(self, name: str) -> dict[str, Any]:
+        """Return the summary of a stream as of its snapshot; DamagedCheckpointError if it cannot be read."""
+        before = self.numbers(name)
+        try:
+            with self._detect_damage(name):
+                with safe_open(self._find_file(name, WINDOW_FILE), framework="pt") as file:
+                    header: dict[str, Any] = json.loads((file.metadata() or {})["stream"])
+                return _check_summary(header["summary"])
+        except DamagedCheckpointError:
+            if self.numbers(name) == before:
+                raise
+            return self.read_summary(name)  # a former process has just replaced it
 
     def restore(self, stream: ServedStream) -> None:
         """Restore the window and the history of a stream whose model was loaded; DamagedCheckpointError on failure."""
@@ -171,9 +167,11 @@ class Snapshots:
             if stream.answers is not None and answers:  # those of another service may have none
                 stream.answers.take_over_(answers)
             stream.window.num_since_update = int(header["since_update"])
-            stream.window.images = images = _check_images(tensors.get("images"))
-            if images is not None and stream.image_size is None:
-                stream.image_size = (images.shape[2], images.shape[3])
+            if (images := tensors.get("images")) is not None:
+                if images.ndim != 4 or not bool(((images >= 0) & (images <= 1)).all()):  # also if NaN
+                    raise ValueError("the window does not hold images in [0, 1]")
+                stream.image_size = stream.image_size or (images.shape[2], images.shape[3])
+            stream.window.images = images
 
     def delete(self, name: str) -> None:
         """Delete the snapshot of a stream, if there is one."""
@@ -261,11 +259,7 @@ class Snapshots:
 
 
 class RemoteFiles:
-    """Files in any store that fsspec opens.
-
-    Args:
-        url: Such as ``s3://bucket/streams``, or the path of a folder.
-    """
+    """Files in any store that fsspec opens, such as ``s3://bucket/streams``, or in the folder of a path."""
 
     def __init__(self, url: str) -> None:
         try:
@@ -306,13 +300,7 @@ class RemoteFiles:
 
 
 class RemoteSnapshots(Snapshots):
-    """Snapshots in any store that fsspec opens; files are written and read in a local directory on the way.
-
-    Args:
-        files: The store.
-        directory: The local directory.
-        **options: As for :class:`Snapshots`.
-    """
+    """Snapshots in any store that fsspec opens; files are written and read in a local directory on the way."""
 
     def __init__(self, files: RemoteFiles, directory: Path, **options: Any) -> None:
         self._files = files
@@ -323,15 +311,10 @@ class RemoteSnapshots(Snapshots):
         found = {path.split("/")[1] for path in self._files.list("streams") if path.endswith(f"/{COMPLETE}")}
         return iter([name for each in sorted(found) if (name := parse_directory_name(each)) and self.owns(name)])
 
-    def read_summary(self, name: str, *, take_over: bool = False) -> dict[str, Any]:
-        """Return the summary of a stream as of its snapshot; taking it over would copy it, so that is done later."""
-        before = self.numbers(name)
+    def read_summary(self, name: str) -> dict[str, Any]:
+        """Return the summary of a stream as of its snapshot; DamagedCheckpointError if it cannot be read."""
         try:
-            return super().read_summary(name, take_over=False)
-        except DamagedCheckpointError:
-            if self.numbers(name) == before:
-                raise
-            return self.read_summary(name)  # a former process has just replaced it
+            return super().read_summary(name)
         finally:
             self._forget_local(name)
 
@@ -407,18 +390,10 @@ def open_snapshots(files: RemoteFiles, path: Path, **options: Any) -> Snapshots:
 
 @dataclass(frozen=True)
 class StreamFactory:
-    """What the streams of a service have in common.
+    """What the streams of a service have in common."""
 
-    Attributes:
-        template: Model that every stream is a fork of; it never adapts itself.
-        source_network: Source network as it was trained.
-        snapshots: Streams on disk.
-        log: Audit log.
-        options: How the service treats its streams.
-    """
-
-    template: AdaptiveModel
-    source_network: nn.Module
+    template: AdaptiveModel  # every stream is a fork of it; it never adapts itself
+    source_network: nn.Module  # as it was trained
     snapshots: Snapshots
     log: AuditLog
     options: ServiceOptions
@@ -483,13 +458,6 @@ def _check_summary(summary: Any) -> dict[str, Any]:
         if not isinstance(summary.get(name), kind):
             raise ValueError(f"the summary has no usable {name!r}")
     return summary
-
-
-def _check_images(images: Tensor | None) -> Tensor | None:
-    """Return the images of a window, or raise ValueError if they are none."""
-    if images is not None and (images.ndim != 4 or not bool(((images >= 0) & (images <= 1)).all())):  # also if NaN
-        raise ValueError("the window does not hold images in [0, 1]")
-    return images
 
 
 def _check_same_settings(model: AdaptiveModel, own: AdaptiveModel, file_name: str) -> None:

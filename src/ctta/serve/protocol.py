@@ -111,15 +111,10 @@ INFER_REQUEST: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class InferRequest:
-    """A request in two parts.
+    """A request in two parts."""
 
-    Attributes:
-        fields: The JSON part.
-        data: The bytes that follow it.
-    """
-
-    fields: dict[str, Any]
-    data: memoryview
+    fields: dict[str, Any]  # the JSON part
+    data: memoryview  # the bytes that follow it
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -266,10 +261,7 @@ def encode_response(
 ) -> tuple[bytes, int | None]:
     """Return the body of a response, and the length of its JSON part if bytes follow it.
 
-    Args:
-        head: Fields of the response beside its outputs.
-        outputs: Arrays by name.
-        selection: Whether each output is sent as bytes.
+    ``head`` has its fields beside the outputs, and ``selection`` says of each output whether it is sent as bytes.
     """
     tensors: list[dict[str, Any]] = []
     data: list[memoryview] = []
@@ -384,7 +376,31 @@ async def _infer(service: Service, body: bytearray, json_length: str | None) -> 
         if num_bytes >= TRIM_THRESHOLD:
             await asyncio.to_thread(return_freed_memory)
         shrink_reservation(x.nbytes)
-        head, outputs, selection = await _answer(service, request, x)
+        stream, adapt = parse_stream_name(request), request.parameters.get("adapt", True)
+        request_id = request.fields.get("id", "")
+        if not isinstance(adapt, bool) or not isinstance(request_id, str):
+            raise ApiError(400, "the parameter 'adapt' must be true or false, and 'id' must be a string")
+        selection = select_outputs(request)
+        outputs: dict[str, NDArray[Any]] = {}
+        # What cannot be an output is found before the update counts.
+        result = await service.infer(
+            stream,
+            torch.from_numpy(x),
+            adapt=adapt,
+            check=lambda logits: outputs.update(make_outputs(logits, selection)),
+        )
+    head: dict[str, Any] = {
+        "model_name": service.name,
+        "model_version": MODEL_VERSION,
+        **({"id": request_id} if request_id else {}),
+        "parameters": {
+            "sequence_id": stream,
+            "adapted": result.adapted,
+            "update": result.num_updates,
+            **({} if result.ids is None else {"first_id": result.ids[0]}),
+            "batch_stats": result.batch_stats,
+        },
+    }
     num_bytes = sum(values.size * (1 if selection[name] else BYTES_PER_VALUE) for name, values in outputs.items())
     content, length = await _run_inline_or_in_thread(num_bytes, encode_response, head, outputs, selection)
     if length is None:
@@ -428,50 +444,6 @@ async def _run_inline_or_in_thread(num_bytes: int, work: Callable[..., T], *argu
     return await asyncio.to_thread(work, *arguments) if num_bytes > MAX_INLINE_BYTES else work(*arguments)
 
 
-async def _answer(
-    service: Service, request: InferRequest, values: NDArray[Any]
-) -> tuple[dict[str, Any], dict[str, NDArray[Any]], dict[str, bool]]:
-    """Answer a request.
-
-    Args:
-        service: What answers it.
-        request: The request; its parameters name the stream.
-        values: Its images.
-
-    Returns:
-        The fields of the answer beside its outputs, the outputs, and whether each was requested as raw bytes.
-
-    Raises:
-        ApiError: With the status for the client.
-    """
-    stream, adapt = parse_stream_name(request), request.parameters.get("adapt", True)
-    request_id = request.fields.get("id", "")
-    if not isinstance(adapt, bool) or not isinstance(request_id, str):
-        raise ApiError(400, "the parameter 'adapt' must be true or false, and 'id' must be a string")
-    selection = select_outputs(request)
-    outputs: dict[str, NDArray[Any]] = {}
-    # What cannot be an output is found before the update counts.
-    result = await service.infer(
-        stream,
-        torch.from_numpy(values),
-        adapt=adapt,
-        check=lambda logits: outputs.update(make_outputs(logits, selection)),
-    )
-    head: dict[str, Any] = {
-        "model_name": service.name,
-        "model_version": MODEL_VERSION,
-        **({"id": request_id} if request_id else {}),
-        "parameters": {
-            "sequence_id": stream,
-            "adapted": result.adapted,
-            "update": result.num_updates,
-            **({} if result.ids is None else {"first_id": result.ids[0]}),
-            "batch_stats": result.batch_stats,
-        },
-    }
-    return head, outputs, selection
-
-
 def parse_stream_name(request: "InferRequest") -> str:
     """Return the stream, which is the sequence; 0 and the empty string mean none, as in Triton."""
     name = request.parameters.get("sequence_id", "")
@@ -481,11 +453,7 @@ def parse_stream_name(request: "InferRequest") -> str:
 
 
 def _infer_examples(service: Service) -> dict[str, Any]:
-    """Return requests with a gray image; none if the size of images is not known, or too large for JSON.
-
-    Args:
-        service: What is described.
-    """
+    """Return requests with a gray image; none if the size of images is not known, or too large for JSON."""
     if (
         service.image_size is None
         or service.num_channels * service.image_size[0] * service.image_size[1] > MAX_EXAMPLE_NUMBERS

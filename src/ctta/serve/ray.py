@@ -32,9 +32,9 @@ from ctta.core.model import AdaptiveModel
 from ctta.errors import ConfigError, DamagedCheckpointError, first_line
 from ctta.serve.app import add_error_handlers, create_app
 from ctta.serve.directory import SERVICE_FILE, StateDirectory, lock_shared
-from ctta.serve.http import ApiError, Authenticator, BodyReader, MemoryBudget, Tokens, check_host
+from ctta.serve.http import METHODS, ApiError, Authenticator, BodyReader, MemoryBudget, Tokens, check_host
 from ctta.serve.listing import Listing, StreamQuery, list_streams, merge_listings
-from ctta.serve.metrics import METHODS, merge_metrics
+from ctta.serve.metrics import merge_metrics
 from ctta.serve.options import Limits, ShardOptions
 from ctta.serve.persistence import INCARNATION, RemoteFiles, ShardLostError, Snapshots, open_snapshots
 from ctta.serve.protocol import estimate_memory, parse_stream_name, split_body
@@ -85,7 +85,7 @@ def read_slots(path: str) -> dict[str, StreamSlot]:
         snapshots = open_snapshots(files, Path(path if files.is_folder else scratch), incarnation=0)
         for name in list(snapshots.names()):
             with suppress(DamagedCheckpointError):  # which its shard finds and reports
-                slots[name] = StreamSlot(name, snapshots.read_summary(name, take_over=False))
+                slots[name] = StreamSlot(name, snapshots.read_summary(name))
     return slots
 
 
@@ -180,22 +180,13 @@ class SharedState(StateDirectory):
 
 @dataclass(frozen=True)
 class RayOptions(ShardOptions):
-    """How a service runs on a cluster; every process of it gets these.
+    """How a service runs on a cluster; every process of it gets these."""
 
-    Attributes:
-        make_service: Called in the process of each shard with the shared state; returns the service. It must be
-            picklable, and what it needs must be on every machine.
-        state: Folder that every machine sees under this path, or a URL for fsspec.
-        name: Name of the service on the cluster.
-        tokens: Bearer tokens.
-        limits: Limits of the front.
-    """
-
-    make_service: Callable[[SharedState], Service]
-    state: str
+    make_service: Callable[[SharedState], Service]  # picklable; what it needs must be on every machine
+    state: str  # folder that every machine sees under this path, or a URL for fsspec
     name: str = "ctta"
     tokens: Tokens = field(default_factory=Tokens, repr=False)
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = field(default_factory=Limits)  # of the front
 
 
 def read_clock() -> float:
@@ -203,8 +194,8 @@ def read_clock() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-async def call_app(app: ASGIApp, scope: dict[str, Any], body: bytes) -> list[Message]:
-    """Return the messages with which an ASGI application answers a request."""
+async def call_app(app: ASGIApp, scope: dict[str, Any], body: bytes) -> Response:
+    """Return the answer of an ASGI application to a request."""
     messages: list[Message] = []
     requests: asyncio.Queue[Message] = asyncio.Queue()  # receiving more than one waits, as nobody disconnects
     requests.put_nowait({"type": "http.request", "body": body})
@@ -217,7 +208,9 @@ async def call_app(app: ASGIApp, scope: dict[str, Any], body: bytes) -> list[Mes
     except Exception:
         if not messages:  # or it is logged, and answered with status 500
             raise
-    return messages
+    response = Response(b"".join(each.get("body", b"") for each in messages), messages[0]["status"])
+    response.raw_headers = list(messages[0]["headers"])
+    return response
 
 
 class Shard:
@@ -234,11 +227,11 @@ class Shard:
         self.app, self._is_closing = create_app(self.service, options.tokens), asyncio.Event()
         self._running = asyncio.get_event_loop().create_task(self._run())
 
-    async def handle(self, scope: dict[str, Any], body: bytes) -> list[Message]:
-        """Answer a request with messages of ASGI; OSError if the shard may be another process's by now."""
-        messages = await call_app(self.app, scope, body)
+    async def handle(self, scope: dict[str, Any], body: bytes = b"") -> Response:
+        """Answer a request; OSError if the shard may be another process's by now."""
+        response = await call_app(self.app, scope, body)
         await self._confirm()
-        return messages
+        return response
 
     async def list_streams(self, query: StreamQuery) -> Listing:
         """List the streams of this shard."""
@@ -268,8 +261,7 @@ class Shard:
                 except OSError:
                     logger.exception("shard %d cannot reach its state, and answers nothing", self.state.shard)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(CLAIM_INTERVAL):
-                        await self._is_closing.wait()
+                    await asyncio.wait_for(self._is_closing.wait(), CLAIM_INTERVAL)
 
     async def _confirm(self, *, max_age: float = MAX_CLAIM_AGE) -> None:
         """Raise OSError unless the shard is this process's, or was so a moment ago."""
@@ -336,8 +328,7 @@ class RayService:
     async def ask(self, shard: int, method: str, *arguments: Any) -> Any:
         """Call a method of a shard; ApiError with the status for the client if it does not answer."""
         try:
-            async with asyncio.timeout(self.timeout):
-                return await self.call(shard, method, *arguments)
+            return await asyncio.wait_for(self.call(shard, method, *arguments), self.timeout)
         except TimeoutError:
             raise ApiError(504, f"no answer within {self.timeout:g} s; an update may still count") from None
         except OSError as error:
@@ -350,8 +341,7 @@ class RayService:
 
         async def ask(shard: int) -> Any:
             with suppress(OSError):  # also TimeoutError
-                async with asyncio.timeout(POLL_TIMEOUT):
-                    return await self.call(shard, method, *arguments)
+                return await asyncio.wait_for(self.call(shard, method, *arguments), POLL_TIMEOUT)
 
         shards = await self.running()
         answers = await asyncio.gather(*map(ask, shards))
@@ -373,11 +363,7 @@ class RayService:
         return listing.describe([summaries[stream] for stream in page if stream in summaries])
 
     def start(self, *, host: str = "127.0.0.1", port: int = 8000) -> None:
-        """Start the service, or what is missing of one that runs, and wait until it answers.
-
-        Args:
-            host: Address that Ray Serve listens on, on every machine.
-            port: Its port.
+        """Start the service, or what is missing of one that runs, at an address of every machine; wait for an answer.
 
         Raises:
             ConfigError: If it cannot be started, or another service uses the state.
@@ -422,18 +408,6 @@ class RayService:
             raise OSError(f"{len(errors)} shards could not save all of their streams: {errors[0]}")
 
 
-def _describe_request(request: Request) -> dict[str, Any]:
-    """Return what a shard needs of a request, as a scope of ASGI."""
-    headers = [(name, value) for name, value in request.headers.raw if name not in BODY_HEADERS]
-    return {**{key: request.scope[key] for key in SCOPE if key in request.scope}, "headers": headers}
-
-
-def _to_response(messages: list[Message]) -> Response:
-    response = Response(b"".join(each.get("body", b"") for each in messages), messages[0]["status"])
-    response.raw_headers = list(messages[0]["headers"])
-    return response
-
-
 def create_front(shards: RayService) -> FastAPI:
     """Return the ASGI application of the front: the HTTP API of one process, over all shards.
 
@@ -447,10 +421,16 @@ def create_front(shards: RayService) -> FastAPI:
     Body = Annotated[bytearray, Depends(BodyReader(limits))]
     infer, public = [Depends(auth.require_infer)], [Depends(auth.allow_anyone)]
 
+    def describe(request: Request) -> dict[str, Any]:
+        """Return what a shard needs of a request, as a scope of ASGI."""
+        headers = [(name, value) for name, value in request.headers.raw if name not in BODY_HEADERS]
+        return {**{key: request.scope[key] for key in SCOPE if key in request.scope}, "headers": headers}
+
     async def forward(request: Request, stream: str | None, body: bytes | bytearray = b"") -> Response:
         """Send a request to the shard of its stream, or to any if it is about none."""
         shard = random.choice(await shards.running() or [0]) if stream is None else find_shard(stream, num_shards)
-        return _to_response(await shards.ask(shard, "handle", _describe_request(request), bytes(body)))
+        response: Response = await shards.ask(shard, "handle", describe(request), bytes(body))
+        return response
 
     @app.get("/streams", dependencies=infer)
     async def show_streams(query: Annotated[StreamQuery, Depends()]) -> dict[str, Any]:
@@ -458,17 +438,19 @@ def create_front(shards: RayService) -> FastAPI:
 
     @app.get("/metrics", dependencies=infer)
     async def metrics(request: Request) -> Response:
-        answers = await shards.ask_all("handle", _describe_request(request), b"")
-        texts = {f"{shard}": each[1]["body"].decode() for shard, each in answers.items() if each[0]["status"] == 200}
+        answers = await shards.ask_all("handle", describe(request))
+        texts = {f"{shard}": bytes(each.body).decode() for shard, each in answers.items() if each.status_code == 200}
         return Response(merge_metrics(texts, "shard"), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/v2/health/ready", dependencies=public)
     @app.get("/v2/models/{name}/ready", dependencies=public)
     @app.get("/v2/models/{name}/versions/{version}/ready", dependencies=public)
     async def ready(request: Request) -> Response:
-        answers = await shards.ask_all("handle", _describe_request(request), b"")
-        worst = max(answers.values(), key=lambda each: int(each[0]["status"]), default=None)  # not ready, if any is not
-        return await forward(request, None) if worst is None else _to_response(worst)
+        answers = (await shards.ask_all("handle", describe(request))).values()
+        if not answers:
+            return await forward(request, None)
+        response: Response = max(answers, key=lambda each: int(each.status_code))  # not ready, if any is not
+        return response
 
     @app.get("/cluster", dependencies=infer)
     async def show_cluster() -> dict[str, Any]:
@@ -495,11 +477,7 @@ def create_front(shards: RayService) -> FastAPI:
 
 
 def connect(address: str) -> None:
-    """Connect this process to the Ray cluster at an address; ``"auto"`` finds one, ``"local"`` starts one.
-
-    Raises:
-        ConfigError: If there is no such cluster.
-    """
+    """Connect this process to the Ray cluster at an address; ``"auto"`` finds one, ``"local"`` starts one."""
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         import_ray().init(

@@ -159,12 +159,14 @@ def stream_routes(service: Service, auth: Authenticator, read_body: BodyReader) 
         num_bytes = BYTES_PER_PIXEL * num_pixels
         async with service.request_memory.reserve(num_bytes) as shrink_reservation:
             size = service.image_size or store.image_size(name)
-            image = await asyncio.to_thread(_decode_and_trim, body, size, num_bytes)
+            image = await asyncio.to_thread(decode_image, body, size=size)
+            if num_bytes >= TRIM_THRESHOLD:
+                await asyncio.to_thread(return_freed_memory)
             if size is not None:  # or another request may set the size of the stream first, and this one decodes again
                 shrink_reservation(image.pixels.nbytes)
             # The source first: it may fail.
             source = await asyncio.to_thread(service.predict_source, image.pixels) if compare else None
-            result = await service.infer_file(name, image, adapt=adapt)
+            result = await service.infer(name, image, adapt=adapt, check=service.classify)
         return {
             "id": None if result.ids is None else result.ids[0],
             "stream": name,
@@ -266,12 +268,6 @@ def read_num_pixels(body: bytes | bytearray, *, size: tuple[int, int] | None, li
         body: The file.
         size: (height, width) that it is going to be resized to; None to keep its size.
         limits: Of the number of pixels, and of each side unless the image is resized.
-
-    Returns:
-        Width times height.
-
-    Raises:
-        ApiError: If the body is not an image or too large.
     """
     with _reject_unreadable_images(), import_pillow().open(io.BytesIO(body), formats=IMAGE_FORMATS) as file:
         width, height = file.size
@@ -284,30 +280,12 @@ def read_num_pixels(body: bytes | bytearray, *, size: tuple[int, int] | None, li
 
 
 def decode_image(body: bytes | bytearray, *, size: tuple[int, int] | None) -> ImageFile:
-    """Decode an image file.
-
-    Args:
-        body: The file.
-        size: (height, width) to resize to; None to keep its size.
-
-    Returns:
-        The image as a batch of one.
-
-    Raises:
-        ApiError: If the body is not an image.
-    """
+    """Decode an image file, and resize it to a (height, width) unless that is None; ApiError if it is no image."""
     with _reject_unreadable_images(), import_pillow().open(io.BytesIO(body), formats=IMAGE_FORMATS) as file:
         image = to_upright_rgb(file, "the image")
     width, height = image.size
     pixels = to_unit_floats(np.array(Resize(size)(image) if size else image)[None])
     return ImageFile(pixels, (height, width), lambda size: decode_image(body, size=size).pixels)
-
-
-def _decode_and_trim(body: bytearray, size: tuple[int, int] | None, num_bytes: int) -> ImageFile:
-    image = decode_image(body, size=size)
-    if num_bytes >= TRIM_THRESHOLD:
-        return_freed_memory()
-    return image
 
 
 @contextmanager
@@ -368,13 +346,7 @@ def page_routes(auth: Authenticator) -> APIRouter:
 def count_answers(log: AnswerLog | None, class_names: list[str] | None, max_classes: int) -> dict[str, Any]:
     """Return a table of the remembered answers: rows are the source's classes, columns the stream's.
 
-    Args:
-        log: The answers; None for none.
-        class_names: Names of the classes.
-        max_classes: Number of classes with a row; the rest share one more, without a class.
-
-    Returns:
-        Number of answers, fraction in which both agree, the classes of the rows, and the counts.
+    The ``max_classes`` most frequent classes have a row each, and the others share one more.
 
     >>> log = AnswerLog(10)
     >>> log.add_(torch.tensor([7, 7, 2]), torch.tensor([7, 2, 2]))
@@ -391,8 +363,9 @@ def count_answers(log: AnswerLog | None, class_names: list[str] | None, max_clas
     numbers, frequency = torch.cat([adapted, source]).unique(return_counts=True)
     shown = numbers[frequency.argsort(descending=True, stable=True)[:max_classes]].sort().values
     num_rows = len(shown) + (len(numbers) > len(shown))
-    # The classes without a row have the number of the last one.
-    rows, columns = (_find(shown, values) for values in (source, adapted))
+    row_of_class = torch.full((int(numbers.max()) + 1 if len(numbers) else 0,), len(shown))  # the last, for the others
+    row_of_class[shown] = torch.arange(len(shown))
+    rows, columns = row_of_class[source], row_of_class[adapted]
     counts = torch.bincount(rows * num_rows + columns, minlength=num_rows**2).view(num_rows, num_rows)
     return {
         "total": len(adapted),
@@ -402,14 +375,6 @@ def count_answers(log: AnswerLog | None, class_names: list[str] | None, max_clas
         ],
         "counts": counts.tolist(),
     }
-
-
-def _find(shown: Tensor, values: Tensor) -> Tensor:
-    """Return the place of each value among sorted ones, or their number if it is not there."""
-    if not len(shown):
-        return values
-    places = torch.searchsorted(shown, values).clamp(max=len(shown) - 1)
-    return torch.where(shown[places] == values, places, len(shown))
 
 
 def encode_image(image: Tensor) -> bytes:

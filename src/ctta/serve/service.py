@@ -1,12 +1,14 @@
 """One method on one network, served to many streams."""
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
+from prometheus_client import Gauge
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
@@ -18,14 +20,13 @@ from ctta.nn import uses_batch_statistics
 from ctta.serve.audit import AuditLog
 from ctta.serve.directory import StateDirectory
 from ctta.serve.http import (
+    STREAM_NAME_PATTERN,
     ApiError,
-    BodyReader,
     MemoryBudget,
     hide_internal_errors,
     is_out_of_memory,
-    validate_stream_name,
 )
-from ctta.serve.listing import StreamState, count_streams
+from ctta.serve.listing import StreamState, find_states
 from ctta.serve.metrics import ServiceMetrics
 from ctta.serve.options import ServiceOptions
 from ctta.serve.persistence import StreamFactory
@@ -39,57 +40,6 @@ from ctta.serve.stream import (
     ServedStream,
     TimeBudget,
 )
-
-
-class SizeProbe:
-    """Find out whether a network failed because it does not take images of a size.
-
-    A network may take images of one size only, and raises whatever it likes for others. Where nobody declared the size,
-    a failure is explained by the size if the network as it was trained fails on an image of that size too, and not on
-    one of a size that has worked before. Any other failure, and any before the first success, is the network's.
-
-    Args:
-        predict: Predicts an image of a (height, width) that holds no information.
-    """
-
-    def __init__(self, predict: Callable[[tuple[int, int]], Tensor]) -> None:
-        self.working_size: tuple[int, int] | None = None  # (height, width) of the last success
-        self._predict = predict
-
-    @contextmanager
-    def explain_failures(self, size: tuple[int, int]) -> Iterator[None]:
-        """Raise :class:`ApiError` with status 400 if the block fails because of the size of the images.
-
-        Args:
-            size: (height, width) of the images in the block.
-
-        Yields:
-            Nothing; other errors propagate.
-        """
-        try:
-            yield
-        except (ApiError, InputError):
-            raise
-        except Exception as error:
-            if is_out_of_memory(error) or not self._explains_failure(size):
-                raise
-            message = f"the network takes no images of {list(size)} pixels: send images of another size"
-            raise ApiError(400, f"{message}, such as {list(self.working_size or ())}") from error
-        else:
-            self.working_size = size
-
-    def _explains_failure(self, size: tuple[int, int]) -> bool:
-        works = self.working_size
-        return works is not None and works != size and self._is_taken(works) and not self._is_taken(size)
-
-    def _is_taken(self, size: tuple[int, int]) -> bool:
-        try:
-            self._predict(size)
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            return False
-        return True
 
 
 class Service:
@@ -120,16 +70,18 @@ class Service:
         TimeBudget(options.time_budget)  # raises now and not with the first image
         self.unready_after = options.unready_after or 4 * options.snapshot_interval
         limits = options.limits
-        self.name, self.image_size, self.limits = _validate_model_name(options.name), image_size, limits
+        if not re.fullmatch(STREAM_NAME_PATTERN, options.name):  # it becomes part of URLs
+            raise ConfigError(
+                f"a model name has up to 64 letters, digits, dots, dashes and underscores, got {options.name!r}"
+            )
+        self.name, self.image_size, self.limits = options.name, image_size, limits
         self.metrics = ServiceMetrics()
-        self.read_body = BodyReader(limits)
         self.request_memory = MemoryBudget(limits.max_decoded_bytes, limits.request_timeout)
         model = model.fork()  # with a source of its own, and no images seen
         self.source_network = source_as_trained(model.source)
         self._parameter = next(iter(model.source.parameters()), torch.empty(0))
         self.num_channels = _infer_num_channels(self.source_network)
         self.num_classes = None if image_size is None else int(self._predict_blank(image_size).shape[1])
-        self.size_probe = SizeProbe(self._predict_blank)
         self.class_names = list(options.class_names) if options.class_names else None
         if self.class_names and self.num_classes not in (None, len(self.class_names)):
             raise ConfigError(
@@ -151,58 +103,47 @@ class Service:
         except BaseException:
             self.release()
             raise
-        self.size_probe.working_size = self.store.any_image_size
+        # (height, width) of the last success, for which some stream's first image stands at the start.
+        self._working_size = next((slot.image_size for slot in self.store.slots.values() if slot.image_size), None)
         self._add_gauges()
 
     async def infer(
-        self, stream: str, x: Tensor, *, adapt: bool, check: Callable[[Tensor], object] | None = None
+        self,
+        stream: str,
+        images: Tensor | ImageFile,
+        *,
+        adapt: bool,
+        check: Callable[[Tensor], object] | None = None,
     ) -> InferenceResult:
         """Predict images of a stream, which the first of them creates.
 
         Args:
             stream: Name of the stream.
-            x: Images (N, C, H, W) in [0, 1].
+            images: Images (N, C, H, W) in [0, 1]; or an image file, which is resized to the size of the stream's first
+                image unless the service has an ``image_size``.
             adapt: Whether the images become part of the stream, and may cause an update.
             check: Called with the logits; the stream stays as it was if it raises.
 
         Returns:
             The logits, and whether the stream adapted.
         """
-        self.check_images(x)
-        x = self._prepare(x)
+        self._check_images(images.pixels if isinstance(images, ImageFile) else images)
 
         def predict(served: ServedStream) -> InferenceResult:
-            with self.size_probe.explain_failures((x.shape[2], x.shape[3])):
-                return served.infer(x, adapt=adapt, check=check)
+            x, resized_to = images, None
+            if isinstance(x, ImageFile):
+                # Images of several sizes have no common window, so that the stream would never have enough to adapt.
+                image = x if self.image_size else x.resize(served.image_size or x.size)
+                x, resized_to = image.pixels, image.resized_to
+            with self._explain_failures((x.shape[2], x.shape[3])):
+                # One memory layout, since rounding depends on it: the one in which a window comes back from disk.
+                x = x.to(self._parameter).contiguous()
+                return served.infer(x, adapt=adapt, check=check, resized_to=resized_to)
 
         result = await self.store.run(stream, predict, create=True)
-        self._count_images(result)
-        return result
-
-    async def infer_file(self, stream: str, image: ImageFile, *, adapt: bool) -> InferenceResult:
-        """Classify an image file of a stream, which the first of them creates.
-
-        Without an ``image_size``, it is resized to the size of the stream's first image.
-
-        Args:
-            stream: Name of the stream.
-            image: The image file.
-            adapt: Whether the image becomes part of the stream, and may cause an update.
-
-        Returns:
-            The logits, whether the stream adapted, and whether the image was resized.
-        """
-        if self.image_size is not None:
-            result = await self.infer(stream, image.pixels, adapt=adapt, check=self.classify)
-            return replace(result, resized_to=image.resized_to)
-        self.check_images(image.pixels)
-
-        def classify(served: ServedStream) -> InferenceResult:
-            with self.size_probe.explain_failures(served.image_size or image.size):
-                return served.infer_file(image, adapt=adapt, check=self.classify, prepare=self._prepare)
-
-        result = await self.store.run(stream, classify, create=True)
-        self._count_images(result)
+        self.metrics.images.labels("adapted" if result.adapted else "predicted").inc(len(result.logits))
+        self.metrics.updates.inc(result.adapted)
+        self.metrics.updates_over_budget.inc(result.reason == OVER_BUDGET)
         return result
 
     async def feedback(self, stream: str, ids: Sequence[int], labels: Sequence[int | str]) -> dict[str, Any]:
@@ -215,9 +156,6 @@ class Service:
 
         Returns:
             What the labels say about adaptation, as the API names it.
-
-        Raises:
-            ApiError: With the status for the client.
         """
         numbers = [self._parse_label(label) for label in labels]
         if len(ids) != len(numbers):
@@ -234,17 +172,8 @@ class Service:
             raise ApiError(400, f"there is no class {label}: expected numbers from 0, below the number of classes")
         return label
 
-    def _prepare(self, x: Tensor) -> Tensor:
-        # One memory layout, since rounding depends on it: the one in which a window comes back from disk.
-        return x.to(self._parameter).contiguous()
-
-    def _count_images(self, result: InferenceResult) -> None:
-        self.metrics.images.labels("adapted" if result.adapted else "predicted").inc(len(result.logits))
-        self.metrics.updates.inc(result.adapted)
-        self.metrics.updates_over_budget.inc(result.reason == OVER_BUDGET)
-
     def predict_source(self, x: Tensor) -> Tensor:
-        """Return the logits of the source network as it was trained.
+        """Predict with the source network as it was trained.
 
         Args:
             x: Images (N, C, H, W) in [0, 1].
@@ -252,26 +181,52 @@ class Service:
         Returns:
             The logits.
         """
-        self.check_images(x)
+        self._check_images(x)
         task = "a prediction of the source network"
-        with (
-            hide_internal_errors(task, self.metrics.count_failure),
-            self.size_probe.explain_failures((x.shape[2], x.shape[3])),
-            annotate_network_errors(x),
-            torch.no_grad(),
-        ):
+        with hide_internal_errors(task, self.metrics.count_failure), self._explain_failures((x.shape[2], x.shape[3])):
+            return self._call_source(x)
+
+    def _call_source(self, x: Tensor) -> Tensor:
+        with annotate_network_errors(x), torch.no_grad():
             logits: Tensor = self.source_network(x.to(self._parameter))
-            return logits
+        return logits
 
-    def check_images(self, x: Tensor) -> None:
-        """Raise unless these are images (N, C, H, W) in [0, 1] of a size that is served.
+    @contextmanager
+    def _explain_failures(self, size: tuple[int, int]) -> Iterator[None]:
+        """Raise :class:`ApiError` with status 400 if the block fails because of the (height, width) of the images.
 
-        Args:
-            x: The images.
-
-        Raises:
-            ApiError: With the status for the client.
+        A network may take images of one size only, and raises whatever it likes for others. Where nobody declared the
+        size, a failure is explained by the size if the network as it was trained fails on an image of that size too,
+        and not on one of a size that has worked before. Any other failure, and any before the first success, is the
+        network's.
         """
+        try:
+            yield
+        except (ApiError, InputError):
+            raise
+        except Exception as error:
+            works = self._working_size
+            if is_out_of_memory(error) or works in (None, size) or not self._is_taken(works) or self._is_taken(size):
+                raise
+            message = f"the network takes no images of {list(size)} pixels: send images of another size"
+            raise ApiError(400, f"{message}, such as {list(works)}") from error
+        self._working_size = size
+
+    def _is_taken(self, size: tuple[int, int]) -> bool:
+        """Return whether the network as it was trained takes a black image of a (height, width)."""
+        try:
+            self._predict_blank(size)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            return False
+        return True
+
+    def _predict_blank(self, size: tuple[int, int]) -> Tensor:
+        return self._call_source(torch.zeros(1, self.num_channels, *size))
+
+    def _check_images(self, x: Tensor) -> None:
+        """Raise ApiError unless these are images (N, C, H, W) in [0, 1] of a size that is served."""
         if x.ndim != 4 or x.numel() == 0 or x.shape[1] != self.num_channels:
             raise ApiError(400, f"expected images (N, {self.num_channels}, height, width), got shape {list(x.shape)}")
         if len(x) > self.limits.max_batch:
@@ -312,13 +267,8 @@ class Service:
         return {"class": int(number), "label": label, "confidence": round(float(probability), 6)}
 
     def check_ready(self) -> None:
-        """Raise if the service should get no requests for now.
-
-        Raises:
-            ApiError: With status 503 if the service shuts down, or cannot save what has changed.
-        """
-        if self.store.is_closed:
-            raise ApiError(503, "the service is shutting down", retry_after=5)
+        """Raise ApiError with status 503 if the service shuts down, or cannot save what has changed."""
+        self.store.check_open()
         if self.store.unsaved_seconds > self.unready_after:
             message = f"changes have not been saved for {self.store.unsaved_seconds:.0f} s: see the service's log"
             raise ApiError(503, message, retry_after=30)
@@ -327,18 +277,11 @@ class Service:
         """Let another process use the directory."""
         self._directory.release()
 
-    def _predict_blank(self, size: tuple[int, int]) -> Tensor:
-        """Return the source's logits for a black image of a (height, width)."""
-        x = torch.zeros(1, self.num_channels, *size).to(self._parameter)
-        with annotate_network_errors(x), torch.no_grad():
-            logits: Tensor = self.source_network(x)
-        return logits
-
     def _add_gauges(self) -> None:
         store = self.store
 
         def count(state: StreamState) -> int:
-            return count_streams(list(store.slots.values()), state)
+            return sum(state in find_states(slot) for slot in list(store.slots.values()))
 
         for name, text, value in (
             ("streams", "Streams in memory and on disk.", lambda: len(store.slots)),
@@ -350,17 +293,7 @@ class Service:
             ("harmed_streams", "Streams whose labels show harm by adaptation.", lambda: count(StreamState.HARMED)),
             ("alarmed_streams", "Streams with a collapse score of 1 or more.", lambda: count(StreamState.ALARM)),
         ):
-            self.metrics.add_gauge(name, text, value)
-
-
-def _validate_model_name(name: str) -> str:
-    """Return a name that can be part of a URL."""
-    try:
-        return validate_stream_name(name)
-    except ApiError:
-        raise ConfigError(
-            f"a model name has up to 64 letters, digits, dots, dashes and underscores, got {name!r}"
-        ) from None
+            Gauge(f"ctta_{name}", text, registry=self.metrics.registry).set_function(value)
 
 
 def _infer_num_channels(net: nn.Module) -> int:

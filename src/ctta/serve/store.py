@@ -32,15 +32,10 @@ FINAL_SAVE_ATTEMPTS, FINAL_SAVE_PAUSE = 3, 1.0  # number, seconds
 
 
 class StreamSlot:
-    """A stream as the store knows it, in memory or on disk.
-
-    Args:
-        name: Name of the stream.
-        last_summary: Its last known summary; None while it is being created.
-    """
+    """A stream as the store knows it, in memory or on disk."""
 
     def __init__(self, name: str, last_summary: dict[str, Any] | None) -> None:
-        self.name, self.last_summary = name, last_summary
+        self.name, self.last_summary = name, last_summary  # None while it is being created
         self.stream: ServedStream | None = None
         self.turn = asyncio.Lock()  # of requests; fair: first come, first served
         # Held while a thread uses the stream: by a request that has a worker, or to write the stream to disk. Of the
@@ -68,11 +63,6 @@ class StreamSlot:
         summary = self.stream.summary() if self.stream and not self.is_working else self.last_summary
         assert summary is not None, "a stream has a summary once it was created"
         return {**summary, "live": self.stream is not None, "waiting": self.num_waiting}
-
-    def note_changes(self) -> None:
-        """Note since when there is anything to save, if there is."""
-        if self.unsaved_since is None and self.is_dirty:
-            self.unsaved_since = time.monotonic()
 
     def forget(self) -> None:
         """Drop the stream from memory."""
@@ -114,10 +104,7 @@ def _num_bytes(stream: ServedStream) -> int:
 class StreamStore:
     """Run work on streams: in order on each, in parallel on several, with as many in memory as the limits allow.
 
-    Args:
-        factory: Creates and reads streams.
-        metrics: Counts failures.
-        num_workers: Threads, and so streams that work in parallel.
+    Each of the ``num_workers`` threads works on one stream at a time.
     """
 
     def __init__(self, factory: StreamFactory, metrics: ServiceMetrics, num_workers: int) -> None:
@@ -180,15 +167,12 @@ class StreamStore:
         return self.slots[name]
 
     async def run(self, name: str, work: Callable[[ServedStream], T], *, create: bool = False) -> T:
-        """Do some work on a stream when its turn comes; ApiError if that would take too long.
+        """Do some work on a stream in a thread when its turn comes; ApiError if that would take too long.
 
         Args:
             name: Name of the stream.
-            work: Called with the stream in a thread.
+            work: Called with the stream; what it returns is returned.
             create: Whether to create the stream if there is none.
-
-        Returns:
-            What the work returned.
         """
         slot = self._slot_or_new(name) if create else self.slot(name)
         self._check_queues(slot)
@@ -212,14 +196,9 @@ class StreamStore:
         """Return the (height, width) of a stream's first image; None if there is none yet."""
         return self.slots[name].image_size if name in self.slots else None
 
-    @property
-    def any_image_size(self) -> tuple[int, int] | None:
-        """(height, width) of the first image of some stream; None if there is none yet."""
-        return next((slot.image_size for slot in self.slots.values() if slot.image_size), None)
-
     async def delete(self, name: str) -> None:
         """Delete a stream, in memory and on disk."""
-        self._check_open()
+        self.check_open()
         slot = self.slot(name)
         async with slot.turn, slot.in_use:
             if self.slots.get(name) is slot:
@@ -286,12 +265,13 @@ class StreamStore:
             )
         return StreamSlot(name, None)
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise ApiError with status 503 if the service shuts down."""
         if self.is_closed:
             raise ApiError(503, "the service is shutting down", retry_after=5)
 
     def _check_queues(self, slot: StreamSlot) -> None:
-        self._check_open()
+        self.check_open()
         if slot.num_waiting >= self.limits.max_queue or len(self._jobs) >= self.limits.max_total_queue:
             seconds = min(max(1, math.ceil(slot.num_waiting * self._mean_seconds)), 60)
             raise ApiError(429, "too many requests are waiting: send the request again later", retry_after=seconds)
@@ -325,7 +305,8 @@ class StreamStore:
                     raise
                 finally:
                     slot.is_working = False
-                    slot.note_changes()
+                    if slot.is_dirty and slot.unsaved_since is None:
+                        slot.unsaved_since = time.monotonic()
                     self._largest_stream = max(self._largest_stream, slot.num_bytes)
                     self._mean_seconds += 0.1 * (time.monotonic() - begun - self._mean_seconds)
 
@@ -347,11 +328,8 @@ class StreamStore:
                 slot.stream = await self._read_or_create(slot)
                 slot.num_saved_changes = 0
                 slot.observe(slot.stream)
-        self._mark_used(slot)
-        return slot.stream
-
-    def _mark_used(self, slot: StreamSlot) -> None:
         self._live[slot.name] = self._live.pop(slot.name, slot)  # the most recently used comes last
+        return slot.stream
 
     async def _read_or_create(self, slot: StreamSlot) -> ServedStream:
         if slot.last_summary is not None:

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from ctta.core.model import AdaptiveModel
 from ctta.core.transaction import restore_on_error
-from ctta.errors import ConfigError, InputError, annotate_network_errors
+from ctta.errors import ConfigError, InputError, annotate_network_error
 from ctta.functional import confidence
 from ctta.guard import Event, EventKind, FeedbackSummary, Monitored
 from ctta.guard.answers import AccuracyTracker, AnswerLog
 from ctta.guard.health import STATE_CHANGES
+from ctta.nn import batch_fraction
 from ctta.serve.audit import AuditLog, StreamEvent
 from ctta.serve.http import ApiError
 from ctta.serve.options import ServiceOptions
@@ -36,14 +37,15 @@ DEFAULT_UPDATE_EVERY = 4  # images
 MIN_BATCH_SIZE = 4  # images from which on their statistics beat the source's
 
 MAX_SAVINGS = 10.0  # seconds of wall time whose budget can be saved up
+#: Attributes of a stream that a request changes, beside its model.
+RECORDS: tuple[str, ...] = ("num_requests", "num_images", "num_over_budget", "num_resized", "num_changes", "used_at")
+RECORDS += ("image_size", "window", "confidences", "collapse_scores", "events")
 
 
 class SampleWindow:
     """The newest images of a stream, oldest first, so that a single image has a batch to be normalized with.
 
-    Args:
-        size: Maximum number of images; with 0 every request is a batch by itself.
-        update_every: Images between two updates; a request that fills the window always causes one.
+    With a size of 0, every request is a batch by itself; else one that fills the window always causes an update.
     """
 
     def __init__(self, size: int, update_every: int) -> None:
@@ -82,11 +84,7 @@ class SampleWindow:
 
 
 class TimeBudget:
-    """A fraction of wall time that a stream may spend on updates; unused time is saved up to a limit.
-
-    Args:
-        fraction: Seconds of updates per second; None for no limit.
-        clock: Returns the time in seconds.
+    """A fraction of wall time that a stream may spend on updates, None for all; unused time is saved up to a limit.
 
     >>> now = 0.0
     >>> budget = TimeBudget(0.5, clock=lambda: now)
@@ -127,40 +125,24 @@ class TimeBudget:
 
 @dataclass(frozen=True)
 class InferenceResult:
-    """Answer of a stream to a request.
+    """Answer of a stream to a request."""
 
-    Attributes:
-        logits: One row per image of the request.
-        num_updates: Updates of the stream so far.
-        adapted: Whether the request caused an update.
-        batch_stats: Fraction of the batch in the statistics that normalized the images; the rest is the source's.
-        reason: Why there was no update, if adaptation was requested.
-        resized_to: (height, width) that an image file was resized to; None if it had that size.
-        ids: Ids of the answers, for feedback; None if the stream remembers none, or the images are not part of it.
-    """
-
-    logits: Tensor
-    num_updates: int
-    adapted: bool
-    batch_stats: float
-    reason: str | None = None
-    resized_to: tuple[int, int] | None = None
-    ids: range | None = None
+    logits: Tensor  # one row per image of the request
+    num_updates: int  # of the stream so far
+    adapted: bool  # whether the request caused an update
+    batch_stats: float  # fraction of the batch in the statistics that normalized the images; the rest is the source's
+    reason: str | None = None  # why there was no update, if adaptation was requested
+    resized_to: tuple[int, int] | None = None  # (height, width) of an image file that had another size
+    ids: range | None = None  # for feedback; None if the stream remembers no answers, or the images are not part of it
 
 
 @dataclass(frozen=True)
 class ImageFile:
-    """An image file that was decoded.
+    """An image file that was decoded."""
 
-    Attributes:
-        pixels: A batch of one (1, 3, height, width) in [0, 1].
-        size: (height, width) of the file.
-        decode: Returns the pixels, resized to another (height, width).
-    """
-
-    pixels: Tensor
-    size: tuple[int, int]
-    decode: Callable[[tuple[int, int]], Tensor]
+    pixels: Tensor  # a batch of one (1, 3, height, width) in [0, 1]
+    size: tuple[int, int]  # (height, width) of the file
+    decode: Callable[[tuple[int, int]], Tensor]  # returns the pixels, resized to another (height, width)
 
     @property
     def resized_to(self) -> tuple[int, int] | None:
@@ -176,14 +158,8 @@ class ImageFile:
 class ServedStream:
     """A model with its window and history. One thread at a time may call it.
 
-    A call that fails leaves the stream as it was.
-
-    Args:
-        name: Name that clients gave it.
-        model: The model that predicts and adapts.
-        source_network: The source network as it was trained, which answers until there are enough images.
-        log: Audit log for its events.
-        options: How the service treats its streams, with a ``window_size`` and ``update_every``.
+    A call that fails leaves the stream as it was. The source network, as it was trained, answers until there are enough
+    images. The options have a ``window_size`` and ``update_every``.
     """
 
     def __init__(
@@ -220,27 +196,22 @@ class ServedStream:
             x: The images.
             adapt: Whether to keep the images, and to update if an update is due.
             check: Called with the logits; nothing changes if it raises.
-            resized_to: Size of the stream's first image, if the images were resized to it.
-
-        Returns:
-            The logits, and whether there was an update.
+            resized_to: (height, width) of the images, if they were resized.
         """
         batch, is_large_enough = self.window.make_batch(x), self.window.is_large_enough(x)
         reason = self._reason_not_to_update(x) if adapt else "adaptation was not requested"
         with self._unchanged_on_failure(changes_model=reason is None):
-            with annotate_network_errors(batch):
-                if reason is None:
-                    with self.budget.spend():
-                        logits: Tensor = self.model(batch)
-                else:
-                    logits = self.model.predict(batch) if is_large_enough else self._predict_source(x)
+            if reason is None:
+                with self.budget.spend():
+                    logits: Tensor = self.model(batch)
+            else:
+                logits = self.model.predict(batch) if is_large_enough else self._predict_source(x)
             logits = logits[-len(x) :]
             if check is not None:
                 check(logits)
             source_classes = None
             if adapt and logits.ndim == 2 and self.answers is not None:
-                with annotate_network_errors(x):
-                    source_classes = self._predict_source(x).argmax(1)
+                source_classes = self._predict_source(x).argmax(1)
             self._record_guard_events()
             if reason is None and self.monitor is not None and not self.monitor.health.adapted:
                 reason = PAUSED
@@ -250,10 +221,11 @@ class ServedStream:
                     self.num_over_budget += 1
                     self.record(StreamEvent.UPDATE_SKIPPED, OVER_BUDGET)
                 self._remember(x, logits, updated=reason in (None, PAUSED))
-                if resized_to is not None:
+                if resized_to is not None and self.options.image_size is None:
                     self._count_resized(resized_to)
-        fraction, why = self._batch_stats(len(batch)) if is_large_enough else 0.0, reason if adapt else None
-        ids = None
+        uses_source_statistics = not is_large_enough or (self.monitor is not None and self.monitor.is_sorted)
+        fraction = 0.0 if uses_source_statistics else batch_fraction(self.model.source, len(batch))
+        ids, why = None, reason if adapt else None
         if source_classes is not None:
             by_source = not is_large_enough or (self.monitor is not None and self.monitor.health.answered_by_source)
             ids = self._accuracy.add_(logits.argmax(1), source_classes, by_source=by_source)
@@ -264,25 +236,6 @@ class ServedStream:
         """The answers of the stream, which may be more than the guard gave, with the guard's estimate."""
         return AccuracyTracker(self.answers, None if self.monitor is None else self.monitor.accuracy.gain_monitor)
 
-    def infer_file(
-        self, image: ImageFile, *, adapt: bool, check: Callable[[Tensor], object], prepare: Callable[[Tensor], Tensor]
-    ) -> InferenceResult:
-        """Return logits for an image file, resized to the size of the stream's first image.
-
-        Images of several sizes have no common window, so that the stream would never have enough of them to adapt.
-
-        Args:
-            image: The image file.
-            adapt: Whether to keep the image, and to update if an update is due.
-            check: Called with the logits; nothing changes if it raises.
-            prepare: Converts pixels to what the model takes.
-
-        Returns:
-            The logits, and whether there was an update.
-        """
-        image = image.resize(self.image_size or image.size)
-        return self.infer(prepare(image.pixels), adapt=adapt, check=check, resized_to=image.resized_to)
-
     def _count_resized(self, size: tuple[int, int]) -> None:
         self.num_resized += 1
         if self.num_resized == 1:
@@ -291,14 +244,13 @@ class ServedStream:
             self.record(StreamEvent.RESIZED, cause)
             logger.warning("stream %s: %s; give --size to choose another", self.name, cause)
 
-    def _batch_stats(self, batch_size: int) -> float:
-        """Return the fraction of a large enough batch in the statistics that normalized it."""
-        is_sorted = self.monitor is not None and self.monitor.is_sorted  # then the source network answered
-        return 0.0 if is_sorted else self.model.batch_fraction(batch_size)
-
     @torch.no_grad()
     def _predict_source(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.source_network(x)
+        try:
+            logits: Tensor = self.source_network(x)
+        except RuntimeError as error:
+            annotate_network_error(error, x)
+            raise
         return logits
 
     def _reason_not_to_update(self, x: Tensor) -> str | None:
@@ -331,17 +283,7 @@ class ServedStream:
         model. Predictions do not change it.
         """
         model = self.model
-        numbers = (
-            "num_requests",
-            "num_images",
-            "num_over_budget",
-            "num_resized",
-            "num_changes",
-            "used_at",
-            "image_size",
-        )
-        names = (*numbers, "window", "confidences", "collapse_scores", "events")
-        before = {name: copy.copy(getattr(self, name)) for name in names}
+        before = {name: copy.copy(getattr(self, name)) for name in RECORDS}
         try:
             with restore_on_error(model) if changes_model else nullcontext():
                 try:
@@ -366,10 +308,6 @@ class ServedStream:
 
     def feedback(self, ids: Sequence[int], labels: Sequence[int]) -> tuple[FeedbackSummary, int]:
         """Take labels for some of the last answers; if they show harm, do what ``on_harm`` says.
-
-        Args:
-            ids: Ids of the answers.
-            labels: The right class of each.
 
         Returns:
             What the labels say, and how many ids are unknown.
