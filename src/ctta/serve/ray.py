@@ -44,7 +44,6 @@ from ctta.serve.store import StreamSlot
 logger = logging.getLogger("ctta.serve")
 
 NAMESPACE = "ctta"
-CONCURRENCY = 1000  # calls of an actor at once
 START_TIMEOUT = 600.0  # seconds; a cluster may have to start machines
 POLL_TIMEOUT = 5.0  # seconds for what is asked of all shards
 MAX_CLAIM_AGE = 1.0  # seconds since a claim was confirmed; Ray takes longer to declare a machine dead
@@ -295,7 +294,6 @@ class RayService:
             lifetime="detached",
             max_restarts=-1,
             max_task_retries=0,  # a request must not be counted twice
-            max_concurrency=CONCURRENCY,
             scheduling_strategy="SPREAD",
             num_cpus=self.options.num_cpus,
             num_gpus=self.options.num_gpus or 0.0,
