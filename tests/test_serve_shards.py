@@ -205,8 +205,8 @@ def test_a_late_snapshot_of_a_former_process_never_counts(tmp_path: Path, path: 
     publish, summaries = one._publish, []
 
     def publish_late(*arguments: Any) -> None:
-        other.state_file(STREAM)  # takes it over
-        summaries.append(other.read_summary(STREAM))
+        with other.open_state(STREAM):  # takes it over
+            summaries.append(other.read_summary(STREAM))
         publish(*arguments)
 
     one._publish = publish_late

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import string
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -139,17 +140,19 @@ class Snapshots:
             if older < number:
                 self._remove(stream.name, older)
 
-    def state_file(self, name: str) -> Path:
-        """Return the file of a stream's model, which :func:`ctta.load` reads; the stream becomes this process's."""
+    @contextmanager
+    def open_state(self, name: str) -> Iterator[Path]:
+        """Yield the file of a stream's model, which :func:`ctta.load` reads; the stream becomes this process's."""
         self._take_over(name)
-        return self._find_file(name, STATE_FILE)
+        with self._open(name, STATE_FILE) as path:
+            yield path
 
     def read_summary(self, name: str) -> dict[str, Any]:
         """Return the summary of a stream as of its snapshot; DamagedCheckpointError if it cannot be read."""
         before = self.numbers(name)
         try:
-            with self._detect_damage(name):
-                with safe_open(self._find_file(name, WINDOW_FILE), framework="pt") as file:
+            with self._detect_damage(name), self._open(name, WINDOW_FILE) as path:
+                with safe_open(path, framework="pt") as file:
                     header: dict[str, Any] = json.loads((file.metadata() or {})["stream"])
                 return _check_summary(header["summary"])
         except DamagedCheckpointError:
@@ -159,8 +162,7 @@ class Snapshots:
 
     def restore(self, stream: ServedStream) -> None:
         """Restore the window and the history of a stream whose model was loaded; DamagedCheckpointError on failure."""
-        with self._detect_damage(stream.name):
-            path = self._find_file(stream.name, WINDOW_FILE)
+        with self._detect_damage(stream.name), self._open(stream.name, WINDOW_FILE) as path:
             header, tensors = read_tensors(path, "stream")
             stream.restore(_check_summary(header["summary"]))
             answers = {name.removeprefix(ANSWERS): each for name, each in tensors.items() if name.startswith(ANSWERS)}
@@ -249,13 +251,14 @@ class Snapshots:
         parent = self._local_directory(name)
         os.rename(parent / str(number), parent / str(to))  # not flushed: after a power failure, either name will do
 
-    def _find_file(self, name: str, file_name: str) -> Path:
-        """Return a file of a stream's newest snapshot."""
+    @contextmanager
+    def _open(self, name: str, file_name: str) -> Iterator[Path]:
+        """Yield a file of a stream's newest snapshot."""
         if not self.directory.is_dir():  # not damage of a stream: a disk that is not mounted
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.directory))
         if not (numbers := self.numbers(name)):
             raise FileNotFoundError(f"there is no snapshot in {self._local_directory(name)}")
-        return self._local_directory(name) / str(max(numbers)) / file_name
+        yield self._local_directory(name) / str(max(numbers)) / file_name
 
 
 class RemoteFiles:
@@ -311,26 +314,11 @@ class RemoteSnapshots(Snapshots):
         found = {path.split("/")[1] for path in self._files.list("streams") if path.endswith(f"/{COMPLETE}")}
         return iter([name for each in sorted(found) if (name := parse_directory_name(each)) and self.owns(name)])
 
-    def read_summary(self, name: str) -> dict[str, Any]:
-        """Return the summary of a stream as of its snapshot; DamagedCheckpointError if it cannot be read."""
-        try:
-            return super().read_summary(name)
-        finally:
-            self._forget_local(name)
-
-    def restore(self, stream: ServedStream) -> None:
-        """Restore the window and the history of a stream whose model was loaded; DamagedCheckpointError on failure."""
-        try:
-            super().restore(stream)
-        finally:
-            self._forget_local(stream.name)
-
     def delete(self, name: str) -> None:
         """Delete the snapshot of a stream, if there is one."""
         self._check_owner()
         for number in self.numbers(name):
             self._remove(name, number)
-        self._forget_local(name)
 
     def quarantine(self, name: str) -> Path:
         """Move a stream that cannot be read out of the way, and return where it is for a person to look at."""
@@ -366,20 +354,15 @@ class RemoteSnapshots(Snapshots):
         for file_name in (STATE_FILE, WINDOW_FILE, COMPLETE):
             self._files.copy(f"{self._folder(name)}/{number}/{file_name}", f"{self._folder(name)}/{to}/{file_name}")
 
-    def _find_file(self, name: str, file_name: str) -> Path:
+    @contextmanager
+    def _open(self, name: str, file_name: str) -> Iterator[Path]:
         if not (numbers := self.numbers(name)):
             raise FileNotFoundError(f"there is no snapshot in {self._folder(name)}")
-        path = self._local_directory(name) / str(max(numbers)) / file_name
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_name(f"{file_name}.partial")  # a download that breaks off must not look like damage
+        with tempfile.TemporaryDirectory(dir=self.directory) as folder:
+            path = Path(folder, file_name)
             remote = f"{self._files.root}/{self._folder(name)}/{max(numbers)}/{file_name}"
-            self._files.system.get_file(remote, str(partial))
-            partial.replace(path)
-        return path
-
-    def _forget_local(self, name: str) -> None:
-        shutil.rmtree(self._local_directory(name), ignore_errors=True)
+            self._files.system.get_file(remote, str(path))
+            yield path
 
 
 def open_snapshots(files: RemoteFiles, path: Path, **options: Any) -> Snapshots:
@@ -413,7 +396,8 @@ class StreamFactory:
             OSError: If the disk cannot be read.
         """
         try:
-            model = self.load_model(self.snapshots.state_file(name))
+            with self.snapshots.open_state(name) as path:
+                model = self.load_model(path)
         except FileNotFoundError as error:
             raise DamagedCheckpointError(str(error)) from error
         stream = self._wrap(name, model)
