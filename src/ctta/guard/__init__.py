@@ -10,7 +10,9 @@
 
 from ctta.checkpoint.encoding import register_settings_class
 from ctta.checkpoint.manifest import register_wrapper
-from ctta.guard.answers import AccuracyTracker, AnswerLog, FeedbackSummary
+from ctta.guard.answers import AccuracyTracker as AccuracyTracker
+from ctta.guard.answers import AnswerLog as AnswerLog
+from ctta.guard.answers import FeedbackSummary
 from ctta.guard.detector import CollapseThresholds
 from ctta.guard.estimate import GainEstimate, GainEstimator
 from ctta.guard.guarded import Guarded
@@ -18,8 +20,6 @@ from ctta.guard.health import Event, EventKind, Health, Monitored
 from ctta.guard.validator import InputSpec
 
 __all__ = [
-    "AccuracyTracker",
-    "AnswerLog",
     "CollapseThresholds",
     "Event",
     "EventKind",
