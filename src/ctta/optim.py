@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ctta.core.parallel import current_reducer
+from ctta.core.parallel import current_reducer, read_flags
 from ctta.errors import ConfigError
 
 __all__ = [
@@ -271,7 +271,7 @@ def all_finite(tensors: list[Tensor]) -> bool:
         Whether all values of all tensors are finite.
     """
     # The 2-norm takes a ninth of the time of the maximum, which decides only where the sum of squares overflows.
-    return any(bool(torch.isfinite(nn.utils.get_total_norm(tensors, order))) for order in (2.0, math.inf))
+    return any(read_flags(nn.utils.get_total_norm(tensors, order).isfinite())[0] for order in (2.0, math.inf))
 
 
 #: Of options such as learning rates, far above any use: with larger ones the weights overflow within a few steps.

@@ -20,7 +20,7 @@ from ctta.core.hyperparameters import (
     format_value,
     read_hyperparameters,
 )
-from ctta.core.parallel import SINGLE_PROCESS, Coordinator, change_call, current_reducer
+from ctta.core.parallel import SINGLE_PROCESS, Coordinator, change_call, current_reducer, read_flags
 from ctta.core.state import match_dtypes_, release_lazy_buffers_
 from ctta.core.updates import MethodUpdates, Policy
 from ctta.core.validation import check_choice
@@ -112,6 +112,9 @@ class AdaptiveModel(MethodUpdates, ABC):
     view_arguments: ClassVar[tuple[str, ...]] = ("views",)
     #: Hyperparameters that :func:`ctta.testing.check_method` uses unless others are given: few views, small memories.
     check_settings: ClassVar[Mapping[str, Any]] = {}
+    #: Whether a step changes nothing before its first :func:`ctta.core.parallel.read_flags`, which then checks the
+    #: values of the input too. An accelerator stalls at each read.
+    checks_values_late: ClassVar[bool] = False
     #: The processes that compute the stream together; set by :func:`ctta.distributed.data_parallel`.
     coordinator: Coordinator = SINGLE_PROCESS
     #: Whether several processes can compute a stream of this class together.
@@ -196,6 +199,7 @@ class AdaptiveModel(MethodUpdates, ABC):
             prediction: Tensor | None = None if student is None else student(rows).detach()
             logits = self.adapt_step(rows)
             logits = logits if prediction is None else prediction
+            read_flags()
             self._finish_step(rows, logits.detach())
             return logits
 
@@ -253,14 +257,15 @@ class AdaptiveModel(MethodUpdates, ABC):
 
     def _run(self, step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Check a batch and return the logits of a step on it."""
-        with self.coordinator.fail_together():
+        waiting = [] if self.checks_values_late and self.coordinator is SINGLE_PROCESS else None
+        with change_call(waiting_checks=waiting), self.coordinator.fail_together():
             self.check_input(x)
         with self.coordinator.step(self, x) as rows:
             if len(rows) == 0:
                 return x
             self._prepare_networks()
             with (
-                change_call(num_images=current_reducer().total_count(len(rows))),
+                change_call(num_images=current_reducer().total_count(len(rows)), waiting_checks=waiting),
                 # Callers may loop under no_grad or inference_mode, and learning works under neither. Predictions have
                 # gradients on as well, because otherwise torch picks attention kernels that round differently.
                 torch.inference_mode(False),
@@ -268,7 +273,9 @@ class AdaptiveModel(MethodUpdates, ABC):
             ):
                 try:
                     logits = step(rows.clone() if rows.is_inference() else rows.detach())
+                    read_flags()
                 except (RuntimeError, ValueError) as error:
+                    read_flags()  # what fails may be what a value of the input leads to
                     check_input_rank(self.source, x, error)
                     annotate_network_error(error, x)
                     raise

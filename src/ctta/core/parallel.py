@@ -185,11 +185,11 @@ class LocalReducer(BatchReducer):
 
     @override
     def all(self, flags: Tensor) -> bool:
-        return bool(flags.all())
+        return read_flags(flags.all())[0]
 
     @override
     def any(self, flags: Tensor) -> bool:
-        return bool(flags.any())
+        return read_flags(flags.any())[0]
 
     @override
     def max(self, local: Tensor) -> Tensor:
@@ -257,6 +257,8 @@ class Call:
         batch_facts: What a method tells norm hooks of its own about the batch, such as the predicted classes.
         features: Where the classifier leaves its input; None for nowhere.
         saved_models: States of models, by id, that a surrounding block restores if it fails.
+        waiting_checks: Conditions on the input, each with what makes the error to raise if it does not hold, which wait
+            for the next :func:`read_flags`; None if the input is checked at once.
     """
 
     reducer: BatchReducer = _LOCAL
@@ -269,6 +271,7 @@ class Call:
     batch_facts: Any = None
     features: list[Tensor] | None = None
     saved_models: Mapping[int, Any] = field(default_factory=dict)
+    waiting_checks: list[tuple[Tensor, Callable[[], Exception]]] | None = None
 
     @property
     def has_other_statistics(self) -> bool:
@@ -307,6 +310,47 @@ def change_call(**changes: Any) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+def check_flag(flag: Tensor, make_error: Callable[[], Exception]) -> None:
+    """Raise an error unless a flag is set: at once, or with the next :func:`read_flags` of the step in progress.
+
+    Args:
+        flag: A boolean scalar on any device.
+        make_error: Returns what to raise.
+    """
+    waiting = current_call().waiting_checks
+    if waiting is not None:
+        waiting.append((flag, make_error))
+    elif not flag:
+        raise make_error()
+
+
+def read_flags(*flags: Tensor) -> list[bool]:
+    """Read flags on the host, together with the checks that wait for it.
+
+    An accelerator stalls at each read, so a step reads what it needs at once.
+
+    Args:
+        *flags: Boolean scalars.
+
+    Returns:
+        Their values.
+
+    Raises:
+        Exception: The error of a check that does not hold.
+    """
+    waiting = current_call().waiting_checks or []
+    pending = [*(flag for flag, _ in waiting), *flags]
+    if not pending:
+        return []
+    values: list[bool] = torch.stack([flag.to(pending[0].device) for flag in pending]).tolist()
+    checks = [make_error for _, make_error in waiting]
+    waiting.clear()
+    for make_error, holds in zip(checks, values, strict=False):
+        if not holds:
+            raise make_error()
+    return values[len(checks) :]
 
 
 def in_shared_step() -> bool:

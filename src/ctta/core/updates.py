@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from ctta.core.networks import MethodNetworks
-from ctta.core.parallel import current_call, current_reducer
+from ctta.core.parallel import current_call, current_reducer, read_flags
 from ctta.core.validation import check_integer
 from ctta.errors import ConfigError
 from ctta.nn import FULL_BATCH_SIZE, BatchStats, batch_fraction, blends_automatically
@@ -384,4 +384,5 @@ def _reduce(**local: Tensor | None) -> dict[str, Tensor]:
 
 def _is_empty(means: dict[str, Tensor]) -> bool:
     """Return whether nothing was selected, and not a loss that is not finite."""
-    return not means["selected"] > 0 and bool(means["loss"].isfinite())
+    is_selected, is_finite = read_flags(means["selected"] > 0, means["loss"].isfinite())
+    return is_finite and not is_selected

@@ -145,6 +145,7 @@ class CoTTA(AdaptiveModel):
         backward_passes=1,
         num_networks=3,
     )
+    checks_values_late = True
     check_settings: ClassVar = {"views": image_views(2)}
     presets = PRESETS
     view_arguments = ()  # checked below
@@ -356,7 +357,8 @@ class CoTTA(AdaptiveModel):
         is_all_uncertain = batch.all(is_uncertain)
         if direct is None and not is_all_uncertain:
             direct, recorded = self._predict_directly(x)
-        if direct is not None and not batch.any(is_uncertain):
+        is_one_flag = is_uncertain.ndim == 0
+        if direct is not None and not (is_all_uncertain if is_one_flag else batch.any(is_uncertain)):
             return direct
         if direct is None or is_all_uncertain:
             return self._predict_over_views(x)

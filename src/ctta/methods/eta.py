@@ -57,6 +57,7 @@ class ETA(StudentModel):
     """
 
     info = MethodInfo("ETA", paper="Niu et al., ICML 2022", trains="norm layers", backward_passes=1, num_networks=2)
+    checks_values_late = True
     check_settings: ClassVar = {"margin": 0.99, "redundancy": 0.999}
     average: Tensor
 

@@ -33,6 +33,7 @@ class PseudoLabel(StudentModel):
     info = MethodInfo(
         "Pseudo-label", paper="Lee, ICML workshop 2013", trains="norm layers", backward_passes=1, num_networks=2
     )
+    checks_values_late = True
 
     def __init__(
         self,

@@ -31,6 +31,7 @@ class RPL(StudentModel):
     """
 
     info = MethodInfo("RPL", paper="Rusak et al., TMLR 2022", trains="norm layers", backward_passes=1, num_networks=2)
+    checks_values_late = True
 
     def __init__(
         self,

@@ -38,6 +38,7 @@ class SHOTIM(StudentModel):
     info = MethodInfo(
         "SHOT-IM", paper="Liang et al., ICML 2020", trains="all but the head", backward_passes=1, num_networks=2
     )
+    checks_values_late = True
 
     def __init__(
         self,

@@ -37,6 +37,7 @@ class SLR(StudentModel):
     """
 
     info = MethodInfo("SLR", paper="Mummadi et al., 2021", trains="norm layers", backward_passes=1, num_networks=2)
+    checks_values_late = True
     average: Tensor
 
     def __init__(

@@ -34,6 +34,7 @@ class Tent(StudentModel):
     """
 
     info = MethodInfo("TENT", paper="Wang et al., ICLR 2021", trains="norm layers", backward_passes=1, num_networks=2)
+    checks_values_late = True
 
     def __init__(
         self,

@@ -18,6 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ctta.core.parallel import check_flag
 from ctta.errors import ConfigError, InputError
 from ctta.nn import BatchStats, find_norm_parameters, unmask_running_statistics, use_batch_statistics_
 from ctta.nn.heads import find_head
@@ -316,10 +317,8 @@ def check_input_rank(net: nn.Module, x: Tensor, error: Exception) -> None:
 def check_batch(x: Tensor) -> None:
     """Raise unless x is a batch of finite floating-point inputs; it may be empty."""
     check_batch_format(x)
-    if not torch.isfinite(x).all():
-        raise InputError(
-            "the input holds NaN or infinite values; nothing was predicted or changed: drop or repair the batch"
-        )
+    error = "the input holds NaN or infinite values; nothing was predicted or changed: drop or repair the batch"
+    check_flag(x.isfinite().all(), lambda: InputError(error))
 
 
 def check_batch_format(x: Tensor) -> None:

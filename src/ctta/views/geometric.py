@@ -261,13 +261,16 @@ class ScaledView(FittingView):
         """
         if x.ndim != 4 or x.shape[1] not in (1, 3) or x.numel() == 0:
             return
-        low, high = torch.stack(x.aminmax()).tolist()
-        if low >= 0 and high > MAX_VALUE:
-            raise InputError(
+        low, high = x.aminmax()
+
+        def make_error() -> InputError:
+            return InputError(
                 f"image values range from {low:.3g} to {high:.3g}, as of images in 0 to 255; expected [0, 1], or "
                 "images normalized for the network: divide them by 255, and let a network that takes 0 to 255 multiply "
                 "its input itself"
             )
+
+        check_flag((low < 0) | (high <= MAX_VALUE), make_error)
 
     def _scale_size(self, x: Tensor) -> list[int]:
         """Return the sides of the scaled image."""

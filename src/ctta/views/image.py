@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ctta.core.parallel import current_reducer
+from ctta.core.parallel import check_flag, current_reducer
 from ctta.errors import ConfigError, InputError
 from ctta.functional import at_least_float32
 from ctta.views.average import DrawnViews, SplitView
@@ -108,14 +108,17 @@ class ImageNormalization:
             )
         if self.mean is not None and len(self.mean) != x.shape[1]:
             raise InputError(f"mean and std are for {len(self.mean)} channels, and the images have {x.shape[1]}")
-        low, high = torch.stack(self.undo(x).aminmax()).tolist()
-        if low < -RANGE_TOLERANCE or high > 1 + RANGE_TOLERANCE:
+        low, high = self.undo(x).aminmax()
+
+        def make_error() -> InputError:
             declared = "after undoing mean and std" if self.mean else "as no mean and std were given"
-            raise InputError(
+            return InputError(
                 f"image values range from {low:.3g} to {high:.3g}, and image views expect [0, 1] {declared}; for "
                 "images normalized outside the model use views=image_views(mean=..., std=...) with that "
                 "normalization (or fast_image_views)"
             )
+
+        check_flag((low >= -RANGE_TOLERANCE) & (high <= 1 + RANGE_TOLERANCE), make_error)
 
     # Both use Python numbers: creating a tensor of them for each view would make a GPU wait for the CPU.
 
