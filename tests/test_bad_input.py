@@ -2,11 +2,16 @@
 
 import copy
 import inspect
+import threading
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 import ctta
 from ctta.optim import step_if_finite_
@@ -29,6 +34,58 @@ def build(net: nn.Module, method: str, **settings: Any) -> ctta.AdaptiveModel:
     if info and info.needs_source_data:
         settings["source_stats"] = ctta.source_stats(net, [torch.rand(4, 3, 6, 6)])
     return ctta.adapt(net, method, **settings)
+
+
+def make_weight_normed() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 3)), nn.LayerNorm(3))
+
+
+def make_script() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        script: nn.Module = torch.jit.trace(make_mlp(), torch.rand(2, 4))
+    return nn.Sequential(script)
+
+
+@pytest.mark.parametrize(
+    ("make", "remedy"),
+    [
+        (make_script, "give the Python network"),
+        (make_weight_normed, "parametrizations"),
+        (lambda: nn.Sequential(nn.LazyLinear(3), nn.LayerNorm(3)), "call the network on a batch"),
+    ],
+)
+def test_networks_that_cannot_be_adapted(make: Callable[[], nn.Module], remedy: str) -> None:
+    with pytest.raises(ctta.ConfigError, match=f"'0'.*{remedy}"):
+        ctta.Tent(make())
+
+
+def test_a_call_from_a_second_thread_is_refused() -> None:
+    """Deterministic: the first call waits within the network until the second one has been refused."""
+    entered, refused = threading.Event(), threading.Event()
+
+    class Waits(nn.Identity):
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            entered.set()
+            assert refused.wait(30)
+            return x
+
+    net = make_mlp()
+    model, alone = ctta.Tent(nn.Sequential(Waits(), net)), ctta.Tent(net)
+    fork, x = model.fork(), torch.rand(8, 4)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(model, x)
+        assert entered.wait(30)
+        for call in (model, model.predict):
+            with pytest.raises(RuntimeError, match="fork"):
+                call(x)
+        refused.set()
+        assert torch.equal(first.result(), alone(x))
+    assert torch.equal(model(x), alone(x))
+    assert fork(x).shape == (8, 3)
 
 
 @pytest.mark.parametrize("method", ctta.METHODS)

@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -228,6 +229,25 @@ def test_names_dtypes_shapes_and_values_count() -> None:
         module_with_buffer("a", torch.ones(4)),
     ]
     assert len({ctta.fingerprint(module) for module in modules}) == len(modules)
+
+
+def quantize(bias: float, scale: float) -> nn.Module:
+    layer = nn.Linear(4, 3)
+    nn.init.constant_(layer.bias, bias)
+    nn.init.constant_(layer.weight, scale)
+    net = nn.Sequential(nn.Flatten(), layer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch moves quantization to another package
+        quantized: nn.Module = torch.ao.quantization.quantize_dynamic(net, {nn.Linear}, dtype=torch.qint8)
+    return quantized
+
+
+def test_packed_weights_of_quantized_layers_count(tmp_path: Path) -> None:
+    ctta.save(ctta.adapt(quantize(0.0, 1.0), "source"), tmp_path / "s")
+    ctta.load(tmp_path / "s", quantize(0.0, 1.0))
+    for other in (quantize(1.0, 1.0), quantize(0.0, 2.0)):
+        with pytest.raises(ctta.CheckpointError):
+            ctta.load(tmp_path / "s", other)
 
 
 def test_wrappers_of_the_network_do_not_count() -> None:

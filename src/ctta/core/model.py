@@ -3,10 +3,12 @@
 import copy
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from itertools import chain
+from threading import get_ident
 from typing import Any, ClassVar, Self, get_args
 
 import torch
@@ -37,6 +39,7 @@ from ctta.nn.surgery import (
     copy_sharing_tensors,
     copy_without_hooks,
     iter_inputs,
+    keep_buffers,
     returns_logits,
     train_only_,
     validate_batches,
@@ -81,6 +84,27 @@ class MethodInfo:
     needs_vit: bool = False
     starts_random: bool = False
     is_episodic: bool = False
+
+
+#: The thread that is within a call of a model, by the id of the model, with a mark of that call.
+_callers: dict[int, tuple[int, object]] = {}
+
+
+@contextmanager
+def _one_thread(model: nn.Module) -> Iterator[None]:
+    """Raise a RuntimeError if another thread is within this context for the same model."""
+    mark = object()
+    thread, first_mark = _callers.setdefault(id(model), (get_ident(), mark))
+    if thread != get_ident():
+        raise RuntimeError(
+            "another thread is calling this model, and steps of a stream come one after another: give each thread a "
+            "stream of its own (model.fork()), or hold a lock around each call"
+        )
+    try:
+        yield
+    finally:
+        if first_mark is mark:
+            del _callers[id(model)]
 
 
 class AdaptiveModel(MethodUpdates, ABC):
@@ -203,7 +227,7 @@ class AdaptiveModel(MethodUpdates, ABC):
             self._finish_step(rows, logits.detach())
             return logits
 
-        return self._run(adapt_and_count, x)
+        return self._run(adapt_and_count, x, changes=True)
 
     def predict(self, x: Tensor) -> Tensor:
         """Return what ``adapt(x)`` would return, without changing anything.
@@ -255,12 +279,13 @@ class AdaptiveModel(MethodUpdates, ABC):
             for net in self.trained_networks:
                 self._activation_plan.apply_(net)
 
-    def _run(self, step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def _run(self, step: Callable[[Tensor], Tensor], x: Tensor, *, changes: bool = False) -> Tensor:
         """Check a batch and return the logits of a step on it."""
-        waiting = [] if self.checks_values_late and self.coordinator is SINGLE_PROCESS else None
+        is_late = self.checks_values_late and self.coordinator is SINGLE_PROCESS
+        waiting: list[Any] | None = [] if is_late else None
         with change_call(waiting_checks=waiting), self.coordinator.fail_together():
             self.check_input(x)
-        with self.coordinator.step(self, x) as rows:
+        with _one_thread(self), self.coordinator.step(self, x) as rows:
             if len(rows) == 0:
                 return x
             self._prepare_networks()
@@ -270,6 +295,7 @@ class AdaptiveModel(MethodUpdates, ABC):
                 # gradients on as well, because otherwise torch picks attention kernels that round differently.
                 torch.inference_mode(False),
                 torch.enable_grad(),
+                keep_buffers(self.source if changes else self),
             ):
                 try:
                     logits = step(rows.clone() if rows.is_inference() else rows.detach())

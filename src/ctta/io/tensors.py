@@ -65,7 +65,7 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], k
     for name in names:
         if (dtype := tensors[name].dtype) not in _DTYPES:
             raise TypeError(f"a file cannot hold '{name}' of {dtype}; expected one of {', '.join(map(str, _DTYPES))}")
-    buffers = [_to_bytes(tensors[name]) for name in names]
+    buffers = [to_bytes(tensors[name]) for name in names]
     entries: dict[str, Any] = {"__metadata__": {key: json.dumps(header), "crc32": _NO_CHECKSUM}}
     end = 0
     for name, buffer in zip(names, buffers, strict=True):
@@ -112,8 +112,8 @@ def read_tensors(path: str | os.PathLike[str], key: str) -> tuple[Any, dict[str,
     return header, tensors
 
 
-def _to_bytes(tensor: Tensor) -> memoryview:
-    # As bytes, because numpy does not support every dtype.
+def to_bytes(tensor: Tensor) -> memoryview:
+    """Return the content of a tensor on any device: as bytes, because numpy does not support every dtype."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     content: memoryview = flat.view(torch.uint8).numpy().data
     return content

@@ -7,19 +7,23 @@ pre-hook, so it survives ``eval()``, ``deepcopy`` and pickle, and :func:`copy_wi
 import copy
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import UninitializedTensorMixin
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ctta.core.parallel import check_flag
 from ctta.errors import ConfigError, InputError
+from ctta.io.tensors import to_bytes
 from ctta.nn import BatchStats, find_norm_parameters, unmask_running_statistics, use_batch_statistics_
 from ctta.nn.heads import find_head
 from ctta.nn.norm import HOOK_TABLES, ContiguousInput, NetworkHook, remove_hooks_
@@ -39,8 +43,27 @@ def unwrap(net: nn.Module) -> nn.Module:
             return net
 
 
+def check_network(net: nn.Module) -> None:
+    """Raise a ConfigError for a network that cannot be copied, hooked or trained, and say what to do about it."""
+    for name, module in net.named_modules():
+        place = f"layer {name!r} of the network" if name else "the network"
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ConfigError(f"{place} is a ScriptModule, which takes no hooks: give the Python network behind it")
+        tensors = chain(module._parameters.values(), module._buffers.values())
+        if any(isinstance(value, UninitializedTensorMixin) for value in tensors):
+            raise ConfigError(f"{place} has no weights yet: call the network on a batch once before wrapping it")
+        for attribute, value in vars(module).items():
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                raise ConfigError(
+                    f"{place} computes its {attribute!r} from other parameters and keeps the graph, so it cannot be "
+                    "copied: use torch.nn.utils.parametrizations (such as weight_norm there), or remove it first "
+                    "(torch.nn.utils.remove_weight_norm)"
+                )
+
+
 def copy_for_adaptation(net: nn.Module, *, batch_stats: BatchStats, output: Output) -> nn.Module:
     """Return a copy in eval mode (dropout off) that returns logits and whose BatchNorms use ``batch_stats``."""
+    check_network(unwrap(net))
     net = copy_without_hooks(net)
     net.register_forward_pre_hook(CloneInput())
     net.register_forward_hook(ExtractLogits(output))
@@ -82,6 +105,29 @@ def copy_sharing_tensors(net: nn.Module) -> nn.Module:
     Layers hold the mode of the call in progress, so streams, which may run in several threads, share tensors only.
     """
     return copy.deepcopy(net, {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())})
+
+
+@contextmanager
+def keep_buffers(*networks: nn.Module) -> Iterator[None]:
+    """Let networks that write to their persistent buffers when they are called do so on copies within the context.
+
+    Statistics of norm layers are left out: their hooks decide when those change.
+    """
+    found = [
+        (module._buffers, name, buffer)
+        for net in networks
+        for module in net.modules()
+        if not isinstance(module, _NormBase)
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    ]
+    try:
+        for buffers, name, buffer in found:
+            buffers[name] = buffer.clone()
+        yield
+    finally:
+        for buffers, name, buffer in found:
+            buffers[name] = buffer
 
 
 def find_untraceable_hooks(net: nn.Module) -> list[str]:
@@ -362,11 +408,11 @@ def fingerprint(net: nn.Module) -> str:
     """
     digest = hashlib.sha256()
     for name, value in unwrap(net).state_dict().items():
-        if isinstance(value, Tensor):
-            digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-            # As bytes, because numpy does not support every dtype.
-            content: memoryview = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-            digest.update(content)
+        for part in value if isinstance(value, tuple) else (value,):  # weight and bias of a quantized layer
+            if isinstance(part, Tensor):
+                digest.update(f"{name} {part.dtype} {tuple(part.shape)}\n".encode())
+                for content in (part.int_repr(), part.dequantize()) if part.is_quantized else (part,):
+                    digest.update(to_bytes(content))
     return digest.hexdigest()[:32]
 
 

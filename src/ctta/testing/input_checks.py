@@ -229,6 +229,17 @@ class _WithDropout(_NetworkWrapper):
         return nn.functional.dropout(self.net(nn.functional.dropout(x, 0.5, self.training)), 0.5, self.training)
 
 
+class _CountsCalls(_NetworkWrapper):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net)
+        self.register_buffer("num_calls", torch.zeros(()))
+
+    @override
+    def forward(self, x: Tensor) -> Any:
+        self.get_buffer("num_calls").add_(1)
+        return self.net(x)
+
+
 class _HalvesInPlace(_NetworkWrapper):
     @override
     def forward(self, x: Tensor) -> Any:
@@ -301,6 +312,23 @@ def check_networks_may_write_to_their_input(case: ContractCase) -> None:
     logits = run_stream(case.make_model(_HalvesInPlace(case.make_network())), stream)
     assert_equal(stream, case.make_stream(), "the input of a network that writes to it")
     assert_equal(logits, expected, "a network that writes to its input")
+
+
+@register_check
+def check_networks_may_count_their_calls(case: ContractCase) -> None:
+    """Check that streams of a network that writes to a persistent buffer resume, and predict without writing to it."""
+    net = _CountsCalls(case.make_network())
+    model = case.make_model(net)
+    run_stream(model, case.make_stream())
+    states = [(name, part.state_dict()) for name, part in model.named_children()]
+    counts = {name: state["num_calls"].clone() for name, state in states if "num_calls" in state}
+    model.predict(case.make_batch(3))
+    for name, count in counts.items():
+        assert torch.equal(model.get_submodule(name).get_buffer("num_calls"), count), f"predict wrote to {name}"
+    with tempfile.TemporaryDirectory() as folder:
+        save(model, Path(folder) / "stream")
+        resumed = load(Path(folder) / "stream", net, method=case.method, **case.unserializable_arguments())
+    assert_equal([resumed(case.make_batch(3))], [model(case.make_batch(3))], "logits after load")
 
 
 @register_check

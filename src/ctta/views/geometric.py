@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
+from ctta.core.parallel import check_flag
 from ctta.errors import ConfigError, InputError
 from ctta.functional import at_least_float32
 from ctta.nn.surgery import resize
