@@ -154,19 +154,25 @@ def scale_rates(optimizer: Optimizer, factors: Sequence[float]) -> Iterator[None
             group["lr"] = rate
 
 
-def step_if_finite_(optimizer: Optimizer, loss: Tensor, before_step: Callable[[], None] | None = None) -> bool:
+def step_if_finite_(
+    optimizer: Optimizer,
+    loss: Tensor,
+    before_step: Callable[[], None] | None = None,
+    selected: Tensor | None = None,
+) -> bool:
     """Take one optimizer step, or change nothing if the loss or a gradient is not finite.
 
     Args:
         optimizer: The optimizer.
         loss: The mean loss over the local rows.
         before_step: Called once there are finite gradients, which it may change, before the step.
+        selected: The fraction of elements that the loss is computed from; there is no step if it is 0.
 
     Returns:
         Whether the step was taken.
     """
     try:
-        return compute_gradients_(optimizer, loss) and _step_with_gradients_(optimizer, before_step)
+        return compute_gradients_(optimizer, loss, selected) and _step_with_gradients_(optimizer, before_step)
     finally:
         optimizer.zero_grad()  # also after an error, or the next step would add to a partial gradient
 
@@ -177,6 +183,7 @@ def sharpness_aware_step_(
     compute_second_loss: Callable[[], Tensor | None],
     radius: float,
     before_step: Callable[[], None] | None = None,
+    selected: Tensor | None = None,
 ) -> bool:
     """Take one step with the gradient at the worst weights nearby (sharpness-aware minimization).
 
@@ -189,12 +196,13 @@ def sharpness_aware_step_(
         compute_second_loss: Computes the loss again at the perturbed weights; None for no step.
         radius: How far to climb.
         before_step: As for :func:`step_if_finite_`, with the gradients of the second loss.
+        selected: As for :func:`step_if_finite_`, of the first loss.
 
     Returns:
         Whether a step was taken. If not, because something was not finite or there was no second loss, nothing changed.
     """
     try:
-        if not compute_gradients_(optimizer, loss):
+        if not compute_gradients_(optimizer, loss, selected):
             return False
         parameters = [parameter for parameter in _parameters(optimizer) if parameter.grad is not None]
         originals = [parameter.detach().clone() for parameter in parameters]
@@ -231,12 +239,13 @@ def _climb_(parameters: list[nn.Parameter], radius: float) -> None:
         parameter.add_(gradient * scale.to(gradient))
 
 
-def compute_gradients_(optimizer: Optimizer, loss: Tensor) -> bool:
-    """Compute the gradients of the batch's mean loss; return whether the loss and the gradients are finite."""
+def compute_gradients_(optimizer: Optimizer, loss: Tensor, selected: Tensor | None = None) -> bool:
+    """Compute the gradients of the batch's mean loss; return whether it and they are finite, and anything selected."""
     batch, parameters = current_reducer(), _parameters(optimizer)
     batch.scale_loss(loss).backward()
     batch.all_reduce_gradients_(parameters)
-    return all_finite([batch.mean(loss.detach()), *_gradients(optimizer)])
+    is_selected = () if selected is None else (selected > 0,)
+    return all_finite([batch.mean(loss.detach()), *_gradients(optimizer)], *is_selected)
 
 
 def batch_gradients(optimizer: Optimizer, loss: Tensor) -> list[Tensor | None]:
@@ -261,17 +270,19 @@ def _gradients(optimizer: Optimizer) -> list[Tensor]:
     return [parameter.grad for parameter in _parameters(optimizer) if parameter.grad is not None]
 
 
-def all_finite(tensors: list[Tensor]) -> bool:
-    """Return whether no value is NaN or infinite.
+def all_finite(tensors: list[Tensor], *conditions: Tensor) -> bool:
+    """Return whether no value is NaN or infinite, and all conditions hold.
 
     Args:
         tensors: Of any shapes.
+        *conditions: Boolean scalars, which are read together with the outcome.
 
     Returns:
-        Whether all values of all tensors are finite.
+        Whether all values of all tensors are finite, and all conditions true.
     """
     # The 2-norm takes a ninth of the time of the maximum, which decides only where the sum of squares overflows.
-    return any(read_flags(nn.utils.get_total_norm(tensors, order).isfinite())[0] for order in (2.0, math.inf))
+    is_finite, *holds = read_flags(nn.utils.get_total_norm(tensors).isfinite(), *conditions)
+    return all(holds) and (is_finite or read_flags(nn.utils.get_total_norm(tensors, math.inf).isfinite())[0])
 
 
 #: Of options such as learning rates, far above any use: with larger ones the weights overflow within a few steps.

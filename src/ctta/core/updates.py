@@ -44,6 +44,7 @@ class Step:
             BatchNorm.
         scale: The fraction of the optimizer's step that was taken; below 1 for small batches with
             ``batch_stats="auto"``.
+        is_empty: Whether nothing was selected to learn from.
     """
 
     loss: Tensor
@@ -54,11 +55,12 @@ class Step:
     entropy: Tensor | None = None
     batch_stats: float = 1.0
     scale: float = 1.0
+    is_empty: bool = False
 
     @property
     def updated(self) -> bool:
         """Whether the weights were updated."""
-        return not self.skipped and (self.selected is None or bool(self.selected > 0))
+        return not self.skipped and not self.is_empty
 
 
 class Policy(ABC):
@@ -284,10 +286,9 @@ class MethodUpdates(MethodNetworks):
         """
         assert self.optimizer is not None, "a method that learns calls optimize() in its constructor"
         means = _reduce(loss=loss, confidence=confidence, augmented=augmented, selected=selected, entropy=entropy)
-        is_empty = selected is not None and _is_empty(means)
         with scale_steps(self.optimizer, self.step_scale):
-            taken = not is_empty and step_if_finite_(self.optimizer, loss, self._update_hook)
-        return self._record_step(taken, is_empty, means)
+            taken = step_if_finite_(self.optimizer, loss, self._update_hook, means.get("selected"))
+        return self._record_step(taken, means)
 
     def minimize_sharpness(
         self,
@@ -322,8 +323,9 @@ class MethodUpdates(MethodNetworks):
 
         optimizer, hook = self.optimizer, self._update_hook
         with scale_steps(optimizer, self.step_scale):
-            taken = not _is_empty(means) and sharpness_aware_step_(optimizer, loss, compute_reduced_loss, radius, hook)
-        return self._record_step(taken, _is_empty(means), means)
+            first = means["selected"]
+            taken = sharpness_aware_step_(optimizer, loss, compute_reduced_loss, radius, hook, first)
+        return self._record_step(taken, means)
 
     def set_policy_logits(self, logits: Tensor) -> None:
         """Let policies judge these logits, if :meth:`adapt_step` returns corrected ones.
@@ -333,11 +335,14 @@ class MethodUpdates(MethodNetworks):
         """
         self._policy_logits = logits.detach()
 
-    def _record_step(self, taken: bool, is_empty: bool, means: dict[str, Tensor]) -> bool:
+    def _record_step(self, taken: bool, means: dict[str, Tensor]) -> bool:
+        is_empty = not taken and _is_empty(means)
         is_skipped = not taken and not is_empty
         self.num_skipped += is_skipped
         fraction = batch_fraction(self.source, current_call().num_images or FULL_BATCH_SIZE)
-        self.last_step = Step(skipped=is_skipped, **means, batch_stats=fraction, scale=self.step_scale)
+        self.last_step = Step(
+            skipped=is_skipped, **means, batch_stats=fraction, scale=self.step_scale, is_empty=is_empty
+        )
         return taken
 
     # ---- around a step ----
@@ -367,7 +372,8 @@ class MethodUpdates(MethodNetworks):
     @property
     def _update_hook(self) -> Callable[[], None] | None:
         """What the policies do between the backward pass and the optimizer's step."""
-        return self._run_policies if self._active_policies else None
+        has_any = any(type(policy).before_update is not Policy.before_update for policy in self._active_policies)
+        return self._run_policies if has_any else None
 
     def _run_policies(self) -> None:
         assert self._batch is not None, "a step is in progress"
@@ -384,5 +390,4 @@ def _reduce(**local: Tensor | None) -> dict[str, Tensor]:
 
 def _is_empty(means: dict[str, Tensor]) -> bool:
     """Return whether nothing was selected, and not a loss that is not finite."""
-    is_selected, is_finite = read_flags(means["selected"] > 0, means["loss"].isfinite())
-    return is_finite and not is_selected
+    return "selected" in means and read_flags((means["selected"] <= 0) & means["loss"].isfinite())[0]

@@ -38,7 +38,6 @@ class BNAlpha(SourceModel):
     """
 
     info = MethodInfo("BN-alpha", "Schneider et al., NeurIPS 2020", trains="nothing")
-    checks_values_late = True
 
     def __init__(
         self,

@@ -27,7 +27,6 @@ class BNStats(SourceModel):
     """
 
     info = MethodInfo("BN Stats Adapt", paper="Schneider et al., NeurIPS 2020")
-    checks_values_late = True
 
     def __init__(self, net: nn.Module, *, batch_stats: BatchStats = "auto", output: Output = None) -> None:
         super().__init__(net, batch_stats=batch_stats, output=output)

@@ -76,6 +76,7 @@ class DeYO(StudentModel):
     """
 
     info = MethodInfo("DeYO", "Lee et al., ICLR 2024", "norm layers but the top", "up to 2", 1, 2, labels_pixels=False)
+    checks_values_late = True
     check_settings: ClassVar = {"select_below": 0.99, "min_drop": 0.0}
 
     def __init__(

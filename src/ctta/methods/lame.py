@@ -41,7 +41,6 @@ class LAME(SourceModel):
     """
 
     info = MethodInfo("LAME", paper="Boudiaf et al., CVPR 2022", labels_pixels=False)
-    checks_values_late = True
 
     def __init__(
         self,

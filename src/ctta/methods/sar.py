@@ -46,6 +46,7 @@ class SAR(StudentModel):
         backward_passes=2,
         num_networks=2,
     )
+    checks_values_late = True
     check_settings: ClassVar = {"margin": 0.99}
 
     def __init__(

@@ -21,7 +21,6 @@ class Source(SourceModel):
     """
 
     info = MethodInfo("Source")
-    checks_values_late = True
 
     def __init__(self, net: nn.Module, *, output: Output = None) -> None:
         super().__init__(net, batch_stats=0, output=output)

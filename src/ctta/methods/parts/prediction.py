@@ -9,6 +9,8 @@ from ctta.core.model import AdaptiveModel
 class SourceModel(AdaptiveModel):
     """A method that learns nothing by gradients: what it predicts is its step."""
 
+    checks_values_late = True
+
     @override
     def adapt_step(self, x: Tensor) -> Tensor:
         return self.predict_step(x)

@@ -116,6 +116,7 @@ class VANE(AdaptiveModel):
     """
 
     info = MethodInfo("VANE", trains="norm layers", forward_passes="2, and views", backward_passes=1, num_networks=2)
+    checks_values_late = True
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fast": {"views": FLIP}}
 
     def __init__(
