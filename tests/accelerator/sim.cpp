@@ -1,9 +1,10 @@
-// An accelerator without hardware, under torch's PrivateUse1: a device type with memory, streams, generators and rules of its own,
-// whose kernels are those of the CPU.
+// An accelerator without hardware, under torch's PrivateUse1: a device type with memory, streams, generators and rules
+// of its own, whose kernels are those of the CPU.
 //
-// Its memory is host memory, so a kernel of the CPU runs on an alias of a device tensor: writes go through, and views stay views.
-// What a GPU refuses is refused: operands on several devices, generators of another device and, if asked for, float64. What costs
-// on a GPU is counted: kernels, copies in each direction, and host reads, after which the host has waited for the device.
+// Its memory is host memory, so a kernel of the CPU runs on an alias of a device tensor: writes go through, and views
+// stay views. What a GPU refuses is refused: operands on several devices, generators of another device and, if asked
+// for, float64. What costs on a GPU is counted: kernels, copies in each direction, and host reads, for which the host
+// waits for the device.
 
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
@@ -59,7 +60,7 @@ void count_host_read(const std::string& name) {
 void check_dtype(c10::ScalarType dtype) {
   TORCH_CHECK_TYPE(
       has_float64 || (dtype != at::kDouble && dtype != at::kComplexDouble),
-      "Cannot convert a sim Tensor to float64 dtype as the sim device doesn't support float64. Please use float32 instead.");
+      "Cannot convert a sim Tensor to float64 dtype as the sim device doesn't support float64. Please use float32.");
 }
 
 // Memory
@@ -79,7 +80,8 @@ struct Allocator final : c10::DeviceAllocator {
   c10::DataPtr adopt(c10::DataPtr memory, int64_t size, DeviceIndex device) {
     std::lock_guard<std::mutex> guard(lock);
     auto &bytes = stats[device].allocated_bytes[0], &reserved = stats[device].reserved_bytes[0];
-    TORCH_CHECK_WITH(OutOfMemoryError, bytes.current + size <= memory_limit, "sim out of memory. Tried to allocate ", size, " bytes.");
+    bool fits = bytes.current + size <= memory_limit;
+    TORCH_CHECK_WITH(OutOfMemoryError, fits, "sim out of memory. Tried to allocate ", size, " bytes.");
     bytes.increase(size), reserved.increase(size), stats[device].allocation[0].increase(1);
     void* data = memory.get();
     return {data, new Block{std::move(memory), size, device}, &release, Device(TYPE, device)};
@@ -115,7 +117,8 @@ void Allocator::release(void* context) {
   auto* block = static_cast<Block*>(context);
   std::lock_guard<std::mutex> guard(allocator().lock);
   auto& stats = allocator().stats[block->device];
-  stats.allocated_bytes[0].decrease(block->size), stats.reserved_bytes[0].decrease(block->size), stats.allocation[0].decrease(1);
+  stats.allocated_bytes[0].decrease(block->size), stats.reserved_bytes[0].decrease(block->size);
+  stats.allocation[0].decrease(1);
   delete block;
 }
 
@@ -153,6 +156,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   static inline std::atomic<c10::StreamId> num_streams{0};
   static inline thread_local c10::StreamId streams[NUM_DEVICES] = {};
 
+  static Device with_index(Device device) { return {TYPE, index_of(device)}; }
   static DeviceIndex index_of(Device device) { return device.has_index() ? device.index() : current_device; }
   c10::DeviceType type() const override { return TYPE; }
   Device getDevice() const override { return {TYPE, current_device}; }
@@ -162,7 +166,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return before;
   }
   void setDevice(Device device) const override {
-    TORCH_CHECK(device.index() < NUM_DEVICES, "sim has ", int(NUM_DEVICES), " devices; got the number ", int(device.index()));
+    TORCH_CHECK(device.index() < NUM_DEVICES, "sim has ", int(NUM_DEVICES), " devices, without ", device);
     uncheckedSetDevice(device);
   }
   void uncheckedSetDevice(Device device) const noexcept override { current_device = index_of(device); }
@@ -214,7 +218,8 @@ struct Generator final : c10::GeneratorImpl {
   Generator* clone_impl() const override { return new Generator(device_.index(), host.clone()); }
 };
 at::Generator make_generator(DeviceIndex device) {
-  return at::make_generator<Generator>(std::max<DeviceIndex>(device, 0), at::detail::createCPUGenerator(c10::default_rng_seed_val ^ seed_mask));
+  auto host = at::detail::createCPUGenerator(c10::default_rng_seed_val ^ seed_mask);
+  return at::make_generator<Generator>(std::max<DeviceIndex>(device, 0), std::move(host));
 }
 const at::Generator& default_generator(DeviceIndex device) {
   static auto* generators = new std::array<at::Generator, NUM_DEVICES>{make_generator(0), make_generator(1)};
@@ -228,8 +233,12 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   DeviceIndex deviceCount() const override { return NUM_DEVICES; }
   DeviceIndex getCurrentDevice() const override { return current_device; }
   void setCurrentDevice(DeviceIndex device) const override { Guard().setDevice({TYPE, device}); }
-  DeviceIndex exchangeDevice(DeviceIndex device) const override { return Guard().exchangeDevice({TYPE, device}).index(); }
-  DeviceIndex maybeExchangeDevice(DeviceIndex device) const override { return device < 0 ? current_device : exchangeDevice(device); }
+  DeviceIndex exchangeDevice(DeviceIndex device) const override {
+    return Guard().exchangeDevice({TYPE, device}).index();
+  }
+  DeviceIndex maybeExchangeDevice(DeviceIndex device) const override {
+    return device < 0 ? current_device : exchangeDevice(device);
+  }
   const at::Generator& getDefaultGenerator(DeviceIndex device) const override { return default_generator(device); }
   at::Generator getNewGenerator(DeviceIndex device) const override { return make_generator(device); }
   Device getDeviceFromPtr(void*) const override { return {TYPE, current_device}; }
@@ -254,7 +263,8 @@ struct Call {
   std::optional<Device> device;
 
   static Tensor over(const c10::Storage& storage, c10::DispatchKey key, const Tensor& like) {
-    auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(key), like.dtype());
+    c10::DispatchKeySet keys(key);
+    auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), keys, like.dtype());
     tensor.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
     if (like.is_conj()) tensor._set_conj(true);
     if (like.is_neg()) tensor._set_neg(true);
@@ -266,7 +276,7 @@ struct Call {
     auto& storage = to_cpu[tensor.storage().unsafeGetStorageImpl()];
     if (!storage) {
       c10::DataPtr data(tensor.storage().mutable_data(), c10::kCPU);
-      storage = c10::Storage(c10::Storage::use_byte_size_t(), tensor.storage().nbytes(), std::move(data), at::getCPUAllocator(), true);
+      storage = c10::Storage({}, tensor.storage().nbytes(), std::move(data), at::getCPUAllocator(), true);
       to_device[storage.unsafeGetStorageImpl()] = tensor.storage();
     }
     aliases.emplace_back(tensor, over(storage, c10::DispatchKey::CPU, tensor));
@@ -286,19 +296,20 @@ struct Call {
   }
 
   c10::Storage adopt(const c10::Storage& from) {
-    auto owner = new c10::Storage(from);
-    c10::DataPtr memory(from.mutable_data(), owner, [](void* context) { delete static_cast<c10::Storage*>(context); }, c10::kCPU);
+    auto release = [](void* context) { delete static_cast<c10::Storage*>(context); };
+    c10::DataPtr memory(from.mutable_data(), new c10::Storage(from), release, c10::kCPU);
     auto data = allocator().adopt(std::move(memory), static_cast<int64_t>(from.nbytes()), device->index());
-    return {c10::Storage::use_byte_size_t(), from.nbytes(), std::move(data), &allocator(), true};
+    return {{}, from.nbytes(), std::move(data), &allocator(), true};
   }
 
   // A kernel may have resized what it wrote to.
   void finish() {
     for (auto& [original, copy] : aliases) {
       auto &storage = original.storage(), &written = copy.storage();
-      if (storage.data() != written.data() && to_device.at(written.unsafeGetStorageImpl()).unsafeGetStorageImpl() == storage.unsafeGetStorageImpl()) {
+      if (storage.data() != written.data()) {
         auto resized = adopt(written);
-        storage.unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(resized.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks()));
+        auto& data = resized.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+        storage.unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(data));
         storage.set_nbytes(written.nbytes());
       }
       if (original.sizes() != copy.sizes() || original.strides() != copy.strides())
@@ -310,18 +321,21 @@ struct Call {
 // Rules about operands
 
 using Names = std::unordered_set<std::string>;
-const Names READS{"nonzero", "masked_select", "equal", "_unique", "_unique2", "unique_dim", "unique_consecutive", "bincount", "histc",
-                  "linalg_eig", "_linalg_eigh", "_linalg_svd", "is_nonzero"};
+const Names READS{"nonzero",    "masked_select",      "equal",    "_unique", "_unique2",
+                  "unique_dim", "unique_consecutive", "bincount", "histc",   "linalg_eig",
+                  "_linalg_eigh", "_linalg_svd"};
 const Names INDEXING{"index", "_index_put_impl_"};
 
 // Operators whose operands may be numbers in tensors of the host.
 bool takes_numbers_of_host(const c10::OperatorHandle& op) {
   static const Names names = [] {
-    Names found{"fill", "masked_fill", "index_fill", "_index_put_impl_", "mse_loss", "smooth_l1_loss",
-                "huber_loss", "bernoulli", "floor_divide", "isin", "complex", "polar", "searchsorted", "_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"};
+    Names found{"fill", "masked_fill", "index_fill", "_index_put_impl_", "mse_loss", "smooth_l1_loss", "huber_loss",
+                "bernoulli", "floor_divide", "isin", "complex", "polar", "searchsorted", "_fused_adam_",
+                "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"};
     for (auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
       auto op = c10::Dispatcher::singleton().findOp(name);
-      if (op && op->hasSchema() && (op->hasTag(at::Tag::pointwise) || name.name.rfind("aten::_foreach_", 0) == 0)) found.insert(name.name.substr(6));
+      bool is_pointwise = op && op->hasSchema() && op->hasTag(at::Tag::pointwise);
+      if (is_pointwise || name.name.rfind("aten::_foreach_", 0) == 0) found.insert(name.name.substr(6));
     }
     return found;
   }();
@@ -358,42 +372,45 @@ void change_tensors(IValue& value, Change change) {
   }
 }
 
+void check_same_device(bool is_same, std::optional<Device> device, const Tensor& tensor, const std::string& name) {
+  TORCH_CHECK(is_same, "Expected all tensors to be on the same device, but found at least two devices, ", *device,
+              " and ", tensor.device(), "! (when checking the arguments of aten::", name, ")");
+}
+
 // Check the operands of an operator as CUDA does, and return the device that it runs on.
 Device check_operands(const c10::OperatorHandle& op, std::vector<IValue>& arguments, const std::string& name) {
   std::optional<Device> device;
   for (auto& argument : arguments) {
     for_each_tensor(argument, [&](const Tensor& tensor) {
-      if (on_device(tensor)) {
-        TORCH_CHECK(device.value_or(tensor.device()) == tensor.device(), "Expected all tensors to be on the same device, but found at least two devices, ",
-                    *device, " and ", tensor.device(), "! (when checking arguments of aten::", name, ")");
-        device = tensor.device();
-      }
+      if (!on_device(tensor)) return;
+      check_same_device(device.value_or(tensor.device()) == tensor.device(), device, tensor, name);
+      device = tensor.device();
     });
-    if (argument.isDevice() && argument.toDevice().type() == TYPE) device = Device(TYPE, Guard::index_of(argument.toDevice()));
+    if (argument.isDevice() && argument.toDevice().type() == TYPE) device = Guard::with_index(argument.toDevice());
   }
-  TORCH_CHECK(device, "Expected a 'cpu' device type for generator but found 'sim'");  // nothing else can have led here
+  TORCH_CHECK(device, "Expected a 'cpu' device type for generator but found 'sim'");  // what else can have led here
   for (size_t i = 0; i < arguments.size(); i++) {
     auto* alias = op.schema().arguments()[i].alias_info();
     bool written = alias && alias->isWrite(), is_index = INDEXING.count(name) && i == 1;
     for_each_tensor(arguments[i], [&](const Tensor& tensor) {
-      if (!tensor.defined() || on_device(tensor)) {
-        bool is_mask = is_index && on_device(tensor) && (tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte);
-        // A number put by a mask is a masked_fill.
-        if (is_mask && !(name == "_index_put_impl_" && arguments[2].toTensor().dim() == 0)) count_host_read("index by a mask");
-        return;
-      }
-      if (is_index && on_device(arguments[0].toTensor())) {
+      if (!tensor.defined()) return;
+      if (on_device(tensor)) {
+        bool is_mask = is_index && (tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte);
+        bool is_masked_fill = name == "_index_put_impl_" && arguments[2].toTensor().dim() == 0;
+        if (is_mask && !is_masked_fill) count_host_read("index by a mask");
+      } else if (is_index && on_device(arguments[0].toTensor())) {
         copies_to_device++;
-        return;
+      } else {
+        bool is_number = tensor.dim() == 0 && !written && takes_numbers_of_host(op);
+        check_same_device(is_number, device, tensor, name);
       }
-      TORCH_CHECK(tensor.dim() == 0 && !written && takes_numbers_of_host(op), "Expected all tensors to be on the same device, but found at least two devices, ",
-                  *device, " and ", tensor.device(), "! (when checking argument ", op.schema().arguments()[i].name(), " of aten::", name, ")");
     });
     auto is_generator = op.schema().arguments()[i].type()->str().rfind("Generator", 0) == 0;
     if (is_generator && arguments[i].isNone()) arguments[i] = default_generator(device->index());
     if (arguments[i].isGenerator()) {
       auto generator = arguments[i].toGenerator();
-      TORCH_CHECK(generator.device().type() == TYPE, "Expected a 'sim' device type for generator but found '", generator.device().type(), "'");
+      auto type = generator.device().type();
+      TORCH_CHECK(type == TYPE, "Expected a 'sim' device type for generator but found '", type, "'");
       arguments[i] = generator.get<Generator>()->host;
     }
     if (arguments[i].isDevice()) arguments[i] = Device(c10::kCPU);
@@ -444,23 +461,30 @@ void convolution_backward(const c10::OperatorHandle&, torch::jit::Stack* stack) 
 
 // Operators that are not kernels, and that no kernel of the CPU can do for a device
 
-Tensor empty(at::IntArrayRef size, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout, std::optional<Device> device,
-             std::optional<bool> pin_memory, std::optional<c10::MemoryFormat> format) {
+using Dtype = std::optional<c10::ScalarType>;
+using Layout = std::optional<c10::Layout>;
+constexpr c10::DispatchKeySet KEYS(c10::DispatchKey::PrivateUse1);
+
+c10::ScalarType check_options(Dtype dtype, Layout layout, std::optional<bool> pin_memory) {
   TORCH_CHECK(!pin_memory.value_or(false), "Only dense CPU tensors can be pinned");
   TORCH_CHECK(layout.value_or(c10::kStrided) == c10::kStrided, "sim has only strided tensors");
   auto type = dtype.value_or(c10::get_default_dtype_as_scalartype());
   check_dtype(type);
-  c10::OptionalDeviceGuard guard(device);
-  return at::detail::empty_generic(size, &allocator(), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), type, format);
+  return type;
 }
 
-Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout>,
-                     std::optional<Device> device, std::optional<bool> pin_memory) {
-  TORCH_CHECK(!pin_memory.value_or(false), "Only dense CPU tensors can be pinned");
-  auto type = dtype.value_or(c10::get_default_dtype_as_scalartype());
-  check_dtype(type);
+Tensor empty(at::IntArrayRef size, Dtype dtype, Layout layout, std::optional<Device> device,
+             std::optional<bool> pin_memory, std::optional<c10::MemoryFormat> format) {
+  auto type = check_options(dtype, layout, pin_memory);
   c10::OptionalDeviceGuard guard(device);
-  return at::detail::empty_strided_generic(size, stride, &allocator(), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), type);
+  return at::detail::empty_generic(size, &allocator(), KEYS, type, format);
+}
+
+Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, Dtype dtype, Layout layout,
+                     std::optional<Device> device, std::optional<bool> pin_memory) {
+  auto type = check_options(dtype, layout, pin_memory);
+  c10::OptionalDeviceGuard guard(device);
+  return at::detail::empty_strided_generic(size, stride, &allocator(), KEYS, type);
 }
 
 Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking) {
@@ -488,13 +512,14 @@ c10::Scalar local_scalar_dense(const Tensor& tensor) {
   return at::_local_scalar_dense(Call().alias(tensor));
 }
 
-Tensor& set_storage(Tensor& tensor, c10::Storage storage, int64_t offset, at::IntArrayRef size, at::IntArrayRef stride) {
-  TORCH_CHECK(storage.device() == tensor.device(), "Expected all tensors to be on the same device, but found at least two devices, ", tensor.device(), " and ",
-              storage.device(), "!");
+Tensor& set_storage(
+    Tensor& tensor, c10::Storage storage, int64_t offset, at::IntArrayRef size, at::IntArrayRef stride) {
+  check_same_device(storage.device() == tensor.device(), storage.device(), tensor, "set_");
   return at::native::set_storage_cpu_(tensor, std::move(storage), offset, size, stride);
 }
 
-bool shallow_copies(const Tensor& tensor, const Tensor& from) {  // as between the CPU and CUDA, so that parameters keep their identity
+// As between the CPU and CUDA, so that parameters keep their identity when a network moves.
+bool shallow_copies(const Tensor& tensor, const Tensor& from) {
   return tensor.layout() == c10::kStrided && from.layout() == c10::kStrided && !tensor.is_meta() && !from.is_meta();
 }
 
@@ -506,39 +531,44 @@ std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, std::op
 
 // Fused attention, wherever the CPU has it
 
-int64_t choose_attention(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask, double dropout, bool is_causal,
-                         std::optional<double> scale, bool enable_gqa) {
+using Mask = std::optional<Tensor>;
+using Scale = std::optional<double>;
+
+int64_t choose_attention(const Tensor& query, const Tensor& key, const Tensor& value, const Mask& mask, double dropout,
+                         bool is_causal, Scale scale, bool enable_gqa) {
   Call call;
-  auto with_grad = [&](const Tensor& tensor) { return call.alias(tensor).requires_grad_(tensor.requires_grad()); };
-  auto host_mask = mask ? std::optional<Tensor>(with_grad(*mask)) : std::nullopt;
-  auto choice = at::_fused_sdp_choice(with_grad(query), with_grad(key), with_grad(value), host_mask, dropout, is_causal, scale, enable_gqa);
-  return static_cast<int64_t>(choice == int64_t(sdp::SDPBackend::flash_attention) ? sdp::SDPBackend::overrideable : sdp::SDPBackend::math);
+  auto alias = [&](const Tensor& tensor) { return call.alias(tensor).requires_grad_(tensor.requires_grad()); };
+  auto choice = at::_fused_sdp_choice(alias(query), alias(key), alias(value), mask ? Mask(alias(*mask)) : mask, dropout,
+                                      is_causal, scale, enable_gqa);
+  bool is_fused = choice == static_cast<int64_t>(sdp::SDPBackend::flash_attention);
+  return static_cast<int64_t>(is_fused ? sdp::SDPBackend::overrideable : sdp::SDPBackend::math);
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor> attention(
-    const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask, double dropout, bool is_causal, bool, std::optional<double> scale) {
+    const Tensor& query, const Tensor& key, const Tensor& value, const Mask& mask, double dropout, bool is_causal, bool,
+    Scale scale) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   Call call;
   call.device = query.device();
   count_kernel("attention");
-  auto host_mask = mask ? std::optional<Tensor>(call.alias(*mask)) : std::nullopt;
-  auto [output, logsumexp] =
-      at::_scaled_dot_product_flash_attention_for_cpu(call.alias(query), call.alias(key), call.alias(value), dropout, is_causal, host_mask, scale);
-  return {call.result(output), call.result(logsumexp), Tensor(), Tensor(), query.size(2), key.size(2), Tensor(), Tensor(), Tensor()};
+  auto [output, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(
+      call.alias(query), call.alias(key), call.alias(value), dropout, is_causal, mask ? Mask(call.alias(*mask)) : mask,
+      scale);
+  return {call.result(output), call.result(logsumexp), {}, {}, query.size(2), key.size(2), {}, {}, {}};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
-    const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& mask, std::array<bool, 4>, const Tensor& output,
-    const Tensor& logsumexp, const Tensor&, const Tensor&, int64_t, int64_t, double dropout, bool is_causal, const Tensor&, const Tensor&,
-    std::optional<double> scale) {
+    const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& mask,
+    std::array<bool, 4>, const Tensor& output, const Tensor& logsumexp, const Tensor&, const Tensor&, int64_t, int64_t,
+    double dropout, bool is_causal, const Tensor&, const Tensor&, Scale scale) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   Call call;
   call.device = query.device();
   count_kernel("attention_backward");
-  auto host_mask = mask.defined() ? std::optional<Tensor>(call.alias(mask)) : std::nullopt;
   auto [of_query, of_key, of_value] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-      call.alias(grad), call.alias(query), call.alias(key), call.alias(value), call.alias(output), call.alias(logsumexp), dropout, is_causal, host_mask, scale);
-  return {call.result(of_query), call.result(of_key), call.result(of_value), Tensor()};
+      call.alias(grad), call.alias(query), call.alias(key), call.alias(value), call.alias(output),
+      call.alias(logsumexp), dropout, is_causal, mask.defined() ? Mask(call.alias(mask)) : Mask(), scale);
+  return {call.result(of_query), call.result(of_key), call.result(of_value), {}};
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&run>()); }
@@ -552,7 +582,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("resize_", at::native::resize_);
   m.impl("set_", at::native::set_cpu_);
   m.impl("set_.source_Tensor", at::native::set_tensor_);
-  m.impl("set_.source_Storage", [](Tensor& tensor, c10::Storage source) -> Tensor& { return at::native::set_(tensor, std::move(source)); });
+  m.impl("set_.source_Storage", [](Tensor& tensor, c10::Storage source) -> Tensor& {
+    return at::native::set_(tensor, std::move(source));
+  });
   m.impl("set_.source_Storage_storage_offset", set_storage);
   m.impl("_copy_from", copy_from);
   m.impl("_copy_from_and_resize", copy_from_and_resize);
@@ -566,8 +598,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
   m.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
   // Torch would compose these of several operators, where CUDA has one kernel as the CPU has.
-  for (auto name : {"native_layer_norm", "native_group_norm", "silu_backward", "mish_backward", "_stack", "_stack.out", "native_channel_shuffle", "index.Tensor",
-                    "all.dims", "any.dims", "addr"})
+  for (auto name : {"native_layer_norm", "native_group_norm", "silu_backward", "mish_backward", "_stack", "_stack.out",
+                    "native_channel_shuffle", "index.Tensor", "all.dims", "any.dims", "addr"})
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run>());
   for (auto& name : c10::Dispatcher::singleton().getAllOpNames())
     if (name.name.rfind("aten::_foreach_", 0) == 0 && name.name != "aten::_foreach_copy_")  // may copy between devices
@@ -597,7 +629,8 @@ TORCH_LIBRARY(sim, m) {
     at::RegisterPrivateUse1HooksInterface(new Hooks);
     at::globalContext().lazyInitDevice(TYPE);
   });
-  m.def("counts() -> int[]", [] { return std::vector<int64_t>{kernels, host_reads, copies_to_host, copies_to_device}; });
+  m.def("counts() -> int[]",
+        [] { return std::vector<int64_t>{kernels, host_reads, copies_to_host, copies_to_device}; });
   m.def("kernel_names() -> Dict(str, int)", [] {
     std::lock_guard<std::mutex> guard(names_lock);
     c10::Dict<std::string, int64_t> names;
@@ -614,7 +647,8 @@ TORCH_LIBRARY(sim, m) {
   m.def("set_float64(bool supported) -> ()", [](bool supported) { has_float64 = supported; });
   m.def("set_seed_mask(int mask) -> ()", [](int64_t mask) { seed_mask = static_cast<uint64_t>(mask); });
   m.def("set_memory_limit(int size) -> ()", [](int64_t size) { memory_limit = size; });
-  m.def("default_generator(int device) -> Generator?", [](int64_t device) { return default_generator(static_cast<DeviceIndex>(device)); });
+  m.def("default_generator(int device) -> Generator?",
+        [](int64_t device) { return default_generator(static_cast<DeviceIndex>(device)); });
 }
 
 }  // namespace sim
