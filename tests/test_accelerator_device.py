@@ -423,28 +423,27 @@ def test_streams_and_events() -> None:
     assert start.elapsed_time(end) > 0 and end.query()
 
 
-def test_builds_are_shared(tmp_path: Path) -> None:
-    """Two processes that start at once compile once, and a third one does not; without a compiler an error says so."""
+def test_processes_that_start_together_compile_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler, log, built = tmp_path / "compiler", tmp_path / "log", accelerator.build()
-    compiler.write_text(
-        f'#!/bin/sh\necho compiled >> {log}\nsleep 1\nwhile [ "$1" != -o ]; do shift; done\ncp {built} "$2"\n'
-    )
+    find_output = 'while [ "$1" != -o ]; do shift; done'
+    compiler.write_text(f'#!/bin/sh\necho compiled >> {log}\nsleep 1\n{find_output}\ncp {built} "$2"\n')
     compiler.chmod(0o755)
-    environment = {
-        "PYTHONPATH": str(Path(accelerator.__file__).parents[1]),
-        "TORCH_EXTENSIONS_DIR": str(tmp_path / "cache"),
-    }
-
-    def start(**variables: str) -> "subprocess.Popen[str]":
-        script = "import accelerator, torch; print((torch.ones(2, device='sim') + 1).sum().item())"
-        variables = {"PATH": "/usr/bin:/bin"} | environment | variables
-        return subprocess.Popen(
-            [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables
-        )
-
-    both = [start(CXX=str(compiler)) for _ in range(2)]
-    assert [process.communicate() for process in both] == [("4.0\n", "")] * 2
-    assert start(CXX=str(compiler)).communicate() == ("4.0\n", "")
+    monkeypatch.setenv("PYTHONPATH", str(Path(accelerator.__file__).parents[1]))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", str(compiler))
+    script = "import accelerator, torch; print((torch.ones(2, device='sim') + 1).sum().item())"
+    both = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [process.communicate()[0] for process in both] == ["4.0\n"] * 2
+    assert accelerator.build().parent.parent == tmp_path / "cache"
     assert log.read_text() == "compiled\n"
-    assert "RuntimeError: the simulated accelerator needs a compiler" in start(PATH=str(tmp_path)).communicate()[1]
-    assert "RuntimeError: the simulated accelerator does not compile: false" in start(CXX="false").communicate()[1]
+
+
+def test_a_compiler_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(RuntimeError, match="the simulated accelerator does not compile: false -std"):
+        accelerator.build()
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match="needs a compiler of"):
+        accelerator.build()

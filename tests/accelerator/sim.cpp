@@ -388,7 +388,8 @@ Device check_operands(const c10::OperatorHandle& op, std::vector<IValue>& argume
     });
     if (argument.isDevice() && argument.toDevice().type() == TYPE) device = Guard::with_index(argument.toDevice());
   }
-  TORCH_CHECK(device, "Expected a 'cpu' device type for generator but found 'sim'");  // what else can have led here
+  // Without either, only a generator of the device can have led here.
+  TORCH_CHECK(device, "Expected a 'cpu' device type for generator but found 'sim'");
   for (size_t i = 0; i < arguments.size(); i++) {
     auto* alias = op.schema().arguments()[i].alias_info();
     bool written = alias && alias->isWrite(), is_index = INDEXING.count(name) && i == 1;
