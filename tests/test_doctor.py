@@ -61,8 +61,9 @@ def test_an_old_package_and_a_failing_device_are_problems(monkeypatch: pytest.Mo
     found = inspect_installation()
     assert found.problems == [
         f"numpy {metadata.version('numpy')}, but ctta needs numpy>=99.1: pip install 'numpy>=99.1'",
-        "a step on cpu failed: the logits are not finite",
+        *(f"a step on {each.device} failed: the logits are not finite" for each in found.devices),
     ]
+    assert found.devices[0].device == "cpu"
     assert "The library works." not in found.describe()
     outcome = CliRunner().invoke(app, ["doctor", "--json"])
     assert outcome.exit_code == 1 and json.loads(outcome.stdout)["problems"] == found.problems

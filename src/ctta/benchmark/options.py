@@ -6,12 +6,12 @@ of these fields.
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal, Self
 
 from typing_extensions import Doc
 
-from ctta.core.options import Classes, Mean, Option, Size, Std, parse_names
+from ctta.core.options import DEVICE, Classes, Mean, Option, Size, Std, parse_names
 from ctta.data.streams.sequences import RANDOM_ORDERS
 from ctta.errors import ConfigError
 from ctta.policies import Policy
@@ -121,9 +121,7 @@ class BenchmarkOptions:
         ),
         Doc('Hyperparameters of single methods: ``{"cotta.restore": 0.005}`` or ``["cotta.restore=0.005"]``.'),
     ] = ()
-    device: Annotated[
-        str, Option("Run the networks on this torch device, such as cuda:0.", "DEVICE", panel=EXECUTION)
-    ] = "cpu"
+    device: Annotated[str, replace(DEVICE, panel=EXECUTION)] = "cpu"
     corruptions: Annotated[
         Sequence[str] | None,
         Option(

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 import ctta
+from ctta.core.options import resolve_device
 from ctta.data.datasets.cache import cache_dir
+from ctta.evaluation.steps import name_device
 
 #: Extras for the development of the library itself, which users need not hear about.
 _DEVELOPMENT = ("dev", "docs")
@@ -88,8 +90,8 @@ class Installation:
         for each in self.devices:
             outcome = f"one step in {1000 * each.seconds:.0f} ms" if each.seconds is not None else "failed"
             yield f"{each.device:14}{outcome} ({each.name})"
-        if not any(each.device.startswith("cuda") for each in self.devices):
-            yield f"{'cuda':14}not available"
+        if len(self.devices) == 1:
+            yield f"{'accelerator':14}not available"
         yield ""
         for name, requirements in self.extras.items():
             missing = [each.name for each in requirements if not each.is_met]
@@ -170,13 +172,14 @@ def _find_version(package: str) -> str | None:
 
 
 def _find_devices() -> list[str]:
-    devices = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
-    return [*devices, "mps"] if torch.backends.mps.is_available() else devices
+    accelerator = resolve_device("auto")
+    numbers = range(torch.accelerator.device_count() if accelerator != "cpu" else 0)
+    return ["cpu", *(f"{accelerator}:{number}" for number in numbers)]
 
 
 def _test_device(device: str) -> DeviceTest:
     """Adapt the embedded network to images on a device; a failure is the result, whatever its class."""
-    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or "processor"
+    name = platform.processor() or "processor" if device == "cpu" else name_device(torch.device(device))
     try:
         model = ctta.Tent(ctta.models.embedded()).to(device)
         x = torch.rand(16, 3, 32, 32, generator=torch.Generator().manual_seed(0)).to(device)

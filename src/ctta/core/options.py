@@ -183,6 +183,16 @@ def parse_channels(text: str) -> tuple[float, ...]:
     return values
 
 
+def resolve_device(name: str) -> str:
+    """Return the name of a device; for ``"auto"`` that of the accelerator of this machine, or ``"cpu"``."""
+    if name != "auto":
+        return name
+    import torch  # here, since the command answers --help without it
+
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return "cpu" if accelerator is None else accelerator.type
+
+
 def read_class_names(path: str | os.PathLike[str]) -> list[str]:
     """Read one class name per line."""
     try:
@@ -228,7 +238,12 @@ CLASSES = Option(
     parse=read_class_names,
 )
 
-Device = Annotated[str, Option("Run the network on this torch device, such as cuda:0.", "DEVICE")]
+DEVICE = Option(
+    "Run the network on this torch device, such as cuda:0; auto for an accelerator if there is one.",
+    "DEVICE",
+    parse=resolve_device,
+)
+Device = Annotated[str, DEVICE]
 Size = Annotated[
     tuple[int, int] | None,
     Option("Resize the images. Default: keep their size.", "HEIGHT WIDTH", key="network.size"),

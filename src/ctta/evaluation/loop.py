@@ -213,8 +213,8 @@ class _Evaluation:
         labels = None if batch.y is None else batch.y[model.coordinator.local_rows(len(batch.x))]
         num_steps_before, started = model.num_steps, time.perf_counter()
         logits = step_batch(model, batch.x, adapt=len(self.records) % self.step_ratio == 0)
-        if logits.is_cuda:
-            torch.cuda.synchronize(logits.device)
+        if logits.device.type != "cpu":
+            torch.accelerator.synchronize(logits.device)
         seconds = time.perf_counter() - started
         parts = model.coordinator.all_gather_object(
             lambda: score_batch(logits, labels).to_json() if len(logits) else None

@@ -115,10 +115,16 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         **{name: found for name in PACKAGES if (found := _find_version(name))},
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "device": name_device(device),
         "threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.machine()}",
     }
+
+
+def name_device(device: torch.device) -> str:
+    """Return the name of an accelerator as its driver has it; the type of a device without such a name."""
+    get_name = getattr(torch.get_device_module(device), "get_device_name", None)
+    return device.type if get_name is None else str(get_name(device))
 
 
 def _find_version(package: str) -> str | None:
@@ -129,20 +135,20 @@ def _find_version(package: str) -> str | None:
 
 
 class PeakMemory:
-    """The peak memory since construction: of the network's device if it is CUDA, else of this process."""
+    """The peak memory since construction: of the network's device if that counts its memory, else of this process."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
+        self.device, self.counters = device, torch.get_device_module(device)
+        if hasattr(self.counters, "max_memory_allocated"):
+            self.counters.reset_peak_memory_stats(device)
         else:
             with contextlib.suppress(OSError):  # not Linux, or a sandbox
                 Path("/proc/self/clear_refs").write_text("5")  # reset the peak of what ran before in this process
 
     def read_mib(self) -> int | None:
         """Return the peak in MiB; None where the system does not report it, as on Windows."""
-        if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device) >> 20
+        if hasattr(self.counters, "max_memory_allocated"):
+            return int(self.counters.max_memory_allocated(self.device)) >> 20
         with contextlib.suppress(OSError):
             for line in Path("/proc/self/status").read_text().splitlines():
                 if line.startswith("VmHWM"):

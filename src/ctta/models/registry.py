@@ -5,6 +5,7 @@ from functools import partial
 
 from torch import nn
 
+from ctta.core.options import resolve_device
 from ctta.errors import ConfigError, did_you_mean, first_line
 from ctta.models.cifar import ResNeXt29, WideResNet, embedded
 from ctta.models.pretrained import load_huggingface, load_python_file, load_timm, load_torchvision
@@ -92,7 +93,7 @@ def to_device(net: nn.Module, device: str) -> nn.Module:
 
     Args:
         net: Network to move; changed in place, as by ``net.to``.
-        device: Device such as ``"cpu"`` or ``"cuda:0"``.
+        device: Device such as ``"cpu"`` or ``"cuda:0"``; ``"auto"`` for an accelerator if there is one.
 
     Returns:
         The same network.
@@ -101,7 +102,7 @@ def to_device(net: nn.Module, device: str) -> nn.Module:
         ConfigError: If the device does not exist or cannot be used.
     """
     try:
-        return net.to(device)
+        return net.to(resolve_device(device))
     except (RuntimeError, AssertionError) as error:  # torch raises either for a device that is not there
         raise ConfigError(
             f"cannot use device {device!r}: {first_line(error)}; expected a device such as cpu or cuda:0"
