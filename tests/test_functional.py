@@ -10,7 +10,7 @@ from naive import add_up, cross, probabilities
 from torch import Tensor, nn
 
 from ctta import functional as F
-from ctta.optim import sharpness_aware_step_, step_if_finite_
+from ctta.optim import Outcome, sharpness_aware_step_, step_if_finite_
 
 CLOSE = partial(torch.testing.assert_close, rtol=0, atol=1e-10)
 SHAPES = [(7, 4), (1, 4), (5, 2), (2, 3, 2, 2)]
@@ -191,10 +191,11 @@ def run_sharpness_aware(seconds: list[float | None]) -> tuple[nn.Parameter, list
     taken = []
     for scale in seconds:
 
-        def second(scale: float | None = scale) -> Tensor | None:
-            return None if scale is None else scale * weights.pow(4).sum()
+        def second(scale: float | None = scale) -> tuple[Tensor, Tensor | None]:
+            nothing = torch.zeros(()) if scale is None else None
+            return (1.0 if scale is None else scale) * weights.pow(4).sum(), nothing
 
-        taken.append(sharpness_aware_step_(optimizer, weights.pow(4).sum(), second, 0.05))
+        taken.append(bool(sharpness_aware_step_(optimizer, weights.pow(4).sum(), second, 0.05)))
         assert weights.grad is None
     return weights, taken
 
@@ -222,7 +223,7 @@ def test_a_sharpness_aware_step_that_is_not_taken_changes_nothing(second: float 
 def test_an_error_in_the_second_pass_restores_the_weights() -> None:
     weights = nn.Parameter(torch.ones(2))
 
-    def fail() -> Tensor:
+    def fail() -> tuple[Tensor, None]:
         raise RuntimeError("second pass")
 
     with pytest.raises(RuntimeError, match="second pass"):
@@ -244,9 +245,9 @@ def test_gradients_that_are_not_finite_after_the_policies_take_no_step(
 
     if sharpness_aware:
         first = weights.square().sum()
-        is_taken = sharpness_aware_step_(optimizer, first, lambda: weights.square().sum(), 0.5, change_gradient)
+        outcome = sharpness_aware_step_(optimizer, first, lambda: (weights.square().sum(), None), 0.5, change_gradient)
     else:
-        is_taken = step_if_finite_(optimizer, weights.square().sum(), change_gradient)
-    assert is_taken == taken
+        outcome = step_if_finite_(optimizer, weights.square().sum(), change_gradient)
+    assert outcome is (Outcome.TAKEN if taken else Outcome.SKIPPED)
     CLOSE(weights.detach(), torch.full((2,), 0.9 if taken else 1.0))
     assert weights.grad is None

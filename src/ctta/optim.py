@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from enum import Enum
 from functools import partial
 from numbers import Real
 from typing import Any
@@ -27,6 +28,21 @@ __all__ = [
     "step_if_finite_",
     "with_lr",
 ]
+
+
+class Outcome(Enum):
+    """What became of an update; true if it was taken.
+
+    It is skipped if the loss or a gradient is not finite, and empty if there was nothing to learn from.
+    """
+
+    TAKEN = "taken"
+    SKIPPED = "skipped"
+    EMPTY = "empty"
+
+    def __bool__(self) -> bool:
+        return self is Outcome.TAKEN
+
 
 #: Builds an optimizer for a list of parameters, as ``partial(torch.optim.Adam, lr=1e-3)`` does.
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
@@ -159,7 +175,7 @@ def step_if_finite_(
     loss: Tensor,
     before_step: Callable[[], None] | None = None,
     selected: Tensor | None = None,
-) -> bool:
+) -> Outcome:
     """Take one optimizer step, or change nothing if the loss or a gradient is not finite.
 
     Args:
@@ -169,7 +185,7 @@ def step_if_finite_(
         selected: The fraction of elements that the loss is computed from; there is no step if it is 0.
 
     Returns:
-        Whether the step was taken.
+        What became of the step.
     """
     try:
         return compute_gradients_(optimizer, loss, selected) and _step_with_gradients_(optimizer, before_step)
@@ -180,11 +196,11 @@ def step_if_finite_(
 def sharpness_aware_step_(
     optimizer: Optimizer,
     loss: Tensor,
-    compute_second_loss: Callable[[], Tensor | None],
+    compute_second_loss: Callable[[], tuple[Tensor, Tensor | None]],
     radius: float,
     before_step: Callable[[], None] | None = None,
     selected: Tensor | None = None,
-) -> bool:
+) -> Outcome:
     """Take one step with the gradient at the worst weights nearby (sharpness-aware minimization).
 
     The weights w climb to ``w + radius * g / |g|``, the second loss is computed there, and the optimizer steps from w
@@ -193,41 +209,41 @@ def sharpness_aware_step_(
     Args:
         optimizer: The optimizer.
         loss: The first loss, the mean over the local rows.
-        compute_second_loss: Computes the loss again at the perturbed weights; None for no step.
+        compute_second_loss: Computes the loss again at the perturbed weights, and the fraction of elements that it is
+            computed from, None for all.
         radius: How far to climb.
         before_step: As for :func:`step_if_finite_`, with the gradients of the second loss.
         selected: As for :func:`step_if_finite_`, of the first loss.
 
     Returns:
-        Whether a step was taken. If not, because something was not finite or there was no second loss, nothing changed.
+        What became of the step; unless it was taken, nothing changed.
     """
     try:
-        if not compute_gradients_(optimizer, loss, selected):
-            return False
+        if not (first := compute_gradients_(optimizer, loss, selected)):
+            return first
         parameters = [parameter for parameter in _parameters(optimizer) if parameter.grad is not None]
         originals = [parameter.detach().clone() for parameter in parameters]
         _climb_(parameters, radius)
         optimizer.zero_grad()
         try:
-            second_loss = compute_second_loss()
-            is_finite = second_loss is not None and compute_gradients_(optimizer, second_loss)
+            second = compute_gradients_(optimizer, *compute_second_loss())
         finally:
             with torch.no_grad():
                 for parameter, original in zip(parameters, originals, strict=True):
                     parameter.copy_(original)  # exactly, where subtracting the perturbation would round
-        return is_finite and _step_with_gradients_(optimizer, before_step)
+        return second and _step_with_gradients_(optimizer, before_step)
     finally:
         optimizer.zero_grad()
 
 
-def _step_with_gradients_(optimizer: Optimizer, before_step: Callable[[], None] | None) -> bool:
-    """Take a step with finite gradients, unless ``before_step`` makes them non-finite; return whether it was taken."""
+def _step_with_gradients_(optimizer: Optimizer, before_step: Callable[[], None] | None) -> Outcome:
+    """Take a step with finite gradients, unless ``before_step`` makes them non-finite."""
     if before_step is not None:
         before_step()
         if not all_finite(_gradients(optimizer)):
-            return False
+            return Outcome.SKIPPED
     optimizer.step()
-    return True
+    return Outcome.TAKEN
 
 
 @torch.no_grad()
@@ -239,13 +255,15 @@ def _climb_(parameters: list[nn.Parameter], radius: float) -> None:
         parameter.add_(gradient * scale.to(gradient))
 
 
-def compute_gradients_(optimizer: Optimizer, loss: Tensor, selected: Tensor | None = None) -> bool:
-    """Compute the gradients of the batch's mean loss; return whether it and they are finite, and anything selected."""
+def compute_gradients_(optimizer: Optimizer, loss: Tensor, selected: Tensor | None = None) -> Outcome:
+    """Compute the gradients of the batch's mean loss; return what prevents a step with them, or ``TAKEN``."""
     batch, parameters = current_reducer(), _parameters(optimizer)
     batch.scale_loss(loss).backward()
     batch.all_reduce_gradients_(parameters)
-    is_selected = () if selected is None else (selected > 0,)
-    return all_finite([batch.mean(loss.detach()), *_gradients(optimizer)], *is_selected)
+    mean = batch.mean(loss.detach())
+    is_empty = mean.new_zeros((), dtype=torch.bool) if selected is None else (selected <= 0) & mean.isfinite()
+    is_finite, nothing = read_finite([mean, *_gradients(optimizer)], is_empty)
+    return Outcome.EMPTY if nothing else Outcome.TAKEN if is_finite else Outcome.SKIPPED
 
 
 def batch_gradients(optimizer: Optimizer, loss: Tensor) -> list[Tensor | None]:
@@ -270,19 +288,31 @@ def _gradients(optimizer: Optimizer) -> list[Tensor]:
     return [parameter.grad for parameter in _parameters(optimizer) if parameter.grad is not None]
 
 
-def all_finite(tensors: list[Tensor], *conditions: Tensor) -> bool:
-    """Return whether no value is NaN or infinite, and all conditions hold.
+def all_finite(tensors: list[Tensor]) -> bool:
+    """Return whether no value is NaN or infinite.
 
     Args:
         tensors: Of any shapes.
-        *conditions: Boolean scalars, which are read together with the outcome.
 
     Returns:
-        Whether all values of all tensors are finite, and all conditions true.
+        Whether all values of all tensors are finite.
+    """
+    return read_finite(tensors)[0]
+
+
+def read_finite(tensors: list[Tensor], *flags: Tensor) -> list[bool]:
+    """Return whether no value is NaN or infinite, and the values of flags, all in one read.
+
+    Args:
+        tensors: Of any shapes.
+        *flags: Boolean scalars.
+
+    Returns:
+        Whether all values of all tensors are finite, and the flags.
     """
     # The 2-norm takes a ninth of the time of the maximum, which decides only where the sum of squares overflows.
-    is_finite, *holds = read_flags(nn.utils.get_total_norm(tensors).isfinite(), *conditions)
-    return all(holds) and (is_finite or read_flags(nn.utils.get_total_norm(tensors, math.inf).isfinite())[0])
+    is_finite, *values = read_flags(nn.utils.get_total_norm(tensors).isfinite(), *flags)
+    return [is_finite or read_flags(nn.utils.get_total_norm(tensors, math.inf).isfinite())[0], *values]
 
 
 #: Of options such as learning rates, far above any use: with larger ones the weights overflow within a few steps.

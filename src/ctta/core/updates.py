@@ -12,13 +12,14 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from ctta.core.networks import MethodNetworks
-from ctta.core.parallel import current_call, current_reducer, read_flags
+from ctta.core.parallel import current_call, current_reducer
 from ctta.core.validation import check_integer
 from ctta.errors import ConfigError
 from ctta.nn import FULL_BATCH_SIZE, BatchStats, batch_fraction, blends_automatically
 from ctta.nn.surgery import Output, returns_logits
 from ctta.optim import (
     OptimizerFactory,
+    Outcome,
     build_optimizer,
     scale_steps,
     sharpness_aware_step_,
@@ -287,8 +288,8 @@ class MethodUpdates(MethodNetworks):
         assert self.optimizer is not None, "a method that learns calls optimize() in its constructor"
         means = _reduce(loss=loss, confidence=confidence, augmented=augmented, selected=selected, entropy=entropy)
         with scale_steps(self.optimizer, self.step_scale):
-            taken = step_if_finite_(self.optimizer, loss, self._update_hook, means.get("selected"))
-        return self._record_step(taken, means)
+            outcome = step_if_finite_(self.optimizer, loss, self._update_hook, means.get("selected"))
+        return self._record_step(outcome, means)
 
     def minimize_sharpness(
         self,
@@ -316,16 +317,16 @@ class MethodUpdates(MethodNetworks):
         assert self.optimizer is not None, "a method that learns calls optimize() in its constructor"
         means = _reduce(loss=loss, confidence=confidence, selected=selected)
 
-        def compute_reduced_loss() -> Tensor | None:
+        def compute_reduced_loss() -> tuple[Tensor, Tensor]:
             second_loss, second_selected = compute_second_loss()
             means.update(_reduce(loss=second_loss, selected=second_selected, entropy=second_loss))
-            return None if _is_empty(means) else second_loss
+            return second_loss, means["selected"]
 
         optimizer, hook = self.optimizer, self._update_hook
         with scale_steps(optimizer, self.step_scale):
             first = means["selected"]
-            taken = sharpness_aware_step_(optimizer, loss, compute_reduced_loss, radius, hook, first)
-        return self._record_step(taken, means)
+            outcome = sharpness_aware_step_(optimizer, loss, compute_reduced_loss, radius, hook, first)
+        return self._record_step(outcome, means)
 
     def set_policy_logits(self, logits: Tensor) -> None:
         """Let policies judge these logits, if :meth:`adapt_step` returns corrected ones.
@@ -335,15 +336,17 @@ class MethodUpdates(MethodNetworks):
         """
         self._policy_logits = logits.detach()
 
-    def _record_step(self, taken: bool, means: dict[str, Tensor]) -> bool:
-        is_empty = not taken and _is_empty(means)
-        is_skipped = not taken and not is_empty
-        self.num_skipped += is_skipped
+    def _record_step(self, outcome: Outcome, means: dict[str, Tensor]) -> bool:
+        self.num_skipped += outcome is Outcome.SKIPPED
         fraction = batch_fraction(self.source, current_call().num_images or FULL_BATCH_SIZE)
         self.last_step = Step(
-            skipped=is_skipped, **means, batch_stats=fraction, scale=self.step_scale, is_empty=is_empty
+            skipped=outcome is Outcome.SKIPPED,
+            **means,
+            batch_stats=fraction,
+            scale=self.step_scale,
+            is_empty=outcome is Outcome.EMPTY,
         )
-        return taken
+        return bool(outcome)
 
     # ---- around a step ----
 
@@ -386,8 +389,3 @@ def _reduce(**local: Tensor | None) -> dict[str, Tensor]:
     mean, given = current_reducer().mean, {name: value for name, value in local.items() if value is not None}
     floats = {name: value if value.is_floating_point() else value.float() for name, value in given.items()}
     return {name: mean(value.detach().mean() if value.ndim else value.detach()) for name, value in floats.items()}
-
-
-def _is_empty(means: dict[str, Tensor]) -> bool:
-    """Return whether nothing was selected, and not a loss that is not finite."""
-    return "selected" in means and read_flags((means["selected"] <= 0) & means["loss"].isfinite())[0]
