@@ -326,31 +326,45 @@ def check_flag(flag: Tensor, make_error: Callable[[], Exception]) -> None:
         raise make_error()
 
 
-def read_flags(*flags: Tensor) -> list[bool]:
-    """Read flags on the host, together with the checks that wait for it.
+def read(*tensors: Tensor) -> list[Tensor]:
+    """Read tensors on the host in one transfer, together with the checks that wait for it.
 
     An accelerator stalls at each read, so a step reads what it needs at once.
 
     Args:
-        *flags: Boolean scalars.
+        *tensors: Tensors of any shapes and of dtypes without complex numbers.
 
     Returns:
-        Their values.
+        The tensors on the CPU, without a graph; those that are there already are not copied.
 
     Raises:
         Exception: The error of a check that does not hold.
     """
     waiting = current_call().waiting_checks or []
-    pending = [*(flag for flag, _ in waiting), *flags]
-    if not pending:
-        return []
-    values: list[bool] = torch.stack([flag.to(pending[0].device) for flag in pending]).tolist()
+    pending = [*(flag for flag, _ in waiting), *(tensor.detach() for tensor in tensors)]
+    elsewhere = [tensor for tensor in pending if tensor.device.type != "cpu"]
+    if elsewhere:
+        parts = [tensor.reshape(-1).to(elsewhere[0].device) for tensor in elsewhere]
+        copied = iter(torch.cat(parts).cpu().split([len(part) for part in parts]))
+        pending = [
+            tensor if tensor.device.type == "cpu" else next(copied).view(tensor.shape).to(tensor.dtype)
+            for tensor in pending
+        ]
     checks = [make_error for _, make_error in waiting]
     waiting.clear()
-    for make_error, holds in zip(checks, values, strict=False):
+    for make_error, holds in zip(checks, pending, strict=False):
         if not holds:
             raise make_error()
-    return values[len(checks) :]
+    return pending[len(checks) :]
+
+
+def read_flags(*flags: Tensor) -> list[bool]:
+    """Return the values of boolean scalars, see :func:`read`.
+
+    Args:
+        *flags: The scalars.
+    """
+    return [bool(flag) for flag in read(*flags)]
 
 
 def in_shared_step() -> bool:

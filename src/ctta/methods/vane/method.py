@@ -1,7 +1,7 @@
 """VANE: views, label autocorrelation, normalization by distance, and entropy; the default of :func:`ctta.adapt`."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, Self, Unpack
@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from ctta.core.hyperparameters import CommonWithoutBatchStats
 from ctta.core.model import AdaptiveModel, MethodInfo
-from ctta.core.parallel import change_call, current_call, current_reducer
+from ctta.core.parallel import change_call, current_call, current_reducer, read
 from ctta.core.validation import check_each, check_fraction, check_non_negative, check_positive
 from ctta.errors import ConfigError
 from ctta.functional import at_least_float32, confidence, mean_probabilities, soft_likelihood_ratio
@@ -58,6 +58,21 @@ class ViewPredictions(NamedTuple):
     mean: Tensor | None
     num_views: int
 
+    def average_with(self, direct: Tensor, *, with_mirrored: bool) -> Tensor:
+        """Return the mean of the direct prediction and those for views."""
+        total, count = direct, 1
+        if self.mean is not None:
+            total, count = total + self.num_views * self.mean, count + self.num_views
+        if self.mirrored is not None and with_mirrored:
+            total, count = total + self.mirrored, count + 1
+        return total / count
+
+    def replace_given(self, tensors: Iterable[Tensor]) -> "ViewPredictions":
+        """Return these predictions from other tensors, of which there are as many as were given."""
+        others = iter(tensors)
+        mirrored, mean = (None if each is None else next(others) for each in self[:2])
+        return ViewPredictions(mirrored, mean, self.num_views)
+
 
 class VaneState(NamedTuple):
     """What VANE knows about the stream after a batch, besides what it has learned.
@@ -75,6 +90,22 @@ class VaneState(NamedTuple):
     source_chain: ChainState
     chain: ChainState
     layers: Mapping[nn.Module, LayerState]
+
+
+class Prediction(NamedTuple):
+    """What VANE predicts for a batch.
+
+    Attributes:
+        logits: Those of the student, with a graph.
+        answer: What the caller gets.
+        state: The state after the batch.
+        is_finite: Whether all of the predictions are.
+    """
+
+    logits: Tensor
+    answer: Tensor
+    state: VaneState
+    is_finite: bool
 
 
 class VANE(AdaptiveModel):
@@ -193,8 +224,7 @@ class VANE(AdaptiveModel):
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:
-        logits, answer, state = self._predict(x, self.student)
-        is_finite = current_reducer().all(answer.isfinite())
+        logits, answer, state, is_finite = self._predict(x, self.student)
         if self.learn and self.optimizer is not None and logits.ndim == 2 and self._labels_look_iid(state):
             # Views alone may overflow; the step then counts as skipped.
             self._learn(logits if is_finite else logits * torch.nan, state.chain)
@@ -205,12 +235,13 @@ class VANE(AdaptiveModel):
 
     @override
     def predict_step(self, x: Tensor) -> Tensor:
-        return self._predict(x, self.student)[1]
+        return self._predict(x, self.student).answer
 
     @override
     def _forward_once(self, x: Tensor) -> Tensor:
         # With its own statistics: those that the last batch left may be of another domain.
-        state, is_new = self._update_domain(x)
+        (features,) = read(current_reducer().gather(measure_appearance(x)))
+        state, is_new = self._update_domain(features)
         with change_call(batch_facts=self._weigh_batch(x, state, is_new)):
             logits: Tensor = self.student(x)
         return logits
@@ -220,7 +251,7 @@ class VANE(AdaptiveModel):
     def anchor_logits(self, x: Tensor) -> Tensor:
         """Return the answer of a model that has followed the stream and learned nothing."""
         weights: dict[str, Tensor] = dict(self.source.named_parameters())
-        return self._predict(x, lambda images: functional_call(self.student, weights, (images,)))[1]
+        return self._predict(x, lambda images: functional_call(self.student, weights, (images,))).answer
 
     def _stream_state(self) -> VaneState:
         """Return the state after the last batch."""
@@ -248,27 +279,25 @@ class VANE(AdaptiveModel):
             return False
         return state.source_chain.stickiness > max(self.min_stickiness, state.chain.stickiness + HIDDEN_STICKINESS)
 
-    def _predict(self, x: Tensor, student: Model) -> tuple[Tensor, Tensor, VaneState]:
-        """Return the student's logits, the answer, and the state after the batch; nothing changes."""
+    def _predict(self, x: Tensor, student: Model) -> Prediction:
+        """Return what the student and the views predict, and the state after the batch; nothing changes."""
         reducer, of_source = current_reducer(), None
         class_memory = UNKNOWN_DOMAINS_MEMORY if self.max_distance is None else DOMAIN_MEMORY
-        state, is_new = self._update_domain(x)
-        segments = x.shape in self._segmented_shapes
+        segments, seen = x.shape in self._segmented_shapes, [measure_appearance(x)]
+        if self.statistics and not segments:
+            with torch.no_grad():
+                source = at_least_float32(self.source(x))
+            segments = source.ndim > 2
+            seen += [] if segments else [source]
+        features, *sources = read(*map(reducer.gather, seen))
+        state, is_new = self._update_domain(features)
+        for source in sources:
+            # Of the source, since a prediction by batch statistics depends on the other labels of the batch.
+            source_chain, of_source = update_chain(
+                state.source_chain, source, class_memory, uninformative=UNINFORMATIVE_PROBABILITY, is_new_domain=is_new
+            )
+            state = state._replace(source_chain=source_chain)
         if self.statistics:
-            if not segments:
-                with torch.no_grad():
-                    source = at_least_float32(self.source(x))
-                segments = source.ndim > 2
-            if not segments:
-                # Of the source, since a prediction by batch statistics depends on the other labels of the batch.
-                source_chain, of_source = update_chain(
-                    state.source_chain,
-                    reducer.gather(source),
-                    class_memory,
-                    uninformative=UNINFORMATIVE_PROBABILITY,
-                    is_new_domain=is_new,
-                )
-                state = state._replace(source_chain=source_chain)
             batch = self._weigh_batch(x, state, is_new)
             # First, as they do not count, and each has its own statistics.
             with change_call(batch_facts=replace(batch, is_view=True)):
@@ -281,24 +310,29 @@ class VANE(AdaptiveModel):
                 logits = student(x)
             segments = logits.ndim > 2
             views = self._predict_views(x, student, segments, state)
+        direct = at_least_float32(logits.detach())
         if segments:
             self._segmented_shapes.add(x.shape)
-        answer, state = self._average(at_least_float32(logits.detach()), views, state)
-        if logits.ndim == 2:
-            # The posterior of a chain is finite whatever the predictions are, and would hide an overflow.
-            is_finite = reducer.all(answer.isfinite())
-            chain, corrected = update_chain(state.chain, reducer.gather(answer), class_memory, is_new_domain=is_new)
-            state = state._replace(chain=chain)
-            if is_finite and of_source is not None and self._labels_are_hidden(state):
-                answer = reducer.local(of_source)
-            elif is_finite and not self._labels_look_iid(state):
-                answer = reducer.local(corrected)
-        return logits, answer, state
+            answer = views.average_with(direct, with_mirrored=False)
+            return Prediction(logits, answer, state, reducer.all(answer.isfinite()))
+        direct, *others = read(*(reducer.gather(each) for each in (direct, *views[:2]) if each is not None))
+        views = views.replace_given(others)
+        if views.mirrored is not None:
+            state = state._replace(mirrors=update_mirrors(state.mirrors, direct, views.mirrored))
+        answer = views.average_with(direct, with_mirrored=self._mirrors(state))
+        # The posterior of a chain is finite whatever the predictions are, and would hide an overflow.
+        is_finite = bool(answer.isfinite().all())
+        chain, corrected = update_chain(state.chain, answer, class_memory, is_new_domain=is_new)
+        state = state._replace(chain=chain)
+        if is_finite and of_source is not None and self._labels_are_hidden(state):
+            answer = of_source
+        elif is_finite and not self._labels_look_iid(state):
+            answer = corrected
+        return Prediction(logits, reducer.local(answer).to(logits.device), state, is_finite)
 
-    def _update_domain(self, x: Tensor) -> tuple[VaneState, bool]:
+    def _update_domain(self, features: Tensor) -> tuple[VaneState, bool]:
         """Return the state with the appearance of a batch, and whether the batch begins a new domain."""
         state = self._stream_state()
-        features = current_reducer().gather(measure_appearance(x))
         domain, is_new = update_domain(state.domain, features, self.max_distance)
         return state._replace(domain=domain), is_new
 
@@ -323,18 +357,6 @@ class VANE(AdaptiveModel):
                 views = [replace(view, flip=False) if isinstance(view, MovedView) else view for view in views]
         mean = average_views(views, student, x, "logits") if views else None
         return ViewPredictions(mirrored, mean, len(views))
-
-    def _average(self, direct: Tensor, views: ViewPredictions, state: VaneState) -> tuple[Tensor, VaneState]:
-        """Return the mean of the direct prediction and those for views, and the state with the check of mirrors."""
-        total, count = direct, 1
-        if views.mean is not None:
-            total, count = total + views.num_views * views.mean, count + views.num_views
-        if views.mirrored is not None:
-            gather = current_reducer().gather
-            state = state._replace(mirrors=update_mirrors(state.mirrors, gather(direct), gather(views.mirrored)))
-            if self._mirrors(state):
-                total, count = total + views.mirrored, count + 1
-        return total / count, state
 
     def _learn(self, logits: Tensor, chain: ChainState) -> None:
         p = mean_probabilities(logits)

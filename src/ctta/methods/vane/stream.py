@@ -78,14 +78,14 @@ def update_domain(state: DomainState, features: Tensor, max_distance: float | No
 
     Args:
         state: The state before the batch.
-        features: The result of :func:`measure_appearance` for the whole batch.
+        features: The result of :func:`measure_appearance` for the whole batch, on the CPU.
         max_distance: The mean squared distance, in variances of single images, up to which a domain goes on; None if
             it never ends. It must allow for batches of one class.
 
     Returns:
         The state after the batch, and whether the batch begins a new domain.
     """
-    features = features.cpu().double()
+    features = features.double()
     if not features.isfinite().all():
         return state, False
     mean, square, num_new = features.mean(0), features.square().mean(0), len(features)
@@ -183,7 +183,7 @@ def update_chain(
 
     Args:
         state: The state before the batch.
-        logits: The predictions (N, C), in the order of the stream.
+        logits: The predictions (N, C) on the CPU, in the order of the stream.
         class_memory: How many predictions the class frequencies remember within a domain. Longer runs of a class look
             like a class that the network prefers.
         uninformative: U, the probability that a prediction has nothing to do with its image. It limits what one
@@ -193,7 +193,7 @@ def update_chain(
     Returns:
         The state after the batch, and the logarithms of the posteriors (N, C).
     """
-    tempered = (logits.cpu().double() / TEMPERATURE).softmax(1).nan_to_num(1 / logits.shape[1])
+    tempered = (logits.double() / TEMPERATURE).softmax(1).nan_to_num(1 / logits.shape[1])
     before = state.message if state.is_started else torch.zeros_like(tempered[0])
     counts = state.class_counts
     if is_new_domain or not state.is_started:
@@ -273,10 +273,10 @@ class MirrorState(NamedTuple):
 
 @torch.no_grad()
 def update_mirrors(state: MirrorState, logits: Tensor, mirrored: Tensor) -> MirrorState:
-    """Return the state after a batch, from the predictions for its images (N, C) and for the mirrored ones."""
+    """Return the state after a batch, from predictions on the CPU for its images (N, C) and for the mirrored ones."""
     is_sure = confidence(logits) > MIN_MIRROR_CONFIDENCE
     agrees = is_sure & (logits.argmax(1) == mirrored.argmax(1))
-    found = torch.stack([agrees.sum(), is_sure.sum()]).cpu().double()
+    found = torch.stack([agrees.sum(), is_sure.sum()]).double()
     return MirrorState(state.counts.mul(math.exp(-float(found[1]) / MIRROR_MEMORY)).add_(found))
 
 
