@@ -524,12 +524,44 @@ def test_a_batch_that_overflows_leaves_no_trace(
         model(x)
     assert build is pixel_classifier or (model.chain.state.stickiness > model.min_stickiness) == (run_length > 1)
     before = snapshot(model)
-    assert not model(torch.full_like(batches[3], 1e308)).isfinite().all()
+    logits = model(torch.full_like(batches[3], 1e308))
+    assert build is not group_norm_classifier or not logits.isfinite().all()  # others are outliers for the source
     assert_unchanged(model, before)
     with pytest.raises(InputError):
         model(torch.full_like(batches[3], math.nan))
     assert_unchanged(model, before)
     assert model(batches[3]).isfinite().all()
+
+
+# ---- outliers ----
+
+
+@pytest.mark.parametrize("build", [batch_norm_classifier, pixel_classifier])
+@pytest.mark.parametrize("value", [-1e4, 65535.0, 1e18])
+def test_an_outlier_is_answered_by_the_source_and_changes_nothing(
+    build: Callable[[], nn.Sequential], value: float
+) -> None:
+    """The others of its batch are predicted and learned from as if it had not come."""
+    model, without = ctta.VANE(build(), lr=0.02), ctta.VANE(build(), lr=0.02)
+    first, x, last = (color_stream(1)[number] for number in (0, 3, 5))
+    for each in (model, without):
+        each(first)
+    broken = x.clone()
+    broken[2, 0, 1, 1] = value
+    others = torch.arange(len(x)) != 2
+    for call in (model.predict, model):
+        assert torch.equal(call(broken)[2].flatten(), ctta.Source(build())(broken)[2].flatten())
+    assert without(x[others]).isfinite().all()
+    assert_unchanged(model, snapshot(without))
+    assert torch.equal(model(last), without(last))
+
+
+def test_a_batch_of_outliers_changes_nothing() -> None:
+    model, (first, x) = ctta.VANE(batch_norm_classifier()), color_stream(1)[:2]
+    model(first)
+    before = snapshot(model)
+    assert torch.equal(model(x - 1e4), ctta.Source(batch_norm_classifier())(x - 1e4))
+    assert_unchanged(model, before)
 
 
 # ---- the chain of labels ----

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import ctta
 from ctta.core.parallel import current_reducer, replicated
-from ctta.distributed import all_gather, check_consistent, data_parallel, rank, shard
+from ctta.distributed import all_gather, check_consistent, data_parallel, rank, shard, world_size
 from ctta.functional import (
     batch_sum,
     contrastive_loss,
@@ -27,7 +27,7 @@ from ctta.testing import select_networks
 from ctta.testing.case import collect_state
 from ctta.views import image_views, multiscale_flip
 from ranks import CASES, case
-from ranks.stream import VIEWS, Stream, assert_equals_single_process, make_batch
+from ranks.stream import SIZES, VIEWS, Stream, assert_equals_single_process, make_batch
 
 #: Fewer views; updates within a batch and across batches.
 MEMORY = {"memory_size": 6, "update_every": 5}
@@ -78,6 +78,16 @@ def gated(network: str, settings: dict[str, Any], batch_stats: float = 1.0) -> S
     return Stream(ctta.CoTTA, network, settings | threshold | {"batch_stats": batch_stats})
 
 
+class OutlierStream(Stream):
+    """Batches with outliers: one row, then all rows of the first rank, then all of the last one."""
+
+    def make_batch(self, step: int) -> Tensor:
+        x, sizes = super().make_batch(step), SIZES[step % len(SIZES)][: world_size()]
+        rows = [slice(0, 1), slice(0, sizes[0]), slice(sum(sizes[:-1]), None)][step % 3]
+        x[rows, :, 3, 3] = -1e6
+        return x
+
+
 #: Every method on BatchNorm and LayerNorm, then everything else that is reduced over a batch.
 STREAMS: dict[str, Callable[[], Stream]] = {
     **{
@@ -97,6 +107,7 @@ STREAMS: dict[str, Callable[[], Stream]] = {
     "replay": lambda: Stream(ctta.RMT, settings={"replay": REPLAY}),
     "policies": lambda: Stream(ctta.Tent, settings={"policies": POLICIES, "lr": 0.01}),
     "policies_vit": lambda: Stream(ctta.Tent, "vit", {"policies": POLICIES, "lr": 0.01}),
+    "outliers": lambda: OutlierStream(ctta.VANE),
     "fewer_views_than_ranks": lambda: Stream(ctta.TestAug, settings={"views": image_views(1)}, shard="views"),
 }
 

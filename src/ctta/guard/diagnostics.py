@@ -99,8 +99,8 @@ def reuse_source_pass(source: nn.Module, x: Tensor, baseline: Baseline) -> Itera
     def is_known(given: Tensor) -> bool:
         call = current_call()
         # With gradients on, torch may pick kernels that round differently; features need a pass of their own.
-        is_plain = call.features is None and not call.has_other_statistics and call.num_images == len(x)
-        if torch.is_grad_enabled() or not is_plain:
+        is_plain = call.features is None and call.batch_facts is None and not call.has_other_statistics
+        if torch.is_grad_enabled() or not is_plain or call.num_images != len(x):
             return False
         same_values = given.data_ptr() == x.data_ptr() and given._version == version
         return same_values and given.shape == x.shape and given.stride() == x.stride()

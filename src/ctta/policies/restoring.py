@@ -142,11 +142,9 @@ class AverageWithSource(Policy):
 
     @override
     def after_step(self, model: AdaptiveModel, state: nn.Module, x: Tensor, logits: Tensor) -> None:
-        if was_updated(model):
+        if (step := model.last_step) is not None and step.updated:
             pairs = pair_trained(student_of(model), model.source)
-            lerp_(
-                [adapted for adapted, _ in pairs], [original for _, original in pairs], 1 - self.keep**model.step_scale
-            )
+            lerp_([adapted for adapted, _ in pairs], [original for _, original in pairs], 1 - self.keep**step.scale)
 
 
 @dataclass(frozen=True, repr=False)

@@ -7,6 +7,12 @@ from ctta.views import Views, geometric_views
 #: The weight of earlier images in a new domain: they may have more classes than its first batch, but not its shift.
 OLD_DOMAIN_WEIGHT = 0.25
 
+# Outliers ("Outliers")
+
+#: Images whose values in the first BatchNorm are further than this from the source's mean, in its deviations, are
+#: answered by the source and change nothing: a broken sensor, not a shift, which stays below 3 at severity 5.
+MAX_DEVIATION = 10.0
+
 # New domains ("New domains")
 
 #: Images that the appearance of a domain, and its class frequencies, average over.

@@ -1,8 +1,9 @@
 """VANE: views, label autocorrelation, normalization by distance, and entropy; the default of :func:`ctta.adapt`."""
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, Self, Unpack
 
@@ -22,12 +23,20 @@ from ctta.methods.vane.constants import (
     FLIP,
     FREQUENCY_MOMENTUM,
     HIDDEN_STICKINESS,
+    MAX_DEVIATION,
     MIN_DOMAIN_IMAGES,
     MOVED,
     UNINFORMATIVE_PROBABILITY,
     UNKNOWN_DOMAINS_MEMORY,
 )
-from ctta.methods.vane.statistics import FollowedBatch, LayerState, store_layers_, use_shift_statistics_
+from ctta.methods.vane.statistics import (
+    FollowedBatch,
+    LayerState,
+    MeasureDeviation,
+    measure_deviations,
+    store_layers_,
+    use_shift_statistics_,
+)
 from ctta.methods.vane.stream import (
     ChainState,
     DomainState,
@@ -38,7 +47,7 @@ from ctta.methods.vane.stream import (
     update_domain,
     update_mirrors,
 )
-from ctta.nn import FULL_BATCH_SIZE, find_norm_parameters
+from ctta.nn import FULL_BATCH_SIZE, attach_norm_hooks_, find_norm_parameters
 from ctta.optim import OptimizerFactory, with_lr
 from ctta.policies import average_with_source
 from ctta.views import Model, Views, average_views, check_views, draw_views
@@ -90,6 +99,37 @@ class VaneState(NamedTuple):
     source_chain: ChainState
     chain: ChainState
     layers: Mapping[nn.Module, LayerState]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What VANE knows of a batch before it predicts.
+
+    Attributes:
+        x: The local rows that are no outliers.
+        segments: Whether the network labels pixels.
+        num_images: How many rows of the whole batch are no outliers.
+        features: The appearance of these, on the CPU.
+        sources: The source's logits of these on the CPU, if needed.
+        rows: Which of the local rows are no outliers; None for all.
+        source_logits: The source's logits of all local rows, if there are outliers.
+    """
+
+    x: Tensor
+    segments: bool
+    num_images: int
+    features: Tensor
+    sources: tuple[Tensor, ...]
+    rows: Tensor | None = None
+    source_logits: Tensor | None = None
+
+    def fill(self, logits: Tensor) -> Tensor:
+        """Return logits of the local rows, those of outliers by the source."""
+        if self.rows is None or self.source_logits is None:
+            return logits
+        filled = self.source_logits.to(logits.dtype, copy=True)
+        filled[self.rows] = logits[: int(self.rows.sum())]
+        return filled
 
 
 class Prediction(NamedTuple):
@@ -186,6 +226,7 @@ class VANE(AdaptiveModel):
         self.statistics = nn.ModuleList()
         if tolerance is not None:
             self.statistics = use_shift_statistics_(self.student, tolerance, prior, horizon)
+            attach_norm_hooks_(self.source, lambda layer: MeasureDeviation(), skip_without_statistics=True)
         self.domain_change = StateBuffers(DomainState.initial())
         self.mirror_check = StateBuffers(MirrorState.initial())
         self.source_chain, self.chain = (StateBuffers(ChainState.initial()) for _ in range(2))
@@ -224,34 +265,43 @@ class VANE(AdaptiveModel):
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:
-        logits, answer, state, is_finite = self._predict(x, self.student)
-        if self.learn and self.optimizer is not None and logits.ndim == 2 and self._labels_look_iid(state):
-            # Views alone may overflow; the step then counts as skipped.
-            self._learn(logits if is_finite else logits * torch.nan, state.chain)
-        self.set_policy_logits(logits)
-        if is_finite:
-            self._store(state)
-        return answer
+        with self._look(x) as seen:
+            if seen.num_images == 0:
+                return seen.source_logits
+            logits, answer, state, is_finite = self._predict(seen, self.student)
+            if self.learn and self.optimizer is not None and logits.ndim == 2 and self._labels_look_iid(state):
+                # Views alone may overflow; the step then counts as skipped.
+                self._learn(logits if is_finite else logits * torch.nan, state.chain)
+            if is_finite:
+                self._store(state)
+            self.set_policy_logits(seen.fill(logits.detach()))
+            return seen.fill(answer)
 
     @override
     def predict_step(self, x: Tensor) -> Tensor:
-        return self._predict(x, self.student).answer
+        return self._answer(x, self.student)
 
     @override
     def _forward_once(self, x: Tensor) -> Tensor:
         # With its own statistics: those that the last batch left may be of another domain.
-        (features,) = read(current_reducer().gather(measure_appearance(x)))
-        state, is_new = self._update_domain(features)
-        with change_call(batch_facts=self._weigh_batch(x, state, is_new)):
-            logits: Tensor = self.student(x)
-        return logits
+        with self._look(x) as seen:
+            if seen.num_images == 0:
+                return seen.source_logits
+            state, is_new = self._update_domain(seen.features)
+            with change_call(batch_facts=self._weigh_batch(seen.num_images, state, is_new)):
+                logits: Tensor = self.student(seen.x)
+            return seen.fill(logits)
+
+    def _answer(self, x: Tensor, student: Model) -> Tensor:
+        with self._look(x) as seen:
+            return seen.fill(self._predict(seen, student).answer) if seen.num_images else seen.source_logits
 
     @override
     @torch.no_grad()
     def anchor_logits(self, x: Tensor) -> Tensor:
         """Return the answer of a model that has followed the stream and learned nothing."""
         weights: dict[str, Tensor] = dict(self.source.named_parameters())
-        return self._predict(x, lambda images: functional_call(self.student, weights, (images,))).answer
+        return self._answer(x, lambda images: functional_call(self.student, weights, (images,)))
 
     def _stream_state(self) -> VaneState:
         """Return the state after the last batch."""
@@ -279,26 +329,47 @@ class VANE(AdaptiveModel):
             return False
         return state.source_chain.stickiness > max(self.min_stickiness, state.chain.stickiness + HIDDEN_STICKINESS)
 
-    def _predict(self, x: Tensor, student: Model) -> Prediction:
-        """Return what the student and the views predict, and the state after the batch; nothing changes."""
-        reducer, of_source = current_reducer(), None
-        class_memory = UNKNOWN_DOMAINS_MEMORY if self.max_distance is None else DOMAIN_MEMORY
-        segments, seen = x.shape in self._segmented_shapes, [measure_appearance(x)]
+    @contextmanager
+    def _look(self, x: Tensor) -> Iterator[Seen]:
+        """Measure a batch; within the context it consists of its rows but outliers."""
+        reducer, segments = current_reducer(), x.shape in self._segmented_shapes
+        measured, source = [measure_appearance(x)], None
+        if self.statistics:
+            measured.append(measure_deviations(self.source, x))
         if self.statistics and not segments:
             with torch.no_grad():
                 source = at_least_float32(self.source(x))
             segments = source.ndim > 2
-            seen += [] if segments else [source]
-        features, *sources = read(*map(reducer.gather, seen))
-        state, is_new = self._update_domain(features)
-        for source in sources:
+            measured += [] if segments else [source]
+        features, *others = read(*map(reducer.gather, measured))
+        usual = others[0] <= MAX_DEVIATION**2 if others else torch.ones(len(features), dtype=torch.bool, device="cpu")
+        sources = tuple(others[1:])
+        if usual.all():
+            yield Seen(x, segments, len(usual), features, sources)
+            return
+        rows = reducer.local(usual).to(x.device)
+        if source is None:
+            with torch.no_grad():
+                source = at_least_float32(self.source(x))
+        kept = x[rows] if len(x[rows]) else torch.zeros_like(x[:1])  # all that are kept may be on other processes
+        seen = Seen(kept, segments, int(usual.sum()), features[usual], tuple(each[usual] for each in sources))
+        with reducer.subset(rows), change_call(num_images=seen.num_images):
+            yield replace(seen, rows=rows, source_logits=source)
+
+    def _predict(self, seen: Seen, student: Model) -> Prediction:
+        """Return what the student and the views predict, and the state after the batch; nothing changes."""
+        reducer, of_source = current_reducer(), None
+        x, segments = seen.x, seen.segments
+        class_memory = UNKNOWN_DOMAINS_MEMORY if self.max_distance is None else DOMAIN_MEMORY
+        state, is_new = self._update_domain(seen.features)
+        for source in seen.sources:
             # Of the source, since a prediction by batch statistics depends on the other labels of the batch.
             source_chain, of_source = update_chain(
                 state.source_chain, source, class_memory, uninformative=UNINFORMATIVE_PROBABILITY, is_new_domain=is_new
             )
             state = state._replace(source_chain=source_chain)
         if self.statistics:
-            batch = self._weigh_batch(x, state, is_new)
+            batch = self._weigh_batch(seen.num_images, state, is_new)
             # First, as they do not count, and each has its own statistics.
             with change_call(batch_facts=replace(batch, is_view=True)):
                 views = self._predict_views(x, student, segments, state)
@@ -336,9 +407,9 @@ class VANE(AdaptiveModel):
         domain, is_new = update_domain(state.domain, features, self.max_distance)
         return state._replace(domain=domain), is_new
 
-    def _weigh_batch(self, x: Tensor, state: VaneState, is_new_domain: bool) -> FollowedBatch:
+    def _weigh_batch(self, num_images: int, state: VaneState, is_new_domain: bool) -> FollowedBatch:
         """Return how much the statistics of a batch count, which decreases as its labels repeat."""
-        num_images, stickiness = current_call().num_images or len(x), state.source_chain.stickiness
+        stickiness = state.source_chain.stickiness
         is_followed = state.source_chain.is_started  # not by networks that segment
         size = num_images * (1 - stickiness) / (1 + stickiness) if is_followed else num_images
         return FollowedBatch(num_images, size, is_new_domain)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
-from ctta.core.parallel import current_call
+from ctta.core.parallel import change_call, current_call
 from ctta.methods.vane.constants import OLD_DOMAIN_WEIGHT
 from ctta.nn import BatchStatistics, NormHook, attach_norm_hooks_
-from ctta.nn.moments import attach_statistics_gradient, batch_var_mean
+from ctta.nn.moments import attach_statistics_gradient, batch_var_mean, image_var_mean
 from ctta.nn.norm import unmask_running_statistics
 
 
@@ -53,6 +54,38 @@ class FollowedBatch:
     is_new_domain: bool = False
     is_view: bool = False
     layers: dict[nn.Module, LayerState] = field(default_factory=dict)
+
+
+class StopPassError(Exception):
+    """Raised to end a pass of which nothing else is needed."""
+
+
+class MeasureDeviation(NormHook):
+    """A forward pre-hook of the source's BatchNorms for :func:`measure_deviations`, which the first one answers."""
+
+    @override
+    def before(self, layer: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
+        found = current_call().batch_facts
+        if not isinstance(found, list):
+            return
+        assert layer.running_mean is not None and layer.running_var is not None, "hooked with running statistics only"
+        variance, mean = image_var_mean(inputs[0].detach().to(layer.running_mean.dtype))
+        squared = (variance + (mean - layer.running_mean).square()) / (layer.running_var + layer.eps)
+        found.append(squared.median(1).values)
+        raise StopPassError
+
+
+@torch.no_grad()
+def measure_deviations(source: nn.Module, x: Tensor) -> Tensor:
+    """Return how far each row of a batch is from what the source saw in training (N).
+
+    It is the mean square of the values in the first BatchNorm about the source's mean, in units of its variance, of the
+    median channel. The pass of the source ends there.
+    """
+    found: list[Tensor] = []
+    with change_call(batch_facts=found), suppress(StopPassError):
+        source(x)
+    return found[0]
 
 
 class ShiftStatistics(NormHook, nn.Module):
