@@ -10,7 +10,7 @@ OLD_DOMAIN_WEIGHT = 0.25
 # Outliers ("Outliers")
 
 #: Images whose values in the first BatchNorm are further than this from the source's mean, in its deviations, are
-#: answered by the source and change nothing: a broken sensor, not a shift, which stays below 3 at severity 5.
+#: answered by the source and change nothing. That is a broken sensor: a corruption stays below 2 at severity 5.
 MAX_DEVIATION = 10.0
 
 # New domains ("New domains")
