@@ -7,10 +7,9 @@ another value. Prints the largest deviation of an image, which ``MAX_DEVIATION``
 error on 1,500 clean images after a stream of 250, in batches of 50, that ended in one batch with that pixel.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 import ctta
@@ -29,11 +28,11 @@ def set_pixel(x: Tensor, value: float) -> Tensor:
     return changed
 
 
-def measure_error(x: Tensor, labels: Tensor, change: Callable[[Tensor], Tensor]) -> float:
-    """Return the error in percent after a batch that is changed."""
+def measure_error(x: Tensor, labels: Tensor, pixel: float | None) -> float:
+    """Return the error in percent after a batch with a pixel of this value; None for the batch as it is."""
     model = ctta.VANE(ctta.models.embedded())
     *before, last = x[: NUM_BEFORE + BATCH_SIZE].split(BATCH_SIZE)
-    for batch in (*before, change(last)):
+    for batch in (*before, last if pixel is None else set_pixel(last, pixel)):
         model(batch)
     after = slice(NUM_BEFORE + BATCH_SIZE, NUM_BEFORE + BATCH_SIZE + NUM_AFTER)
     answers = torch.cat([model(batch).argmax(1) for batch in x[after].split(BATCH_SIZE)])
@@ -46,7 +45,7 @@ def main() -> None:
     data = sample()
     images, labels = data.images, torch.from_numpy(np.asarray(data.labels))
 
-    def to_input(pixels: np.ndarray) -> Tensor:  # type: ignore[type-arg]
+    def to_input(pixels: NDArray[np.uint8]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(pixels)).permute(0, 3, 1, 2).float() / 255
 
     x = to_input(images)
@@ -54,10 +53,10 @@ def main() -> None:
     for name in HOLD_OUT:
         corrupted = to_input(corrupt(images, name, 5))
         print(f"{name:20} largest deviation {float(measure_deviations(source, corrupted).max()) ** 0.5:6.2f}")
-    print(f"{'no outlier':20} error after it {measure_error(x, labels, lambda batch: batch):5.1f} %")
+    print(f"{'no outlier':20} error after it {measure_error(x, labels, None):5.1f} %")
     for value in PIXELS:
         deviation = float(measure_deviations(source, set_pixel(x[:1], value)).max()) ** 0.5
-        error = measure_error(x, labels, lambda batch, value=value: set_pixel(batch, value))  # type: ignore[misc]
+        error = measure_error(x, labels, value)
         print(f"pixel {value:<14g} largest deviation {deviation:12.4g}, error after it {error:5.1f} %")
 
 

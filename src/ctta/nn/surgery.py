@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ctta.core.parallel import check_flag
@@ -50,7 +50,7 @@ def check_network(net: nn.Module) -> None:
         if isinstance(module, torch.jit.ScriptModule):
             raise ConfigError(f"{place} is a ScriptModule, which takes no hooks: give the Python network behind it")
         tensors = chain(module._parameters.values(), module._buffers.values())
-        if any(isinstance(value, UninitializedTensorMixin) for value in tensors):
+        if any(map(is_lazy, tensors)):
             raise ConfigError(f"{place} has no weights yet: call the network on a batch once before wrapping it")
         for attribute, value in vars(module).items():
             if isinstance(value, Tensor) and value.grad_fn is not None:

@@ -123,16 +123,21 @@ class Seen:
     rows: Tensor | None = None
     source_logits: Tensor | None = None
 
+    def answer_by_source(self) -> Tensor:
+        """Return the source's logits of a batch of outliers."""
+        assert self.source_logits is not None, "there are outliers"
+        return self.source_logits
+
     def fill(self, logits: Tensor) -> Tensor:
         """Return logits of the local rows, those of outliers by the source."""
-        if self.rows is None or self.source_logits is None:
+        if self.rows is None:
             return logits
-        filled = self.source_logits.to(logits.dtype, copy=True)
+        filled = self.answer_by_source().to(logits.dtype, copy=True)
         filled[self.rows] = logits[: int(self.rows.sum())]
         return filled
 
 
-class Prediction(NamedTuple):
+class VanePrediction(NamedTuple):
     """What VANE predicts for a batch.
 
     Attributes:
@@ -267,7 +272,7 @@ class VANE(AdaptiveModel):
     def adapt_step(self, x: Tensor) -> Tensor:
         with self._look(x) as seen:
             if seen.num_images == 0:
-                return seen.source_logits
+                return seen.answer_by_source()
             logits, answer, state, is_finite = self._predict(seen, self.student)
             if self.learn and self.optimizer is not None and logits.ndim == 2 and self._labels_look_iid(state):
                 # Views alone may overflow; the step then counts as skipped.
@@ -286,7 +291,7 @@ class VANE(AdaptiveModel):
         # With its own statistics: those that the last batch left may be of another domain.
         with self._look(x) as seen:
             if seen.num_images == 0:
-                return seen.source_logits
+                return seen.answer_by_source()
             state, is_new = self._update_domain(seen.features)
             with change_call(batch_facts=self._weigh_batch(seen.num_images, state, is_new)):
                 logits: Tensor = self.student(seen.x)
@@ -294,7 +299,7 @@ class VANE(AdaptiveModel):
 
     def _answer(self, x: Tensor, student: Model) -> Tensor:
         with self._look(x) as seen:
-            return seen.fill(self._predict(seen, student).answer) if seen.num_images else seen.source_logits
+            return seen.fill(self._predict(seen, student).answer) if seen.num_images else seen.answer_by_source()
 
     @override
     @torch.no_grad()
@@ -356,7 +361,7 @@ class VANE(AdaptiveModel):
         with reducer.subset(rows), change_call(num_images=seen.num_images):
             yield replace(seen, rows=rows, source_logits=source)
 
-    def _predict(self, seen: Seen, student: Model) -> Prediction:
+    def _predict(self, seen: Seen, student: Model) -> VanePrediction:
         """Return what the student and the views predict, and the state after the batch; nothing changes."""
         reducer, of_source = current_reducer(), None
         x, segments = seen.x, seen.segments
@@ -385,7 +390,7 @@ class VANE(AdaptiveModel):
         if segments:
             self._segmented_shapes.add(x.shape)
             answer = views.average_with(direct, with_mirrored=False)
-            return Prediction(logits, answer, state, reducer.all(answer.isfinite()))
+            return VanePrediction(logits, answer, state, reducer.all(answer.isfinite()))
         direct, *others = read(*(reducer.gather(each) for each in (direct, *views[:2]) if each is not None))
         views = views.replace_given(others)
         if views.mirrored is not None:
@@ -399,7 +404,7 @@ class VANE(AdaptiveModel):
             answer = of_source
         elif is_finite and not self._labels_look_iid(state):
             answer = corrected
-        return Prediction(logits, reducer.local(answer).to(logits.device), state, is_finite)
+        return VanePrediction(logits, reducer.local(answer).to(logits.device), state, is_finite)
 
     def _update_domain(self, features: Tensor) -> tuple[VaneState, bool]:
         """Return the state with the appearance of a batch, and whether the batch begins a new domain."""
