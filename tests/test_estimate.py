@@ -15,8 +15,8 @@ from ctta.advise.calibration import DomainSignals, fit_estimator
 from ctta.cli.adapt import adapt
 from ctta.core.config import AdaptationConfig, read_config
 from ctta.guard import EventKind, GainEstimator
-from ctta.guard.detector import summarize
 from ctta.guard.estimate import GainMonitor, to_signals
+from ctta.guard.summary import summarize
 
 #: Estimates an accuracy of 0.5 with and 0.9 without adaptation, whatever the signals.
 HARM = GainEstimator((0.0, 0.0, 0.0, 0.0), (2.1972246, 0.0, 0.0, 0.0), 0.05, 0.05, 0.1)

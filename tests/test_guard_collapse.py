@@ -22,8 +22,9 @@ from torch import nn
 
 import ctta
 from ctta.guard import CollapseThresholds, EventKind, Guarded
-from ctta.guard.detector import CollapseDetector, summarize
+from ctta.guard.detector import CollapseDetector
 from ctta.guard.recovery import MIN_HEALTHY_INSPECTIONS, REMEDIES, Schedule
+from ctta.guard.summary import summarize
 
 
 @pytest.fixture

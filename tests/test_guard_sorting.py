@@ -15,8 +15,9 @@ from guarded_streams import (
 from torch import Tensor
 
 from ctta.guard import CollapseThresholds, Guarded
-from ctta.guard.detector import MAX_CHANCE, CollapseDetector, PredictionSummary, summarize
+from ctta.guard.detector import MAX_CHANCE, CollapseDetector
 from ctta.guard.diagnostics import source_as_trained
+from ctta.guard.summary import PredictionSummary, summarize
 
 LOW, HIGH = 3.0, 9.0  # logits of the predicted class
 

@@ -20,8 +20,9 @@ from benchmarks.data.guard_methods import BATCH_SIZE, make_method
 from benchmarks.data.hold_out import hold_out_stream
 from ctta.data.streams import Stream, correlated
 from ctta.guard import CollapseThresholds
-from ctta.guard.detector import CollapseDetector, summarize
+from ctta.guard.detector import CollapseDetector
 from ctta.guard.diagnostics import source_as_trained
+from ctta.guard.summary import summarize
 
 #: By name: method, factor of the learning rate, whether sorted by class, number of segments, images of each.
 RUNS = {

@@ -27,8 +27,9 @@ from benchmarks.data.sorted_streams import (
     select_domains,
 )
 from ctta.guard import CollapseThresholds
-from ctta.guard.detector import MAX_CHANCE, MIN_BATCH_SIZE, CollapseDetector, PredictionSummary, summarize
+from ctta.guard.detector import MAX_CHANCE, MIN_BATCH_SIZE, CollapseDetector
 from ctta.guard.diagnostics import source_as_trained
+from ctta.guard.summary import PredictionSummary, summarize
 
 BATCH_SIZES = (8, 16, 32, 64, 200)
 MIN_HEALTHY_SIZE = 16  # batch size from which on no alarm may be raised on a shuffled stream

@@ -45,6 +45,7 @@ __all__ = [
     "stochastic_restore_",
     "symmetric_cross_entropy",
     "update_average_",
+    "widest_float",
 ]
 
 #: Which entropy a method minimizes: that of the softmax, or COME's of the classes and "none of them".
@@ -61,6 +62,24 @@ def at_least_float32(x: Tensor) -> Tensor:
         The tensor in float32 or wider.
     """
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """Return the floating-point dtype for sums over many values: float64, or float32 on a device without it.
+
+    Args:
+        device: Where the values are.
+
+    Returns:
+        The dtype.
+
+    >>> widest_float(torch.device("cpu"))
+    torch.float64
+    """
+    try:
+        return torch.empty(0, dtype=torch.float64, device=device).dtype
+    except (TypeError, RuntimeError):
+        return torch.float32
 
 
 def confidence(logits: Tensor) -> Tensor:

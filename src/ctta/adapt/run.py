@@ -262,7 +262,7 @@ class InferenceRun:
                 f"got {len(self.classes)} class names for a network with {logits.shape[1]} classes: "
                 "give one per line, in the order of the network's outputs"
             )
-        probabilities = logits.double().softmax(1).nan_to_num(0.0).cpu()
+        probabilities = logits.cpu().double().softmax(1).nan_to_num(0.0)
         confidence, predicted = probabilities.max(1)
         if logits.ndim == 2:
             return Predictions(predicted.tolist(), confidence.tolist())

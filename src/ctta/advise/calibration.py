@@ -19,8 +19,8 @@ from ctta.data.datasets.base import CLEAN
 from ctta.errors import ConfigError, InputError
 from ctta.evaluation.steps import find_weight
 from ctta.functional import confidence
-from ctta.guard.detector import summarize
 from ctta.guard.estimate import NUM_SIGNALS, GainEstimator, measure, to_signals
+from ctta.guard.summary import summarize
 from ctta.methods import Source
 from ctta.nn import BatchStats
 from ctta.nn.surgery import Output, copy_for_adaptation, iter_inputs, validate_batches
@@ -122,9 +122,9 @@ def record_signals(
         counts: list[tuple[int, int, int]] = []
         for _, batch in batches:
             x = batch.x.to(weight)
-            plain, adapted = summarize(source(x)), summarize(model(x))
+            plain, adapted = summarize(source(x).cpu()), summarize(model(x).cpu())
             values.append(measure(adapted, plain))
-            right, plain_right = (int((each.classes.cpu() == batch.y).sum()) for each in (adapted, plain))
+            right, plain_right = (int((each.classes == batch.y).sum()) for each in (adapted, plain))
             counts.append((right, plain_right, len(x)))
         whole, half = _summarize(names[segment], values, counts), len(values) // 2
         places = (slice(half), slice(half, None)) if half else ()

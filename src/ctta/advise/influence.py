@@ -159,7 +159,7 @@ def _count_flips(net: SharedNetwork, attacked: SharedNetwork, x: Tensor, kind: s
     image = _make_image(attacked, x, before, kind, seed)
     with torch.no_grad():
         after = net(torch.cat([image, x[1:]])).argmax(1)[1:]
-    return float((before != after).double().mean())
+    return float((before != after).cpu().double().mean())
 
 
 def _make_image(net: SharedNetwork, x: Tensor, answers: Tensor, kind: str, seed: int) -> Tensor:

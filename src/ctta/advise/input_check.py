@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ctta.advise.images import LabeledImages, iter_batches
+from ctta.functional import widest_float
 from ctta.models import Normalized
 from ctta.models.pretrained import IMAGENET_MEAN, IMAGENET_STD
 from ctta.nn.surgery import copy_for_adaptation
@@ -173,9 +174,9 @@ def _judge(
 def _measure_distance(distances: list[float]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
     def measure(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         assert isinstance(module, _BatchNorm) and module.running_mean is not None and module.running_var is not None
-        x = inputs[0].double()
+        x = inputs[0].to(widest_float(inputs[0].device))
         variance, mean = torch.var_mean(x, [axis for axis in range(x.ndim) if axis != 1])
-        scale = module.running_var.double().clamp(min=1e-8)
+        scale = module.running_var.to(x.dtype).clamp(min=1e-8)
         shift = (mean - module.running_mean).square() / scale
         ratio = (variance / scale).clamp(min=1e-8).log().abs()
         distances.append(float((shift + ratio).mean()))

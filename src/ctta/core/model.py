@@ -22,7 +22,7 @@ from ctta.core.hyperparameters import (
     format_value,
     read_hyperparameters,
 )
-from ctta.core.parallel import SINGLE_PROCESS, Coordinator, change_call, current_reducer, read_flags
+from ctta.core.parallel import SINGLE_PROCESS, Coordinator, change_call, current_call, current_reducer, read_flags
 from ctta.core.state import match_dtypes_, release_lazy_buffers_
 from ctta.core.updates import MethodUpdates, Policy
 from ctta.core.validation import check_choice
@@ -282,15 +282,21 @@ class AdaptiveModel(MethodUpdates, ABC):
     def _run(self, step: Callable[[Tensor], Tensor], x: Tensor, *, changes: bool = False) -> Tensor:
         """Check a batch and return the logits of a step on it."""
         is_late = self.checks_values_late and self.coordinator is SINGLE_PROCESS
-        waiting: list[Any] | None = [] if is_late else None
+        waiting = current_call().waiting_checks  # of a model around this one
+        if waiting is None and is_late:
+            waiting = []
         with change_call(waiting_checks=waiting), self.coordinator.fail_together():
             self.check_input(x)
+            if not is_late:
+                read_flags()
         with _one_thread(self), self.coordinator.step(self, x) as rows:
             if len(rows) == 0:
                 return x
             self._prepare_networks()
             with (
-                change_call(num_images=current_reducer().total_count(len(rows)), waiting_checks=waiting),
+                change_call(
+                    num_images=current_reducer().total_count(len(rows)), waiting_checks=waiting if is_late else None
+                ),
                 # Callers may loop under no_grad or inference_mode, and learning works under neither. Predictions have
                 # gradients on as well, because otherwise torch picks attention kernels that round differently.
                 torch.inference_mode(False),

@@ -60,7 +60,8 @@ class LazyModule(nn.Module):
 class CpuState(LazyModule):
     """A small state that stays on the CPU with its dtypes, wherever the model is built, loaded or moved.
 
-    It is computed in float64, which some devices lack, and 16 bits are too few for its counts.
+    What decides by it needs no read of an accelerator. It may be float64, which some devices lack, and 16 bits are too
+    few for its counts.
     """
 
     @override

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ctta.core.state import CpuState
 from ctta.core.validation import check_integer
 from ctta.errors import ConfigError, InputError
 from ctta.guard.estimate import GainEstimate, GainMonitor
@@ -55,7 +56,7 @@ class FeedbackSummary:
         return f"adapting: {100 * self.gain:+.1f} ± {half:.1f} points by {self.num_labels} labels"
 
 
-class AnswerLog(nn.Module):
+class AnswerLog(CpuState):
     """The last answers, in buffers of a fixed size. An answer has an id: the number of answers before it.
 
     >>> log = AnswerLog(100)

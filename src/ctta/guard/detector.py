@@ -4,12 +4,12 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ctta.core.state import CpuState
 from ctta.core.validation import check_each, check_positive
-from ctta.functional import at_least_float32
+from ctta.guard.summary import NUM_BINS, PredictionSummary, disagreement
 
-NUM_BINS = 64  # more classes share bins, so that histories have a fixed size
 NUM_BATCHES = 12  # in the history of the class-sorting test
 MIN_BATCHES = 4  # that the class-sorting test needs
 MIN_BATCH_SIZE = 8  # that the class-sorting tests need
@@ -27,61 +27,6 @@ DISAGREEMENT = "predictions differ from the source's more often than its uncerta
 LOST_CLASSES = "predictions lose classes that the source predicts"
 SUDDEN_CHANGE = "predictions differ from the source's much more often than before"
 NOT_FINITE = "predictions are not finite"
-
-
-@dataclass(frozen=True)
-class PredictionSummary:
-    """Statistics of one network's predictions on a batch."""
-
-    confidence: float
-    entropy: float
-    mean_prediction_entropy: float
-    mean_prediction: Tensor  # in NUM_BINS bins
-    agreement_within: float | None  # probability that two elements share a class; None for a single one
-    num_bins: int  # that classes fall into, at most NUM_BINS
-    classes: Tensor
-    confidences: Tensor  # of each element
-    is_finite: bool
-
-
-@torch.no_grad()
-def summarize(logits: Tensor) -> PredictionSummary:
-    """Summarize logits of shape (N, C, ...)."""
-    logs = at_least_float32(logits).log_softmax(1)
-    probabilities = logs.exp()
-    by_class = probabilities.transpose(0, 1).flatten(1)  # (classes, elements)
-    mean = by_class.mean(1, dtype=torch.float64)
-    bins = torch.arange(len(by_class), device=by_class.device) % NUM_BINS
-    flat = by_class.new_zeros(NUM_BINS, by_class.shape[1]).index_add_(0, bins, by_class)  # (bins, elements)
-    count = flat.shape[1]
-    total = flat.sum(1, dtype=torch.float64)
-    own = (flat * flat).sum(dtype=torch.float64)
-    confidences = probabilities.amax(1)
-    values = torch.stack(
-        [
-            confidences.mean(dtype=torch.float64),
-            -(probabilities * logs.clamp_min(-1e4)).sum(1).mean(dtype=torch.float64),
-            -(mean * mean.clamp_min(1e-30).log()).sum(),
-            (total.square().sum() - own) / max(count * (count - 1), 1),
-        ]
-    ).tolist()
-    confidence, entropy, mean_entropy, within = values
-    return PredictionSummary(
-        confidence=confidence,
-        entropy=entropy,
-        mean_prediction_entropy=mean_entropy,
-        mean_prediction=total / count,
-        agreement_within=within if count > 1 else None,
-        num_bins=min(logits.shape[1], NUM_BINS),
-        classes=logits.argmax(1),
-        confidences=confidences,
-        is_finite=all(map(math.isfinite, values)),
-    )
-
-
-def disagreement(one: PredictionSummary, other: PredictionSummary) -> float:
-    """Return the fraction of elements for which two networks predict different classes."""
-    return float((one.classes != other.classes).double().mean())
 
 
 @dataclass(frozen=True)
@@ -133,7 +78,7 @@ class Verdict:
     window: Tensor
 
 
-class CollapseDetector(nn.Module):
+class CollapseDetector(CpuState):
     """Judge batches against a short history in buffers, which :meth:`judge` reads and :meth:`remember_` writes."""
 
     recent: Tensor
@@ -214,8 +159,8 @@ class CollapseDetector(nn.Module):
         excess, chance = self.measure_concentration(source)
         if chance >= MAX_CHANCE or not anchor.is_finite:
             return 0.0
-        lead = (source.confidences - anchor.confidences).double()
-        trust = float(lead.mean()) / (self.thresholds.trust + float(lead.std()) / math.sqrt(lead.numel()))
+        lead, deviation = source.compare_confidences(anchor).values.tolist()
+        trust = lead / (self.thresholds.trust + deviation / math.sqrt(source.confidences.numel()))
         return max(0.0, min(excess / self.thresholds.few_classes, trust, MAX_SCORE))
 
     @torch.no_grad()

@@ -12,7 +12,9 @@ from torch.optim import Optimizer
 
 from ctta.core.model import AdaptiveModel
 from ctta.core.parallel import current_call
-from ctta.guard.detector import MIN_BATCH_SIZE, CollapseDetector, PredictionSummary, Verdict, disagreement, summarize
+from ctta.functional import widest_float
+from ctta.guard.detector import MIN_BATCH_SIZE, CollapseDetector, Verdict
+from ctta.guard.summary import PredictionSummary, Readout, disagreement, summarize
 from ctta.nn import use_running_statistics_, uses_batch_statistics
 from ctta.nn.surgery import copy_sharing_tensors
 
@@ -42,7 +44,6 @@ class Baseline:
     anchor_logits: Tensor | None = None
     source: PredictionSummary | None = None
     anchor: PredictionSummary | None = None
-    few_classes: float = 0.0  # score of the batch alone
     tests_sorting: bool = False  # whether class-sorted batches would spoil the method's statistics
 
     @property
@@ -52,22 +53,22 @@ class Baseline:
 
 
 @torch.no_grad()
-def evaluate_baseline(model: AdaptiveModel, x: Tensor, detector: CollapseDetector, *, inspect: bool) -> Baseline:
+def evaluate_baseline(model: AdaptiveModel, x: Tensor, readout: Readout, *, inspect: bool) -> Baseline:
     """Let the source predict a batch as it was trained and, to judge it, as the method would if it had learned nothing.
 
     For the latter, the BatchNorms of the method's source use its statistics, unless it has an anchor of its own.
     """
     source_logits = source_as_trained(model.source)(x)
-    source = summarize(source_logits)
+    source = summarize(source_logits, readout)
     if not inspect:
         return Baseline(source_logits, source=source)
     uses_batch = uses_batch_statistics(model.source)
     own = model.source(x) if uses_batch else model.anchor_logits(x)
-    anchor_logits, anchor = (source_logits, source) if own is None else (own, summarize(own))
-    if not uses_batch or source_logits.ndim != 2:
-        return Baseline(source_logits, anchor_logits, source, anchor)
-    few_classes = detector.judge_batch(source, anchor)
-    return Baseline(source_logits, anchor_logits, source, anchor, few_classes, tests_sorting=True)
+    anchor_logits, anchor = (source_logits, source) if own is None else (own, summarize(own, readout))
+    tests_sorting = uses_batch and source_logits.ndim == 2
+    if tests_sorting and len(x) >= MIN_BATCH_SIZE:
+        source.compare_confidences(anchor)
+    return Baseline(source_logits, anchor_logits, source, anchor, tests_sorting)
 
 
 @torch.no_grad()
@@ -116,12 +117,13 @@ class Diagnostics:
     predictions: PredictionSummary
     baseline: Baseline
     verdict: Verdict | None = None
+    few_classes: float = 0.0  # score of the batch alone
 
     @property
     def score(self) -> float | None:
         """The score of the verdict; None if the batch was not inspected."""
         verdict = self.verdict
-        return None if verdict is None else max(verdict.collapse, verdict.sorting, self.baseline.few_classes)
+        return None if verdict is None else max(verdict.collapse, verdict.sorting, self.few_classes)
 
     def signals(self) -> dict[str, Any]:
         """Return the signals as fields of :class:`~ctta.guard.Health`."""
@@ -140,23 +142,26 @@ class Diagnostics:
 
 @torch.no_grad()
 def diagnose(
-    model: AdaptiveModel, x: Tensor, logits: Tensor, baseline: Baseline, detector: CollapseDetector
+    model: AdaptiveModel, x: Tensor, predictions: PredictionSummary, baseline: Baseline, detector: CollapseDetector
 ) -> Diagnostics:
-    """Judge the logits of a method if the batch is inspected, which it always is if they are not finite."""
-    predictions = summarize(logits)
+    """Judge the predictions of a method if the batch is inspected, which it always is if they are not finite."""
+    for other in (baseline.source, baseline.anchor):
+        if other is not None:
+            predictions.count_differences(other)  # to be read with the rest
     if not predictions.is_finite and not baseline.is_inspected:
-        baseline = evaluate_baseline(model, x, detector, inspect=True)
+        baseline = evaluate_baseline(model, x, predictions.readout, inspect=True)
     if baseline.anchor is None:
         return Diagnostics(predictions, baseline)
     source = baseline.source if baseline.tests_sorting else None
-    return Diagnostics(predictions, baseline, detector.judge(predictions, baseline.anchor, source))
+    few_classes = 0.0 if source is None else detector.judge_batch(source, baseline.anchor)
+    return Diagnostics(predictions, baseline, detector.judge(predictions, baseline.anchor, source), few_classes)
 
 
 @dataclass
 class StepRecord:
     """What was observed during a step; None where nothing was."""
 
-    update_norm: float | None = None  # relative to the norm that the trained parameters have in the source
+    update_norm: Tensor | None = None  # relative to the norm that the trained parameters have in the source
     student_classes: Tensor | None = None  # where a teacher predicts
 
 
@@ -199,9 +204,11 @@ def _limit_updates(
     def limit(*_: Any) -> None:
         changes = [new - old for new, old in zip(parameters, before, strict=True)]
         record.update_norm = norm = relative_norm(changes, originals)
-        if max_update is not None and norm > max_update:
+        if max_update is not None:
             for parameter, old, change in zip(parameters, before, changes, strict=True):
-                parameter.copy_(old + change * (max_update / norm))
+                own_norm = norm.to(parameter.device)  # a network may be on several
+                limited = old + change * (max_update / own_norm)
+                parameter.copy_(torch.where(own_norm > max_update, limited, parameter))
 
     handles = [optimizer.register_step_pre_hook(keep), optimizer.register_step_post_hook(limit)]
     try:
@@ -241,7 +248,8 @@ def pair_with_source(model: AdaptiveModel, *, trained_only: bool = False) -> lis
 
 
 @torch.no_grad()
-def relative_norm(differences: Iterable[Tensor], originals: Iterable[Tensor]) -> float:
+def relative_norm(differences: Iterable[Tensor], originals: Iterable[Tensor]) -> Tensor:
     """Return the norm of all differences together, relative to that of the originals."""
     norm, scale = (nn.utils.get_total_norm(list(tensors)) for tensors in (differences, originals))
-    return float(norm) / max(float(scale), 1e-12)
+    dtype = widest_float(norm.device)
+    return norm.to(dtype) / scale.to(norm.device, dtype).clamp_min(1e-12)

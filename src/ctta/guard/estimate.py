@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ctta.core.state import CpuState
 from ctta.errors import ConfigError
-from ctta.guard.detector import PredictionSummary, disagreement
+from ctta.guard.summary import PredictionSummary, disagreement
 
 NUM_SIGNALS = 4  # with the constant
 MIN_IMAGES = 100  # before there is an estimate
@@ -130,7 +131,7 @@ def measure(summary: PredictionSummary, source: PredictionSummary) -> tuple[floa
     return summary.confidence, source.confidence, 1 - disagreement(summary, source), *evenness
 
 
-class GainMonitor(nn.Module):
+class GainMonitor(CpuState):
     """Averages of the signals over the last inspected batches, in buffers, so that a saved stream resumes.
 
     Labels correct it: :meth:`recalibrate_` moves estimates by what labels have shown, weighed against the uncertainty

@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.core.model import AdaptiveModel
-from ctta.core.parallel import SingleProcess, change_call
+from ctta.core.parallel import SingleProcess, change_call, check_flag, read_flags
+from ctta.core.state import match_dtypes_
 from ctta.core.transaction import restore_on_error
 from ctta.core.validation import check_choice, check_integer
 from ctta.errors import CheckpointError, ConfigError
+from ctta.functional import widest_float
 from ctta.guard.answers import AccuracyTracker, AnswerLog, FeedbackSummary
 from ctta.guard.detector import CollapseDetector, CollapseThresholds
 from ctta.guard.diagnostics import (
@@ -32,7 +34,8 @@ from ctta.guard.diagnostics import (
 from ctta.guard.estimate import GainEstimator, GainMonitor
 from ctta.guard.health import Event, EventKind, Health, append_to_audit_log
 from ctta.guard.recovery import REMEDIES, Schedule, take_snapshot
-from ctta.guard.validator import InputSpec, InputValidator
+from ctta.guard.summary import PredictionSummary, Reading, Readout, summarize
+from ctta.guard.validator import InputSpec, InputValidator, InvalidValuesError
 from ctta.nn import batch_fraction
 
 _LEARNED_SPEC, _DEFAULT_THRESHOLDS = InputSpec(), CollapseThresholds()
@@ -40,8 +43,28 @@ _SHADOW_REPORT_EVERY = 100  # batches
 _MAX_EVENTS = 100  # kept in memory
 
 
-class _FewClassesSuspected(Exception):
-    """Raised to undo a step on a batch that looks as if it had few classes; nobody outside sees it."""
+class _Repeat(Exception):
+    """Raised to undo a step and take it again, knowing more about the batch; nobody outside sees it.
+
+    Args:
+        **known: Arguments of :meth:`Guarded._adapt`.
+    """
+
+    def __init__(self, **known: bool) -> None:
+        super().__init__()
+        self.known = known
+
+
+class _BadRowsFound(Exception):
+    """Raised to undo a step on a batch of which some inputs are not valid; nobody outside sees it.
+
+    Args:
+        valid: A mask of the others.
+    """
+
+    def __init__(self, valid: Tensor) -> None:
+        super().__init__()
+        self.valid = valid
 
 
 class Guarded(AdaptiveModel):
@@ -89,6 +112,7 @@ class Guarded(AdaptiveModel):
     0.0
     """
 
+    checks_values_late = True
     supports_data_parallel = False  # it decides by local rows, on which ranks would disagree
     wrapped: AdaptiveModel
     last_good: AdaptiveModel  # a snapshot, which shares the source with the wrapped model and the guard
@@ -155,7 +179,7 @@ class Guarded(AdaptiveModel):
         self.health, self.last_ids = Health(step=0), None
         self.audit = None if audit is None else os.fspath(audit)
         self._events: tuple[Event, ...] = ()  # replaced, and not changed: a failed step is undone with its events
-        self._source_logits: Tensor | None = None  # within a step only
+        self._answers: tuple[Tensor, Tensor] | None = None  # within a step only, and the source's
         self.register_counter("num_compared")
         self.register_counter("num_differing")
 
@@ -180,31 +204,36 @@ class Guarded(AdaptiveModel):
             raise
 
     @override
+    def _run(self, step: Callable[[Tensor], Tensor], x: Tensor, *, changes: bool = False) -> Tensor:
+        try:
+            return super()._run(step, x, changes=changes)
+        except InvalidValuesError as error:  # here, since what is recorded within a step is undone with it
+            self.record(EventKind.REFUSAL, str(error))
+            raise
+
+    @override
     def adapt_step(self, x: Tensor) -> Tensor:
         # The source, a remedy or the audit log may fail after the method has learned; the batch must then not count, or
         # a retry would learn twice.
         with restore_on_error(self) as undo:
-            if (valid := self._find_valid_rows(x)) is not None:
-                bad = f"{int((~valid).sum())} of {len(x)} inputs, not finite or out of range,"
-                self.record(EventKind.BAD_ROWS, f"{bad} are predicted by the source")
-            events = self._events
-            try:
-                return self._adapt_and_remember(x)
-            except _FewClassesSuspected:
-                undo()
-                self._events = events
-                return self._adapt_and_remember(x, inspect=True)
+            events, valid, known = self._events, None, {"inspect": False, "adapt": True}
+            while True:
+                try:
+                    return self._adapt_and_remember(x, valid, **known)
+                except _Repeat as repeat:
+                    known |= repeat.known
+                    undo()
+                    self._events = events
+                except _BadRowsFound as found:
+                    valid = found.valid
+                    undo()
+                    bad = f"{int((~valid).sum())} of {len(x)} inputs, not finite or out of range,"
+                    self.record(EventKind.BAD_ROWS, f"{bad} are predicted by the source")
+                    events = self._events
 
-    def _find_valid_rows(self, x: Tensor) -> Tensor | None:
-        """Return a mask of the valid inputs; None if all of them are."""
-        if self.bad_rows == "refuse":  # by check_input, so that none gets here
-            return None
-        valid = self.validator.valid_rows(x)
-        return None if valid.all() else valid
-
-    def _adapt_and_remember(self, x: Tensor, *, inspect: bool = False) -> Tensor:
+    def _adapt_and_remember(self, x: Tensor, valid: Tensor | None, *, inspect: bool, adapt: bool) -> Tensor:
         self.last_step = None
-        logits = self._replace_bad_rows(x, partial(self._adapt, inspect=inspect))
+        logits = self._predict_rows(x, valid, partial(self._adapt, inspect=inspect, adapt=adapt))
         self._remember_answers(x, logits)
         if self.reset_every is not None and (self.num_steps + 1) % self.reset_every == 0:
             self._apply_remedy("reset", f"every {self.reset_every} batches", EventKind.PERIODIC_RESET)
@@ -212,14 +241,14 @@ class Guarded(AdaptiveModel):
 
     def _remember_answers(self, x: Tensor, logits: Tensor) -> None:
         """Remember the answers to a batch beside the source's, if they are asked for."""
-        source_logits, self._source_logits = self._source_logits, None
+        answers, self._answers = self._answers, None
         if self.accuracy.answers is None or logits.ndim != 2:
             return
-        if source_logits is None or len(source_logits) != len(x):  # some inputs were not valid
+        if answers is None or len(answers[0]) != len(x):  # some inputs were not valid
             with torch.no_grad():
                 source_logits = source_as_trained(self.source)(x)
-        by_source = self.health.answered_by_source
-        self.last_ids = self.accuracy.add_(logits.argmax(1), source_logits.argmax(1), by_source=by_source)
+            answers = logits.argmax(1), source_logits.argmax(1)
+        self.last_ids = self.accuracy.add_(*answers, by_source=self.health.answered_by_source)
 
     @override
     def predict_step(self, x: Tensor) -> Tensor:
@@ -230,9 +259,25 @@ class Guarded(AdaptiveModel):
         return self._replace_bad_rows(x, self.wrapped.predict_once)
 
     def _replace_bad_rows(self, x: Tensor, predict: Callable[[Tensor], Tensor]) -> Tensor:
-        """Predict the valid inputs as if they had come alone, and the others by the source as it was trained."""
-        if (valid := self._find_valid_rows(x)) is None:
-            return predict(x)
+        try:
+            return self._predict_rows(x, None, predict)
+        except _BadRowsFound as found:
+            return self._predict_rows(x, found.valid, predict)
+
+    def _predict_rows(self, x: Tensor, valid: Tensor | None, predict: Callable[[Tensor], Tensor]) -> Tensor:
+        """Predict the valid inputs as if they had come alone, and the others by the source as it was trained.
+
+        Without a mask all inputs are valid, or the first read of the wrapped model raises :class:`_BadRowsFound`.
+        """
+        if valid is None:
+            if self.bad_rows == "source":
+                rows = self.validator.valid_rows(x)
+                check_flag(rows.all(), lambda: _BadRowsFound(rows))
+            try:
+                return predict(x)
+            except (RuntimeError, ValueError):
+                read_flags()  # what fails may be what a bad row leads to
+                raise
         logits: Tensor = source_as_trained(self.source)(x)
         if valid.any():
             with change_call(num_images=int(valid.sum())):  # the other rows have no part in batch statistics
@@ -240,21 +285,22 @@ class Guarded(AdaptiveModel):
         return logits
 
     def _predict(self, x: Tensor) -> Tensor:
-        baseline = self._evaluate_baseline(x)
+        readout = Readout()
+        baseline = self._evaluate_baseline(x, readout)
         with reuse_source_pass(self.source, x, baseline):
             logits = self.wrapped.predict(x)
-        diagnostics = diagnose(self.wrapped, x, logits, baseline, self.detector)
+        predictions = summarize(logits, readout)
+        diagnostics = diagnose(self.wrapped, x, predictions, baseline, self.detector)
         if suspect_few_classes(self.source, x, diagnostics, self.detector):
-            baseline = self._evaluate_baseline(x, inspect=True)
-            diagnostics = diagnose(self.wrapped, x, logits, baseline, self.detector)
+            baseline = self._evaluate_baseline(x, readout, inspect=True)
+            diagnostics = diagnose(self.wrapped, x, predictions, baseline, self.detector)
         return self._select_logits(logits, diagnostics)
 
-    def _adapt(self, x: Tensor, *, inspect: bool) -> Tensor:
-        # First, since nothing is to be learned from a batch of few classes.
-        baseline = self._evaluate_baseline(x, inspect=inspect)
-        self._source_logits = baseline.source_logits
+    def _adapt(self, x: Tensor, *, inspect: bool, adapt: bool) -> Tensor:
+        readout = Readout()
+        baseline = self._evaluate_baseline(x, readout, inspect=inspect)
         inspect = baseline.is_inspected
-        adapt = self.schedule.should_adapt(self.num_steps, baseline.few_classes)
+        adapt = adapt and self.schedule.should_adapt(self.num_steps, few_classes=0.0)  # as far as it is known yet
         # Before the step, since the predictions show the health of these weights, and not of the updated ones.
         candidate = take_snapshot(self.wrapped) if adapt and inspect and self.schedule.should_snapshot() else None
         with (
@@ -262,16 +308,30 @@ class Guarded(AdaptiveModel):
             reuse_source_pass(self.source, x, baseline),
         ):
             logits = self.wrapped.adapt(x) if adapt else self.wrapped.predict(x)
-        diagnostics = diagnose(self.wrapped, x, logits, baseline, self.detector)
+        predictions = summarize(logits, readout)
+        measured = self._measure_step(predictions, step)
+        if inspect:
+            measured |= self._measure_distance(readout)
+        if self.accuracy.answers is not None:
+            for summary in (predictions, baseline.source, baseline.anchor):
+                if summary is not None:
+                    summary.read_classes()
+        # All of it is read here, at once. An accelerator stalls at each read, so the step was taken before.
+        diagnostics = diagnose(self.wrapped, x, predictions, baseline, self.detector)
         if suspect_few_classes(self.source, x, diagnostics, self.detector):
-            raise _FewClassesSuspected
+            raise _Repeat(inspect=True)
+        if adapt and inspect and not self.schedule.should_adapt(self.num_steps, diagnostics.few_classes):
+            raise _Repeat(adapt=False)  # since nothing is to be learned from a batch of few classes
         monitor = self.accuracy.gain_monitor
         if monitor is not None and baseline.source is not None and logits.ndim == 2:
             monitor.add_(diagnostics.predictions, baseline.source)
         self.validator.learn_(x)
         self.last_step = self.wrapped.last_step if adapt else None
         selected = self._select_logits(logits, diagnostics)
-        self.health = self._measure_health(diagnostics, step, adapted=adapt, by_source=selected is not logits)
+        self._answers = self._list_answers(selected, logits, diagnostics)
+        if diagnostics.verdict is not None and not inspect:
+            measured |= self._measure_distance(readout)
+        self.health = self._measure_health(diagnostics, measured, adapted=adapt, by_source=selected is not logits)
         is_good = candidate is not None and diagnostics.verdict is not None and diagnostics.verdict.is_healthy
         if candidate is not None and is_good:
             self.last_good = candidate
@@ -283,7 +343,7 @@ class Guarded(AdaptiveModel):
             self.record(EventKind.SKIPPED, "the loss or a gradient was not finite")
         if self.shadow:
             self._count_differences(diagnostics)
-        if diagnostics.baseline.few_classes < 1 and not self.schedule.is_sorted:
+        if diagnostics.few_classes < 1 and not self.schedule.is_sorted:
             self.detector.remember_confidence_(diagnostics.predictions)
         if diagnostics.verdict is not None:
             self.detector.remember_(diagnostics.verdict)
@@ -294,10 +354,10 @@ class Guarded(AdaptiveModel):
             self._apply_remedy(self.on_harm, str(estimate), EventKind.HARM)
         return selected
 
-    def _evaluate_baseline(self, x: Tensor, *, inspect: bool = False) -> Baseline:
+    def _evaluate_baseline(self, x: Tensor, readout: Readout, *, inspect: bool = False) -> Baseline:
         inspect = inspect or self.schedule.should_inspect()
         if inspect or self.shadow or self.schedule.is_sorted or self.accuracy.answers is not None:
-            return evaluate_baseline(self.wrapped, x, self.detector, inspect=inspect)
+            return evaluate_baseline(self.wrapped, x, readout, inspect=inspect)
         return Baseline()
 
     def _select_logits(self, logits: Tensor, diagnostics: Diagnostics) -> Tensor:
@@ -307,26 +367,46 @@ class Guarded(AdaptiveModel):
             selected = diagnostics.baseline.source_logits
         elif self.on_collapse is None:
             return logits
-        elif self.schedule.judge_sorted(diagnostics) or diagnostics.baseline.few_classes >= 1:
+        elif self.schedule.judge_sorted(diagnostics) or diagnostics.few_classes >= 1:
             selected = diagnostics.baseline.source_logits
         elif diagnostics.verdict is not None and diagnostics.verdict.collapse >= 1:
             selected = diagnostics.baseline.anchor_logits
         assert selected is not None, "the source was evaluated"
         return selected
 
-    def _measure_health(self, found: Diagnostics, step: StepRecord, *, adapted: bool, by_source: bool) -> Health:
-        pairs = pair_with_source(self.wrapped, trained_only=True) if found.verdict else []
-        originals = [original for _, original in pairs]
-        distance = relative_norm([new - original for new, original in pairs], originals) if pairs else None
-        student = step.student_classes
+    def _list_answers(self, selected: Tensor, logits: Tensor, found: Diagnostics) -> tuple[Tensor, Tensor] | None:
+        """Return the classes that are answered, and the source's, if they are remembered."""
+        source, anchor = found.baseline.source, found.baseline.anchor
+        if self.accuracy.answers is None or source is None:
+            return None
+        by_source = selected is found.baseline.source_logits
+        chosen = found.predictions if selected is logits else source if by_source or anchor is None else anchor
+        return chosen.read_classes().values.long(), source.read_classes().values.long()
+
+    def _measure_step(self, predictions: PredictionSummary, step: StepRecord) -> dict[str, Reading]:
+        found: dict[str, Tensor] = {}
+        if step.update_norm is not None:
+            found["update_norm"] = step.update_norm * self.wrapped.step_scale
+        if (student := step.student_classes) is not None:
+            differs = student != predictions.classes
+            found["student_disagreement"] = differs.to(widest_float(differs.device)).mean()
+        return {name: predictions.readout.add(value) for name, value in found.items()}
+
+    @torch.no_grad()
+    def _measure_distance(self, readout: Readout) -> dict[str, Reading]:
+        pairs = pair_with_source(self.wrapped, trained_only=True)
+        if not pairs:
+            return {}
+        norm = relative_norm([new - original for new, original in pairs], [original for _, original in pairs])
+        return {"distance_to_source": readout.add(norm)}
+
+    def _measure_health(
+        self, found: Diagnostics, measured: dict[str, Reading], *, adapted: bool, by_source: bool
+    ) -> Health:
         return Health(
             step=self.num_steps,
             **found.signals(),
-            student_disagreement=(
-                None if student is None else float((student != found.predictions.classes).double().mean())
-            ),
-            distance_to_source=distance,
-            update_norm=None if step.update_norm is None else step.update_norm * self.wrapped.step_scale,
+            **{name: float(value) for name, value in measured.items()},
             batch_stats=batch_fraction(self.source, len(found.predictions.classes)),
             skipped=self.last_step.skipped if self.last_step else None,
             adapted=adapted,
@@ -340,7 +420,7 @@ class Guarded(AdaptiveModel):
         source = diagnostics.baseline.source
         assert source is not None, "the source was evaluated"
         self.num_compared += diagnostics.predictions.classes.numel()
-        self.num_differing += int((diagnostics.predictions.classes != source.classes).sum())
+        self.num_differing += int(float(diagnostics.predictions.count_differences(source)))
         if (self.num_steps + 1) % _SHADOW_REPORT_EVERY == 0:
             self.record(EventKind.SHADOW, f"{self.num_differing} of {self.num_compared} predictions would differ")
 
@@ -445,10 +525,7 @@ class Guarded(AdaptiveModel):
     @override
     def fork(self) -> Self:
         fresh = type(self)(self.wrapped.fork(), **self.hyperparameters)
-        for name, buffer in self.named_buffers():  # move what was built on the default device and dtype
-            part, _, own = name.rpartition(".")
-            if not part.startswith(("source", "wrapped", "last_good")):
-                setattr(fresh.get_submodule(part), own, fresh.get_buffer(name).to(buffer))
+        match_dtypes_(fresh, self)
         return fresh
 
     @override

@@ -5,9 +5,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ctta.core.model import AdaptiveModel
+from ctta.core.state import CpuState
 from ctta.core.transaction import untrained_parameters
 from ctta.core.validation import check_integer
 from ctta.guard.detector import HEALTHY_SCORE
@@ -46,7 +47,7 @@ class _Count:
         schedule.counts[self.position] = value
 
 
-class Schedule(nn.Module):
+class Schedule(CpuState):
     """Count batches, inspections and alarms in a buffer, so that a saved stream resumes in step.
 
     The arguments are those of :class:`~ctta.guard.Guarded`.
@@ -129,7 +130,7 @@ class Schedule(nn.Module):
         if found.verdict is None:
             return None
         was, reaction = self.sorting, None
-        is_sorted, has_few_classes = self.judge_sorted(found), found.baseline.few_classes >= 1
+        is_sorted, has_few_classes = self.judge_sorted(found), found.few_classes >= 1
         self.sorting = SORTED if is_sorted else FEW_CLASSES if has_few_classes else NOT_SORTED
         if is_sorted and was != SORTED:
             remedy = None if self.on_collapse is None else "rollback"

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ctta.core.parallel import check_flag
+from ctta.core.state import CpuState
 from ctta.core.validation import check_number
 from ctta.errors import ConfigError, InputError
 from ctta.nn.surgery import check_batch_format
@@ -62,7 +64,11 @@ def _is_shape(shape: object) -> bool:
     )
 
 
-class InputValidator(nn.Module):
+class InvalidValuesError(InputError):
+    """A batch with values that a stream does not accept."""
+
+
+class InputValidator(CpuState):
     """Check inputs against an :class:`InputSpec` and what was learned from the first batch."""
 
     shape: Tensor
@@ -79,20 +85,30 @@ class InputValidator(nn.Module):
         self.register_buffer("num_axes", torch.tensor(-1))
 
     def check(self, x: Tensor, *, check_values: bool) -> None:
-        """Raise for a batch of a wrong dtype or shape or, if these are to be checked, with invalid values."""
+        """Raise for a batch of a wrong dtype or shape or, if these are to be checked, with invalid values.
+
+        Raises:
+            InvalidValuesError: At once, or with the next :func:`ctta.core.parallel.read_flags` of the step in progress.
+        """
         check_batch_format(x)
         name = str(x.dtype).removeprefix("torch.")
         expected = self.spec.dtype or (list(DTYPES)[int(self.dtype)] if self.dtype >= 0 else None)
         if expected is not None and name != expected:
             raise TypeError(f"this stream takes {expected}, got {name}: call x.to(torch.{expected})")
         self._check_shape(tuple(x.shape[1:]))
-        if check_values and not (valid := self.valid_rows(x)).all():
+        if not check_values:
+            return
+        valid = self.valid_rows(x)
+
+        def make_error() -> InputError:
             low, high = self.expected_range
-            raise InputError(
+            return InvalidValuesError(
                 f"{int((~valid).sum())} of {len(x)} inputs hold NaN or values outside [{low:g}, {high:g}], the range "
                 "of this stream; nothing was predicted or changed: drop or repair them, declare another range, or let "
                 "the source predict them with bad_rows='source'"
             )
+
+        check_flag(valid.all(), make_error)
 
     def _check_shape(self, found: tuple[int, ...]) -> None:
         shape = self.expected_shape

@@ -250,10 +250,11 @@ def _reject_constant(text: str) -> None:
 
 def make_outputs(logits: Tensor, names: Iterable[str]) -> dict[str, NDArray[Any]]:
     """Return some of the outputs as contiguous arrays."""
+    logits = logits.cpu()
     tensors = {"logits": logits.float()}
     tensors["confidence"], tensors["label"] = logits.double().softmax(1).max(1)
     tensors["confidence"] = tensors["confidence"].float()
-    return {name: np.ascontiguousarray(tensors[name].cpu().numpy()) for name in names}
+    return {name: np.ascontiguousarray(tensors[name].numpy()) for name in names}
 
 
 def encode_response(

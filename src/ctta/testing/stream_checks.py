@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ctta.checkpoint.files import load, save
+from ctta.core.state import CpuState
 from ctta.testing.case import ContractCase, assert_equal, collect_state, integer_attributes, register_check, run_stream
 
 
@@ -159,7 +160,9 @@ def check_moves_mid_stream(case: ContractCase) -> None:
     assert_equal(collect_state(model), before, "state after .to()")
     model.double()
     assert model(case.make_batch(0).double()).dtype == torch.float64, "logits are not float64 after .double()"
-    floats = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
+    moved = [part for part in model.modules() if not isinstance(part, CpuState)]
+    tensors = [tensor for part in moved for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False))]
+    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
     assert all(tensor.dtype == torch.float64 for tensor in floats), ".double() left something behind"
     model.reset()
     assert model(case.make_batch(0).double()).dtype == torch.float64, "reset lost the dtype"
