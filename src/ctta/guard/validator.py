@@ -144,7 +144,7 @@ class InputValidator(CpuState):
                 num_known = 1 if self.spec.any_size else x.ndim - 1
                 self.shape[:num_known] = torch.tensor(x.shape[1 : 1 + num_known])
                 self.num_axes.fill_(x.ndim - 1)
-            low, high = float(x.min()), float(x.max())
+            low, high = torch.stack(torch.aminmax(x)).tolist()
             containing = [common for common in COMMON_RANGES if common[0] <= low and high <= common[1]]
             learned = containing[0] if containing else (low - (high - low), high + (high - low))
             self.bounds.copy_(torch.tensor(learned))

@@ -249,8 +249,7 @@ def _reject_constant(text: str) -> None:
 
 
 def make_outputs(logits: Tensor, names: Iterable[str]) -> dict[str, NDArray[Any]]:
-    """Return some of the outputs as contiguous arrays."""
-    logits = logits.cpu()
+    """Return some of the outputs as contiguous arrays, from logits on the host."""
     tensors = {"logits": logits.float()}
     tensors["confidence"], tensors["label"] = logits.double().softmax(1).max(1)
     tensors["confidence"] = tensors["confidence"].float()

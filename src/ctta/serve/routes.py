@@ -379,7 +379,7 @@ def count_answers(log: AnswerLog | None, class_names: list[str] | None, max_clas
 
 def encode_image(image: Tensor) -> bytes:
     """Return an image (1 or 3, height, width) of bytes as PNG."""
-    pixels = image.permute(1, 2, 0).contiguous().numpy()
+    pixels = image.permute(1, 2, 0).cpu().contiguous().numpy()
     file = io.BytesIO()
     import_pillow().fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(file, "PNG")
     return file.getvalue()

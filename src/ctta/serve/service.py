@@ -262,7 +262,7 @@ class Service:
                 f"got {len(self.class_names)} class names for a network with {logits.shape[1]} classes: correct "
                 "--classes, and give --size to have it checked at the start"
             )
-        probability, number = logits[0].cpu().double().softmax(0).nan_to_num(0.0).max(0)
+        probability, number = logits[0].double().softmax(0).nan_to_num(0.0).max(0)
         label = self.class_names[int(number)] if self.class_names else None
         return {"class": int(number), "label": label, "confidence": round(float(probability), 6)}
 

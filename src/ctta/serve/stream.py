@@ -206,7 +206,7 @@ class ServedStream:
                     logits: Tensor = self.model(batch)
             else:
                 logits = self.model.predict(batch) if is_large_enough else self._predict_source(x)
-            logits = logits[-len(x) :]
+            logits = logits[-len(x) :].cpu()  # once, for all that is done with them
             if check is not None:
                 check(logits)
             source_classes = None
@@ -268,7 +268,7 @@ class ServedStream:
         self.collapse_scores.append(self._collapse_score)
         self.window.push(x, updated=updated)
         if self.options.keep_images:
-            self.last_image = x[-1].mul(255).round().byte().cpu()
+            self.last_image = x[-1].mul(255).round().byte()
         if self.image_size is None:
             self.image_size = (x.shape[2], x.shape[3])
         self.num_requests += 1
