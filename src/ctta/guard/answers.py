@@ -59,6 +59,10 @@ class FeedbackSummary:
 class AnswerLog(CpuState):
     """The last answers, in buffers of a fixed size. An answer has an id: the number of answers before it.
 
+    Args:
+        size: How many answers are remembered.
+        first_id: The id of the first one.
+
     >>> log = AnswerLog(100)
     >>> log.add_(torch.tensor([0, 1, 2]), torch.tensor([0, 2, 2]))
     range(0, 3)
@@ -90,7 +94,16 @@ class AnswerLog(CpuState):
 
     @torch.inference_mode(False)
     def add_(self, classes: Tensor, source_classes: Tensor, estimate: GainEstimate | None = None) -> range:
-        """Remember answers beside the source's, with the accuracies that are estimated now; return their ids."""
+        """Remember answers beside the source's.
+
+        Args:
+            classes: The answered classes.
+            source_classes: The source's.
+            estimate: The accuracies as they are estimated now without labels; None if they are not.
+
+        Returns:
+            The ids of the answers.
+        """
         ids = range(self.num_answered, self.num_answered + len(classes))
         kept = torch.tensor(ids[-self.size :], device=self.classes.device)
         rows = kept % self.size
@@ -103,7 +116,14 @@ class AnswerLog(CpuState):
         return ids
 
     def set_labels_(self, ids: Sequence[int] | Tensor, labels: Sequence[int] | Tensor) -> int:
-        """Remember the labels of answers; return how many ids are unknown, as these answers are too old or not given.
+        """Remember the labels of answers.
+
+        Args:
+            ids: The ids of the answers.
+            labels: The right class of each.
+
+        Returns:
+            How many ids are unknown, as these answers are too old or not given.
 
         Raises:
             InputError: There are more or fewer labels than ids, or a label is negative.
@@ -127,7 +147,10 @@ class AnswerLog(CpuState):
 
     @torch.inference_mode(False)
     def take_over_(self, state: Mapping[str, Tensor]) -> None:
-        """Take over the answers in the ``state_dict()`` of another log: the last that this one has room for.
+        """Take over the last answers of another log, as many as this one has room for.
+
+        Args:
+            state: The ``state_dict()`` of the other log.
 
         Raises:
             ValueError: The tensors are not those of a log.
@@ -175,7 +198,11 @@ class AccuracyTracker(nn.Module):
     """Remember answers beside the source's, take labels for them, and correct the estimate without labels by them.
 
     A guard has one. A service that answers with more than one call of the guard has one of its own, around the guard's
-    ``gain_monitor``. Either part may be missing.
+    ``gain_monitor``.
+
+    Args:
+        answers: The answers; None to remember none.
+        gain_monitor: The estimate without labels; None for no estimate.
     """
 
     answers: AnswerLog | None
@@ -186,10 +213,18 @@ class AccuracyTracker(nn.Module):
         self.answers, self.gain_monitor = answers, gain_monitor
 
     def add_(self, classes: Tensor, source_classes: Tensor, *, by_source: bool) -> range | None:
-        """Remember answers, with the estimate of now unless the source gave them; return their ids.
+        """Remember answers, with the estimate of now unless the source gave them.
 
         Called after every batch, so that a correction by labels ends with the answers that it rests on, and while the
         stream is in another domain.
+
+        Args:
+            classes: The answered classes.
+            source_classes: The source's.
+            by_source: Whether the source gave the answers.
+
+        Returns:
+            The ids of the answers; None if none are remembered.
         """
         if self.answers is None:
             return None
@@ -199,7 +234,14 @@ class AccuracyTracker(nn.Module):
         return ids
 
     def set_labels_(self, ids: Sequence[int] | Tensor, labels: Sequence[int] | Tensor) -> tuple[FeedbackSummary, int]:
-        """Take labels for some of the answers; return what the labels say, and how many ids are unknown.
+        """Take labels for some of the answers.
+
+        Args:
+            ids: The ids of the answers.
+            labels: The right class of each.
+
+        Returns:
+            What the labels say, and how many ids are unknown.
 
         Raises:
             ConfigError: No answers are remembered.

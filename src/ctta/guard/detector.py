@@ -160,7 +160,7 @@ class CollapseDetector(CpuState):
         if chance >= MAX_CHANCE or not anchor.is_finite:
             return 0.0
         lead, deviation = source.compare_confidences(anchor).values.tolist()
-        trust = lead / (self.thresholds.trust + deviation / math.sqrt(source.confidences.numel()))
+        trust: float = lead / (self.thresholds.trust + deviation / math.sqrt(source.confidences.numel()))
         return max(0.0, min(excess / self.thresholds.few_classes, trust, MAX_SCORE))
 
     @torch.no_grad()
