@@ -69,7 +69,7 @@ class PredictionSummary:
     num_bins: int  # that classes fall into, at most NUM_BINS
     classes: Tensor
     confidences: Tensor  # of each element
-    _readings: dict[tuple[str, "PredictionSummary"], Reading] = field(default_factory=dict, repr=False)
+    _readings: dict[tuple[str, "PredictionSummary | None"], Reading] = field(default_factory=dict, repr=False)
 
     @property
     def confidence(self) -> float:
@@ -116,9 +116,9 @@ class PredictionSummary:
 
     def read_classes(self) -> Reading:
         """Return the predicted classes."""
-        return self._read("classes", self, lambda: self.classes)
+        return self._read("classes", None, lambda: self.classes)
 
-    def _read(self, name: str, other: "PredictionSummary", compute: Callable[[], Tensor]) -> Reading:
+    def _read(self, name: str, other: "PredictionSummary | None", compute: Callable[[], Tensor]) -> Reading:
         if (key := (name, other)) not in self._readings:
             self._readings[key] = self.readout.add(compute())
         return self._readings[key]
