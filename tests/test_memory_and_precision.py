@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import ctta
-from ctta.core.state import CpuState
+from ctta.core.state import LazyModule
 from ctta.testing import NETWORKS
 from ctta.testing.networks import BlockViT
 from ctta.views import image_views
@@ -159,9 +159,14 @@ def make_network(cls: type[ctta.AdaptiveModel]) -> nn.Module:
 
 def list_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and buffers, but those that stay on the CPU."""
-    parts = [name for name, part in model.named_modules() if isinstance(part, CpuState)]
+    on_cpu = {
+        f"{prefix}.{name}"
+        for prefix, part in model.named_modules()
+        for name in (part._buffers if isinstance(part, LazyModule) else ())
+        if part.stays_on_cpu(name)
+    }
     found = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: value for name, value in found.items() if name.rpartition(".")[0] not in parts}
+    return {name: value for name, value in found.items() if name not in on_cpu}
 
 
 @pytest.mark.parametrize("name", sorted(ctta.METHODS))

@@ -10,18 +10,31 @@ from typing_extensions import override
 
 
 class LazyModule(nn.Module):
-    """A part of a method's state of which the first batch decides the size, such as a memory of images.
+    """A part of a method's state of which the first batch may decide the size, such as a memory of images.
 
-    The buffers exist from the start, without elements, and have a fixed size once they are allocated. A checkpoint
+    Lazy buffers exist from the start, without elements, and have a fixed size once they are allocated. A checkpoint
     restores the size that they had. Subclasses declare them with :meth:`register_lazy_buffer` and give them a value
-    with :meth:`allocate_`; everything else about them is as for any buffer.
+    with :meth:`allocate_`; everything else about them is as for any buffer. Some buffers may stay on the CPU.
     """
 
+    #: Names of buffers that stay on the CPU wherever the module is moved, since the host decides by them, and an
+    #: accelerator stalls when the host reads from it.
+    cpu_buffers: tuple[str, ...] = ()
     _shapes: dict[str, tuple[int | EllipsisType | None, ...]]
 
     def __init__(self) -> None:
         super().__init__()
         self._shapes = {}
+
+    @override
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        if tensor is not None and self.stays_on_cpu(name):
+            tensor = tensor.cpu()
+        super().register_buffer(name, tensor, persistent)
+
+    def stays_on_cpu(self, name: str) -> bool:
+        """Return whether a buffer is on the CPU wherever the module is."""
+        return name in self.cpu_buffers
 
     def register_lazy_buffer(
         self, name: str, *shape: int | EllipsisType | None, dtype: torch.dtype = torch.float32
@@ -35,7 +48,8 @@ class LazyModule(nn.Module):
             dtype: Its dtype; for floating-point values that of the value allocated counts.
         """
         self._shapes[name] = shape
-        self.register_buffer(name, torch.empty(0, dtype=dtype))
+        device = "cpu" if self.stays_on_cpu(name) else None
+        self.register_buffer(name, torch.empty(0, dtype=dtype, device=device))
 
     @property
     def is_allocated(self) -> bool:
@@ -54,7 +68,15 @@ class LazyModule(nn.Module):
         """
         if not _matches(tuple(value.shape), self._shapes[name]):
             raise ValueError(f"'{name}' has shape {tuple(value.shape)}, which this state cannot have")
-        setattr(self, name, value)
+        setattr(self, name, value.cpu() if self.stays_on_cpu(name) else value)
+
+    @override
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        kept = {name: self.get_buffer(name) for name in self.cpu_buffers}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, value in kept.items():
+            setattr(self, name, value.to(self.get_buffer(name).dtype))
+        return self
 
 
 class CpuState(LazyModule):
@@ -65,19 +87,12 @@ class CpuState(LazyModule):
     """
 
     @override
-    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
-        super().register_buffer(name, None if tensor is None else tensor.cpu(), persistent)
-
-    @override
-    def register_lazy_buffer(
-        self, name: str, *shape: int | EllipsisType | None, dtype: torch.dtype = torch.float32
-    ) -> None:
-        with torch.device("cpu"):
-            super().register_lazy_buffer(name, *shape, dtype=dtype)
+    def stays_on_cpu(self, name: str) -> bool:
+        return True
 
     @override
     def allocate_(self, name: str, value: Tensor) -> None:
-        super().allocate_(name, value.to("cpu", self.get_buffer(name).dtype))
+        super().allocate_(name, value.to(self.get_buffer(name).dtype))
 
     @override
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

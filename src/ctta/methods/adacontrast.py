@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from ctta.core.hyperparameters import CommonWithoutBatchStats
 from ctta.core.model import AdaptiveModel, MethodInfo
-from ctta.core.parallel import change_call
+from ctta.core.parallel import change_call, read_flags
 from ctta.core.state import snapshot_buffers
 from ctta.core.validation import check_each, check_fraction, check_integer, check_positive
 from ctta.functional import at_least_float32, confidence, ema_update_, marginal_entropy
@@ -49,6 +49,7 @@ class AdaContrast(AdaptiveModel):
     """
 
     info = MethodInfo("AdaContrast", "Chen et al., CVPR 2022", "all weights", 5, 1, num_networks=3, labels_pixels=False)
+    checks_values_late = True
     view_arguments = ("weak", "strong")
     check_settings: ClassVar = {"start_after": 6, "bank_size": 16, "queue_size": 16}
 
@@ -88,6 +89,7 @@ class AdaContrast(AdaptiveModel):
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:
+        read_flags()  # before statistics follow the batch
         restore_statistics = snapshot_buffers(self.student, self.averaged)
         (weak,) = draw_exactly(1, self.weak, self.generator("weak"))
         strong, other = draw_exactly(2, self.strong, self.generator("strong"))

@@ -11,8 +11,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
 from ctta.core.model import MethodInfo
-from ctta.core.parallel import change_call, current_call, current_reducer
-from ctta.core.state import snapshot_buffers
+from ctta.core.parallel import change_call, current_call, current_reducer, read_flags
+from ctta.core.state import LazyModule, snapshot_buffers
 from ctta.core.updates import Policy
 from ctta.core.validation import check_choice, check_each, check_fraction
 from ctta.functional import (
@@ -30,7 +30,7 @@ from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
 
 
-class Renormalization(NormHook, nn.Module):
+class Renormalization(NormHook, LazyModule):
     """A forward pre-hook of one BatchNorm, whose running statistics start at the first batch's and follow the stream.
 
     The output is (x - m) / s * r + d with the mean m and the standard deviation s of the batch, and with
@@ -42,6 +42,7 @@ class Renormalization(NormHook, nn.Module):
         momentum: The fraction of themselves that the running statistics keep.
     """
 
+    cpu_buffers = ("num_followed",)
     num_followed: Tensor
 
     def __init__(self, momentum: float) -> None:
@@ -103,6 +104,7 @@ class DELTA(StudentModel):
     """
 
     info = MethodInfo("DELTA", "Zhao et al., ICLR 2023", "norm layers", backward_passes=1, num_networks=2)
+    checks_values_late = True
     average: Tensor
 
     def __init__(
@@ -132,6 +134,7 @@ class DELTA(StudentModel):
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:
+        read_flags()  # before statistics follow the batch
         restore_statistics = snapshot_buffers(self.student, self.statistics)
         with change_call(is_tracking=True):
             logits: Tensor = self.student(x)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.core.model import AdaptiveModel
-from ctta.core.parallel import current_reducer
+from ctta.core.parallel import current_reducer, read
 from ctta.core.updates import Policy
 from ctta.core.validation import (
     check_choice,
@@ -94,6 +94,7 @@ class ResetOnLowEntropy(Policy):
         value = model.last_step.entropy
         if value is None:
             value = current_reducer().mean(entropy(logits).mean())
+        (value,) = read(value)
         if not value.isfinite():
             return
         average = state.number("average")
@@ -166,13 +167,13 @@ class AdaptiveReset(Policy):
         logits, threshold = at_least_float32(logits), state.number("threshold")
         first = math.log(self.share * logits.shape[1])
         mean = current_reducer().mean(logits.movedim(1, -1).reshape(-1, logits.shape[1]).mean(0))
-        concentration = entropy(mean.unsqueeze(0))[0]
+        differs = logits.argmax(1) != model.source(x).argmax(1)
+        drift = current_reducer().mean(differs.to(logits.dtype).mean())
+        concentration, drift = read(entropy(mean.unsqueeze(0))[0], drift)
         if not concentration.isfinite():
             return
         if not threshold.isfinite():
             threshold.fill_(first)
-        differs = logits.argmax(1) != model.source(x).argmax(1)
-        drift = current_reducer().mean(differs.to(logits.dtype).mean())
         state.number("drift").copy_(drift)
         if concentration < threshold:
             fraction = max(self.keep - self.depth * float(threshold - concentration), 0.0)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.core.model import AdaptiveModel
+from ctta.core.state import LazyModule
 from ctta.core.updates import Policy
 from ctta.core.validation import check_choice, check_each, check_fraction, check_non_negative
 from ctta.errors import ConfigError
@@ -24,14 +25,18 @@ def was_updated(model: AdaptiveModel) -> bool:
     return model.last_step is not None and model.last_step.updated
 
 
-class PolicyState(nn.Module):
-    """Buffers of single numbers, of the dtype of a tensor or integers, and of lists of tensors, which are copied."""
+class PolicyState(LazyModule):
+    """Buffers of single numbers, of the dtype of a tensor or integers, and of lists of tensors, which are copied.
+
+    The numbers are on the host.
+    """
 
     def __init__(self, like: Tensor, numbers: dict[str, float], **lists: list[Tensor]) -> None:
         super().__init__()
+        self.cpu_buffers = tuple(numbers)
         for name, value in numbers.items():
             dtype = torch.long if isinstance(value, int) else like.dtype
-            self.register_buffer(name, torch.tensor(value, dtype=dtype, device=like.device))
+            self.register_buffer(name, torch.tensor(value, dtype=dtype))
         for name, tensors in lists.items():
             for number, tensor in enumerate(tensors):
                 self.register_buffer(f"{name}{number}", tensor.detach().clone())

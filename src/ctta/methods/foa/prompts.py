@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from ctta.core.state import LazyModule
 from ctta.core.validation import check_each, check_fraction, check_integer
 from ctta.functional import at_least_float32
 from ctta.nn.heads import ShiftFeatures, features_and_logits
@@ -103,12 +104,13 @@ class PromptSite:
         return net
 
 
-class FeatureShift(nn.Module):
+class FeatureShift(LazyModule):
     """Move features by a share of the way from the mean of past batches to that of source images, ``target``.
 
     ``decay`` is the fraction of itself that the mean of past batches keeps.
     """
 
+    cpu_buffers = ("_is_started",)
     past: Tensor
     target: Tensor
     _is_started: Tensor

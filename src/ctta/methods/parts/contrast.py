@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from ctta.core.hyperparameters import CommonArguments
 from ctta.core.parallel import current_reducer
+from ctta.core.state import LazyModule
 from ctta.core.validation import check_integer, check_non_negative, check_positive
 from ctta.errors import ConfigError
 from ctta.functional import at_least_float32, contrastive_loss
@@ -85,6 +86,8 @@ class ContrastModel(StudentModel):
     A subclass trains ``projector``, through which features are compared, with its student.
     """
 
+    checks_values_late = True
+
     def __init__(
         self,
         net: nn.Module,
@@ -149,9 +152,10 @@ def draw_exactly(count: int, views: Views, generator: torch.Generator) -> Sequen
     return drawn
 
 
-class Ring(nn.Module):
+class Ring(LazyModule):
     """A fixed number of rows, in columns of these first values, of which new ones replace the oldest."""
 
+    cpu_buffers = ("_num_added",)
     _num_added: Tensor
 
     def __init__(self, columns: Mapping[str, Tensor]) -> None:
