@@ -10,10 +10,10 @@ from typing_extensions import override
 
 from ctta.core.hyperparameters import CommonWithoutBatchStats
 from ctta.core.model import MethodInfo
-from ctta.core.parallel import change_call, current_reducer
+from ctta.core.parallel import change_call, current_reducer, replicated
 from ctta.core.validation import check_choice
 from ctta.functional import cross_entropy, ema_update_, feature_divergence, pair_trained, symmetric_cross_entropy
-from ctta.methods.parts.memory import MemoryModel, TimelyMemory, predicted_classes
+from ctta.methods.parts.memory import MemoryModel, TimelyMemory
 from ctta.nn import attach_norm_hooks_
 from ctta.nn.heads import features_and_logits
 from ctta.nn.running import RunningStatistics
@@ -81,16 +81,22 @@ class PeTTA(MemoryModel):
 
     @override
     def adapt_step(self, x: Tensor) -> Tensor:
-        features, logits = features_and_logits(self.teacher, x)
-        features = current_reducer().gather(features.detach().flatten(2).mean(2) if features.ndim > 2 else features)
-        classes = (labels := predicted_classes(current_reducer().gather(logits.detach()))).unique()
-        means = torch.stack([features[labels == each].mean(0) for each in classes]).to(self.class_means)
-        self.remember_(x, logits, partial(self._update, classes, means))
+        (features, logits), batch = features_and_logits(self.teacher, x), current_reducer()
+        features = batch.gather(features.detach().flatten(2).mean(2) if features.ndim > 2 else features)
+        images, predictions = batch.gather(x), batch.gather(logits.detach())
+        has_variance = self.source_stats["class_counts"] > 1  # of features on source images
+        with replicated():
+            (arrivals,), (has_variance,) = self.memory.read_predictions([predictions], has_variance)
+            classes, device = arrivals.labels.unique(), features.device
+            rows = [(arrivals.labels == each).nonzero().squeeze(1).to(device) for each in classes]
+            means = torch.stack([features[each].mean(0) for each in rows]).to(self.class_means)
+            known = classes[has_variance[classes]].to(device)
+            update = partial(self._update, classes.to(device), known, means)
+            self.remember_and_update_(images, arrivals, self.generator("memory"), update)
         return logits
 
-    def _update(self, classes: Tensor, means: Tensor, number: int) -> bool:
+    def _update(self, classes: Tensor, known: Tensor, means: Tensor) -> bool:
         stats = self.source_stats
-        known = classes[stats["class_counts"][classes] > 1]  # others have no variance on source images
         counts = stats["class_counts"][known].unsqueeze(1)
         unbiased = stats["class_variances"][known] * counts / (counts - 1)  # as in the authors' code
         divergence = feature_divergence(self.class_means[known], stats["class_means"][known], unbiased, self.divergence)

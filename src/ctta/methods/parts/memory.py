@@ -8,8 +8,9 @@ and compute the same updates.
 import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.core.model import AdaptiveModel
-from ctta.core.parallel import current_reducer, replicated
+from ctta.core.parallel import current_reducer, read, replicated
 from ctta.core.state import LazyModule, snapshot_buffers
 from ctta.core.validation import check_fraction, check_integer
 from ctta.errors import InputError
@@ -77,9 +78,30 @@ class Slots:
         self.labels[slot], self.arrivals[slot], self.uncertainties[slot] = label, self.now, uncertainty
 
 
-class Memory(LazyModule, ABC):
-    """A fixed number of slots for images; the subclasses say which of them an arriving image takes."""
+@dataclass
+class Arrivals:
+    """What a memory has to know of the predictions of a batch.
 
+    Attributes:
+        labels: The predicted class of every image (N).
+        uncertainties: The entropies of the predictions (N).
+        is_accepted: Which images may be kept at all (N).
+        num_classes: The number of classes.
+    """
+
+    labels: Tensor
+    uncertainties: Tensor
+    is_accepted: Tensor
+    num_classes: int
+
+
+class Memory(LazyModule, ABC):
+    """A fixed number of slots for images; the subclasses say which of them an arriving image takes.
+
+    The images are where the network is. The rest is on the host, which chooses the slots.
+    """
+
+    cpu_buffers: tuple[str, ...] = ("uncertainties", "labels", "arrivals", "num_seen")
     images: Tensor
     uncertainties: Tensor
     labels: Tensor
@@ -102,12 +124,19 @@ class Memory(LazyModule, ABC):
 
     def accept(self, logits: Tensor) -> Tensor:
         """Return which images of a batch may be kept at all (N), by their predictions (N, C, ...)."""
-        return torch.ones(len(logits), dtype=torch.bool)
+        return logits.new_ones(len(logits), dtype=torch.bool)
 
     @torch.no_grad()
-    def add_(self, images: Tensor, logits: Tensor, generator: torch.Generator) -> None:
-        """Take in a batch (N, ...) with its predictions (N, C, ...), image by image."""
-        labels, uncertainties = predicted_classes(logits), prediction_uncertainty(logits)
+    def read_predictions(self, parts: Sequence[Tensor], *others: Tensor) -> tuple[list[Arrivals], list[Tensor]]:
+        """Read the predictions (N, C, ...) of parts of a batch, and other tensors, on the host in one transfer."""
+        facts = [(predicted_classes(part), prediction_uncertainty(part), self.accept(part)) for part in parts]
+        found = iter(read(*(fact for each in facts for fact in each), *others))
+        return [Arrivals(next(found), next(found), next(found), part.shape[1]) for part in parts], list(found)
+
+    @torch.no_grad()
+    def add_(self, images: Tensor, arrivals: Arrivals, generator: torch.Generator) -> None:
+        """Take in a batch (N, ...), image by image."""
+        uncertainties = arrivals.uncertainties
         if not self.is_allocated:
             self.allocate_("images", images.new_zeros(self.capacity, *images.shape[1:]))
             self.allocate_("uncertainties", uncertainties.new_zeros(self.capacity))
@@ -117,9 +146,9 @@ class Memory(LazyModule, ABC):
             self.arrivals.tolist(),
             self.uncertainties.tolist(),
             int(self.num_seen),
-            logits.shape[1],
+            arrivals.num_classes,
         )
-        rows = zip(labels.tolist(), uncertainties.tolist(), self.accept(logits).tolist(), strict=True)
+        rows = zip(arrivals.labels.tolist(), uncertainties.tolist(), arrivals.is_accepted.tolist(), strict=True)
         for row, (label, uncertainty, is_accepted) in enumerate(rows):
             slot = self.choose_slot(slots, label, uncertainty, generator) if is_accepted else None
             if slot is not None:
@@ -128,9 +157,10 @@ class Memory(LazyModule, ABC):
             slots.now += 1
         self.num_seen.fill_(slots.now)
         if taken:
-            at, of = torch.tensor([[*taken], [*taken.values()]], device=images.device)
-            self.images[at] = images[of].to(self.images.dtype)
+            at, of = places = torch.tensor([[*taken], [*taken.values()]])
             self.uncertainties[at] = uncertainties[of].to(self.uncertainties.dtype)
+            at, of = places.to(images.device)
+            self.images[at] = images[of].to(self.images.dtype)
             self.labels.copy_(torch.tensor(slots.labels))
             self.arrivals.copy_(torch.tensor(slots.arrivals))
 
@@ -143,13 +173,14 @@ class Memory(LazyModule, ABC):
         self.num_seen.fill_(num_seen)
 
     def recall(self) -> tuple[Tensor, Tensor]:
-        """Return the images, class by class and oldest first, and how many images have arrived since each (its age)."""
+        """Return the images, class by class and oldest first, and their ages: how many have arrived since each.
+
+        The ages are on the host.
+        """
         labels, arrivals = self.labels.tolist(), self.arrivals.tolist()
         order = sorted(range(self.capacity), key=lambda slot: (labels[slot], arrivals[slot]))
-        found = torch.tensor(
-            [slot for slot in order if labels[slot] != EMPTY], dtype=torch.long, device=self.images.device
-        )
-        return self.images[found], self.num_seen - self.arrivals[found]
+        found = torch.tensor([slot for slot in order if labels[slot] != EMPTY], dtype=torch.long)
+        return self.images[found.to(self.images.device)], self.num_seen - self.arrivals[found]
 
     @override
     def extra_repr(self) -> str:
@@ -203,6 +234,7 @@ class TimelyMemory(Memory):
 class ReservoirMemory(Memory):
     """NOTE's memory (PBRS): a reservoir per predicted class, so that every image of a class is kept equally often."""
 
+    cpu_buffers = (*Memory.cpu_buffers, "num_seen_by_class")
     num_seen_by_class: Tensor
 
     def __init__(self, capacity: int) -> None:
@@ -210,11 +242,10 @@ class ReservoirMemory(Memory):
         self.register_lazy_buffer("num_seen_by_class", None, dtype=torch.long)
 
     @override
-    def add_(self, images: Tensor, logits: Tensor, generator: torch.Generator) -> None:
+    def add_(self, images: Tensor, arrivals: Arrivals, generator: torch.Generator) -> None:
         if not self.is_allocated:
-            counts = torch.zeros(logits.shape[1], dtype=torch.long, device=logits.device)
-            self.allocate_("num_seen_by_class", counts)
-        super().add_(images, logits, generator)
+            self.allocate_("num_seen_by_class", torch.zeros(arrivals.num_classes, dtype=torch.long))
+        super().add_(images, arrivals, generator)
 
     @override
     def choose_slot(self, slots: Slots, label: int, uncertainty: float, generator: torch.Generator) -> int | None:
@@ -271,10 +302,11 @@ class MemoryModel(AdaptiveModel):
     """
 
     check_settings: ClassVar = {"memory_size": 8, "update_every": 6}  # the memory of the contract suite has to evict
+    checks_values_late = True
     memory: Memory
     student: nn.Module
-    #: The number of images between two updates; None for one update per batch.
-    update_every: int | None = None
+    #: The number of images between two updates.
+    update_every: int
 
     def update(self, number: int) -> bool:
         """Learn from the memory, and return whether to keep what it did to buffers.
@@ -293,27 +325,40 @@ class MemoryModel(AdaptiveModel):
     @override
     def adapt_step(self, x: Tensor) -> Tensor:
         logits = self.predict_step(x)
-        self.remember_(x, logits, self.update)
-        return logits
-
-    def remember_(self, x: Tensor, logits: Tensor, update: Callable[[int], bool]) -> None:
-        """Take the predicted local rows of a batch into the memory, and call ``update`` whenever one is due."""
         batch, generator = current_reducer(), self.generator("memory")
         images, predictions = batch.gather(x), batch.gather(logits.detach())
-        state = [module for name, module in self.named_children() if name != "source"]
-        start = number = 0
+        num_new = int(self.memory.num_seen) % self.update_every
+        first = min(self.update_every - num_new, len(images))  # the images up to the next update
+        rest = len(images) - first
+        sizes = [first, *(min(self.update_every, rest - done) for done in range(0, rest, self.update_every))]
         with replicated():
-            while start < len(images):
-                num_new = int(self.memory.num_seen) % self.update_every if self.update_every else 0
-                last_update = int(self.memory.num_seen) - num_new
-                missing = (self.update_every or len(images)) - num_new
-                stop = min(start + missing, len(images))
-                restore_buffers = snapshot_buffers(*state) if stop - start == missing else None
-                self.memory.add_(images[start:stop], predictions[start:stop], generator)
-                if restore_buffers is not None and not update(number):
-                    restore_buffers()
-                    self.memory.forget_since_(last_update)  # also those of earlier batches, or it would fail again
-                start, number = stop, number + 1
+            found, _ = self.memory.read_predictions(predictions.split(sizes))
+            for number, (part, arrivals) in enumerate(zip(images.split(sizes), found, strict=True)):
+                if num_new + len(part) == self.update_every:
+                    self.remember_and_update_(part, arrivals, generator, partial(self.update, number), num_new)
+                else:
+                    self.memory.add_(part, arrivals, generator)
+                num_new = 0
+        return logits
+
+    def remember_and_update_(
+        self,
+        images: Tensor,
+        arrivals: Arrivals,
+        generator: torch.Generator,
+        update: Callable[[], bool],
+        num_new: int = 0,
+    ) -> None:
+        """Take images into the memory and call ``update``, which says whether to keep what it did to buffers.
+
+        ``num_new`` is the number of images in the memory since the last update.
+        """
+        last_update = int(self.memory.num_seen) - num_new
+        restore_buffers = snapshot_buffers(*(module for name, module in self.named_children() if name != "source"))
+        self.memory.add_(images, arrivals, generator)
+        if not update():
+            restore_buffers()
+            self.memory.forget_since_(last_update)  # also those of earlier batches, or it would fail again
 
     @override
     def check_input(self, x: Tensor) -> None:
