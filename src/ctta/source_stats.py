@@ -233,7 +233,8 @@ def source_stats(
     collector = _Collector(net_copy)
     for x, given in _pair_with_labels(batches, labels):
         check_batch(x)
-        collector.add(x.clone() if x.is_inference() else x, given, has_head=has_head)
+        rows = x.to(next(net_copy.parameters(), x).device)
+        collector.add(rows.clone() if rows.is_inference() else rows, given, has_head=has_head)
     if collector.num_images == 0:
         raise InputError("no batches to compute statistics from: give some source images")
     return SourceStats(
@@ -277,6 +278,15 @@ def _pair_with_labels(
         yield x, found
 
 
+def _has_float64(device: torch.device) -> bool:
+    """Return whether a device can compute in float64; that of Apple's processors cannot."""
+    try:
+        torch.zeros((), dtype=torch.float64, device=device)
+    except (TypeError, RuntimeError):
+        return False
+    return True
+
+
 class _Moments:
     """Means and variances of groups of vectors, merged batch by batch without cancellation."""
 
@@ -285,7 +295,10 @@ class _Moments:
 
     def add(self, vectors: Tensor, groups: Tensor, num_groups: int) -> None:
         """Add vectors (E, d), each of the group that ``groups`` (E) names."""
-        vectors = vectors.detach().double()
+        vectors = vectors.detach()
+        if not _has_float64(vectors.device):
+            vectors, groups = vectors.cpu(), groups.cpu()
+        vectors = vectors.double()
         count = torch.bincount(groups, minlength=num_groups).double().to(vectors.device).unsqueeze(1)
         mean = vectors.new_zeros(num_groups, vectors.shape[1]).index_add_(0, groups, vectors) / count.clamp_min(1)
         deviations = (vectors - mean[groups]).square()
@@ -342,7 +355,7 @@ class _Collector:
         if (
             groups.ndim > 1 and groups.shape[1:] != features.shape[2:]
         ):  # pixels: the features are smaller than the image
-            groups = F.interpolate(groups.unsqueeze(1).double(), features.shape[2:]).squeeze(1).long()
+            groups = F.interpolate(groups.unsqueeze(1).float(), features.shape[2:]).squeeze(1).long()
         vectors = at_least_float32(features).movedim(1, -1).reshape(-1, features.shape[1])
         groups, num_classes = groups.reshape(-1), logits.shape[1]
         is_class = (groups >= 0) & (groups < num_classes)  # others are labels that do not count

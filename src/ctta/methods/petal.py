@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from ctta.core.hyperparameters import CommonArguments
 from ctta.core.model import AdaptiveModel, MethodInfo
-from ctta.core.parallel import current_reducer
+from ctta.core.parallel import current_reducer, read_flags
 from ctta.core.validation import check_fraction, check_non_negative, check_number
 from ctta.errors import ConfigError, InputError
 from ctta.functional import at_least_float32, confidence, cross_entropy, ema_update_
@@ -44,7 +44,8 @@ def weight_posterior(net: nn.Module, snapshots: Iterable[nn.Module | Mapping[str
     """
     net = unwrap(net)
     parameters = dict(net.named_parameters())
-    means = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in parameters.items()}
+    # On the CPU, since other devices may lack float64.
+    means = {name: torch.zeros(value.shape, dtype=torch.float64) for name, value in parameters.items()}
     squares = {name: torch.zeros_like(value) for name, value in means.items()}
     count = 0
     for snapshot in snapshots:
@@ -57,14 +58,15 @@ def weight_posterior(net: nn.Module, snapshots: Iterable[nn.Module | Mapping[str
                     "same architecture"
                 )
             # Welford's recurrence, since the square of the mean would cancel the mean of the squares.
-            difference = state[name].to(mean) - mean
+            value = state[name].cpu().double()
+            difference = value - mean
             mean += difference / count
-            squares[name] += difference * (state[name].to(mean) - mean)
+            squares[name] += difference * (value - mean)
     if count == 0:
         raise InputError("no snapshots to compute a posterior from: give for example the state_dict of each epoch")
-    found = {f"posterior.mean/{name}": value.to(parameters[name]) for name, value in means.items()}
-    found |= {f"posterior.variance/{name}": (value / count).to(parameters[name]) for name, value in squares.items()}
-    tensors = {name: value.cpu() for name, value in found.items()}
+    tensors = {f"posterior.mean/{name}": value.to(parameters[name].dtype) for name, value in means.items()}
+    for name, value in squares.items():
+        tensors[f"posterior.variance/{name}"] = (value / count).to(parameters[name].dtype)
     return SourceStats(tensors, fingerprint=fingerprint(net), num_images=0, is_labeled=False)
 
 
@@ -119,6 +121,7 @@ class PETAL(AdaptiveModel):
         backward_passes=1,
         num_networks=3,
     )
+    checks_values_late = True
     check_settings: ClassVar = {"views": image_views(1)}
 
     def __init__(
@@ -164,7 +167,7 @@ class PETAL(AdaptiveModel):
     def _compute_target(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the teacher's prediction, averaged over views if the source is uncertain, and its confidence."""
         source_confidence = confidence(self.source(x)).mean()
-        if current_reducer().mean(source_confidence) < self.threshold:
+        if read_flags(current_reducer().mean(source_confidence) < self.threshold)[0]:
             views = draw_views(self.views, self.generator("views"))
             if views:
                 return average_views(views, self.teacher, x, "logits"), source_confidence
