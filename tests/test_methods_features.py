@@ -24,6 +24,16 @@ def test_lame(max_iterations: int) -> None:
     assert_same_run(ctta.LAME(net, max_iterations=max_iterations), stream(9), expected)
 
 
+@pytest.mark.parametrize("first_iterations", [1, 2, 50])
+def test_lame_stops_at_the_same_iteration_however_often_energies_are_read(
+    first_iterations: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = ctta.LAME(decided_classifier(2.0)), stream(9)[0]
+    expected = model(x)
+    monkeypatch.setattr("ctta.methods.lame.FIRST_ITERATIONS", first_iterations)
+    assert torch.equal(model(x), expected)
+
+
 def test_lame_of_fewer_images_than_neighbors_and_of_equal_images_is_finite() -> None:
     model = ctta.LAME(decided_classifier())
     x = stream(1)[0]

@@ -443,8 +443,8 @@ def update_average_(average: Tensor, value: Tensor, momentum: float = 0.9) -> No
     tensor([0.9000, 0.1000])
     """
     value = value.to(average)
-    if value.any():
-        average.copy_(momentum * average + (1 - momentum) * value if average.any() else value)
+    latest = torch.where(average.any(), momentum * average + (1 - momentum) * value, value)
+    average.copy_(torch.where(value.any(), latest, average))
 
 
 @torch.no_grad()

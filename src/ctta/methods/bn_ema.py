@@ -11,7 +11,7 @@ from ctta.core.validation import check_fraction
 from ctta.nn import attach_norm_hooks_
 from ctta.nn.running import RunningStatistics, running_statistics
 from ctta.nn.surgery import Output
-from ctta.optim import all_finite
+from ctta.optim import read_finite
 
 
 class BNEMA(AdaptiveModel):
@@ -30,6 +30,7 @@ class BNEMA(AdaptiveModel):
     """
 
     info = MethodInfo("BN-EMA", trains="norm statistics", forward_passes=2, num_networks=2)
+    checks_values_late = True
 
     def __init__(self, net: nn.Module, *, momentum: float = 0.1, output: Output = None) -> None:
         super().__init__(net, batch_stats=0.0, output=output)
@@ -41,11 +42,15 @@ class BNEMA(AdaptiveModel):
     @override
     def adapt_step(self, x: Tensor) -> Tensor:
         restore_statistics = snapshot_buffers(self.student)
-        with change_call(is_tracking=True):
-            self.student(x)
-        logits: Tensor = self.student(x)
-        is_finite = current_reducer().all(logits.isfinite().flatten(1).all(1))
-        is_finite = is_finite and all_finite(running_statistics(self.student))
+        try:
+            with change_call(is_tracking=True):
+                self.student(x)
+            logits: Tensor = self.student(x)
+            num_bad = current_reducer().max((~logits.isfinite()).sum().float())
+            is_finite = all(read_finite(running_statistics(self.student), num_bad == 0))
+        except BaseException:
+            restore_statistics()
+            raise
         if not is_finite:  # one overflow would stay in the average forever
             restore_statistics()
             self.num_skipped += 1

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from ctta.core.model import MethodInfo
-from ctta.core.parallel import current_reducer
+from ctta.core.parallel import current_reducer, read
 from ctta.core.validation import check_choice, check_integer
 from ctta.functional import at_least_float32
 from ctta.methods.parts.prediction import SourceModel
@@ -16,6 +16,7 @@ from ctta.nn.heads import features_and_logits
 from ctta.nn.surgery import Output
 
 MAX_RELATIVE_CHANGE = 1e-8  # of the energy, at which the iteration stops
+FIRST_ITERATIONS = 16  # before the host reads their energies; then twice as many as have been made
 
 
 class LAME(SourceModel):
@@ -83,12 +84,19 @@ class LAME(SourceModel):
     def _smooth(self, affinity: Tensor, probabilities: Tensor) -> Tensor:
         """Return the log-probabilities that minimize LAME's objective, by bound optimization."""
         unary = (probabilities + 1e-10).log()
-        log_labels, energy = unary.log_softmax(1), torch.inf
-        for iteration in range(self.max_iterations):
-            pairwise = affinity @ log_labels.exp()
-            log_labels = (unary + pairwise).log_softmax(1)
-            labels = log_labels.exp()
-            previous, energy = energy, float((labels * (log_labels - unary - pairwise)).sum())
-            if iteration > 1 and abs(energy - previous) <= MAX_RELATIVE_CHANGE * abs(previous):
-                break
+        log_labels, energies = unary.log_softmax(1), [torch.inf]
+        while (num_done := len(energies) - 1) < self.max_iterations:
+            # An accelerator stalls when the host reads an energy, so more iterations are made than may be needed.
+            results, latest = [], []
+            for _ in range(min(max(2 * num_done, FIRST_ITERATIONS), self.max_iterations - num_done)):
+                pairwise = affinity @ log_labels.exp()
+                log_labels = (unary + pairwise).log_softmax(1)
+                labels = log_labels.exp()
+                results.append(log_labels)
+                latest.append((labels * (log_labels - unary - pairwise)).sum())
+            for result, energy in zip(results, read(torch.stack(latest))[0].tolist(), strict=True):
+                previous = energies[-1]
+                energies.append(energy)
+                if len(energies) > 3 and abs(energy - previous) <= MAX_RELATIVE_CHANGE * abs(previous):
+                    return result
         return log_labels

@@ -15,7 +15,7 @@ from ctta.errors import ConfigError
 from ctta.functional import confidence, marginal_entropy
 from ctta.nn import BatchStats
 from ctta.nn.surgery import Output
-from ctta.optim import OptimizerFactory, build_optimizer, step_if_finite_
+from ctta.optim import OptimizerFactory, build_optimizer
 from ctta.views import Views, augmix_views, check_views, draw_views
 from ctta.views.average import View, augment_with_views, require_split_view
 
@@ -53,6 +53,7 @@ class MEMO(AdaptiveModel):
         labels_pixels=False,
         is_episodic=True,
     )
+    checks_values_late = True
     check_settings: ClassVar = {"views": augmix_views(1)}
 
     def __init__(
@@ -98,13 +99,22 @@ class MEMO(AdaptiveModel):
         logits = self.adapted(augment_with_views(views, image, "MEMO"))
         self.require_image_logits(logits)
         loss = marginal_entropy(logits)
+        parameters = list(self.adapted.parameters())
         try:
-            is_taken = step_if_finite_(self.optimizer, loss)
+            loss.backward()
+            tensors = [loss.detach(), *(parameter.grad for parameter in parameters if parameter.grad is not None)]
+            norms = [nn.utils.get_total_norm(tensors, kind) for kind in (2.0, torch.inf)]  # the first may overflow
+            is_finite = torch.stack(norms).isfinite().any()
+            self.optimizer.step()
+            with torch.no_grad():  # decided on the device, since the host would wait for every image
+                for parameter, original in zip(parameters, self.source.parameters(), strict=True):
+                    parameter.copy_(torch.where(is_finite, parameter, original))
             torch.clear_autocast_cache()  # or a surrounding autocast would predict with the weights before the step
             prediction = self.adapted(image).detach()
         finally:
+            self.optimizer.zero_grad()
             self._return_to_source_()
-        return prediction, loss.detach().view(1) if is_taken else prediction.new_full((1,), torch.nan)
+        return prediction, torch.where(is_finite, loss.detach(), torch.nan).view(1)
 
     @torch.no_grad()
     def _return_to_source_(self) -> None:

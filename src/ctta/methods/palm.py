@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from ctta.core.hyperparameters import CommonArguments
 from ctta.core.model import MethodInfo
+from ctta.core.parallel import read
 from ctta.core.state import BufferList
 from ctta.core.validation import check_each, check_fraction, check_non_negative, check_positive
 from ctta.functional import at_least_float32, confidence, cross_entropy, entropy, masked_mean
@@ -42,13 +43,20 @@ class SensitivityRates(nn.Module):
 
         The graph of the loss is kept. The optimizer, which takes no step, has one group for each tensor.
         """
-        averages, factors = list(self.averages), (self.rates * self.keep_rates).tolist()
+        averages = list(self.averages)
+        found: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         for i, gradient in enumerate(batch_gradients(optimizer, loss)):
-            if gradient is None or not gradient.abs().sum() <= self.max_gradient:
+            if gradient is None:
                 continue
             latest = (optimizer.param_groups[i]["params"][0].detach() * gradient).abs()
-            averages[i] = self.momentum * averages[i] + (1 - self.momentum) * latest
-            factors[i] = float((((latest - averages[i]).abs() + 1e-8) / (averages[i] + 1e-8)).mean())
+            average = self.momentum * averages[i] + (1 - self.momentum) * latest
+            factor = (((latest - average).abs() + 1e-8) / (average + 1e-8)).mean()
+            found[i] = average, factor, gradient.abs().sum() <= self.max_gradient
+        rates, *values = read(self.rates * self.keep_rates, *(value for each in found.values() for value in each[1:]))
+        factors = rates.tolist()
+        for (i, (average, *_)), factor, is_measured in zip(found.items(), values[::2], values[1::2], strict=True):
+            if is_measured:
+                averages[i], factors[i] = average, float(factor)
         return averages, factors
 
     @torch.no_grad()
@@ -89,6 +97,7 @@ class PALM(StudentModel):
     info = MethodInfo(
         "PALM", "Maharana et al., AAAI 2025", "norm layers and convolutions", "1 + views", 2, num_networks=2
     )
+    checks_values_late = True
 
     def __init__(
         self,

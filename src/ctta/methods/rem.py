@@ -52,6 +52,7 @@ class REM(StudentModel):
         labels_pixels=False,
         needs_vit=True,
     )
+    checks_values_late = True
 
     def __init__(
         self,

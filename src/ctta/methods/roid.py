@@ -62,6 +62,7 @@ class ROID(AdaptiveModel):
     """
 
     info = MethodInfo("ROID", "Marsden et al., WACV 2024", "norm layers", 2, 1, num_networks=2, labels_pixels=False)
+    checks_values_late = True
     average: Tensor
 
     def __init__(

@@ -98,6 +98,7 @@ class TEA(AdaptiveModel):
     info = MethodInfo(
         "TEA", "Yuan et al., CVPR 2024", "norm layers", "3 + Langevin steps", 21, num_networks=2, labels_pixels=False
     )
+    checks_values_late = True
     check_settings: ClassVar = {"buffer_size": 16, "num_steps_langevin": 2}
 
     def __init__(

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from ctta.core.hyperparameters import CommonWithoutBatchStats
 from ctta.core.model import AdaptiveModel, MethodInfo
-from ctta.core.parallel import change_call, current_call, current_reducer, replicated
+from ctta.core.parallel import change_call, current_call, current_reducer, read_flags, replicated
 from ctta.core.state import LazyModule, snapshot_buffers
 from ctta.core.validation import check_each, check_fraction, check_non_negative
 from ctta.functional import at_least_float32, confidence, entropy, hard_cross_entropy, masked_mean
@@ -120,6 +120,7 @@ class TRIBE(AdaptiveModel):
     """
 
     info = MethodInfo("TRIBE", "Su et al., AAAI 2024", "norm layers", "3 + views", backward_passes=1, num_networks=4)
+    checks_values_late = True
     check_settings: ClassVar = {"max_entropy": 0.99}
 
     def __init__(
@@ -161,6 +162,7 @@ class TRIBE(AdaptiveModel):
     def adapt_step(self, x: Tensor) -> Tensor:
         logits, batch = self.predict_step(x).detach(), current_reducer()
         images, predictions = batch.gather(x), batch.gather(logits)
+        read_flags()  # before statistics follow the batch
         restore_buffers = snapshot_buffers(self.student, self.teacher, self.reference, self.statistics)
         with replicated():  # the statistics of a class depend on all images of the batch
             if not self._update(images, predictions):

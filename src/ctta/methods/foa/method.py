@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ctta.core.model import AdaptiveModel, MethodInfo
-from ctta.core.parallel import current_reducer
+from ctta.core.parallel import current_reducer, read
 from ctta.core.updates import Step
 from ctta.core.validation import check_non_negative
 from ctta.functional import confidence, entropy
@@ -48,6 +48,7 @@ class FOA(AdaptiveModel):
     info = MethodInfo(
         "FOA", "Niu et al., ICML 2024", "prompts", 28, needs_source_data=True, labels_pixels=False, needs_vit=True
     )
+    checks_values_late = True
     check_settings: ClassVar = {"num_prompts": 1, "population": 3}
     prompts: Tensor
 
@@ -101,13 +102,14 @@ class FOA(AdaptiveModel):
         batch, candidates, found = current_reducer(), self.prompts.view(1, -1), []
         if batch.total_count(len(x)) > 1:
             candidates = torch.cat([self.search.sample(self.generator("candidates")), candidates.cpu().double()])
-        fitness = torch.zeros(len(candidates), dtype=torch.float64)
-        for number, candidate in enumerate(candidates):
+        fitnesses = []
+        for candidate in candidates:
             features, tokens, logits = self.site.run(self.source, x, candidate.view_as(self.prompts))
             self.require_image_logits(logits)
             distance = self.site.distance_to_source(batch.gather(tokens), self.source_stats)
-            fitness[number] = batch.gather(entropy(logits)).mean() + self.discrepancy / 64 * distance
+            fitnesses.append(batch.gather(entropy(logits)).mean() + self.discrepancy / 64 * distance)
             found.append(features)
+        fitness = read(torch.stack(fitnesses))[0].double()
         best = found[int(fitness.nan_to_num(nan=torch.inf).argmin())]
         mean = batch.gather(torch.stack(found).mean(0)).mean(0)
         return get_head(self.source)(self.feature_shift.move(best)), candidates, fitness, mean
