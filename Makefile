@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup browser test test-all check docs links demo bench results dist clean
+.PHONY: help setup browser compiler test test-all check docs links demo bench results dist clean
 
 help:
 	@echo "make demo    minutes: a few methods, fifteen corruptions, a table and a report"
@@ -35,10 +35,16 @@ browser:
 	{ $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq chromium chromium-driver; } || \
 	{ echo "the tests need chromium and chromedriver on the PATH (Debian: chromium and chromium-driver)"; exit 1; }
 
-test: $(READY) browser
+# The simulated accelerator of the tests is a library in C++, which is built once per machine.
+compiler:
+	@command -v $${CXX:-g++} >/dev/null || \
+	{ $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq g++; } || \
+	{ echo "the tests need a C++ compiler on the PATH (Debian: g++), or its name in CXX"; exit 1; }
+
+test: $(READY) browser compiler
 	$(BIN)/pytest
 
-test-all: $(READY) browser
+test-all: $(READY) browser compiler
 	$(BIN)/pytest -m ""
 
 check: $(READY) docs
