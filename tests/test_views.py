@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 import ctta
 from ctta.testing import NETWORKS
 from ctta.views import Average, ImageView, ImageViews, View, Views, average_views, image_views, multiscale_flip
-from ctta.views.geometric import Motion, balance
+from ctta.views.geometric import Motion, Padding, balance, find_positions, move_numbers, sample_bilinear
 
 IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
@@ -351,8 +352,12 @@ def test_mean_and_std_may_be_lists_tensors_and_arrays(convert: Callable[[list[fl
 def test_reflected_padding_equals_padding_and_moving() -> None:
     image = torch.rand(2, 3, 9, 8, dtype=torch.float64)
     padded = nn.functional.pad(image, (4, 4, 4, 4), mode="reflect")
-    moved = Motion(10.0, 1.1, 1, -2).apply(padded, margin=0)[..., 4:-4, 4:-4]
-    torch.testing.assert_close(Motion(10.0, 1.1, 1, -2, "reflect").apply(image, margin=0), moved)
+
+    def move(images: Tensor, padding: Padding = "edge") -> Tensor:
+        (numbers,) = move_numbers([[Motion(10.0, 1.1, 1, -2).numbers]], images)
+        return sample_bilinear(images.unsqueeze(0), *find_positions(numbers, images), padding)[0]
+
+    torch.testing.assert_close(move(image, "reflect"), move(padded)[..., 4:-4, 4:-4])
 
 
 def test_views_without_blur_and_noise_keep_a_constant_image() -> None:
@@ -360,6 +365,41 @@ def test_views_without_blur_and_noise_keep_a_constant_image() -> None:
     x = torch.rand(2, 3, 8, 8)
     expected = x.flip(-1) if view.flip else x
     torch.testing.assert_close(view.augment(x), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{}, IMAGENET, {"padding": "reflect", "blur_and_noise": False}])
+@pytest.mark.parametrize("shape", [(2, 3, 16, 16), (1, 3, 7, 5), (3, 3, 33, 21), (2, 1, 16, 9)])
+@pytest.mark.parametrize("layout", ["rows", "channels_last", "columns"])
+def test_views_augmented_together_equal_each_alone(settings: Any, shape: tuple[int, ...], layout: str) -> None:
+    if shape[1] == 1 and "mean" in settings:
+        settings = {"mean": (0.5,), "std": (0.25,)}
+    drawn = image_views(9, **settings).draw(torch.Generator().manual_seed(0))
+    x = torch.rand(shape, generator=torch.Generator().manual_seed(1))
+    if layout != "rows":
+        x = x.to(memory_format=torch.channels_last) if layout == "channels_last" else x.mT.contiguous().mT
+    x = (x - settings["mean"][0]) / settings["std"][0] if "mean" in settings else x
+    drawn = [replace(view, check_range=False) for view in drawn]
+    assert torch.equal(ImageView.augment_together(drawn, x), torch.cat([view.augment(x) for view in drawn]))
+
+
+def test_image_views_of_several_normalizations_are_augmented_together() -> None:
+    drawn, x = [draw(0), replace(draw(1, **IMAGENET), check_range=False)], images()
+    assert torch.equal(ImageView.augment_together(drawn, x), torch.cat([view.augment(x) for view in drawn]))
+
+
+class Inverted(ImageView):
+    """A view of one's own that changes what another shows."""
+
+    def augment(self, x: Tensor) -> Tensor:
+        return 1 - super().augment(x)
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_a_subclass_may_change_what_a_view_shows(at_once: int) -> None:
+    drawn, x = image_views(4).draw(torch.Generator()), images()
+    plain = average_views(drawn, lambda x: x.mean((2, 3)), x, "logits", at_once)
+    inverted = average_views([Inverted(**vars(view)) for view in drawn], lambda x: x.mean((2, 3)), x, "logits", at_once)
+    torch.testing.assert_close(inverted, 1 - plain)
 
 
 class HasWeakViews(ctta.Tent):

@@ -20,7 +20,7 @@ from ctta.views import ImageView
 
 #: Functions to time: owner, attribute, and label in the table.
 PARTS = [
-    (ImageView, "augment", "views: augmentation"),
+    (ImageView, "augment_together", "views: augmentation"),
     (cotta.CoTTA, "_predict_over_views", "views: teacher, 32 forwards"),
     (cotta.CoTTA, "_find_uncertain", "source, one forward"),
     (cotta.CoTTA, "minimize", "student: backward, finite check, Adam"),

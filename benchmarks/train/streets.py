@@ -42,7 +42,7 @@ from ctta.io.atomic import atomic_write
 from ctta.models import tiny_segformer
 from ctta.nn.surgery import resize
 from ctta.views import ScaledView
-from ctta.views.image import adjust_contrast_, adjust_hue_, adjust_saturation_
+from ctta.views.image import adjust_hue_, scale_distances_, to_grayscale
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "segformer": lambda: tiny_segformer().net,
@@ -105,11 +105,13 @@ def distort_colors(frame: Tensor, generator: torch.Generator) -> Tensor:
     if chosen[0]:
         frame.add_(brightness * 32 / 255).clamp_(0, 1)
     if chosen[1]:
-        adjust_contrast_(frame, 1 + 0.5 * contrast)
+        factor = 1 + 0.5 * contrast
+        scale_distances_(frame, factor, [factor], [to_grayscale(frame).mean((1, 2, 3), keepdim=True)])
     if chosen[2]:
-        adjust_saturation_(frame, 1 + 0.5 * saturation)
+        factor = 1 + 0.5 * saturation
+        scale_distances_(frame, factor, [factor], [to_grayscale(frame)])
     if chosen[3]:
-        adjust_hue_(frame, 0.05 * hue)
+        adjust_hue_(frame, 6 * (0.05 * hue))
     return frame
 
 

@@ -3,6 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -25,6 +26,9 @@ ViewsAtOnce = int | Literal["auto"]
 #: The largest number of input values that go through a model together under ``"auto"``, 42 images of 32x32. Measured on
 #: a CPU (docs/results/performance.md): larger stacks are slower than views one by one.
 MAX_STACKED_VALUES = 2**17
+#: The largest number of values of the images of views that are augmented together, which bounds the memory for them. On
+#: a CPU larger ones leave its cache; an accelerator waits for each kernel to be started.
+MAX_AUGMENTED_VALUES, MAX_AUGMENTED_VALUES_ON_CPU = 2**21, 2**16
 #: A view with twice the entropy of another counts 2 ** 4 times less. Chosen by benchmarks/choose/streets_settings.py.
 ENTROPY_POWER = 4.0
 #: The smallest entropy, as a fraction of the largest possible one, that makes a difference: predictions are certain.
@@ -136,16 +140,29 @@ def require_split_view(view: View, owner: str = "views_at_once above 1") -> Spli
     return view
 
 
-def augment_with_views(views: Sequence[View], x: Tensor, owner: str) -> Tensor:
+def augment_with_views(views: Sequence[View], x: Tensor, owner: str = "views_at_once above 1") -> Tensor:
     """Return the batch (N, ...) as each view shows it, one view after the other (views N, ...).
 
     A class of views may have ``augment_together(views, x)``, which returns the same, faster. Errors name the owner.
     """
     kinds = {type(view) for view in views}
-    if len(kinds) == 1 and (together := getattr(kinds.pop(), "augment_together", None)) is not None:
-        images: Tensor = together(views, x)
-        return images
+    if len(kinds) == 1 and (together := _find_augment_together(kinds.pop())) is not None:
+        return together(views, x)
     return torch.cat([require_split_view(view, owner).augment(x) for view in views])
+
+
+def _find_augment_together(kind: type) -> Callable[[Sequence[View], Tensor], Tensor] | None:
+    """Return the function of a class that augments several of its views; a subclass may have changed one view's."""
+    return getattr(kind, "augment_together", None) if "augment_together" in vars(kind) else None
+
+
+def _group_views(views: Sequence[View], x: Tensor) -> Iterator[Sequence[View]]:
+    """Yield the views in order, in groups that are augmented together."""
+    for kind, run in groupby(views, type):
+        alike = list(run)
+        limit = MAX_AUGMENTED_VALUES_ON_CPU if x.is_cpu else MAX_AUGMENTED_VALUES
+        size = 1 if _find_augment_together(kind) is None else max(1, limit // max(1, x.numel()))
+        yield from (alike[start : start + size] for start in range(0, len(alike), size))
 
 
 def draw_views(views: Views, generator: torch.Generator) -> Sequence[View]:
@@ -240,22 +257,30 @@ def weigh_by_confidence(logits: Tensor, power: float = ENTROPY_POWER) -> Tensor:
 
 def _predict_views(views: Sequence[View], model: Model, x: Tensor, views_at_once: int) -> Iterator[Tensor]:
     """Yield the aligned logits of each view; only images of the same shape go through the model together."""
-    if views_at_once == 1:
-        yield from (view(model, x) for view in views)
-        return
     pending: list[SplitView] = []
     images: list[Tensor] = []
-    for given in map(require_split_view, views):
-        view = given.recall(model, x) if isinstance(given, FittingView) else given
-        image = view.augment(x)
-        if images and images[0].shape != image.shape:
-            yield from _predict_together(pending, images, model, x)
-        pending.append(view)
-        images.append(image)
-        if len(pending) == views_at_once:
-            yield from _predict_together(pending, images, model, x)
+    for group in _group_views(views, x):
+        if views_at_once == 1 and len(group) == 1:
+            yield group[0](model, x)
+            continue
+        split = [_recall(require_split_view(view), model, x) for view in group]
+        shown = [split[0].augment(x)] if len(group) == 1 else augment_with_views(split, x).chunk(len(group))
+        for view, image in zip(split, shown, strict=True):
+            if views_at_once == 1:
+                yield view.align(model(image), x)
+                continue
+            if images and images[0].shape != image.shape:
+                yield from _predict_together(pending, images, model, x)
+            pending.append(view)
+            images.append(image)
+            if len(pending) == views_at_once:
+                yield from _predict_together(pending, images, model, x)
     if pending:
         yield from _predict_together(pending, images, model, x)
+
+
+def _recall(view: SplitView, model: Model, x: Tensor) -> SplitView:
+    return view.recall(model, x) if isinstance(view, FittingView) else view
 
 
 def _predict_together(pending: list[SplitView], images: list[Tensor], model: Model, x: Tensor) -> Iterator[Tensor]:

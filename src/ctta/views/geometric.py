@@ -2,8 +2,9 @@
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from itertools import chain
 from numbers import Real
 from typing import Literal
 from weakref import WeakKeyDictionary
@@ -52,18 +53,10 @@ class Motion:
     down: int
     padding: Padding = "edge"
 
-    def apply(self, image: Tensor, margin: int) -> Tensor:
-        """Return the moved image with a margin on every side.
-
-        The reference implementation pads by half an image, moves, blurs and crops back. Sampling only what the crop
-        keeps, with these values beyond the edge, gives the same pixels for a quarter of the work.
-        """
-        height, width = image.shape[2:]
-        x = _pixel_offsets(width, margin, image)[None, :] - self.right
-        y = _pixel_offsets(height, margin, image)[:, None] - self.down
-        cos, sin = self._cos_sin
-        moved_x, moved_y = (x * cos + y * sin) / self.scale, (y * cos - x * sin) / self.scale
-        return _sample_bilinear(image, moved_x, moved_y, self.padding)
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """What :func:`find_positions` needs."""
+        return (*self._cos_sin, self.scale, self.right, self.down)
 
     def undo(self, logits: Tensor) -> Tensor:
         """Return dense logits of the moved image, moved back; pixels out of sight take the nearest logits."""
@@ -72,7 +65,7 @@ class Motion:
         cos, sin = self._cos_sin
         moved_x = (x * cos - y * sin) * self.scale + self.right
         moved_y = (x * sin + y * cos) * self.scale + self.down
-        return _sample_bilinear(logits, moved_x, moved_y)
+        return sample_bilinear(logits.unsqueeze(0), moved_x, moved_y)[0]
 
     def align(self, logits: Tensor, x: Tensor, flip: bool) -> Tensor:
         """Return the logits of a moved and then, if asked, flipped batch ``x`` where its pixels are.
@@ -89,22 +82,68 @@ class Motion:
         return math.cos(math.radians(self.degrees)), math.sin(math.radians(self.degrees))
 
 
+#: A number of each of several views, as a tensor (views, 1, 1, 1, 1), or that of a single one.
+Numbers = Tensor | float
+
+
+def move_numbers(tables: Iterable[Sequence[Sequence[float]]], like: Tensor) -> list[list[Numbers]]:
+    """Return the columns of tables (views, numbers) on a device, by one copy to it; those of one view as they are."""
+    columns = [list(zip(*table, strict=True)) for table in tables]
+    flat = list(chain(*columns))
+    if all(len(column) == 1 for column in flat):
+        return [[float(column[0]) for column in table] for table in columns]
+    moved = torch.tensor(list(chain(*flat)), dtype=like.dtype).to(like.device)
+    parts = iter(moved.split([len(column) for column in flat]))
+    return [[next(parts).view(-1, 1, 1, 1, 1) for _ in table] for table in columns]
+
+
+def find_positions(numbers: Sequence[Numbers], image: Tensor, margin: int = 0) -> tuple[Tensor, Tensor]:
+    """Return where the pixels of moved images were, from the center, x and y: (views, 1, 1, H, W), or (H, W) of one.
+
+    The reference implementation pads by half an image, moves, blurs and crops back. Sampling only what the crop keeps,
+    with values beyond the edge, gives the same pixels for a quarter of the work.
+
+    Args:
+        numbers: The columns of :attr:`Motion.numbers` of the views, by :func:`move_numbers`.
+        image: The images of a view (N, C, H, W).
+        margin: How many pixels are wanted on every side beyond the edges.
+    """
+    height, width = image.shape[2:]
+    cos, sin, scale, right, down = numbers
+    x = _pixel_offsets(width, margin, image)[None, :] - right
+    y = _pixel_offsets(height, margin, image)[:, None] - down
+    return (x * cos + y * sin) / scale, (y * cos - x * sin) / scale
+
+
 def _pixel_offsets(size: int, margin: int, like: Tensor) -> Tensor:
     """Return the offsets from the center of the pixels along an axis, with a margin on either side."""
     return torch.arange(-margin, size + margin, device=like.device, dtype=like.dtype) - (size - 1) / 2
 
 
-def _sample_bilinear(image: Tensor, x: Tensor, y: Tensor, padding: Padding = "edge") -> Tensor:
-    """Return the image at offsets from its center."""
-    height, width = image.shape[2:]
-    if padding == "reflect":
-        # With aligned corners the centers of the outermost pixels are at -1 and 1, and reflect.
-        grid = torch.stack([x * (2 / max(width - 1, 1)), y * (2 / max(height - 1, 1))], -1).expand(
-            len(image), -1, -1, -1
-        )
-        return F.grid_sample(image, grid, mode="bilinear", padding_mode="reflection", align_corners=True)
-    grid = torch.stack([x * (2 / width), y * (2 / height)], -1).expand(len(image), -1, -1, -1)
-    return F.grid_sample(image, grid, mode="bilinear", padding_mode="border", align_corners=False)
+def sample_bilinear(images: Tensor, x: Tensor, y: Tensor, padding: Padding = "edge") -> Tensor:
+    """Return the images of each view (views, N, C, H, W) at offsets from their center, as of :func:`find_positions`."""
+    height, width = images.shape[3:]
+    # With aligned corners the centers of the outermost pixels are at -1 and 1, and reflect.
+    reflects = padding == "reflect"
+    across, along = (max(width - 1, 1), max(height - 1, 1)) if reflects else (width, height)
+    grid = torch.stack([x * (2 / across), y * (2 / along)], -1).expand(*images.shape[:2], 1, -1, -1, -1)
+    sampled: Tensor = F.grid_sample(
+        images.flatten(0, 1),
+        grid.flatten(0, 2),
+        mode="bilinear",
+        padding_mode="reflection" if reflects else "border",
+        align_corners=reflects,
+    )
+    return sampled.view(*images.shape[:2], *sampled.shape[1:])
+
+
+def stack_views(images: Sequence[Tensor], *, copy: bool = False) -> Tensor:
+    """Return the batches of several views as one tensor (views, N, C, H, W); a single one is copied only if asked."""
+    if len(images) == 1 and not copy:
+        return images[0].unsqueeze(0)
+    # Unlike torch.stack this keeps their memory format.
+    stacked: Tensor = torch.cat(list(images)).unflatten(0, (len(images), len(images[0])))
+    return stacked
 
 
 def balance(rows: Tensor, generator: torch.Generator) -> Tensor:
@@ -377,9 +416,17 @@ class MovedView(SplitView):
 
     @override
     def augment(self, x: Tensor) -> Tensor:
+        return self.augment_together([self], x)
+
+    @staticmethod
+    def augment_together(views: "Sequence[MovedView]", x: Tensor) -> Tensor:
+        """Return the batch as several views show it (views N, ...)."""
         # 16 bits are too few for positions in a large image, and torch samples by them unsoundly on the CPU.
-        moved = self._motion(x).apply(at_least_float32(x), margin=0)
-        return (moved.flip(-1) if self.flip else moved).to(x.dtype)
+        image = at_least_float32(x)
+        (numbers,) = move_numbers([[view._motion(x).numbers for view in views]], image)
+        moved = sample_bilinear(image.expand(len(views), *x.shape), *find_positions(numbers, image))
+        images = [each.flip(-1) if view.flip else each for view, each in zip(views, moved, strict=True)]
+        return stack_views(images).flatten(0, 1).to(x.dtype)
 
     @override
     def align(self, logits: Tensor, x: Tensor) -> Tensor:

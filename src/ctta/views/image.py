@@ -1,14 +1,17 @@
 """Random views for classification, drawn as in the reference implementation of CoTTA.
 
 torchvision would be a further dependency; its transforms draw from the global generator, and allocate a batch for each
-change of color, which costs more than the arithmetic. These work in place where they can.
+change of color, which costs more than the arithmetic. These work in place where they can, on the images of several
+views at once (views, N, C, H, W), each with numbers of its own (views, 1, 1, 1, 1).
 """
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, fields
+from enum import IntEnum
 from numbers import Real
 from typing import Any, ClassVar, TypeGuard, get_args
 
@@ -20,63 +23,145 @@ from ctta.core.parallel import check_flag, current_reducer
 from ctta.errors import ConfigError, InputError
 from ctta.functional import at_least_float32
 from ctta.views.average import DrawnViews, SplitView
-from ctta.views.geometric import MOTION_RANGES, Motion, Padding, balance, check_num_views, shrink_range
+from ctta.views.geometric import (
+    MOTION_RANGES,
+    Motion,
+    Numbers,
+    Padding,
+    balance,
+    check_num_views,
+    find_positions,
+    move_numbers,
+    sample_bilinear,
+    shrink_range,
+    stack_views,
+)
 
 #: ITU-R 601 luma, to the four digits that torchvision uses.
 LUMA = (0.2989, 0.587, 0.114)
 
 
+class Color(IntEnum):
+    """The changes of color, in the order in which they are drawn."""
+
+    BRIGHTNESS = 0
+    CONTRAST = 1
+    SATURATION = 2
+    HUE = 3
+    GAMMA = 4
+
+
 def to_grayscale(image: Tensor) -> Tensor:
-    """Return the luma of every pixel, (N, 1, H, W)."""
-    if image.shape[1] == 1:
+    """Return the luma of every pixel, (..., 1, H, W)."""
+    if image.shape[-3] == 1:
         return image
-    red, green, blue = image.split(1, dim=1)
+    red, green, blue = image.split(1, dim=-3)
     luma: Tensor = red.mul(LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
     return luma
 
 
-def adjust_brightness_(image: Tensor, factor: float) -> None:
-    """Scale all values."""
-    image.mul_(factor).clamp_(0, 1)
+def scale_distances_(images: Tensor, factor: Numbers, factors: Sequence[float], centers: Sequence[Tensor]) -> None:
+    """Scale the distance of values from centers, of the first views from those given and of the others from zero.
+
+    The factors are given on the device and on the host: with a tensor of factors torch's kernels for the CPU would
+    round the second half of this otherwise.
+    """
+    images.mul_(factor)
+    for image, center, each in zip(images, centers, factors, strict=False):
+        image.add_(center, alpha=1 - each)
+    images.clamp_(0, 1)
 
 
-def adjust_contrast_(image: Tensor, factor: float) -> None:
-    """Scale the distance of values from each image's mean luma."""
-    mean = to_grayscale(image).mean((1, 2, 3), keepdim=True)
-    image.mul_(factor).add_(mean, alpha=1 - factor).clamp_(0, 1)
-
-
-def adjust_saturation_(image: Tensor, factor: float) -> None:
-    """Scale the distance of colors from each pixel's luma."""
-    if image.shape[1] == 3:
-        gray = to_grayscale(image)
-        image.mul_(factor).add_(gray, alpha=1 - factor).clamp_(0, 1)
-
-
-def adjust_gamma_(image: Tensor, gamma: float) -> None:
+def adjust_gamma_(images: Tensor, gammas: Sequence[float]) -> None:
     """Raise values to a power; values stay above zero, where the power may have no derivative."""
-    image.clamp_(1e-8, 1).pow_(gamma)
+    images.clamp_(1e-8, 1)
+    for image, gamma in zip(images, gammas, strict=True):
+        image.pow_(gamma)
 
 
-def adjust_hue_(image: Tensor, turns: float) -> None:
-    """Rotate the hue of every pixel in HSV space by at most a sixth of the circle."""
-    if image.shape[1] == 1:
-        return
-    assert abs(turns) <= 1 / 6, "the distance of a hue from a peak is folded only once"
-    red, green, blue = image.unbind(1)
-    value, low = image.amax(1), image.amin(1)
+def adjust_hue_(images: Tensor, turns: Numbers) -> None:
+    """Rotate the hue of every pixel in HSV space, by at most a sixth of the circle; the turns are given in sixths."""
+    red, green, blue = images.unbind(-3)
+    value, low = images.amax(-3), images.amin(-3)
     spread = value - low
     # The hue in sixths of the circle is the peak of the largest channel (red 0, green 2, blue 4) plus the position
     # between the other two. lerp by a weight of 0 or 1 selects exactly, and several times faster than where.
-    red_leads, green_leads = (red == value).to(image.dtype), (green == value).to(image.dtype)
+    red_leads, green_leads = (red == value).to(images.dtype), (green == value).to(images.dtype)
     sixths = (red - green).lerp_(blue - red, green_leads).lerp_(green - blue, red_leads)
-    sixths /= spread.clamp_min(torch.finfo(image.dtype).tiny)  # the hue of gray does not matter
-    sixths += green_leads.mul_(-2).add_(4).mul_(1 - red_leads).add_(6 * turns)
+    sixths /= spread.clamp_min(torch.finfo(images.dtype).tiny)  # the hue of gray does not matter
+    sixths += green_leads.mul_(-2).add_(4).mul_(1 - red_leads).unsqueeze(-3).add_(turns).squeeze(-3)
     for channel, peak in ((red, 0), (green, 2), (blue, 4)):
         # A channel is full within a sixth of its peak, zero from two sixths on, and linear between;
         # | |distance| - 3 | is the distance from the opposite side of the circle, also across its seam.
         fullness = sixths.sub(peak).abs_().sub_(3).abs_().sub_(1).clamp_(0, 1)
         torch.addcmul(low, spread, fullness, out=channel)
+
+
+def adjust_colors_(images: Tensor, colors: Sequence[int], amounts: Sequence[float], numbers: Numbers) -> None:
+    """Change the colors of several views, by one step of :func:`schedule`; the amounts are given on the device too."""
+    match colors[0]:
+        case Color.HUE:
+            assert all(abs(sixths) <= 1 for sixths in amounts), "the distance of a hue is folded only once"
+            adjust_hue_(images, numbers)
+        case Color.GAMMA:
+            adjust_gamma_(images, amounts)
+        case _:
+            num_contrasts, num_centers = colors.count(Color.CONTRAST), len(colors) - colors.count(Color.BRIGHTNESS)
+            centers: list[Tensor] = []
+            if num_centers:
+                gray = to_grayscale(images[:num_centers])
+                means = gray[:num_contrasts].mean((-3, -2, -1), keepdim=True) if num_contrasts else ()
+                centers = [*means, *gray[num_contrasts:]]
+            scale_distances_(images, numbers, amounts, centers)
+
+
+def schedule(orders: Sequence[Sequence[int]]) -> list[list[tuple[int, int]]]:
+    """Return in which steps several views can change colors, each in its own order: pairs of a change and a view.
+
+    Contrasts, saturations and brightnesses, in this order, are one step. Most views that wait for the same come first,
+    but the hue, which takes the most kernels, waits for all.
+
+    >>> schedule([(0, 3, 1), (3, 4, 0), (1, 2, 3)])
+    [[(1, 2), (0, 0)], [(2, 2)], [(3, 0), (3, 1), (3, 2)], [(1, 0)], [(4, 1)], [(0, 1)]]
+    """
+    if len(orders) == 1:
+        return [[(color, 0)] for color in orders[0]]
+    waiting = [list(order) for order in orders]
+    steps = []
+    while any(waiting):
+        counts = Counter(_kind(order[0]) for order in waiting if order)
+        kind = max(counts, key=lambda each: (each != Color.HUE, counts[each]))
+        ready = [(order.pop(0), view) for view, order in enumerate(waiting) if order and _kind(order[0]) == kind]
+        steps.append(sorted(ready, key=lambda each: (each[0] == Color.BRIGHTNESS, each)))
+    return steps
+
+
+def _kind(color: int) -> int:
+    return color if color in (Color.HUE, Color.GAMMA) else Color.BRIGHTNESS
+
+
+def _keeps_layout(image: Tensor) -> bool:
+    """Return whether several such batches can be one tensor with the pixels of each in the same order.
+
+    Sums over pixels in another order are rounded otherwise.
+    """
+    return image.is_contiguous() or (len(image) > 1 and image.is_contiguous(memory_format=torch.channels_last))
+
+
+def blur(images: Tensor, taps: Sequence[Numbers]) -> Tensor:
+    """Blur by shifted sums along one axis and then the other, which consumes a margin of all taps but the central."""
+    radius = len(taps) - 1
+    if radius == 0:
+        return images
+    for axis in (-2, -1):
+        size = images.shape[axis] - 2 * radius
+        blurred = images.narrow(axis, radius, size) * taps[0]
+        for offset in range(1, radius + 1):
+            for start in (radius - offset, radius + offset):
+                part, tap = images.narrow(axis, start, size), taps[offset]
+                blurred = blurred.addcmul_(part, tap) if isinstance(tap, Tensor) else blurred.add_(part, alpha=tap)
+        images = blurred
+    return images
 
 
 #: Undoing a normalization in half precision misses [0, 1] by about this much.
@@ -131,10 +216,10 @@ class ImageNormalization:
             channel.mul_(std).add_(mean)
         return image
 
-    def apply_(self, image: Tensor) -> None:
-        """Normalize images in [0, 1]."""
+    def apply_(self, images: Tensor) -> None:
+        """Normalize images in [0, 1] (..., C, H, W)."""
         if self.mean is not None and self.std is not None:
-            for channel, mean, std in zip(image.unbind(1), self.mean, self.std, strict=True):
+            for channel, mean, std in zip(images.unbind(-3), self.mean, self.std, strict=True):
                 channel.sub_(mean).div_(std)
 
 
@@ -185,38 +270,83 @@ class ImageView(SplitView):
 
     @override
     def augment(self, x: Tensor) -> Tensor:
-        if self.check_range:
-            self.normalization.check(x)
+        return self.augment_together([self], x)
+
+    @staticmethod
+    def augment_together(views: "Sequence[ImageView]", x: Tensor) -> Tensor:
+        """Return the batch as several views show it, which on a GPU takes few kernels.
+
+        Args:
+            views: The views.
+            x: The batch (N, C, H, W).
+
+        Returns:
+            The batch of the first view, then that of the next, ... (views N, C, H, W); equal to those of each view
+            alone, on the CPU bit for bit.
+        """
+        normalization = views[0].normalization
+        if any(view.check_range for view in views):
+            normalization.check(x)
         # 16 bits are too few for positions in a large image, and torch samples by them unsoundly on the CPU.
-        image = self.normalization.undo(at_least_float32(x)).clamp(0, 1)
-        self._adjust_color_(image)
-        image = self._motion(image).apply(image, margin=self._blur_radius(image.dtype))
-        image = self._blur(image)
-        if self.flip:
-            image = image.flip(-1)
-        if self.blur_and_noise:
-            # A separate generator on the batch's device keeps the view deterministic without a copy from the CPU.
-            generator = torch.Generator(x.device).manual_seed(self.noise_seed)
-            image.add_(current_reducer().randn_like(image, generator), alpha=self.NOISE)
-        image.clamp_(0, 1)
-        self.normalization.apply_(image)
-        return image.to(x.dtype)
+        image = normalization.undo(at_least_float32(x)).clamp(0, 1)
+        if len(views) > 1 and not (_keeps_layout(image) and all(view.normalization == normalization for view in views)):
+            return torch.cat([view.augment(x) for view in views])
+        skipped = (Color.SATURATION, Color.HUE) if image.shape[1] == 1 else ()
+        changes = schedule([[color for color in view.color_order if color not in skipped] for view in views])
+        amounts = [[views[place]._amounts[color] for color, place in step] for step in changes]
+        # Sorted by how they are sampled, so that those which are sampled alike are next to each other.
+        ways = [(view._blur_radius(image.dtype), view.padding) for view in views]
+        order = sorted(range(len(views)), key=lambda place: ways[place])
+        *factors, motion, taps = move_numbers(
+            [
+                *([(amount,) for amount in each] for each in amounts),
+                [views[place]._motion(x).numbers for place in order],
+                [views[place]._blur_taps for place in order],
+            ],
+            image,
+        )
+        images = [image] * len(views)
+        for step, given, (numbers,) in zip(changes, amounts, factors, strict=True):
+            colors, places = zip(*step, strict=True)
+            # The first change of a view is a copy of the image that they share; a single view may overwrite it.
+            changed = stack_views([images[place] for place in places], copy=len(views) > 1)
+            adjust_colors_(changed, colors, given, numbers)
+            for place, each in zip(places, changed, strict=True):
+                images[place] = each
+        margin = max(ways)[0]
+        x_and_y = find_positions(motion, image, margin)
+        for way in sorted(set(ways)):
+            (radius, padding), cut = way, margin - way[0]
+            rows = slice(start := [ways[place] for place in order].index(way), start + ways.count(way))
+            alike = order[rows]
+            if len(views) > 1:
+                x_from, y_from = (
+                    each[rows, ..., cut : each.shape[-2] - cut, cut : each.shape[-1] - cut] for each in x_and_y
+                )
+            else:
+                x_from, y_from = x_and_y
+            moved = sample_bilinear(stack_views([images[place] for place in alike]), x_from, y_from, padding)
+            own_taps = [tap[rows] if isinstance(tap, Tensor) else tap for tap in taps[: radius + 1]]
+            for place, each in zip(alike, blur(moved, own_taps), strict=True):
+                images[place] = each.flip(-1) if views[place].flip else each
+        shown = stack_views(images)
+        for view, own in zip(views, shown, strict=True):
+            if view.blur_and_noise:
+                # A separate generator on the batch's device keeps the view deterministic without a copy from the CPU.
+                generator = torch.Generator(x.device).manual_seed(view.noise_seed)
+                own.add_(current_reducer().randn_like(own, generator), alpha=view.NOISE)
+        shown.clamp_(0, 1)
+        normalization.apply_(shown)
+        return shown.flatten(0, 1).to(x.dtype)
 
     @override
     def align(self, logits: Tensor, x: Tensor) -> Tensor:
         return self._motion(x).align(logits, x, self.flip)
 
-    def _adjust_color_(self, image: Tensor) -> None:
-        adjustments = (
-            (adjust_brightness_, self.brightness),
-            (adjust_contrast_, self.contrast),
-            (adjust_saturation_, self.saturation),
-            (adjust_hue_, self.hue),
-            (adjust_gamma_, self.gamma),
-        )
-        for index in self.color_order:
-            adjust_, amount = adjustments[index]
-            adjust_(image, amount)
+    @property
+    def _amounts(self) -> tuple[float, ...]:
+        """How much each of :class:`Color` changes; the hue in sixths of the circle."""
+        return self.brightness, self.contrast, self.saturation, 6 * self.hue, self.gamma
 
     def _motion(self, image: Tensor) -> Motion:
         height, width = image.shape[2:]
@@ -233,20 +363,6 @@ class ImageView(SplitView):
     def _blur_radius(self, dtype: torch.dtype) -> int:
         """Return how many taps beside the center are above rounding error: for most draws none or one."""
         return self.blur_and_noise * sum(tap > torch.finfo(dtype).eps / 4 for tap in self._blur_taps[1:])
-
-    def _blur(self, image: Tensor) -> Tensor:
-        """Blur by shifted sums along one axis and then the other, which consumes the margin."""
-        radius, taps = self._blur_radius(image.dtype), self._blur_taps
-        if radius == 0:
-            return image
-        for axis in (2, 3):
-            size = image.shape[axis] - 2 * radius
-            blurred = image.narrow(axis, radius, size) * taps[0]
-            for offset in range(1, radius + 1):
-                for start in (radius - offset, radius + offset):
-                    blurred.add_(image.narrow(axis, start, size), alpha=taps[offset])
-            image = blurred
-        return image
 
 
 #: The uniform ranges of the reference implementation.
