@@ -79,19 +79,18 @@ def transform(image: Tensor, maps: Tensor) -> Tensor:
     is_outside = (from_x < 0) | (from_x >= width) | (from_y < 0) | (from_y >= height)
     (left, right, x_share), (top, bottom, y_share) = _neighbors(from_x, width), _neighbors(from_y, height)
     flat = image.flatten(2)
-
-    def pick(rows: Tensor, columns: Tensor) -> Tensor:
-        places = (rows * width + columns).flatten(1).unsqueeze(1).to(image.device)
-        return flat.gather(2, places.expand(-1, image.shape[1], -1)).view_as(image)
+    places = torch.stack([row * width + column for row in (top, bottom) for column in (left, right)])
+    places = places.flatten(2).unsqueeze(2).to(image.device)  # together, since each copy to a device takes a while
+    shares = torch.stack([x_share, y_share, is_outside]).unsqueeze(2).to(image.dtype).to(image.device)
+    is_outside = shares[2, :, 0] != 0
 
     def mix(one: Tensor, other: Tensor, share: Tensor) -> Tensor:
         # Not lerp, which may round the mixture of equal values to less than they are.
-        return other.sub_(one).mul_(share.unsqueeze(1).to(image.device, image.dtype)).add_(one)
+        return other.sub_(one).mul_(share).add_(one)
 
-    upper = mix(pick(top, left), pick(top, right), x_share)
-    lower = mix(pick(bottom, left), pick(bottom, right), x_share)
-    moved = mix(upper, lower, y_share).floor_()
-    is_outside = is_outside.to(image.device)
+    corners = (flat.gather(2, each.expand(-1, image.shape[1], -1)).view_as(image) for each in places)
+    top_left, top_right, bottom_left, bottom_right = corners
+    moved = mix(mix(top_left, top_right, shares[0]), mix(bottom_left, bottom_right, shares[0]), shares[1]).floor_()
     moved[:, 0].masked_fill_(is_outside, FILL)
     moved[:, 1:].masked_fill_(is_outside.unsqueeze(1), 0.0)
     return moved
@@ -151,8 +150,8 @@ def apply_operations_(images: Tensor, operations: Sequence[tuple[str, float] | N
                     continue
         rows.setdefault(name, []).append(row)
         settings.setdefault(name, []).append(setting)
-    for name, places in rows.items():
-        index = torch.tensor(places, device=images.device)
+    indices = torch.tensor([row for places in rows.values() for row in places], dtype=torch.long).to(images.device)
+    for name, index in zip(rows, indices.split([len(places) for places in rows.values()]), strict=True):
         images[index] = _apply_to_all(images[index], name, settings[name])
 
 
