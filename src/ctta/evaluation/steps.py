@@ -61,7 +61,7 @@ def count_passes(kind: type[nn.Module]) -> Iterator[PassCount]:
         if type(module) is not kind:
             return
         depth -= 1
-        if depth > 0:
+        if depth > 0 or output is None:  # a pass that was broken off does not count
             return
         num_images, is_counted = len(inputs[0]), False
         count.forward += num_images
@@ -78,7 +78,7 @@ def count_passes(kind: type[nn.Module]) -> Iterator[PassCount]:
 
     handles = [
         nn.modules.module.register_module_forward_pre_hook(enter),
-        nn.modules.module.register_module_forward_hook(leave),
+        nn.modules.module.register_module_forward_hook(leave, always_call=True),
     ]
     try:
         yield count
