@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,6 +87,101 @@ def test_a_call_from_a_second_thread_is_refused() -> None:
         assert torch.equal(first.result(), alone(x))
     assert torch.equal(model(x), alone(x))
     assert fork(x).shape == (8, 3)
+
+
+class TracksInput(ctta.Tent):
+    """Extends a method whose check of the values waits, and changes something before."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net)
+        self.register_buffer("average", torch.zeros(4))
+
+    @override
+    def adapt_step(self, x: Tensor) -> Tensor:
+        self.get_buffer("average").lerp_(x.mean(0), 0.1)
+        return super().adapt_step(x)
+
+
+def test_a_step_that_is_extended_gets_checked_batches() -> None:
+    model = TracksInput(make_mlp())
+    model(torch.rand(8, 4))
+    before, last_step = model.get_buffer("average").clone(), model.last_step
+    with pytest.raises(ctta.InputError):
+        model(torch.full((8, 4), torch.nan))
+    assert torch.equal(model.get_buffer("average"), before) and model.last_step is last_step
+
+
+def test_a_refused_batch_keeps_the_record_of_the_last_step() -> None:
+    model = ctta.Tent(make_mlp(), policies=[ctta.policies.reset_every(3)])
+    model(torch.rand(8, 4))
+    last_step = model.last_step
+    with pytest.raises(ctta.InputError):
+        model(torch.full((8, 4), torch.nan))
+    assert last_step is not None and model.last_step is last_step
+
+
+class LooksUp(nn.Module):
+    """A network that fails on a bad value in a way of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(4, 4), nn.LayerNorm(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.norm(self.table((x[:, 0] * 4).long()))
+        return logits
+
+
+def test_a_bad_value_on_which_the_network_fails() -> None:
+    model = ctta.Tent(LooksUp())
+    model(torch.rand(8, 4))
+    with pytest.raises(ctta.InputError):
+        model(torch.full((8, 4), torch.nan))
+
+
+class LearnsFromNothing(ctta.Tent):
+    """Has a constant in place of a loss where nothing is selected."""
+
+    @override
+    def adapt_step(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.student(x)
+        self.minimize(torch.zeros(()), selected=torch.zeros(len(x), dtype=torch.bool))
+        return logits
+
+
+def test_a_constant_loss_of_nothing() -> None:
+    model = LearnsFromNothing(make_mlp())
+    model(torch.rand(8, 4))
+    assert model.last_step is not None and model.last_step.is_empty and model.num_skipped == 0
+
+
+class CountsInChild(nn.Module):
+    """Writes to a buffer that a part of it shares, and predicts by it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.part = make_mlp(), nn.Module()
+        count = torch.zeros(())
+        self.register_buffer("count", count)
+        self.part.register_buffer("count", count)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.get_buffer("count").add_(1)
+        logits: Tensor = self.net(x) + self.part.get_buffer("count")
+        return logits
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_network_that_writes_to_its_buffers(guarded: bool, tmp_path: Path) -> None:
+    net = CountsInChild()
+    model: ctta.AdaptiveModel = ctta.Tent(net, policies=[ctta.policies.reset_every(2)])
+    model = ctta.Guarded(model) if guarded else model
+    batches = [torch.rand(8, 4) for _ in range(6)]
+    for x in batches[:5]:
+        assert torch.equal(model.predict(x), model(x))
+    assert model.source.get_buffer("count") == model.unwrapped.source.get_buffer("count") == 0
+    ctta.save(model, tmp_path / "stream")
+    assert torch.equal(ctta.load(tmp_path / "stream", net)(batches[5]), model(batches[5]))
 
 
 @pytest.mark.parametrize("method", ctta.METHODS)

@@ -556,6 +556,38 @@ def test_an_outlier_is_answered_by_the_source_and_changes_nothing(
     assert torch.equal(model(last), without(last))
 
 
+class Folds(nn.Module):
+    """Show a network the quarters of each image as images of their own, and beside it a norm that it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused, self.net = nn.BatchNorm1d(3), batch_norm_classifier()
+
+    def forward(self, x: Tensor) -> Tensor:
+        side = x.shape[-1] // 2
+        parts = x.unfold(2, side, side).unfold(3, side, side).flatten(2, 3).transpose(1, 2).flatten(0, 1)
+        logits: Tensor = self.net(parts).unflatten(0, (len(x), 4)).mean(1)
+        return logits
+
+
+def test_outliers_of_networks_that_fold_parts_into_the_batch() -> None:
+    side = 2 * color_stream(1)[0].shape[-1]
+    first, x = (torch.rand(6, 3, side, side, dtype=torch.float64) for _ in range(2))
+    model, without = ctta.VANE(Folds().double()), ctta.VANE(Folds().double())
+    broken = x.clone()
+    broken[4, 0, -1, -1] = 1e9
+    for each, last in ((model, broken), (without, x[[0, 1, 2, 3, 5]])):
+        each(first), each(last)
+    assert_unchanged(model, snapshot(without))
+
+
+def test_a_network_whose_batch_norms_are_not_used() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.LayerNorm(4))
+    net.unused = nn.BatchNorm1d(3)
+    net.forward = lambda x: net[2](net[1](net[0](x)))  # type: ignore[method-assign]
+    assert ctta.VANE(net)(torch.rand(6, 3, 2, 2)).shape == (6, 4)
+
+
 def test_a_batch_of_outliers_changes_nothing() -> None:
     model, (first, x) = ctta.VANE(batch_norm_classifier()), color_stream(1)[:2]
     model(first)

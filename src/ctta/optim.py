@@ -258,10 +258,12 @@ def _climb_(parameters: list[nn.Parameter], radius: float) -> None:
 def compute_gradients_(optimizer: Optimizer, loss: Tensor, selected: Tensor | None = None) -> Outcome:
     """Compute the gradients of the batch's mean loss; return what prevents a step with them, or ``TAKEN``."""
     batch, parameters = current_reducer(), _parameters(optimizer)
-    batch.scale_loss(loss).backward()
-    batch.all_reduce_gradients_(parameters)
     mean = batch.mean(loss.detach())
     is_empty = mean.new_zeros((), dtype=torch.bool) if selected is None else (selected <= 0) & mean.isfinite()
+    if not loss.requires_grad and read_flags(is_empty)[0]:  # a constant in place of the loss of nothing
+        return Outcome.EMPTY
+    batch.scale_loss(loss).backward()
+    batch.all_reduce_gradients_(parameters)
     is_finite, nothing = read_finite([mean, *_gradients(optimizer)], is_empty)
     return Outcome.EMPTY if nothing else Outcome.TAKEN if is_finite else Outcome.SKIPPED
 

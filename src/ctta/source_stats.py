@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from ctta.errors import CheckpointError, ConfigError, InputError
-from ctta.functional import at_least_float32, hard_cross_entropy
+from ctta.functional import at_least_float32, hard_cross_entropy, widest_float
 from ctta.io.atomic import atomic_write
 from ctta.io.tensors import read_tensors, write_tensors
 from ctta.nn import BatchStats, find_norm_layers, find_norm_parameters
@@ -278,15 +278,6 @@ def _pair_with_labels(
         yield x, found
 
 
-def _has_float64(device: torch.device) -> bool:
-    """Return whether a device can compute in float64; that of Apple's processors cannot."""
-    try:
-        torch.zeros((), dtype=torch.float64, device=device)
-    except (TypeError, RuntimeError):
-        return False
-    return True
-
-
 class _Moments:
     """Means and variances of groups of vectors, merged batch by batch without cancellation."""
 
@@ -296,7 +287,7 @@ class _Moments:
     def add(self, vectors: Tensor, groups: Tensor, num_groups: int) -> None:
         """Add vectors (E, d), each of the group that ``groups`` (E) names."""
         vectors = vectors.detach()
-        if not _has_float64(vectors.device):
+        if widest_float(vectors.device) is not torch.float64:
             vectors, groups = vectors.cpu(), groups.cpu()
         vectors = vectors.double()
         count = torch.bincount(groups, minlength=num_groups).double().to(vectors.device).unsqueeze(1)

@@ -25,7 +25,7 @@ from ctta.benchmark.options import EXECUTION, BenchmarkOptions, CellOptions
 from ctta.benchmark.plan import BenchmarkRun, plan
 from ctta.benchmark.recipes import build_task
 from ctta.benchmark.report import write_report
-from ctta.core.options import Insecure, Option, takes_options
+from ctta.core.options import Insecure, Option, resolve_device, takes_options
 from ctta.data import datasets
 from ctta.data.corruptions.registry import check_severity
 from ctta.distributed import rank, world_size
@@ -200,7 +200,8 @@ def execute_cells(planned: BenchmarkRun, options: RunOptions) -> tuple[JobOutcom
         options.on_plan(planned)
     executor = options.executor
     if executor is None and options.ray is not None:
-        executor = RayExecutor(None if options.ray == "local" else options.ray, options.num_threads, options.device)
+        device = resolve_device(options.device)
+        executor = RayExecutor(None if options.ray == "local" else options.ray, options.num_threads, device)
     if executor is None:
         executor = ProcessExecutor(options.workers) if options.workers else SerialExecutor()
     with report_progress(planned, options.on_progress):

@@ -26,7 +26,7 @@ from ctta.core.parallel import SINGLE_PROCESS, Coordinator, change_call, current
 from ctta.core.state import match_dtypes_, release_lazy_buffers_
 from ctta.core.updates import MethodUpdates, Policy
 from ctta.core.validation import check_choice
-from ctta.errors import ConfigError, annotate_network_error
+from ctta.errors import ConfigError, InputError, annotate_network_error
 from ctta.io.html import render_facts
 from ctta.nn import BatchStats, estimate_running_statistics_, use_batch_statistics_
 from ctta.nn.activations import ActivationPlan, MemoryReduction
@@ -153,6 +153,8 @@ class AdaptiveModel(MethodUpdates, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Let constructors create tensors that can be trained, and state where the network is, wherever they run."""
         super().__init_subclass__(**kwargs)
+        if "adapt_step" in vars(cls) and "checks_values_late" not in vars(cls):
+            cls.checks_values_late = False  # what the base declares is about its own step
         if "__init__" in vars(cls):
             build, signature = torch.inference_mode(False)(vars(cls)["__init__"]), expand_signature(cls, AdaptiveModel)
 
@@ -216,6 +218,7 @@ class AdaptiveModel(MethodUpdates, ABC):
         Raises:
             InputError: The batch cannot be processed; nothing has changed.
         """
+        last_step = self.last_step
 
         def adapt_and_count(rows: Tensor) -> Tensor:
             self._begin_step(rows)
@@ -227,7 +230,11 @@ class AdaptiveModel(MethodUpdates, ABC):
             self._finish_step(rows, logits.detach())
             return logits
 
-        return self._run(adapt_and_count, x, changes=True)
+        try:
+            return self._run(adapt_and_count, x, changes=True)
+        except InputError:
+            self.last_step, self._batch = last_step, None
+            raise
 
     def predict(self, x: Tensor) -> Tensor:
         """Return what ``adapt(x)`` would return, without changing anything.
@@ -271,10 +278,20 @@ class AdaptiveModel(MethodUpdates, ABC):
         network: nn.Module = getattr(self, "teacher", getattr(self, "student", trained))
         return network
 
+    @property
+    def _fixed_networks(self) -> list[nn.Module]:
+        """The networks that a step may call and never changes."""
+        return [self.source]
+
+    @property
+    def _run_networks(self) -> list[nn.Module]:
+        """The networks that a step may call: the source, and those that were copied from it."""
+        return [net for net in self.children() if returns_logits(net)]
+
     def _prepare_networks(self) -> None:
         """Compile networks, or reduce their memory, if asked to; copies of such networks start without it."""
         if self._compilation is not None:
-            self._compilation.apply_(*(net for net in self.children() if returns_logits(net)))
+            self._compilation.apply_(*self._run_networks)
         if self._activation_plan is not None:
             for net in self.trained_networks:
                 self._activation_plan.apply_(net)
@@ -301,15 +318,16 @@ class AdaptiveModel(MethodUpdates, ABC):
                 # gradients on as well, because otherwise torch picks attention kernels that round differently.
                 torch.inference_mode(False),
                 torch.enable_grad(),
-                keep_buffers(self.source if changes else self),
+                keep_buffers(*self._fixed_networks, *(() if changes else self._run_networks)),
             ):
                 try:
                     logits = step(rows.clone() if rows.is_inference() else rows.detach())
                     read_flags()
-                except (RuntimeError, ValueError) as error:
+                except Exception as error:
                     read_flags()  # what fails may be what a value of the input leads to
-                    check_input_rank(self.source, x, error)
-                    annotate_network_error(error, x)
+                    if isinstance(error, RuntimeError | ValueError):
+                        check_input_rank(self.source, x, error)
+                        annotate_network_error(error, x)
                     raise
             return logits.detach()[: len(x)]
 

@@ -184,6 +184,10 @@ class Guarded(AdaptiveModel):
         self.register_counter("num_differing")
 
     @override
+    @property
+    def _fixed_networks(self) -> list[nn.Module]:
+        return [self.source, source_as_trained(self.source)]
+
     def _take_source(self, net: nn.Module) -> tuple[nn.Module, set[str]]:
         assert isinstance(net, AdaptiveModel), "the constructor has checked it"
         if type(net.coordinator) is not SingleProcess:

@@ -10,7 +10,7 @@ these libraries. Any tracker that is a function of values and a step works with 
 >>> handle = log_steps(model, lambda values, step: logged.append((step, sorted(values))))
 >>> logits = model(torch.randn(16, 4))
 >>> logged
-[(1, ['batch_stats', 'confidence', 'loss', 'scale', 'skipped'])]
+[(1, ['batch_stats', 'confidence', 'is_empty', 'loss', 'scale', 'skipped'])]
 >>> handle.remove()
 """
 

@@ -42,6 +42,7 @@ class PeTTA(MemoryModel):
     """
 
     info = MethodInfo("PeTTA", "Hoang et al., NeurIPS 2024", "norm layers", "1 + 4", 1, 4, needs_source_data=True)
+    checks_values_late = True
     class_means: Tensor
 
     def __init__(

@@ -54,6 +54,7 @@ class SANTA(ContrastModel):
         labels_pixels=False,
         starts_random=True,
     )
+    checks_values_late = True
 
     def __init__(
         self,

@@ -47,7 +47,8 @@ def check_network(net: nn.Module) -> None:
     """Raise a ConfigError for a network that cannot be copied, hooked or trained, and say what to do about it."""
     for name, module in net.named_modules():
         place = f"layer {name!r} of the network" if name else "the network"
-        if isinstance(module, torch.jit.ScriptModule):
+        norms = (each for each in module.modules() if "Norm" in getattr(each, "original_name", ""))
+        if isinstance(module, torch.jit.ScriptModule) and (not name or next(norms, None) is not None):
             raise ConfigError(f"{place} is a ScriptModule, which takes no hooks: give the Python network behind it")
         tensors = chain(module._parameters.values(), module._buffers.values())
         if any(map(is_lazy, tensors)):
@@ -84,7 +85,9 @@ def copy_without_hooks(net: nn.Module, keep: Collection[int] | None = None) -> n
     """
     # Outside inference mode, because copies made within it are inference tensors, which cannot be trained.
     with torch.inference_mode(False):
-        net = copy.deepcopy(unwrap(net))
+        net = unwrap(net)
+        originals = {id(each): _originals[each].clone() for each in net.buffers() if each in _originals}
+        net = copy.deepcopy(net, originals)
     for module in net.modules():
         remove_hooks_(module, lambda key, hook: isinstance(hook, NetworkHook) or (keep is not None and key not in keep))
         if isinstance(module, _BatchNorm):
@@ -104,14 +107,15 @@ def copy_sharing_tensors(net: nn.Module) -> nn.Module:
 
     Layers hold the mode of the call in progress, so streams, which may run in several threads, share tensors only.
     """
-    return copy.deepcopy(net, {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())})
+    return copy.deepcopy(net, {id(each): _originals.get(each, each) for each in (*net.parameters(), *net.buffers())})
 
 
 @contextmanager
 def keep_buffers(*networks: nn.Module) -> Iterator[None]:
     """Let networks that write to their persistent buffers when they are called do so on copies within the context.
 
-    Statistics of norm layers are left out: their hooks decide when those change.
+    Networks that are copied meanwhile get the originals. Statistics of norm layers are left out: their hooks decide
+    when those change.
     """
     found = [
         (module._buffers, name, buffer)
@@ -121,13 +125,19 @@ def keep_buffers(*networks: nn.Module) -> Iterator[None]:
         for name, buffer in module._buffers.items()
         if buffer is not None and name not in module._non_persistent_buffers_set
     ]
+    clones = {id(buffer): buffer.clone() for _, _, buffer in found}  # one for modules that share a buffer
     try:
         for buffers, name, buffer in found:
-            buffers[name] = buffer.clone()
+            buffers[name] = clones[id(buffer)]
+            _originals[clones[id(buffer)]] = _originals.get(buffer, buffer)
         yield
     finally:
         for buffers, name, buffer in found:
             buffers[name] = buffer
+
+
+#: The buffers that copies stand for within :func:`keep_buffers`.
+_originals: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()
 
 
 def find_untraceable_hooks(net: nn.Module) -> list[str]:

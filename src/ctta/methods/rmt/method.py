@@ -62,6 +62,7 @@ class RMT(ContrastModel):
         labels_pixels=False,
         starts_random=True,
     )
+    checks_values_late = True
 
     replay_digest: Tensor
 

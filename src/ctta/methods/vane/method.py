@@ -156,11 +156,13 @@ class VanePrediction(NamedTuple):
 class VANE(AdaptiveModel):
     """Adapt to a stream whatever its order and its batch size are; what ``ctta.adapt(net)`` uses.
 
-    It has five parts, and each can be switched off:
+    It has these parts, and each but the outliers can be switched off:
 
     * Statistics of BatchNorm are a mean of the source's and those of recent images, whose weight increases with their
       distance from the source's.
     * When pixels show a new domain, class frequencies are reset and older statistics count less.
+    * Images far outside of what the source has seen, such as those of a broken sensor, are answered by the source and
+      change nothing; so is every image of a stream that is scaled wrongly.
     * Predictions are averaged over views, each with statistics of its own; over mirrored images only if they seem to
       keep their class, unlike digits or letters.
     * Where consecutive images tend to have the same label, the prediction for one counts for its neighbors.
@@ -350,7 +352,7 @@ class VANE(AdaptiveModel):
         usual = others[0] <= MAX_DEVIATION**2 if others else torch.ones(len(features), dtype=torch.bool, device="cpu")
         sources = tuple(others[1:])
         if usual.all():
-            yield Seen(x, segments, len(usual), features, sources)
+            yield Seen(x, segments, len(features), features, sources)
             return
         rows = reducer.local(usual).to(x.device)
         if source is None:

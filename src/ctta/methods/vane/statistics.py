@@ -80,12 +80,15 @@ def measure_deviations(source: nn.Module, x: Tensor) -> Tensor:
     """Return how far each row of a batch is from what the source saw in training (N).
 
     It is the mean square of the values in the first BatchNorm about the source's mean, in units of its variance, of the
-    median channel. The pass of the source ends there.
+    median channel. The pass of the source ends there. It is the largest over the parts of a row, such as frames, and 0
+    if no BatchNorm has a part of each row.
     """
     found: list[Tensor] = []
     with change_call(batch_facts=found), suppress(StopPassError):
         source(x)
-    return found[0]
+    if not found or len(found[0]) % len(x):
+        return x.new_zeros(len(x), dtype=torch.float32)
+    return found[0].view(len(x), -1).amax(1)
 
 
 class ShiftStatistics(NormHook, nn.Module):
