@@ -139,6 +139,11 @@ def test_public_names() -> None:
         getattr(ctta, "non" + "sense")
 
 
+def test_parts_of_data_are_imported_when_they_are_used() -> None:
+    script = "import ctta; ctta.data.streams.video, ctta.data.datasets.sample, ctta.data.corruptions, ctta.data.streets"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 @pytest.mark.parametrize(
     ("old", "new"), [("streams", "data.streams"), ("advisor", "advise"), ("streams.ccc", "data.streams.ccc")]
 )
