@@ -24,6 +24,7 @@ from torch import Tensor, nn
 import ctta
 from ctta.cli.adapt import adapt as adapt_command
 from ctta.core.options import resolve_device
+from ctta.core.parallel import read
 from ctta.core.state import LazyModule
 from ctta.data.streams import Stream, in_memory
 from ctta.guard import Guarded
@@ -472,6 +473,21 @@ def test_a_posterior_is_computed() -> None:
     expected = ctta.weight_posterior(net, snapshots).by_name("posterior.mean")
     found = ctta.weight_posterior(net.to(DEVICE), [each.to(DEVICE) for each in snapshots]).by_name("posterior.mean")
     assert all(torch.equal(found[name].cpu(), value) for name, value in expected.items())
+
+
+def test_tensors_of_all_dtypes_are_read_exactly_and_at_once() -> None:
+    values = [
+        torch.tensor([2**40 + 1, -3]),
+        torch.tensor([[1 / 3, 2.0]], dtype=torch.bfloat16),
+        torch.tensor(True),
+        torch.tensor(1 / 3, dtype=torch.float64),
+        torch.empty(0),
+    ]
+    with accelerator.count() as counts:
+        found = read(*(value.to(DEVICE) if number else value for number, value in enumerate(values)))
+    assert counts.host_reads == 1
+    assert all(torch.equal(*pair) and pair[0].dtype == pair[1].dtype for pair in zip(found, values, strict=True))
+    assert torch.equal(read(values[0].to(DEVICE), values[1].to(DEVICE))[0], values[0])
 
 
 def test_the_device_is_found() -> None:

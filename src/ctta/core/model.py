@@ -91,7 +91,7 @@ _callers: dict[int, tuple[int, object]] = {}
 
 
 @contextmanager
-def _one_thread(model: nn.Module) -> Iterator[None]:
+def _exclusive_call(model: nn.Module) -> Iterator[None]:
     """Raise a RuntimeError if another thread is within this context for the same model."""
     mark = object()
     thread, first_mark = _callers.setdefault(id(model), (get_ident(), mark))
@@ -306,7 +306,7 @@ class AdaptiveModel(MethodUpdates, ABC):
             self.check_input(x)
             if not is_late:
                 read_flags()
-        with _one_thread(self), self.coordinator.step(self, x) as rows:
+        with _exclusive_call(self), self.coordinator.step(self, x) as rows:
             if len(rows) == 0:
                 return x
             self._prepare_networks()

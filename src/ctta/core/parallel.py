@@ -332,7 +332,7 @@ def read(*tensors: Tensor) -> list[Tensor]:
     An accelerator stalls at each read, so a step reads what it needs at once.
 
     Args:
-        *tensors: Tensors of any shapes and of dtypes without complex numbers.
+        *tensors: Tensors of any shapes and dtypes.
 
     Returns:
         The tensors on the CPU, without a graph; those that are there already are not copied.
@@ -344,10 +344,11 @@ def read(*tensors: Tensor) -> list[Tensor]:
     pending = [*(flag for flag, _ in waiting), *(tensor.detach() for tensor in tensors)]
     elsewhere = [tensor for tensor in pending if tensor.device.type != "cpu"]
     if elsewhere:
-        parts = [tensor.reshape(-1).to(elsewhere[0].device) for tensor in elsewhere]
+        # As bytes, since a common dtype would round: of an integer and a bfloat16 it is bfloat16.
+        parts = [tensor.reshape(-1).view(torch.uint8).to(elsewhere[0].device) for tensor in elsewhere]
         copied = iter(torch.cat(parts).cpu().split([len(part) for part in parts]))
         pending = [
-            tensor if tensor.device.type == "cpu" else next(copied).view(tensor.shape).to(tensor.dtype)
+            tensor if tensor.device.type == "cpu" else next(copied).clone().view(tensor.dtype).view(tensor.shape)
             for tensor in pending
         ]
     checks = [make_error for _, make_error in waiting]
