@@ -38,7 +38,7 @@ HANG = 30.0  # seconds
 
 @cache
 def _folder() -> TemporaryDirectory[str]:
-    return TemporaryDirectory()
+    return TemporaryDirectory(prefix="fuzz-")  # removed when the process ends, after the check of the session's folder
 
 
 def scratch(name: str) -> Path:
