@@ -157,7 +157,7 @@ def test_a_disk_error_at_start_is_not_mistaken_for_damage(tmp_path: Path, monkey
         raise OSError(errno.EIO, "input/output error")
 
     with monkeypatch.context() as patched, pytest.raises(OSError, match="input/output error"):
-        patched.setattr("ctta.serve.persistence.safe_open", failing)
+        patched.setattr("ctta.serve.persistence.read_header", failing)
         Service(make_tent(tmp_path), tmp_path / "state")
     assert (tmp_path / "state/streams/a/1/state.safetensors").exists()
 

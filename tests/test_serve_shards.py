@@ -4,7 +4,6 @@ import asyncio
 import gzip
 import json
 import threading
-import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from serving import infer_request, make_tent
 from ctta.cli.serve import ServiceRecipe, serve
 from ctta.errors import ConfigError
 from ctta.serve import Service, StateDirectory, Tokens
-from ctta.serve.persistence import INCARNATION, RemoteFiles, RemoteSnapshots, ShardLostError, StreamFactory
+from ctta.serve.persistence import INCARNATION, ShardLostError, StreamFactory
 from ctta.serve.ray import RayOptions, SharedState, check_num_shards, find_shard
 
 STREAMS = [f"camera{number}" for number in range(5)]
@@ -26,16 +25,9 @@ STREAM = STREAMS[0]
 SHARD = find_shard(STREAM, NUM_SHARDS)
 
 
-@pytest.fixture(params=["folder", "memory"])
-def path(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path / "state") if request.param == "folder" else f"memory://{uuid.uuid4().hex}"
-
-
-@pytest.fixture(autouse=True)
-def local_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the folders of processes that vanish out of the system's."""
-    (tmp_path / "local").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "local"))
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "state")
 
 
 @pytest.fixture(autouse=True)
@@ -205,8 +197,8 @@ def test_a_late_snapshot_of_a_former_process_never_counts(tmp_path: Path, path: 
     publish, summaries = one._publish, []
 
     def publish_late(*arguments: Any) -> None:
-        with other.open_state(STREAM):  # takes it over
-            summaries.append(other.read_summary(STREAM))
+        other.take_over(STREAM)
+        summaries.append(other.read_summary(STREAM))
         publish(*arguments)
 
     one._publish = publish_late
@@ -260,75 +252,21 @@ def test_markers_that_are_missing_do_not_turn_back_time(tmp_path: Path) -> None:
     assert SharedState(path, NUM_SHARDS, SHARD).incarnation == 4
 
 
-def test_a_shard_that_cannot_reach_its_state_answers_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: list[str]
-) -> None:
+def test_a_shard_that_cannot_reach_its_state_answers_nothing(tmp_path: Path, ended: list[str]) -> None:
     async def run() -> None:
         async with local_shards(tmp_path) as shards:
             await shards.infer(STREAM, make_batch(STREAM, 0))
             process = shards.processes[SHARD]
 
-            def fail(_folder: str) -> list[str]:
-                raise OSError(5, "Input/output error")
-
-            with monkeypatch.context() as patched:
-                patched.setattr(process.state.files, "list", fail)
-                process._confirmed_at -= 10.0
-                status, answer = await shards.infer(STREAM, make_batch(STREAM, 1))
-                assert status == 503 and "send it again" in answer["error"]
+            state, hidden = tmp_path / "state", tmp_path / "unmounted"
+            state.rename(hidden)  # as when the disk is not mounted
+            process._confirmed_at -= 10.0
+            status, answer = await shards.infer(STREAM, make_batch(STREAM, 1))
+            assert status == 503 and "send it again" in answer["error"]
+            assert not state.exists(), "nothing is written beside the state"
+            hidden.rename(state)
             status, answer = await shards.infer(STREAM, make_batch(STREAM, 1))
             assert status == 200 and not ended
-
-    asyncio.run(run())
-
-
-# ---- other stores ----
-
-
-class BreakingFilesystem:
-    """Break off the first download in the middle."""
-
-    def __init__(self, filesystem: Any) -> None:
-        self._filesystem, self.num_downloads = filesystem, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._filesystem, name)
-
-    def get_file(self, remote: str, local: str) -> None:
-        self.num_downloads += 1
-        self._filesystem.get_file(remote, local)
-        if self.num_downloads == 1:
-            Path(local).write_bytes(Path(local).read_bytes()[:100])
-            raise ConnectionResetError("connection reset by peer")
-
-
-def test_a_download_that_breaks_off_is_not_mistaken_for_damage(tmp_path: Path) -> None:
-    snapshots, factory = claim(f"memory://{uuid.uuid4().hex}", tmp_path)
-    assert isinstance(snapshots, RemoteSnapshots)
-    snapshots.write(factory.create(STREAM))
-    snapshots._files.system = BreakingFilesystem(snapshots._files.system)
-    with pytest.raises(ConnectionResetError):
-        factory.read(STREAM)
-    assert factory.read(STREAM).name == STREAM
-    assert not list(snapshots.directory.glob("*/*")), "nothing is kept"
-
-
-def test_a_store_of_fsspec_gets_the_audit_log_and_the_settings(tmp_path: Path) -> None:
-    path = f"memory://{uuid.uuid4().hex}"
-
-    async def run() -> None:
-        async with local_shards(tmp_path, path) as shards:
-            await shards.infer(STREAM, make_batch(STREAM, 0))
-            files, state = RemoteFiles(path), shards.processes[SHARD].state
-            async with asyncio.timeout(30.0):
-                while not (content := files.read(state.audit_file.name)):
-                    await asyncio.sleep(0.05)
-            assert json.loads(content)["kind"] == "new"
-            assert json.loads(files.read("service.json") or b"")["method"] == "Tent"
-            other = SharedState(path, NUM_SHARDS, 1 - SHARD)
-            assert (other.path / "service.json").exists()  # what --method defaults to
-            other.release()
-            assert not other.path.exists()
 
     asyncio.run(run())
 
@@ -439,7 +377,7 @@ def test_a_shard_that_hangs_delays_neither_metrics_nor_readiness(
     ("options", "message"),
     [
         (["--shards", 2], "--shards needs --ray"),
-        (["--state", "s3://bucket/streams"], "--state needs --ray"),
+        (["--ray", "auto", "--state", "s3://bucket/streams"], "--state must be a folder"),
         (["--ray", "auto"], "--ray needs --state"),
         (["--ray", "auto", "--state", "x", "--camera", "a=/dev/video0"], "--camera needs one process"),
     ],

@@ -93,7 +93,7 @@ def serve(
         str | None,
         Option(
             "Save the streams in this folder, and resume those found there; with --ray, a folder that all machines "
-            "share, or a URL such as s3://bucket/streams. Default: not saved.",
+            "share. Default: not saved.",
             "DIR",
             panel=STREAMS,
         ),
@@ -169,19 +169,17 @@ def serve(
     cameras = [serving.StreamCamera.parse(text, sampling) for text in [*(camera or ()), *(source or ())]]
     options = replace(options, limits=limits, keep_images=options.keep_images or pictures)
     recipe = ServiceRecipe(adaptation, options, guard, threads)
+    if "://" in (state or ""):
+        raise ConfigError(f"--state must be a folder, got the URL {state}: mount the store as one")
     if ray is not None:
         if state is None:
-            raise ConfigError(
-                "--ray needs --state: a folder that all machines share, or a URL such as s3://bucket/name"
-            )
+            raise ConfigError("--ray needs --state: a folder that all machines share")
         if cameras:
             raise ConfigError("--camera needs one process: give it to a service without --ray")
         serve_on_ray(ray, recipe, state, shards, tokens, server)
         return
     if given := list_given(shards):
         raise ConfigError(f"{given[0]} needs --ray: one process serves all streams")
-    if "://" in (state or ""):
-        raise ConfigError("a URL as --state needs --ray: one process saves its streams in a folder")
     with nullcontext(state) if state else tempfile.TemporaryDirectory(prefix="ctta-serve-") as folder:
         service = recipe.build(serving.StateDirectory(folder))
 
@@ -207,12 +205,12 @@ def serve_on_ray(
     """Serve on a Ray cluster until SIGTERM or Ctrl-C; a service that runs there already is taken over.
 
     The address is ``"auto"``, ``"local"`` or that of a cluster; all machines listen as ``server`` says. The state is a
-    folder that all machines share, or a URL for fsspec.
+    folder that all machines share.
     """
     from ctta.serve.ray import RayOptions, RayService, connect
 
     # In another process, relative paths would start elsewhere.
-    state, given, options = state if "://" in state else os.path.abspath(state), recipe.adaptation, recipe.options
+    state, given, options = os.path.abspath(state), recipe.adaptation, recipe.options
     adaptation = replace(
         given,
         model=given.model and absolute_file_spec(given.model),

@@ -1,28 +1,30 @@
 """Files of tensors that notice damage: safetensors with a JSON header and a checksum of every byte.
 
 The checksum, a CRC-32, detects accidents (a bit that flipped, a sector that was lost), not forgery; a cryptographic
-hash takes longer than a fast disk takes to write. Files are read by the safetensors library and written here, because
-``safetensors.torch.save_file`` copies all tensors into bytes first, has no place for a checksum of them, and reports a
-full disk as an exception that is not an ``OSError``.
+hash takes longer than a fast disk takes to write. Files are opened here and parsed by the safetensors library, which
+reports every error of the system as a missing file. They are written here, because ``safetensors.torch.save_file``
+copies all tensors into bytes first, has no place for a checksum of them, and reports a full disk as an exception that
+is not an ``OSError``.
 """
 
+import io
 import json
-import mmap
 import os
 import struct
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from ctta.errors import DamagedCheckpointError
 
 _CHECKSUM = '"crc32":"{}"'  # an entry of the metadata as the file has it
+MAX_HEADER = 100_000_000  # bytes, as the safetensors library allows
 _NO_CHECKSUM = "0" * 8  # in the place of the checksum while it is computed
 #: Names of data types in the file format.
 _DTYPES = {
@@ -96,20 +98,40 @@ def read_tensors(path: str | os.PathLike[str], key: str) -> tuple[Any, dict[str,
         DamagedCheckpointError: If the file is truncated, altered or not such a file.
         OSError: If the file cannot be read.
     """
+    with open(path, "rb") as file:
+        content = file.read()
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            header = json.loads(metadata.get(key, "null"))
-            # Copies, since the library maps the file: overwriting it in place would change or crash a running model.
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, ValueError, RecursionError) as error:
+        tensors = safetensors.torch.load(content)  # checks the header as well
+        metadata = _read_metadata(io.BytesIO(content))
+        header = json.loads(metadata.get(key, "null"))
+    except (SafetensorError, LookupError, ValueError, RecursionError) as error:
         raise DamagedCheckpointError(f"{path} is truncated or not a file of ctta: {error}") from error
     checksum = metadata.get("crc32")
     if checksum is None:
         raise DamagedCheckpointError(f"{path} is damaged: it has no checksum")
-    if checksum != _compute_file_checksum(Path(path), checksum):
+    if checksum != _compute_file_checksum(content, checksum):
         raise DamagedCheckpointError(f"{path} is damaged: its content does not match its checksum")
     return header, tensors
+
+
+def read_header(path: str | os.PathLike[str], key: str) -> Any:
+    """Return the header of a file without reading its tensors or comparing its checksum.
+
+    Raises:
+        DamagedCheckpointError: If the file has no such header.
+        OSError: If the file cannot be read.
+    """
+    with open(path, "rb") as file:
+        try:
+            return json.loads(_read_metadata(file)[key])
+        except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
+            raise DamagedCheckpointError(f"{path} is truncated or not a file of ctta: {error}") from error
+
+
+def _read_metadata(file: BinaryIO) -> dict[str, str]:
+    (length,) = struct.unpack("<Q", file.read(8).rjust(8, b"\xff"))
+    metadata: dict[str, str] = json.loads(file.read(length) if length < MAX_HEADER else b"").get("__metadata__", {})
+    return metadata
 
 
 def to_bytes(tensor: Tensor) -> memoryview:
@@ -126,10 +148,8 @@ def _compute_checksum(*parts: bytes | memoryview) -> str:
     return f"{checksum:08x}"
 
 
-def _compute_file_checksum(path: Path, recorded: str) -> str:
+def _compute_file_checksum(content: bytes, recorded: str) -> str:
     """Return the checksum of a file whose metadata has this one."""
     old, new = (_CHECKSUM.format(value).encode() for value in (recorded, _NO_CHECKSUM))
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        (length,) = struct.unpack("<Q", content[:8])
-        with memoryview(content) as view, view[8 + length :] as data:
-            return _compute_checksum(content[8 : 8 + length].replace(old, new, 1), data)
+    (length,) = struct.unpack("<Q", content[:8])
+    return _compute_checksum(content[8 : 8 + length].replace(old, new, 1), memoryview(content)[8 + length :])

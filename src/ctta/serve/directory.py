@@ -22,7 +22,7 @@ from ctta.nn.surgery import source_fingerprint
 from ctta.serve.persistence import Snapshots
 from ctta.serve.stream import DEFAULT_BATCH_STATS
 
-SERVICE_FILE, _FORMAT = "service.json", 2
+SERVICE_FILE, STREAMS_FOLDER, _FORMAT = "service.json", "streams", 2
 
 
 def build_method(net: nn.Module, name: str, settings: Sequence[str] = ()) -> AdaptiveModel:
@@ -120,7 +120,7 @@ class StateDirectory:
 
     def open_snapshots(self) -> Snapshots:
         """Return the snapshots of the streams."""
-        return Snapshots(self.path / "streams")
+        return Snapshots(self.path / STREAMS_FOLDER)
 
     def release(self) -> None:
         """Let another process use the directory."""

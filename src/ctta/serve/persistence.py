@@ -1,22 +1,19 @@
 """Streams on disk, and the factory that creates them or reads them back."""
 
 import errno
-import json
 import logging
 import os
 import re
 import shutil
 import string
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from ctta.checkpoint.encoding import encode, is_serializable
@@ -26,7 +23,7 @@ from ctta.core.hyperparameters import format_hyperparameters
 from ctta.core.model import AdaptiveModel
 from ctta.errors import CheckpointError, DamagedCheckpointError
 from ctta.io.atomic import fsync_directory, fsync_file
-from ctta.io.tensors import read_tensors, write_tensors
+from ctta.io.tensors import read_header, read_tensors, write_tensors
 from ctta.nn.surgery import copy_sharing_tensors
 from ctta.serve.audit import AuditLog, StreamEvent
 from ctta.serve.http import STREAM_NAME_PATTERN
@@ -38,7 +35,7 @@ logger = logging.getLogger("ctta.serve")
 STATE_FILE, WINDOW_FILE = "state.safetensors", "window.safetensors"
 ANSWERS = "answers."  # what their tensors begin with in the window file
 _FORMAT = 2  # of the window file
-UNFINISHED, COMPLETE = "unfinished-", "complete"  # the second is written last, where nothing can be renamed
+UNFINISHED = "unfinished-"
 DELETED, DAMAGED = ".deleted-", ".damaged-"  # no stream's directory starts with a dot
 INCARNATION = 10**9  # snapshots that one incarnation of a process may write
 MOVE_ATTEMPTS = 20
@@ -123,6 +120,7 @@ class Snapshots:
         parent.mkdir(exist_ok=True)
         number = self._next_number(stream.name)
         unfinished = parent / f"{UNFINISHED}{number}"
+        shutil.rmtree(unfinished, ignore_errors=True)  # of an attempt that failed, when it could not be removed either
         try:
             unfinished.mkdir()
             save(stream.model, unfinished / STATE_FILE)
@@ -138,23 +136,30 @@ class Snapshots:
             shutil.rmtree(unfinished, ignore_errors=True)  # after an error: the disk may be full
         for older in self.numbers(stream.name):
             if older < number:
-                self._remove(stream.name, older)
+                shutil.rmtree(parent / str(older), ignore_errors=True)  # the next write tries again
 
-    @contextmanager
-    def open_state(self, name: str) -> Iterator[Path]:
-        """Yield the file of a stream's model, which :func:`ctta.load` reads; the stream becomes this process's."""
-        self._take_over(name)
-        with self._open(name, STATE_FILE) as path:
-            yield path
+    def take_over(self, name: str) -> Path:
+        """Return the file of a stream's model, which :func:`ctta.load` reads.
+
+        The newest snapshot gets a number of this incarnation: a former process may still be about to replace it.
+        """
+        first, parent = self._first_number, self._local_directory(name)
+        for _ in range(MOVE_ATTEMPTS):
+            newest = max(self.numbers(name), default=first)
+            if newest >= first:
+                return self._find(name, STATE_FILE)
+            try:
+                os.rename(parent / str(newest), parent / str(first))  # not flushed: either name will do
+            except FileNotFoundError:  # a former process has just replaced it by another one
+                time.sleep(0.05)
+        raise OSError(f"the snapshots of stream {name} change all the time: is another service using them?")
 
     def read_summary(self, name: str) -> dict[str, Any]:
         """Return the summary of a stream as of its snapshot; DamagedCheckpointError if it cannot be read."""
         before = self.numbers(name)
         try:
-            with self._detect_damage(name), self._open(name, WINDOW_FILE) as path:
-                with safe_open(path, framework="pt") as file:
-                    header: dict[str, Any] = json.loads((file.metadata() or {})["stream"])
-                return _check_summary(header["summary"])
+            with self._detect_damage(name):
+                return _check_summary(read_header(self._find(name, WINDOW_FILE), "stream")["summary"])
         except DamagedCheckpointError:
             if self.numbers(name) == before:
                 raise
@@ -162,8 +167,8 @@ class Snapshots:
 
     def restore(self, stream: ServedStream) -> None:
         """Restore the window and the history of a stream whose model was loaded; DamagedCheckpointError on failure."""
-        with self._detect_damage(stream.name), self._open(stream.name, WINDOW_FILE) as path:
-            header, tensors = read_tensors(path, "stream")
+        with self._detect_damage(stream.name):
+            header, tensors = read_tensors(self._find(stream.name, WINDOW_FILE), "stream")
             stream.restore(_check_summary(header["summary"]))
             answers = {name.removeprefix(ANSWERS): each for name, each in tensors.items() if name.startswith(ANSWERS)}
             if stream.answers is not None and answers:  # those of another service may have none
@@ -183,16 +188,27 @@ class Snapshots:
         if path.exists():
             os.rename(path, deleted)  # first, so that a kill leaves no partial directory that looks like a stream
             shutil.rmtree(deleted, ignore_errors=True)
-            fsync_directory(self.directory)
+            try:
+                fsync_directory(self.directory)
+            except OSError as error:  # it is deleted nevertheless, unless the power fails now
+                logger.warning("the deletion of stream %s could not be flushed: %s", name, error)
 
-    def quarantine(self, name: str) -> Path:
-        """Move a stream that cannot be read out of the way, and return where it is for a person to look at."""
+    def quarantine(self, name: str) -> Path | None:
+        """Move a stream that cannot be read out of the way for a person to look at.
+
+        Returns:
+            Where it is now; None if there is nothing left of it.
+
+        Raises:
+            OSError: If it cannot be moved; then it is where it was.
+        """
         self._check_owner()
         damaged = self._local_directory(name)
         path = self.directory / f"{DAMAGED}{time.time_ns()}-{damaged.name}"
-        if damaged.exists():  # or somebody has removed it
-            os.rename(damaged, path)
-            fsync_directory(self.directory)
+        try:
+            os.rename(damaged, path)  # not flushed: after a power failure it is found and moved again
+        except FileNotFoundError:
+            return None
         return path
 
     def numbers(self, name: str) -> set[int]:
@@ -209,7 +225,7 @@ class Snapshots:
         try:
             yield
         # Errors of the disk pass: they may be temporary, and the file undamaged.
-        except (SafetensorError, FileNotFoundError, LookupError, TypeError, ValueError, RecursionError) as error:
+        except (FileNotFoundError, LookupError, TypeError, ValueError) as error:
             raise DamagedCheckpointError(f"{self._local_directory(name)} cannot be read ({error})") from error
 
     def _next_number(self, name: str) -> int:
@@ -217,22 +233,6 @@ class Snapshots:
         if first and newest >= first + INCARNATION:
             raise ShardLostError(f"stream {name} has a snapshot of a newer process, {newest // INCARNATION}")
         return max(newest + 1, first)
-
-    def _take_over(self, name: str) -> None:
-        """Give the newest snapshot a number of this incarnation: a former process may still be about to replace it."""
-        first = self._first_number
-        for _ in range(MOVE_ATTEMPTS):
-            newest = max(self.numbers(name), default=first)
-            if newest >= first:
-                return
-            try:
-                self._move(name, newest, first)
-                return
-            except FileNotFoundError:  # a former process has just replaced it by another one
-                time.sleep(0.05)
-        raise OSError(f"the snapshots of stream {name} change all the time: is another service using them?")
-
-    # ---- what differs between a directory and other stores ----
 
     def _publish(self, unfinished: Path, name: str, number: int) -> None:
         """Make a snapshot that was written the newest one."""
@@ -244,131 +244,13 @@ class Snapshots:
             if int(leftover.name.removeprefix(UNFINISHED)) < number:
                 shutil.rmtree(leftover, ignore_errors=True)
 
-    def _remove(self, name: str, number: int) -> None:
-        shutil.rmtree(self._local_directory(name) / str(number), ignore_errors=True)  # the next write tries again
-
-    def _move(self, name: str, number: int, to: int) -> None:
-        parent = self._local_directory(name)
-        os.rename(parent / str(number), parent / str(to))  # not flushed: after a power failure, either name will do
-
-    @contextmanager
-    def _open(self, name: str, file_name: str) -> Iterator[Path]:
-        """Yield a file of a stream's newest snapshot."""
+    def _find(self, name: str, file_name: str) -> Path:
+        """Return a file of a stream's newest snapshot."""
         if not self.directory.is_dir():  # not damage of a stream: a disk that is not mounted
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.directory))
         if not (numbers := self.numbers(name)):
             raise FileNotFoundError(f"there is no snapshot in {self._local_directory(name)}")
-        yield self._local_directory(name) / str(max(numbers)) / file_name
-
-
-class RemoteFiles:
-    """Files in any store that fsspec opens, such as ``s3://bucket/streams``, or in the folder of a path."""
-
-    def __init__(self, url: str) -> None:
-        try:
-            from fsspec.core import url_to_fs
-        except ImportError as error:
-            raise ImportError(f"{url} needs the extra 'serve-ray': pip install 'ctta[serve-ray]'") from error
-        self.system, root = url_to_fs(url)
-        self.root, self.is_folder = root.rstrip("/"), "://" not in url
-        self.system.makedirs(self.root, exist_ok=True)
-
-    def list(self, folder: str) -> list[str]:
-        """Return the paths of all files below a folder, also of those that another process has just written."""
-        self.system.invalidate_cache()
-        prefix = f"{self.system._strip_protocol(self.root)}/"
-        return [str(found).removeprefix(prefix) for found in self.system.find(prefix + folder)]
-
-    def read(self, name: str) -> bytes | None:
-        """Return the content of a file; None if there is none."""
-        try:
-            content: bytes = self.system.cat_file(f"{self.root}/{name}")
-        except FileNotFoundError:
-            return None
-        return content
-
-    def write(self, name: str, content: bytes = b"") -> None:
-        """Create or replace a file."""
-        self.system.makedirs(f"{self.root}/{name}".rpartition("/")[0], exist_ok=True)
-        self.system.pipe_file(f"{self.root}/{name}", content)
-
-    def copy(self, name: str, to: str) -> None:
-        """Copy a file."""
-        self.system.copy(f"{self.root}/{name}", f"{self.root}/{to}")
-
-    def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
-        with suppress(FileNotFoundError):
-            self.system.rm_file(f"{self.root}/{name}")
-
-
-class RemoteSnapshots(Snapshots):
-    """Snapshots in any store that fsspec opens; files are written and read in a local directory on the way."""
-
-    def __init__(self, files: RemoteFiles, directory: Path, **options: Any) -> None:
-        self._files = files
-        super().__init__(directory, **options)
-
-    def names(self) -> Iterator[str]:
-        """Yield every stream that has a snapshot and belongs to this process."""
-        found = {path.split("/")[1] for path in self._files.list("streams") if path.endswith(f"/{COMPLETE}")}
-        return iter([name for each in sorted(found) if (name := parse_directory_name(each)) and self.owns(name)])
-
-    def delete(self, name: str) -> None:
-        """Delete the snapshot of a stream, if there is one."""
-        self._check_owner()
-        for number in self.numbers(name):
-            self._remove(name, number)
-
-    def quarantine(self, name: str) -> Path:
-        """Move a stream that cannot be read out of the way, and return where it is for a person to look at."""
-        self._check_owner()
-        folder, target = self._folder(name), f"streams/{DAMAGED}{time.time_ns()}-{directory_name(name)}"
-        for path in self._files.list(folder):
-            self._files.copy(path, target + path.removeprefix(folder))
-        for number in self.numbers(name):
-            self._remove(name, number)
-        return Path(self._files.root, target)
-
-    def numbers(self, name: str) -> set[int]:
-        """Return the numbers of a stream's complete snapshots."""
-        found = (path.split("/")[-2:] for path in self._files.list(self._folder(name)))
-        return {int(number) for number, file_name in found if file_name == COMPLETE and number.isdecimal()}
-
-    @staticmethod
-    def _folder(name: str) -> str:
-        return f"streams/{directory_name(name)}"
-
-    def _publish(self, unfinished: Path, name: str, number: int) -> None:
-        folder = f"{self._folder(name)}/{number}"
-        for file_name in (STATE_FILE, WINDOW_FILE):
-            self._files.system.put_file(str(unfinished / file_name), f"{self._files.root}/{folder}/{file_name}")
-        self._check_owner()  # the upload may have taken long
-        self._files.write(f"{folder}/{COMPLETE}")
-
-    def _remove(self, name: str, number: int) -> None:
-        for file_name in (COMPLETE, STATE_FILE, WINDOW_FILE):  # the marker first: a kill leaves no partial snapshot
-            self._files.remove(f"{self._folder(name)}/{number}/{file_name}")
-
-    def _move(self, name: str, number: int, to: int) -> None:
-        for file_name in (STATE_FILE, WINDOW_FILE, COMPLETE):
-            self._files.copy(f"{self._folder(name)}/{number}/{file_name}", f"{self._folder(name)}/{to}/{file_name}")
-
-    @contextmanager
-    def _open(self, name: str, file_name: str) -> Iterator[Path]:
-        if not (numbers := self.numbers(name)):
-            raise FileNotFoundError(f"there is no snapshot in {self._folder(name)}")
-        with tempfile.TemporaryDirectory(dir=self.directory) as folder:
-            path = Path(folder, file_name)
-            remote = f"{self._files.root}/{self._folder(name)}/{max(numbers)}/{file_name}"
-            self._files.system.get_file(remote, str(path))
-            yield path
-
-
-def open_snapshots(files: RemoteFiles, path: Path, **options: Any) -> Snapshots:
-    """Return the snapshots in a shared state, which pass through a local folder if the state is not one."""
-    directory = path / "streams"
-    return Snapshots(directory, **options) if files.is_folder else RemoteSnapshots(files, directory, **options)
+        return self._local_directory(name) / str(max(numbers)) / file_name
 
 
 @dataclass(frozen=True)
@@ -396,8 +278,7 @@ class StreamFactory:
             OSError: If the disk cannot be read.
         """
         try:
-            with self.snapshots.open_state(name) as path:
-                model = self.load_model(path)
+            model = self.load_model(self.snapshots.take_over(name))
         except FileNotFoundError as error:
             raise DamagedCheckpointError(str(error)) from error
         stream = self._wrap(name, model)
@@ -406,7 +287,8 @@ class StreamFactory:
 
     def quarantine(self, name: str, error: DamagedCheckpointError) -> None:
         """Move a damaged stream out of the way and record it, so that the stream can start over."""
-        cause = f"{error}; moved to {self.snapshots.quarantine(name)}, and the stream starts over"
+        path = self.snapshots.quarantine(name)
+        cause = f"{error}; {f'moved to {path}, and ' if path else ''}the stream starts over"
         logger.error("stream %s: %s", name, cause)
         self.log.append(name, StreamEvent.DAMAGED, cause)
 

@@ -13,8 +13,6 @@ import importlib
 import logging
 import os
 import random
-import shutil
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -28,15 +26,14 @@ from fastapi import Depends, FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.types import ASGIApp, Message
 
-from ctta.core.model import AdaptiveModel
 from ctta.errors import ConfigError, DamagedCheckpointError, first_line
 from ctta.serve.app import add_error_handlers, create_app
-from ctta.serve.directory import SERVICE_FILE, StateDirectory, lock_shared
+from ctta.serve.directory import STREAMS_FOLDER, StateDirectory, lock_shared
 from ctta.serve.http import METHODS, ApiError, Authenticator, BodyReader, MemoryBudget, Tokens, check_host
 from ctta.serve.listing import Listing, StreamQuery, list_streams, merge_listings
 from ctta.serve.metrics import merge_metrics
 from ctta.serve.options import Limits, ShardOptions
-from ctta.serve.persistence import INCARNATION, RemoteFiles, ShardLostError, Snapshots, open_snapshots
+from ctta.serve.persistence import INCARNATION, ShardLostError, Snapshots
 from ctta.serve.protocol import estimate_memory, parse_stream_name, split_body
 from ctta.serve.service import Service
 from ctta.serve.store import StreamSlot
@@ -73,18 +70,16 @@ def find_shard(stream: str, num_shards: int) -> int:
 
 def check_num_shards(path: str, num_shards: int) -> None:
     """Raise ConfigError if the streams in a shared state were started with another number of shards."""
-    for found in {marker.split("/")[1] for marker in RemoteFiles(path).list("shards")} - {str(num_shards)}:
+    for found in {folder.name for folder in Path(path, "shards").glob("*")} - {str(num_shards)}:
         raise ConfigError(f"the streams in {path} are on {found} shards for good: give --shards {found}")
 
 
 def read_slots(path: str) -> dict[str, StreamSlot]:
     """Return the streams in a shared state as they were saved, without changing anything; damaged ones are left out."""
-    files, slots = RemoteFiles(path), {}
-    with tempfile.TemporaryDirectory(prefix="ctta-front-") as scratch:
-        snapshots = open_snapshots(files, Path(path if files.is_folder else scratch), incarnation=0)
-        for name in list(snapshots.names()):
-            with suppress(DamagedCheckpointError):  # which its shard finds and reports
-                slots[name] = StreamSlot(name, snapshots.read_summary(name))
+    snapshots, slots = Snapshots(Path(path, STREAMS_FOLDER), incarnation=0), {}
+    for name in list(snapshots.names()):
+        with suppress(DamagedCheckpointError):  # which its shard finds and reports
+            slots[name] = StreamSlot(name, snapshots.read_summary(name))
     return slots
 
 
@@ -96,19 +91,10 @@ class SharedState(StateDirectory):
     """
 
     def __init__(self, path: str, num_shards: int, shard: int) -> None:
-        self.files, self.shard, self._num_shards = RemoteFiles(path), shard, num_shards
-        self._folder = f"shards/{num_shards}/{shard:03d}"
-        self._cleanup = ExitStack()
-        if self.files.is_folder:
-            self.path = Path(path)
-            self._cleanup.callback(os.close, lock_shared(self.path))
-        else:
-            self.path = Path(tempfile.mkdtemp(prefix="ctta-shard-"))
-            self._cleanup.callback(shutil.rmtree, self.path, ignore_errors=True)
-            self._cleanup.callback(self.upload_audit_log)
-            if recorded := self.files.read(SERVICE_FILE):
-                (self.path / SERVICE_FILE).write_bytes(recorded)
-        self._uploaded_at = 0  # when the audit log had changed last
+        self.path, self.shard, self._num_shards = Path(path), shard, num_shards
+        self._claims = self.path / "shards" / str(num_shards) / f"{shard:03d}"
+        self._lock_file = ExitStack()
+        self._lock_file.callback(os.close, lock_shared(self.path))
         self.incarnation = self._claim()
 
     def owns(self, stream: str) -> bool:
@@ -117,26 +103,27 @@ class SharedState(StateDirectory):
 
     def _claim(self) -> int:
         """Leave a marker with the next incarnation, and return it; no other process gets the same."""
+        self._claims.mkdir(parents=True, exist_ok=True)
         # The markers may be missing where somebody has copied the streams alone.
-        snapshots = open_snapshots(self.files, self.path, owns=self.owns, incarnation=0)
+        snapshots = Snapshots(self.path / STREAMS_FOLDER, owns=self.owns, incarnation=0)
         newest = max((max(snapshots.numbers(name)) for name in snapshots.names()), default=0) // INCARNATION
         while True:
             number = max(newest, *self._markers().values(), 0) + 1
-            own = f"{self._folder}/{number}-{uuid.uuid4().hex}"
-            self.files.write(own)
+            own = self._claims / f"{number}-{uuid.uuid4().hex}"
+            own.touch()
             # Of two processes that have chosen the same number, at least the one that looks last sees the other's
             # marker, or a higher one of a third process, which removes lower ones.
-            if all(name == own or other < number for name, other in self._markers().items()):
+            if all(marker == own or other < number for marker, other in self._markers().items()):
                 break
             time.sleep(random.uniform(0.05, 0.5))
-        for name, other in self._markers().items():
+        for marker, other in self._markers().items():
             if other < number:
-                self.files.remove(name)
+                marker.unlink(missing_ok=True)
         return number
 
-    def _markers(self) -> dict[str, int]:
-        """Return the incarnation of each marker of this shard."""
-        return {name: int(name.rpartition("/")[2].partition("-")[0]) for name in self.files.list(self._folder)}
+    def _markers(self) -> dict[Path, int]:
+        """Return the incarnation of each marker of this shard; OSError if they cannot be read."""
+        return {marker: int(marker.name.partition("-")[0]) for marker in self._claims.iterdir()}
 
     def check_owner(self) -> None:
         """Raise ShardLostError if another process has claimed the shard; OSError if the state cannot be read."""
@@ -151,30 +138,15 @@ class SharedState(StateDirectory):
         """File of the audit log of this incarnation."""
         return self.path / f"audit-{self.shard:03d}-{self.incarnation}.jsonl"
 
-    def check_same_service(self, model: AdaptiveModel) -> None:
-        """Raise ConfigError if the streams were started with another network or method."""
-        super().check_same_service(model)
-        if not self.files.is_folder and self.files.read(SERVICE_FILE) is None:
-            self.files.write(SERVICE_FILE, (self.path / SERVICE_FILE).read_bytes())
-
     def open_snapshots(self) -> Snapshots:
         """Return the snapshots of the streams of this shard."""
-        return open_snapshots(
-            self.files, self.path, owns=self.owns, incarnation=self.incarnation, check_owner=self.check_owner
+        return Snapshots(
+            self.path / STREAMS_FOLDER, owns=self.owns, incarnation=self.incarnation, check_owner=self.check_owner
         )
 
-    def upload_audit_log(self) -> None:
-        """Copy the audit log, and the file before it, to where the streams are, if that is not a folder."""
-        if self.files.is_folder or not self.audit_file.exists():
-            return
-        if (changed_at := self.audit_file.stat().st_mtime_ns) != self._uploaded_at:
-            for file in self.path.glob(f"{self.audit_file.name}*"):
-                self.files.write(file.name, file.read_bytes())
-            self._uploaded_at = changed_at
-
     def release(self) -> None:
-        """Let a service of one process use the folder; of a URL, copy what is left and remove the local folder."""
-        self._cleanup.close()
+        """Let a service of one process use the folder."""
+        self._lock_file.close()
 
 
 @dataclass(frozen=True)
@@ -182,7 +154,7 @@ class RayOptions(ShardOptions):
     """How a service runs on a cluster; every process of it gets these."""
 
     make_service: Callable[[SharedState], Service]  # picklable; what it needs must be on every machine
-    state: str  # folder that every machine sees under this path, or a URL for fsspec
+    state: str  # folder that every machine sees under this path
     name: str = "ctta"
     tokens: Tokens = field(default_factory=Tokens, repr=False)
     limits: Limits = field(default_factory=Limits)  # of the front
@@ -256,7 +228,6 @@ class Shard:
             while not self._is_closing.is_set():
                 try:
                     await self._confirm(max_age=0.0)
-                    await asyncio.to_thread(self.state.upload_audit_log)
                 except OSError:
                     logger.exception("shard %d cannot reach its state, and answers nothing", self.state.shard)
                 with suppress(TimeoutError):
@@ -368,7 +339,7 @@ class RayService:
         """
         options, ray, serve = self.options, import_ray(), import_ray("ray.serve")
         check_host(host, options.tokens)
-        if "://" not in options.state and not self.find():
+        if not self.find():
             StateDirectory(options.state).release()  # raises if another service uses it
         check_num_shards(options.state, options.num_shards)
         try:  # with one shard, so that mistakes are found now and not by the first client
