@@ -36,9 +36,12 @@ class LocalShards(RayService):
     async def running(self) -> list[int]:
         return sorted(self.processes)
 
-    async def call(self, shard: int, method: str, *arguments: Any) -> Any:
+    async def connect(self, shard: int) -> None:
         if shard not in self.processes:
             self.processes[shard] = self.start_shard(shard)
+
+    async def call(self, shard: int, method: str, *arguments: Any) -> Any:
+        await self.connect(shard)
         process = self.processes[shard]
         result = await getattr(process, method)(*arguments)
         if self.processes.get(shard) is not process:

@@ -62,16 +62,24 @@ def infer_request(stream: str | int, x: Tensor, **parameters: Any) -> dict[str, 
 
 
 class ServerProcess:
-    """``ctta serve`` in another process."""
+    """``ctta serve`` in another process, which may open so many files at once."""
 
-    def __init__(self, state: Path, *options: object, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        state: Path,
+        *options: object,
+        environment: Mapping[str, str] | None = None,
+        num_files: int | None = None,
+    ) -> None:
         self.spec = f"file:{write_network_file(state.parent)}:net"
         self.state = state
         self.options = ["--model", self.spec, "--size", *SIZE, "--port", 0, "--state", state, *options]
-        self.environment = environment
+        self.environment, self.num_files = environment, num_files
 
     def __enter__(self) -> Client:
         command = [sys.executable, "-c", "from ctta.cli import main; main()", "serve", *map(str, self.options)]
+        if self.num_files is not None:
+            command = ["prlimit", f"--nofile={self.num_files}:{self.num_files}", *command]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env=self.environment and dict(self.environment)
         )

@@ -33,6 +33,17 @@ def _mount_command(path: Path, num_bytes: int) -> list[str]:
     return [*AS_ROOT, "mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
 
 
+@contextmanager
+def read_only(path: Path) -> Iterator[None]:
+    """Mount a folder on itself, read-only, as a system does with a disk that has errors; only root may do that."""
+    subprocess.run([*AS_ROOT, "mount", "--bind", str(path), str(path)], check=True)
+    subprocess.run([*AS_ROOT, "mount", "-o", "remount,bind,ro", str(path)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([*AS_ROOT, "umount", "--lazy", str(path)], check=True)
+
+
 def can_mount(folder: Path) -> bool:
     """Return whether file systems can be mounted in a folder."""
     if not all(map(shutil.which, ["mount", *AS_ROOT[:1]])):

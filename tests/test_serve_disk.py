@@ -1,15 +1,20 @@
-"""Disks that are full for a while: the service keeps serving, and recovers by itself."""
+"""Disks that are full, and files that cannot be opened, for a while: the service keeps serving, and recovers."""
 
+import errno
 import json
 import os
+import resource
 import signal
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from serving import TIMEOUT, Client, ServerProcess, make_images, make_png, make_tent
-from small_disk import small_disk
+import requests
+from serving import TIMEOUT, Client, ServerProcess, infer_request, make_images, make_png, make_tent, serve_in_thread
+from small_disk import read_only, small_disk
 
 from ctta.errors import ConfigError
 from ctta.serve import Service
@@ -113,6 +118,119 @@ def test_requests_on_a_full_disk(tmp_path: Path) -> None:
         events = [json.loads(line) for line in (disk.path / "state/audit.jsonl").read_text().splitlines()]
         assert sum(event["kind"] == "reset" for event in events) == num_resets + 1 - num_failures
         assert events[-1]["stream"] == "c" and events[-1]["kind"] == "reset"
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """Let this process open no more files."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with open(os.devnull, "rb") as file:
+        lowest = file.fileno()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_file_that_cannot_be_opened_is_not_damaged(tmp_path: Path) -> None:
+    service = Service(make_tent(tmp_path), tmp_path / "state")
+    snapshots = service.factory.snapshots
+    snapshots.write(service.factory.create("a"))
+    for read in (service.factory.read, snapshots.read_summary):
+        with no_more_files(), pytest.raises(OSError) as raised:
+            read("a")
+        assert raised.value.errno == errno.EMFILE
+    stream = service.factory.read("a")
+    with no_more_files(), pytest.raises(OSError):
+        snapshots.write(stream)
+    snapshots.write(stream)
+    assert service.factory.read("a").num_changes == 0
+    service.release()
+
+
+def test_connections_that_use_up_all_files_cost_no_stream_and_shut_out_no_request(tmp_path: Path) -> None:
+    """Of 128 files that the process may open; all but two of the streams are read from the disk again and again."""
+    names = [f"s{number}" for number in range(6)]
+    server = ServerProcess(tmp_path / "state", *OPTIONS, "--live-streams", 2, num_files=128)
+    with server as client, ExitStack() as stack:
+        address = ("127.0.0.1", int(client.address.rpartition(":")[2]))
+        for name in names:
+            client.infer(name, make_images(4))
+        for update in (2, 3):
+            for _ in range(150):
+                silent = stack.enter_context(socket.create_connection(address, timeout=TIMEOUT))
+                silent.sendall(b"POST /streams/")
+            for name in names:
+                fresh = Client(client.address)
+                assert fresh.infer(name, make_images(4, update))["update"] == update
+                fresh.session.close()
+        assert metric(client, 'ctta_events_total{kind="damaged"}') == 0
+        assert server.stop(signal.SIGTERM) == 0
+    assert not list((tmp_path / "state/streams").glob(".damaged*"))
+    with server as client:
+        assert [client.json("GET", f"/streams/{name}")["updates"] for name in names] == [3] * len(names)
+
+
+def test_more_requests_than_connections_get_a_503(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path / "state", *OPTIONS, num_files=72)  # 18 connections, beside 64 other files at most
+    with server as client, ExitStack() as stack:
+        address = ("127.0.0.1", int(client.address.rpartition(":")[2]))
+        head = b"POST /streams/a/image HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+        for _ in range(18):  # none of them is idle
+            stack.enter_context(socket.create_connection(address, timeout=TIMEOUT)).sendall(head)
+        time.sleep(0.5)
+        try:
+            response = Client(client.address).call("GET", "/v2/health/live")
+        except requests.ConnectionError:  # the answer came before the request was sent
+            return
+        assert (
+            response.status_code == 503
+            and response.headers["Retry-After"]
+            and "connections" in response.json()["error"]
+        )
+
+
+def test_a_folder_that_cannot_be_flushed_is_moved_or_deleted_nevertheless(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the client and the log are told is what happened."""
+
+    def fail(_path: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    service = Service(make_tent(tmp_path), tmp_path / "state", window_size=0)
+    for name in ("a", "b"):
+        service.factory.snapshots.write(service.factory.create(name))
+    service.release()
+    service = Service(make_tent(tmp_path), tmp_path / "state", window_size=0)
+    (tmp_path / "state/streams/a/1/state.safetensors").write_bytes(b"damaged")
+    with serve_in_thread(service) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr("ctta.serve.persistence.fsync_directory", fail)
+            assert client.infer("a", make_images(4))["update"] == 1
+            assert client.call("DELETE", "/streams/b").status_code == 200
+            assert client.call("GET", "/streams/b").status_code == 404
+        (event,) = [
+            each
+            for each in map(json.loads, (tmp_path / "state/audit.jsonl").read_text().splitlines())
+            if each["kind"] == "damaged"
+        ]
+        (moved,) = (tmp_path / "state/streams").glob(".damaged-*")
+        assert f"moved to {moved}, and the stream starts over" in event["cause"]
+
+
+def test_a_damaged_stream_that_cannot_be_moved_stays(tmp_path: Path) -> None:
+    service = Service(make_tent(tmp_path), tmp_path / "state", window_size=0)
+    service.factory.snapshots.write(service.factory.create("a"))
+    service.release()
+    service = Service(make_tent(tmp_path), tmp_path / "state", window_size=0)
+    (tmp_path / "state/streams/a/1/state.safetensors").write_bytes(b"damaged")
+    with serve_in_thread(service) as client, read_only(tmp_path / "state/streams"):
+        response = client.call("POST", "/v2/models/ctta/infer", json=infer_request("a", make_images(4)))
+        assert response.status_code == 503 and "nothing was changed" in response.json()["error"]
+        assert [path.name for path in (tmp_path / "state/streams").iterdir()] == ["a"]
+        assert "damaged" not in (tmp_path / "state/audit.jsonl").read_text()
 
 
 def test_a_line_that_a_killed_process_left_unfinished_stays_on_its_own(tmp_path: Path) -> None:

@@ -112,6 +112,18 @@ def test_a_kill_loses_only_what_came_after_the_last_snapshot(tmp_path: Path) -> 
             assert np.array_equal(answer["logits"].astype(np.float32), alone(batch(name, number)).numpy())
 
 
+def test_a_signal_just_after_the_start_and_a_second_one_do_not_prevent_the_last_save(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path / "state", "--method", "tent", "--no-guard", "--window", 0)
+    with server:
+        assert server.stop(signal.SIGTERM) == 0
+    with server as client:
+        client.infer("a", make_images(6))
+        server.process.send_signal(signal.SIGINT)
+        assert server.stop(signal.SIGINT) == 0
+    with server as client:
+        assert client.json("GET", "/streams/a")["updates"] == 1
+
+
 def test_an_unfinished_snapshot_is_ignored(tmp_path: Path) -> None:
     """What a process that was killed while saving leaves behind is removed, and the previous snapshot counts."""
     service = Service(make_tent(tmp_path), tmp_path / "state")

@@ -405,7 +405,7 @@ def test_shards_get_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     Path("names.txt").write_text("bird\ncat\n")
     monkeypatch.setattr("ctta.serve.ray.connect", lambda address: None)
-    monkeypatch.setattr("ctta.cli.serve.wait_for_signal", lambda is_over: None)
+    monkeypatch.setattr("ctta.cli.serve.threading.Event.wait", lambda *_: True)
     monkeypatch.setattr("ctta.serve.ray.RayService", FakeService)
     files = ("--classes", "names.txt", "--model", "file:net.py:build")
     output(serve, *files, "--ray", "auto", "--shards", 2, "--state", "streams")

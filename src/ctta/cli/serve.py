@@ -1,11 +1,10 @@
 """``ctta serve``: serve an adaptive model over HTTP."""
 
 import os
-import signal
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -223,22 +222,14 @@ def serve_on_ray(
         options = replace(options, num_workers=max(1, int(shards.num_cpus)))
     recipe = replace(recipe, adaptation=adaptation, options=options)
     connect(address)
-    service = RayService(RayOptions(recipe.build, state, options.name, tokens, options.limits, **vars(shards)))
-    service.start(host=server.host, port=server.port)
-    print_text(f"Listening on http://{server.host}:{server.port}")
-    print_text(f"The streams are saved in {state}.")
-    wait_for_signal(lambda: not service.is_running)
-    service.stop()
-    print_text(f"Saved all streams in {state}.")
-
-
-def wait_for_signal(is_over: Callable[[], bool]) -> None:
-    """Wait for SIGTERM or Ctrl-C, or until something is over, which is asked every two seconds."""
     stopped = threading.Event()
-    before = {number: signal.signal(number, lambda *_: stopped.set()) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        while not stopped.wait(2.0) and not is_over():
-            pass
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    # From here on, as a service that was started must be stopped. Ray has set handlers of its own when it connected.
+    with serving.handle_signals(stopped.set):
+        service = RayService(RayOptions(recipe.build, state, options.name, tokens, options.limits, **vars(shards)))
+        service.start(host=server.host, port=server.port)
+        print_text(f"Listening on http://{server.host}:{server.port}")
+        print_text(f"The streams are saved in {state}.")
+        while not stopped.wait(2.0) and service.is_running:
+            service.start_fronts(host=server.host, port=server.port)  # of machines that were added
+        service.stop()
+    print_text(f"Saved all streams in {state}.")

@@ -5,9 +5,12 @@ import logging
 import signal
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from types import FrameType
 from typing import Annotated, Any
 
 import uvicorn
@@ -16,7 +19,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
 from typing_extensions import Doc
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 import ctta
 from ctta.core.options import Option, takes_options
@@ -35,12 +40,24 @@ from ctta.serve.http import (
     error_responses,
     is_out_of_memory,
 )
-from ctta.serve.options import SERVER
+from ctta.serve.options import SERVER, Limits
 from ctta.serve.protocol import protocol_routes
 from ctta.serve.routes import page_routes, stream_routes
 from ctta.serve.service import Service
 
+try:
+    import resource
+except ImportError:  # on Windows
+    resource = None  # type: ignore[assignment]
+
 logger = logging.getLogger("ctta.serve")
+
+RESERVED_FILES = 64  # that may be open beside connections: libraries, the log, and the snapshots being read and written
+_BUSY_BODY = b'{"error": "too many connections are open: send the request again later"}'
+_BUSY = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\n"
+    b"content-length: %d\r\n\r\n%s" % (len(_BUSY_BODY), _BUSY_BODY)
+)
 
 
 def create_app(
@@ -179,35 +196,119 @@ def serve(service: Service, options: ServerOptions) -> None:
     """
     host, tokens = options.host, options.tokens
     check_host(host, tokens)
-    limits = service.limits
-    config = uvicorn.Config(
-        create_app(service, tokens, options.cameras),
-        log_level="warning",
-        limit_concurrency=limits.max_connections,
-        timeout_graceful_shutdown=max(1, round(limits.request_timeout)),
-        server_header=False,
-        lifespan="on",
-    )
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     url_host = f"[{host}]" if ":" in host else host
-    with socket.create_server((host, options.port), family=family, backlog=limits.max_connections) as listener:
-        # Inherited by connections. asyncio sets it only where the socket names its protocol, and without it, an answer
-        # on a connection that is kept open waits about 40 ms for the client to acknowledge its header.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if options.on_listening:
-            options.on_listening(f"http://{url_host}:{listener.getsockname()[1]}")
-        with _ignore_repeated_signals():
-            uvicorn.Server(config).run(sockets=[listener])
+    with open_listener(host, options.port) as listener:
+        url = f"http://{url_host}:{listener.getsockname()[1]}"
+        app, on_listening = create_app(service, tokens, options.cameras), options.on_listening
+        server = StreamServer(app, service.limits, on_started=lambda: on_listening and on_listening(url))
+        with handle_signals(server.request_stop):
+            server.run(sockets=[listener])
     service.store.check_all_saved()
 
 
+def open_listener(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address; OSError if that cannot be used."""
+    listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    # Inherited by connections. asyncio sets it only where the socket names its protocol, and without it, an answer on a
+    # connection that is kept open waits about 40 ms for the client to acknowledge its header.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
+
+
+class StreamServer(uvicorn.Server):
+    """Run an application so that a signal ends it in order at any time, and idle connections shut out no request.
+
+    Args:
+        app: The application.
+        limits: Of connections, and of the time in which requests must end at a shutdown.
+        on_started: Called when connections are accepted and signals are handled.
+    """
+
+    def __init__(self, app: ASGIApp, limits: Limits, on_started: Callable[[], object] = lambda: None) -> None:
+        self._on_started, max_connections = on_started, find_max_connections(limits.max_connections)
+        protocol = partial(LimitedConnection, max_connections=max_connections)
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=protocol,  # type: ignore[arg-type]  # called like a class
+                ws="none",
+                log_level="warning",
+                timeout_graceful_shutdown=max(1, round(limits.request_timeout)),
+                server_header=False,
+                lifespan="on",
+            )
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to accept connections."""
+        await super().startup(sockets)
+        if self.started:
+            self._on_started()
+
+    def request_stop(self) -> None:
+        """Shut down; asking again does not keep streams from being saved."""
+        self.should_exit = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Shut down when uvicorn gets a signal."""
+        self.request_stop()
+
+
+def find_max_connections(requested: int) -> int:
+    """Return how many connections may be open, so that files can be opened beside them.
+
+    The process may then open as many files as the system lets it.
+    """
+    if resource is None:
+        return requested
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = requested + RESERVED_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if soft < wanted:
+            allowed = max(soft - RESERVED_FILES, soft // 4)
+            logger.warning("%d files may be open at once, so %d connections are accepted: see ulimit -n", soft, allowed)
+            return allowed
+    return requested
+
+
+class LimitedConnection(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
+    """A connection that makes room for a new one while it has no request; the one that was quiet longest goes first."""
+
+    def __init__(self, *arguments: Any, max_connections: int, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._max_connections, self._heard_at = max_connections, time.monotonic()
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.cycle is None or bool(getattr(self.cycle, "response_complete", True))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Close a connection that is idle if there are too many; if none is, answer this one with status 503."""
+        super().connection_made(transport)
+        others = [each for each in self.connections if each is not self and not each.transport.is_closing()]
+        if len(others) < self._max_connections:
+            return
+        if idle := [each for each in others if each._is_idle]:
+            min(idle, key=lambda each: each._heard_at).transport.abort()
+        else:
+            self.transport.write(_BUSY)
+            self.transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        """Take a part of a request."""
+        self._heard_at = time.monotonic()
+        super().data_received(data)
+
+
 @contextmanager
-def _ignore_repeated_signals() -> Iterator[None]:
-    """Ignore the signal that uvicorn raises again after it has stopped: it would end the process before its caller."""
+def handle_signals(stop: Callable[[], object]) -> Iterator[None]:
+    """Call a function at each SIGTERM or Ctrl-C, which must not end the process before all is saved."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
         yield
         return
-    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

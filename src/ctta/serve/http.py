@@ -16,11 +16,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import SplitResult, urlsplit
 
 import torch
-from fastapi import Request
+from fastapi import Header, Request
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -31,6 +31,15 @@ from ctta.serve.options import Limits
 
 logger = logging.getLogger("ctta.serve")
 
+#: What a client calls a request that it may have to send again.
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        pattern="^[!-~]{1,255}$",
+        description="a name of this request that no other one has; sent again under it, the request counts once",
+    ),
+]
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS")
 #: A regular expression for Python and for OpenAPI alike.
 STREAM_NAME_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"

@@ -33,7 +33,7 @@ from ctta.serve.stream import ServedStream
 logger = logging.getLogger("ctta.serve")
 
 STATE_FILE, WINDOW_FILE = "state.safetensors", "window.safetensors"
-ANSWERS = "answers."  # what their tensors begin with in the window file
+ANSWERS, KEYED = "answers.", "keyed."  # what the names of their tensors begin with in the window file
 _FORMAT = 2  # of the window file
 UNFINISHED = "unfinished-"
 DELETED, DAMAGED = ".deleted-", ".damaged-"  # no stream's directory starts with a dot
@@ -127,7 +127,10 @@ class Snapshots:
             tensors = {} if stream.window.images is None else {"images": stream.window.images}
             if stream.answers is not None:
                 tensors |= {f"{ANSWERS}{name}": value for name, value in stream.answers.state_dict().items()}
+            keyed, logits = stream.keyed.state_dict()
+            tensors |= {f"{KEYED}{number}": value for number, value in logits.items()}
             header = {"format": _FORMAT, "since_update": stream.window.num_since_update, "summary": stream.summary()}
+            header["keyed"] = keyed
             write_tensors(unfinished / WINDOW_FILE, tensors, "stream", header)
             fsync_file(unfinished / WINDOW_FILE)
             fsync_directory(unfinished)
@@ -170,7 +173,11 @@ class Snapshots:
         with self._detect_damage(stream.name):
             header, tensors = read_tensors(self._find(stream.name, WINDOW_FILE), "stream")
             stream.restore(_check_summary(header["summary"]))
-            answers = {name.removeprefix(ANSWERS): each for name, each in tensors.items() if name.startswith(ANSWERS)}
+            answers, logits = (
+                {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
+                for prefix in (ANSWERS, KEYED)
+            )
+            stream.keyed.load_state_dict_(header.get("keyed", []), logits)
             if stream.answers is not None and answers:  # those of another service may have none
                 stream.answers.take_over_(answers)
             stream.window.num_since_update = int(header["since_update"])

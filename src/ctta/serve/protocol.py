@@ -27,6 +27,7 @@ from ctta.serve.http import (
     ApiError,
     Authenticator,
     BodyReader,
+    IdempotencyKey,
     describe_body,
     error_responses,
     path_example,
@@ -356,19 +357,23 @@ def protocol_routes(service: Service, auth: Authenticator, read_body: BodyReader
     }
 
     @router.post("/v2/models/{name}/infer", **infer_route)
-    async def model_infer(name: Model, body: Body, json_length: JsonLength = None) -> Response:
+    async def model_infer(
+        name: Model, body: Body, json_length: JsonLength = None, key: IdempotencyKey = None
+    ) -> Response:
         _check_model(service, name)
-        return await _infer(service, body, json_length)
+        return await _infer(service, body, json_length, key)
 
     @router.post("/v2/models/{name}/versions/{version}/infer", **infer_route)
-    async def version_infer(name: Model, version: Version, body: Body, json_length: JsonLength = None) -> Response:
+    async def version_infer(
+        name: Model, version: Version, body: Body, json_length: JsonLength = None, key: IdempotencyKey = None
+    ) -> Response:
         _check_model(service, name, version)
-        return await _infer(service, body, json_length)
+        return await _infer(service, body, json_length, key)
 
     return router
 
 
-async def _infer(service: Service, body: bytearray, json_length: str | None) -> Response:
+async def _infer(service: Service, body: bytearray, json_length: str | None, key: str | None) -> Response:
     num_bytes = estimate_memory(body, json_length)
     async with service.request_memory.reserve(num_bytes) as shrink_reservation:
         request = await _run_inline_or_in_thread(num_bytes, split_body, body, json_length)
@@ -388,6 +393,7 @@ async def _infer(service: Service, body: bytearray, json_length: str | None) -> 
             torch.from_numpy(x),
             adapt=adapt,
             check=lambda logits: outputs.update(make_outputs(logits, selection)),
+            key=key,
         )
     head: dict[str, Any] = {
         "model_name": service.name,

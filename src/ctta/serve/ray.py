@@ -1,4 +1,4 @@
-"""The service on a Ray cluster: Ray Serve in front, and a named actor for each shard, which Ray restarts.
+"""The service on a Ray cluster: named actors, which Ray restarts; a front on each machine, and one for each shard.
 
 The hash of its name assigns a stream to a shard, and one process at a time serves a shard. A process that starts claims
 its shard: it leaves a marker with the next *incarnation* in the shared state, and only the highest incarnation of a
@@ -15,6 +15,7 @@ import os
 import random
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.types import ASGIApp, Message
 
 from ctta.errors import ConfigError, DamagedCheckpointError, first_line
-from ctta.serve.app import add_error_handlers, create_app
+from ctta.serve.app import StreamServer, add_error_handlers, create_app, open_listener
 from ctta.serve.directory import STREAMS_FOLDER, StateDirectory, lock_shared
 from ctta.serve.http import METHODS, ApiError, Authenticator, BodyReader, MemoryBudget, Tokens, check_host
 from ctta.serve.listing import Listing, StreamQuery, list_streams, merge_listings
@@ -42,7 +43,9 @@ logger = logging.getLogger("ctta.serve")
 
 NAMESPACE = "ctta"
 START_TIMEOUT = 600.0  # seconds; a cluster may have to start machines
-POLL_TIMEOUT = 5.0  # seconds for what is asked of all shards
+POLL_TIMEOUT = 3.0  # seconds for what is asked of all shards; probes and scrapers wait longer
+RETRY_PAUSE = 0.2  # seconds
+HEAD = "node:__internal_head__"  # a resource of the node that Ray was started on
 MAX_CLAIM_AGE = 1.0  # seconds since a claim was confirmed; Ray takes longer to declare a machine dead
 CLAIM_INTERVAL = 0.5  # seconds between two confirmations without a request
 #: Headers that describe a body as it was sent, and not as it was read.
@@ -248,62 +251,95 @@ class Shard:
 
 
 class RayService:
-    """A service on the cluster that this process is connected to, whose actors are created when first called."""
+    """A service on the cluster that this process is connected to, whose shards are started when first called."""
 
     def __init__(self, options: RayOptions) -> None:
-        self.options, self.timeout = options, 2 * options.limits.request_timeout
-        self._handles: dict[int, Any] = {}
+        self.options, self.timeout = options, options.limits.request_timeout + POLL_TIMEOUT
+        self._handles: dict[int, Any] = {}  # of shards that have answered
+        self._num_asked = Counter[int]()  # requests in progress of each shard
         self._stored: dict[str, StreamSlot] | None = None  # as saved, for shards without a process: nothing changes
 
     def start_shard(self, shard: int) -> Any:
         """Return the actor of a shard, of which Ray has one at most: that which exists, or a new one."""
-        actor = import_ray().remote(Shard)
-        actor = actor.options(
-            name=f"{self.options.name}-shard-{shard}",
-            namespace=NAMESPACE,
-            get_if_exists=True,
-            lifetime="detached",
-            max_restarts=-1,
-            max_task_retries=0,  # a request must not be counted twice
-            scheduling_strategy="SPREAD",
-            num_cpus=self.options.num_cpus,
-            num_gpus=self.options.num_gpus or 0.0,
-        )
+        placement = {"scheduling_strategy": "SPREAD", "num_gpus": self.options.num_gpus or 0.0}
+        actor = self._declare(Shard, f"shard-{shard}", num_cpus=self.options.num_cpus, **placement)
         return actor.remote(self.options, shard)
 
-    def find(self) -> dict[int, Any]:
-        """Return the actors of all shards that have one."""
-        ray, prefix, found = import_ray(), f"{self.options.name}-shard-", {}
+    def _declare(self, kind: type, name: str, **placement: Any) -> Any:
+        return (
+            import_ray()
+            .remote(kind)
+            .options(
+                name=f"{self.options.name}-{name}",
+                namespace=NAMESPACE,
+                get_if_exists=True,
+                lifetime="detached",
+                max_restarts=-1,
+                max_task_retries=0,  # a request must not be counted twice
+                **placement,
+            )
+        )
+
+    def find(self, kind: str = "shard") -> dict[str, Any]:
+        """Return the actors of a kind, by what follows the kind in their names."""
+        ray, prefix, found = import_ray(), f"{self.options.name}-{kind}-", {}
         for each in ray.util.list_named_actors(all_namespaces=True):
             if each["namespace"] == NAMESPACE and each["name"].startswith(prefix):
                 with suppress(ValueError):  # it has just ended
-                    found[int(each["name"].removeprefix(prefix))] = ray.get_actor(each["name"], NAMESPACE)
+                    found[each["name"].removeprefix(prefix)] = ray.get_actor(each["name"], NAMESPACE)
         return found
 
     async def running(self) -> list[int]:
-        """Return the shards that have a process."""
-        return sorted(await asyncio.to_thread(self.find))
+        """Return the shards that have a process; ApiError if the cluster does not say so."""
+        try:
+            return sorted(map(int, await asyncio.wait_for(asyncio.to_thread(self.find), POLL_TIMEOUT)))
+        except TimeoutError:
+            raise ApiError(503, "the head of the cluster does not answer", retry_after=5) from None
+
+    async def connect(self, shard: int) -> None:
+        """Wait until the process of a shard answers, which Ray may be starting; ConnectionError if it cannot start."""
+        errors = import_ray().exceptions
+        while shard not in self._handles:
+            actor = await asyncio.to_thread(self.start_shard, shard)
+            try:
+                await actor.describe.remote()
+                self._handles[shard] = actor
+            except errors.ActorUnavailableError:  # it is being restarted
+                await asyncio.sleep(RETRY_PAUSE)
+            except errors.RayActorError as error:
+                raise ConnectionError(str(error)) from error
 
     async def call(self, shard: int, method: str, *arguments: Any) -> Any:
         """Call a method of a shard; ConnectionError if its process ended meanwhile."""
-        if shard not in self._handles:
-            self._handles[shard] = await asyncio.to_thread(self.start_shard, shard)
+        await self.connect(shard)
         try:
             return await getattr(self._handles[shard], method).remote(*arguments)
         except import_ray().exceptions.RayActorError as error:
-            self._handles.pop(shard, None)  # if it could not be started, another one may be under its name
+            self._handles.pop(shard, None)
             raise ConnectionError(str(error)) from error
 
     async def ask(self, shard: int, method: str, *arguments: Any) -> Any:
         """Call a method of a shard; ApiError with the status for the client if it does not answer."""
+        if self._num_asked[shard] >= self.options.limits.max_total_queue:  # the others need room in this process
+            raise ApiError(429, "too many requests are waiting: send the request again later", retry_after=1)
+        self._num_asked[shard] += 1
+        is_sent = False
         try:
-            return await asyncio.wait_for(self.call(shard, method, *arguments), self.timeout)
+            async with asyncio.timeout(self.timeout):
+                await self.connect(shard)
+                is_sent = True
+                return await self.call(shard, method, *arguments)
         except TimeoutError:
-            raise ApiError(504, f"no answer within {self.timeout:g} s; an update may still count") from None
+            if is_sent:
+                raise ApiError(504, f"no answer within {self.timeout:g} s; an update may still count") from None
+            message = f"no process could be started for the stream within {self.timeout:g} s; nothing was done"
+            raise ApiError(503, message, retry_after=5) from None
         except OSError as error:
             logger.error("shard %d does not answer: %s", shard, error)
             message = "the process of the stream does not answer; it resumes from its last snapshot: send it again"
             raise ApiError(503, message, retry_after=1) from error
+        finally:
+            self._num_asked[shard] -= 1
 
     async def ask_all(self, method: str, *arguments: Any) -> dict[int, Any]:
         """Call a method of every shard that has a process, and return what those return that answer soon."""
@@ -317,17 +353,15 @@ class RayService:
         return {shard: answer for shard, answer in zip(shards, answers, strict=True) if answer is not None}
 
     async def list_streams(self, query: StreamQuery) -> dict[str, Any]:
-        """Return a page of the streams of all shards; those without a process are listed as they were saved."""
-        if self._stored is None:
+        """Return a page of the streams of all shards; those that do not answer are listed as they were saved."""
+        num_shards, listings = self.options.num_shards, await self.ask_all("list_streams", query)
+        if self._stored is None or len(listings) < len(await self.running()):
             self._stored = await asyncio.to_thread(read_slots, self.options.state)
-        running, num_shards = await self.running(), self.options.num_shards
-        stored = {name: slot for name, slot in self._stored.items() if find_shard(name, num_shards) not in running}
-        listings = await asyncio.gather(*(self.ask(shard, "list_streams", query) for shard in running))
-        listing = merge_listings([*listings, await list_streams(stored.values(), query)])
+        stored = {name: slot for name, slot in self._stored.items() if find_shard(name, num_shards) not in listings}
+        listing = merge_listings([*listings.values(), await list_streams(stored.values(), query)])
         page = listing.page(query)
-        live = {shard: [name for name in page if find_shard(name, num_shards) == shard] for shard in running}
-        found = await asyncio.gather(*(self.ask(shard, "summaries", part) for shard, part in live.items() if part))
-        summaries = {each["name"]: each for part in found for each in part}
+        found = await self.ask_all("summaries", page)
+        summaries = {each["name"]: each for part in found.values() for each in part}
         summaries |= {name: stored[name].summary() for name in page if name in stored}
         return listing.describe([summaries[stream] for stream in page if stream in summaries])
 
@@ -337,44 +371,73 @@ class RayService:
         Raises:
             ConfigError: If it cannot be started, or another service uses the state.
         """
-        options, ray, serve = self.options, import_ray(), import_ray("ray.serve")
+        options, ray = self.options, import_ray()
         check_host(host, options.tokens)
         if not self.find():
             StateDirectory(options.state).release()  # raises if another service uses it
         check_num_shards(options.state, options.num_shards)
         try:  # with one shard, so that mistakes are found now and not by the first client
             ray.get(self.start_shard(0).describe.remote(), timeout=START_TIMEOUT)
+            fronts = self.start_fronts(host=host, port=port)
+            ray.get([front.wait_until_listening.remote() for front in fronts], timeout=START_TIMEOUT)
         except ray.exceptions.RayError as error:
             raise ConfigError(f"the service could not be started: {str(error).strip().splitlines()[-1]}") from error
-        http = {"host": host, "port": port, "request_timeout_s": 2 * self.timeout}
-        serve.start(proxy_location="EveryNode", http_options=http)
-        deployment = serve.deployment(
-            name=f"{options.name}-front",
-            max_ongoing_requests=options.limits.max_connections,
-            ray_actor_options={"num_cpus": 0},
-        )
-        front = deployment(serve.ingress(lambda: create_front(RayService(options)))()).bind()
-        serve.run(front, name=options.name, route_prefix="/", blocking=False)
+
+    def start_fronts(self, *, host: str, port: int) -> list[Any]:
+        """Return the fronts of all machines, and start those that are missing."""
+        ray, strategies = import_ray(), import_ray("ray.util.scheduling_strategies")
+        # Of several nodes on one machine the head, which lives as long as the cluster.
+        nodes = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: HEAD in node["Resources"])
+        machines = {node["NodeManagerAddress"]: node["NodeID"] for node in nodes}
+        fronts = self.find("front")
+        for address in machines.keys() - fronts.keys():
+            placement = strategies.NodeAffinitySchedulingStrategy(machines[address], soft=False)
+            actor = self._declare(Front, f"front-{address}", num_cpus=0, scheduling_strategy=placement)
+            fronts[address] = actor.remote(self.options, host, port)
+        return list(fronts.values())
 
     @property
     def is_running(self) -> bool:
         """Whether the service answers, or is being started."""
-        return self.options.name in import_ray("ray.serve").status().applications
+        return bool(self.find("front"))
 
     def stop(self) -> None:
         """Save every stream, and end all processes of the service; OSError if some streams could not be saved."""
-        with suppress(Exception):
-            import_ray("ray.serve").delete(self.options.name)
-        ray, actors = import_ray(), self.find()
-        closing, errors = {shard: actor.close.remote() for shard, actor in actors.items()}, []
-        for shard, actor in actors.items():
-            try:
-                ray.get(closing[shard], timeout=START_TIMEOUT)
-            except (OSError, ray.exceptions.RayError) as error:
-                errors.append(f"shard {shard}: {first_line(error)}")
-            ray.kill(actor, no_restart=True)
-        if errors:
+        self._close("front", self.timeout)  # nothing is lost with one that fails
+        if errors := self._close("shard", START_TIMEOUT):
             raise OSError(f"{len(errors)} shards could not save all of their streams: {errors[0]}")
+
+    def _close(self, kind: str, timeout: float) -> list[str]:
+        """Close and end the actors of a kind, and return what went wrong."""
+        ray, actors = import_ray(), self.find(kind)
+        closing, errors = {name: actor.close.remote() for name, actor in actors.items()}, []
+        for name, actor in actors.items():
+            try:
+                ray.get(closing[name], timeout=timeout)
+            except (OSError, ray.exceptions.RayError) as error:
+                errors.append(f"{kind} {name}: {first_line(error)}")
+            ray.kill(actor, no_restart=True)
+        return errors
+
+
+class Front:
+    """The process of a machine that clients talk to, which passes each request to its shard; a Ray actor."""
+
+    def __init__(self, options: RayOptions, host: str, port: int) -> None:
+        listener = open_listener(host, port)  # now, so that an address that cannot be used is reported
+        self._server = StreamServer(create_front(RayService(options)), options.limits)
+        self._running = asyncio.get_event_loop().create_task(self._server.serve(sockets=[listener]))
+
+    async def wait_until_listening(self) -> int:
+        """Wait until the front accepts requests, and return the number of its process."""
+        while not self._server.started:
+            await asyncio.sleep(0.05)
+        return os.getpid()
+
+    async def close(self) -> None:
+        """Finish the requests that were accepted."""
+        self._server.request_stop()
+        await self._running
 
 
 def create_front(shards: RayService) -> FastAPI:
@@ -415,9 +478,10 @@ def create_front(shards: RayService) -> FastAPI:
     @app.get("/v2/models/{name}/ready", dependencies=public)
     @app.get("/v2/models/{name}/versions/{version}/ready", dependencies=public)
     async def ready(request: Request) -> Response:
-        answers = (await shards.ask_all("handle", describe(request))).values()
-        if not answers:
+        if not await shards.running():
             return await forward(request, None)
+        if not (answers := (await shards.ask_all("handle", describe(request))).values()):
+            raise ApiError(503, "no shard answers", retry_after=5)
         response: Response = max(answers, key=lambda each: int(each.status_code))  # not ready, if any is not
         return response
 
@@ -447,7 +511,6 @@ def create_front(shards: RayService) -> FastAPI:
 
 def connect(address: str) -> None:
     """Connect this process to the Ray cluster at an address; ``"auto"`` finds one, ``"local"`` starts one."""
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         import_ray().init(
             address=None if address == "local" else address,

@@ -30,6 +30,7 @@ from ctta.serve.http import (
     ApiError,
     Authenticator,
     BodyReader,
+    IdempotencyKey,
     describe_body,
     error_responses,
     hide_internal_errors,
@@ -153,7 +154,9 @@ def stream_routes(service: Service, auth: Authenticator, read_body: BodyReader) 
         responses=error_responses(400, *STREAM_ERRORS),
         openapi_extra=describe_body("image/png", "image/jpeg", "application/octet-stream", examples=image_examples),
     )
-    async def classify_image(name: Name, body: Body, adapt: bool = True, compare: bool = False) -> dict[str, Any]:
+    async def classify_image(
+        name: Name, body: Body, adapt: bool = True, compare: bool = False, key: IdempotencyKey = None
+    ) -> dict[str, Any]:
         """Classify an image file; ``adapt=false`` only predicts, ``compare=true`` also asks the source network."""
         num_pixels = await asyncio.to_thread(read_num_pixels, body, size=service.image_size, limits=limits)
         num_bytes = BYTES_PER_PIXEL * num_pixels
@@ -166,7 +169,7 @@ def stream_routes(service: Service, auth: Authenticator, read_body: BodyReader) 
                 shrink_reservation(image.pixels.nbytes)
             # The source first: it may fail.
             source = await asyncio.to_thread(service.predict_source, image.pixels) if compare else None
-            result = await service.infer(name, image, adapt=adapt, check=service.classify)
+            result = await service.infer(name, image, adapt=adapt, check=service.classify, key=key)
         return {
             "id": None if result.ids is None else result.ids[0],
             "stream": name,

@@ -114,6 +114,7 @@ class Service:
         *,
         adapt: bool,
         check: Callable[[Tensor], object] | None = None,
+        key: str | None = None,
     ) -> InferenceResult:
         """Predict images of a stream, which the first of them creates.
 
@@ -123,6 +124,7 @@ class Service:
                 image unless the service has an ``image_size``.
             adapt: Whether the images become part of the stream, and may cause an update.
             check: Called with the logits; the stream stays as it was if it raises.
+            key: What the client calls the request, so that it counts once, however often it is sent.
 
         Returns:
             The logits, and whether the stream adapted.
@@ -138,9 +140,11 @@ class Service:
             with self._explain_failures((x.shape[2], x.shape[3])):
                 # One memory layout, since rounding depends on it: the one in which a window comes back from disk.
                 x = x.to(self._parameter).contiguous()
-                return served.infer(x, adapt=adapt, check=check, resized_to=resized_to)
+                return served.infer(x, adapt=adapt, check=check, resized_to=resized_to, key=key)
 
         result = await self.store.run(stream, predict, create=True)
+        if result.is_repeated:
+            return result
         self.metrics.images.labels("adapted" if result.adapted else "predicted").inc(len(result.logits))
         self.metrics.updates.inc(result.adapted)
         self.metrics.updates_over_budget.inc(result.reason == OVER_BUDGET)

@@ -1,6 +1,7 @@
 """One stream: a model that adapts, with its window, its time budget and its history."""
 
 import copy
+import hashlib
 import logging
 import time
 from collections import deque
@@ -19,6 +20,7 @@ from ctta.functional import confidence
 from ctta.guard import Event, EventKind, FeedbackSummary, Monitored
 from ctta.guard.answers import AccuracyTracker, AnswerLog
 from ctta.guard.health import STATE_CHANGES
+from ctta.io.tensors import to_bytes
 from ctta.nn import batch_fraction
 from ctta.serve.audit import AuditLog, StreamEvent
 from ctta.serve.http import ApiError
@@ -36,6 +38,7 @@ DEFAULT_BATCH_STATS = 0.5
 DEFAULT_UPDATE_EVERY = 4  # images
 MIN_BATCH_SIZE = 4  # images from which on their statistics beat the source's
 
+MAX_KEYS, MAX_KEYED_BYTES = 64, 2**18  # of requests with an idempotency key, and of their logits
 MAX_SAVINGS = 10.0  # seconds of wall time whose budget can be saved up
 #: Attributes of a stream that a request changes, beside its model.
 RECORDS: tuple[str, ...] = ("num_requests", "num_images", "num_over_budget", "num_resized", "num_changes", "used_at")
@@ -134,6 +137,7 @@ class InferenceResult:
     reason: str | None = None  # why there was no update, if adaptation was requested
     resized_to: tuple[int, int] | None = None  # (height, width) of an image file that had another size
     ids: range | None = None  # for feedback; None if the stream remembers no answers, or the images are not part of it
+    is_repeated: bool = False  # whether this answers a request that was carried out before
 
 
 @dataclass(frozen=True)
@@ -155,6 +159,64 @@ class ImageFile:
         return self if tuple(self.pixels.shape[2:]) == size else replace(self, pixels=self.decode(size))
 
 
+class KeyedResults:
+    """The results of the last requests with an idempotency key, so that a request that is sent again counts once."""
+
+    def __init__(self) -> None:
+        self._results: dict[
+            str, tuple[str, InferenceResult]
+        ] = {}  # by the key, with a hash of the images; oldest first
+
+    def find(self, key: str, x: Tensor) -> InferenceResult | None:
+        """Return the result of the request with a key, if there was one; ApiError if that cannot be the answer."""
+        digest, result = self._results.get(key, ("", None))
+        if result is None:
+            return None
+        if digest != _hash_images(x):
+            raise ApiError(
+                409, f"the Idempotency-Key {key!r} was used for other images: use a new key for each request"
+            )
+        if not result.logits.numel():
+            raise ApiError(
+                409,
+                f"the request with the Idempotency-Key {key!r} has counted already, and its answer was too large to be "
+                "kept: send it with adapt=false for a prediction",
+            )
+        return replace(result, is_repeated=True)
+
+    def add(self, key: str, x: Tensor, result: InferenceResult) -> None:
+        """Keep the result of a request, without its logits if they are too large."""
+        self._results[key] = (_hash_images(x), result)
+        num_bytes = 0
+        for number, (each, (digest, kept)) in enumerate(reversed(list(self._results.items()))):
+            num_bytes += kept.logits.nbytes
+            if number >= MAX_KEYS:
+                del self._results[each]
+            elif num_bytes > MAX_KEYED_BYTES:
+                self._results[each] = (digest, replace(kept, logits=kept.logits[:0]))
+
+    def state_dict(self) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+        """Return what JSON can hold of each result, and the logits by their position."""
+        entries, tensors = [], {}
+        for number, (key, (digest, result)) in enumerate(self._results.items()):
+            ids = result.ids and [result.ids.start, result.ids.stop]
+            entries.append({"key": key, "images": digest, **vars(result), "ids": ids})
+            tensors[str(number)] = entries[-1].pop("logits")
+        return entries, tensors
+
+    def load_state_dict_(self, entries: list[dict[str, Any]], tensors: dict[str, Tensor]) -> None:
+        """Take over the results of a :meth:`state_dict`."""
+        for number, entry in enumerate(entries):
+            fields = {name: value for name, value in entry.items() if name not in ("key", "images")}
+            size, ids = fields["resized_to"], fields["ids"]
+            fields |= {"resized_to": size and (size[0], size[1]), "ids": ids and range(*ids)}
+            self._results[entry["key"]] = (entry["images"], InferenceResult(tensors[str(number)], **fields))
+
+
+def _hash_images(x: Tensor) -> str:
+    return hashlib.blake2b(to_bytes(x), digest_size=16).hexdigest()
+
+
 class ServedStream:
     """A model with its window and history. One thread at a time may call it.
 
@@ -169,6 +231,7 @@ class ServedStream:
         self.window = SampleWindow(options.window_size or 0, options.update_every or 1)
         self.budget = TimeBudget(options.time_budget)
         self.answers = AnswerLog(options.num_answers) if options.num_answers else None
+        self.keyed = KeyedResults()
         self.last_image: Tensor | None = None  # the last image, as bytes (C, H, W)
         self.num_requests = self.num_images = self.num_over_budget = self.num_resized = 0
         self.image_size: tuple[int, int] | None = None  # of the first image
@@ -189,6 +252,7 @@ class ServedStream:
         adapt: bool,
         check: Callable[[Tensor], object] | None = None,
         resized_to: tuple[int, int] | None = None,
+        key: str | None = None,
     ) -> InferenceResult:
         """Return logits for images, which become part of the stream unless ``adapt`` is False.
 
@@ -197,7 +261,12 @@ class ServedStream:
             adapt: Whether to keep the images, and to update if an update is due.
             check: Called with the logits; nothing changes if it raises.
             resized_to: (height, width) of the images, if they were resized.
+            key: What the client calls the request; one that has counted already is answered as before.
         """
+        if key is not None and adapt and (known := self.keyed.find(key, x)) is not None:
+            if check is not None:
+                check(known.logits)
+            return known
         batch, is_large_enough = self.window.make_batch(x), self.window.is_large_enough(x)
         reason = self._reason_not_to_update(x) if adapt else "adaptation was not requested"
         with self._unchanged_on_failure(changes_model=reason is None):
@@ -229,7 +298,10 @@ class ServedStream:
         if source_classes is not None:
             by_source = not is_large_enough or (self.monitor is not None and self.monitor.health.answered_by_source)
             ids = self._accuracy.add_(logits.argmax(1), source_classes, by_source=by_source)
-        return InferenceResult(logits, self.num_updates, reason is None, fraction, why, resized_to, ids)
+        result = InferenceResult(logits, self.num_updates, reason is None, fraction, why, resized_to, ids)
+        if key is not None and adapt:
+            self.keyed.add(key, x, result)
+        return result
 
     @property
     def _accuracy(self) -> AccuracyTracker:
