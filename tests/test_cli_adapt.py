@@ -250,8 +250,9 @@ def test_user_errors_are_one_line(camera: CameraFolder) -> None:
     assert "has the columns image,batch,class,confidence,error" in user_error(adapt, *camera.resumable, "--compare")
     (camera.root / "long.csv").write_text("x" * 200_000)
     assert "is not a table of predictions" in user_error(adapt, *camera.resumable, "--out", camera.root / "long.csv")
-    with FileLock(camera.state.with_name("state.safetensors.lock")):
-        assert "is in use by another process" in user_error(adapt, *camera.resumable)
+    for path in (camera.state, camera.table):
+        with FileLock(path.with_name(f"{path.name}.lock")):
+            assert f"{path} is in use by another process" in user_error(adapt, *camera.resumable)
     frozen = ctta.load(camera.state, models.load(model)).freeze()
     ctta.save(frozen, camera.state)
     assert "was saved frozen" in user_error(adapt, *camera.resumable)

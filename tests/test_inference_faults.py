@@ -190,6 +190,17 @@ def test_vanished_images_are_in_the_summary(images: Path, tmp_path: Path, monkey
     assert "18 of them new.\n2 images were skipped because they were deleted before they were read." in text
 
 
+def test_two_runs_do_not_write_the_same_table(images: Path, tmp_path: Path) -> None:
+    table = tmp_path / "predictions.csv"
+
+    def run_again() -> None:
+        with pytest.raises(ConfigError, match=r"predictions\.csv is in use by another process"):
+            run(images, table)
+
+    run(images, table, on_progress=after(BATCH_SIZE, run_again))
+    assert table.read_bytes() == uninterrupted(images)
+
+
 def test_a_broken_image_ends_a_strict_run(images: Path, tmp_path: Path) -> None:
     paths = sorted(images.iterdir())
     paths[17].write_bytes(b"no image")

@@ -1,8 +1,9 @@
-"""Start or resume: the lock on the state file, the model, and the rows that are already written."""
+"""Start or resume: the locks on the table and the state, the model, and the rows that are already written."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from glob import escape
 from inspect import signature
 from pathlib import Path
@@ -29,27 +30,26 @@ _ANY_IMAGE = InputSpec(low=0, high=1, any_size=True)
 
 
 @contextmanager
-def lock_state(state: Path | None) -> Iterator[None]:
-    """Keep a second process from resuming from the same state, because both would append rows to the same table."""
-    if state is None:
-        yield
-        return
+def lock_file(path: Path) -> Iterator[None]:
+    """Keep a second process from resuming from the same state, or appending rows to the same table."""
     try:
         from filelock import FileLock, Timeout
     except ImportError as error:
-        raise ImportError("saving a state needs filelock, which is not installed: pip install 'ctta[data]'") from error
-    state.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(state.with_name(f"{state.name}.lock"))
+        raise ImportError("a run needs filelock, which is not installed: pip install 'ctta[data]'") from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path.with_name(f"{path.name}.lock"))
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise ConfigError(f"{state} is in use by another process: wait for it to end, or use another state") from None
+        raise ConfigError(f"{path} is in use by another process: wait for it to end, or use another file") from None
     try:
-        for leftover in state.parent.glob(f".{escape(state.name)}.*.tmp"):  # of killed saves, each as large as a state
+        for leftover in path.parent.glob(f".{escape(path.name)}.*.tmp"):  # of killed saves, each as large as a state
             leftover.unlink()
         yield
     finally:
         lock.release()
+        if not path.exists():  # after a mistake, which leaves no files behind
+            Path(lock.lock_file).unlink(missing_ok=True)
 
 
 def open_model(net: nn.Module, state: Path | None, options: AdaptOptions) -> tuple[AdaptiveModel, bool]:
@@ -130,7 +130,7 @@ def open_run(
     is_readable: Callable[[str], bool] = lambda _name: True,
     allow_pixels: bool = False,
 ) -> Iterator[InferenceRun]:
-    """Start a run, or resume it from the state and the table; the state is locked while it is open.
+    """Start a run, or resume it from the state and the table, which are locked while it is open.
 
     Args:
         net: The network.
@@ -144,7 +144,8 @@ def open_run(
     """
     state = None if options.state is None else Path(options.state)
     with ExitStack() as stack:
-        run_on_rank_zero(lambda: stack.enter_context(lock_state(state)))
+        for path in filter(None, (file.path, state)):
+            run_on_rank_zero(partial(stack.enter_context, lock_file(path)))
         model, is_new = open_model(net, state, options)
         model = data_parallel(model)
         source = data_parallel(Source(net, output=model.output)) if compare else None

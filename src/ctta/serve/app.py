@@ -233,6 +233,7 @@ class StreamServer(uvicorn.Server):
                 http=protocol,  # type: ignore[arg-type]  # called like a class
                 ws="none",
                 log_level="warning",
+                backlog=max(1, max_connections // 2),  # accepted at once, beside those that are open already
                 timeout_graceful_shutdown=max(1, round(limits.request_timeout)),
                 server_header=False,
                 lifespan="on",

@@ -14,6 +14,7 @@ import logging
 import os
 import random
 import time
+import traceback
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -519,7 +520,12 @@ def connect(address: str) -> None:
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
-    except ConnectionError as error:
+    except (ConnectionError, import_ray().exceptions.RayError) as error:
+        if "AuthenticationError" in "".join(traceback.format_exception(error)):  # Ray nests it in others
+            raise ConfigError(
+                f"the Ray cluster at {address!r} does not accept the token of this process: set RAY_AUTH_MODE=token "
+                "and RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH, as where the cluster was started"
+            ) from error
         raise ConfigError(
             f"there is no Ray cluster at {address!r}: start one with 'ray start --head', or give --ray local"
         ) from error
