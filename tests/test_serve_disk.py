@@ -1,11 +1,13 @@
 """Disks that are full, and files that cannot be opened, for a while: the service keeps serving, and recovers."""
 
+import asyncio
 import errno
 import json
 import os
 import resource
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -231,6 +233,105 @@ def test_a_damaged_stream_that_cannot_be_moved_stays(tmp_path: Path) -> None:
         assert response.status_code == 503 and "nothing was changed" in response.json()["error"]
         assert [path.name for path in (tmp_path / "state/streams").iterdir()] == ["a"]
         assert "damaged" not in (tmp_path / "state/audit.jsonl").read_text()
+
+
+def test_a_disk_that_becomes_read_only_loses_nothing_once_it_can_be_written(tmp_path: Path) -> None:
+    service = Service(make_tent(tmp_path), tmp_path / "state", window_size=0, snapshot_interval=0.1, unready_after=0.3)
+    with serve_in_thread(service) as client:
+        client.infer("a", make_images(4))
+        wait_until(lambda: metric(client, "ctta_unsaved_seconds ") == 0)
+        with read_only(tmp_path / "state"):
+            for update in (2, 3):
+                assert client.infer("a", make_images(4, update))["update"] == update
+            assert client.infer("b", make_images(4))["update"] == 1
+            wait_until(lambda: not is_ready(client))
+            assert metric(client, "ctta_snapshot_failures_total ") >= 1
+            assert client.call("DELETE", "/streams/a").status_code == 503
+        wait_until(lambda: is_ready(client) and metric(client, "ctta_unsaved_seconds ") == 0)
+    again = Service(make_tent(tmp_path), tmp_path / "state", window_size=0)
+    assert (again.factory.read("a").num_updates, again.factory.read("b").num_updates) == (3, 1)
+    again.release()
+
+
+def test_a_disk_that_flushes_slowly_delays_only_the_stream_that_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_flushing, may_go_on = threading.Event(), threading.Event()
+
+    def fsync(_file: int) -> None:
+        is_flushing.set()
+        may_go_on.wait(TIMEOUT)
+
+    service = Service(make_tent(tmp_path), tmp_path / "state", window_size=0, num_workers=2)
+
+    async def run() -> None:
+        for name in "ab":
+            await service.infer(name, make_images(4), adapt=True)
+        slots = service.store.slots
+        assert slots["b"].stream is not None
+        slots["b"].num_saved_changes = slots["b"].stream.num_changes  # only "a" is saved
+        monkeypatch.setattr("ctta.io.atomic.os.fsync", fsync)
+        saving = asyncio.create_task(service.store.save_all())
+        assert await asyncio.to_thread(is_flushing.wait, TIMEOUT)
+        assert (await service.infer("b", make_images(4, 1), adapt=True)).num_updates == 2
+        waiting = asyncio.create_task(service.infer("a", make_images(4, 1), adapt=True))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        may_go_on.set()
+        await saving
+        assert (await waiting).num_updates == 2
+        await service.store.close()
+
+    asyncio.run(run())
+    service.release()
+
+
+def test_a_clock_that_jumps_changes_no_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the wall clock: what is due is measured with a clock that does not jump."""
+    now = time.time()
+    service = Service(make_tent(tmp_path), tmp_path / "state", window_size=0, snapshot_interval=0.05)
+    with serve_in_thread(service) as client:
+        for update, jump in enumerate((0, -1e9, 1e9, -now, 0), start=1):
+            monkeypatch.setattr("time.time", lambda jump=jump: now + jump)
+            monkeypatch.setattr("time.time_ns", lambda jump=jump: int((now + jump) * 1e9))
+            for name in ("a", "b"):
+                assert client.infer(name, make_images(4, update))["update"] == update
+            wait_until(lambda: metric(client, "ctta_unsaved_seconds ") == 0)
+            assert client.json("GET", "/streams?order=recent")["total"] == 2
+    again = Service(make_tent(tmp_path), tmp_path / "state", window_size=0)
+    assert [again.factory.read(name).num_updates for name in ("a", "b")] == [5, 5]
+    again.release()
+
+
+def test_links_in_the_state_folder(tmp_path: Path) -> None:
+    """A stream that somebody has moved to another disk is served; links that lead nowhere stop nobody."""
+    service = Service(make_tent(tmp_path), tmp_path / "state", window_size=0)
+    for name in ("a", "b", "c"):
+        service.factory.snapshots.write(service.factory.create(name))
+    service.release()
+    streams, other = tmp_path / "state/streams", tmp_path / "other"
+    other.mkdir()
+    for name in ("a", "b"):
+        (streams / name).rename(other / name)
+        (streams / name).symlink_to(other / name)
+    (other / "1").mkdir()
+    (streams / "c/2").symlink_to(other / "1")  # an older snapshot is a link in the end
+    (streams / "c/1").rename(streams / "c/3")
+    (streams / "d").symlink_to(tmp_path / "nowhere")
+    (streams / "e").symlink_to(streams / "e")
+    (streams / ".deleted-f").symlink_to(other)
+    service = Service(make_tent(tmp_path), tmp_path / "state", window_size=0)
+    with serve_in_thread(service) as client:
+        assert sorted(service.store.slots) == ["a", "b", "c"]
+        for name in ("a", "b", "c"):
+            assert client.infer(name, make_images(4))["update"] == 1
+        assert client.call("DELETE", "/streams/b").status_code == 200
+        assert client.infer("b", make_images(4))["update"] == 1
+    assert (other / "b").exists(), "what a link leads to is not deleted"
+    again = Service(make_tent(tmp_path), tmp_path / "state", window_size=0)
+    assert [again.factory.read(name).num_updates for name in ("a", "b", "c")] == [1, 1, 1]
+    assert (streams / "a").is_symlink() and len(list((other / "a").iterdir())) == 1
+    again.release()
 
 
 def test_a_line_that_a_killed_process_left_unfinished_stays_on_its_own(tmp_path: Path) -> None:

@@ -7,19 +7,22 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from threading import Event
 from urllib.parse import urlsplit
 
 import numpy as np
 import requests
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.chaos.service import ChaosService
+from benchmarks.chaos.service import TIMEOUT, ChaosService
 from ctta.core.model import AdaptiveModel
 from ctta.models import load as load_network
 from ctta.serve import build_method
+from ctta.serve.ray import read_slots
 
-TIMEOUT = 30.0  # seconds; a request that takes longer hangs
+PATIENCE = 180.0  # seconds until a batch that is sent again and again is answered
 CHUNK = 512  # bytes
 PAUSE = 0.02  # seconds between two requests of a client
 COPY_EVERY, NUM_COPIES = 10, 60  # batches between two copies of the replayed model, and how many are kept
@@ -62,6 +65,8 @@ class TrickledBody:
 class ChaosClient:
     """Send batches to a stream one after the other, and compare each answer with a model in this process.
 
+    Each batch has an idempotency key and is sent until it is answered, so that it must count once, whatever happens.
+
     Args:
         service: The service.
         stream: Number of the stream.
@@ -79,24 +84,32 @@ class ChaosClient:
         chunk_pause: Callable[[], float] | None = None,
     ) -> None:
         self.service, self.stream, self.problems, self.counts = service, stream, problems, counts
+        self.name, self.shard = f"s{stream}", service.find_shard(f"s{stream}")
         self.chunk_pause = chunk_pause
         self.template = build_method(load_network(service.spec), "tent")
         self.model: AdaptiveModel = self.template.fork()
         self.copies: dict[int, AdaptiveModel] = {}  # the model after a number of accepted batches
         self.accepted: list[tuple[int, float]] = []  # number of the batch, and when it was acknowledged
-        self.unanswered: int | None = None  # a batch whose connection broke
-        self.num_batches = 0
         self.oldest_dropped = 0.0  # seconds between the acknowledgment of an update and the kill that dropped it
 
-    def work(self) -> None:
-        """Send batches until the process ends."""
-        while self.service.ended_at == float("inf") and self.unanswered is None:
-            self.send()
+    def work(self, is_over: Event) -> None:
+        """Send batches until the attack is over, and the last one until it is answered."""
+        number = 0
+        while not is_over.is_set() and not self.problems:
+            number += 1
+            end = time.monotonic() + PATIENCE
+            while not self.send(number):
+                if self.problems:
+                    return
+                if time.monotonic() > end:
+                    self.problems.append(f"stream {self.stream}: batch {number} was not answered for {PATIENCE:g} s")
+                    return
+                time.sleep(0.2)
+                self.counts["requests sent again"] += 1
             time.sleep(PAUSE)
 
-    def send(self) -> None:
-        """Send the next batch."""
-        number, self.num_batches = self.num_batches, self.num_batches + 1
+    def send(self, number: int) -> bool:
+        """Send a batch, and return whether it was answered."""
         x = make_batch(self.stream, number)
         text = json.dumps(
             {
@@ -108,13 +121,15 @@ class ChaosClient:
                         "parameters": {"binary_data_size": x.nbytes},
                     }
                 ],
-                "parameters": {"sequence_id": f"s{self.stream}", "binary_data_output": True},
+                "parameters": {"sequence_id": self.name, "binary_data_output": True},
                 "outputs": [{"name": "logits"}],
             }
         ).encode()
         body = text + x.numpy().tobytes()
-        headers = {"Inference-Header-Content-Length": str(len(text))}
+        headers = {"Inference-Header-Content-Length": str(len(text)), "Idempotency-Key": str(number)}
         sent = time.monotonic()
+        self.counts["requests"] += 1
+        self.counts["slow requests"] += self.chunk_pause is not None
         try:
             response = requests.post(
                 f"{self.service.address}/v2/models/ctta/infer",
@@ -124,67 +139,71 @@ class ChaosClient:
             )
             content = response.content
         except requests.RequestException as error:
-            self.unanswered = number
-            if self.service.ended_at == float("inf"):
+            self.counts["no answer"] += 1
+            if not self.service.timeline.was_on("down", sent, time.monotonic()):
                 self.problems.append(f"stream {self.stream}: no answer from a service that runs ({error})")
-            return
-        answered = time.monotonic()
-        self.counts["requests"] += 1
+            return False
         self.counts[f"status {response.status_code}"] += 1
-        if self.chunk_pause is not None:
-            self.counts["slow requests"] += 1
         if response.status_code != 200:
-            self._check_failure(response, sent, answered)
-            return
-        self.accepted.append((number, answered))
+            self._check_failure(response, sent)
+            return False
+        length = int(response.headers["Inference-Header-Content-Length"])
+        logits = np.frombuffer(content[length:], "<f4").reshape(len(x), -1)
+        self._check_answer(number, x, logits, json.loads(content[:length])["parameters"]["update"])
+        return True
+
+    def _check_answer(self, number: int, x: Tensor, logits: NDArray[np.float32], num_updates: int) -> None:
+        """Check which updates the stream has, and compare the answer with that of a model which saw the same."""
+        if num_updates > len(self.accepted) + 1:
+            self.problems.append(f"stream {self.stream}: update {num_updates}, and {len(self.accepted)} were requested")
+        elif num_updates <= len(self.accepted):
+            self._check_dropped(num_updates - 1)
+            self._rewind(num_updates - 1)
+        self.accepted.append((number, time.monotonic()))
         self.counts["updates acknowledged"] += 1
-        logits = np.frombuffer(content[int(response.headers["Inference-Header-Content-Length"]) :], "<f4")
-        if not np.array_equal(logits.reshape(len(x), -1), self.model(x).numpy()):
+        if not np.array_equal(logits, self.model(x).numpy()):
             self.problems.append(f"stream {self.stream}: the answer to batch {number} differs from the replay")
         if len(self.accepted) % COPY_EVERY == 0:
             self._keep_copy()
 
-    def _check_failure(self, response: requests.Response, sent: float, answered: float) -> None:
+    def _check_dropped(self, num_updates: int) -> None:
+        """Report updates that are not there any more, unless a kill came before they had to be saved."""
+        timeline = self.service.timeline
+        for _, acknowledged in self.accepted[num_updates:]:
+            killed = timeline.find_kill(acknowledged, self.shard)
+            if killed is None or timeline.compute_due(acknowledged) < killed:
+                self.counts["updates lost"] += 1
+                self.problems.append(f"stream {self.stream}: an acknowledged update was lost")
+                continue
+            self.counts["recent updates dropped by kills"] += 1
+            if not timeline.was_on("full disk", acknowledged, killed):
+                self.oldest_dropped = max(self.oldest_dropped, killed - acknowledged)
+
+    def _check_failure(self, response: requests.Response, sent: float) -> None:
         """Report a status that blames the wrong side: a good request fails only while there is a fault."""
-        was_on = self.service.timeline.was_on
+        timeline, now = self.service.timeline, time.monotonic()
+        is_down = timeline.was_on("down", sent, now, self.shard)
+        is_failing = timeline.was_on("failing network", sent, now)
         is_explained = {
-            500: was_on("failing network", sent, answered),
-            503: was_on("full disk", sent, answered) or was_on("stopping", sent, answered),
+            500: is_failing,
+            503: timeline.was_on("full disk", sent, now) or is_down or (is_failing and self.service.may_start_later),
+            504: is_down,
         }.get(response.status_code, False)
-        if not is_explained:
+        if not is_explained or not response.headers["Content-Type"].startswith("application/json"):
             message = f"status {response.status_code} without a fault: {response.text[:200]}"
             self.problems.append(f"stream {self.stream}: {message}")
+
+    def check_saved(self) -> None:
+        """Check that a service that was stopped has saved every update."""
+        slot = read_slots(str(self.service.state)).get(self.name)
+        found = int((slot.last_summary or {})["updates"]) if slot else 0
+        if found != len(self.accepted):
+            self.problems.append(f"stream {self.stream}: {found} updates were saved, of {len(self.accepted)}")
 
     def _keep_copy(self) -> None:
         self.copies[len(self.accepted)] = copy.deepcopy(self.model, {id(self.model.source): self.model.source})
         while len(self.copies) > NUM_COPIES:
             del self.copies[min(self.copies)]
-
-    def check_restart(self, ended_at: float, *, is_saved: bool) -> None:
-        """Check which updates are there after a restart, and continue from them.
-
-        Args:
-            ended_at: When the process was killed or stopped.
-            is_saved: Whether it had the chance to save everything.
-        """
-        response = requests.get(f"{self.service.address}/streams/s{self.stream}", timeout=TIMEOUT)
-        num_updates = response.json()["updates"] if response.status_code == 200 else 0
-        compute_due = self.service.timeline.compute_due
-        num_due = len(self.accepted) if is_saved else sum(compute_due(at) < ended_at for _, at in self.accepted)
-        if num_updates < num_due:
-            self.problems.append(f"stream {self.stream}: {num_due - num_updates} updates were lost")
-            self.counts["updates lost"] += num_due - num_updates
-        if num_updates == len(self.accepted) + 1 and self.unanswered is not None:
-            self.accepted.append((self.unanswered, ended_at))  # accepted, although the answer did not arrive
-        if num_updates > len(self.accepted):
-            self.problems.append(f"stream {self.stream}: has updates that nobody requested")
-        if num_updates < len(self.accepted):
-            at = self.accepted[num_updates][1]
-            self.counts["recent updates dropped by kills"] += len(self.accepted) - num_updates
-            if not self.service.timeline.was_on("full disk", at, ended_at):
-                self.oldest_dropped = max(self.oldest_dropped, ended_at - at)
-        self.unanswered = None
-        self._rewind(num_updates)
 
     def _rewind(self, num_updates: int) -> None:
         """Return to the model after a number of updates."""
@@ -199,14 +218,14 @@ class ChaosClient:
 
 def send_bad_request(service: ChaosService, problems: list[str], generator: random.Random) -> None:
     """Send a bad request, which must be answered as such, whatever else is wrong."""
-    body = generator.choice(BAD_BODIES)
+    body, sent = generator.choice(BAD_BODIES), time.monotonic()
     try:
         response = requests.post(f"{service.address}/v2/models/ctta/infer", data=body, timeout=TIMEOUT)
     except requests.RequestException:
-        if service.ended_at == float("inf"):
+        if not service.timeline.was_on("down", sent, time.monotonic()):
             problems.append("no answer to a bad request")
         return
-    if response.status_code != 400:
+    if response.status_code != 400 and not service.timeline.was_on("down", sent, time.monotonic()):
         problems.append(f"status {response.status_code} for the bad request {body[:80]!r}")
 
 
@@ -229,8 +248,6 @@ def _talk(service: ChaosService, parts: list[bytes], pause: Callable[[], float])
             connection.settimeout(TIMEOUT)
             connection.connect((url.hostname or "", url.port or 0))
             for part in parts:
-                if service.ended_at < float("inf"):
-                    return
                 connection.sendall(part)
                 time.sleep(pause())
     except OSError:

@@ -1,17 +1,22 @@
 """Inject faults into a service at random, and check that it keeps what it promises.
 
-    python -m benchmarks.chaos.run [--seconds 600] [--streams 4] [--seed 0] [--round 14]
+    python -m benchmarks.chaos.run [--seconds 600] [--streams 4] [--seed 0] [--round 14] [--ray]
 
-A service runs in another process on loopback, with a small network and a small disk. Clients send batches to it, each
-to its own stream, one of them slowly. Meanwhile, at random times and on top of each other, the disk is full, the
-network raises, clients send nonsense, leave, or do not read their answers; and the process is killed or stopped and
-started again, sometimes with room for two streams in memory only. Checked are:
+A service runs in other processes on loopback, with a small network and a small disk: one process with 128 files, or
+with ``--ray`` a service on a Ray cluster of two nodes. Clients send batches to it, each to its own stream, one of them
+slowly, with an idempotency key, and again until they are answered. Meanwhile, at random times and on top of each other,
+the disk is full, the network raises, clients send nonsense, leave, do not read their answers, or open 200 connections
+and send nothing; and the process is killed or stopped and started again, sometimes with room for two streams in memory
+only, and sometimes stopped just after it says that it listens. On Ray the process of a shard or the front is killed, a
+shard is paused for up to 20 seconds, or the service is stopped. Checked are:
 
 - after a kill every update is there that was acknowledged two snapshot intervals earlier; an update that a full disk
   kept from being written is due two intervals after there is space again. After a stop every update is there;
-- every answer equals that of a model in this process which saw the accepted batches, bit for bit;
+- every batch counts once, and every answer equals that of a model in this process which saw the accepted batches, bit
+  for bit;
 - a good request fails only while there is a fault, with status 500 only while the network raises, and 503 only while
-  the disk is full or the service stops. A bad request always gets 400. No request hangs.
+  the disk is full or a process is down. A bad request always gets 400. No request hangs, and while one shard is paused,
+  the metrics, the readiness and the list of streams are answered.
 
 Needs Linux. As root the disk is a file system of its own; otherwise the size of the files of the process is limited.
 """
@@ -22,8 +27,11 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -34,21 +42,27 @@ from benchmarks.chaos.clients import ChaosClient, leave_early, read_nothing, sen
 from benchmarks.chaos.service import INTERVAL, ChaosService, chaos_service
 
 MIN_ROUND = 3.0  # seconds between a start and the next end
-MAX_LIVE = (2, 64)  # streams in memory, one of these after each start
-STOP_PROBABILITY = 0.2  # of a round that ends with SIGTERM and not with a kill
-FAULTS = ("full disk", "failing network", "bad requests", "clients that leave", "clients that do not read")
+FAULTS = (
+    "full disk",
+    "failing network",
+    "bad requests",
+    "clients that leave",
+    "clients that do not read",
+    "silent connections",
+)
 
 
-def run(seconds: float, num_streams: int, seed: int, max_round: float) -> tuple[list[str], Counter[str], float]:
+def run(
+    seconds: float, num_streams: int, seed: int, max_round: float, *, on_ray: bool = False
+) -> tuple[list[str], Counter[str], dict[str, float]]:
     """Inject faults for a time.
 
     Returns:
-        The problems, what was counted, and the age of the oldest update that a kill dropped, in seconds.
+        The problems, what was counted, and the longest times in seconds by what they are of.
     """
     generator, problems, counts = random.Random(seed), list[str](), Counter[str]()
-    with TemporaryDirectory() as name, chaos_service(Path(name)) as service:
-        end = time.monotonic() + seconds
-        pause = random.Random(seed + 1)
+    with TemporaryDirectory() as name, chaos_service(Path(name), on_ray=on_ray) as service:
+        is_over, end, pause = threading.Event(), time.monotonic() + seconds, random.Random(seed + 1)
         clients = [
             # The last one takes seconds for each body.
             ChaosClient(
@@ -56,60 +70,38 @@ def run(seconds: float, num_streams: int, seed: int, max_round: float) -> tuple[
             )
             for stream in range(num_streams + 1)
         ]
-        is_first = True
-        while (is_first or time.monotonic() < end) and not problems:
-            run_round(service, clients, generator, problems, counts, max_round, is_first=is_first)
-            is_first = False
-        with service.timeline.during("stopping"):
+        generators = {fault: random.Random(generator.random()) for fault in FAULTS}
+
+        def end_processes() -> None:
+            is_first = True
+            while (is_first or time.monotonic() < end) and not problems:
+                time.sleep(generator.uniform(MIN_ROUND, max_round))
+                service.end_and_start(generator, problems, counts)
+                is_first = False
+            is_over.set()
+
+        def work(task: Callable[[], None]) -> None:
+            try:
+                task()
+            except Exception as error:
+                problems.append("".join(traceback.format_exception(error)))
+                is_over.set()
+
+        tasks = [end_processes, *(partial(client.work, is_over) for client in clients)]
+        tasks += [partial(inject, fault, service, generators[fault], is_over, problems, counts) for fault in FAULTS]
+        with ThreadPoolExecutor(len(tasks)) as pool:
+            list(pool.map(work, tasks))
+        with service.timeline.during("down"):
             if service.stop(signal.SIGTERM) != 0:
                 problems.append("the service could not be stopped")
+        for client in clients:
+            client.check_saved()
         if problems:
             problems.append((service.folder / "log").read_text()[-4000:])
-    return problems, counts, max(client.oldest_dropped for client in clients)
-
-
-def run_round(
-    service: ChaosService,
-    clients: list[ChaosClient],
-    generator: random.Random,
-    problems: list[str],
-    counts: Counter[str],
-    max_round: float,
-    *,
-    is_first: bool,
-) -> None:
-    """Let clients and faults run until the process is killed or stopped at a random time, start it again, and check."""
-    is_over = threading.Event()
-    workers = [threading.Thread(target=client.work) for client in clients]
-    workers += [
-        threading.Thread(
-            target=inject, args=(fault, service, random.Random(generator.random()), is_over, problems, counts)
-        )
-        for fault in FAULTS
-    ]
-    for worker in workers:
-        worker.start()
-    time.sleep(generator.uniform(MIN_ROUND, max_round))
-    is_kill = is_first or generator.random() >= STOP_PROBABILITY
-    if is_kill:
-        code = service.stop(signal.SIGKILL)
-        counts["kill -9"] += 1
-        if code != -signal.SIGKILL:
-            problems.append(f"the service had ended by itself, with exit code {code}")
-    else:
-        with service.timeline.during("stopping"):
-            code = service.stop(signal.SIGTERM)
-        counts["SIGTERM"] += 1
-    ended_at = service.ended_at
-    was_full = service.timeline.was_on("full disk", ended_at, time.monotonic())
-    if not is_kill and code != 0 and not was_full:
-        problems.append(f"exit code {code} after SIGTERM")
-    is_over.set()
-    for worker in workers:
-        worker.join()
-    service.start(generator.choice(MAX_LIVE))
-    for client in clients:
-        client.check_restart(ended_at, is_saved=not is_kill and code == 0)
+    times = {"oldest update dropped by a kill": max(client.oldest_dropped for client in clients)}
+    if on_ray:
+        times["longest answer while a shard is paused"] = service.longest_wait
+    return problems, counts, times
 
 
 def inject(
@@ -120,19 +112,24 @@ def inject(
     problems: list[str],
     counts: Counter[str],
 ) -> None:
-    """Inject a fault again and again, until the process has ended."""
+    """Inject a fault again and again, until the attack is over."""
     actions: dict[str, Callable[[], None]] = {
         "bad requests": lambda: send_bad_request(service, problems, generator),
         "clients that leave": lambda: leave_early(service, generator),
         "clients that do not read": lambda: read_nothing(service, generator),
     }
+    faults = {
+        "full disk": service.full_disk,
+        "failing network": service.failing_network,
+        "silent connections": service.silent_connections,
+    }
     is_over.wait(generator.uniform(0.1, 2))
-    while not is_over.is_set() and service.ended_at == float("inf"):
+    while not is_over.is_set():
         counts[fault] += 1
         if fault in actions:
             actions[fault]()
         else:
-            with service.full_disk() if fault == "full disk" else service.failing_network():
+            with faults[fault]():
                 is_over.wait(generator.uniform(0.2, 2.5))
         is_over.wait(generator.uniform(0.2, 4 if fault in actions else 8))
 
@@ -144,14 +141,20 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=4, help="streams with a client that is not slow")
     parser.add_argument("--seed", type=int, default=0, help="seed of the faults")
     parser.add_argument("--round", type=float, default=14, help="longest time between two kills")
+    parser.add_argument("--ray", action="store_true", help="attack a service on a Ray cluster")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    problems, counts, oldest = run(arguments.seconds, arguments.streams, arguments.seed, arguments.round)
-    print(f"ctta {ctta.__version__}, {arguments.streams} + 1 streams, {arguments.seconds:g} s, seed {arguments.seed}")
-    first = ("kill -9", "SIGTERM", *FAULTS, "requests", "slow requests", "updates acknowledged", "updates lost")
+    problems, counts, times = run(
+        arguments.seconds, arguments.streams, arguments.seed, arguments.round, on_ray=arguments.ray
+    )
+    place = "on Ray" if arguments.ray else "one process"
+    settings = f"{arguments.streams} + 1 streams, {arguments.seconds:g} s, seed {arguments.seed}"
+    print(f"ctta {ctta.__version__}, {place}, {settings}, snapshots every {INTERVAL:g} s")
+    first = (*FAULTS, "requests", "slow requests", "requests sent again", "updates acknowledged", "updates lost")
     for name in (*first, *sorted(counts.keys() - set(first))):
         print(f"{name:34}{counts[name]:8}")
-    print(f"oldest update dropped by a kill: {oldest:.2f} s after its acknowledgment, of {2 * INTERVAL:g} s allowed")
+    for name, seconds in times.items():
+        print(f"{name:44}{seconds:.2f} s")
     sys.exit("\n".join(problems) if problems else 0)
 
 

@@ -8,7 +8,7 @@ import shutil
 import string
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,15 @@ def parse_directory_name(name: str) -> str | None:
     return stream if re.fullmatch(STREAM_NAME_PATTERN, stream) and directory_name(stream) == name else None
 
 
+def _remove(path: Path) -> None:
+    """Remove a folder, or a link to one, as far as possible; whoever finds what is left tries again."""
+    with suppress(OSError):
+        if path.is_symlink():
+            path.unlink()
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+
+
 class ShardLostError(OSError):
     """Another process has claimed the streams, so this one must neither answer nor save."""
 
@@ -105,7 +114,7 @@ class Snapshots:
         if incarnation is None:  # or what looks like a leftover may be what another process is writing
             for pattern in (f"*/{UNFINISHED}*", f"{DELETED}*"):
                 for leftover in list(directory.glob(pattern)):  # of a process that was killed
-                    shutil.rmtree(leftover)
+                    _remove(leftover)
 
     def names(self) -> Iterator[str]:
         """Yield every stream that has a snapshot and belongs to this process."""
@@ -120,7 +129,7 @@ class Snapshots:
         parent.mkdir(exist_ok=True)
         number = self._next_number(stream.name)
         unfinished = parent / f"{UNFINISHED}{number}"
-        shutil.rmtree(unfinished, ignore_errors=True)  # of an attempt that failed, when it could not be removed either
+        _remove(unfinished)  # of an attempt that failed, when it could not be removed either
         try:
             unfinished.mkdir()
             save(stream.model, unfinished / STATE_FILE)
@@ -136,10 +145,10 @@ class Snapshots:
             fsync_directory(unfinished)
             self._publish(unfinished, stream.name, number)
         finally:
-            shutil.rmtree(unfinished, ignore_errors=True)  # after an error: the disk may be full
+            _remove(unfinished)  # after an error: the disk may be full
         for older in self.numbers(stream.name):
             if older < number:
-                shutil.rmtree(parent / str(older), ignore_errors=True)  # the next write tries again
+                _remove(parent / str(older))  # the next write tries again
 
     def take_over(self, name: str) -> Path:
         """Return the file of a stream's model, which :func:`ctta.load` reads.
@@ -191,10 +200,10 @@ class Snapshots:
         """Delete the snapshot of a stream, if there is one."""
         self._check_owner()
         path, deleted = (self.directory / f"{prefix}{directory_name(name)}" for prefix in ("", DELETED))
-        shutil.rmtree(deleted, ignore_errors=True)
+        _remove(deleted)
         if path.exists():
             os.rename(path, deleted)  # first, so that a kill leaves no partial directory that looks like a stream
-            shutil.rmtree(deleted, ignore_errors=True)
+            _remove(deleted)
             try:
                 fsync_directory(self.directory)
             except OSError as error:  # it is deleted nevertheless, unless the power fails now
@@ -249,7 +258,7 @@ class Snapshots:
         fsync_directory(self.directory)
         for leftover in parent.glob(f"{UNFINISHED}*"):  # of a process that ended while it wrote
             if int(leftover.name.removeprefix(UNFINISHED)) < number:
-                shutil.rmtree(leftover, ignore_errors=True)
+                _remove(leftover)
 
     def _find(self, name: str, file_name: str) -> Path:
         """Return a file of a stream's newest snapshot."""
