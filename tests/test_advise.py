@@ -1,6 +1,11 @@
 """``ctta advise``: facts about the network, a race of methods, a recommendation that can be used."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -144,6 +149,38 @@ def test_a_killed_race_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     before = steps
     again = ctta.advise(net, images, labels, folder=tmp_path / "killed", **arguments)
     assert steps == before and repr(again) == repr(resumed)  # everything is read
+
+
+def test_a_command_that_is_killed_resumes(tmp_path: Path) -> None:
+    np.savez(tmp_path / "clean.npz", images=draw_images()[0])
+    options = ("--model", write_network(tmp_path), "--images", tmp_path / "clean.npz", *FAST)
+    options = (*options, "--methods", "bn_stats,tent,cotta_fast", "--any-input", "--json")
+    whole = json.loads(output(advise, *options, "--out", tmp_path / "whole.toml"))
+    out, journal = tmp_path / "killed.toml", tmp_path / "killed.toml.progress"
+    code = "from ctta.cli import main; main()"
+    command = [sys.executable, "-c", code, "advise", *map(str, options), "--out", str(out)]
+    for num_lines in (2, 5):
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            while process.poll() is None and count_lines(journal) < num_lines:
+                time.sleep(0.001)
+            process.kill()
+        assert process.returncode == -signal.SIGKILL and not out.exists()
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    resumed = json.loads(result.stdout)
+    for found in (whole, resumed):
+        del found["out"]
+        for row in (found["source"], *found["finalists"]):
+            del row["ms_per_image"]
+    assert resumed == whole and not journal.exists()
+
+
+def count_lines(folder: Path) -> int:
+    """Return how many lines the files of a folder have; files may vanish meanwhile."""
+    total = 0
+    for path in list(folder.rglob("*.jsonl")):
+        with suppress(FileNotFoundError):
+            total += path.read_bytes().count(b"\n")
+    return total
 
 
 def test_methods_that_cannot_work_are_left_out_with_a_reason() -> None:

@@ -18,6 +18,17 @@ from ctta.benchmark.report.plots import assign_styles
 
 LONG = "a-very-long-name-without-a-single-space-" * 4
 
+#: Names that run a script where they are not escaped, each in another place of a page.
+HOSTILE = [
+    '"><img src=x onerror="window.hit = 1">',
+    "</script><script>window.hit = 2</script>",
+    "</title><script>window.hit = 3</script>",
+    "</svg><svg onload='window.hit = 4'>",
+    "</style><img src=x onerror=window.hit=5>",
+    "javascript:window.hit=6",
+    "--><script>window.hit = 7</script><!--",
+    "' onmouseover='window.hit = 8' autofocus onfocus='window.hit = 9",
+]
 #: An element with the color of axes and grid lines, which are faint on purpose.
 ADD_FAINT = """
 window.faint = document.createElement("i");
@@ -60,6 +71,25 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     runs = {"continual": [continual], "gradual": [gradual], "rounds": [rounds], "weather": [weather]}
     runs["several"] = [continual, again, other]
     return {name: write_report(folders, folder / f"report of {name}") for name, folders in runs.items()}
+
+
+def test_hostile_names_run_no_script(browser: webdriver.Chrome, tmp_path: Path) -> None:
+    """Of methods, settings, domains, streams, commands and folders; pages, plots and links."""
+    run = write_run(tmp_path / HOSTILE[0], command=HOSTILE[1])
+    for method, other in zip(HOSTILE, [*HOSTILE[1:], HOSTILE[0]], strict=True):
+        write_cell(run, method, [[50]] * len(HOSTILE), domains=HOSTILE, settings={other: method}, stream=HOSTILE[2])
+    page = write_report([run], tmp_path / "report")
+    files = [page, *page.parent.rglob("*.html"), *page.parent.rglob("*.svg")]
+    assert len(files) >= 2
+    for file in files:
+        browser.get(file.as_uri())
+        browser.execute_script("document.querySelectorAll('*').forEach(each => each.focus && each.focus())")
+        assert browser.execute_script("return window.hit ?? null") is None, file.name
+    browser.get(page.as_uri())
+    text = browser.find_element(By.TAG_NAME, "body").text
+    assert all(name in text for name in HOSTILE), "names are shown as they are"
+    links = [link.get_attribute("href") or "" for link in browser.find_elements(By.TAG_NAME, "a")]
+    assert not [link for link in links if link.startswith("javascript:")]
 
 
 def show(browser: webdriver.Chrome, page: Path, *, width: int = 1280, theme: str = "light", media: str = "") -> None:
