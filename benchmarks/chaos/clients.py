@@ -228,8 +228,10 @@ def send_bad_request(service: ChaosService, problems: list[str], generator: rand
         if not service.timeline.was_on("down", sent, time.monotonic()):
             problems.append("no answer to a bad request")
         return
-    shard = service.find_shard(DEFAULT_STREAM)
-    if response.status_code != 400 and not service.timeline.was_on("down", sent, time.monotonic(), shard):
+    timeline, shard, now = service.timeline, service.find_shard(DEFAULT_STREAM), time.monotonic()
+    # A process that has to be started for it needs the network.
+    is_unavailable = service.may_start_later and timeline.was_on("failing network", sent, now)
+    if response.status_code != 400 and not (is_unavailable or timeline.was_on("down", sent, now, shard)):
         problems.append(f"status {response.status_code} for the bad request {body[:80]!r}")
 
 
