@@ -298,7 +298,8 @@ class ChaosCluster(ChaosService):
                     sent = time.monotonic()
                     response = requests.get(self.address + path, timeout=TIMEOUT)
                     self.longest_wait = max(self.longest_wait, time.monotonic() - sent)
-                    if response.status_code != 200 and others:
+                    is_full = self.timeline.was_on("full disk", sent - 10 * INTERVAL, time.monotonic())
+                    if response.status_code != 200 and others and not is_full:  # it is not ready for a while then
                         problems.append(
                             f"{path} while a process is paused: {response.status_code} {response.text[:200]}"
                         )

@@ -24,7 +24,7 @@ from ctta.io.python_files import absolute_file_spec
 
 try:
     import ctta.serve as serving
-    from ctta.serve.app import ServerOptions
+    from ctta.serve.app import ServerOptions, handle_signals
     from ctta.serve.options import LIMITS, SERVER, STREAMS, Limits, ServiceOptions, ShardOptions
 except ModuleNotFoundError as error:
     if (error.name or "").startswith("ctta"):
@@ -224,7 +224,7 @@ def serve_on_ray(
     connect(address)
     stopped = threading.Event()
     # From here on, as a service that was started must be stopped. Ray has set handlers of its own when it connected.
-    with serving.handle_signals(stopped.set):
+    with handle_signals(stopped.set):
         service = RayService(RayOptions(recipe.build, state, options.name, tokens, options.limits, **vars(shards)))
         service.start(host=server.host, port=server.port)
         print_text(f"Listening on http://{server.host}:{server.port}")

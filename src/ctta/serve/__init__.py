@@ -25,7 +25,7 @@ what is counted, ``audit`` records what happens to streams, ``directory`` rememb
 
 import warnings
 
-from ctta.serve.app import create_app, handle_signals, serve
+from ctta.serve.app import create_app, serve
 from ctta.serve.cameras import StreamCamera
 from ctta.serve.directory import StateDirectory, build_method, resume_method
 from ctta.serve.http import Tokens, check_host, read_tokens
@@ -41,7 +41,6 @@ __all__ = [
     "build_method",
     "check_host",
     "create_app",
-    "handle_signals",
     "read_tokens",
     "resume_method",
     "serve",

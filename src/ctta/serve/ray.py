@@ -17,7 +17,7 @@ import time
 import traceback
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -342,14 +342,14 @@ class RayService:
         finally:
             self._num_asked[shard] -= 1
 
-    async def ask_all(self, method: str, *arguments: Any) -> dict[int, Any]:
-        """Call a method of every shard that has a process, and return what those return that answer soon."""
+    async def ask_all(self, method: str, *arguments: Any, of: Iterable[int] | None = None) -> dict[int, Any]:
+        """Call a method of some shards, or of all that have a process; return what those return that answer soon."""
 
         async def ask(shard: int) -> Any:
             with suppress(OSError):  # also TimeoutError
                 return await asyncio.wait_for(self.call(shard, method, *arguments), POLL_TIMEOUT)
 
-        shards = await self.running()
+        shards = list(await self.running() if of is None else of)
         answers = await asyncio.gather(*map(ask, shards))
         return {shard: answer for shard, answer in zip(shards, answers, strict=True) if answer is not None}
 
@@ -361,7 +361,7 @@ class RayService:
         stored = {name: slot for name, slot in self._stored.items() if find_shard(name, num_shards) not in listings}
         listing = merge_listings([*listings.values(), await list_streams(stored.values(), query)])
         page = listing.page(query)
-        found = await self.ask_all("summaries", page)
+        found = await self.ask_all("summaries", page, of=listings)
         summaries = {each["name"]: each for part in found.values() for each in part}
         summaries |= {name: stored[name].summary() for name in page if name in stored}
         return listing.describe([summaries[stream] for stream in page if stream in summaries])
