@@ -4,6 +4,8 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -202,15 +204,57 @@ def kill_process(service: Deployment) -> set[str]:
 
 
 def pause_process(service: Deployment) -> set[str]:
-    """Ray waits for a process that is paused: nobody else gets its streams, and nothing is lost."""
+    """Ray waits for a process that is paused: nobody else gets its streams, nothing is lost, and others are served."""
     stream = next(iter(service.histories))
     before = service.process(stream)
     os.kill(before["pid"], signal.SIGSTOP)
-    time.sleep(3.0)
-    os.kill(before["pid"], signal.SIGCONT)
+    try:
+        for path in ("/metrics", "/v2/health/ready", "/streams", "/cluster"):
+            assert service.client.call("GET", path).status_code == 200, path
+        shard = find_shard(stream, service.num_shards)
+        other = next(name for name in map(str, range(100)) if find_shard(name, service.num_shards) != shard)
+        assert service.client.call("GET", f"/streams/{other}").status_code == 404
+    finally:
+        os.kill(before["pid"], signal.SIGCONT)
     until(lambda: service.process(stream)["pid"] == before["pid"])
     assert service.process(stream) == before
     return set()
+
+
+def kill_process_between_requests(service: Deployment) -> None:
+    """Requests wait for the process that Ray starts, but for one that finds out that the former is dead."""
+    stream = next(iter(service.histories))
+    until(lambda: all(service.count_saved(each) == len(history.batches) for each, history in service.histories.items()))
+    os.kill(service.process(stream)["pid"], signal.SIGKILL)
+    statuses = list[int]()
+    while 200 not in statuses:
+        statuses.append(service.client.call("GET", f"/streams/{stream}").status_code)
+        assert set(statuses) <= {200, 503} and statuses.count(503) <= 1, statuses
+
+
+def kill_front(service: Deployment) -> None:
+    """Each request whose connection breaks is sent again with its key, until it is answered, and counts once."""
+    stream, history = next(iter(service.histories.items()))
+    names = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True)]
+    (name,) = (name for name in names if "-front-" in name)
+    pid, client, broken = ray.get(ray.get_actor(name, NAMESPACE).wait_until_listening.remote()), service.client, 0
+    for number in range(service.num_sent, service.num_sent + 30):
+        request, headers = infer_request(stream, make_batch(stream, number)), {"Idempotency-Key": f"{number}"}
+        if number == service.num_sent + 5:
+            threading.Timer(0.01, os.kill, (pid, signal.SIGKILL)).start()
+        answer = None
+        while answer is None:
+            try:
+                response = client.call("POST", "/v2/models/ctta/infer", json=request, headers=headers)
+                assert "error" in response.json() or response.ok
+                answer = response.json() if response.ok else None
+            except requests.ConnectionError:
+                broken += 1
+                time.sleep(0.05)
+        assert answer["parameters"]["update"] == len(history.batches) + 1
+        history.check(number, answer)
+    assert broken
+    service.num_sent += 30
 
 
 def find_victim(service: Deployment, cluster: Any) -> tuple[Any, dict[str, dict[str, Any]]]:
@@ -257,6 +301,8 @@ def pause_node(service: Deployment, cluster: Any) -> set[str]:
 def test_streams_survive_a_killed_process_and_move_to_a_node_that_replaces_theirs(cluster: Any, tmp_path: Path) -> None:
     with deploy(cluster, tmp_path, TWO_STREAMS, num_shards=2) as service:
         service.disturb(lambda: kill_process(service))
+        kill_process_between_requests(service)
+        kill_front(service)
         service.disturb(lambda: replace_node(service, cluster), interrupts_all=True)
         (node,) = cluster.worker_nodes
         assert service.on(node) == {0, 1}
@@ -279,6 +325,35 @@ def test_processes_and_nodes_die_come_and_pause_under_load(cluster: Any, tmp_pat
         service.disturb(lambda: kill_process(service))
         service.disturb(lambda: pause_process(service))
         service.disturb(lambda: replace_node(service, cluster), interrupts_all=True)
+
+
+@pytest.mark.long
+def test_a_wrong_token_is_reported_as_such(tmp_path: Path) -> None:
+    folder, port = tempfile.mkdtemp(prefix="r"), find_free_port()
+    environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", "HOME": str(tmp_path)}
+    places = ["--port", str(port), "--temp-dir", folder, "--object-store-memory", str(80 * 2**20)]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus", "0", *places]
+    given = {**environment, "RAY_AUTH_TOKEN": "right" * 10}
+    head = subprocess.Popen(command, env=given, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: is_listening(port))
+        code = "from ctta.cli import main; main()"
+        options = ["--model", "embedded", "--state", str(tmp_path / "state"), "--ray", f"127.0.0.1:{port}"]
+        for token in ({"RAY_AUTH_TOKEN": "wrong" * 10}, {}):
+            result = subprocess.run(
+                [sys.executable, "-c", code, "serve", *options], env=environment | token, capture_output=True, text=True
+            )
+            assert result.returncode == 2 and "does not accept the token" in result.stderr, result.stderr
+    finally:
+        head.terminate()
+        head.wait(TIMEOUT)
+    until(lambda: remove_folder(folder))
+
+
+def is_listening(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
 
 
 @contextmanager
