@@ -343,7 +343,7 @@ def test_a_wrong_token_is_reported_as_such(tmp_path: Path) -> None:
             result = subprocess.run(
                 [sys.executable, "-c", code, "serve", *options], env=environment | token, capture_output=True, text=True
             )
-            assert result.returncode == 2 and "does not accept the token" in result.stderr, result.stderr
+            assert result.returncode == 1 and "does not accept the token" in result.stderr, result.stderr
     finally:
         head.terminate()
         head.wait(TIMEOUT)
