@@ -370,6 +370,56 @@ def test_a_shard_that_hangs_delays_neither_metrics_nor_readiness(
     asyncio.run(run())
 
 
+def test_requests_for_a_shard_that_does_not_start_end_in_time_and_keep_no_others_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with local_shards(tmp_path) as shards:
+            other = next(stream for stream in STREAMS if find_shard(stream, NUM_SHARDS) != SHARD)
+            connect = shards.connect
+
+            async def connect_others(shard: int) -> None:
+                await (asyncio.sleep(60) if shard == SHARD else connect(shard))
+
+            monkeypatch.setattr(shards, "connect", connect_others)
+            shards.timeout = 0.2
+            status, answer = await shards.infer(STREAM, make_batch(STREAM, 0))
+            assert status == 503 and "nothing was done" in answer["error"]
+            shards.timeout = 30.0
+            waiting = [
+                asyncio.create_task(shards.infer(STREAM, make_batch(STREAM, 0)))
+                for _ in range(shards.options.limits.max_total_queue)
+            ]
+            while shards._num_asked[SHARD] < len(waiting):
+                await asyncio.sleep(0.01)
+            assert (await shards.infer(STREAM, make_batch(STREAM, 0)))[0] == 429
+            assert (await shards.infer(other, make_batch(other, 0)))[0] == 200
+            for task in waiting:
+                task.cancel()
+
+    asyncio.run(run())
+
+
+def test_streams_of_a_shard_that_hangs_are_listed_as_they_were_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ctta.serve.ray.POLL_TIMEOUT", 0.5)
+
+    async def run() -> None:
+        async with local_shards(tmp_path) as shards:
+            for stream in STREAMS:
+                await shards.infer(stream, make_batch(stream, 0))
+            await shards.process_of(STREAM).service.store.save_all()
+
+            async def hang(*_arguments: object) -> None:
+                await asyncio.sleep(60)
+
+            shards.processes[SHARD].list_streams = hang  # type: ignore[assignment]
+            await check_list(shards)
+
+    asyncio.run(run())
+
+
 # ---- the command ----
 
 
