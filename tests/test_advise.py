@@ -153,8 +153,8 @@ def test_a_killed_race_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_command_that_is_killed_resumes(tmp_path: Path) -> None:
     np.savez(tmp_path / "clean.npz", images=draw_images()[0])
-    options = ("--model", write_network(tmp_path), "--images", tmp_path / "clean.npz", *FAST)
-    options = (*options, "--methods", "bn_stats,tent,cotta_fast", "--any-input", "--json")
+    options: tuple[object, ...] = ("--model", write_network(tmp_path), "--images", tmp_path / "clean.npz", *FAST)
+    options += ("--methods", "bn_stats,tent,cotta_fast", "--any-input", "--json")
     whole = json.loads(output(advise, *options, "--out", tmp_path / "whole.toml"))
     out, journal = tmp_path / "killed.toml", tmp_path / "killed.toml.progress"
     code = "from ctta.cli import main; main()"
