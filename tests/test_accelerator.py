@@ -6,6 +6,7 @@ bit for bit.
 
 import copy
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import cache
@@ -22,11 +23,14 @@ from serving import SIZE, serve_in_thread
 from torch import Tensor, nn
 
 import ctta
+from ctta.advise.candidates import count_state_bytes
 from ctta.cli.adapt import adapt as adapt_command
 from ctta.core.options import resolve_device
 from ctta.core.parallel import read
 from ctta.core.state import LazyModule
-from ctta.data.streams import Stream, in_memory
+from ctta.data.streams import Batch, Segment, Stream, in_memory
+from ctta.errors import DataError, is_user_error
+from ctta.evaluation.steps import feed
 from ctta.guard import Guarded
 from ctta.models.registry import to_device
 from ctta.policies import POLICIES, parse_policy
@@ -414,6 +418,99 @@ def test_a_folder_is_predicted(tmp_path: Path) -> None:
             adapt_command, *options, "--out", table, "--device", device, "--state", tmp_path / f"{device}.safetensors"
         )
     assert tables[0].read_text() == tables[1].read_text()
+
+
+def test_a_folder_is_predicted_in_16_bits(tmp_path: Path) -> None:
+    write_images(tmp_path / "images", range(10))
+    options = ["--model", write_network(tmp_path), "--images", tmp_path / "images", "--batch-size", 4, "--compare"]
+    for device in ("cpu", "auto"):
+        output(adapt_command, *options, "--out", tmp_path / device, "--device", device, "--amp", "bf16")
+    assert (tmp_path / "cpu").read_text() == (tmp_path / "auto").read_text()
+
+
+class Watched:
+    """Images that record which threads read them."""
+
+    name, labels = "watched", np.arange(24) % 5
+
+    def __init__(self) -> None:
+        self.threads: list[str] = []
+
+    def __len__(self) -> int:
+        return 24
+
+    def read(self, rows: Any) -> tuple[Tensor, Tensor | None]:
+        self.threads.append(threading.current_thread().name)
+        return torch.from_numpy(rows).float().view(-1, 1, 1, 1).expand(-1, 3, 16, 16) / 24, torch.from_numpy(rows % 5)
+
+
+def test_batches_are_read_beside_the_device_and_copied_from_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources: list[tuple[bool, bool]] = []
+    copy_to = Tensor.to
+
+    def watch(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if tensor.device.type == "cpu" and isinstance(args[0], Tensor) and args[0].device.type == DEVICE:
+            sources.append((tensor.is_pinned(), kwargs.get("non_blocking", False)))
+        return copy_to(tensor, *args, **kwargs)
+
+    monkeypatch.setattr(Tensor, "to", watch)
+    case, results = make_case("tent"), []
+    for device in ("cpu", DEVICE):
+        images = Watched()
+        stream = Stream("watched", [Segment("watched", images, np.arange(24))], batch_size=6)
+        results.append(ctta.evaluate(make_model(case, device), stream))
+        assert [name.startswith("ctta-feed") for name in images.threads] == [device == DEVICE] * 4
+    assert sources == [(True, True)] * 4
+    assert results[0].error == results[1].error
+
+
+def test_a_stream_that_cannot_be_read_ends_the_feed() -> None:
+    def read() -> Iterator[Batch]:
+        for number in range(2):
+            yield Batch(torch.rand(2, 3, 4, 4), None, str(number), torch.arange(2))
+        raise DataError("the disk is gone")
+
+    found = []
+    with pytest.raises(DataError, match="disk"):
+        for batch in feed(read(), torch.device(DEVICE)):
+            found.append((batch.domain, batch.x.is_pinned()))
+    assert found == [("0", True), ("1", True)]
+
+
+@pytest.mark.parametrize("is_guarded", [False, True])
+@pytest.mark.parametrize("name", ["source", "tent", "cotta_fast", "vane"])
+def test_a_batch_that_does_not_fit_says_which_would(name: str, is_guarded: bool) -> None:
+    model = ctta.adapt(ctta.models.embedded().to(DEVICE), name)
+    model = Guarded(model) if is_guarded else model
+    x = torch.rand(64, 3, 32, 32, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    model(x[:16])
+    before = torch.accelerator.memory_allocated()
+    torch.accelerator.reset_peak_memory_stats()
+    model(x[:16])
+    limit = torch.accelerator.max_memory_allocated() + count_state_bytes(model)  # and room for a copy
+    fork = copy.deepcopy(model)
+    with accelerator.memory_limit(limit + torch.accelerator.memory_allocated() - before):
+        with pytest.raises(torch.OutOfMemoryError, match="memory for a batch of 64 inputs") as found:
+            model(x)
+        assert is_user_error(found.value) and isinstance(found.value.__cause__, torch.OutOfMemoryError)
+        fitting = int(str(found.value).partition("a batch size of ")[2].partition(",")[0])
+        assert 16 <= fitting < 64
+        assert model.num_steps == fork.num_steps
+        model(x[:fitting])
+    if is_guarded or name == "source":  # a guard undoes half a step
+        assert torch.equal(model(x[:8]), [fork(x[:fitting]), fork(x[:8])][1])
+
+
+@pytest.mark.parametrize("error", ["forward", "backward"])
+def test_a_batch_that_never_fits_says_so(error: str) -> None:
+    model = ctta.Tent(ctta.models.embedded().to(DEVICE), amp="bf16")
+    x = torch.rand(4, 3, 32, 32).to(DEVICE)
+    room = 2**12 if error == "forward" else 2**20
+    with (
+        accelerator.memory_limit(torch.accelerator.memory_allocated() + room),
+        pytest.raises(torch.OutOfMemoryError, match=r"a batch of 4 .*: use smaller batches"),
+    ):
+        model(x)
 
 
 @on_every_device

@@ -27,6 +27,32 @@ def test_adapt_takes_settings_for_the_method_of_its_state(tmp_path: Path, option
     assert "restore" in user_error(adapt, *command, "--set", "restore=0.1")  # not a setting of TENT
 
 
+def test_adapt_keeps_the_precision_of_its_state(tmp_path: Path) -> None:
+    folder, state, half = tmp_path / "images", tmp_path / "a.safetensors", ("--amp", "bf16")
+    write_images(folder, range(8))
+    command = ("--model", write_network(tmp_path), "--images", folder, "--method", "tent", "--batch-size", 4)
+    output(adapt, *command, "--out", tmp_path / "full.csv")
+    output(adapt, *command, "--out", tmp_path / "half.csv", "--state", state, *half, "--compare")
+    rows = [(tmp_path / name).read_text().splitlines() for name in ("full.csv", "half.csv")]
+    assert all(not half.startswith(full) for full, half in zip(rows[0][1:], rows[1][1:], strict=True))
+    model = ctta.load(state, ctta.models.load(write_network(tmp_path)))
+    assert model.amp == "bf16"
+    write_images(folder, range(12))
+    changed = user_error(adapt, *command, "--out", tmp_path / "half.csv", "--state", state, "--amp", "fp16")
+    assert "other settings" in changed and "amp" in changed
+    output(adapt, *command, "--out", tmp_path / "half.csv", "--state", state, "--compare")  # in that of the state
+    output(adapt, *command, "--out", tmp_path / "whole.csv", *half, "--compare")
+    assert (tmp_path / "half.csv").read_text() == (tmp_path / "whole.csv").read_text()
+
+
+def test_a_service_keeps_the_precision_of_its_streams(tmp_path: Path) -> None:
+    net = make_tent(tmp_path).copy_of_source()
+    Service(build_method(net, "tent", ["amp=bf16"]), tmp_path / "state").release()
+    assert resume_method(net, tmp_path / "state", ["amp=bf16"]).amp == "bf16"
+    with pytest.raises(ConfigError, match="amp"):
+        Service(build_method(net, "tent", []), tmp_path / "state")
+
+
 def test_the_command_says_what_it_saved_and_resumes_with_the_same_method(tmp_path: Path) -> None:
     """Settings without a method are those of the saved streams' method."""
     state, options = tmp_path / "state", ("--set", "lr=0.01", "--no-guard", "--window", 0)

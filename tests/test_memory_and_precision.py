@@ -3,6 +3,7 @@
 import copy
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import ctta
+from ctta.core.options import Precision
 from ctta.core.state import LazyModule
-from ctta.testing import NETWORKS
+from ctta.errors import ConfigError
+from ctta.testing import NETWORKS, ContractCase, select_networks, select_settings
 from ctta.testing.networks import BlockViT
 from ctta.views import image_views
 
@@ -107,6 +110,70 @@ def test_autocast_computes_the_loss_of_other_methods_in_float32(method: str) -> 
         assert model(make_batch()).dtype == torch.bfloat16
     step = get_last_step(model)
     assert step.loss is not None and step.loss.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", sorted(ctta.METHODS))
+def test_amp_is_autocast_around_every_call(name: str) -> None:
+    """Also in a fork, after a reset, and in predictions; what comes out is float32."""
+    cls = ctta.METHODS[name]
+    networks = select_networks(cls)
+    case = ContractCase(cls, networks[next(iter(networks))], select_settings(cls))
+    stats, batches = case.make_source_stats(case.make_network()), case.make_stream(2)
+
+    def build(amp: Precision | None) -> ctta.AdaptiveModel:
+        return cls(case.make_network(), **stats, **case.hyperparameters, amp=amp)
+
+    plain, expected = build(None), []
+    for x in batches:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            expected.append(plain(x).float())
+    model = build("bf16")
+    assert repr("bf16") in repr(model) and "amp" not in repr(plain)
+    for stream in (model, model.fork(), copy.deepcopy(model).reset()):
+        for x, logits in zip(batches, expected, strict=True):
+            predicted = stream.predict(x)
+            assert torch.equal(predicted, logits) and torch.equal(stream(x), logits)
+            assert predicted.dtype == torch.float32
+
+
+@pytest.mark.parametrize("amp", ["bf16", "fp16"])
+@pytest.mark.parametrize("is_guarded", [False, True])
+def test_a_stream_keeps_its_precision(amp: Precision, is_guarded: bool, tmp_path: Path) -> None:
+    net, stream = NETWORKS["batch_norm"](), [make_batch(), make_batch() / 2, make_batch() / 3]
+    model: ctta.AdaptiveModel = ctta.Tent(net, amp=amp)
+    model = ctta.Guarded(model) if is_guarded else model
+    model(stream[0])
+    ctta.save(model, tmp_path / "stream.safetensors")
+    resumed = ctta.load(tmp_path / "stream.safetensors", net)
+    assert resumed.amp == resumed.unwrapped.amp == model.amp == amp
+    for x in stream[1:]:
+        assert torch.equal(resumed(x), model(x))
+    assert not torch.equal(resumed(stream[0]), ctta.Tent(net)(stream[0]))
+
+
+def test_amp_without_asking_the_author() -> None:
+    """A constructor of a user's class need not know about it, also if it is extended."""
+
+    class Plain(ctta.AdaptiveModel):
+        def __init__(self, net: nn.Module, *, scale: float = 1.0) -> None:
+            super().__init__(net)
+            self.scale = scale
+
+        def adapt_step(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.source(x)
+            return self.scale * logits
+
+    class Extended(Plain):
+        def __init__(self, net: nn.Module, *, scale: float = 2.0) -> None:
+            super().__init__(net, scale=scale)
+
+    net = NETWORKS["batch_norm"]()
+    for cls in (Plain, Extended):
+        model = cls(net, amp="bf16")  # type: ignore[call-arg]
+        assert model.amp == "bf16" and model.fork().amp == "bf16" and cls(net).amp is None
+        assert not torch.equal(model(make_batch()), cls(net)(make_batch()))
+    with pytest.raises(ConfigError, match="'bf16', 'fp16'"):
+        ctta.adapt(net, "tent", amp="float16")
 
 
 @pytest.mark.parametrize("views_at_once", [1, 2])

@@ -1,18 +1,19 @@
 """The error of methods under autocast beside that in float32.
 
-    python -m benchmarks.speed.precision --dtype bfloat16
+    python -m benchmarks.speed.precision --device cpu
 
 The embedded network on its 15 corruptions, 200 sample images each at severity 5, in batches of 50; seed 0.
 """
 
 import argparse
-from contextlib import AbstractContextManager, nullcontext
+from typing import get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import ctta
+from ctta.core.options import Precision, resolve_device
 from ctta.data.corruptions import CORRUPTIONS, corrupt
 from ctta.data.datasets import sample
 
@@ -31,27 +32,25 @@ def read_stream() -> list[tuple[Tensor, Tensor]]:
     return found
 
 
-def measure_error(method: str, stream: list[tuple[Tensor, Tensor]], device: str, dtype: torch.dtype | None) -> float:
-    """Return the error of a method in percent; in float32 without a dtype."""
-    model, wrong = ctta.adapt(ctta.models.embedded().to(device), method), 0
+def measure_error(method: str, stream: list[tuple[Tensor, Tensor]], device: str, amp: Precision | None) -> float:
+    """Return the error of a method in percent; in float32 without ``amp``."""
+    model, wrong = ctta.adapt(ctta.models.embedded().to(device), method, amp=amp), 0
     for x, y in stream:
-        context: AbstractContextManager[object] = nullcontext() if dtype is None else torch.autocast(device, dtype)
-        with context:
-            wrong += int((model(x.to(device)).argmax(1) != y.to(device)).sum())
+        wrong += int((model(x.to(device)).argmax(1) != y.to(device)).sum())
     return 100 * wrong / sum(len(y) for _, y in stream)
 
 
 def main() -> None:
-    """Print a line for each method."""
+    """Print a Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtype", choices=["bfloat16", "float16"], default="bfloat16")
     parser.add_argument("--device", default="cpu")
-    options = parser.parse_args()
-    stream = read_stream()
+    device = resolve_device(parser.parse_args().device)
+    stream, precisions = read_stream(), (None, *get_args(Precision))
+    print("| error in percent |" + "".join(f" {amp or 'float32'} |" for amp in precisions))
+    print("|---|" + "---:|" * len(precisions))
     for method in METHODS:
-        exact = measure_error(method, stream, options.device, None)
-        coarse = measure_error(method, stream, options.device, getattr(torch, options.dtype))
-        print(f"{method:12} float32 {exact:6.2f} %, {options.dtype} {coarse:6.2f} %, {coarse - exact:+.2f}")
+        errors = (measure_error(method, stream, device, amp) for amp in precisions)
+        print(f"| {method} |" + "".join(f" {error:.2f} |" for error in errors), flush=True)
 
 
 if __name__ == "__main__":

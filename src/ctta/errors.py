@@ -95,8 +95,11 @@ def is_user_error(error: BaseException) -> bool:
         error: The exception.
 
     Returns:
-        True for the errors of this module, those of the operating system, and the names of missing packages.
+        True for the errors of this module, those of the operating system, the names of missing packages, and memory of
+        an accelerator that a model has explained.
     """
+    if type(error).__name__ == "OutOfMemoryError":  # of torch, which is not imported here
+        return error.__cause__ is not None
     if isinstance(error, ImportError):
         return error.name is None  # raised by the library to say what to install; Python's own errors carry a name
     return isinstance(error, InputError | ConfigError | CheckpointError | DataError | OSError)

@@ -35,6 +35,7 @@ from ctta.data.streams import Segment, Stream
 from ctta.distributed import init
 from ctta.distributed.collectives import run_on_rank_zero
 from ctta.errors import DataError
+from ctta.evaluation.steps import feed, find_weight
 from ctta.io.images import Resize, to_unit_floats
 
 SIZE_HINT = "give --size HEIGHT WIDTH (size=) to resize them, or --batch-size 1 (batch_size=)"
@@ -154,7 +155,7 @@ def _iter_batches(
     stream: Stream, images: FolderImages, names: Sequence[str], run: InferenceRun
 ) -> Iterator[InferenceBatch]:
     """Yield batches without the images that could not be read, on whichever rank; count those that are gone."""
-    for batch in stream:
+    for batch in feed(stream, find_weight(run.model.source).device):
         rows = batch.index.tolist()
         found = run.model.coordinator.all_gather_object(partial(images.list_problems, rows))
         problems = dict(chain(*found))

@@ -148,7 +148,7 @@ def open_run(
             run_on_rank_zero(partial(stack.enter_context, lock_file(path)))
         model, is_new = open_model(net, state, options)
         model = data_parallel(model)
-        source = data_parallel(Source(net, output=model.output)) if compare else None
+        source = data_parallel(Source(net, output=model.output, amp=model.amp)) if compare else None
         run = InferenceRun(model, source, file, state, options.classes, allow_pixels=allow_pixels)
 
         def open_files() -> tuple[list[str], int, int]:

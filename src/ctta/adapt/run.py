@@ -233,15 +233,16 @@ class InferenceRun:
     @torch.no_grad()
     def check_network(self, x: Tensor) -> None:
         """Raise if the network cannot predict a batch, or has another number of classes than there are names."""
-        with annotate_network_errors(x):
+        with annotate_network_errors(x), self.model.autocast():
             self.read_answers(source_as_trained(self.model.source)(x.to(find_weight(self.model.source))))
 
     def _ask_source(self, x: Tensor) -> Tensor:
         """Return the logits of the network as trained for this rank's rows."""
         if self.source is not None:
             return step_batch(self.source, x)
-        rows = x[self.model.coordinator.local_rows(len(x))].to(find_weight(self.model.source))
-        logits: Tensor = source_as_trained(self.model.source)(rows)
+        rows = x[self.model.coordinator.local_rows(len(x))].to(find_weight(self.model.source), non_blocking=True)
+        with self.model.autocast():
+            logits: Tensor = source_as_trained(self.model.source)(rows)
         return logits
 
     def _gather(self, answer: Callable[[], Tensor]) -> Predictions:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -24,6 +25,7 @@ from ctta.data.streams import VideoBatch, VideoStream, video
 from ctta.distributed import world_size
 from ctta.errors import ConfigError
 from ctta.evaluation.comparison import Predictions
+from ctta.evaluation.steps import feed, find_weight
 from ctta.io.atomic import atomic_write, fsync_file
 from ctta.io.images import import_pillow
 
@@ -301,13 +303,17 @@ def adapt_video(
                 total = None if num_expected is None else max(num_expected, len(before) + num_done)
                 options.on_progress(len(before) + num_done, total)
 
-        run.process(_list_batches(stream, name, with_frames=run.writer is not None), on_batch)
+        device = find_weight(run.model.source).device
+        run.process(_list_batches(stream, name, device, with_frames=run.writer is not None), on_batch)
         run.num_vanished = stream.num_dropped
         return run.summarize(num_before=len(before), order="time")
 
 
-def _list_batches(stream: VideoStream, name: str, *, with_frames: bool) -> Iterator[InferenceBatch]:
-    for batch in stream:
+def _list_batches(
+    stream: VideoStream, name: str, device: torch.device, *, with_frames: bool
+) -> Iterator[InferenceBatch]:
+    # A batch of a camera that is read ahead would be old by the time that it is answered.
+    for batch in stream if stream.is_live else feed(stream, device):
         yield InferenceBatch(
             batch.x,
             [name] * len(batch.x),

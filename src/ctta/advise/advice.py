@@ -27,7 +27,7 @@ from ctta.advise.input_check import InputCheck, check_input
 from ctta.advise.race import CHEAP, SOURCE, Race, RaceRow, RaceSettings, run_race
 from ctta.core.config import AdaptationConfig, relative_model
 from ctta.core.model import AdaptiveModel
-from ctta.core.options import Option, parse_names, takes_options
+from ctta.core.options import Amp, Option, parse_names, takes_options
 from ctta.core.registry import DEFAULT_METHOD, resolve_method
 from ctta.core.validation import check_choice, check_integer, check_positive
 from ctta.data.corruptions.registry import check_corruption
@@ -302,6 +302,7 @@ class AdviseOptions(ImageOptions):
         ),
     ] = True
     seed: Annotated[int, Option("Seed the choice of images, the corruptions and the order.", "N", min=0)] = 0
+    amp: Amp = None
 
 
 @takes_options(AdviseOptions)
@@ -350,15 +351,15 @@ def advise(net: nn.Module, images: ImageSource, options: AdviseOptions) -> Advic
     if not options.quick:  # rounded, so that what is tried is exactly what a user pastes
         threshold = round(calibrate_threshold(net, iter_batches(net, labeled.images, batch_size)), 3)
     candidates, left_out = list_candidates(
-        net, batch_size=batch_size, order=order, methods=methods, threshold=threshold
+        net, batch_size=batch_size, order=order, methods=methods, threshold=threshold, amp=options.amp
     )
     steps = (*((name, float(options.severity)) for name in corruptions), (CLEAN, 0.0))
-    settings = RaceSettings(steps, batch_size, order, 60 * options.budget, options.seed, options.quick)
+    settings = RaceSettings(steps, batch_size, order, 60 * options.budget, options.seed, options.quick, options.amp)
     with nullcontext(options.folder) if options.folder else TemporaryDirectory(prefix="ctta-advise-") as path:
         race = run_race(net, ImageStreams(labeled), candidates, settings, Path(path), on_progress=options.on_progress)
     race.left_out = left_out | race.left_out
     estimator, chosen = None, race.choose().candidate
-    if chosen != SOURCE and not options.quick:
+    if chosen.method != SOURCE and not options.quick:
         few = labeled.select(slice(CALIBRATION_IMAGES))
         estimator = fit_estimator(collect_signals(net, few, chosen, list_steps(), batch_size, options.on_progress))
     height, width = labeled.images.shape[1:3]

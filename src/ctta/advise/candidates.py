@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ctta.advise.images import StreamOrder
 from ctta.core.model import AdaptiveModel
+from ctta.core.options import Precision
 from ctta.core.registry import DEFAULT_METHOD, resolve_method
 from ctta.errors import ConfigError, InputError, first_line
 from ctta.methods import METHODS
@@ -72,8 +73,19 @@ def count_norm_layers(net: nn.Module) -> dict[str, int]:
     return dict(Counter(type(net.get_submodule(name)).__name__ for name in sorted(find_norm_layers(net))))
 
 
+def amp_setting(amp: Precision | None) -> dict[str, Any]:
+    """Return the precision of a candidate as its setting; empty in float32."""
+    return {} if amp is None else {"amp": amp}
+
+
 def list_candidates(
-    net: nn.Module, *, batch_size: int, order: StreamOrder, methods: Sequence[str] | None, threshold: float | None
+    net: nn.Module,
+    *,
+    batch_size: int,
+    order: StreamOrder,
+    methods: Sequence[str] | None,
+    threshold: float | None,
+    amp: Precision | None = None,
 ) -> tuple[list[Candidate], dict[str, str]]:
     """Return the candidates for a network without Source, and the methods that are left out with the reason.
 
@@ -85,7 +97,8 @@ def list_candidates(
         name: _find_reason(name, net, batch_size=batch_size, order=order, is_chosen=methods is not None)
         for name in names
     }
-    chosen = [Candidate(name, _fit_settings(name, threshold)) for name in names if reasons[name] is None]
+    settings = {name: _fit_settings(name, threshold) | amp_setting(amp) for name in names}
+    chosen = [Candidate(name, settings[name]) for name in names if reasons[name] is None]
     return chosen, {name: reason for name, reason in reasons.items() if reason}
 
 

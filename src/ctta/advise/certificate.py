@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from torch import nn
 from typing_extensions import Doc, deprecated
 
-from ctta.advise.candidates import Candidate
+from ctta.advise.candidates import Candidate, amp_setting
 from ctta.advise.images import ImageOptions, ImageSource, ImageStreams
 from ctta.advise.influence import Influence, count_batches, measure_influence
 from ctta.advise.race import SOURCE, OnProgress, WorkFolder, identify, identify_method
@@ -293,7 +293,7 @@ def certify(net: nn.Module, images: ImageSource, options: CertifyOptions) -> Cer
     check_integer("num_visits", options.num_visits, LAST_VISITS)
     check_non_negative("tolerance", options.tolerance)
     candidate = Candidate(options.method, dict(options.settings or {}))
-    if candidate.method == SOURCE.method:
+    if candidate.method == SOURCE:
         raise ConfigError("Source is what methods are compared with: name another method")
     steps = [*((name, check_corruption(name, options.severity)) for name in options.corruptions), (CLEAN, 0.0)]
     labeled = options.read_images(net, images, limit=options.limit)
@@ -353,7 +353,7 @@ def _test(
         stream = scenario.open(seed=seed)
         results = []
         for role, model in (
-            ("source", SOURCE.build(net)),
+            ("source", Candidate(SOURCE, amp_setting(candidate.settings.get("amp"))).build(net)),
             ("method", _build(candidate, net, seed, guard=options.guard)),
         ):
             start = progress.done

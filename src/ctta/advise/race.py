@@ -14,8 +14,9 @@ from typing import Any
 
 from torch import nn
 
-from ctta.advise.candidates import Candidate, Probe, probe, vary
+from ctta.advise.candidates import Candidate, Probe, amp_setting, probe, vary
 from ctta.advise.images import ImageStreams, LabeledImages, StreamOrder, iter_batches
+from ctta.core.options import Precision
 from ctta.core.registry import resolve_method
 from ctta.data.datasets.base import hash_array
 from ctta.evaluation import Interval, Result, evaluate
@@ -65,7 +66,7 @@ def shorten(identity: Any) -> str:
     return sha256(json.dumps(identity).encode()).hexdigest()[:12]
 
 
-SOURCE = Candidate("source")
+SOURCE = "source"
 #: Images of each domain in the first round, and the fewest batches.
 SCREEN_IMAGES, SCREEN_BATCHES = 96, 5  # fewer batches would have no interval
 #: Methods that take part in the final, beside the best of the cheap ones.
@@ -89,6 +90,12 @@ class RaceSettings:
     budget: float  # seconds that the race should take at most
     seed: int = 0
     quick: bool = False  # whether all candidates take part in the final, and no variants are tried
+    amp: Precision | None = None
+
+    @property
+    def source(self) -> Candidate:
+        """The network without adaptation, in the precision of the others."""
+        return Candidate(SOURCE, amp_setting(self.amp))
 
 
 @dataclass(frozen=True)
@@ -188,7 +195,7 @@ class Racer:
             batches = [x for x in iter_batches(self.net, images, size) if len(x) == min(size, len(images))]
             batches = batches if len(batches) > 1 else batches * 2
             found: dict[str, Any] = {}
-            for number, candidate in enumerate((SOURCE, *candidates)):
+            for number, candidate in enumerate((self.settings.source, *candidates)):
                 outcome = probe(candidate, self.net, batches)
                 found[candidate.key] = outcome if isinstance(outcome, str) else asdict(outcome)
                 self.progress.plan(len(candidates) - number)
@@ -197,8 +204,8 @@ class Racer:
 
         content = self.work.read_or_make("probes.json", measure)
         failed = {key: value for key, value in content.items() if isinstance(value, str)}
-        if SOURCE.key in failed:
-            raise RuntimeError(f"the network fails without adaptation: {failed[SOURCE.key]}")
+        if (key := self.settings.source.key) in failed:
+            raise RuntimeError(f"the network fails without adaptation: {failed[key]}")
         self.probes |= {key: Probe(**value) for key, value in content.items() if key not in failed}
         return failed
 
@@ -216,7 +223,7 @@ class Racer:
             given.steps, batch_size=given.batch_size, order=given.order, limit=limit, seed=given.seed
         )
         rows: list[RaceRow] = []
-        for candidate in (SOURCE, *candidates):
+        for candidate in (given.source, *candidates):
             probed = self.probes[candidate.key]
             seconds = probed.ms_per_image / 1000 * given.batch_size
             result = evaluate(
@@ -252,7 +259,7 @@ def run_race(
     left_out = racer.probe_all(candidates)
     able = [each for each in candidates if each.key in racer.probes]
     if settings.quick:
-        racer.progress.plan(sum(racer.seconds(each, limit) for each in (SOURCE, *able)))
+        racer.progress.plan(sum(racer.seconds(each, limit) for each in (settings.source, *able)))
         source, *rows = racer.run_round(able, limit, "final")
         return Race(source, sorted(rows, key=lambda row: row.result.error), [], left_out, limit, limit)
     slow = {
@@ -263,7 +270,7 @@ def run_race(
     reason = "too slow for the budget"
     left_out |= {f"{key.split()[0]} with {time:.0f} ms per image": reason for key, time in slow.items()}
     able = [each for each in able if each.key not in slow]
-    screening = sum(racer.seconds(each, num_screened) for each in (SOURCE, *able))
+    screening = sum(racer.seconds(each, num_screened) for each in (settings.source, *able))
     racer.progress.plan(max(settings.budget, 1.5 * screening))
     source, *rows = racer.run_round(able, num_screened, "first")
     rows.sort(key=lambda row: row.result.error)
@@ -271,14 +278,15 @@ def run_race(
 
     def plan() -> dict[str, Any]:
         winner = max((racer.seconds(row.candidate, 1) for row in chosen), default=0.0)
-        per_image = sum(racer.seconds(each, 1) for each in (SOURCE, *(row.candidate for row in chosen))) + 3 * winner
+        entered = settings.source, *(row.candidate for row in chosen)
+        per_image = sum(racer.seconds(each, 1) for each in entered) + 3 * winner
         affordable = int(max(0.0, settings.budget - screening) / per_image) if per_image else limit
         rounded = affordable // settings.batch_size * settings.batch_size
         return {"num_final": min(limit, max(num_screened, rounded))}
 
     num_final = int(racer.work.read_or_make("plan.json", plan)["num_final"])
     finalists = [row.candidate for row in chosen]
-    racer.progress.plan(sum(racer.seconds(each, num_final) for each in (SOURCE, *finalists)))
+    racer.progress.plan(sum(racer.seconds(each, num_final) for each in (settings.source, *finalists)))
     final_source, *final_rows = racer.run_round(finalists, num_final, "final")
     dropped = [row for row in rows if row.candidate not in finalists]
     race = Race(final_source, final_rows, dropped, left_out, num_screened, num_final)
@@ -304,7 +312,7 @@ def _is_worse(row: RaceRow, other: RaceRow) -> bool:
 
 def _refine(racer: Racer, chosen: RaceRow, num_images: int) -> list[RaceRow]:
     """Try variants of the chosen candidate, unless that is Source; return those that are an improvement."""
-    if chosen.candidate == SOURCE:
+    if chosen.candidate.method == SOURCE:
         return []
     variants = vary(chosen.candidate, racer.net)
     racer.probes |= {each.key: racer.probes[chosen.candidate.key] for each in variants}

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from typing_extensions import Doc
 
-from ctta.core.options import DEVICE, Classes, Mean, Option, Size, Std, parse_names
+from ctta.core.options import AMP, DEVICE, Classes, Mean, Option, Precision, Size, Std, parse_names
 from ctta.data.streams.sequences import RANDOM_ORDERS
 from ctta.errors import ConfigError
 from ctta.policies import Policy
@@ -122,6 +122,7 @@ class BenchmarkOptions:
         Doc('Hyperparameters of single methods: ``{"cotta.restore": 0.005}`` or ``["cotta.restore=0.005"]``.'),
     ] = ()
     device: Annotated[str, replace(DEVICE, panel=EXECUTION)] = "cpu"
+    amp: Annotated[Precision | None, replace(AMP, panel=EXECUTION)] = None
     corruptions: Annotated[
         Sequence[str] | None,
         Option(
@@ -231,6 +232,7 @@ class BenchmarkOptions:
             ("--mean", self.mean and ",".join(f"{value:g}" for value in self.mean)),
             ("--std", self.std and ",".join(f"{value:g}" for value in self.std)),
             ("--source-stats", self.source_stats),
+            ("--amp", self.amp),
         ]
         changes = [f"{name} {value}" for name, value in typed if value]
         policies = [f"--policy {text}" for text in self.policies or ()]

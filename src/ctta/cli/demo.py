@@ -15,7 +15,7 @@ from ctta.benchmark.report.content import ReportContent, SectionContent, read_nu
 from ctta.cli.bench import exit_on_failures, print_failure, print_results
 from ctta.cli.console import exit_on_interrupt, print_text, progress_bar
 from ctta.cli.options import command
-from ctta.core.options import Option
+from ctta.core.options import Amp, Device, Option
 
 #: Recipe, methods and options by the name of the run folder.
 SHORT: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {"demo": ("demo", DEMO_METHODS, {})}
@@ -33,6 +33,8 @@ def demo(
     folder: Annotated[Path, Option("Write the runs and the report to this folder.", "DIR", "--out")] = Path(
         "runs/demo"
     ),
+    device: Device = "cpu",
+    amp: Amp = None,
 ) -> None:
     """Compare a few methods on fifteen corruptions, with a small network that comes with the library.
 
@@ -47,6 +49,8 @@ def demo(
                 methods=methods[::-1],  # the slowest first, so that no core idles at the end
                 seeds=[1],
                 **options,
+                device=device,
+                amp=amp,
                 folder=folder / name,
                 workers=torch.get_num_threads(),
                 threads=1,  # two small cells side by side are faster than one on two cores

@@ -20,6 +20,7 @@ from ctta.core.options import (
     MODEL,
     POLICIES,
     SETTINGS,
+    Amp,
     Device,
     Mean,
     Option,
@@ -186,12 +187,13 @@ class ConfigOptions:
     mean: Mean = None
     std: Std = None
     device: Device = "cpu"
+    amp: Amp = None
     batch_size: Annotated[int | None, BATCH_SIZE.with_default("that of --config, else 32")] = None
 
     @property
     def texts(self) -> list[str]:
         """The settings, each ``NAME=VALUE``."""
-        return list(self.settings)
+        return [*self.settings, *([] if self.amp is None else [f"amp={self.amp}"])]
 
     def choose(self) -> ChosenAdaptation:
         """Load the network and decide on a method: by the options where they are given, else by the configuration.
@@ -234,7 +236,7 @@ class AdaptationOptions(ConfigOptions):
     @override
     def texts(self) -> list[str]:
         seed = [] if self.seed is None else [f"seed={self.seed}"]
-        return [*self.settings, *(f"policies={text}" for text in self.policies), *seed]
+        return [*super().texts, *(f"policies={text}" for text in self.policies), *seed]
 
 
 def parse_every(text: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, TypedDict, Unpack, get_origin, get_type_hints
 
 import torch
 
+from ctta.core.options import Precision
 from ctta.core.updates import Policy
 from ctta.errors import CheckpointError, ConfigError, did_you_mean
 from ctta.nn import BatchStats
@@ -30,13 +31,20 @@ COMMON_ARGUMENTS = {
     "batch_stats": "The fraction of the batch in BatchNorm's statistics; by default only the batch, from 16 images on.",
     "seed": "The seed of all random draws, which depend on nothing else but the number of steps.",
     "output": "Where the logits are in the network's output; by default the usual places.",
+    "amp": '``"bf16"`` or ``"fp16"`` to run the networks under ``torch.autocast``.',
 }
 
 
-class _TrainingArguments(TypedDict, total=False):
+class PassArguments(TypedDict, total=False):
+    """The :class:`CommonArguments` of a method that does not learn."""
+
+    output: Output
+    amp: Precision | None
+
+
+class _TrainingArguments(PassArguments, total=False):
     lr: float | None
     policies: Sequence[Policy]
-    output: Output
 
 
 class CommonWithoutSeed(_TrainingArguments, total=False):
@@ -137,7 +145,9 @@ def read_hyperparameters(model: object) -> dict[str, Any]:
     for name, attribute in attributes.items():
         if not hasattr(model, attribute):
             raise TypeError(f"{type(model).__name__} must store its argument {name!r} as self.{name}")
-    return {name: getattr(model, attribute) for name, attribute in attributes.items()}
+    values = {name: getattr(model, attribute) for name, attribute in attributes.items()}
+    # Not part of files and results in float32, so that those of earlier versions resume.
+    return {name: value for name, value in values.items() if name != "amp" or value is not None}
 
 
 def _is_lr(parameter: inspect.Parameter) -> bool:

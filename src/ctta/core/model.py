@@ -1,6 +1,7 @@
 """What users call, and what a method implements."""
 
 import copy
+import inspect
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,8 @@ from ctta.core.hyperparameters import (
     format_value,
     read_hyperparameters,
 )
+from ctta.core.networks import MethodNetworks
+from ctta.core.options import Precision
 from ctta.core.parallel import SINGLE_PROCESS, Coordinator, change_call, current_call, current_reducer, read_flags
 from ctta.core.state import match_dtypes_, release_lazy_buffers_
 from ctta.core.updates import MethodUpdates, Policy
@@ -126,6 +129,8 @@ class AdaptiveModel(MethodUpdates, ABC):
         seed: The seed of all random draws, which depend on nothing else but the number of steps.
         output: Where the logits are in the network's output: a key, an index or a function. By default tensors,
             outputs with ``.logits`` and dictionaries with ``out`` or ``logits`` are recognized.
+        amp: ``"bf16"`` or ``"fp16"`` to run the networks under ``torch.autocast``, as :meth:`autocast` says. Every
+            method takes it, whether its constructor lists it or not.
     """
 
     #: What tables say about the method; None for a method that does not declare it.
@@ -157,6 +162,11 @@ class AdaptiveModel(MethodUpdates, ABC):
             cls.checks_values_late = False  # what the base declares is about its own step
         if "__init__" in vars(cls):
             build, signature = torch.inference_mode(False)(vars(cls)["__init__"]), expand_signature(cls, AdaptiveModel)
+            # A constructor that does not take it need not know about it; a wrapper has that of its model.
+            adds_amp = "amp" not in signature.parameters and cls._take_source is MethodNetworks._take_source
+            if adds_amp:
+                keyword = inspect.Parameter("amp", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Precision)
+                signature = signature.replace(parameters=[*signature.parameters.values(), keyword])
 
             @wraps(build)
             def build_and_place(self: AdaptiveModel, *args: Any, **kwargs: Any) -> None:
@@ -164,6 +174,8 @@ class AdaptiveModel(MethodUpdates, ABC):
                     signature.bind(self, *args, **kwargs)
                 except TypeError as error:
                     raise TypeError(f"{cls.__name__}() {error}") from None
+                if adds_amp:
+                    self._amp = kwargs.pop("amp", self._amp)
                 build(self, *args, **kwargs)
                 if type(self).__init__ is build_and_place:  # and not a constructor that the class extends
                     self._place_state_()
@@ -194,8 +206,9 @@ class AdaptiveModel(MethodUpdates, ABC):
         batch_stats: BatchStats = "auto",
         seed: int = 0,
         output: Output = None,
+        amp: Precision | None = None,
     ) -> None:
-        super().__init__(net, lr=lr, policies=policies, batch_stats=batch_stats, seed=seed, output=output)
+        super().__init__(net, lr=lr, policies=policies, batch_stats=batch_stats, seed=seed, output=output, amp=amp)
         self.wrapped = None
         self.frozen = False
 
@@ -298,6 +311,39 @@ class AdaptiveModel(MethodUpdates, ABC):
 
     def _run(self, step: Callable[[Tensor], Tensor], x: Tensor, *, changes: bool = False) -> Tensor:
         """Check a batch and return the logits of a step on it."""
+        is_outermost = current_call().num_images is None
+        try:
+            return self._run_step(step, x, changes=changes)
+        except torch.OutOfMemoryError as error:
+            if not is_outermost:
+                raise
+            error.__traceback__ = None  # or its frames would hold what the step has allocated
+            raise torch.OutOfMemoryError(self._explain_memory(x, changes=changes)) from error
+
+    def _explain_memory(self, x: Tensor, *, changes: bool) -> str:
+        """Return a sentence on a batch that does not fit into the memory, with the size of one that does.
+
+        Copies of the method try a half, a quarter and so on, so that the size leaves room for one more set of weights.
+        """
+        method, size = self.unwrapped, len(x) // 2 if self.coordinator is SINGLE_PROCESS else 0
+        shape, hint = "x".join(map(str, x.shape[1:])), "" if self.amp else ", or amp='bf16'"
+        problem = f"{x.device} has not enough memory for a batch of {len(x)} inputs of {shape}"
+        while size:
+            trial: AdaptiveModel | None = None
+            try:
+                trial = copy.deepcopy(method, {id(method.source): method.source})
+                with change_call(num_images=size):  # so that the copy does not explain its own failure
+                    (trial.adapt if changes else trial.predict)(x[:size])
+            except torch.OutOfMemoryError as error:
+                error.__traceback__ = None
+                size //= 2
+            else:
+                return f"{problem}: one of {size} fits, so use a batch size of {size}{hint}"
+            finally:
+                del trial
+        return f"{problem}: use smaller batches or inputs, reduce_memory() where the method learns{hint}"
+
+    def _run_step(self, step: Callable[[Tensor], Tensor], x: Tensor, *, changes: bool) -> Tensor:
         is_late = self.checks_values_late and self.coordinator is SINGLE_PROCESS
         waiting = current_call().waiting_checks  # of a model around this one
         if waiting is None and is_late:
@@ -318,6 +364,7 @@ class AdaptiveModel(MethodUpdates, ABC):
                 # gradients on as well, because otherwise torch picks attention kernels that round differently.
                 torch.inference_mode(False),
                 torch.enable_grad(),
+                self.autocast(),
                 keep_buffers(*self._fixed_networks, *(() if changes else self._run_networks)),
             ):
                 try:
@@ -329,7 +376,8 @@ class AdaptiveModel(MethodUpdates, ABC):
                         check_input_rank(self.source, x, error)
                         annotate_network_error(error, x)
                     raise
-            return logits.detach()[: len(x)]
+            logits = logits.detach()[: len(x)]
+            return logits if self.amp is None else logits.to(x.dtype)
 
     def freeze(self) -> Self:
         """Stop adapting: calls only predict until :meth:`unfreeze`. The mode survives :meth:`reset` and saving."""

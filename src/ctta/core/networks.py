@@ -1,17 +1,23 @@
 """The networks of a method: the frozen source, and what a constructor builds from it."""
 
 import copy
+from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ctta.core.validation import check_batch_stats, check_integer, check_output
+from ctta.core.options import Precision
+from ctta.core.validation import check_batch_stats, check_choice, check_integer, check_output
 from ctta.errors import ConfigError
 from ctta.nn import BatchStats, batch_fraction, find_norm_parameters
 from ctta.nn.heads import count_classes, find_head, record_features_
 from ctta.nn.surgery import Output, copy_for_adaptation, find_hooks, find_top_layers, names_outside, train_only_
 from ctta.source_stats import SourceStats
+
+#: What the names of :attr:`MethodNetworks.amp` stand for.
+AMP_DTYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class MethodNetworks(nn.Module):
@@ -21,15 +27,27 @@ class MethodNetworks(nn.Module):
         net: Any network; it is copied and never changed.
         batch_stats: The fraction of the batch in BatchNorm's statistics, see :class:`ctta.AdaptiveModel`.
         output: Where the logits are in the network's output.
+        amp: The precision of its passes.
     """
 
     #: Layers nearest to the output that the method does not train although it trains others of their kind.
     skipped_layers: tuple[str, ...] = ()
     _callers_hooks: frozenset[int] = frozenset()
+    _amp: Precision | None = None
 
-    def __init__(self, net: nn.Module, *, batch_stats: BatchStats = "auto", output: Output = None) -> None:
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        batch_stats: BatchStats = "auto",
+        output: Output = None,
+        amp: Precision | None = None,
+    ) -> None:
         check_batch_stats(batch_stats)
         check_output(output)
+        self._amp = amp or self._amp
+        if self._amp is not None:
+            check_choice("amp", self._amp, tuple(AMP_DTYPES))
         super().__init__()
         self._batch_stats, self._output = batch_stats, output
         self.source, self._trainable = self._take_source(net)
@@ -55,6 +73,22 @@ class MethodNetworks(nn.Module):
     def output(self) -> Output:
         """Where the logits are in the network's output; read-only, because the copies are built with it."""
         return self._output
+
+    @property
+    def amp(self) -> Precision | None:
+        """In which 16-bit type the networks compute; None for that of their weights. It is fixed for a stream."""
+        return self._amp
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Return the context of ``amp`` for a pass of a network, in which a call of the model runs.
+
+        What stays in float32: the weights and their gradients, the optimizer, the running statistics of norm layers,
+        losses, confidences and averages over views, and every other state of a method.
+        """
+        if self.amp is None:
+            return nullcontext()
+        weight = next(chain(self.source.parameters(), self.source.buffers()), None)
+        return torch.autocast("cpu" if weight is None else weight.device.type, AMP_DTYPES[self.amp])
 
     def batch_fraction(self, num_images: int) -> float:
         """Return the fraction of the batch in BatchNorm's statistics for a batch of this size.

@@ -17,6 +17,7 @@ from typing import (
     Annotated,
     Any,
     Concatenate,
+    Literal,
     ParamSpec,
     Protocol,
     TypeVar,
@@ -244,6 +245,12 @@ DEVICE = Option(
     parse=resolve_device,
 )
 Device = Annotated[str, DEVICE]
+#: Names of the 16-bit types that networks can compute in.
+Precision = Literal["bf16", "fp16"]
+AMP = Option(
+    "Run the networks under torch.autocast in bfloat16 or float16; what learns stays in float32. Default: float32."
+)
+Amp = Annotated[Precision | None, AMP]
 Size = Annotated[
     tuple[int, int] | None,
     Option("Resize the images. Default: keep their size.", "HEIGHT WIDTH", key="network.size"),

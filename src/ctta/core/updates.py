@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from ctta.core.networks import MethodNetworks
+from ctta.core.options import Precision
 from ctta.core.parallel import current_call, current_reducer
 from ctta.core.validation import check_integer
 from ctta.errors import ConfigError
@@ -131,6 +132,7 @@ class MethodUpdates(MethodNetworks):
         batch_stats: The fraction of the batch in BatchNorm's statistics, see :class:`ctta.AdaptiveModel`.
         seed: The seed of all random draws.
         output: Where the logits are in the network's output.
+        amp: The precision of the networks' passes.
     """
 
     num_steps: int
@@ -152,11 +154,12 @@ class MethodUpdates(MethodNetworks):
         batch_stats: BatchStats = "auto",
         seed: int = 0,
         output: Output = None,
+        amp: Precision | None = None,
     ) -> None:
         for policy in policies:
             if not isinstance(policy, Policy):
                 raise TypeError(f"policies must come from ctta.policies, such as reset_every(1000), got {policy!r}")
-        super().__init__(net, batch_stats=batch_stats, output=output)
+        super().__init__(net, batch_stats=batch_stats, output=output, amp=amp)
         self._lr = lr
         self.policies: tuple[Policy, ...] = tuple(policies)
         self.seed = check_integer("seed", seed)

@@ -25,6 +25,7 @@ from ctta.evaluation.steps import (
     PeakMemory,
     count_step_ratio,
     describe_environment,
+    feed,
     find_weight,
     step_batch,
     whole_ratio,
@@ -149,10 +150,11 @@ def evaluate(
             evaluation.model = model.fork()
         evaluation.model.coordinator = coordinator
         coordinator.broadcast_state_(evaluation.model)
-    evaluation.memory = PeakMemory(find_weight(model.source).device)
+    device = find_weight(model.source).device
+    evaluation.memory = PeakMemory(device)
     batches.position = num_done
     last_segments = {domain: segment for segment, domain in enumerate(batches.domains)}
-    for index, batch in zip(range(num_done, len(batches)), batches, strict=True):
+    for index, batch in zip(range(num_done, len(batches)), feed(batches, device), strict=True):
         segment = batches.segment_index(index)
         logits = evaluation.step(batch, segment, batches.class_names)
         if index + 1 == len(batches) or batches.segment_index(index + 1) != segment:

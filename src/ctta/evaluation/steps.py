@@ -2,20 +2,23 @@
 
 import contextlib
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ctta.core.model import AdaptiveModel
-from ctta.data.streams import Stream
+from ctta.data.streams import Batch, Stream
+
+BatchT = TypeVar("BatchT", bound=Batch)
 
 #: Packages that results may depend on; those that are installed are recorded.
 PACKAGES = ("ctta", "torch", "numpy", "pillow", "timm", "torchvision", "transformers")
@@ -35,8 +38,30 @@ def step_batch(model: AdaptiveModel, x: Tensor, *, adapt: bool = True) -> Tensor
 
     Every rank has the whole batch, and takes its rows. Without ``adapt`` they are answered by one pass of the network.
     """
-    rows = x[model.coordinator.local_rows(len(x))].to(find_weight(model.source))
+    rows = x[model.coordinator.local_rows(len(x))].to(find_weight(model.source), non_blocking=True)
     return model(rows) if adapt else model.predict_once(rows)
+
+
+def feed(batches: Iterable[BatchT], device: torch.device) -> Iterator[BatchT]:
+    """Yield batches; for an accelerator a thread reads the next one into pinned memory while the device works.
+
+    From there :func:`step_batch` copies it without making the host wait. On the CPU nothing runs beside the model but
+    what the stream itself reads ahead.
+    """
+    if device.type == "cpu":
+        yield from batches
+        return
+    remaining = iter(batches)
+
+    def read() -> BatchT | None:
+        batch = next(remaining, None)
+        return None if batch is None else replace(batch, x=batch.x.pin_memory())
+
+    with ThreadPoolExecutor(1, "ctta-feed") as thread:
+        pending = thread.submit(read)
+        while (batch := pending.result()) is not None:
+            pending = thread.submit(read)
+            yield batch
 
 
 @dataclass

@@ -162,7 +162,7 @@ class Guarded(AdaptiveModel):
             raise ConfigError(f"max_update must be above 0, or None for no limit, got {max_update!r}")
         if not isinstance(model, AdaptiveModel) or model.wrapped is not None:
             raise TypeError(f"expected a method to guard, such as ctta.CoTTA(net), got {type(model).__name__}")
-        super().__init__(model, batch_stats=model.batch_stats, seed=model.seed, output=model.output)
+        super().__init__(model, batch_stats=model.batch_stats, seed=model.seed, output=model.output, amp=model.amp)
         self.input_spec, self.bad_rows, self.on_collapse, self.on_harm = input_spec, bad_rows, on_collapse, on_harm
         self.reset_every, self.adapt_every, self.max_update, self.shadow = reset_every, adapt_every, max_update, shadow
         self.thresholds, self.inspect_every, self.snapshot_every = thresholds, inspect_every, snapshot_every

@@ -1,17 +1,17 @@
 """BN-alpha: normalize by a blend of the source's statistics with those of the test batch."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 from torch import nn
 from typing_extensions import override
 
+from ctta.core.hyperparameters import PassArguments
 from ctta.core.model import MethodInfo
 from ctta.core.validation import check_choice, check_fraction, check_integer
 from ctta.methods.parts.prediction import SourceModel
 from ctta.nn import attach_norm_hooks_
 from ctta.nn.running import BlendedStatistics, Center
-from ctta.nn.surgery import Output
 
 
 class BNAlpha(SourceModel):
@@ -46,9 +46,9 @@ class BNAlpha(SourceModel):
         alpha: float = 0.1,
         prior: int | None = None,
         center: Center = "mean",
-        output: Output = None,
+        **common: Unpack[PassArguments],
     ) -> None:
-        super().__init__(net, batch_stats=0.0, output=output)
+        super().__init__(net, batch_stats=0.0, **common)
         check_fraction("alpha", alpha)
         check_choice("center", center, ("mean", "median"))
         self.alpha, self.center = alpha, center

@@ -1,8 +1,11 @@
 """BN-EMA: BatchNorm statistics that follow the stream."""
 
+from typing import Unpack
+
 from torch import Tensor, nn
 from typing_extensions import override
 
+from ctta.core.hyperparameters import PassArguments
 from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.core.parallel import change_call, current_reducer
 from ctta.core.state import snapshot_buffers
@@ -10,7 +13,6 @@ from ctta.core.updates import Step
 from ctta.core.validation import check_fraction
 from ctta.nn import attach_norm_hooks_
 from ctta.nn.running import RunningStatistics, running_statistics
-from ctta.nn.surgery import Output
 from ctta.optim import read_finite
 
 
@@ -32,8 +34,8 @@ class BNEMA(AdaptiveModel):
     info = MethodInfo("BN-EMA", trains="norm statistics", forward_passes=2, num_networks=2)
     checks_values_late = True
 
-    def __init__(self, net: nn.Module, *, momentum: float = 0.1, output: Output = None) -> None:
-        super().__init__(net, batch_stats=0.0, output=output)
+    def __init__(self, net: nn.Module, *, momentum: float = 0.1, **common: Unpack[PassArguments]) -> None:
+        super().__init__(net, batch_stats=0.0, **common)
         check_fraction("momentum", momentum)
         self.momentum = momentum
         self.student = self.copy_of_source().requires_grad_(False)

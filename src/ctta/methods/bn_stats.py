@@ -1,11 +1,13 @@
 """BN Stats Adapt: normalize by the statistics of the test batch."""
 
+from typing import Unpack
+
 from torch import nn
 
+from ctta.core.hyperparameters import PassArguments
 from ctta.core.model import MethodInfo
 from ctta.methods.parts.prediction import SourceModel
 from ctta.nn import BatchStats
-from ctta.nn.surgery import Output
 
 
 class BNStats(SourceModel):
@@ -28,5 +30,5 @@ class BNStats(SourceModel):
 
     info = MethodInfo("BN Stats Adapt", paper="Schneider et al., NeurIPS 2020")
 
-    def __init__(self, net: nn.Module, *, batch_stats: BatchStats = "auto", output: Output = None) -> None:
-        super().__init__(net, batch_stats=batch_stats, output=output)
+    def __init__(self, net: nn.Module, *, batch_stats: BatchStats = "auto", **common: Unpack[PassArguments]) -> None:
+        super().__init__(net, batch_stats=batch_stats, **common)

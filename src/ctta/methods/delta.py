@@ -3,13 +3,14 @@
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
+from ctta.core.hyperparameters import PassArguments
 from ctta.core.model import MethodInfo
 from ctta.core.parallel import change_call, current_call, current_reducer, read_flags
 from ctta.core.state import LazyModule, snapshot_buffers
@@ -26,7 +27,6 @@ from ctta.functional import (
 from ctta.methods.parts.prediction import StudentModel
 from ctta.nn import BatchStatistics, NormHook, attach_norm_hooks_, renormalize
 from ctta.nn.moments import attach_statistics_gradient, batch_var_mean, fix_stride_of_one
-from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory
 
 
@@ -118,9 +118,9 @@ class DELTA(StudentModel):
         class_momentum: float = 0.95,
         num_classes: int | None = None,
         policies: Sequence[Policy] = (),
-        output: Output = None,
+        **common: Unpack[PassArguments],
     ) -> None:
-        super().__init__(net, lr=lr, policies=policies, batch_stats=0.0, output=output)
+        super().__init__(net, lr=lr, policies=policies, batch_stats=0.0, **common)
         check_choice("loss", loss, ("entropy", "weighted_entropy", "pseudo_label"))
         check_each(check_fraction, norm_momentum=norm_momentum, class_momentum=class_momentum)
         self.loss, self.norm_momentum, self.class_momentum = loss, norm_momentum, class_momentum

@@ -1,19 +1,19 @@
 """LAME: correct the source's predictions so that similar images of a batch get similar labels."""
 
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
+from ctta.core.hyperparameters import PassArguments
 from ctta.core.model import MethodInfo
 from ctta.core.parallel import current_reducer, read
 from ctta.core.validation import check_choice, check_integer
 from ctta.functional import at_least_float32
 from ctta.methods.parts.prediction import SourceModel
 from ctta.nn.heads import features_and_logits
-from ctta.nn.surgery import Output
 
 MAX_RELATIVE_CHANGE = 1e-8  # of the energy, at which the iteration stops
 FIRST_ITERATIONS = 16  # before the host reads their energies; then twice as many as have been made
@@ -51,9 +51,9 @@ class LAME(SourceModel):
         num_neighbors: int = 5,
         max_iterations: int = 100,
         head: str | None = None,
-        output: Output = None,
+        **common: Unpack[PassArguments],
     ) -> None:
-        super().__init__(net, batch_stats=0, output=output)
+        super().__init__(net, batch_stats=0, **common)
         check_choice("affinity", affinity, ("rbf", "knn"))
         self.affinity = affinity
         self.num_neighbors = check_integer("num_neighbors", num_neighbors, 1)

@@ -2,19 +2,19 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from ctta.core.hyperparameters import PassArguments
 from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.core.parallel import change_call, current_reducer, replicated
 from ctta.core.updates import Step
 from ctta.errors import ConfigError
 from ctta.functional import confidence, marginal_entropy
 from ctta.nn import BatchStats
-from ctta.nn.surgery import Output
 from ctta.optim import OptimizerFactory, build_optimizer
 from ctta.views import Views, augmix_views, check_views, draw_views
 from ctta.views.average import View, augment_with_views, require_split_view
@@ -65,9 +65,9 @@ class MEMO(AdaptiveModel):
         views: Views = augmix_views(32),
         batch_stats: BatchStats = 1 / 17,
         seed: int = 0,
-        output: Output = None,
+        **common: Unpack[PassArguments],
     ) -> None:
-        super().__init__(net, lr=lr, batch_stats=batch_stats, seed=seed, output=output)
+        super().__init__(net, lr=lr, batch_stats=batch_stats, seed=seed, **common)
         check_views(views)
         if not views:
             raise ConfigError("MEMO needs at least one view of each image to learn from")

@@ -1,10 +1,12 @@
 """Source: the network as it was trained."""
 
+from typing import Unpack
+
 from torch import nn
 
+from ctta.core.hyperparameters import PassArguments
 from ctta.core.model import MethodInfo
 from ctta.methods.parts.prediction import SourceModel
-from ctta.nn.surgery import Output
 
 
 class Source(SourceModel):
@@ -22,5 +24,5 @@ class Source(SourceModel):
 
     info = MethodInfo("Source")
 
-    def __init__(self, net: nn.Module, *, output: Output = None) -> None:
-        super().__init__(net, batch_stats=0, output=output)
+    def __init__(self, net: nn.Module, **common: Unpack[PassArguments]) -> None:
+        super().__init__(net, batch_stats=0, **common)

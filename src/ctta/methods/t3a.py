@@ -1,16 +1,18 @@
 """T3A: replace the classifier by the mean features of confident predictions."""
 
+from typing import Unpack
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
+from ctta.core.hyperparameters import PassArguments
 from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.core.parallel import current_reducer
 from ctta.core.validation import check_integer
 from ctta.functional import at_least_float32, entropy
 from ctta.nn.heads import features_and_logits, get_head, head_weight
-from ctta.nn.surgery import Output
 
 
 class T3A(AdaptiveModel):
@@ -44,9 +46,9 @@ class T3A(AdaptiveModel):
         num_supports: int = 20,
         head: str | None = None,
         batch_stats: float = 0.0,
-        output: Output = None,
+        **common: Unpack[PassArguments],
     ) -> None:
-        super().__init__(net, batch_stats=batch_stats, output=output)
+        super().__init__(net, batch_stats=batch_stats, **common)
         self.num_supports = check_integer("num_supports", num_supports, 1)
         self.head = self.use_head(head)
         weight = head_weight(self.source)

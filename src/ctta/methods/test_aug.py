@@ -1,16 +1,16 @@
 """Test-time augmentation: average the source's predictions over augmented views."""
 
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 from torch import Tensor, nn
 from typing_extensions import override
 
+from ctta.core.hyperparameters import PassArguments
 from ctta.core.model import MethodInfo
 from ctta.core.validation import check_choice, check_views_at_once
 from ctta.errors import ConfigError
 from ctta.methods.parts.prediction import SourceModel
 from ctta.nn import BatchStats
-from ctta.nn.surgery import Output
 from ctta.views import (
     Average,
     Views,
@@ -58,9 +58,9 @@ class TestAug(SourceModel):
         views_at_once: ViewsAtOnce = 1,
         batch_stats: BatchStats = "auto",
         seed: int = 0,
-        output: Output = None,
+        **common: Unpack[PassArguments],
     ) -> None:
-        super().__init__(net, batch_stats=batch_stats, seed=seed, output=output)
+        super().__init__(net, batch_stats=batch_stats, seed=seed, **common)
         check_choice("average", average, ("logits", "probabilities"))
         check_views(views)
         if not views:

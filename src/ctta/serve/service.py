@@ -78,7 +78,7 @@ class Service:
         self.metrics = ServiceMetrics()
         self.request_memory = MemoryBudget(limits.max_decoded_bytes, limits.request_timeout)
         model = model.fork()  # with a source of its own, and no images seen
-        self.source_network = source_as_trained(model.source)
+        self.source_network, self._autocast = source_as_trained(model.source), model.autocast
         self._parameter = next(iter(model.source.parameters()), torch.empty(0))
         self.num_channels = _infer_num_channels(self.source_network)
         self.num_classes = None if image_size is None else int(self._predict_blank(image_size).shape[1])
@@ -191,9 +191,9 @@ class Service:
             return self._call_source(x)
 
     def _call_source(self, x: Tensor) -> Tensor:
-        with annotate_network_errors(x), torch.no_grad():
+        with annotate_network_errors(x), torch.no_grad(), self._autocast():
             logits: Tensor = self.source_network(x.to(self._parameter))
-        return logits
+        return logits.to(self._parameter)
 
     @contextmanager
     def _explain_failures(self, size: tuple[int, int]) -> Iterator[None]:

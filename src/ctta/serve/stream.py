@@ -319,11 +319,12 @@ class ServedStream:
     @torch.no_grad()
     def _predict_source(self, x: Tensor) -> Tensor:
         try:
-            logits: Tensor = self.source_network(x)
+            with self.model.autocast():
+                logits: Tensor = self.source_network(x)
         except RuntimeError as error:
             annotate_network_error(error, x)
             raise
-        return logits
+        return logits.to(x)
 
     def _reason_not_to_update(self, x: Tensor) -> str | None:
         if self.model.frozen:

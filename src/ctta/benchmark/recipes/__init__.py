@@ -103,6 +103,8 @@ def build_task(
         specs = add_source_stats(specs, task.load_stats)
     policies = tuple(map(str, options.policies or ()))
     specs = apply_changes(specs, tuple(options.settings), policies, ignore_others=ignore_other_settings)
+    if options.amp is not None:
+        specs = {name: replace(spec, settings={**spec.settings, "amp": options.amp}) for name, spec in specs.items()}
     return replace(task, methods=specs, make_stream=make_stream, make_network=make_network)
 
 

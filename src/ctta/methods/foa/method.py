@@ -1,12 +1,13 @@
 """FOA: search prompts for a vision transformer by forward passes alone, and shift its features back to the source's."""
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from ctta.core.hyperparameters import PassArguments
 from ctta.core.model import AdaptiveModel, MethodInfo
 from ctta.core.parallel import current_reducer, read
 from ctta.core.updates import Step
@@ -16,7 +17,6 @@ from ctta.methods.foa.evolution import EvolutionStrategy
 from ctta.methods.foa.prompts import FeatureShift, PromptSite, draw_prompts
 from ctta.nn import BatchStats
 from ctta.nn.heads import get_head
-from ctta.nn.surgery import Output
 from ctta.source_stats import SourceStats
 
 
@@ -66,9 +66,9 @@ class FOA(AdaptiveModel):
         head: str | None = None,
         batch_stats: BatchStats = "auto",
         seed: int = 0,
-        output: Output = None,
+        **common: Unpack[PassArguments],
     ) -> None:
-        super().__init__(net, batch_stats=batch_stats, seed=seed, output=output)
+        super().__init__(net, batch_stats=batch_stats, seed=seed, **common)
         check_non_negative("discrepancy", discrepancy)
         self.num_prompts, self.population, self.sigma, self.discrepancy = num_prompts, population, sigma, discrepancy
         self.shift, self.decay, self.head = shift, decay, self.use_head(head)
