@@ -13,7 +13,7 @@ help:
 	@echo "make check   ruff, mypy --strict, the lock of the dependencies, the import-direction test, and the docs"
 	@echo "make docs    the site in docs/_build/html; a warning, such as a broken link, is an error"
 	@echo "make links   open every external link of the docs (needs the network)"
-	@echo "make bench   what a step costs relative to the bare network (minutes)"
+	@echo "make bench   what a step costs relative to the bare network (minutes); with DEVICE=cuda on that device"
 	@echo "make results measure docs/results again (days; ONLY=demo,full for some, CIFAR=folder of CIFAR-10)"
 
 setup: $(READY)
@@ -66,10 +66,16 @@ links: $(READY)
 demo: $(READY)
 	$(BIN)/ctta demo
 
+ifdef DEVICE
+bench: $(READY)
+	$(BIN)/python -m benchmarks.speed.device --device $(DEVICE) --out bench-$(DEVICE).md
+	$(BIN)/python -m benchmarks.speed.precision --device $(DEVICE) | tee -a bench-$(DEVICE).md
+else
 bench: $(READY)
 	$(BIN)/python -m benchmarks.speed.run
 	$(BIN)/python -m benchmarks.speed.corruptions
 	$(BIN)/python -m benchmarks.speed.streams
+endif
 
 results: $(READY)
 	$(BIN)/python -m benchmarks.results.run $(if $(ONLY),--only $(ONLY)) $(if $(CIFAR),--cifar $(CIFAR))

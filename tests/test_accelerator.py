@@ -23,6 +23,7 @@ from serving import SIZE, serve_in_thread
 from torch import Tensor, nn
 
 import ctta
+from benchmarks.speed import device as device_benchmark
 from ctta.advise.candidates import count_state_bytes
 from ctta.cli.adapt import adapt as adapt_command
 from ctta.core.options import resolve_device
@@ -525,6 +526,25 @@ def test_a_service_answers(method: str, tmp_path: Path) -> None:
             return [torch.tensor(client.infer(name, x)["logits"]) for x in case.make_stream() for name in ("a", "b")]
 
     assert_equal(answers(DEVICE), answers("cpu"))
+
+
+def test_the_benchmark_of_a_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "bench.md"
+    arguments = ["device", "--device", DEVICE, "--small", "--out", str(out), "source", "tent"]
+    monkeypatch.setattr("sys.argv", arguments)
+    monkeypatch.setattr(device_benchmark, "BUDGET", 0.0)
+    num_threads = torch.get_num_threads()
+    device_benchmark.main()
+    torch.set_num_threads(num_threads)
+    about, _, headings, _, *rows = out.read_text().splitlines()
+    assert about.startswith("simulated accelerator 0, torch ") and capsys.readouterr().out == out.read_text()
+    for method, row in zip(("source", "tent"), rows, strict=True):
+        cells = dict(zip(*(line.strip("| ").split(" | ") for line in (headings, row)), strict=True))
+        assert cells["method"] == method and cells["network"] == "ResNet-20, batch 96"
+        assert float(cells["ms/image"]) > 0 and float(cells["step / bare passes"]) > 0
+        assert 1 <= int(cells["peak MiB"]) < 100, "that of the device, not of the process"
 
 
 @on_every_device

@@ -12,7 +12,15 @@ import torch
 from command_line import write_images, write_network
 from filelock import FileLock
 from ranks.files import MOVING_FILE, MOVING_STEPS, MOVING_STREAM
-from ranks.launch import PROCESS_CASES, TORCHRUN_CASES, World, run_processes, run_with_torchrun
+from ranks.launch import (
+    DEVICE_CASES,
+    OTHER_DEVICE_CASES,
+    PROCESS_CASES,
+    TORCHRUN_CASES,
+    World,
+    run_processes,
+    run_with_torchrun,
+)
 from ranks.stream import make_batch
 
 import ctta
@@ -60,7 +68,7 @@ def two_ranks(folder: Path) -> World:
 
     def run() -> World:
         write_commands(folder)
-        return run_with_torchrun(2, folder)
+        return run_with_torchrun(2, folder, TORCHRUN_CASES)
 
     return run_once(folder, "two", run)
 
@@ -78,6 +86,31 @@ def three_ranks(folder: Path, two_ranks: World) -> World:
         return run_processes(3, folder)
 
     return run_once(folder, "three", run)
+
+
+@pytest.fixture(scope="session")
+def two_devices(folder: Path) -> World:
+    """Two ranks of torchrun, each with a simulated accelerator."""
+    own = folder / "devices"
+    own.mkdir(exist_ok=True)
+
+    def run() -> World:
+        write_commands(own, device="auto")
+        return run_with_torchrun(2, own, DEVICE_CASES, "sim")
+
+    return run_once(own, "two", run)
+
+
+@pytest.mark.parametrize("name", DEVICE_CASES)
+def test_two_devices(two_devices: World, name: str) -> None:
+    two_devices.check(name)
+
+
+@pytest.mark.long
+def test_every_method_on_two_devices(tmp_path: Path) -> None:
+    world = run_with_torchrun(2, tmp_path, OTHER_DEVICE_CASES, "sim")
+    for name in OTHER_DEVICE_CASES:
+        world.check(name)
 
 
 @pytest.mark.parametrize("name", TORCHRUN_CASES)
@@ -120,12 +153,13 @@ def adapt_arguments(folder: Path, out: str) -> list[str]:
     return f"adapt --model {write_network(folder)} {options} --json --out {folder / out}".split()
 
 
-def write_commands(folder: Path) -> None:
+def write_commands(folder: Path, device: str = "cpu") -> None:
     """Write the arguments of the commands that the ranks run."""
     write_images(folder / "images", range(5))
+    state = ["--state", str(folder / "by-ranks.safetensors")]
     commands = {
-        "bench": bench_arguments(folder, "bench-by-ranks"),
-        "adapt": [*adapt_arguments(folder, "by-ranks.csv"), "--state", str(folder / "by-ranks.safetensors")],
+        "bench": [*bench_arguments(folder, "bench-by-ranks"), "--device", device],
+        "adapt": [*adapt_arguments(folder, "by-ranks.csv"), *state, "--device", device],
     }
     (folder / "commands.json").write_text(json.dumps(commands))
 
@@ -136,8 +170,9 @@ def run_command(arguments: list[str]) -> None:
         main(arguments)
 
 
-def test_bench_by_ranks_equals_bench_by_one_process(two_ranks: World) -> None:
-    folder = two_ranks.folder
+@pytest.mark.parametrize("world", ["two_ranks", "two_devices"])
+def test_bench_by_ranks_equals_bench_by_one_process(world: str, request: pytest.FixtureRequest) -> None:
+    folder: Path = request.getfixturevalue(world).folder
     run_command(bench_arguments(folder, "bench-by-one"))
     for cell in sorted((folder / "bench-by-one" / "cells").iterdir()):
         one, ranks = read_result(cell), read_result(folder / "bench-by-ranks" / "cells" / cell.name)
@@ -146,8 +181,9 @@ def test_bench_by_ranks_equals_bench_by_one_process(two_ranks: World) -> None:
     assert len((folder / "bench.stdout").read_text().splitlines()) == 2
 
 
-def test_adapt_by_ranks_equals_adapt_by_one_process(two_ranks: World) -> None:
-    folder = two_ranks.folder
+@pytest.mark.parametrize("world", ["two_ranks", "two_devices"])
+def test_adapt_by_ranks_equals_adapt_by_one_process(world: str, request: pytest.FixtureRequest) -> None:
+    folder: Path = request.getfixturevalue(world).folder
     run_command(adapt_arguments(folder, "by-one.csv"))
     tables = [(folder / f"{name}.csv").read_text().split() for name in ("by-one", "by-ranks")]
     assert len(tables[0]) == 6

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 import ctta
 from benchmarks.speed.bare_passes import BarePasses, Passes, require_equal_passes
 from benchmarks.speed.baseline import faster_layout, forward_backward, use_batch_statistics_
-from benchmarks.speed.measurements import Measurement, compare_times
+from benchmarks.speed.measurements import Measurement, compare_times, make_clock
+from ctta.core.options import Precision
 from ctta.testing.networks import BlockViT
 from ctta.views import geometric_views, image_views
 
@@ -107,10 +108,12 @@ def needs_vit(name: str) -> bool:
     return info is not None and info.needs_vit
 
 
-def prepare(name: str, net: nn.Module, images: Tensor) -> tuple[ctta.AdaptiveModel, BarePasses]:
+def prepare(
+    name: str, net: nn.Module, images: Tensor, amp: Precision | None = None
+) -> tuple[ctta.AdaptiveModel, BarePasses]:
     """Return a model and its bare passes, after one step of each that counted the images."""
     method, passes = ctta.METHODS[name], PASSES[name]
-    settings = dict(passes.settings)
+    settings = dict(passes.settings) | ({} if amp is None else {"amp": amp})
     if method.info is not None and method.info.needs_source_data:
         settings["source_stats"] = ctta.source_stats(net, [images], labels=torch.arange(len(images)) % 10)
     model = method(net, **settings)
@@ -123,7 +126,7 @@ def measure_method(name: str, net: nn.Module, images: Tensor) -> Measurement:
     """Return the ratio of one method."""
     model, bare = prepare(name, net, images)
     x = images[: PASSES[name].batch_size]
-    times = compare_times(partial(model, x), partial(bare, x), budget=BUDGET)
+    times = compare_times(partial(model, x), partial(bare, x), budget=BUDGET, clock=make_clock(x.device))
     title = name if model.info is None else model.info.title
     network = f"{'ViT' if needs_vit(name) else 'ResNet-20'}, batch {len(x)}"
     return Measurement(

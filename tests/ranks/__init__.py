@@ -24,7 +24,7 @@ def case(check: Callable[[Path], None]) -> Callable[[Path], None]:
 
 def load_cases() -> dict[str, Callable[[Path], None]]:
     """Return all cases in the order in which they run; the last one kills a rank."""
-    modules = [importlib.import_module(f"ranks.{name}").__name__ for name in ("steps", "files", "failures")]
+    modules = [importlib.import_module(f"ranks.{name}").__name__ for name in ("steps", "files", "devices", "failures")]
     # Not in the order of registration, which depends on who imported which module first.
     return dict(sorted(CASES.items(), key=lambda item: modules.index(item[1].__module__)))
 

@@ -14,8 +14,8 @@ from ranks import load_cases, write_outcome
 def main(folder: Path, names: list[str]) -> None:
     warnings.simplefilter("error")
     torch.set_num_threads(1)
+    cases = load_cases()  # with the device, if it is a simulated one
     ctta.distributed.init(300)
-    cases = load_cases()
     for name in names:
         try:
             cases[name](folder)

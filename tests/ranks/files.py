@@ -89,8 +89,9 @@ def commands_print_on_rank_zero_only(folder: Path) -> None:
 
     for name, arguments in json.loads((folder / "commands.json").read_text()).items():
         output = io.StringIO()
-        with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
+        with contextlib.redirect_stdout(output), pytest.raises(SystemExit) as ended:
             main(arguments)
+        assert not ended.value.code, ended.value.code
         assert bool(output.getvalue()) == (rank() == 0)
         if rank() == 0:
             (folder / f"{name}.stdout").write_text(output.getvalue())

@@ -22,8 +22,18 @@ ENVIRONMENT = os.environ | {
 TIMEOUT = 600  # seconds; a world that hangs is a failure, on however busy a machine
 
 #: The two worlds. If a rank is killed under torchrun, torchrun ends the others, so that they cannot notice it.
-TORCHRUN_CASES = [name for name in load_cases() if name != "a_killed_rank_ends_the_others_with_an_error"]
-PROCESS_CASES = [name for name in load_cases() if name != "commands_print_on_rank_zero_only"]
+_CASES = {name: check.__module__ for name, check in load_cases().items()}
+_OF_HOST = [name for name, module in _CASES.items() if module != "ranks.devices"]
+TORCHRUN_CASES = [name for name in _OF_HOST if name != "a_killed_rank_ends_the_others_with_an_error"]
+PROCESS_CASES = [name for name in _OF_HOST if name != "commands_print_on_rank_zero_only"]
+#: Those of ranks with a simulated accelerator each; the others repeat the streams of all methods there.
+DEVICE_CASES = [
+    *(name for name, module in _CASES.items() if module == "ranks.devices"),
+    *(f"equals_single_process_{name}" for name in ("tent_batch_norm", "cotta_vit", "vane_batch_norm", "views_vit")),
+    *("a_rank_without_rows_contributes_nothing", "a_bad_batch_on_one_rank_is_refused_by_all"),
+    *("all_start_from_the_state_of_rank_zero", "commands_print_on_rank_zero_only"),
+]
+OTHER_DEVICE_CASES = [name for name in _OF_HOST if "equals_single" in name and name not in DEVICE_CASES]
 
 
 @dataclass(frozen=True)
@@ -50,12 +60,12 @@ class World:
                 pytest.fail(f"rank {number} of {num_ranks}:\n{outcomes[name]}")
 
 
-def run_with_torchrun(num_ranks: int, folder: Path) -> World:
-    """Run the cases as a user would."""
+def run_with_torchrun(num_ranks: int, folder: Path, cases: list[str], device: str = "cpu") -> World:
+    """Run cases as a user would."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
     completed = subprocess.run(
-        [*launcher, "-m", "ranks", str(folder), *TORCHRUN_CASES],
-        env=ENVIRONMENT,
+        [*launcher, "-m", "ranks", str(folder), *cases],
+        env=ENVIRONMENT | {"CTTA_RANKS_DEVICE": device},
         timeout=TIMEOUT,
         capture_output=True,
         text=True,

@@ -1,5 +1,7 @@
 """A stream that ranks share, and its comparison with a single process."""
 
+import importlib
+import os
 from dataclasses import astuple, dataclass, field
 from typing import Any, Literal
 
@@ -12,6 +14,10 @@ from ctta.testing import NETWORKS, ContractCase, select_networks
 from ctta.testing.case import collect_state
 from ctta.views import image_views
 
+#: Where the stream is computed; :mod:`ranks.launch` sets it.
+DEVICE = os.environ.get("CTTA_RANKS_DEVICE", "cpu")
+if DEVICE == "sim":
+    importlib.import_module("accelerator.collectives")
 NUM_STEPS = 10
 #: Rows of ranks 0, 1, 2 at each step: uneven, few, and none at all.
 SIZES = [(3, 4, 1), (0, 5, 2), (2, 2, 2), (1, 3, 0), (4, 0, 0)]
@@ -28,7 +34,7 @@ class Stream:
     shard: Literal["batch", "views"] = "batch"
 
     def make_network(self) -> nn.Module:
-        return self.make_case().make_network().double()
+        return self.make_case().make_network().to(DEVICE, torch.float64)
 
     def make_case(self) -> ContractCase:
         factories = NETWORKS | select_networks(self.method)
@@ -53,7 +59,7 @@ class Stream:
 
 def make_batch(number: int, size: int = 6) -> Tensor:
     """Return random images in double precision."""
-    return ContractCase(ctta.Tent, NETWORKS["batch_norm"], {}).make_batch(number, size).double()
+    return ContractCase(ctta.Tent, NETWORKS["batch_norm"], {}).make_batch(number, size).to(DEVICE, torch.float64)
 
 
 def assert_equals_single_process(

@@ -173,15 +173,26 @@ def init(timeout: float = TIMEOUT) -> None:
         if world_size() > 1 and "cpu" not in str(dist.get_backend_config()):
             raise ConfigError(
                 "the process group has no backend for CPU tensors, which the ranks use to coordinate: initialize it "
-                "without naming a backend, or with 'cpu:gloo,cuda:nccl'"
+                "with both, such as 'cpu:gloo,cuda:nccl', or leave it to ctta"
             )
     elif world_size() > 1:
         if _has_shut_down:  # ranks that join again may wait for each other until the timeout
             raise DistributedError("the process group was shut down, for instance after a failure: restart all ranks")
-        if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group(timeout=timedelta(seconds=timeout))
+        dist.init_process_group(_use_accelerator(), timeout=timedelta(seconds=timeout))
         atexit.register(shutdown)
+
+
+def _use_accelerator() -> str:
+    """Make the accelerator of this rank the current one, if there is any; return the backends by type of device.
+
+    Named explicitly, since torch starts that of the accelerator alone otherwise.
+    """
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if accelerator is None:
+        return "cpu:gloo"
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]) % torch.accelerator.device_count())
+    backend = dist.Backend.default_device_backend_map.get(accelerator.type, "gloo")
+    return "cpu:gloo" if backend == "gloo" else f"cpu:gloo,{accelerator.type}:{backend}"
 
 
 def shutdown() -> None:

@@ -1,8 +1,10 @@
 """Networks by name, whichever library or file they come from."""
 
+import os
 from collections.abc import Callable
 from functools import partial
 
+import torch
 from torch import nn
 
 from ctta.core.options import resolve_device
@@ -93,7 +95,8 @@ def to_device(net: nn.Module, device: str) -> nn.Module:
 
     Args:
         net: Network to move; changed in place, as by ``net.to``.
-        device: Device such as ``"cpu"`` or ``"cuda:0"``; ``"auto"`` for an accelerator if there is one.
+        device: Device such as ``"cpu"`` or ``"cuda:0"``; ``"auto"`` for an accelerator if there is one. Without a
+            number, each process that ``torchrun`` starts on a machine takes another accelerator.
 
     Returns:
         The same network.
@@ -102,7 +105,10 @@ def to_device(net: nn.Module, device: str) -> nn.Module:
         ConfigError: If the device does not exist or cannot be used.
     """
     try:
-        return net.to(resolve_device(device))
+        chosen, local_rank = torch.device(resolve_device(device)), os.environ.get("LOCAL_RANK")
+        if chosen.type != "cpu" and chosen.index is None and local_rank is not None:
+            chosen = torch.device(chosen.type, int(local_rank) % torch.get_device_module(chosen).device_count())
+        return net.to(chosen)
     except (RuntimeError, AssertionError) as error:  # torch raises either for a device that is not there
         raise ConfigError(
             f"cannot use device {device!r}: {first_line(error)}; expected a device such as cpu or cuda:0"
