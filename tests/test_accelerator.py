@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 import ctta
 from benchmarks.speed import device as device_benchmark
+from benchmarks.speed.kernels import count_bare
 from ctta.advise.candidates import count_state_bytes
 from ctta.cli.adapt import adapt as adapt_command
 from ctta.core.options import resolve_device
@@ -31,7 +32,7 @@ from ctta.core.parallel import read
 from ctta.core.state import LazyModule
 from ctta.data.streams import Batch, Segment, Stream, in_memory
 from ctta.errors import DataError, is_user_error
-from ctta.evaluation.steps import feed
+from ctta.evaluation.steps import count_passes, feed
 from ctta.guard import Guarded
 from ctta.models.registry import to_device
 from ctta.policies import POLICIES, parse_policy
@@ -326,6 +327,22 @@ def test_views_are_augmented_together(views: Any, most: int) -> None:
         ctta.views.average_views(drawn, lambda images: images[:, :, 0, 0], x, "logits")
     assert counts.kernels <= most
     assert counts.copies_to_device <= 1
+
+
+@pytest.mark.parametrize(("preset", "most"), [("cotta_fast", 250), ("cotta", 410), ("tent", 50)])
+def test_kernels_beyond_the_passes_of_the_network(preset: str, most: int) -> None:
+    layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU()]
+    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)).to(DEVICE)
+    generator = torch.Generator().manual_seed(0)
+    stream = [torch.rand(16, 3, 16, 16, generator=generator).to(DEVICE) for _ in range(8)]
+    forward, backward = count_bare(net, stream[0])
+    settings: dict[str, Any] = {"threshold": 1.1} if "cotta" in preset else {}  # with views in every step
+    model = ctta.adapt(net, preset, **settings)
+    for number, x in enumerate(stream):
+        with count_passes(type(model.source)) as passes, accelerator.count() as found:
+            model(x)
+        bare = (passes.forward * forward + passes.backward * backward) / len(x)
+        assert number < 3 or found.kernels - bare <= most, f"{found.kernels} kernels, {bare} of passes"
 
 
 @pytest.mark.parametrize("preset", ["cotta_fast", "cotta", "vane", "tent", "memo"])

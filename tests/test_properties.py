@@ -66,6 +66,28 @@ def test_frozen_parameters_are_not_restored_and_any_memory_format_is() -> None:
     assert torch.equal(frozen, kept)
 
 
+@pytest.mark.parametrize("probability", [0.001, 0.3])
+@pytest.mark.parametrize(
+    "formats",
+    [(torch.channels_last, torch.channels_last), (torch.channels_last, None), (None, torch.channels_last)],
+)
+def test_the_same_weights_are_restored_in_any_memory_format(formats: Any, probability: float) -> None:
+    """Also where most parameters have none to restore."""
+
+    def restore(*formats: Any) -> Tensor:
+        student, source = (nn.Sequential(nn.Conv2d(5, 7, 3), nn.Conv2d(7, 2, 1)) for _ in range(2))
+        for number, (net, layout) in enumerate(zip((student, source), formats, strict=True)):
+            for parameter in net.parameters():
+                values = number * 1000.0 + torch.arange(parameter.numel()).view(parameter.shape)
+                has_layout = layout is not None and values.ndim == 4
+                parameter.data = values.to(memory_format=layout) if has_layout else values
+        stochastic_restore_(student, source, probability, torch.Generator().manual_seed(1))
+        return torch.cat([parameter.detach().reshape(-1) for parameter in student.parameters()])
+
+    found = restore(*formats)
+    assert torch.equal(found, restore(None, None)) and bool((found >= 1000).any())
+
+
 def test_scalar_parameters_are_restored() -> None:
     student, source = nn.ParameterList([torch.tensor(1.0)]), nn.ParameterList([torch.tensor(2.0)])
     stochastic_restore_(student, source, 1.0, torch.Generator())

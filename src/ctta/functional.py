@@ -578,21 +578,39 @@ def stochastic_restore_(student: nn.Module, source: nn.Module, probability: floa
     if not pairs:
         return
     ends = torch.tensor([adapted.numel() for adapted, _ in pairs]).cumsum(0)
-    chosen = bernoulli_positions(int(ends[-1]), probability, generator)
     # One draw over all parameters laid end to end, split at their boundaries; one copy to the device.
+    chosen = bernoulli_positions(int(ends[-1]), probability, generator)
     cuts = torch.searchsorted(chosen, ends[:-1]).tolist()
-    pieces = chosen.to(pairs[0][0].device).tensor_split(cuts)
-    for (adapted, original), start, positions in zip(pairs, [0, *ends[:-1].tolist()], pieces, strict=True):
-        _copy_at_(adapted, original, (positions - start).to(adapted.device))
+    starts, parts = [0, *ends[:-1].tolist()], chosen.tensor_split(cuts)
+    restored = [(pair, part - start) for pair, start, part in zip(pairs, starts, parts, strict=True) if len(part)]
+    flat = [_flatten(adapted, original, positions) for (adapted, original), positions in restored]
+    indices = torch.cat([positions for *_, positions in flat] or [chosen]).to(pairs[0][0].device)
+    for (adapted, original, _), own in zip(flat, indices.split([len(each[2]) for each in flat]), strict=True):
+        index = own.to(adapted.device)
+        if adapted.ndim == 1:
+            adapted.index_copy_(0, index, original.index_select(0, index))
+        else:
+            at = torch.unravel_index(index, adapted.shape)
+            adapted[at] = original[at]
 
 
-def _copy_at_(target: Tensor, source: Tensor, positions: Tensor) -> None:
-    """Copy the elements at positions of the flattened tensors."""
+def _flatten(target: Tensor, source: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return two tensors as vectors over the same memory, and the positions of elements of the first one there.
+
+    Tensors whose memory is not that of one vector stay as they are.
+    """
     if target.is_contiguous() and source.is_contiguous():
-        target.view(-1).index_copy_(0, positions, source.view(-1).index_select(0, positions))
-    else:  # other memory formats cannot be flattened in place
-        at = torch.unravel_index(positions, target.shape)
-        target[at] = source[at]
+        return target.view(-1), source.view(-1), positions
+    # In another memory format, such as channels-last, the axes have another order.
+    order = sorted(range(target.ndim), key=target.stride, reverse=True)
+    ours, theirs = target.permute(order), source.permute(order)
+    if not (ours.is_contiguous() and theirs.is_contiguous()):
+        return target, source, positions
+    at, strides = torch.unravel_index(positions, target.shape), [0] * target.ndim
+    for axis, stride in zip(order, ours.stride(), strict=True):
+        strides[axis] = stride
+    offsets = torch.stack([index * stride for index, stride in zip(at, strides, strict=True)]).sum(0)
+    return ours.view(-1), theirs.view(-1), offsets
 
 
 def bernoulli_positions(count: int, probability: float, generator: torch.Generator) -> Tensor:

@@ -75,8 +75,7 @@ def scale_distances_(images: Tensor, factor: Numbers, factors: Sequence[float], 
 def adjust_gamma_(images: Tensor, gammas: Sequence[float]) -> None:
     """Raise values to a power; values stay above zero, where the power may have no derivative."""
     images.clamp_(1e-8, 1)
-    for image, gamma in zip(images, gammas, strict=True):
-        image.pow_(gamma)
+    torch._foreach_pow_(list(images), list(gammas))
 
 
 def adjust_hue_(images: Tensor, turns: Numbers) -> None:
@@ -330,11 +329,13 @@ class ImageView(SplitView):
             for place, each in zip(alike, blur(moved, own_taps), strict=True):
                 images[place] = each.flip(-1) if views[place].flip else each
         shown = stack_views(images)
-        for view, own in zip(views, shown, strict=True):
-            if view.blur_and_noise:
-                # A separate generator on the batch's device keeps the view deterministic without a copy from the CPU.
-                generator = torch.Generator(x.device).manual_seed(view.noise_seed)
-                own.add_(current_reducer().randn_like(own, generator), alpha=view.NOISE)
+        noisy = [(view, own) for view, own in zip(views, shown, strict=True) if view.blur_and_noise]
+        if noisy:
+            # A separate generator on the batch's device keeps the view deterministic without a copy from the CPU.
+            generators = (torch.Generator(x.device).manual_seed(view.noise_seed) for view, _ in noisy)
+            targets = [own for _, own in noisy]
+            noise = [current_reducer().randn_like(own, each) for own, each in zip(targets, generators, strict=True)]
+            torch._foreach_add_(targets, noise, alpha=views[0].NOISE)
         shown.clamp_(0, 1)
         normalization.apply_(shown)
         return shown.flatten(0, 1).to(x.dtype)
