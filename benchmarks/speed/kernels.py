@@ -16,11 +16,20 @@ import torch
 from torch import Tensor, nn
 
 import ctta
+from benchmarks.speed.baseline import use_batch_statistics_
 from ctta.data.datasets import sample
 from ctta.evaluation.steps import count_passes
+from ctta.nn import find_norm_parameters
+from ctta.nn.surgery import train_only_
 
 METHODS = ("source", "bn_stats", "tent", "cotta", "cotta_fast", "vane", "vane_fast")
 BATCH_SIZE, NUM_BEFORE, NUM_STEPS = 16, 4, 8
+
+
+def find_trained(model: ctta.AdaptiveModel) -> set[str]:
+    """Return the names of the parameters that a method trains; those of norm layers if it trains none."""
+    names = {name for net in model.trained_networks for name, value in net.named_parameters() if value.requires_grad}
+    return names or find_norm_parameters(model.copy_of_source())
 
 
 def count_kernels(call: Callable[[], object]) -> int:
@@ -30,12 +39,10 @@ def count_kernels(call: Callable[[], object]) -> int:
     return counts.kernels
 
 
-def count_bare(net: nn.Module, x: Tensor) -> tuple[int, int]:
-    """Return the kernels of a forward pass, and of a backward pass to the scales and shifts of norm layers."""
-    net = copy.deepcopy(net).train()
-    for module in net.modules():
-        for parameter in module.parameters(recurse=False):
-            parameter.requires_grad_(isinstance(module, nn.BatchNorm2d))
+def count_bare(net: nn.Module, x: Tensor, trained: set[str]) -> tuple[int, int]:
+    """Return the kernels of a forward pass on batch statistics, and of a backward pass to some parameters."""
+    net = use_batch_statistics_(copy.deepcopy(net))
+    train_only_(net, trained)
     loss = net(x).sum()
     with torch.no_grad():
         forward = count_kernels(lambda: net(x))
@@ -47,10 +54,10 @@ def main() -> None:
     pixels = torch.from_numpy(np.ascontiguousarray(sample().images[: (NUM_BEFORE + NUM_STEPS) * BATCH_SIZE]))
     batches = (pixels.permute(0, 3, 1, 2).float() / 255).to("sim").split(BATCH_SIZE)
     net = ctta.models.embedded().to("sim")
-    forward, backward = count_bare(net, batches[0])
     print("| method | host reads | guarded | kernels | of bare passes | ratio |\n|---|---:|---:|---:|---:|---:|")
     for name in METHODS:
         model, guarded = ctta.adapt(net, name), ctta.Guarded(ctta.adapt(net, name))
+        forward, backward = count_bare(net, batches[0], find_trained(model))
         for x in batches[:NUM_BEFORE]:
             model(x), guarded(x)
         with count_passes(type(model.source)) as passes, accelerator.count() as counts:

@@ -153,10 +153,10 @@ def probe(candidate: Candidate, net: nn.Module, batches: Sequence[Tensor]) -> Pr
     try:
         model = candidate.build(net)
         with _count_saved_bytes() as saved:
-            model(first)
+            model(first).cpu()  # which waits until an accelerator is done
         started = time.perf_counter()
         for x in others:
-            model(x)
+            model(x).cpu()
         seconds = time.perf_counter() - started
     except (ConfigError, InputError) as error:
         return first_line(error)

@@ -272,7 +272,7 @@ class ServedStream:
         with self._unchanged_on_failure(changes_model=reason is None):
             if reason is None:
                 with self.budget.spend():
-                    logits: Tensor = self.model(batch)
+                    logits: Tensor = self.model(batch).cpu()  # which waits until an accelerator is done
             else:
                 logits = self.model.predict(batch) if is_large_enough else self._predict_source(x)
             logits = logits[-len(x) :].cpu()  # once, for all that is done with them
