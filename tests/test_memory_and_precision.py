@@ -3,6 +3,7 @@
 import copy
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import ctta
+from ctta.advise.candidates import list_candidates
+from ctta.advise.race import RaceSettings
+from ctta.benchmark.options import BenchmarkOptions
+from ctta.benchmark.recipes import build_task
 from ctta.core.options import Precision
 from ctta.core.state import LazyModule
 from ctta.errors import ConfigError
@@ -149,6 +154,18 @@ def test_a_stream_keeps_its_precision(amp: Precision, is_guarded: bool, tmp_path
     for x in stream[1:]:
         assert torch.equal(resumed(x), model(x))
     assert not torch.equal(resumed(stream[0]), ctta.Tent(net)(stream[0]))
+
+
+def test_what_methods_are_compared_with_has_their_precision() -> None:
+    """In a benchmark and in the race of ``ctta advise``, whose recommendation says so."""
+    net = NETWORKS["batch_norm"]()
+    task = build_task("embedded", BenchmarkOptions(amp="bf16"), [])
+    assert all(task.methods[name].build_model(net, 0).amp == "bf16" for name in ("source", "tent", "vane"))
+    assert "--amp bf16" in BenchmarkOptions(amp="bf16").changes and "amp" not in BenchmarkOptions().to_dict()
+    candidates, _ = list_candidates(net, batch_size=16, order="shuffled", methods=["tent"], threshold=None, amp="fp16")
+    settings = RaceSettings((), 16, "shuffled", 1.0, amp="fp16")
+    assert [each.build(net).amp for each in (settings.source, *candidates)] == ["fp16", "fp16"]
+    assert candidates[0].key == "tent amp=fp16" and replace(settings, amp=None).source.key == "source"
 
 
 def test_amp_without_asking_the_author() -> None:
