@@ -16,13 +16,33 @@ if TYPE_CHECKING:
     from ctta.evaluation.results import Result
 
 
+#: Decimals kept before formatting; floating-point noise beyond them would print 21.35 as 21.3.
+NUM_DIGITS = 6
 MAX_ROWS = 40  # of a table in a notebook
 _CELL = "padding: .15em .7em; text-align: right; font-variant-numeric: tabular-nums"
 
 
+def to_points(fraction: float) -> float:
+    """Return a fraction in percent as it is printed, with one decimal, however it was computed.
+
+    >>> to_points(0.6375), to_points(51 / 80), to_points(sum([0.6375] * 3) / 3)
+    (63.8, 63.8, 63.8)
+    """
+    return round(round(100 * fraction, NUM_DIGITS), 1) + 0.0  # never -0.0
+
+
 def format_percent(fraction: float) -> str:
     """Return a fraction as a percentage with one decimal."""
-    return f"{100 * fraction:.1f} %"
+    return f"{to_points(fraction):.1f} %"
+
+
+def subtract_printed(one: float, other: float) -> float:
+    """Return one fraction minus another in points, from the printed numbers, so that readers can verify it.
+
+    >>> subtract_printed(0.52004, 0.25849)
+    26.2
+    """
+    return round(to_points(one) - to_points(other), 1)
 
 
 def format_range(interval: Interval | None) -> str:
@@ -57,11 +77,10 @@ def write_headline(metric: Metric, ranking: Sequence[tuple[str, Sequence["Result
     if len({format_percent(value) for value in values}) == 1:
         return f"All rows have the same mean {metric.name}, {format_percent(values[0])}; {runs[2]}."
     second, lead = others[0][0], estimate_difference(results, others[0][1])
-    if lead is not None and lead.low == lead.high == 0:
+    points = abs(subtract_printed(values[0], values[1]))
+    if points == 0 or (lead is not None and lead.low == lead.high == 0):
         both = f"{best} and {second} have the {metric.best} mean {metric.name}"
         return f"{both}, both {format_percent(values[0])}; {runs[1]}."
-    # From the printed numbers, so that readers can verify it.
-    points = abs(round(100 * values[0], 1) - round(100 * values[1], 1))
     gap = f"{points:.1f} points {'below' if metric.best == 'lowest' else 'above'} {second}"
     sentence = f"{best} has the {metric.best} mean {metric.name}, {format_percent(values[0])}"
     if lead is None:
@@ -154,7 +173,7 @@ def shorten_name(name: str, length: int = 90) -> str:
 
 
 def _signed(fraction: float) -> str:
-    text = f"{100 * fraction:.1f}"
+    text = f"{to_points(fraction):.1f}"
     return text.replace("-", "\N{MINUS SIGN}") if float(text) else text.lstrip("-")
 
 

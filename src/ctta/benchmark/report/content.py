@@ -22,9 +22,9 @@ from ctta.benchmark.report.score_tables import (
     build_visit_table,
     describe_outcome,
 )
-from ctta.benchmark.report.tables import NUM_DIGITS, Table, infer_layout, replace_underscores, strip_severity
+from ctta.benchmark.report.tables import Table, infer_layout, replace_underscores, strip_severity
 from ctta.errors import DataError
-from ctta.evaluation.display import compute_points, join_names, strip_hashes
+from ctta.evaluation.display import NUM_DIGITS, compute_points, join_names, strip_hashes
 from ctta.evaluation.metrics import Metric, Score
 from ctta.evaluation.results import Result
 

@@ -35,8 +35,8 @@ from ctta.benchmark.report.plots import (
     save_figure,
 )
 from ctta.benchmark.report.runs import MissingCell, RecordedRun, Section, group_into_sections
-from ctta.benchmark.report.tables import NUM_DIGITS, Table, TableRow, infer_layout
-from ctta.evaluation.display import format_percent, join_names
+from ctta.benchmark.report.tables import Table, TableRow, infer_layout
+from ctta.evaluation.display import NUM_DIGITS, format_percent, join_names
 from ctta.evaluation.label_maps import SceneExample
 
 _RELIABILITY = "Bars: accuracy by confidence. Ticks: mean confidence. The closer they are, the better."

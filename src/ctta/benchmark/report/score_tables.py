@@ -25,7 +25,7 @@ from ctta.benchmark.report.tables import (
     replace_underscores,
 )
 from ctta.errors import InputError
-from ctta.evaluation.display import format_percent, format_range, write_headline
+from ctta.evaluation.display import format_percent, format_range, to_points, write_headline
 from ctta.evaluation.intervals import Statistic, average_value, estimate_difference, estimate_interval
 from ctta.evaluation.metrics import MIOU, BatchScore, PixelScore, Score
 from ctta.evaluation.results import Result, find_time_to_harm
@@ -170,7 +170,7 @@ def _compare_with_best(entry: MethodEntry, entries: Sequence[MethodEntry]) -> Ta
     best = rank_entries(entries)[0]
     if entry is best:
         return TableCell(nan)
-    value, lowest = (round(100 * average_results(each), 1) for each in (entry, best))
+    value, lowest = (to_points(average_results(each)) for each in (entry, best))
     interval = estimate_difference(entry.results, best.results)
     return TableCell(value - lowest, note=format_range(interval) if interval else "")
 

@@ -13,9 +13,9 @@ from statistics import fmean, stdev
 from typing import Literal
 
 from ctta.data.streams.sequences import corruption_order
+from ctta.evaluation.display import NUM_DIGITS
 from ctta.evaluation.intervals import Verdict
 
-NUM_DIGITS = 6  # decimals kept before formatting; floating-point noise beyond them would print 21.35 as 21.3
 NO_NUMBER = "\N{EN DASH}"
 NEVER = "never"
 #: Symbols beside the colors of a verdict: the error is below that of the source network, or above it.
