@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from ctta.core.model import AdaptiveModel
 from ctta.core.registry import adapt
+from ctta.data.datasets import IGNORE_INDEX
 from ctta.data.streams import Stream
 from ctta.errors import ConfigError, InputError
 from ctta.evaluation.display import (
@@ -24,6 +25,7 @@ from ctta.evaluation.display import (
     render_text_table,
     shorten_name,
     strip_hashes,
+    to_points,
     write_headline,
 )
 from ctta.evaluation.inputs import PlainBatches, as_batches, as_model
@@ -160,7 +162,7 @@ class Comparison:
         rows = []
         for name, result in self.results.items():
             gap = None if name == self.best else self.difference(name, self.best)
-            value, best = (round(100 * each.value, 1) for each in (result, self.results[self.best]))
+            value, best = (to_points(each.value) for each in (result, self.results[self.best]))
             rows.append(
                 {
                     "": name,
@@ -185,6 +187,7 @@ def compare(
     net: nn.Module | None = None,
     batch_size: int | None = None,
     reset_at_domain: bool = False,
+    ignore_index: int = IGNORE_INDEX,
     folder: str | os.PathLike[str] | None = None,
     progress: bool = False,
 ) -> Comparison:
@@ -201,6 +204,7 @@ def compare(
         net: The network for methods that are given by name or class; by default the only plain network of ``models``.
         batch_size: As for :func:`ctta.evaluate`.
         reset_at_domain: As for :func:`ctta.evaluate`.
+        ignore_index: The label of pixels that are not scored.
         folder: Where to write the evaluations, one folder each; ``ctta report FOLDER`` makes a page of them. The
             evaluations of a stream are resumed from it.
         progress: Whether to show the progress on standard error.
@@ -226,7 +230,13 @@ def compare(
     if isinstance(batches, PlainBatches):
         return Comparison(
             evaluate_together(
-                built, batches, reset_at_domain=reset_at_domain, folders=folders, labels=None, progress=progress
+                built,
+                batches,
+                reset_at_domain=reset_at_domain,
+                ignore_index=ignore_index,
+                folders=folders,
+                labels=None,
+                progress=progress,
             )
         )
     results = {}
@@ -235,6 +245,7 @@ def compare(
             built.pop(name),
             batches,
             reset_at_domain=reset_at_domain,
+            ignore_index=ignore_index,
             folder=folders.get(name),
             name=name,
             progress=progress,

@@ -32,14 +32,16 @@ class SavedLabelMaps:
 
 
 @torch.no_grad()
-def save_label_maps(folder: Path, index: int, logits: Tensor, labels: Tensor) -> None:
+def save_label_maps(
+    folder: Path, index: int, logits: Tensor, labels: Tensor, *, ignore_index: int = IGNORE_INDEX
+) -> None:
     """Save the predictions (N, C, h, w) of a batch at the resolution of its labels (N, H, W)."""
     num_classes = logits.shape[1]
     maps = torch.stack(
         [predict_label_map(image, truth.shape) for image, truth in zip(logits, labels, strict=True)]
     ).cpu()
     truths = labels.cpu().long()
-    known, correct = truths != IGNORE_INDEX, maps == truths
+    known, correct = truths != ignore_index, maps == truths
     accuracy = (known & correct).sum((1, 2)).double() / known.sum((1, 2))
     (folder / MAPS).mkdir(exist_ok=True)
     np.savez_compressed(

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from ctta.core.hyperparameters import format_hyperparameters, format_value
 from ctta.core.model import AdaptiveModel
 from ctta.core.validation import check_integer
+from ctta.data.datasets import IGNORE_INDEX
 from ctta.data.streams import Batch, Stream
 from ctta.errors import ConfigError, DataError, InputError
 from ctta.evaluation.inputs import PlainBatches, as_batches, as_model
@@ -50,6 +51,7 @@ def evaluate(
     batch_size: int | None = None,
     reset_at_domain: bool = False,
     step_ratio: int | Literal["auto"] = 1,
+    ignore_index: int = IGNORE_INDEX,
     folder: str | os.PathLike[str] | None = None,
     save_every: float = 20.0,
     name: str | None = None,
@@ -79,6 +81,7 @@ def evaluate(
             predicted by one pass of the adapted network (:meth:`ctta.AdaptiveModel.predict_once`). "auto" counts the
             passes of the method on the first batches of a stream, a backward pass as two forward passes. 1 waits for
             every step.
+        ignore_index: The label of pixels that are not scored.
         folder: Where to write a record of every batch, for ``ctta report``. With a stream, also the state at
             intervals: if the folder holds part of the same evaluation, that is resumed, and the result equals that of
             an uninterrupted one (a copy of ``model`` adapts then). Other data cannot be compared with what a folder
@@ -121,6 +124,7 @@ def evaluate(
             batches,
             reset_at_domain=reset_at_domain,
             step_ratio=step_ratio,
+            ignore_index=ignore_index,
             folders=folders,
             labels=labels,
             progress=progress,
@@ -129,7 +133,7 @@ def evaluate(
     if step_ratio == "auto":
         step_ratio = whole_ratio(count_step_ratio(model, batches))
     line = ProgressLine(name, len(batches)) if progress else None
-    evaluation = _Evaluation(model, name, reset_at_domain, step_ratio, line, on_batch)
+    evaluation = _Evaluation(model, name, reset_at_domain, step_ratio, ignore_index, line, on_batch)
     about = evaluation.describe(batches, len(batches), labels) | {
         "composition": batches.composition.to_json(),
         **({"visits": batches.visits} if any(batches.visits) else {}),
@@ -163,7 +167,7 @@ def evaluate(
         if folder is not None and has_maps and segment == last_segments[batch.domain]:
             logits = coordinator.all_gather(logits)
             if evaluation.journal and batch.y is not None:
-                save_label_maps(evaluation.journal.folder, index, logits, batch.y)
+                save_label_maps(evaluation.journal.folder, index, logits, batch.y, ignore_index=ignore_index)
         evaluation.publish()
     if evaluation.journal:
         evaluation.journal.finish()
@@ -174,7 +178,13 @@ class _Evaluation:
     """A new model on its way through batches, whatever they come from, and the records of those that are done."""
 
     def __init__(
-        self, model: AdaptiveModel, name: str, reset_at_domain: bool, step_ratio: int, *listeners: OnBatch | None
+        self,
+        model: AdaptiveModel,
+        name: str,
+        reset_at_domain: bool,
+        step_ratio: int,
+        ignore_index: int,
+        *listeners: OnBatch | None,
     ) -> None:
         if model.num_steps:
             raise ConfigError(
@@ -182,6 +192,7 @@ class _Evaluation:
             )
         self.model, self.name, self.listeners = model, name, [listen for listen in listeners if listen]
         self.reset_at_domain, self.step_ratio = reset_at_domain, check_integer("step_ratio", step_ratio, 1)
+        self.ignore_index = ignore_index
         self.memory: PeakMemory | None = None
         self.journal: Journal | None = None
         self.records: list[BatchRecord] = []
@@ -199,7 +210,8 @@ class _Evaluation:
             "stream": data.name,
             "reset_at_domain": self.reset_at_domain,
             "step_ratio": self.step_ratio,
-            "labels": labels or {},
+            "labels": (labels or {})
+            | ({} if self.ignore_index == IGNORE_INDEX else {"ignore_index": self.ignore_index}),
             "environment": describe_environment(find_weight(self.model.source).device),
             **({"class_names": data.class_names} if data.class_names else {}),
             "stream_hash": data.hash,
@@ -219,7 +231,7 @@ class _Evaluation:
             torch.accelerator.synchronize(logits.device)
         seconds = time.perf_counter() - started
         parts = model.coordinator.all_gather_object(
-            lambda: score_batch(logits, labels).to_json() if len(logits) else None
+            lambda: score_batch(logits, labels, ignore_index=self.ignore_index).to_json() if len(logits) else None
         )
         score = Score.sum(score_from_json(part) for part in parts if part is not None)
         # The range of labels cannot tell: labels of 19 classes are also valid for a network with 150.
@@ -284,6 +296,7 @@ def evaluate_together(
     labels: dict[str, Any] | None,
     progress: bool,
     step_ratio: int | Literal["auto"] = 1,
+    ignore_index: int = IGNORE_INDEX,
     on_batch: OnBatch | None = None,
 ) -> dict[str, Result]:
     """Send batches that can be read only once through several models, batch by batch; return the results by name."""
@@ -294,7 +307,7 @@ def evaluate_together(
         )
     lines = {name: ProgressLine(name, batches.num_batches) for name in models} if progress else {}
     evaluations = [
-        _Evaluation(model, name, reset_at_domain, step_ratio, lines.get(name), on_batch)
+        _Evaluation(model, name, reset_at_domain, step_ratio, ignore_index, lines.get(name), on_batch)
         for name, model in models.items()
     ]
     for folder in folders.values():

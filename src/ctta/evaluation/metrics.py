@@ -361,7 +361,7 @@ class PixelScore(Score):
 
 
 @torch.no_grad()
-def score_pixels(logits: Tensor, labels: Tensor) -> PixelScore:
+def score_pixels(logits: Tensor, labels: Tensor, *, ignore_index: int = IGNORE_INDEX) -> PixelScore:
     """Count the predictions of label maps, class by class, at the resolution of the labels.
 
     Logits of another size are resized first (bilinear), and the argmax is taken afterwards: resizing the argmax would
@@ -369,7 +369,8 @@ def score_pixels(logits: Tensor, labels: Tensor) -> PixelScore:
 
     Args:
         logits: (N, C, h, w).
-        labels: (N, H, W) integers in [0, C), and 255 for pixels to ignore.
+        labels: (N, H, W) integers in [0, C), and ``ignore_index`` for pixels to ignore.
+        ignore_index: The label of pixels to ignore.
 
     Returns:
         The score of the batch.
@@ -378,7 +379,7 @@ def score_pixels(logits: Tensor, labels: Tensor) -> PixelScore:
         InputError: The shapes do not fit, or a label is out of range.
         TypeError: The labels are not integers.
     """
-    _check(logits, labels)
+    _check(logits, labels, ignore_index)
     num_classes = logits.shape[1]
     margins = torch.zeros(3, num_classes, dtype=torch.long)
     confidences, corrects = [], []
@@ -386,7 +387,7 @@ def score_pixels(logits: Tensor, labels: Tensor) -> PixelScore:
     for image, truth in zip(logits, labels, strict=True):
         predicted, confidence = (values.cpu() for values in _predict(image, truth.shape))
         truth = truth.cpu().long()  # sums on the CPU are deterministic
-        known = truth != IGNORE_INDEX
+        known = truth != ignore_index
         truth, predicted, confidence = truth[known], predicted[known], confidence[known]
         correct = predicted == truth
         for row, classes in enumerate((truth, predicted[predicted < num_classes], truth[correct])):
@@ -415,7 +416,7 @@ def _predict(logits: Tensor, size: torch.Size) -> tuple[Tensor, Tensor]:
     return predicted.where(finite, logits.shape[0])[0], confidence.where(finite, 0)[0]
 
 
-def _check(logits: Tensor, labels: Tensor) -> None:
+def _check(logits: Tensor, labels: Tensor, ignore_index: int) -> None:
     given = f"{tuple(logits.shape)} and {tuple(labels.shape)}"
     if logits.ndim != 4 or labels.ndim != 3 or len(logits) != len(labels) or 0 in (*logits.shape, *labels.shape):
         raise InputError(f"expected predictions (N, C, h, w) and label maps (N, H, W) of the same images, got {given}")
@@ -428,11 +429,12 @@ def _check(logits: Tensor, labels: Tensor) -> None:
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise TypeError(f"label maps must hold integers, got {labels.dtype}: convert class ids, such as with .long()")
     num_classes = logits.shape[1]
-    known = labels[labels != IGNORE_INDEX].long()  # not every 16-bit type has a minimum
+    known = labels[labels != ignore_index].long()  # not every 16-bit type has a minimum
     if len(known) and not 0 <= int(known.min()) <= int(known.max()) < num_classes:
         raise InputError(
             f"labels range from {int(known.min())} to {int(known.max())}, but the model has {num_classes} classes: "
-            f"use the model for this dataset, and label pixels to ignore with {IGNORE_INDEX}"
+            f"use the model for this dataset, and label pixels to ignore with {ignore_index}, or give their label as "
+            "ignore_index="
         )
 
 
@@ -440,11 +442,13 @@ def _check(logits: Tensor, labels: Tensor) -> None:
 BatchScore = ImageScore | PixelScore | UnlabeledScore
 
 
-def score_batch(logits: Tensor, labels: Tensor | None) -> BatchScore:
+def score_batch(logits: Tensor, labels: Tensor | None, *, ignore_index: int = IGNORE_INDEX) -> BatchScore:
     """Score the predictions of a batch: pixels where labels are maps, else images; their confidence without labels."""
     if labels is None:
         return score_unlabeled(logits)
-    return score_pixels(logits, labels) if labels.ndim == 3 else score_images(logits, labels)
+    if labels.ndim == 3:
+        return score_pixels(logits, labels, ignore_index=ignore_index)
+    return score_images(logits, labels)
 
 
 def score_from_json(record: dict[str, Any]) -> BatchScore:
