@@ -9,9 +9,10 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log10
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import matplotlib
@@ -66,11 +67,11 @@ _METHOD_STYLES = {
     "BN Stats Adapt": LineStyle("#3d93d6", "#8fd0ff", _DASHED),
     "Pseudo-label": LineStyle("#958f00", "#e6d83a", _DASH_DOT),
     "TENT-online*": LineStyle("#b0409b", "#e389cf", _SHORT_DASHES),
-    "TENT-continual": LineStyle("#bc3300", "#ff7a33", _SOLID, 1.6),
+    "TENT-continual": LineStyle("#bc3300", "#ff7a33", _SOLID),
     "Test Aug": LineStyle("#00633d", "#2fc98c", _DASH_DOT_DOT),
-    "CoTTA": LineStyle("#0044b8", "#4d8dff", _SOLID, 2.4),
-    "CoTTA: weight-avg": LineStyle("#7b62e0", "#b39bff", _DASHED, 1.8),
-    "CoTTA: + aug-avg": LineStyle("#0da09f", "#54eae8", _DASH_DOT, 1.8),
+    "CoTTA": LineStyle("#0044b8", "#4d8dff", _SOLID),
+    "CoTTA: weight-avg": LineStyle("#7b62e0", "#b39bff", _DASHED),
+    "CoTTA: + aug-avg": LineStyle("#0da09f", "#54eae8", _DASH_DOT),
 }
 _OTHER_STYLES = (
     LineStyle("#8f2d56", "#ef8fb5", _SHORT_DASHES),
@@ -195,6 +196,7 @@ def _format_css_block(values: dict[str, str]) -> str:
 
 
 WIDTH = 10.0  # inches
+BOLD = 2.8  # points, the line of the best method
 MAX_SPAN_NAMES = 30  # with more spans, only some are named
 MARKERS = "osD^vP*X"  # one per run
 LINE_HEIGHT, LETTER_WIDTH = 0.055, 0.0105  # of a name, as fractions of the axes
@@ -202,14 +204,20 @@ LINE_HEIGHT, LETTER_WIDTH = 0.055, 0.0105  # of a name, as fractions of the axes
 
 @plot_style()
 def plot_scores_over_time(timeline: Timeline, styles: Mapping[str, LineStyle]) -> Figure:
-    """Plot one line per method, with the boundaries of the domains and one panel per run."""
+    """Plot one line per method, that of the best in bold, with the boundaries of the domains and one panel per run."""
     runs = list(dict.fromkeys(curve.run for curve in timeline.curves))
     unit = f"{timeline.metric.name} (%)"
     figure = Figure(figsize=(WIDTH, 1.5 + 3.1 * len(runs)), layout="constrained")
     panels = figure.subplots(len(runs), 1, squeeze=False, sharex=True, sharey=True)[:, 0]
+    labels = list(dict.fromkeys(curve.label for curve in timeline.curves))
+    means = {each: fmean(fmean(curve.values) for curve in timeline.curves if curve.label == each) for each in labels}
+    best = (min if timeline.metric.best == "lowest" else max)(means, key=lambda label: means[label])
+    styles = {
+        label: replace(style, width=BOLD, dash=_SOLID) if label == best else style for label, style in styles.items()
+    }
     for number, (run, axes) in enumerate(zip(runs, panels, strict=True)):
         _draw_boundaries(axes, timeline.spans, is_named=number == 0)
-        for curve in timeline.curves:
+        for curve in sorted(timeline.curves, key=lambda curve: curve.label == best):  # the best on top
             if curve.run == run:
                 _draw_curve(axes, curve, styles[curve.label])
         axes.set_ylabel(f"{shorten(run, 40)}\n{unit}" if len(runs) > 1 else unit)
@@ -218,7 +226,7 @@ def plot_scores_over_time(timeline: Timeline, styles: Mapping[str, LineStyle]) -
             axes.set_ylim(bottom=0)
     panels[-1].set_xlabel("images seen")
     panels[-1].xaxis.set_major_formatter(FuncFormatter(lambda images, _position: f"{images:,.0f}"))
-    _draw_legend(figure, list(dict.fromkeys(curve.label for curve in timeline.curves)), styles)
+    _draw_legend(figure, labels, styles)
     return figure
 
 
